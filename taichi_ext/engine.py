@@ -144,7 +144,7 @@ def _with_tangents(
 
 
 def _kernel(
-    launch: Launch, recorded: Program, emitted: Emitted, extra: tuple[Any, ...], captures: backend.Captures
+    launch: Launch, recorded: Program, emitted: Emitted, extra: tuple[object, ...], captures: backend.Captures
 ) -> backend.EmittedKernel:
     """The emitted kernel, compiled with the values that Python has now."""
     kernel = compiled(launch.kernel, launch.args, emitted, extra)

@@ -155,7 +155,7 @@ class _Function:
         yield from outside_names(self.function)
 
 
-def outside_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def outside_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """The variables of closures and modules that a function uses, with their values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

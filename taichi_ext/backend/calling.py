@@ -13,7 +13,7 @@ from taichi_ext.backend.expressions import source_location
 from taichi_ext.backend.runtime import RUNTIME, ASTTransformer, ASTTransformerContext, mesh
 
 
-def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[Any, Any]:
+def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[object, object]:
     """``obj.name`` as Taichi evaluates it in a kernel, and the object to pass first when it is called."""
     node: Any = ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load(), **no_position())
     node.value.lineno = node.value.col_offset = node.value.end_col_offset = node.value.end_lineno = 1
@@ -35,7 +35,7 @@ def no_position() -> Position:
     return {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 
 
-def native_call(ctx: ASTTransformerContext, function: object, args: Any, keywords: Mapping[str, object]) -> Any:
+def native_call(ctx: ASTTransformerContext, function: object, args: Any, keywords: Mapping[str, object]) -> object:
     """``function(*args, **keywords)`` as Taichi evaluates it in a kernel."""
     match = re.search(r"line (\d+), in", source_location())
     line = int(match.group(1)) - ctx.lineno_offset if match else 1

@@ -26,7 +26,7 @@ _LARGEST_ARRAY = 4096  # entries, of those that are compared
 class Capture:
     """A global, or an attribute of an object, as it was when a kernel was compiled."""
 
-    def __init__(self, read: Callable[[], object], text: str, place: tuple[str, int, str], value: Any) -> None:
+    def __init__(self, read: Callable[[], object], text: str, place: tuple[str, int, str], value: object) -> None:
         self._read = read
         self._place = place
         self._frozen = frozen(value)
@@ -40,7 +40,7 @@ class Capture:
         file, line, function = self._place
         return f'File "{file}", line {line}, in {function}:\n{linecache.getline(file, line).rstrip()}'
 
-    def current(self) -> Any:
+    def current(self) -> object:
         """Its present value."""
         return self._read()
 

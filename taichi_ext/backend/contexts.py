@@ -19,7 +19,7 @@ from taichi_ext.backend.runtime import ASTTransformerContext, Kernel, KernelArgu
 class _Context(ASTTransformerContext):
     """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines again."""
 
-    def __init__(self, places: dict[Any, str], **options: Any) -> None:
+    def __init__(self, places: dict[object, str], **options: Any) -> None:
         super().__init__(**options)
         self._places = places
 
@@ -58,7 +58,7 @@ class _BriefContext(_Context):
     A matrix of Python numbers stays one, where Taichi would make an expression of it. Names are looked up once.
     """
 
-    def __init__(self, places: dict[Any, str], **options: object) -> None:
+    def __init__(self, places: dict[object, str], **options: object) -> None:
         super().__init__(places, **options)
         self._found: dict[str, object] = {}
 

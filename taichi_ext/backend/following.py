@@ -135,7 +135,7 @@ def _of_existing(obj: object, *_: object) -> None:
 def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., object]:
     """A function that reads, and reports it."""
 
-    def read(self: object, *args: object, **keywords: object) -> Any:
+    def read(self: object, *args: object, **keywords: object) -> object:
         found, follower = place(self, *args), _follower()
         value = _originals[name](self, *args, **keywords)
         return value if follower is None or found is None else follower.host_read(found[0], value)

@@ -23,7 +23,7 @@ _counter = itertools.count(1)
 class Moment:
     """A moment in the life of a program: which trees of fields there were."""
 
-    program: Callable[[], Any]  # a weak reference
+    program: Callable[[], object]  # a weak reference
     serial: int  # between those of trees and arrays from before and from after
     destroyed: int  # how many trees had been destroyed
 

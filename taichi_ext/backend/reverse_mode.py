@@ -57,7 +57,7 @@ def _primal(gradient: Kernel) -> Kernel:
     return next(k for k in RUNTIME.state().kernels if k.grad is gradient)
 
 
-def gradient_of(x: Any) -> Any:
+def gradient_of(x: Any) -> object:
     """The field or array that holds the gradient of a field or array; None where it has none."""
     if is_torch_tensor(x) and x.requires_grad and x.grad is None:
         x.grad = x.detach().clone().zero_()

@@ -21,7 +21,7 @@ _numbers = itertools.count()
 class Emitted:
     """An emitted kernel and its text."""
 
-    kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
+    kernel: Callable[..., object]  # takes the arguments of the user's kernel but for templates
     tree: ast.Module  # of the kernel alone; nodes keep their places in the text
     text: str
     places: dict[int, str]  # texts that messages cite instead of a line of the text

@@ -96,7 +96,7 @@ class TorchFunction:
     """The function that ``torch_function`` returns: call it with tensors."""
 
     def __init__(
-        self, kernel: Any, inputs: Any, outputs: Any, shapes: Any, max_memory: int | None, reverse: Any
+        self, kernel: object, inputs: Any, outputs: object, shapes: object, max_memory: int | None, reverse: object
     ) -> None:
         check_kernel(kernel)
         if not isinstance(shapes, Mapping):
@@ -391,7 +391,7 @@ class TorchFunction:
             if (backend.is_real(item.dtype) if own else arguments[item].is_floating_point())
         ]
 
-    def _results(self, arguments: dict[str, object], returned: object, device: Any) -> list[Any]:
+    def _results(self, arguments: dict[str, object], returned: object, device: object) -> list[Any]:
         if not self._outputs:
             return [returned_tensor(returned, self._kernel, device)]
         found = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)

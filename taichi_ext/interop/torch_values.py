@@ -17,7 +17,7 @@ def host_number(value: Any) -> Any:
     return value.item() if value.ndim == 0 else value.cpu().numpy()
 
 
-def as_tensor(block: object, device: Any) -> Any:
+def as_tensor(block: object, device: object) -> Any:
     torch = require_torch()
     return block if isinstance(block, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(block)).to(device)
 

@@ -172,7 +172,7 @@ class Boundary(Statement):
     """
 
     kind: str
-    target: Any
+    target: object
     given: Mapping[str, Group]
     values: Group | tuple[Group, ...]
     results: tuple[Local, ...]  # a scalar for each entry of the values

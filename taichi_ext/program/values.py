@@ -198,7 +198,7 @@ class Struct:
     """Named groups of values; ``kind`` is Taichi's struct type, where it has one."""
 
     members: Mapping[str, Group]
-    kind: Any = None
+    kind: object = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -166,7 +166,7 @@ def _written_in(r: Recording, place: backend.SNode | backend.Field) -> tuple[Con
     return tuple(c for c in r.containers.fields.values() if backend.is_under(c.object, node))
 
 
-def _argument(r: Recording, x: object) -> Any:
+def _argument(r: Recording, x: object) -> object:
     """An argument of a call that stays: a container for a field, else a group or Python value."""
     if isinstance(x, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
         return r.container(x)

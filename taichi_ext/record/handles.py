@@ -62,7 +62,7 @@ class Record:
 
     members: dict[str, Any]
     methods: dict[str, object]
-    kind: Any = None
+    kind: object = None
 
     def __getattr__(self, name: str) -> object:  # Python code that a kernel runs reads members so
         members = self.__dict__.get("members", {})

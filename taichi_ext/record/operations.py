@@ -107,7 +107,7 @@ def cast(r: Recording, x: object, dtype: Any) -> Any:
     return convert(as_value(x), kind)
 
 
-def bit_cast(r: Recording, x: object, dtype: Any) -> Any:
+def bit_cast(r: Recording, x: object, dtype: Any) -> object:
     x, kind = value_of(x), type_of(dtype)
     if isinstance(x, Known):
         raise_baked("A whole number")
@@ -149,7 +149,7 @@ def where(r: Recording, condition: object, then: object, orelse: object) -> Any:
     return scalar_operation(r, "ifte", [condition, then, orelse])
 
 
-def native(x: object) -> Any:
+def native(x: object) -> object:
     """An object of Taichi of the same type, for its transformer and its functions."""
     if isinstance(x, Value):
         return dummy(x.dtype)

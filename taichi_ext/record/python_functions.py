@@ -47,7 +47,7 @@ def is_python(function: object) -> bool:
     return is_wrapper or isinstance(inspect.getattr_static(type(function), "__call__", None), types.FunctionType)
 
 
-def call_python(library: Library, function: object, args: list[object], keywords: dict[str, object]) -> Any:
+def call_python(library: Library, function: object, args: list[object], keywords: dict[str, object]) -> object:
     """Call a plain Python function, method, class or object as Taichi does while it compiles."""
     if isinstance(function, functools.partial):
         return library.call(function.func, *function.args, *args, **{**function.keywords, **keywords})

@@ -130,7 +130,7 @@ def _alone(node: Any, qualname: str) -> object:
     return node
 
 
-def compiled(node: Any, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
+def compiled(node: object, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
     """The code of a definition within a scope that has some names and the free names of ``code``."""
     is_lambda = isinstance(node, ast.Lambda)
     names = [ast.arg(arg=name) for name in (*free, *code.co_freevars)]

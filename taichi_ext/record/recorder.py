@@ -182,7 +182,7 @@ class Recorder:
     def attribute(self, base: object, name: str) -> object:
         return subscripts.attribute(self.recording, base, name)
 
-    def format(self, template: str, *values: object, **named: object) -> Any:
+    def format(self, template: str, *values: object, **named: object) -> object:
         return effects.format_text(template, values, named)
 
     def spread(self, values: object) -> object:

@@ -25,7 +25,7 @@ _POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
 class Frame:
     """A function that is being walked, and the place of its call."""
 
-    context: Any
+    context: object
     caller: ir.Place | None
     is_library: bool
 

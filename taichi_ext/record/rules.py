@@ -40,7 +40,7 @@ class Rule(Protocol):
     """A rule of a user."""
 
     name: str
-    target: Any
+    target: object
     target_name: str
     function: Callable[..., Any]
     parameters: tuple[str, ...]

@@ -74,7 +74,7 @@ def _item(r: Recording, matrix: Any, index: list[Any]) -> object:
     return found
 
 
-def _load_container(r: Recording, base: Any, index: list[object]) -> object:
+def _load_container(r: Recording, base: object, index: list[object]) -> object:
     backend.check_not_ended(base, "The field that is indexed here")
     if isinstance(base, backend.StructField):
         if backend.is_dynamic_cell(base, len(index)):
@@ -123,7 +123,7 @@ def _axes(base: Tensor | Cells, index: Sequence[object]) -> list[Any]:
     return [range(*i.indices(s)) if isinstance(i, slice) else [i] for i, s in zip(index, base.shape, strict=True)]
 
 
-def places(r: Recording, base: Any, index: Any) -> Any:
+def places(r: Recording, base: Any, index: Any) -> object:
     """``base[index]`` to be stored to: a list of places where it is a part of a vector or matrix."""
     if isinstance(base, Cells) and any(isinstance(i, slice) for i in index):
         return [entry(r, base, list(i)) for i in itertools.product(*_axes(base, index_list(index)))]

@@ -45,7 +45,7 @@ class Solved:
         system: the normal equations at the solution.
     """
 
-    params: list[Any]
+    params: list[object]
     rebuild: Callable[[list[Any]], object]
     shapes: list[tuple[int, ...]]
     parts: list[Part]

@@ -39,7 +39,7 @@ class Shards:
         options: of ``ti.init``.
     """
 
-    def __init__(self, factory: Any, shards: Any, values: object, what: str, init: Any, format: str | None) -> None:
+    def __init__(self, factory: Any, shards: Any, values: object, what: str, init: object, format: str | None) -> None:
         self._factory, self._shards = _path_of(factory), shards
         if not isinstance(shards, (list, tuple)) or not shards or not all(isinstance(s, tuple) for s in shards):
             raise InvalidArgumentError(

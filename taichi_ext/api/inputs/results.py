@@ -106,7 +106,7 @@ def _is_shared(a: object, b: object) -> bool:
     return bool(np.shares_memory(*values))
 
 
-def fill_out(out: object, result: object) -> Any:
+def fill_out(out: object, result: object) -> object:
     """Copy the result into ``out`` where it is not already there."""
     for (_, target), (_, values) in zip(by_path(out, result), flatten(result)[0], strict=True):
         host = backend.host_values(target)

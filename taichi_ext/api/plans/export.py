@@ -120,7 +120,7 @@ def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: object) -> in
     return prepared.fields.infos[key].size if key in prepared.fields.infos else 1
 
 
-def _known(prepared: Prepared, fused: Fused, program: Program) -> dict[Any, tuple[str, tuple[int, ...]]]:
+def _known(prepared: Prepared, fused: Fused, program: Program) -> dict[object, tuple[str, tuple[int, ...]]]:
     """Names in messages, and shapes, of the fields (by identity) and arrays (by name) with stored tangents."""
     found: dict[Any, tuple[str, tuple[int, ...]]] = {}
     for c in program.containers:

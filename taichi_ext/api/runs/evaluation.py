@@ -83,7 +83,7 @@ class Evaluation:
         *,
         out: object = None,
         state: State | None = None,
-        watch: Any = None,
+        watch: object = None,
         progress: bool | None = False,
         directions: np.ndarray | None = None,
     ) -> None:

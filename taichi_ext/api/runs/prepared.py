@@ -65,7 +65,7 @@ class SparseChoices:
     in_rows: set[int] = field(default_factory=set)
     is_in_rows: bool = False
     intermediates: dict[object, int] = field(default_factory=dict)
-    energy_intermediates: dict[Any, int] = field(default_factory=dict)
+    energy_intermediates: dict[object, int] = field(default_factory=dict)
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
 

@@ -140,7 +140,7 @@ class Pipeline:
         else:
             self._state.save(obj if found is None else found[0].obj)
 
-    def host_write(self, obj: Any, index: Any) -> None:
+    def host_write(self, obj: Any, index: object) -> None:
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
         if not isinstance(obj, backend.FieldEntry):
             self._clear(view_of(obj), slice(None) if index is ... else rows_of_index(obj, index))

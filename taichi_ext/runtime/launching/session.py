@@ -113,7 +113,7 @@ class Session:
     def launch(
         self,
         kernel: backend.Kernel,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         check: Check | None = None,
         lookahead: Lookahead | None = None,
         run: PipelineRun | None = None,

@@ -20,7 +20,7 @@ class View:
     array).
     """
 
-    space: Any  # which memory: that of the host, of a device, or an object's own
+    space: object  # which memory: that of the host, of a device, or an object's own
     start: int  # address of the first byte
     shape: tuple[int, ...]  # shape of the elements included
     dtype: str
