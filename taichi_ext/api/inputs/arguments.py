@@ -58,10 +58,10 @@ def flatten(tree: object, what: str = "", path: str = "", outer: tuple[int, ...]
     return [(path, tree)], lambda values: values[0]
 
 
-def _join(parts: list[Flat], make: Callable[[Sequence[object]], object]) -> Flat:
+def _join(parts: list[Flat], make: Callable[[list[Any]], Any]) -> Flat:
     leaves = [leaf for found, _ in parts for leaf in found]
 
-    def rebuild(values: list[object]) -> Any:
+    def rebuild(values: list[Any]) -> Any:
         rebuilt, at = [], 0
         for found, inner in parts:
             rebuilt.append(inner(values[at : at + len(found)]))
