@@ -42,7 +42,7 @@ def find_activity(
 ) -> Activity:
     """The containers and locals that carry tangents if these do at the start: a fixed point.
 
-    ``own`` are locals with a tangent of their own, such as the position of a pixel: no container takes it on.
+    ``own`` are locals with seeds of their own, such as the position of a pixel, which no container carries.
     """
     everything = list(ir.statements(program.body))
     found = _closure(everything, Activity(frozenset(locals_), frozenset(containers)))

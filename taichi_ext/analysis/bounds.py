@@ -32,7 +32,7 @@ _USES = (
 
 @dataclass(frozen=True)
 class Access:
-    """An index of an entry with tangents that is not known to lie within, or is known not to.
+    """An index of an entry with tangents that may be out of range, or is known to be.
 
     Attributes:
         place: where it stands.
@@ -70,7 +70,7 @@ class Access:
 
 
 def with_checks(program: ir.Program, extents: Extents, activity: Activity) -> tuple[ir.Program, tuple[Access, ...]]:
-    """The program with a check for each index of an entry with tangents that is not known to lie within.
+    """The program with a check for each index of an entry with tangents that may be out of range.
 
     And these indices.
     """
@@ -334,7 +334,7 @@ def _assigns(s: ir.Statement, local: ir.Local) -> bool:
 
 
 def _sign(s: ir.Statement) -> int:
-    """In which direction a statement moves its target, as far as it is written."""
+    """The direction in which a statement moves its target, if the text gives it."""
     name, amount = "", None
     if isinstance(s, ir.Update):
         name, amount = s.op, s.value

@@ -1,7 +1,7 @@
 """Whether a level depends on the index of a pixel's loop as well as on the variables that hold the pixel's position.
 
-The gradient of a level is its derivative by the variables of ``at=``. Where ``px = float(i)`` is one of them, and the
-level takes ``i`` itself in another place, that place counts as constant, and the gradient lacks a part.
+The gradient of a level is its derivative with respect to the variables of ``at=``. If ``px = float(i)`` is one of them,
+and the level uses ``i`` itself in another place, that place counts as constant, and the gradient lacks a part.
 
 A dependence counts if a small change of the index would propagate: through operations on real numbers, and sums and
 products of whole ones. Indices of fields, comparisons, whole quotients, rounding and ``stop_gradient`` end it. Of the

@@ -84,7 +84,7 @@ def find_stored_position(body: Body, positions: Mapping[Boundary, Position]) -> 
 
     Args:
         body: the statements of a kernel.
-        positions: of the statements that take a derivative by one.
+        positions: those of the statements that differentiate with respect to one.
     """
     stored = {c for c in written_containers(body) if c.dtype.is_real}
     if not positions or stored.isdisjoint(read_containers(body)):

@@ -81,7 +81,7 @@ def leaf_fields(field: object) -> list[Any]:
 
 
 def is_dynamic_cell(field: object, index_count: int) -> bool:
-    """Whether so many indices name a list of a dynamic node, to which entries are appended, rather than an entry."""
+    """Whether this number of indices names a list of a dynamic node, for appending, rather than an entry."""
     node = leaf_fields(field)[0].vars[0].ptr.snode()
     if node is None:
         return False

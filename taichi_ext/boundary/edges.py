@@ -5,7 +5,7 @@ A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reyno
     d/dt  integral f dx  =  integral f_dot dx  +  integral over the edge of (f_in - f_out) phi_dot / |grad phi| dl.
 
 Autodiff of the renderer gives the first term, these functions the second one. The engine computes both: grad phi is
-the derivative by the variables given as ``at=``.
+the derivative with respect to the variables given as ``at=``.
 """
 
 from __future__ import annotations

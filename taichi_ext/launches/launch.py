@@ -184,7 +184,7 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class KernelColumns:
-    """The columns that a kernel computes: a block of so many.
+    """The columns that a kernel computes: a block of ``count`` columns.
 
     Attributes:
         count: how many there are.

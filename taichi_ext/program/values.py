@@ -120,7 +120,7 @@ class Op(Value):
 
 @dataclass(frozen=True)
 class Check:
-    """An index that is not known to lie within: the number of the axis, the least index and the end; None where known.
+    """An index that may be out of range: the number of the axis, the least index and the end, None if known to hold.
 
     The axes of a container are followed by those of its entries.
     """

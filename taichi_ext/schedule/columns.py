@@ -10,7 +10,7 @@ from __future__ import annotations
 import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import is_over_columns, not_written_out
 
-MOST_WRITTEN_OUT = 16  # columns; so many are written out soon enough, and run faster
+MOST_WRITTEN_OUT = 16  # columns; up to this number unrolled loops compile fast enough, and run faster
 MOST_SERIAL = 4096  # columns; for each parallel loop Taichi compiles a function, and wakes the threads
 
 

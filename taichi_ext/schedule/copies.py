@@ -39,7 +39,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Where a number is kept until it is copied: in an array of so many for each lane, of which it is one."""
+    """The place of a number until it is copied: its index in an array with several numbers for each lane."""
 
     array: ir.Local
     size: int

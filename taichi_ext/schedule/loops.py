@@ -2,7 +2,7 @@
 
 * A loop of arithmetic runs in *lanes*, which LLVM makes vectors (``lanes``).
 * A loop of few iterations is *spread* over the threads. Taichi gives a thread at least 512 iterations, so that shorter
-  loops run on one; this one is made one over so many pieces for each thread, of one iteration or none.
+  loops run on one; this one becomes a loop over several pieces for each thread, of one iteration or none.
 * A loop over several dimensions runs *row by row*: as one over pieces of rows, each with a loop over its last indices,
   since finding i and j from a running number costs as much as a small body.
 

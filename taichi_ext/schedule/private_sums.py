@@ -58,7 +58,7 @@ def _width(first: int, end: int) -> int:
 
 
 def _reserved(d: Differentiated, array: ir.Container, size: int) -> tuple[Differentiated, ir.Container, int]:
-    """Scratch memory for so many numbers of a type: the array, and where they begin."""
+    """Scratch memory for numbers of a type: the array, and the start of the numbers in it."""
     key, sizes = Scratch(array.dtype.name), d.scratch_sizes
     memory = next((c for what, c in d.shadows if what == key), None)
     if memory is None:

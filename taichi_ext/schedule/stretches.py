@@ -49,7 +49,7 @@ def indices_of(number: Value, shape: tuple[int, ...]) -> list[Value]:
 
 
 def in_lanes(lanes: Lanes) -> For:
-    """The loop as one over stretches of so many neighbours."""
+    """The loop as a loop over stretches of neighbours."""
     loop, count = lanes.loop, lanes.count
     *sizes, size = lanes.domain
     stretch = Local("stretch", I32, (), "loop")

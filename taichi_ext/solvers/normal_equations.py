@@ -248,7 +248,7 @@ def _dense(
 
 
 def _columns(evaluation: Evaluation, width: int, first: int) -> tuple[int, list[np.ndarray]]:
-    """So many columns of J from one on, by a run of their own: for each output its rows."""
+    """A block of columns of J, from a separate run: for each output its rows."""
     count = min(width, evaluation.column_count() - first)
     parts: list[list[np.ndarray]] = []
     while count:

@@ -135,7 +135,7 @@ def _check_pattern(path: str, target: Any, matrix: Any) -> None:
 
 
 def _check_room(path: str, builder: Any, count: int) -> None:
-    """Raise where a builder has no room for so many entries: Taichi would write outside of its memory."""
+    """Raise if a builder has no room for ``count`` entries: Taichi would write outside of its memory."""
     room = backend.builder_room(builder)
     if room is not None and count > room:
         raise InvalidArgumentError(

@@ -15,7 +15,7 @@ from taichi_ext.api.plans.plan import Plan
 from taichi_ext.record.variables import plain_function
 from taichi_ext.runtime.python.warning import warn_at_user
 
-EVERY = 8  # one warning for so many preparations of the same code for the same params and outputs
+EVERY = 8  # preparations of the same code, for the same params and outputs, per warning
 _MOST_KEYS = 32  # of one piece of code
 
 

@@ -1,4 +1,4 @@
-"""The arrays that a Python function can get at, as far as they can be found without running it."""
+"""The arrays that a Python function can access and that can be found without running it."""
 
 from __future__ import annotations
 
