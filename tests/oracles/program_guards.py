@@ -61,7 +61,7 @@ class Guards(Expressions):
 
     def guarded_offset(self) -> bool:
         """Statements in which a sum or difference of integers lies within a field; False where there are none."""
-        known = [v for v in self.readable("i") if not v.is_writable and v.name.isalnum()]
+        known = [v for v in self.readable("i") if not (v.is_writable or v.is_static) and v.name.isalnum()]
         if not known:
             return False
         a, b, n = self.rng.choice(known), self.rng.choice(known), self.rng.randint(1, 3)

@@ -72,6 +72,9 @@ class Variable:
     is_readable: bool = True
     is_writable: bool = True
     is_sum: bool = False  # added to by the iterations of a parallel loop
+    is_static: bool = (
+        False  # a number that Taichi knows: it refuses indices beyond the end, whatever conditions there are
+    )
 
 
 @dataclass

@@ -259,7 +259,10 @@ class Statements(Guards):
             n = self.rng.randint(2, 3)
             self.emit(f"for {name} in ti.static(range({n})):")
             with self.block(
-                Variable(name, "i", 0, n - 1, is_writable=False), trips=n, can_break=False, can_continue=False
+                Variable(name, "i", 0, n - 1, is_writable=False, is_static=True),
+                trips=n,
+                can_break=False,
+                can_continue=False,
             ):
                 self.body()
             return
