@@ -143,6 +143,8 @@ def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, C
     """
     if machine.is_checked:
         raise CannotError("its iterations are watched, or write entries of a sparse Jacobian")
+    if _most_work(loop.body, is_fast=machine.is_fast) * math.prod(domain) < LEAST_TOTAL:
+        raise CannotError("it is done soon")  # masks add no work, but they take time
     last = loop.variables[-1]
     along = For("range", (last,), (literal(0, I32), literal(domain[-1], I32)), loop.body)
     body, varying = with_masks(
@@ -321,6 +323,16 @@ def work_of(body: Body, *, is_fast: bool) -> int:
     """The operations of a block, in additions; those in its loops count once."""
     values = {v for s in statements(body) for v in all_values(s) if isinstance(v, Op)}
     return sum(_work(v, is_fast=is_fast) for v in values)
+
+
+def _most_work(body: Body, *, is_fast: bool) -> int:
+    """The operations of a block, in additions, with those in its loops as often as they run."""
+    work = 0
+    for s in body:
+        inner = sum(_most_work(b, is_fast=is_fast) for b in bodies(s))
+        work += sum(_work(v, is_fast=is_fast) for v in all_values(s) if isinstance(v, Op))
+        work += inner * _length(s) if inner else 0
+    return work
 
 
 def _work(op: Op, *, is_fast: bool) -> int:
