@@ -16,7 +16,7 @@ from taichi_ext.analysis.order import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.facts.arguments import first_column_argument, shadow_argument
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
-from taichi_ext.differentiate.forms.keys import RETURN, Key
+from taichi_ext.differentiate.forms.keys import RETURN, Key, SiteArray
 from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
@@ -67,8 +67,7 @@ def fuse(launch: Launch) -> Fused:
     machine = _machine(program, launch, seeds)
     differentiated = _with_tangents(program, launch, seeds, gradient, machine)
     result = simplify(with_arguments(differentiated))
-    shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
-    scheduled = Scheduled(result) if machine is None else schedule(program, result, shadows, machine)
+    scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
     check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
     kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
@@ -138,7 +137,7 @@ def _with_tangents(
         differentiated = gradient.completed(differentiated)
     if launch.watch is not None:
         return replace(differentiated, program=launch.watch.program(differentiated))
-    if machine is None or backend.is_debug():
+    if machine is None or machine.is_checked or (launch.sparse is not None and machine.threads > 1):
         return differentiated
     return with_private_sums(differentiated, machine)
 
@@ -232,6 +231,12 @@ def compiled(
     )
 
 
+def owners(differentiated: Differentiated) -> dict[Container, Container | None]:
+    """The container that each shadow belongs to; None for entries of a sparse Jacobian, which are by iteration."""
+    found = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, (Container, SiteArray))}
+    return {shadow: what if isinstance(what, Container) else None for shadow, what in found.items()}
+
+
 def own_features(differentiated: Differentiated) -> tuple[object, ...]:
     """The types of the kernel's own arguments for Taichi, in their order."""
     features: list[Any] = [backend.array_feature(backend.named_type(c.dtype.name)) for _, c in differentiated.shadows]
@@ -258,7 +263,7 @@ def _machine(program: Program, launch: Launch, seeds: Seeds) -> Machine | None:
     shapes |= {c: tuple(c.object.shape) for c in fields if backend.is_flat(c.object)}
     return Machine(
         seeds.device.threads,
-        backend.is_debug() or launch.watch is not None or launch.sparse is not None,
+        backend.is_debug() or launch.watch is not None,
         shapes,
         seeds.extents,
         free_loops(program, seeds.extents),

@@ -66,7 +66,8 @@ MOST_OPERATIONS = 500  # written in a body; LLVM's time grows faster than their 
 MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
 LEAST_TOTAL = 1 << 20  # operations of all iterations, below which it is not worth to compile more
 NEEDS_VECTORS = True  # no operation that is a call for each lane
-WHOLE_FLOAT64 = True  # float64 only in whole stretches, in arrays that all lanes change alike
+VECTORS_OF_FLOAT64 = True  # float64 only where LLVM makes vectors of it: see ``_check_float64``
+MOST_CALLS = 0.6  # the share of work in float64 that may be calls for each lane
 LEAST_WORK = 4  # operations per number that is stored, below which arrays cost more than vectors save
 LARGEST_POWER = 16  # that Taichi makes products of
 USUAL_LENGTH = 16  # of loops whose bounds are not known
@@ -135,14 +136,16 @@ class Lanes:
         return math.prod(self.domain[:-1]) * -(-self.domain[-1] // self.count)
 
 
-def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, Container], machine: Machine) -> Lanes:
+def find_lanes(
+    loop: For, domain: tuple[int, ...], shadows: Mapping[Container, Container | None], machine: Machine
+) -> Lanes:
     """How to run a loop in lanes.
 
     Raises:
         CannotError: that is not possible, or does not pay.
     """
     if machine.is_checked:
-        raise CannotError("its iterations are watched, or write entries of a sparse Jacobian")
+        raise CannotError("its iterations are watched or checked")
     if _most_work(loop.body, is_fast=machine.is_fast) * math.prod(domain) < LEAST_TOTAL:
         raise CannotError("it is done soon")  # masks add no work, but they take time
     last = loop.variables[-1]
@@ -156,21 +159,48 @@ def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, C
         raise CannotError("iterations share a local")
     survey = _Survey(loop, domain, shadows, machine, frozenset(varying))
     parts = survey.block(body, 1)
-    count = LANES_OF_FLOAT64 if survey.widest == F64 else LANES_OF_FLOAT32
+    totals = survey.totals
+    count = LANES_OF_FLOAT64 if totals.widest == F64 else LANES_OF_FLOAT32
     repeated = -domain[-1] % count
     if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
         raise CannotError(f"its rows of {domain[-1]} iterations are too short")
-    if survey.widest == F64 and WHOLE_FLOAT64:
-        survey.check_float64(count)
-    if survey.work * math.prod(domain) < LEAST_TOTAL:
+    if totals.widest == F64 and VECTORS_OF_FLOAT64:
+        if repeated and not survey.is_repeatable:
+            raise CannotError(f"it reads what it stores, in rows of float64 that are no multiple of {count}")
+        _check_float64(parts, loop.body, totals)
+    if totals.work * math.prod(domain) < LEAST_TOTAL:
         raise CannotError("it is done soon")
-    if survey.operations > MOST_OPERATIONS:
-        raise CannotError(f"it has {survey.operations} operations, which takes LLVM too long")
-    if survey.work < LEAST_WORK * survey.stored:
+    if totals.operations > MOST_OPERATIONS:
+        raise CannotError(f"it has {totals.operations} operations, which takes LLVM too long")
+    if totals.work < LEAST_WORK * totals.stored:
         raise CannotError("it computes too little for each number that it stores")
-    if survey.numbers * count > MOST_NUMBERS:
+    if totals.numbers * count > MOST_NUMBERS:
         raise CannotError("its local arrays are too long")
     return Lanes(loop, domain, count, survey.varying, parts, survey.places, survey.is_repeatable, machine.is_fast)
+
+
+@dataclass
+class _Totals:
+    """Sums over a body; ``calls`` is the part of ``work`` that is calls for each lane."""
+
+    work: int = 0
+    calls: int = 0
+    stored: int = 0
+    numbers: int = 0
+    operations: int = 0
+    has_loads: bool = False  # from places that differ from lane to lane
+    widest: Type = I32
+
+
+def _check_float64(parts: tuple[Part, ...], body: Body, totals: _Totals) -> None:
+    """Raise where LLVM makes no vectors of float64, which hold fewer numbers than those of float32."""
+    if any(isinstance(s, Assign) and _is_choice(s) for s in statements(body)):
+        raise CannotError("a local array of float64 changes in some lanes only")
+    if totals.calls > MOST_CALLS * totals.work:
+        raise CannotError("most of its work is functions of float64, which are calls for each lane")
+    has_loops = any(isinstance(p, Around) and isinstance(p.statement, (For, While)) for p in parts)
+    if totals.has_loads and not has_loops:
+        raise CannotError("it reads float64 for each lane where it computes, without a loop in between")
 
 
 class _Survey:
@@ -180,7 +210,7 @@ class _Survey:
         self,
         loop: For,
         domain: tuple[int, ...],
-        shadows: Mapping[Container, Container],
+        shadows: Mapping[Container, Container | None],
         machine: Machine,
         varying: frozenset[Local],
     ) -> None:
@@ -189,17 +219,9 @@ class _Survey:
         self.written = written_containers(loop.body)
         self.unchanged = {v for s in statements(loop.body) for v in declared(s)} - varying - assigned_locals(loop.body)
         self.own = [c for c in self.written if self._has_own_entries(c)]
-        self.work = self.stored = self.numbers = self.operations = 0
-        self.widest: Type = I32
+        self.totals = _Totals()
         self.places: dict[Statement, Affine] = {}
         self.is_repeatable = True
-
-    def check_float64(self, count: int) -> None:
-        """Raise where LLVM makes no vectors of float64: there are two numbers in a vector of 16 bytes."""
-        if self.domain[-1] % count and not self.is_repeatable:
-            raise CannotError(f"it reads what it stores, in rows of float64 that are no multiple of {count}")
-        if any(isinstance(s, Assign) and _is_choice(s) for s in statements(self.loop.body)):
-            raise CannotError("a local array of float64 changes in some lanes only")
 
     def _has_own_entries(self, c: Container) -> bool:
         extent = self.machine.extents.get(c)
@@ -255,7 +277,7 @@ class _Survey:
     def _check(self, s: Statement, *, is_top: bool) -> None:
         match s:
             case Declare() if len(s.local.shape) < 2 and (not s.local.shape or s.local.dtype != U1):
-                self.numbers += math.prod(s.local.shape)
+                self.totals.numbers += math.prod(s.local.shape)
             case Assign(target=Read()) | Update(target=Read()):
                 pass
             case Assign(target=Load()) | Update(target=Load()) if is_top:
@@ -282,7 +304,8 @@ class _Survey:
             return None
         (index,) = target.indices
         place = self.indices.form(index)
-        if self.shadows[c] not in self.own or place is None:
+        owner = self.shadows[c]
+        if place is None or not (owner is None or owner in self.own):
             raise CannotError("rows of J are at places that only the kernel knows")
         own = Affine()
         for variable, size in zip(variables, self.domain, strict=True):
@@ -296,14 +319,16 @@ class _Survey:
     def _note(self, s: Statement, times: int) -> None:
         """Count the operations done ``times`` times in lanes, and find those that LLVM does not vectorise."""
         if isinstance(s, (Assign, Update)) and isinstance(s.target, Load):
-            self.stored += times
+            self.totals.stored += times
         seen: set[Value] = set()
         for value in all_values(s):
             if value in seen:
                 continue
             seen.add(value)
             if value.dtype.is_real and value.dtype.bits > 32:
-                self.widest = F64
+                self.totals.widest = F64
+            if isinstance(value, Load):
+                self.totals.has_loads |= not self.varying.isdisjoint(value.contents.locals)
             if isinstance(value, Load) and value.container in self.written:
                 self._place(value)
                 self.is_repeatable = False
@@ -311,12 +336,14 @@ class _Survey:
                 self._note_operation(value, times)
 
     def _note_operation(self, op: Op, times: int) -> None:
-        self.operations += 1
+        self.totals.operations += 1
         known = elementary_of(op) if self.machine.is_fast else None
         is_known = known is not None or op.name in WORK or op.name in FREE or _is_product(op) or _is_call(op)
         if NEEDS_VECTORS and (not is_known or op.dtype == F16):
             raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")
-        self.work += times * _work(op, is_fast=self.machine.is_fast)
+        work = times * _work(op, is_fast=self.machine.is_fast)
+        self.totals.work += work
+        self.totals.calls += work * (known is None and _is_call(op))
 
 
 def work_of(body: Body, *, is_fast: bool) -> int:

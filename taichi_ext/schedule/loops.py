@@ -48,14 +48,14 @@ class Scheduled:
 
 
 def schedule(
-    recorded: ir.Program, program: ir.Program, shadows: Mapping[ir.Container, ir.Container], machine: Machine
+    recorded: ir.Program, program: ir.Program, shadows: Mapping[ir.Container, ir.Container | None], machine: Machine
 ) -> Scheduled:
     """Schedule the parallel loops of a program so that they run fastest on a CPU.
 
     Args:
         recorded: without tangents.
         program: with tangents.
-        shadows: the container that each shadow belongs to.
+        shadows: the container that each shadow belongs to; None for entries of a sparse J, by number of the iteration.
         machine: facts about the machine.
     """
     numbers = {s.variables[0]: n for n, s in enumerate(parallel_loops(recorded.body), 1)}
@@ -94,7 +94,7 @@ def _domain(s: ir.For, machine: Machine) -> tuple[int, ...] | None:
 
 
 def _lanes(
-    s: ir.For, domain: tuple[int, ...], shadows: Mapping[ir.Container, ir.Container], machine: Machine
+    s: ir.For, domain: tuple[int, ...], shadows: Mapping[ir.Container, ir.Container | None], machine: Machine
 ) -> Lanes | str:
     """How a loop runs in lanes, or why it does not."""
     try:

@@ -18,7 +18,7 @@ class Machine:
 
     Attributes:
         threads: of the CPU.
-        is_checked: each iteration is watched, checked or writes entries of a sparse Jacobian: loops stay whole.
+        is_checked: each iteration is watched or checked: loops stay whole.
         shapes: of the fields in one dense level without offsets, and of arrays: a loop over one visits all indices in
             the order of memory.
         extents: the indices of fields and arrays.

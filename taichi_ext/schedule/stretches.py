@@ -177,7 +177,7 @@ class _RunWriter:
         if isinstance(divisor, Read) and divisor.local in self.inverses:
             return self.inverses[divisor.local]
         c = divisor.contents
-        mine = {self.number, *self.scalars.values()}
+        mine = {self.lane, self.number, *self.scalars.values()}
         if c.containers or not c.is_pure or not (self.lanes.varying | mine).isdisjoint(c.locals):
             return None
         found = self._declare_inverse(self.before, divisor)

@@ -283,9 +283,23 @@ def test_long_bodies_stay(lanes, monkeypatch):
     assert "takes LLVM too long" in lanes.reasons[-1]
 
 
+def test_divisor_from_a_local_array_is_inverted_in_its_lane(lanes):
+    x, y = scalars(X), outputs(2, 11)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            h = ti.Vector([1.5, 0.7, 0.4])
+            h[j % 3] = x[0] + 1.0
+            y[i, j] = x[1] / h[1]
+
+    check_jacobian(k, x, y)
+    assert lanes[-1] is not None
+
+
 def test_float64_in_parts_stays(lanes, monkeypatch):
     """LLVM makes no vectors of stretches that end early, nor of choices of entries, where a vector has two numbers."""
-    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", True)
+    monkeypatch.setattr(schedule_lanes, "VECTORS_OF_FLOAT64", True)
     x, y, z = scalars(X), outputs(2, 11), outputs(2, 12)
 
     @ti.kernel

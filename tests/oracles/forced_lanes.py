@@ -32,7 +32,7 @@ def force_lanes(monkeypatch: pytest.MonkeyPatch, **limits: object) -> Decisions:
             raise
         return found[-1]
 
-    changed = {"MOST_REPEATED": 1.0, "LEAST_WORK": 0, "LEAST_TOTAL": 0, "WHOLE_FLOAT64": False, **limits}
+    changed = {"MOST_REPEATED": 1.0, "LEAST_WORK": 0, "LEAST_TOTAL": 0, "VECTORS_OF_FLOAT64": False, **limits}
     for name, value in changed.items():
         monkeypatch.setattr(lanes, name, value)
     monkeypatch.setattr(loops, "find_lanes", noted)

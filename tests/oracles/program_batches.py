@@ -54,7 +54,7 @@ IN_LANES = [
         "schedule.masks.LEAST_GUARDED=2",
         "schedule.lanes.LEAST_WORK=0",
         "schedule.lanes.NEEDS_VECTORS=False",
-        "schedule.lanes.WHOLE_FLOAT64=False",
+        "schedule.lanes.VECTORS_OF_FLOAT64=False",
     ),
 ]
 LONGEST = 300  # seconds without a verdict

@@ -1,0 +1,172 @@
+"""Entries of a sparse Jacobian in lanes, and what that takes: their places follow from the number of the iteration."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import central_differences, integers, outputs, scalars, vector_outputs, vectors
+from forced_lanes import force_lanes
+from numpy.testing import assert_allclose
+from taichi_program import initialise
+
+from taichi_ext import Jacobian, jacobian
+
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.cpu_only("loops run in lanes where rows come one after the other in memory"),
+]
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    """Four iterations at a time."""
+    return force_lanes(monkeypatch, LANES_OF_FLOAT64=4)
+
+
+def random(*shape):
+    return np.random.default_rng(3).uniform(0.4, 1.4, shape)
+
+
+def require_equal(kernel, params, outs):
+    found, expected = jacobian(kernel, params, outs, format="csr"), central_differences(kernel, params, outs)
+    for row, wanted in zip(found, expected, strict=True):
+        for block, dense in zip(row, wanted, strict=True):
+            assert_allclose(block.toarray(), dense.reshape(block.shape), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(3,), (4,), (9,), (513,), (2, 7), (3, 8)])
+def test_rows_of_any_length(shape, lanes):
+    """Columns by index fields and by the loop's own indices; the last stretch writes some entries again."""
+    size = int(np.prod(shape))
+    x, w, place = vectors(random(5, 2)), scalars(random(*shape)), integers(np.arange(size).reshape(shape) * 7 % 5)
+    y, z = vector_outputs(2, *shape), outputs(*shape)
+
+    @ti.kernel
+    def k():
+        for I in ti.grouped(z):
+            p = x[place[I]]
+            y[I] = ti.Vector([p[0] * ti.exp(-p[1] * w[I]), ti.sqrt(p[1] + w[I])])
+            z[I] = w[I] * w[I]
+            z[I] = z[I] * p[0] + I[0]
+
+    require_equal(k, [x, w], [y, z])
+    assert lanes[-1] is not None, lanes.reasons
+
+
+def test_entries_of_branches(lanes):
+    """Each branch has a slot in each iteration, filled or not, and a flag that is stored under the mask of its lanes."""
+    x, y = scalars(random(11)), outputs(11)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            s = x[i]
+            for n in range(3):
+                s = s * x[i] + n
+            if x[i] > 0.9:
+                y[i] = s * x[10 - i]
+            elif i % 3 == 0:
+                y[i] = ti.sin(s)
+
+    require_equal(k, [x], [y])
+    assert lanes[-1] is not None, lanes.reasons
+
+
+def test_entries_of_inner_loops(lanes):
+    """An iteration has a slot for each iteration of an inner loop, of which the last one counts."""
+    x, w, y = scalars(random(11)), scalars(random(3)), outputs(11)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            for n in range(3):
+                y[i] = x[10 - i] * x[i] * w[n]
+
+    require_equal(k, [x, w], [y])
+    assert lanes[-1] is not None, lanes.reasons
+
+
+def test_slots_that_are_counted_are_not_in_lanes(lanes):
+    """The place of an entry is only known when the iterations before have been counted."""
+    x, first, y = scalars(random(9)), integers(np.arange(10) * 3 // 2), outputs(9)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            n = first[i]
+            while n < first[i + 1]:
+                y[i] += x[(n + i) % 9] * x[i]
+                n += 1
+
+    require_equal(k, [x], [y])
+    assert lanes[-1] is None
+
+
+def test_entries_of_another_iteration_are_not_in_lanes(lanes):
+    """Neighbours would add to the same entry at the same time."""
+    x, y = scalars(random(9)), outputs(9)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[(i * 3) % 9 // 2] += x[i] * x[i]
+
+    require_equal(k, [x], [y])
+    assert lanes[-1] is None
+
+
+@pytest.mark.parametrize("count", [8, 11])
+def test_rows_that_are_added_to_are_written_once(count, lanes):
+    """Columns in rows: a tangent by such a column is added to the row that is stored; twice would be wrong."""
+    theta, w = scalars(random(3)), scalars(random(count))
+    middle, y = outputs(4), outputs(count)
+
+    @ti.kernel
+    def k():
+        for b in range(4):
+            middle[b] = theta[b % 3] * theta[0] + b
+        for i in y:
+            y[i] = middle[i % 4] * w[i] + theta[2] * w[i] * w[i] - theta[i % 3]
+
+    require_equal(k, [theta, w], [y])
+
+
+def test_float64_without_loops_stays(monkeypatch):
+    """With numbers that each lane reads, a stretch of float64 takes longer than its iterations one after the other."""
+    found = force_lanes(monkeypatch, VECTORS_OF_FLOAT64=True)
+    x, y = scalars(random(16)), outputs(16)
+
+    @ti.kernel
+    def read():
+        for i in y:
+            y[i] = x[i] / (1.0 + x[i] * x[i])
+
+    @ti.kernel
+    def call():
+        for i in y:
+            s = 0.0
+            for n in range(3):
+                s += ti.exp(-x[i] * n)
+            y[i] = s
+
+    require_equal(read, [x], [y])
+    require_equal(call, [x], [y])
+    assert "reads float64 for each lane" in found.reasons[0]
+    assert "functions of float64" in found.reasons[-1]
+
+
+def test_few_iterations_are_spread_over_threads():
+    initialise(default_fp=ti.f64, cpu_max_num_threads=2)
+    x, w, y = scalars(random(40)), scalars(random(8)), outputs(40)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            s = 0.0
+            for n in range(8):
+                s = s * x[i] + w[n] * x[39 - i]
+            y[i] = s
+
+    require_equal(k, [x], [y])
+    plan = Jacobian(k, [x], [y], format="csr")
+    plan()
+    assert "for piece in range(1024)" in plan.source
