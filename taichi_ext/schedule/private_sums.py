@@ -7,12 +7,14 @@ addition takes ten times as long as one to memory of a thread's own. One thread 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.affine import Atom
-from taichi_ext.analysis.interval_arithmetic import Interval, fits, interval_of
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.expressions import Expressions
+from taichi_ext.analysis.interval_arithmetic import RANGE, Interval
+from taichi_ext.analysis.intervals import Facts
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.differentiate.forms.build import add, element, literal, multiply, operation, subtract
@@ -75,13 +77,13 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
         iterations: of one thread.
     """
     additions = _Additions(loop.body)
-    additions.visit(loop.body, 1)
+    additions.visit(loop.body, 1, Facts(Expressions((), {})))
     found = {}
     for array, sums in additions.of.items():
-        count, intervals = sum(times for times, _ in sums), [i for _, i in sums if i is not None]
-        if array not in own or array in additions.others or len(intervals) < len(sums):
+        if array not in own or array in additions.others:
             continue
-        first, end = min(i[0] for i in intervals), 1 + max(i[1] for i in intervals)
+        count = sum(times for times, _ in sums)
+        first, end = min(entry[0] for _, entry in sums), 1 + max(entry[1] for _, entry in sums)
         is_often = count >= LEAST_ADDED and iterations * count >= LEAST_TIMES * (end - first)
         if first >= 0 and end - first <= MOST_SUMS and is_often:
             found[array] = (first, end)
@@ -100,51 +102,32 @@ class _Additions:
     """
 
     def __init__(self, body: ir.Body) -> None:
-        self.of: dict[ir.Container, list[tuple[int, Interval | None]]] = {}
+        self.of: dict[ir.Container, list[tuple[int, Interval]]] = {}
         self.others: set[ir.Container] = set()
         self._assigned = assigned_locals(body)
         self._loops = find_loops(body, {})
-        self._ranges: dict[Atom, Interval] = {}
 
-    def visit(self, body: ir.Body, times: int) -> None:
+    def visit(self, body: ir.Body, times: int, facts: Facts) -> None:
         for s in body:
             self.others |= s.contents.containers
             if isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.op in SIGNS and s.group is None:
-                entry = _interval(s.target.indices[0], self._ranges) if len(s.target.indices) == 1 else None
+                entry = facts.interval(s.target.indices[0]) if len(s.target.indices) == 1 else RANGE
                 self.of.setdefault(s.target.container, []).append((times, entry))
             elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load):
                 self.others.add(s.target.container)
-            count = self._enter(self._loops[s]) if s in self._loops else 1
+            inner, count = facts.copy(), 1
+            if s in self._loops:
+                count = self._enter(self._loops[s], inner)
             for block in ir.bodies(s):
-                self.visit(block, times * count)
+                self.visit(block, times * count, inner)
 
-    def _enter(self, loop: Loop) -> int:
+    def _enter(self, loop: Loop, facts: Facts) -> int:
         """The iterations of a loop, 1 where they are not known."""
-        for atom in loop.atoms:
-            self._ranges.pop(atom, None)
         if loop.bounds is None or not self._assigned.isdisjoint(loop.atoms):
             return 1
         for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
-            self._ranges[atom] = (first, max(first, end - 1))
+            facts.note(Affine(((atom, 1),)), (first, max(first, end - 1)))
         return loop.iterations or 0
-
-
-def _interval(value: ir.Value, ranges: Mapping[Atom, Interval]) -> Interval | None:
-    """Between which numbers an index lies that no iteration of the parallel loop changes."""
-    if isinstance(value, ir.Const):
-        return int(value.value), int(value.value)
-    if isinstance(value, ir.Read) and not value.index:
-        return ranges.get(value.local)
-    if not isinstance(value, ir.Op):
-        return None
-    args = [_interval(a, ranges) for a in value.args]
-    known = [a for a in args if a is not None]
-    if not known or len(known) < len(args):
-        return None
-    found = (
-        (sum(a[0] for a in known), sum(a[1] for a in known)) if value.name == "add" else interval_of(value.name, known)
-    )
-    return found if found is not None and fits(found, value.dtype) else None
 
 
 def _with_own_sums(
