@@ -126,7 +126,7 @@ def from_zero(loop: ir.For) -> ir.For:
 def is_short(loop: ir.For, domain: tuple[int, ...], machine: Machine) -> bool:
     """Whether a loop of too few iterations for all threads is worth spreading over them: it has loops of its own."""
     count, least = math.prod(domain), machine.least
-    is_few = 1 < count < least and count * least < 2**31
+    is_few = machine.threads > 1 and 1 < count < least and count * least < 2**31
     return is_few and loop.variables[0] in machine.free and not machine.is_checked
 
 
