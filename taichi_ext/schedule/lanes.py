@@ -24,37 +24,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.differentiate.forms.build import literal
-from taichi_ext.program import (
-    F16,
-    F64,
-    I32,
-    U1,
-    Assign,
-    Atomic,
-    Body,
-    Const,
-    Container,
-    Declare,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Read,
-    Return,
-    Statement,
-    Type,
-    Update,
-    Value,
-    While,
-    bodies,
-    declared,
-    statements,
-)
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.masks import with_masks
@@ -85,9 +58,9 @@ _BITS = ("bit_and", "bit_or", "bit_xor", "invert", "shift_left", "shift_right", 
 FREE = frozenset((*_TRUTHS, *_BITS, "cast", "select", "ifte"))
 
 _WORDS = {
-    Declare: "a local matrix, or a vector of truth values,",
-    Atomic: "an atomic",
-    Return: "a return",
+    ir.Declare: "a local matrix, or a vector of truth values,",
+    ir.Atomic: "an atomic",
+    ir.Return: "a return",
 }
 
 
@@ -99,35 +72,35 @@ class CannotError(Exception):
 class Run:
     """Statements without loops that all lanes go through, one after the other, in one loop."""
 
-    statements: Body
+    statements: ir.Body
 
 
 @dataclass(frozen=True)
 class Around:
     """A loop or branch that is the same for all lanes, and the contents of its blocks."""
 
-    statement: Statement
-    blocks: tuple[tuple[Run | Around | Statement, ...], ...]
+    statement: ir.Statement
+    blocks: tuple[tuple[Run | Around | ir.Statement, ...], ...]
 
 
-Part = Run | Around | Statement
+Part = Run | Around | ir.Statement
 
 
 @dataclass(frozen=True)
 class Lanes:
     """A loop that can run in lanes."""
 
-    loop: For
+    loop: ir.For
     domain: tuple[int, ...]
     count: int
-    varying: frozenset[Local]
+    varying: frozenset[ir.Local]
     parts: tuple[Part, ...]
-    places: Mapping[Statement, Affine]  # of stores to shadows
+    places: Mapping[ir.Statement, Affine]  # of stores to shadows
     is_repeatable: bool  # whether iterations may run twice: they read nothing that they store
     is_fast: bool = False  # whether results may differ in their last bits
 
     @property
-    def last(self) -> Local:
+    def last(self) -> ir.Local:
         """The variable that lanes differ in."""
         return self.loop.variables[-1]
 
@@ -137,7 +110,7 @@ class Lanes:
 
 
 def find_lanes(
-    loop: For, domain: tuple[int, ...], shadows: Mapping[Container, Container | None], machine: Machine
+    loop: ir.For, domain: tuple[int, ...], shadows: Mapping[ir.Container, ir.Container | None], machine: Machine
 ) -> Lanes:
     """How to run a loop in lanes.
 
@@ -149,22 +122,22 @@ def find_lanes(
     if _most_work(loop.body, is_fast=machine.is_fast) * math.prod(domain) < LEAST_TOTAL:
         raise CannotError("it is done soon")  # masks add no work, but they take time
     last = loop.variables[-1]
-    along = For("range", (last,), (literal(0, I32), literal(domain[-1], I32)), loop.body)
+    along = ir.For("range", (last,), (literal(0, ir.I32), literal(domain[-1], ir.I32)), loop.body)
     body, varying = with_masks(
         loop.body, varying_locals(along), written_containers(loop.body), lambda b: work_of(b, is_fast=machine.is_fast)
     )
-    own = {local for s in (*statements(loop.body), *statements(body)) for local in declared(s)}
+    own = {local for s in (*ir.statements(loop.body), *ir.statements(body)) for local in ir.declared(s)}
     loop = replace(loop, body=body)
     if not varying | assigned_locals(body) <= own | {last}:
         raise CannotError("iterations share a local")
     survey = _Survey(loop, domain, shadows, machine, frozenset(varying))
     parts = survey.block(body, 1)
     totals = survey.totals
-    count = LANES_OF_FLOAT64 if totals.widest == F64 else LANES_OF_FLOAT32
+    count = LANES_OF_FLOAT64 if totals.widest == ir.F64 else LANES_OF_FLOAT32
     repeated = -domain[-1] % count
     if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
         raise CannotError(f"its rows of {domain[-1]} iterations are too short")
-    if totals.widest == F64 and VECTORS_OF_FLOAT64:
+    if totals.widest == ir.F64 and VECTORS_OF_FLOAT64:
         if repeated and not survey.is_repeatable:
             raise CannotError(f"it reads what it stores, in rows of float64 that are no multiple of {count}")
         _check_float64(parts, loop.body, totals)
@@ -189,16 +162,16 @@ class _Totals:
     numbers: int = 0
     operations: int = 0
     has_loads: bool = False  # from places that differ from lane to lane
-    widest: Type = I32
+    widest: ir.Type = ir.I32
 
 
-def _check_float64(parts: tuple[Part, ...], body: Body, totals: _Totals) -> None:
+def _check_float64(parts: tuple[Part, ...], body: ir.Body, totals: _Totals) -> None:
     """Raise where LLVM makes no vectors of float64, which hold fewer numbers than those of float32."""
-    if any(isinstance(s, Assign) and _is_choice(s) for s in statements(body)):
+    if any(isinstance(s, ir.Assign) and _is_choice(s) for s in ir.statements(body)):
         raise CannotError("a local array of float64 changes in some lanes only")
     if totals.calls > MOST_CALLS * totals.work:
         raise CannotError("most of its work is functions of float64, which are calls for each lane")
-    has_loops = any(isinstance(p, Around) and isinstance(p.statement, (For, While)) for p in parts)
+    has_loops = any(isinstance(p, Around) and isinstance(p.statement, (ir.For, ir.While)) for p in parts)
     if totals.has_loads and not has_loops:
         raise CannotError("it reads float64 for each lane where it computes, without a loop in between")
 
@@ -208,28 +181,30 @@ class _Survey:
 
     def __init__(
         self,
-        loop: For,
+        loop: ir.For,
         domain: tuple[int, ...],
-        shadows: Mapping[Container, Container | None],
+        shadows: Mapping[ir.Container, ir.Container | None],
         machine: Machine,
-        varying: frozenset[Local],
+        varying: frozenset[ir.Local],
     ) -> None:
         self.loop, self.domain, self.shadows, self.machine, self.varying = loop, domain, shadows, machine, varying
         self.indices = Indices((loop,))
         self.written = written_containers(loop.body)
-        self.unchanged = {v for s in statements(loop.body) for v in declared(s)} - varying - assigned_locals(loop.body)
+        self.unchanged = (
+            {v for s in ir.statements(loop.body) for v in ir.declared(s)} - varying - assigned_locals(loop.body)
+        )
         self.own = [c for c in self.written if self._has_own_entries(c)]
         self.totals = _Totals()
-        self.places: dict[Statement, Affine] = {}
+        self.places: dict[ir.Statement, Affine] = {}
         self.is_repeatable = True
 
-    def _has_own_entries(self, c: Container) -> bool:
+    def _has_own_entries(self, c: ir.Container) -> bool:
         extent = self.machine.extents.get(c)
         return c not in self.shadows and extent is not None and extent.shape == self.domain and not any(extent.offset)
 
-    def block(self, body: Body, times: int) -> tuple[Part, ...]:
+    def block(self, body: ir.Body, times: int) -> tuple[Part, ...]:
         parts: list[Part] = []
-        run: list[Statement] = []
+        run: list[ir.Statement] = []
 
         def close() -> None:
             if run:
@@ -241,15 +216,15 @@ class _Survey:
                 close()
                 inner = times * _length(s)
                 self._note(s, 0)
-                parts.append(Around(s, tuple(self.block(b, inner) for b in bodies(s))))
-            elif isinstance(s, Jump) or self._is_uniform(s):
-                if not isinstance(s, Declare):
+                parts.append(Around(s, tuple(self.block(b, inner) for b in ir.bodies(s))))
+            elif isinstance(s, ir.Jump) or self._is_uniform(s):
+                if not isinstance(s, ir.Declare):
                     close()  # earlier statements may read variables that it changes
                 self._note(s, 0)
                 parts.append(s)
             else:
                 self._check(s, is_top=True)
-                for x in statements((s,)):
+                for x in ir.statements((s,)):
                     self._note(x, times)
                 if not _are_apart(run, s):
                     close()
@@ -257,43 +232,47 @@ class _Survey:
         close()
         return tuple(parts)
 
-    def _is_same(self, s: Statement) -> bool:
+    def _is_same(self, s: ir.Statement) -> bool:
         c = s.contents
         return c.is_pure and self.varying.isdisjoint(c.locals) and self.written.isdisjoint(c.containers)
 
-    def _is_around(self, s: Statement) -> bool:
-        if not isinstance(s, (For, While, If)) or not self._is_same(s):
+    def _is_around(self, s: ir.Statement) -> bool:
+        if not isinstance(s, (ir.For, ir.While, ir.If)) or not self._is_same(s):
             return False
-        return not isinstance(s, For) or (s.kind == "range" and self.unchanged.issuperset(s.variables))
+        return not isinstance(s, ir.For) or (s.kind == "range" and self.unchanged.issuperset(s.variables))
 
-    def _is_uniform(self, s: Statement) -> bool:
+    def _is_uniform(self, s: ir.Statement) -> bool:
         """Whether a statement declares or changes a local that is the same for all lanes."""
-        if isinstance(s, Declare):
+        if isinstance(s, ir.Declare):
             return s.local not in self.varying
-        if not isinstance(s, (Assign, Update)) or not isinstance(s.target, Read) or s.target.local in self.varying:
+        if (
+            not isinstance(s, (ir.Assign, ir.Update))
+            or not isinstance(s.target, ir.Read)
+            or s.target.local in self.varying
+        ):
             return False
         return self.varying.isdisjoint(s.contents.locals)  # else it is a sum over the lanes
 
-    def _check(self, s: Statement, *, is_top: bool) -> None:
+    def _check(self, s: ir.Statement, *, is_top: bool) -> None:
         match s:
-            case Declare() if len(s.local.shape) < 2 and (not s.local.shape or s.local.dtype != U1):
+            case ir.Declare() if len(s.local.shape) < 2 and (not s.local.shape or s.local.dtype != ir.U1):
                 self.totals.numbers += math.prod(s.local.shape)
-            case Assign(target=Read()) | Update(target=Read()):
+            case ir.Assign(target=ir.Read()) | ir.Update(target=ir.Read()):
                 pass
-            case Assign(target=Load()) | Update(target=Load()) if is_top:
+            case ir.Assign(target=ir.Load()) | ir.Update(target=ir.Load()) if is_top:
                 place = self._place(s.target)  # type: ignore[union-attr, arg-type]
                 if place is not None:
                     self.places[s] = place
-                self.is_repeatable &= isinstance(s, Assign)
-            case If():
+                self.is_repeatable &= isinstance(s, ir.Assign)
+            case ir.If():
                 for inner in (*s.then, *s.orelse):
-                    self._check(inner, is_top=is_top and isinstance(s.condition, Read))
-            case For() | While():
+                    self._check(inner, is_top=is_top and isinstance(s.condition, ir.Read))
+            case ir.For() | ir.While():
                 raise CannotError("there is a loop in it that is not over a range")
             case _:
                 raise CannotError(f"there is {_WORDS.get(type(s), 'a call')} in it")
 
-    def _place(self, target: Load) -> Affine | None:
+    def _place(self, target: ir.Load) -> Affine | None:
         """The place in a shadow of an access to the loop's writes, in an entry that only this iteration uses."""
         c, variables = target.container, self.loop.variables
         if c not in self.shadows:
@@ -316,102 +295,104 @@ class _Survey:
             raise CannotError("rows of J are at places that only the kernel knows")
         return place
 
-    def _note(self, s: Statement, times: int) -> None:
+    def _note(self, s: ir.Statement, times: int) -> None:
         """Count the operations done ``times`` times in lanes, and find those that LLVM does not vectorise."""
-        if isinstance(s, (Assign, Update)) and isinstance(s.target, Load):
+        if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load):
             self.totals.stored += times
-        seen: set[Value] = set()
+        seen: set[ir.Value] = set()
         for value in all_values(s):
             if value in seen:
                 continue
             seen.add(value)
             if value.dtype.is_real and value.dtype.bits > 32:
-                self.totals.widest = F64
-            if isinstance(value, Load):
+                self.totals.widest = ir.F64
+            if isinstance(value, ir.Load):
                 self.totals.has_loads |= not self.varying.isdisjoint(value.contents.locals)
-            if isinstance(value, Load) and value.container in self.written:
+            if isinstance(value, ir.Load) and value.container in self.written:
                 self._place(value)
                 self.is_repeatable = False
-            if times and isinstance(value, Op):
+            if times and isinstance(value, ir.Op):
                 self._note_operation(value, times)
 
-    def _note_operation(self, op: Op, times: int) -> None:
+    def _note_operation(self, op: ir.Op, times: int) -> None:
         self.totals.operations += 1
         known = elementary_of(op) if self.machine.is_fast else None
         is_known = known is not None or op.name in WORK or op.name in FREE or _is_product(op) or _is_call(op)
-        if NEEDS_VECTORS and (not is_known or op.dtype == F16):
+        if NEEDS_VECTORS and (not is_known or op.dtype == ir.F16):
             raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")
         work = times * _work(op, is_fast=self.machine.is_fast)
         self.totals.work += work
         self.totals.calls += work * (known is None and _is_call(op))
 
 
-def work_of(body: Body, *, is_fast: bool) -> int:
+def work_of(body: ir.Body, *, is_fast: bool) -> int:
     """The operations of a block, in additions; those in its loops count once."""
-    values = {v for s in statements(body) for v in all_values(s) if isinstance(v, Op)}
+    values = {v for s in ir.statements(body) for v in all_values(s) if isinstance(v, ir.Op)}
     return sum(_work(v, is_fast=is_fast) for v in values)
 
 
-def _most_work(body: Body, *, is_fast: bool) -> int:
+def _most_work(body: ir.Body, *, is_fast: bool) -> int:
     """The operations of a block, in additions, with those in its loops as often as they run."""
     work = 0
     for s in body:
-        inner = sum(_most_work(b, is_fast=is_fast) for b in bodies(s))
-        work += sum(_work(v, is_fast=is_fast) for v in all_values(s) if isinstance(v, Op))
+        inner = sum(_most_work(b, is_fast=is_fast) for b in ir.bodies(s))
+        work += sum(_work(v, is_fast=is_fast) for v in all_values(s) if isinstance(v, ir.Op))
         work += inner * _length(s) if inner else 0
     return work
 
 
-def _work(op: Op, *, is_fast: bool) -> int:
+def _work(op: ir.Op, *, is_fast: bool) -> int:
     known = elementary_of(op) if is_fast else None
     work = WORK.get(op.name, WORK["truediv"] if _is_product(op) else WORK_OF_CALL * _is_call(op))
     return (work if known is None else known.work) * op.dtype.is_real
 
 
-def _is_call(op: Op) -> bool:
+def _is_call(op: ir.Op) -> bool:
     """Whether lanes go through a call one after the other."""
-    return op.dtype == F64 and op.name in CALLS
+    return op.dtype == ir.F64 and op.name in CALLS
 
 
-def _is_product(op: Op) -> bool:
+def _is_product(op: ir.Op) -> bool:
     """Whether Taichi makes products, an inverse or a root of a power."""
-    exponent = op.args[1].value if op.name == "pow" and isinstance(op.args[1], Const) else math.inf
+    exponent = op.args[1].value if op.name == "pow" and isinstance(op.args[1], ir.Const) else math.inf
     return abs(exponent) <= LARGEST_POWER and (exponent == int(exponent) or exponent == 0.5)
 
 
-def _is_choice(s: Assign) -> bool:
+def _is_choice(s: ir.Assign) -> bool:
     """Whether some lanes alone change an entry of a local array."""
     target, value = s.target, s.value
-    return isinstance(target, Read) and bool(target.index) and isinstance(value, Op) and target in value.args[2:]
+    return isinstance(target, ir.Read) and bool(target.index) and isinstance(value, ir.Op) and target in value.args[2:]
 
 
-def _length(s: Statement) -> int:
+def _length(s: ir.Statement) -> int:
     """How often the blocks of a statement run."""
-    if isinstance(s, If):
+    if isinstance(s, ir.If):
         return 1
-    bounds = [d.value for d in s.domain if isinstance(d, Const)] if isinstance(s, For) and s.kind == "range" else []
+    bounds = (
+        [d.value for d in s.domain if isinstance(d, ir.Const)] if isinstance(s, ir.For) and s.kind == "range" else []
+    )
     if not bounds or len(bounds) < len(s.domain):  # type: ignore[union-attr]
         return USUAL_LENGTH
     return max(1, int(bounds[-1] - bounds[0]) if len(bounds) > 1 else int(bounds[0]))
 
 
-Memory = set[Local | Container]
+Memory = set[ir.Local | ir.Container]
 
 
-def _memory(s: Statement) -> tuple[Memory, Memory]:
+def _memory(s: ir.Statement) -> tuple[Memory, Memory]:
     """The local arrays and containers that a statement and its blocks store to, and those that they read."""
-    stored: Memory = {x.local for x in statements((s,)) if isinstance(x, Declare)}
+    stored: Memory = {x.local for x in ir.statements((s,)) if isinstance(x, ir.Declare)}
     read: Memory = set()
-    for x in statements((s,)):
-        if isinstance(x, (Assign, Update)):
-            stored.add(x.target.local if isinstance(x.target, Read) else x.target.container)
+    for x in ir.statements((s,)):
+        if isinstance(x, (ir.Assign, ir.Update)):
+            stored.add(x.target.local if isinstance(x.target, ir.Read) else x.target.container)
         for v in all_values(x):
-            if isinstance(v, (Read, Load)):
-                read.add(v.local if isinstance(v, Read) else v.container)
+            if isinstance(v, (ir.Read, ir.Load)):
+                read.add(v.local if isinstance(v, ir.Read) else v.container)
     return stored, read
 
 
-def _are_apart(run: list[Statement], s: Statement) -> bool:
+def _are_apart(run: list[ir.Statement], s: ir.Statement) -> bool:
     """Whether a statement can be in one loop with those before it.
 
     It reads no container that they store to, since they do so behind the loop. It stores to no array that they read, or
@@ -419,7 +400,7 @@ def _are_apart(run: list[Statement], s: Statement) -> bool:
     """
     stored, read = _memory(s)
     for before, before_read in map(_memory, run):
-        both = (read & before) | {x for x in stored & before_read if isinstance(x, Local)}
-        if any(isinstance(x, Container) or x.shape for x in both):
+        both = (read & before) | {x for x in stored & before_read if isinstance(x, ir.Local)}
+        if any(isinstance(x, ir.Container) or x.shape for x in both):
             return False
     return True

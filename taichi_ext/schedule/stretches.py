@@ -7,30 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
+import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import add, cast, literal, multiply, operation
-from taichi_ext.program import (
-    I32,
-    U1,
-    Assign,
-    Body,
-    Const,
-    Declare,
-    For,
-    If,
-    Load,
-    Local,
-    Op,
-    Read,
-    Statement,
-    Update,
-    Value,
-    bodies,
-    rebuilt,
-    statements,
-    walk,
-    with_bodies,
-    with_values,
-)
 from taichi_ext.schedule.copies import Copies, Stretch
 from taichi_ext.schedule.elementary import as_arithmetic
 from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
@@ -38,7 +16,7 @@ from taichi_ext.simplify.dead import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
 
-def indices_of(number: Value, shape: tuple[int, ...]) -> list[Value]:
+def indices_of(number: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
     """The indices of an entry from its running number."""
     found = []
     for n, size in enumerate(shape):
@@ -48,31 +26,36 @@ def indices_of(number: Value, shape: tuple[int, ...]) -> list[Value]:
     return found
 
 
-def in_lanes(lanes: Lanes) -> For:
+def in_lanes(lanes: Lanes) -> ir.For:
     """The loop as a loop over stretches of neighbours."""
     loop, count = lanes.loop, lanes.count
     *sizes, size = lanes.domain
-    stretch = Local("stretch", I32, (), "loop")
-    *outer, number = indices_of(Read(stretch), (*sizes, -(-size // count)))
-    body: list[Statement] = [Declare(v, (i,)) for v, i in zip(loop.variables[:-1], outer, strict=True)]
+    stretch = ir.Local("stretch", ir.I32, (), "loop")
+    *outer, number = indices_of(ir.Read(stretch), (*sizes, -(-size // count)))
+    body: list[ir.Statement] = [ir.Declare(v, (i,)) for v, i in zip(loop.variables[:-1], outer, strict=True)]
     start = multiply(number, count)
-    first = Local("first", I32, (), "temporary")
+    first = ir.Local("first", ir.I32, (), "temporary")
     is_cut = size % count > 0 and not lanes.is_repeatable
     begin = operation("min", start, size - count) if size % count and not is_cut else start
-    body.append(Declare(first, (cast(begin, I32),)))
-    width: Value = literal(count, I32)
+    body.append(ir.Declare(first, (cast(begin, ir.I32),)))
+    width: ir.Value = literal(count, ir.I32)
     if is_cut:
-        end = Local("width", I32, (), "temporary")
-        body.append(Declare(end, (operation("min", count, operation("sub", size, Read(first))),)))
-        width = Read(end)
-    writer = _Writer(Stretch(lanes, Read(first), width))
+        end = ir.Local("width", ir.I32, (), "temporary")
+        body.append(ir.Declare(end, (operation("min", count, operation("sub", size, ir.Read(first))),)))
+        width = ir.Read(end)
+    writer = _Writer(Stretch(lanes, ir.Read(first), width))
     inner = writer.block(lanes.parts)
-    arrays = [Declare(a, ()) for a in writer.stretch.arrays.values()]
-    made = For(
-        "range", (stretch,), (literal(lanes.stretches, I32),), (*body, *arrays, *inner), loop.config, place=loop.place
+    arrays = [ir.Declare(a, ()) for a in writer.stretch.arrays.values()]
+    made = ir.For(
+        "range",
+        (stretch,),
+        (literal(lanes.stretches, ir.I32),),
+        (*body, *arrays, *inner),
+        loop.config,
+        place=loop.place,
     )
     (whole,) = without_dead_code((made,))
-    assert isinstance(whole, For)
+    assert isinstance(whole, ir.For)
     return whole
 
 
@@ -81,7 +64,7 @@ class _Writer:
 
     def __init__(self, stretch: Stretch) -> None:
         self.stretch, self.lanes = stretch, stretch.lanes
-        users: dict[Local, set[Run]] = defaultdict(set)
+        users: dict[ir.Local, set[Run]] = defaultdict(set)
         for run in _runs(self.lanes.parts):
             for local in _touched(run):
                 users[local].add(run)
@@ -89,15 +72,15 @@ class _Writer:
         self.shared |= {x for run in _runs(self.lanes.parts) for x in _conditions_of_stores(run)}
         self.shared.discard(self.lanes.last)
 
-    def block(self, parts: tuple[Part, ...], copies: Copies | None = None) -> Body:
-        made: list[Statement] = []
+    def block(self, parts: tuple[Part, ...], copies: Copies | None = None) -> ir.Body:
+        made: list[ir.Statement] = []
         for part in parts:
             if isinstance(part, Run):
                 made += _RunWriter(self, part, copies).written()
             elif isinstance(part, Around):
                 behind = Copies.behind(self.stretch, part)
                 blocks = tuple(self.block(b, behind) for b in part.blocks)
-                made.append(with_bodies(part.statement, blocks))
+                made.append(ir.with_bodies(part.statement, blocks))
                 made += () if behind is None else behind.written()
             else:
                 made.append(part)
@@ -112,129 +95,129 @@ class _RunWriter:
 
     def __init__(self, writer: _Writer, run: Run, behind: Copies | None) -> None:
         self.stretch, self.lanes, self.run = writer.stretch, writer.lanes, run
-        self.lane = Local("lane", I32, (), "loop")
+        self.lane = ir.Local("lane", ir.I32, (), "loop")
         touched = _touched(run)
         self.scalars = {x: replace(x) for x in touched if x in writer.shared and not x.shape}
         self.arrays = {x for x in touched if x.shape and x in writer.shared}
-        self.number = Local(self.lanes.last.name, I32, (), "temporary")
-        self.memo: dict[Value, Value] = {}
-        self.before: list[Statement] = []
-        self.copies, self.behind = Copies(self.stretch, statements(run.statements)), behind
-        divisors = Counter(map(_divisor, (v for s in statements(run.statements) for v in all_values(s))))
+        self.number = ir.Local(self.lanes.last.name, ir.I32, (), "temporary")
+        self.memo: dict[ir.Value, ir.Value] = {}
+        self.before: list[ir.Statement] = []
+        self.copies, self.behind = Copies(self.stretch, ir.statements(run.statements)), behind
+        divisors = Counter(map(_divisor, (v for s in ir.statements(run.statements) for v in all_values(s))))
         changed = assigned_locals(run.statements)
         self.divisors = {x for x, n in divisors.items() if x is not None and n > 1 and x.dtype.is_real} - changed
         if not self.lanes.is_fast:
             self.divisors.clear()
-        self.inverses: dict[Local, Read] = {}
+        self.inverses: dict[ir.Local, ir.Read] = {}
 
-    def written(self) -> list[Statement]:
+    def written(self) -> list[ir.Statement]:
         inner = [x for s in self.run.statements for x in self._statement(s)]
-        everything = statements(self.run.statements)
-        own = {x.local for x in self.run.statements if isinstance(x, Declare)}
+        everything = ir.statements(self.run.statements)
+        own = {x.local for x in self.run.statements if isinstance(x, ir.Declare)}
         changed = own | assigned_locals(self.run.statements)
-        head: list[Statement] = []
+        head: list[ir.Statement] = []
         if any(self.lanes.last in s.contents.locals for s in everything):
-            head.append(Declare(self.number, (cast(add(self.stretch.first, Read(self.lane)), I32),)))
+            head.append(ir.Declare(self.number, (cast(add(self.stretch.first, ir.Read(self.lane)), ir.I32),)))
         for x, scalar in self.scalars.items():
             if x not in own:
                 entry = self._entry(x)
-                head.append(Declare(scalar, (operation("ne", entry, 0) if x.dtype == U1 else entry,)))
-        tail = [self._kept(x, Read(scalar)) for x, scalar in self.scalars.items() if x in changed]
+                head.append(ir.Declare(scalar, (operation("ne", entry, 0) if x.dtype == ir.U1 else entry,)))
+        tail = [self._kept(x, ir.Read(scalar)) for x, scalar in self.scalars.items() if x in changed]
         made = [*self.before]
         if inner:
             body = (*head, *inner, *tail)
-            made.append(For("range", (self.lane,), (self.stretch.width,), body, place=body[-1].place))
+            made.append(ir.For("range", (self.lane,), (self.stretch.width,), body, place=body[-1].place))
         return [*made, *self.copies.written()]
 
-    def _kept(self, x: Local, value: Value) -> Assign:
+    def _kept(self, x: ir.Local, value: ir.Value) -> ir.Assign:
         """The store of a number of a lane to its array."""
         entry = self._entry(x)
-        return Assign(entry, cast(value, entry.dtype))
+        return ir.Assign(entry, cast(value, entry.dtype))
 
-    def _entry(self, x: Local, index: Value | None = None) -> Read:
-        place = Read(self.lane) if index is None else add(multiply(index, self.lanes.count), Read(self.lane))
-        return Read(self.stretch.array(x), (cast(place, I32),))
+    def _entry(self, x: ir.Local, index: ir.Value | None = None) -> ir.Read:
+        place = ir.Read(self.lane) if index is None else add(multiply(index, self.lanes.count), ir.Read(self.lane))
+        return ir.Read(self.stretch.array(x), (cast(place, ir.I32),))
 
-    def _changed(self, value: Value) -> Value:
-        if isinstance(value, Read):
+    def _changed(self, value: ir.Value) -> ir.Value:
+        if isinstance(value, ir.Read):
             if value.local is self.lanes.last:
-                return Read(self.number, place=value.place)
+                return ir.Read(self.number, place=value.place)
             if value.local in self.arrays:
                 (index,) = value.index
-                return self._entry(value.local, index if isinstance(index, Value) else literal(index, I32))
+                return self._entry(value.local, index if isinstance(index, ir.Value) else literal(index, ir.I32))
             scalar = self.scalars.get(value.local)
-            return value if scalar is None else Read(scalar, place=value.place)
+            return value if scalar is None else ir.Read(scalar, place=value.place)
         if not self.lanes.is_fast:
             return value
         inverse = self._inverse(value)
         return as_arithmetic(value) if inverse is None else multiply(value.args[0], inverse)  # type: ignore[attr-defined]
 
-    def _inverse(self, value: Value) -> Read | None:
+    def _inverse(self, value: ir.Value) -> ir.Read | None:
         """The inverse of a divisor, where that is the same for all lanes, or divides several numbers."""
-        if not isinstance(value, Op) or value.name != "truediv" or value.dtype != value.args[1].dtype:
+        if not isinstance(value, ir.Op) or value.name != "truediv" or value.dtype != value.args[1].dtype:
             return None
         divisor = value.args[1]
-        if isinstance(divisor, Read) and divisor.local in self.inverses:
+        if isinstance(divisor, ir.Read) and divisor.local in self.inverses:
             return self.inverses[divisor.local]
         c = divisor.contents
         mine = {self.lane, self.number, *self.scalars.values()}
         if c.containers or not c.is_pure or not (self.lanes.varying | mine).isdisjoint(c.locals):
             return None
         found = self._declare_inverse(self.before, divisor)
-        if isinstance(divisor, Read):
+        if isinstance(divisor, ir.Read):
             self.inverses[divisor.local] = found
         return found
 
     @staticmethod
-    def _declare_inverse(body: list[Statement], divisor: Value) -> Read:
-        inverse = Local("inverse", divisor.dtype, (), "temporary")
-        body.append(Declare(inverse, (operation("truediv", 1.0, divisor),), place=divisor.place))
-        return Read(inverse)
+    def _declare_inverse(body: list[ir.Statement], divisor: ir.Value) -> ir.Read:
+        inverse = ir.Local("inverse", divisor.dtype, (), "temporary")
+        body.append(ir.Declare(inverse, (operation("truediv", 1.0, divisor),), place=divisor.place))
+        return ir.Read(inverse)
 
-    def _value(self, value: Value) -> Value:
-        return rebuilt(value, self._changed, self.memo)
+    def _value(self, value: ir.Value) -> ir.Value:
+        return ir.rebuilt(value, self._changed, self.memo)
 
-    def _statement(self, s: Statement) -> Iterator[Statement]:
-        new = with_values(s, self._value)
+    def _statement(self, s: ir.Statement) -> Iterator[ir.Statement]:
+        new = ir.with_values(s, self._value)
         match new:
-            case Declare(local=local) if local.shape:
+            case ir.Declare(local=local) if local.shape:
                 yield from self._array(new)
-            case Declare(local=local):
+            case ir.Declare(local=local):
                 scalar = self.scalars.get(local, local)
                 yield replace(new, local=scalar)
                 if local in self.divisors and scalar not in self.inverses:
-                    inverse: list[Statement] = []
-                    self.inverses[scalar] = self._declare_inverse(inverse, Read(scalar))
+                    inverse: list[ir.Statement] = []
+                    self.inverses[scalar] = self._declare_inverse(inverse, ir.Read(scalar))
                     yield from inverse
-            case Assign(target=Load()) | Update(target=Load()):
-                assert isinstance(s, (Assign, Update))
+            case ir.Assign(target=ir.Load()) | ir.Update(target=ir.Load()):
+                assert isinstance(s, (ir.Assign, ir.Update))
                 behind = self.behind if s in self.lanes.places else None
                 copies = self.copies if behind is None else behind
                 yield copies.keep(s, new.value, self.lane)
-            case Assign() | Update():
+            case ir.Assign() | ir.Update():
                 yield replace(new, target=self._changed(new.target))
-            case If():
+            case ir.If():
                 copies = self.copies
                 stores, copies.stores = copies.stores, []
-                yield with_bodies(new, tuple(tuple(x for y in b for x in self._statement(y)) for b in bodies(s)))
+                yield ir.with_bodies(new, tuple(tuple(x for y in b for x in self._statement(y)) for b in ir.bodies(s)))
                 if copies.stores:  # in lanes that take part
-                    assert isinstance(s, If)
-                    assert isinstance(s.condition, Read)
-                    mask = Read(self.stretch.array(s.condition.local), (Read(copies.lane),))
-                    stores.append(If(operation("ne", mask, 0), tuple(copies.stores), place=s.place))
+                    assert isinstance(s, ir.If)
+                    assert isinstance(s.condition, ir.Read)
+                    mask = ir.Read(self.stretch.array(s.condition.local), (ir.Read(copies.lane),))
+                    stores.append(ir.If(operation("ne", mask, 0), tuple(copies.stores), place=s.place))
                 copies.stores = stores
 
-    def _array(self, s: Declare) -> Iterator[Statement]:
+    def _array(self, s: ir.Declare) -> Iterator[ir.Statement]:
         array = self.stretch.array(s.local)
         if not s.values:
             return
-        if all(isinstance(v, Const) and v.value == s.values[0].value for v in s.values):  # type: ignore[attr-defined]
-            k = Local("k", I32, (), "loop")
-            body = (Assign(Read(array, (Read(k),)), s.values[0]),)
-            self.before.append(For("range", (k,), (literal(array.shape[0], I32),), body, place=s.place))
+        if all(isinstance(v, ir.Const) and v.value == s.values[0].value for v in s.values):  # type: ignore[attr-defined]
+            k = ir.Local("k", ir.I32, (), "loop")
+            body = (ir.Assign(ir.Read(array, (ir.Read(k),)), s.values[0]),)
+            self.before.append(ir.For("range", (k,), (literal(array.shape[0], ir.I32),), body, place=s.place))
             return
         for n, value in enumerate(s.values):
-            yield Assign(self._entry(s.local, literal(n, I32)), value, place=s.place)
+            yield ir.Assign(self._entry(s.local, literal(n, ir.I32)), value, place=s.place)
 
 
 def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:
@@ -246,29 +229,31 @@ def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:
                 yield from _runs(block)
 
 
-def _divisor(value: Value) -> Local | None:
+def _divisor(value: ir.Value) -> ir.Local | None:
     """The local that a value is divided by."""
-    is_division = isinstance(value, Op) and value.name == "truediv"
-    return value.args[1].local if is_division and isinstance(value.args[1], Read) else None  # type: ignore[attr-defined]
+    is_division = isinstance(value, ir.Op) and value.name == "truediv"
+    return value.args[1].local if is_division and isinstance(value.args[1], ir.Read) else None  # type: ignore[attr-defined]
 
 
-def _conditions_of_stores(run: Run) -> Iterator[Local]:
+def _conditions_of_stores(run: Run) -> Iterator[ir.Local]:
     """The masks of lanes that store to memory."""
     for s in run.statements:
-        is_store = (isinstance(x, (Assign, Update)) and isinstance(x.target, Load) for x in statements((s,)))
-        if isinstance(s, If) and isinstance(s.condition, Read) and any(is_store):
+        is_store = (
+            isinstance(x, (ir.Assign, ir.Update)) and isinstance(x.target, ir.Load) for x in ir.statements((s,))
+        )
+        if isinstance(s, ir.If) and isinstance(s.condition, ir.Read) and any(is_store):
             yield s.condition.local
 
 
-def _touched(run: Run) -> list[Local]:
+def _touched(run: Run) -> list[ir.Local]:
     """The locals that a run declares, reads or changes, each once, in their order."""
-    found: dict[Local, None] = {}
-    for s in statements(run.statements):
-        is_store = isinstance(s, (Assign, Update)) and isinstance(s.target, Load)
-        values = walk(s.value) if is_store else all_values(s)  # type: ignore[attr-defined]
-        found.update(dict.fromkeys(v.local for v in values if isinstance(v, Read)))
-        if isinstance(s, (Assign, Update)) and isinstance(s.target, Read):
+    found: dict[ir.Local, None] = {}
+    for s in ir.statements(run.statements):
+        is_store = isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load)
+        values = ir.walk(s.value) if is_store else all_values(s)  # type: ignore[attr-defined]
+        found.update(dict.fromkeys(v.local for v in values if isinstance(v, ir.Read)))
+        if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read):
             found[s.target.local] = None
-        if isinstance(s, Declare):
+        if isinstance(s, ir.Declare):
             found[s.local] = None
     return list(found)
