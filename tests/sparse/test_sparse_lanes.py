@@ -115,19 +115,37 @@ def test_entries_of_another_iteration_are_not_in_lanes(lanes):
 
 
 @pytest.mark.parametrize("count", [8, 11])
-def test_rows_that_are_added_to_are_written_once(count, lanes):
-    """Columns in rows: a tangent by such a column is added to the row that is stored; twice would be wrong."""
-    theta, w = scalars(random(3)), scalars(random(count))
-    middle, y = outputs(4), outputs(count)
+def test_rows_of_columns_are_written_in_lanes(count, lanes):
+    """A row is stored whole; a tangent by one of its columns is added to it behind."""
+    x, w, y = scalars(random(5)), scalars(random(count)), outputs(count)
 
     @ti.kernel
     def k():
-        for b in range(4):
-            middle[b] = theta[b % 3] * theta[0] + b
         for i in y:
-            y[i] = middle[i % 4] * w[i] + theta[2] * w[i] * w[i] - theta[i % 3]
+            s = w[i]
+            for n in range(3):
+                s = s * x[(i + n) % 5] + n
+            y[i] = s * x[2]
 
-    require_equal(k, [theta, w], [y])
+    require_equal(k, [x], [y])
+    assert lanes[-1] is not None, lanes.reasons
+
+
+def test_columns_that_differ_by_lane_are_not_in_lanes(lanes):
+    """A tangent is added to a place within the row that is another one in each lane."""
+    x, w, y, column = scalars(random(5)), scalars(random(8)), outputs(8), integers([0, 3, 3, 1, 4, 2, 0, 1])
+
+    @ti.kernel
+    def k():
+        for i in y:
+            s = w[i]
+            for n in range(3):
+                s = s * x[(i + n) % 5] + n
+            y[i] = s * x[column[i]]
+
+    require_equal(k, [x], [y])
+    assert lanes[-1] is None
+    assert "places that only the kernel knows" in lanes.reasons[-1]
 
 
 def test_float64_without_loops_stays(monkeypatch):
