@@ -1,5 +1,7 @@
 """Entries of a sparse Jacobian in programs written by hand, without Taichi: which columns, in which order, or a reason."""
 
+import itertools
+
 import pytest
 
 from taichi_ext.analysis.affine import Affine
@@ -17,7 +19,6 @@ x, y, u = Container("x", F64, 1, shape=(P,)), Container("y", F64, 1, shape=(M,))
 which = Container("which", I32, 1, shape=(M,))
 i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
 total = Local("total", F64)
-EXTENTS = {c: Extent(c.shape, ()) for c in (x, y, u, which)}
 
 
 def op(name, *args):
@@ -32,12 +33,14 @@ def over(container, *body):
     return For("field", (i,), (container,), body)
 
 
-def sparse(*body):
-    """What is found out about a program with the parameter x and the output y."""
-    roles = {x: Role(0, is_fresh=False), y: Role(), u: Role()}
-    asked = SparseSeeds(Columns({"x": P}), frozenset({"y"}), {x: "x", y: "y", u: "u", which: "which"})
-    program = Program("program", (), (), body, (x, y, u, which))
-    return differentiate(program, Seeds(P, roles, EXTENTS, sparse=asked)).sparse
+def sparse(*body, between=(u,)):
+    """The sparse part of a program with the parameter x, the output y and fields between them."""
+    roles = {x: Role(0, is_fresh=False), y: Role(), **{c: Role() for c in between}}
+    containers = (x, y, which, *between)
+    asked = SparseSeeds(Columns({"x": P}), frozenset({"y"}), {c: c.name for c in containers})
+    program = Program("program", (), (), body, containers)
+    extents = {c: Extent(c.shape, ()) for c in containers}
+    return differentiate(program, Seeds(P, roles, extents, sparse=asked)).sparse
 
 
 def test_an_index_that_is_read_is_one_column_wherever_it_stands():
@@ -109,3 +112,12 @@ def test_rows_that_are_apart():
     assert are_apart(even, Affine(((j, 4),), 1))
     assert not are_apart(even, Affine(((j, 3),), 1))
     assert not are_apart(even, even)
+
+
+def test_columns_of_fields_in_between_are_numbered_in_the_order_of_the_program():
+    between = [Container(f"u{n}", F64, 1, shape=(M,)) for n in range(8)]
+    steps = [
+        over(b, Assign(at(b, Read(i)), op("sin", at(a, Read(i))))) for a, b in itertools.pairwise([x, *between, y])
+    ]
+    found = sparse(*steps, between=between[::-1])
+    assert list(found.columns.intermediates) == [c.name for c in between]

@@ -80,8 +80,9 @@ def _first_draft(facts: Facts) -> Draft:
         draft.columns.in_rows.require(key, "an earlier launch")
     for key, size in seeds.sparse.columns.intermediates.items():
         draft.columns.intermediates.require(key, size)
-    for container in facts.activity.containers & facts.stores.sites.keys():
-        _compose(container, seeds, draft)
+    for container in facts.stores.sites:  # in the order of the program: columns are numbered by it
+        if container in facts.activity.containers:
+            _compose(container, seeds, draft)
     return draft
 
 
