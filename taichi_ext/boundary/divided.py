@@ -15,7 +15,6 @@ length of the chord divided by the gradient of the level.
 # Those of the variables of a function that Taichi compiles are known when it is compiled.
 # pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
@@ -33,7 +32,7 @@ _LEAST = 1e-20
 _NARROW = 1e-2  # a normal along an axis counts as turned by this much, where a formula divides by its component
 
 
-def level_at(level: Any, x: Any, y: Any) -> Any:
+def level_at(level: object, x: object, y: object) -> object:
     """The level at another position, given relative to the pixel's centre; traced by the engine."""
     leave_to_engine("level_at", level)
 

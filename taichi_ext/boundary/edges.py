@@ -17,7 +17,9 @@ from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.meshes import term_of_side  # pyright: ignore[reportUnknownVariableType]
 
 
-def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bool = False, jump: Any = None) -> Any:
+def edge(
+    level: object, inside: object, outside: object, *, at: object = None, antialias: bool = False, jump: object = None
+) -> Any:
     """``inside`` where level > 0, ``outside`` elsewhere, with the boundary term of the derivative.
 
     Callable in any kernel.  Nested edges give occlusion.  Both values must be finite everywhere.
@@ -63,7 +65,7 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
     leave_to_engine("edge", level)
 
 
-def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
+def step(level: object, *, at: object = None, antialias: bool = False) -> Any:
     """1 where level > 0, else 0, with the boundary term of the derivative: ``edge(level, 1, 0)``.
 
     Args:
@@ -95,7 +97,7 @@ def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
     leave_to_engine("step", level)
 
 
-def coverage(level: Any, *, at: Any = None) -> Any:
+def coverage(level: object, *, at: object = None) -> Any:
     """The area of the pixel in which level > 0, with its derivative: a mask without jagged edges.
 
     Args:
@@ -125,7 +127,7 @@ def coverage(level: Any, *, at: Any = None) -> Any:
     leave_to_engine("coverage", level)
 
 
-def sqrt_edge(level: Any, *, at: Any = None) -> Any:
+def sqrt_edge(level: object, *, at: object = None) -> Any:
     """``sqrt(max(level, 0))``; its derivative near level = 0 is an average over the pixel.
 
     The point sample ``level ** -0.5 / 2`` is singular at the edge.  Its average over the pixel, for a level that varies
@@ -158,7 +160,7 @@ def sqrt_edge(level: Any, *, at: Any = None) -> Any:
     leave_to_engine("sqrt_edge", level)
 
 
-def segment_edge(start: Any, end: Any, jump: Any, *, at: Any, antialias: bool = False) -> Any:
+def segment_edge(start: object, end: object, jump: object, *, at: object, antialias: bool = False) -> Any:
     """The boundary term of one side of a polygon, clipped exactly to the pixel: 0, with a tangent.
 
     Add it to the value of the pixel once for every side.  The side moves with its ends, linearly in between.  Only the

@@ -10,7 +10,7 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidRuleError
 
 
-def mark(name: str, value: Any, **along: Any) -> Any:
+def mark(name: str, value: object, **along: object) -> Any:
     """Give a subexpression of a kernel a name, so that ``@boundary_gradient(name)`` can give it a derivative.
 
     Args:
@@ -45,7 +45,7 @@ def mark(name: str, value: Any, **along: Any) -> Any:
     return value
 
 
-def stop_gradient(value: Any) -> Any:
+def stop_gradient(value: object) -> Any:
     """The value, with a derivative of zero.
 
     Args:
@@ -72,7 +72,7 @@ def stop_gradient(value: Any) -> Any:
     return value
 
 
-def replace_gradient(value: Any, surrogate: Any) -> Any:
+def replace_gradient(value: object, surrogate: object) -> Any:
     """The value of one expression with the derivative of another.
 
     Args:
@@ -108,7 +108,7 @@ def _leave_reverse_mode_to_engine(name: str) -> None:
         raise backend.NeedsEngine(name)
 
 
-def check_mark_name(name: Any) -> None:
+def check_mark_name(name: object) -> None:
     """Raise unless a mark is named by a string."""
     if not isinstance(name, str):
         raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")

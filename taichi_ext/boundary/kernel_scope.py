@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 
 
-def require_kernel(name: str, given: Any) -> None:
+def require_kernel(name: str, given: object) -> None:
     """Raise unless Taichi is compiling a kernel; ``name`` is the function, ``given`` its first value."""
     if backend.is_inside_kernel():
         return
@@ -21,14 +21,14 @@ def require_kernel(name: str, given: Any) -> None:
     )
 
 
-def recorded(*functions: Callable[..., Any]) -> None:
+def recorded(*functions: Callable[..., object]) -> None:
     """Allow kernels to call functions that the recorder recognises by name."""
     for function in functions:
         function.boundary_kind = function.__name__  # type: ignore[attr-defined]
         backend.known_in_kernels(function)
 
 
-def leave_to_engine(name: str, given: Any) -> NoReturn:
+def leave_to_engine(name: str, given: object) -> NoReturn:
     """Make the engine build the kernel that Taichi is compiling; raise outside of kernels, and in forward mode."""
     require_kernel(name, given)
     backend.is_gradient_kernel()

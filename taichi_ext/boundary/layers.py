@@ -46,7 +46,7 @@ _BENT = 0.04  # of a square: from where on an edge is not straight
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 
 
-def layers(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
+def layers(shape: object, count: object, background: object, *args: object, at: object) -> Any:
     """The mean of a pixel with overlapping shapes, later ones on top of earlier ones.
 
     Areas are shared exactly where edges are straight, also where they cross, touch or coincide.  A pixel in which an
@@ -90,7 +90,7 @@ def layers(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
     leave_to_engine("layers", count)
 
 
-def nearest(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
+def nearest(shape: object, count: object, background: object, *args: object, at: object) -> Any:
     """The mean of a pixel that shows the nearest of several surfaces.
 
     Like ``layers``, but a depth decides which shape is before which.  The line along which two surfaces swap their
@@ -129,12 +129,12 @@ def nearest(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any
     leave_to_engine("nearest", count)
 
 
-def shape_at(shape: Any, n: Any, x: Any, y: Any) -> Any:
+def shape_at(shape: object, n: object, x: object, y: object) -> Any:
     """Level, depth and value of shape n; traced by the engine, which checks them."""
     leave_to_engine("shape_at", n)
 
 
-def level_gradient(shape: Any, name: str, value: Any, *, at: Any) -> Any:
+def level_gradient(shape: object, name: str, value: object, *, at: object) -> Any:
     """The gradient of a level or depth at the position, without a tangent; traced by the engine."""
     leave_to_engine("level_gradient", value)
 

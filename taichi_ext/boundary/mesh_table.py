@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
@@ -13,7 +11,7 @@ _DIRECTION = np.array([0.6180, 0.5411, 0.5704])  # corners are sorted along it; 
 _MOST_PAIRS = 4_000_000  # of corners and edges that are compared at once
 
 
-def mesh_edges(triangles: Any, corners: Any = None) -> np.ndarray:
+def mesh_edges(triangles: object, corners: object = None) -> np.ndarray:
     """The edges of a triangle mesh, each with the corners of its faces that lie opposite.
 
     In an image an edge is part of the silhouette if it has one face, or if all opposite corners lie on the same side
@@ -66,7 +64,7 @@ def mesh_edges(triangles: Any, corners: Any = None) -> np.ndarray:
     return _table(*_sides(faces))
 
 
-def _checked(corners: Any, faces: np.ndarray) -> np.ndarray:
+def _checked(corners: object, faces: np.ndarray) -> np.ndarray:
     """The corners in space, as float64."""
     points = np.asarray(corners)
     if points.ndim != 2 or points.shape[1] not in (2, 3) or points.dtype.kind not in "fiu":

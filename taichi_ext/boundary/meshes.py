@@ -24,7 +24,9 @@ _FARTHEST = 1e15  # pixels: ends beyond do not count
 _NONE, _LOCAL, _IMAGE = range(3)  # where the area behind an edge is added
 
 
-def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None, antialias: bool = False) -> Any:
+def visible_edge(
+    start: object, end: object, seen: object, *, at: object, beside: object = None, antialias: bool = False
+) -> Any:
     """The boundary term of a straight edge in the image, where it is visible: 0, with a tangent.
 
     Like ``segment_edge``, but the jump is the difference of the image's values on both sides: 0 if the edge is hidden.
@@ -72,7 +74,7 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None
 
 
 def add_visible_edge(
-    image: Any, points: Any, edge: Any, seen: Any, *, beside: Any = None, antialias: bool = False
+    image: object, points: object, edge: object, seen: object, *, beside: object = None, antialias: bool = False
 ) -> None:
     """Add the boundary term of an edge of a mesh to all pixels that it crosses.
 
@@ -124,7 +126,7 @@ def add_visible_edge(
     leave_to_engine("add_visible_edge", edge)
 
 
-def boundary_term(name: str, moved: Any) -> Any:
+def boundary_term(name: str, moved: object) -> object:
     """0, with the tangent of a value, which is not differentiated again; traced by the engine."""
     leave_to_engine("boundary_term", moved)
 

@@ -42,7 +42,7 @@ _ALIKE = 0.3  # by which jumps may differ between the ends of a chord, relative
 _TURN = 0.12  # by which the normals at its ends may be turned to it, radians
 
 
-def pixel(shade: Any, *, at: Any, antialias: bool = False) -> Any:
+def pixel(shade: object, *, at: object, antialias: bool = False) -> Any:
     """The value of a pixel of a function of the position, with the boundary terms of all its edges, which are found.
 
     Edges are where a condition in ``shade`` changes: ``if``, ``select``, comparisons, conversions to integers,
@@ -86,7 +86,7 @@ def pixel(shade: Any, *, at: Any, antialias: bool = False) -> Any:
     leave_to_engine("pixel", at)
 
 
-def probe(shade: Any, x: Any, y: Any, which: Any, mode: str) -> Any:
+def probe(shade: object, x: object, y: object, which: object, mode: str) -> Any:
     """A call of the function that also returns facts about its conditions; traced by the engine."""
     leave_to_engine("probe", x)
 

@@ -17,7 +17,7 @@ _REFINEMENTS = 24
 _GOLDEN = 0.6180339887498949
 
 
-def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any, *args: Any) -> Any:
+def ray_level(distance: object, origin: object, direction: object, near: object, far: object, *args: object) -> Any:
     """The depth to which a ray enters a surface: minus the smallest signed distance along the ray.
 
     It is positive where the ray hits the surface, so it is a level for ``edge`` and ``layers``: of the silhouette, if

@@ -117,7 +117,7 @@ class Registry:
             self._rules[rule.name] = rule
             self._changed()
 
-    def rule_for(self, target: Any) -> GradientRule | None:
+    def rule_for(self, target: object) -> GradientRule | None:
         """The enabled rule of a function or mark; if there are several, the one registered last.
 
         A function that is defined again, as its cell of a notebook is run again, keeps its rule.
@@ -234,9 +234,9 @@ class RulesInUse:
 
     def __init__(self, *, takes_derivative: bool) -> None:
         self.takes_derivative = takes_derivative
-        self.found: dict[Any, GradientRule | None] = {}  # by function or name of a mark
+        self.found: dict[object, GradientRule | None] = {}  # by function or name of a mark
 
-    def rule_for(self, target: Any) -> GradientRule | None:
+    def rule_for(self, target: object) -> GradientRule | None:
         """The enabled rule of a function or mark."""
         if not self.takes_derivative:
             return None
@@ -253,7 +253,7 @@ class RulesInUse:
             rule.uses += 1
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     return a == b if isinstance(a, str) and isinstance(b, str) else a is b
 
 
@@ -271,7 +271,7 @@ def _is_defined_again(new: Any, old: Any) -> bool:
     return not os.path.exists(a.co_filename) and not os.path.exists(b.co_filename)  # cells: one file for each text
 
 
-def _content(code: types.CodeType) -> tuple[Any, ...]:
+def _content(code: types.CodeType) -> tuple[object, ...]:
     return code.co_code, code.co_consts, code.co_names, code.co_varnames, code.co_freevars
 
 
@@ -279,7 +279,7 @@ registry = Registry()
 
 
 def boundary_gradient(
-    target: str | Callable[..., Any], name: str | None = None
+    target: str | Callable[..., object], name: str | None = None
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Give the derivative of a ``ti.func`` or of a marked subexpression; autodiff does everything else.
 

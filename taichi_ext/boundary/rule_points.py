@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import linecache
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class Slot:
         return self.values.shape[1:]
 
 
-def make_slots(names: list[str], inputs: dict[str, Any], dtype: Any) -> tuple[list[Slot], int]:
+def make_slots(names: list[str], inputs: Mapping[str, object], dtype: Any) -> tuple[list[Slot], int]:
     given = {"missing": [n for n in names if n not in inputs], "unknown": sorted(set(inputs) - set(names))}
     if any(given.values()):
         problems = [f"{what} {', '.join(map(repr, found))}" for what, found in given.items() if found]
@@ -73,7 +73,7 @@ def make_slots(names: list[str], inputs: dict[str, Any], dtype: Any) -> tuple[li
     return slots, points
 
 
-def _array(name: str, value: Any) -> Any:
+def _array(name: str, value: object) -> object:
     if isinstance(value, (bool, str)) or value is None:
         return value
     if isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
@@ -113,7 +113,7 @@ class PointKernel:
 
     def __init__(self, rule: GradientRule) -> None:
         self.rule = rule
-        self.scope: dict[str, Any] = {"ti": ti}
+        self.scope: dict[str, object] = {"ti": ti}
         self.arguments: dict[str, np.ndarray] = {}
         self._given: list[Hashable] = []
 
@@ -123,13 +123,13 @@ class PointKernel:
         self.arguments[name] = values
         return f"{name}[{index}]"
 
-    def value(self, values: Any) -> str:
+    def value(self, values: object) -> str:
         """The text for something that belongs to the rule."""
         name = f"o{len(self.scope)}"
         self.scope[name] = values
         return name
 
-    def given(self, values: Any) -> str:
+    def given(self, values: object) -> str:
         """The text for a user's object, which is passed as it is."""
         self._given.append(values if isinstance(values, (bool, str)) else id(values))
         return self.value(values)
@@ -181,7 +181,7 @@ def _with_named(functions: list[Any]) -> list[Any]:
     return found
 
 
-def _annotation(array: np.ndarray) -> Any:
+def _annotation(array: np.ndarray) -> object:
     dtype = {"float32": ti.f32, "float64": ti.f64, "int32": ti.i32}[array.dtype.name]
     shape = array.shape[1:]
     if len(shape) == 1:
@@ -208,10 +208,10 @@ def result_shapes(
     return shapes, is_tuple
 
 
-def _noting(noted: list[Any]) -> Callable[[Any], float]:
+def _noting(noted: list[object]) -> Callable[[object], float]:
     """A function that notes the shapes of its arguments."""
 
-    def note(value: Any) -> float:
+    def note(value: object) -> float:
         is_tuple = isinstance(value, (tuple, list))
         noted.append((list(map(_shape, value if is_tuple else [value])), is_tuple))
         return 0.0
@@ -219,7 +219,7 @@ def _noting(noted: list[Any]) -> Callable[[Any], float]:
     return backend.known_in_kernels(note)
 
 
-def _shape(x: Any) -> tuple[int, ...] | None:
+def _shape(x: object) -> tuple[int, ...] | None:
     """The shape of a value in a kernel that Taichi compiles, or that is recorded; None where it is something else."""
     if isinstance(x, backend.Matrix):
         return tuple(x.get_shape() or ())

@@ -200,7 +200,7 @@ class _Kept:
     made: list[Declare] = field(default_factory=list)
     names: dict[Any, Local] = field(default_factory=dict)
 
-    def local(self, key: Any, value: Value) -> Local:
+    def local(self, key: object, value: Value) -> Local:
         if key not in self.names:
             self.names[key] = Local("held", value.dtype, (), "temporary")
             self.made.append(Declare(self.names[key], (value,), place=self.place))
@@ -325,6 +325,6 @@ def _copied(s: Statement, names: Mapping[Local, Local], new: Mapping[_Entry, Any
     return with_bodies(s, blocks)
 
 
-def _read(value: Any) -> Read:
+def _read(value: object) -> Read:
     assert isinstance(value, Read)
     return value

@@ -64,7 +64,7 @@ class ArrayTangents:
         self._columns = columns
         self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
         self._registered: dict[int, Given] = {}  # parameters and outputs, by identity
-        self._bindings: dict[Any, Binding] = {}
+        self._bindings: dict[object, Binding] = {}
         self.stores = ArrayStores()
         self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
 
@@ -94,7 +94,7 @@ class ArrayTangents:
                 )
         region.seeds[key] = column
 
-    def bind(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Binding:
+    def bind(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Binding:
         """The arrays among the leaf arguments of a kernel, each in its region."""
         places = backend.array_positions(kernel)
         name = (id(kernel), *(id(args[position]) for position in places))
@@ -185,7 +185,7 @@ class ArrayTangents:
             return Role()
         return Role(has_shadow=not region.shadow.is_fresh, is_fresh=region.shadow.is_fresh)
 
-    def open_output(self, key: View, name: Label | str, _rows: int, dtype: Any, place: np.ndarray | None) -> None:
+    def open_output(self, key: View, name: Label | str, _rows: int, dtype: object, place: np.ndarray | None) -> None:
         """Make an array an output; its J is computed in ``place`` if that can hold it."""
         region = self._region(key)
         if region.shadow is None:
@@ -211,7 +211,7 @@ class ArrayTangents:
         region.seeds.clear()
         return region.shadow
 
-    def borrow(self, key: View, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
+    def borrow(self, key: View, *, is_covered: bool) -> tuple[object, Callable[[], None]]:
         """The tangents of an array as a kernel takes them, and a function to call after a launch that writes them."""
         view, region, shadow = key, self._region(key), self.shadow(key)
         if is_covered and region.is_whole(view):
@@ -295,7 +295,7 @@ def array_arguments(
     return binding
 
 
-def check_overlaps(given: Iterable[Given], written: Set[Any]) -> None:
+def check_overlaps(given: Iterable[Given], written: Set[object]) -> None:
     """Raise if two arguments share memory and one is written: a kernel with tangents would not notice."""
     for one, other in itertools.combinations(given, 2):
         if not one.view.overlaps(other.view) or (one.info is None and other.info is None):

@@ -42,13 +42,13 @@ class ActiveNumbers:
         is_active_memory: whether the memory of an array carries tangents, which kernels then use.
     """
 
-    def __init__(self, is_active_memory: Callable[[Any], bool]) -> None:
+    def __init__(self, is_active_memory: Callable[[object], bool]) -> None:
         self.reads = 0
         self.is_active_memory = is_active_memory
-        self._objects: dict[int, Any] = {}  # by identity; kept alive, so that an identity is not used again
+        self._objects: dict[int, object] = {}  # by identity; kept alive, so that an identity is not used again
         self._most = _LEAST_KEPT
 
-    def derive(self, result: Any, *operands: Any) -> None:
+    def derive(self, result: object, *operands: object) -> None:
         """Mark a result that was computed from operands that depend on tangents, unless it is one of them."""
         if type(result) is not float and isinstance(result, _NEVER):
             return
@@ -60,7 +60,7 @@ class ActiveNumbers:
                 self.mark(result)
                 return
 
-    def mark(self, value: Any) -> None:
+    def mark(self, value: object) -> None:
         """Note that an object depends on numbers with tangents."""
         parts = None if _is_host_access(value) else _parts(value)
         if isinstance(value, _SIMPLE):
@@ -80,7 +80,7 @@ class ActiveNumbers:
             if isinstance(value, backend.Matrix):  # the others keep their items as they are
                 self._keep(value)
 
-    def _mark_held(self, value: Any) -> None:
+    def _mark_held(self, value: object) -> None:
         """Mark an object, and those it refers to, which it may write numbers to: the file of a writer, for example."""
         pending, seen = [value], set[int]()
         while pending and len(seen) < _MOST_HELD:
@@ -95,7 +95,7 @@ class ActiveNumbers:
                 self._keep(held)
             pending += [] if is_own else gc.get_referents(held)
 
-    def _keep(self, value: Any) -> None:
+    def _keep(self, value: object) -> None:
         self._objects[id(value)] = value
         if len(self._objects) > self._most:
             self._drop()
@@ -109,13 +109,13 @@ class ActiveNumbers:
             elif self.depends(member):
                 self.mark(struct[name])
 
-    def marked(self, values: Iterable[Any]) -> Iterator[Any]:
+    def marked(self, values: Iterable[object]) -> Iterator[object]:
         """Yield the items of an iterable that depends on numbers with tangents, marked."""
         for value in values:
             self.mark(value)
             yield value
 
-    def depends(self, value: Any, *, is_lost: bool = False, depth: int = 0) -> bool:
+    def depends(self, value: object, *, is_lost: bool = False, depth: int = 0) -> bool:
         """Whether an object, or an item of it, depends on numbers with tangents.
 
         With ``is_lost``, only those count that kernels take for constants: no text, no memory that carries tangents.
@@ -137,7 +137,7 @@ class ActiveNumbers:
         """Forget all objects, at the end of the run."""
         self._objects.clear()
 
-    def _forget(self, key: int, _: Any) -> None:
+    def _forget(self, key: int, _: object) -> None:
         self._objects.pop(key, None)
 
     def _drop(self) -> None:
@@ -155,7 +155,7 @@ def _is_real(array: Any) -> bool:
     return array.dtype.is_floating_point or array.dtype.is_complex
 
 
-def _owner(array: Any) -> Any:
+def _owner(array: object) -> object:
     """The array, or another object with a buffer, that the memory of a view belongs to."""
     while isinstance(array, np.ndarray) and isinstance(array.base, (np.ndarray, memoryview)):
         array = array.base.obj if isinstance(array.base, memoryview) else array.base
@@ -164,12 +164,12 @@ def _owner(array: Any) -> Any:
     return array
 
 
-def _is_host_access(value: Any) -> bool:
+def _is_host_access(value: object) -> bool:
     """Whether an object is a vector or matrix of a field, whose numbers are read when it is used."""
     return isinstance(value, backend.Matrix) and value.is_host_access
 
 
-def _parts(value: Any) -> Iterable[Any] | None:
+def _parts(value: object) -> Iterable[object] | None:
     """The items of a list or dict, the numbers of a vector, matrix or struct; None for other objects."""
     if isinstance(value, KEEPING):
         return value.values() if isinstance(value, dict) else value

@@ -19,13 +19,13 @@ _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until t
 _KEPT_OF = ("sys", "inspect")  # modules whose functions look at frames
 
 
-def rewritten_code(code: types.CodeType, qualname: str, watch: Any) -> types.CodeType | None:
+def rewritten_code(code: types.CodeType, qualname: str, watch: object) -> types.CodeType | None:
     """The code of a function, rewritten; None if its source cannot be found or has changed."""
     return _rewritten(code, code.co_filename, qualname, watch)  # codes of two files can be equal
 
 
 @lru_cache(maxsize=1024)
-def _rewritten(code: types.CodeType, file: str, qualname: str, watch: Any) -> types.CodeType | None:
+def _rewritten(code: types.CodeType, file: str, qualname: str, watch: object) -> types.CodeType | None:
     node = definition(code, qualname)
     if node is None:
         return None
@@ -47,10 +47,10 @@ def _path(code: types.CodeType) -> str:
     return f"around.<locals>.{code.co_name}"
 
 
-def _completed(code: types.CodeType, watch: Any, path: str, qualname: str) -> types.CodeType:
+def _completed(code: types.CodeType, watch: object, path: str, qualname: str) -> types.CodeType:
     """The code, and the code of definitions in it, with the watch among the constants and with the original paths."""
 
-    def constant(value: Any) -> Any:
+    def constant(value: object) -> object:
         if isinstance(value, types.CodeType):
             return _completed(value, watch, path, qualname)
         if not isinstance(value, str):
@@ -70,7 +70,7 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self) -> None:
         self._count = 0  # names added by the rewriter
 
-    def of_definition(self, node: Any) -> Any:
+    def of_definition(self, node: Any) -> object:
         is_lambda = isinstance(node, ast.Lambda)
         node.body = self.visit(node.body) if is_lambda else self._statements(node.body)
         return ast.fix_missing_locations(node)
@@ -91,21 +91,21 @@ class _Rewriter(ast.NodeTransformer):
 
     # --- operators
 
-    def visit_BinOp(self, node: ast.BinOp) -> Any:
+    def visit_BinOp(self, node: ast.BinOp) -> object:
         if isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant):
             return node
         return self._watched("operate", node, type(node.op).__name__, self.visit(node.left), self.visit(node.right))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> object:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
             return node
         return self._watched("operate", node, type(node.op).__name__, node.operand)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+    def visit_AugAssign(self, node: ast.AugAssign) -> object:
         target, names = node.target, []
 
-        def named(value: Any) -> Any:
+        def named(value: object) -> Any:
             self._count += 1
             name = ast.copy_location(ast.Name(id=f"<part {self._count}>", ctx=ast.Load()), node)
             names.append((name.id, value))
@@ -123,17 +123,17 @@ class _Rewriter(ast.NodeTransformer):
         made += [ast.Delete(targets=[ast.Name(id=name, ctx=ast.Del())]) for name, _ in names]
         return [ast.copy_location(statement, node) for statement in made]
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> object:
         return self._watched("operate", node, "text", *map(self.visit, node.values))
 
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> object:
         conversion = "" if node.conversion < 0 else chr(node.conversion)
         form = "" if node.format_spec is None else self.visit(node.format_spec)
         return self._watched("operate", node, "formatted", self.visit(node.value), conversion, form)
 
     # --- parts, and stores to them
 
-    def visit_Subscript(self, node: ast.Subscript) -> Any:
+    def visit_Subscript(self, node: ast.Subscript) -> object:
         value = self.visit(node.value)
         if isinstance(node.ctx, ast.Load):
             return self._watched("item", node, value, self._index(node.slice))
@@ -149,7 +149,7 @@ class _Rewriter(ast.NodeTransformer):
             return ast.copy_location(ast.Tuple(elts=[self._index(e) for e in node.elts], ctx=ast.Load()), node)
         return self.visit(node)
 
-    def visit_Attribute(self, node: ast.Attribute) -> Any:
+    def visit_Attribute(self, node: ast.Attribute) -> object:
         self.generic_visit(node)
         is_private = node.attr.startswith("__") and not node.attr.endswith("__")
         if isinstance(node.ctx, ast.Store):
@@ -158,25 +158,25 @@ class _Rewriter(ast.NodeTransformer):
             return node
         return self._watched("part", node, node.value, node.attr)
 
-    def visit_Assign(self, node: ast.Assign) -> Any:
+    def visit_Assign(self, node: ast.Assign) -> object:
         self.generic_visit(node)
         if len(node.targets) == 1 and isinstance(node.targets[0], (ast.Tuple, ast.List)):
             node.value = self._each(node.value)
         return node
 
-    def visit_For(self, node: Any) -> Any:
+    def visit_For(self, node: Any) -> object:
         self.generic_visit(node)
         node.iter = node.iter if getattr(node, "is_async", False) else self._each(node.iter)
         return node
 
     visit_comprehension = visit_For
 
-    def _each(self, node: Any) -> Any:
+    def _each(self, node: object) -> Any:
         return node if isinstance(node, (ast.Tuple, ast.List)) else self._watched("each", node, node)
 
     # --- calls
 
-    def visit_Expr(self, node: ast.Expr) -> Any:
+    def visit_Expr(self, node: ast.Expr) -> object:
         call = node.value
         if not isinstance(call, ast.Call) or self._is_kept(call):
             return self.generic_visit(node)
@@ -185,7 +185,7 @@ class _Rewriter(ast.NodeTransformer):
         node.value = ast.copy_location(ast.Call(func=made, args=[], keywords=[]), call)
         return node
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> object:
         self._visit_call(node)
         if not self._is_kept(node):
             node.func = self._watched("callee", node.func, node.func)
@@ -207,22 +207,22 @@ class _Rewriter(ast.NodeTransformer):
         node.args = [self.visit(a) for a in node.args]
         node.keywords = [self.visit(k) for k in node.keywords]
 
-    def visit_Starred(self, node: ast.Starred) -> Any:
+    def visit_Starred(self, node: ast.Starred) -> object:
         self.generic_visit(node)
         node.value = self._each(node.value) if isinstance(node.ctx, ast.Load) else node.value
         return node
 
     # --- parts that are not executable code
 
-    def visit_arg(self, node: ast.arg) -> Any:
+    def visit_arg(self, node: ast.arg) -> object:
         return node
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> object:
         node.target = self.visit(node.target)
         node.value = None if node.value is None else self.visit(node.value)
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> object:
         node.decorator_list = [self.visit(d) for d in node.decorator_list]
         if node.decorator_list:  # perhaps a kernel, whose source Taichi reads itself
             return node
@@ -230,7 +230,7 @@ class _Rewriter(ast.NodeTransformer):
         node.body = self._statements(node.body)
         return node
 
-    def visit_match_case(self, node: ast.match_case) -> Any:
+    def visit_match_case(self, node: ast.match_case) -> object:
         node.guard = None if node.guard is None else self.visit(node.guard)
         node.body = self._statements(node.body)
         return node

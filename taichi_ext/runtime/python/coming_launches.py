@@ -6,7 +6,7 @@ import ast
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,7 +28,7 @@ class Coming:
 
     kernel: backend.Kernel
     args: tuple[Any, ...]
-    features: Any  # key of its arguments; the kernel is compiled for each key
+    features: object  # key of its arguments; the kernel is compiled for each key
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Loop:
     body: tuple[Any, ...]
 
 
-def coming_launches(end: types.CodeType) -> list[Any]:
+def coming_launches(end: types.CodeType) -> list[object]:
     """The launches after the present one, in order: ``Coming`` and ``Loop``.
 
     For each running function, these are the launches after its current statement, and those of the whole outermost
@@ -72,7 +72,7 @@ class _Reader:
         self._calls = 0
         self._open: list[types.CodeType] = []  # functions that are being followed
 
-    def rest(self, body: list[ast.stmt], line: int, names: dict[str, Any]) -> list[Any]:
+    def rest(self, body: list[ast.stmt], line: int, names: dict[str, object]) -> list[object]:
         """The launches of a block after the statement at a line."""
         place = next((n for n, s in enumerate(body) if s.lineno <= line <= (s.end_lineno or 0)), None)
         if place is None:
@@ -89,10 +89,10 @@ class _Reader:
             found += [launch for block in blocks for launch in self.rest(block, line, names)]
         return found + self.block(body[place + 1 :], names)
 
-    def block(self, body: list[ast.stmt], names: dict[str, Any]) -> list[Any]:
+    def block(self, body: list[ast.stmt], names: dict[str, object]) -> list[Any]:
         return [launch for statement in body for launch in self.statement(statement, names)]
 
-    def statement(self, node: ast.AST, names: dict[str, Any]) -> list[Any]:
+    def statement(self, node: ast.AST, names: dict[str, object]) -> list[object]:
         """The launches of a statement or expression; its assignments are noted by name."""
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
@@ -114,11 +114,11 @@ class _Reader:
                 return found
         return list(self._parts(node, names))
 
-    def _parts(self, node: ast.AST, names: dict[str, Any]) -> Iterator[Any]:
+    def _parts(self, node: ast.AST, names: dict[str, object]) -> Iterator[object]:
         for part in ast.iter_child_nodes(node):
             yield from self.statement(part, names)
 
-    def _loop(self, node: ast.For, names: dict[str, Any]) -> list[Any]:
+    def _loop(self, node: ast.For, names: dict[str, object]) -> list[Loop]:
         values = self._value(node.iter, names)
         if not isinstance(values, (list, tuple)) or not isinstance(node.target, ast.Name):
             return [Loop(tuple(self.block(node.body, names)))]
@@ -127,7 +127,7 @@ class _Reader:
             found += self.block(node.body, {**names, node.target.id: value})
         return [Loop(tuple(found))]
 
-    def _assign(self, target: ast.expr, value: ast.expr, names: dict[str, Any]) -> None:
+    def _assign(self, target: ast.expr, value: ast.expr, names: dict[str, object]) -> None:
         if isinstance(target, ast.Name):
             names[target.id] = self._value(value, names)
         elif isinstance(target, ast.Tuple):
@@ -153,7 +153,9 @@ class _Reader:
             return []
         return self._followed(function, args, keywords)
 
-    def _followed(self, function: types.FunctionType, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
+    def _followed(
+        self, function: types.FunctionType, args: tuple[object, ...], keywords: Mapping[str, object]
+    ) -> list[object]:
         """The kernels that a Python function launches."""
         code = function.__code__
         if code in self._open:
@@ -170,7 +172,7 @@ class _Reader:
         self._open.pop()
         return found
 
-    def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
+    def _value(self, node: ast.expr, names: dict[str, object]) -> Any:
         """The object that an expression evaluates to, if that follows from names and stored attributes."""
         match node:
             case ast.Constant():
@@ -189,7 +191,7 @@ class _Reader:
         return _UNKNOWN
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def _attribute(owner: object, name: str) -> object:
     """An attribute that can be read without running code of the user's."""
     looking_up = type(owner).__getattribute__
     if owner is _UNKNOWN or not (backend.is_library(looking_up) or not backend.module_of(looking_up)):
@@ -200,7 +202,7 @@ def _attribute(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def _launch(kernel: backend.Kernel, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Coming]:
+def _launch(kernel: backend.Kernel, args: tuple[object, ...], keywords: Mapping[str, object]) -> list[Coming]:
     """A launch, with placeholders for unknown numbers; empty if the arguments are invalid or not known enough."""
     try:
         given = backend.process_args(kernel, args, keywords)

@@ -96,7 +96,7 @@ def _matrix(rows: list[Tangent], directions: np.ndarray | None, first: int, colu
 
 def taken_out(
     kernel: backend.Kernel, args: tuple[Any, ...], run: PipelineRun | None
-) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, list[Tangent]]]:
+) -> tuple[tuple[object, ...], tuple[object, ...], dict[str, list[Tangent]]]:
     """The arguments of a launch as plain values, and its leaf arguments; the tangents of entries of these, by name."""
     values = backend.leaf_values(kernel, args)
     found = tuple(map(_entries, values)) if run is not None else ()
@@ -133,7 +133,7 @@ def _check_passed(kernel: backend.Kernel, leaf: Any, names: frozenset[str]) -> N
     )
 
 
-def _entries(value: Any) -> list[Any]:
+def _entries(value: object) -> list[Any]:
     if isinstance(value, backend.Matrix) and not value.is_host_access:
         return list(np.asarray(value.entries, object).flat)
     if isinstance(value, (list, tuple)):
@@ -141,7 +141,7 @@ def _entries(value: Any) -> list[Any]:
     return list(value.flat) if isinstance(value, np.ndarray) and value.dtype == object else [value]
 
 
-def _like(value: Any, numbers: np.ndarray) -> Any:
+def _like(value: object, numbers: np.ndarray) -> object:
     """A number, array, vector, matrix or list of numbers of the shape of another."""
     if is_passed(value):
         return float(numbers[0])

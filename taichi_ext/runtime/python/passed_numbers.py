@@ -75,11 +75,11 @@ class PassedNumber:
                 "Use operators or functions of NumPy, or compute it in a kernel."
             )
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Other attributes of floats."""
         return getattr(float(self) if hasattr(float, name) else self.value, name)
 
-    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: object) -> object:
         """Apply NumPy's functions by the operators and methods of this class; other functions take the floats."""
         as_objects = [np.array(x, object) if is_passed(x) else x for x in inputs]
         if function in _OF_VALUES:
@@ -91,13 +91,13 @@ class PassedNumber:
         except (TypeError, AttributeError):
             return getattr(function, method)(*(float(x) if is_passed(x) else x for x in inputs), **options)
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> float | PassedNumber:
         return self.value if self.run.is_over else self
 
-    def __deepcopy__(self, _: Any) -> Any:
+    def __deepcopy__(self, _: object) -> float | PassedNumber:
         return self.__copy__()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
         return float, (float(self),)
 
     def __hash__(self) -> int:
@@ -115,14 +115,14 @@ class PassedNumber:
         """The number itself."""
         return self
 
-    def __divmod__(self, other: Any) -> Any:
+    def __divmod__(self, other: Any) -> object:
         return (self // other, self % other) if _is_scalar(other) else NotImplemented
 
-    def __rdivmod__(self, other: Any) -> Any:
+    def __rdivmod__(self, other: Any) -> object:
         return (other // self, other % self) if _is_scalar(other) else NotImplemented
 
 
-def _combined(value: Any, parts: Sequence[tuple[PassedNumber, float]]) -> Any:
+def _combined(value: Any, parts: Sequence[tuple[PassedNumber, float]]) -> object:
     """A number computed from others, each with the partial derivative with respect to it."""
     run = parts[0][0].run
     if run.is_over:
@@ -136,12 +136,12 @@ def _combined(value: Any, parts: Sequence[tuple[PassedNumber, float]]) -> Any:
     return PassedNumber(float(value), tangent, names, run)
 
 
-def is_passed(x: Any) -> bool:
+def is_passed(x: object) -> bool:
     """Whether a value is a ``PassedNumber``."""
     return type(x) is PassedNumber
 
 
-def _is_scalar(x: Any) -> bool:
+def _is_scalar(x: object) -> bool:
     return is_passed(x) or isinstance(x, (int, float, np.integer, np.floating, np.bool_))
 
 
@@ -200,10 +200,10 @@ _PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__
 _OF_VALUES = (np.isfinite, np.isinf, np.isnan, np.signbit)
 
 
-def _rule(name: str) -> Callable[..., Any]:
+def _rule(name: str) -> Callable[..., object]:
     function, *partials = _RULES[name]
 
-    def apply(*operands: Any) -> Any:
+    def apply(*operands: Any) -> object:
         if not all(map(_is_scalar, operands)):
             is_other = any(isinstance(n, complex) or backend.is_torch_tensor(n) for n in operands)
             return function(*(float(n) if is_passed(n) else n for n in operands)) if is_other else NotImplemented
@@ -230,7 +230,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(PassedNumber, f"__{_name}__", _comparison(getattr(operator, _name)))
 
 
-def with_tangents(value: Any, name: str, column: int, run: PipelineRun) -> Any:
+def with_tangents(value: Any, name: str, column: int, run: PipelineRun) -> object:
     """A number, vector or sequence of numbers like ``value`` that is a parameter, its columns from one on."""
     entries = np.array(value.to_numpy() if isinstance(value, backend.Matrix) else value, float)
     numbers = [PassedNumber(float(x), {column + n: 1.0}, frozenset({name}), run) for n, x in enumerate(entries.flat)]

@@ -14,7 +14,7 @@ _DEEPEST = 4  # containers in containers
 _LIBRARIES = (backend.RUNTIME.name, "taichi_ext", "numpy", "torch", "scipy")
 
 
-def reachable_arrays(function: Any, args: Any) -> Iterator[Any]:
+def reachable_arrays(function: object, args: object) -> Iterator[object]:
     """NumPy arrays and tensors among the arguments, in closures, globals and attributes that the function names.
 
     Those in lists, tuples, dicts and objects with attributes are found too, and those of functions that it calls.
@@ -24,7 +24,7 @@ def reachable_arrays(function: Any, args: Any) -> Iterator[Any]:
     yield from _within(function, seen, 0)
 
 
-def _within(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
+def _within(value: Any, seen: set[int], depth: int) -> Iterator[object]:
     if id(value) in seen or depth > _DEEPEST or isinstance(value, (int, float, str, bytes, types.ModuleType, type)):
         return
     if not backend.is_array(value):
@@ -35,7 +35,7 @@ def _within(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
         yield value
 
 
-def _items(value: Any) -> Iterable[Any]:
+def _items(value: object) -> Iterable[object]:
     """The objects within an object that may be arrays, or hold some."""
     if isinstance(value, (list, tuple)):
         return list(value)

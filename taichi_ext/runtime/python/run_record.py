@@ -27,19 +27,19 @@ class _Object:
     """A field, kernel or other object of a launch, with its identifying key."""
 
     key: Any
-    obj: Any  # kept alive, so that its identity is not used again
+    obj: object  # kept alive, so that its identity is not used again
 
 
 class RunRecord:
     """The launches and stores of the first run; those of later runs are compared with them one by one."""
 
     def __init__(self) -> None:
-        self._events: list[tuple[Any, ...]] = []  # the numbers and objects of each
+        self._events: list[tuple[object, ...]] = []  # the numbers and objects of each
         self._at = 0
         self._is_first = True
         self._has_read = False
         self._start = backend.moment()
-        self._others: dict[Any, tuple[Any, Any]] = {}  # by key of a later run's object: that of the first
+        self._others: dict[object, tuple[object, object]] = {}  # by key of a later run's object: that of the first
 
     def begin(self) -> None:
         """Start the first run, or another one."""
@@ -51,12 +51,12 @@ class RunRecord:
         """Note that Python reads numbers written by kernels: sums of parallel loops can differ in rounding."""
         self._has_read = True
 
-    def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
+    def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> None:
         """Record a launch before it is made."""
         args = backend.leaf_values(kernel, args)
         self._add(_use(kernel), _named(kernel), *(part for a in args for part in _parts(a)))
 
-    def arrays(self, kernel: backend.Kernel, read: Set[str], args: tuple[Any, ...]) -> None:
+    def arrays(self, kernel: backend.Kernel, read: Set[str], args: tuple[object, ...]) -> None:
         """Record the numbers of NumPy arrays and tensors that this launch reads, by leaf arguments."""
         host = [n for n in backend.array_positions(kernel) if not isinstance(args[n], backend.Ndarray)]
         known = [n for n in host if backend.leaf_arguments(kernel)[n].name in read]
@@ -65,7 +65,7 @@ class RunRecord:
         if host and not backend.is_library_kernel(kernel):
             self.note_read()  # Python can read numbers that the kernel writes
 
-    def store(self, obj: Any, value: Any) -> None:
+    def store(self, obj: object, value: object) -> None:
         """Record a store from Python to a field or array before it is made."""
         is_entry = isinstance(obj, backend.FieldEntry)
         place = (_Object(("node", obj.node), obj), obj.index) if is_entry else (_named(obj),)
@@ -76,7 +76,7 @@ class RunRecord:
         if not self._is_first and self._at < len(self._events):
             raise InvalidArgumentError(_DIFFERENT.format("launches fewer kernels than the first"))
 
-    def _add(self, use: str, *parts: Any) -> None:
+    def _add(self, use: str, *parts: object) -> None:
         if self._is_first:
             self._events.append(parts)
             return
@@ -89,7 +89,7 @@ class RunRecord:
                 )
             )
 
-    def _are_same(self, first: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    def _are_same(self, first: tuple[object, ...], now: tuple[object, ...]) -> bool:
         return len(first) == len(now) and all(map(self._is_same, first, now))
 
     def _is_same(self, first: Any, now: Any) -> bool:
@@ -112,7 +112,7 @@ class RunRecord:
             return type(now.obj) is type(first.obj) and self._is_made_alike(first.obj, now.obj)
         return self._others[now.key][0] == first.key
 
-    def _is_made_alike(self, first: Any, now: Any) -> bool:
+    def _is_made_alike(self, first: object, now: object) -> bool:
         """Whether both objects may have been created by the same code in their runs."""
         if isinstance(now, (backend.Field, backend.StructField, backend.Ndarray, backend.FieldEntry)):
             return backend.is_made_since(now, self._start)
@@ -120,7 +120,7 @@ class RunRecord:
         return codes[0] == codes[1] and self._are_same(_contents(first), _contents(now))
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: Any) -> Iterator[object]:
     """Yield the numbers and objects in a value that a run passes on."""
     if isinstance(value, backend.Matrix):
         value = value.to_list()
@@ -142,7 +142,7 @@ def _parts(value: Any) -> Iterator[Any]:
         yield tuple(value.shape), str(value.dtype)
 
 
-def _contents(obj: Any) -> tuple[Any, ...]:
+def _contents(obj: object) -> tuple[object, ...]:
     """The outside variables of a kernel or function, or the attributes of another object."""
     function = getattr(obj, "func", obj)
     is_function = isinstance(function, types.FunctionType)
@@ -150,7 +150,7 @@ def _contents(obj: Any) -> tuple[Any, ...]:
     return tuple(_parts(dict(found)))
 
 
-def _named(obj: Any) -> _Object:
+def _named(obj: object) -> _Object:
     is_field = isinstance(obj, backend.Field)  # a component is a new object at each access
     return _Object(backend.field_identity(obj) if is_field else id(obj), obj)
 
@@ -159,7 +159,7 @@ def _use(kernel: backend.Kernel) -> str:
     return "stores" if backend.is_library_kernel(kernel) else f"launches {kernel.func.__qualname__} and passes"
 
 
-def _numbers(array: Any, is_rounded: bool) -> tuple[Any, ...]:
+def _numbers(array: object, is_rounded: bool) -> tuple[object, ...]:
     """The numbers of an array: exactly, or by two sums where they may differ in rounding."""
     values = backend.as_numpy(array)
     flat = np.ascontiguousarray(values).reshape(-1)

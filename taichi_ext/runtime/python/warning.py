@@ -15,7 +15,7 @@ _said: ContextVar[set[Any] | None] = ContextVar("_said", default=None)
 
 
 @contextlib.contextmanager
-def saying_once(said: set[Any]) -> Iterator[None]:
+def saying_once(said: set[object]) -> Iterator[None]:
     """Within the context, warnings in ``said`` are not repeated, and new ones are added to it."""
     token = _said.set(said)
     try:

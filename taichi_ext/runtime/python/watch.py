@@ -14,7 +14,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, cycle, islice, product
 from typing import Any
 
@@ -46,7 +46,7 @@ _ITSELF = (*KEEPING, backend.Struct, range)
 class Watch:
     """The functions called by rewritten code; they look at the run of their thread, if any."""
 
-    def operate(self, name: str, *operands: Any) -> Any:
+    def operate(self, name: str, *operands: object) -> object:
         """The result of an operator, a slice or a text."""
         function = _OPERATORS[name]
         run = current_run()
@@ -57,14 +57,14 @@ class Watch:
             run.numbers.derive(result, *operands)
         return result
 
-    def item(self, base: Any, index: Any) -> Any:
+    def item(self, base: Any, index: object) -> object:
         result = base[index]
         run = None if type(base) in _ITSELF or isinstance(base, backend.Field) else current_run()
         if run is not None:
             run.numbers.derive(result, base)
         return result
 
-    def part(self, owner: Any, name: str) -> Any:
+    def part(self, owner: object, name: str) -> object:
         run = None if isinstance(owner, backend.Struct) else current_run()
         is_exact = run is None or run.is_exact(type(owner))  # its properties are rewritten
         result = getattr(owner, name)
@@ -72,29 +72,29 @@ class Watch:
             run.numbers.derive(result, owner)
         return result
 
-    def unseen(self, value: Any) -> Any:
+    def unseen(self, value: object) -> object:
         """Mark the result of code that is not rewritten."""
         run = current_run()
         if run is not None and run.numbers.reads:
             run.numbers.mark(value)
         return value
 
-    def each(self, values: Any) -> Any:
+    def each(self, values: object) -> object:
         """The iterable of a loop, watched."""
         run = None if type(values) in _ITSELF else current_run()
         return values if run is None else run.items(values)
 
-    def stored(self, target: Any) -> Any:
+    def stored(self, target: object) -> object:
         """The target of a following store to an item or part, watched."""
         run = None if type(target) in _ITSELF or isinstance(target, (backend.Field, backend.Matrix)) else current_run()
         return target if run is None or run.is_exact(type(target)) else _Stored(run, target)
 
-    def callee(self, function: Any) -> Any:
+    def callee(self, function: object) -> object:
         """The callable; for a user's function the function itself, without a frame of ours before its caller."""
         run = current_run()
         return function if run is None or run.is_exact(function) else functools.partial(run.call, function)
 
-    def stated(self, function: Any, /, *args: Any, **keywords: Any) -> Any:
+    def stated(self, function: object, /, *args: object, **keywords: object) -> object:
         """The call of an expression statement, made by the user's frame, which library code may look at."""
         run = current_run()
         if not callable(function):
@@ -113,16 +113,16 @@ class _Stored:
     run: PythonRun
     target: Any
 
-    def __init__(self, run: PythonRun, target: Any) -> None:
+    def __init__(self, run: PythonRun, target: object) -> None:
         self.__dict__.update(run=run, target=target)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         self.target[index] = value
         array = memory_of(self.target)
         stores = [] if array is None else [(array, item_store(self.target, index))]
         self.run.note_stores(stores, value, self.target)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self.target, name, value)
         if inspect.getattr_static(self.target, name, None) is not value:
             self.run.note_stores(stores_of(setattr, (self.target, name), {}), value, self.target)
@@ -143,7 +143,7 @@ class PythonRun:
         self._known: dict[int, tuple[Any, bool]] = {}  # functions and classes, kept alive, and whether they are exact
         self._rewritten: list[types.FunctionType] = []
 
-    def call(self, function: Any, /, *args: Any, **keywords: Any) -> Any:
+    def call(self, function: Any, /, *args: Any, **keywords: Any) -> object:
         """Call a function that is not the user's code; its result depends on its arguments and on values it reads."""
         while isinstance(function, functools.partial):
             args, keywords = (*function.args, *args), {**function.keywords, **keywords}
@@ -165,7 +165,7 @@ class PythonRun:
         return result
 
     def note_effects(
-        self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any, stores: Any = None
+        self, function: Any, args: tuple[Any, ...], keywords: dict[str, object], result: object, stores: Any = None
     ) -> None:
         """Note stores of a function to arrays, and to objects that may return them in another form, as files do."""
         owner, given = getattr(function, "__self__", None), [*args, *keywords.values()]
@@ -173,7 +173,7 @@ class PythonRun:
         holders = [owner, *((*given, sys.stdout) if result is None else ())] if is_held else []
         self.note_stores(stores_of(function, args, keywords) if stores is None else stores, given, *holders)
 
-    def note_stores(self, stores: list[tuple[Any, Any]], value: Any, *holders: Any) -> None:
+    def note_stores(self, stores: Sequence[tuple[object, object]], value: object, *holders: object) -> None:
         """Note stores of a value to arrays, and to holders that may return it in another form."""
         others = [h for h in holders if not isinstance(h, (*KEEPING, float, types.NoneType)) and memory_of(h) is None]
         for array, store in stores:
@@ -192,7 +192,7 @@ class PythonRun:
         is_some = isinstance(values, Iterable) and self.numbers.depends(values)
         return self.numbers.marked(values) if is_some else values
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: object) -> object:
         """Mark a value with a tangent that is read, perhaps by code that is not rewritten."""
         if not self._has_unseen_reads:
             frame = backend.user_frame()
@@ -201,7 +201,7 @@ class PythonRun:
         self.numbers.mark(value)
         return value
 
-    def is_lost(self, value: Any) -> bool:
+    def is_lost(self, value: object) -> bool:
         """Whether a value that is stored or passed on was, or may have been, computed from numbers with tangents."""
         if self.numbers.depends(value, is_lost=True):
             return True
@@ -214,7 +214,7 @@ class PythonRun:
 
     # --- functions
 
-    def is_exact(self, function: Any) -> bool:
+    def is_exact(self, function: object) -> bool:
         """Whether a callable is a kernel or the user's own code; the latter is rewritten."""
         known = self._known.get(id(function))
         if known is not None:
@@ -307,7 +307,7 @@ def is_watched(code: types.CodeType) -> bool:
 
 
 @contextlib.contextmanager
-def watching(run: PythonRun, function: Any) -> Iterator[None]:
+def watching(run: PythonRun, function: object) -> Iterator[None]:
     """Within the context, calls of the function by this thread, and of functions it calls, are watched."""
     me = threading.get_ident()
     before = _runs.get(me)

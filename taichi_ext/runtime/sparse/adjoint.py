@@ -48,7 +48,7 @@ class AdjointRows(SparseRows):
 
         self._events.append(back)
 
-    def clear(self, key: Key, rows: Any) -> None:
+    def clear(self, key: Key, rows: object) -> None:
         """Note that Python has stored constants to some entries."""
 
         def back(adjoints: Adjoints, gradient: Adjoints) -> None:
@@ -104,7 +104,7 @@ def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints, 
             _add(adjoints, version.of, adjoint)
 
 
-def _without(adjoint: np.ndarray, rows: Any) -> np.ndarray:
+def _without(adjoint: np.ndarray, rows: object) -> np.ndarray:
     """The adjoint with some rows set to zero."""
     rest = adjoint.copy()
     rest[rows] = 0

@@ -24,14 +24,14 @@ class SlotCounts:
         counts: by counter, the number of slots that each iteration has filled.
     """
 
-    def __init__(self, sites: Iterable[Site], new_array: Callable[[np.ndarray], Any]) -> None:
+    def __init__(self, sites: Iterable[Site], new_array: Callable[[np.ndarray], object]) -> None:
         self._sites = [s for s in sites if s.around.opened is not None or s.around.counter is not None]
         self._new_array = new_array
         self.rooms = {s.around.opened: 0 for s in self._sites if s.around.opened is not None}
         self.lengths = dict(self.rooms)
         self.offsets: dict[int, np.ndarray] = {}
         self.counts: dict[int, np.ndarray] = {}
-        self._memory: dict[Any, Any] = {}
+        self._memory: dict[object, object] = {}
         for site in self._sites:
             if site.around.counter is not None:
                 self._set_counts(site, np.zeros(self._iterations(site), np.int64))
@@ -81,7 +81,7 @@ class SlotCounts:
             self._memory[number, "offsets"] = self._filled(offsets)
             self._memory[number, "counts"] = self._filled(offsets[:-1])
 
-    def _filled(self, values: np.ndarray) -> Any:
+    def _filled(self, values: np.ndarray) -> object:
         if values.max(initial=0) > MOST_SLOTS:
             raise InvalidArgumentError(
                 f"A sparse Jacobian of {values.max()} entries in one loop is more than Taichi can index. "
@@ -92,7 +92,7 @@ class SlotCounts:
     def array(self, number: int, what: str) -> Any:
         return self._memory[number, what]
 
-    def end(self, to_numpy: Callable[[Any], np.ndarray]) -> bool:
+    def end(self, to_numpy: Callable[[object], np.ndarray]) -> bool:
         """Read the counts of the launch; False if there was too little room, which is then made."""
         found = {name: to_numpy(array).astype(np.int64) for name, array in self._memory.items()}
         self.lengths = {number: int(found[number, "lengths"][1]) for number in self.rooms}

@@ -91,7 +91,7 @@ class Matrix:
         """A CSR array for reading."""
         return self.pattern.with_data(self.data)
 
-    def csr(self) -> Any:
+    def csr(self) -> object:
         """A CSR array with separate index arrays, since users may change them."""
         matrix = self.view()
         matrix.indptr, matrix.indices = matrix.indptr.copy(), matrix.indices.copy()
@@ -130,7 +130,9 @@ class Arithmetic:
                 self._known.pop(name, None)
         self._round += 1
 
-    def _find(self, kind: str, inputs: tuple[Any, ...], make: Callable[[], tuple[Pattern, Any]]) -> tuple[Pattern, Any]:
+    def _find(
+        self, kind: str, inputs: tuple[object, ...], make: Callable[[], tuple[Pattern, object]]
+    ) -> tuple[Pattern, Any]:
         name = (kind, *map(id, inputs))
         known = self._known.get(name)
         if known is None:
@@ -138,7 +140,7 @@ class Arithmetic:
         known.round = self._round
         return known.result
 
-    def _keep(self, name: Any, inputs: tuple[Any, ...], result: tuple[Pattern, Any]) -> _Known:
+    def _keep(self, name: object, inputs: tuple[object, ...], result: tuple[Pattern, Any]) -> _Known:
         """Keep a result, in place of an earlier one of the same name, if there is room."""
         pattern, rest = result
         arrays = (pattern.indptr, pattern.indices, *(rest if isinstance(rest, list) else [rest]))
@@ -195,7 +197,7 @@ class Arithmetic:
         return Matrix(pattern, matrix.data.take(entries)) if len(entries) else None
 
 
-def _product_pattern(a: Pattern, b: Pattern) -> tuple[Pattern, Any]:
+def _product_pattern(a: Pattern, b: Pattern) -> tuple[Pattern, object]:
     """The pattern of a product, and the position of each entry in SciPy's result.
 
     For products with few terms, instead of positions: the numbers of their factors, and the start of each entry's.

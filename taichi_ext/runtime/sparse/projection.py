@@ -98,7 +98,7 @@ def semidefinite(blocks: np.ndarray, way: str) -> np.ndarray:
     return 0.5 * (found + found.transpose(0, 2, 1))
 
 
-def positive_factors(matrix: Any) -> Any:
+def positive_factors(matrix: Any) -> object:
     """The factors of a symmetric sparse matrix, a SuperLU of SciPy; None unless it is positive definite.
 
     Without pivots, in an order for symmetric patterns, LU is LDL', and the signs of D are those of the eigenvalues

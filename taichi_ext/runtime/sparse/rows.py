@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,12 @@ class SparseRows:
     def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
         self._sizes = sizes
         self._arithmetic = arithmetic
-        self._blocks: dict[Key, dict[Key, Any]] = {key: {key: IDENTITY} for key in sizes}
+        self._blocks: dict[Key, dict[Key, object]] = {key: {key: IDENTITY} for key in sizes}
 
-    def keys(self) -> list[Any]:
+    def keys(self) -> list[object]:
         return list(self._blocks)
 
-    def of(self, key: Key, note_clear: Callable[[Any], None] | None = None) -> Rows:
+    def of(self, key: Key, note_clear: Callable[[object], None] | None = None) -> Rows:
         """The rows of one container; ``note_clear`` is called before some of them are cleared."""
         return Rows(self, key, note_clear)
 
@@ -34,14 +34,14 @@ class SparseRows:
         """The blocks of a container that have entries."""
         return self._blocks.get(key, {})
 
-    def block(self, key: Key, param: Key, rows: int, dtype: Any) -> Any:
+    def block(self, key: Key, param: Key, rows: int, dtype: object) -> Any:
         """A block of J as a CSR array."""
         found = self.blocks(key).get(param)
         if found is None:
             return scipy_sparse().csr_array((rows, self._sizes[param]), dtype=dtype)
         return identity(rows, dtype).csr() if isinstance(found, str) else found.csr()
 
-    def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
+    def replace(self, key: Key, blocks: Mapping[Key, object]) -> None:
         """Replace the rows of a container by CSR arrays."""
         self._blocks[key] = {param: Matrix.of(block) for param, block in blocks.items()}
 
@@ -72,7 +72,7 @@ class SparseRows:
 
     def _after(
         self, written: StageBlocks, outer: Callable[[Key], Key], known: Callable[[Any, int], dict[Key, Any]]
-    ) -> dict[Key, Any]:
+    ) -> dict[Key, object]:
         terms: dict[Key, list[Any]] = {}
         for owner, (block, data) in written.blocks.items():
             matrix = Matrix(block.pattern, data)
@@ -90,7 +90,7 @@ class SparseRows:
                 terms.setdefault(param, []).append(rest)
         return {param: self._total(param, matrices) for param, matrices in terms.items()}
 
-    def _without_rows(self, block: Any, rows: np.ndarray, size: int) -> Any:
+    def _without_rows(self, block: Any, rows: np.ndarray, size: int) -> str | Matrix | None:
         """A block with some rows empty; None if no entry is left."""
         if isinstance(block, str):
             if not len(rows):
@@ -98,7 +98,7 @@ class SparseRows:
             block = identity(size, np.float64)
         return self._arithmetic.without_rows(block, rows)
 
-    def _total(self, param: Key, blocks: list[Any]) -> Any:
+    def _total(self, param: Key, blocks: list[Any]) -> object:
         if len(blocks) == 1:
             return blocks[0]
         types = [b.data.dtype for b in blocks if not isinstance(b, str)]
@@ -111,7 +111,7 @@ class Rows:
 
     is_fresh = False
 
-    def __init__(self, rows: SparseRows, key: Key, note_clear: Callable[[Any], None] | None) -> None:
+    def __init__(self, rows: SparseRows, key: Key, note_clear: Callable[[object], None] | None) -> None:
         self._rows = rows
         self._key = key
         self._note_clear = note_clear
@@ -119,13 +119,13 @@ class Rows:
     def any(self) -> bool:
         return any(isinstance(b, str) or b.nnz for b in self._rows.blocks(self._key).values())
 
-    def clear_rows(self, rows: Any) -> None:
+    def clear_rows(self, rows: object) -> None:
         """Set the tangents of some entries to zero."""
         if self._note_clear is not None:
             self._note_clear(self._key)
         self._rows.clear(self._key, rows)
 
 
-def csr_of(values: np.ndarray) -> Any:
+def csr_of(values: np.ndarray) -> object:
     """The entries of a dense matrix that are not zero."""
     return scipy_sparse().csr_array(values.astype(sparse_dtype(values.dtype), copy=False))

@@ -48,7 +48,7 @@ class _Bundle:
     """Groups that share a stretch of memory: those with the same rows and columns."""
 
     sources: list[tuple[Site, Group]]
-    owners: tuple[Any, ...]
+    owners: tuple[object, ...]
     starts: list[int]  # of the numbers of each source, and the end
     memory: Any = None  # an array until it belongs to a result; on a GPU, whose arrays have no slices, one by source
 
@@ -113,7 +113,7 @@ class Streams:
                 )
         self._bundles: dict[Any, _Bundle] = {}
         self._places: dict[SiteArray, tuple[_Bundle, int]] = {}
-        self._integers: dict[int, Any] = {}
+        self._integers: dict[int, object] = {}
         self._blocks.clear()
         self._make_bundles()
 
@@ -195,7 +195,7 @@ class Streams:
         container = self._program.containers[key]
         return container.size * (1 if container.opened is None else self.counts.rooms[container.opened])
 
-    def _dtype(self, key: Key) -> Any:
+    def _dtype(self, key: Key) -> object:
         return backend.named_type(self._program.containers[key].dtype.name)
 
     def _bundle_blocks(
@@ -294,14 +294,14 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _new_array(size: int, dtype: Any) -> Any:
+def _new_array(size: int, dtype: object) -> Any:
     if backend.is_host_arch():
         return np.empty(max(1, size), numpy_dtype(dtype))
     with backend.suspend_following():
         return ti.ndarray(dtype, shape=max(1, size))
 
 
-def _array_of(integers: np.ndarray) -> Any:
+def _array_of(integers: np.ndarray) -> object:
     if backend.is_host_arch():
         return integers
     array = _new_array(len(integers), backend.i32)
