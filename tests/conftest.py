@@ -35,24 +35,27 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config):
-    """Run whole folders on all processors, each module in one process, and without sweeps; modules run in this process.
+    """Run whole folders on all processors, each module in one process; single modules and tests run in this one.
 
-    ``-n`` and ``-m`` decide otherwise. These are no ``addopts``: benchmarks and ``-p no:xdist`` need no other options.
+    ``-n`` decides otherwise. This is no ``addopts``, so that benchmarks and ``-p no:xdist`` need no other options.
     """
-    option, start = config.option, config.invocation_params.dir
+    option = config.option
     if hasattr(config, "workerinput"):  # this is one of those processes
         return
     is_undecided = getattr(option, "numprocesses", 0) is None and option.dist == "no"
     is_watched = option.usepdb or option.trace or option.collectonly
-    is_folder = any(Path(start, path).is_dir() for path in config.args)
-    if is_undecided and not is_watched and is_folder:
+    if is_undecided and not is_watched and runs_folders(config):
         option.numprocesses, option.dist = "logical", "loadfile"
-    if is_folder and not option.markexpr:
-        option.markexpr = "not sweep"
+
+
+def runs_folders(config) -> bool:
+    return any(Path(config.invocation_params.dir, path).is_dir() for path in config.args)
 
 
 def pytest_configure(config):
-    """Let the engine choose what the command line says."""
+    """Let the engine choose what the command line says, and leave sweeps out of whole folders unless ``-m`` is given."""
+    if runs_folders(config) and not config.option.markexpr:  # in each process: they do not share these options
+        config.option.markexpr = "not sweep"
     config.addinivalue_line("markers", "chosen_only(reason, *options): a test of what is chosen without these options")
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
