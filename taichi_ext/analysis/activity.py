@@ -21,17 +21,21 @@ class Activity:
     def has(self, value: ir.Value) -> bool:
         """Whether a value carries a tangent."""
         match value:
-            case ir.Const():
-                return False
-            case ir.Known(source=source):
-                return self.has(source)
             case ir.Read(local=local):
                 return local in self.locals
             case ir.Load(container=container):
                 return container in self.containers and container.dtype.is_real
-            case ir.Op(name=name, args=args, dtype=dtype):
-                return dtype.is_real and name not in CONSTANT and any(map(self.has, args))
-        return False
+        return any(map(self.has, _operands(value)))
+
+
+def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
+    """The operands on whose tangents that of a value depends."""
+    match value:
+        case ir.Known(source=source):
+            return (source,)
+        case ir.Op(name=name, args=args, dtype=dtype) if dtype.is_real and name not in CONSTANT:
+            return args
+    return ()
 
 
 def find_activity(
@@ -82,21 +86,13 @@ def useful_activity(program: ir.Program, found: Activity) -> Activity:
 
 def _reads_of_tangents(values: Iterable[ir.Value]) -> set[ir.Local]:
     """The locals whose tangents those of values depend on."""
-    found: set[ir.Local] = set()
     seen, left = set[ir.Value](), list(values)
     while left:
         value = left.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        match value:
-            case ir.Read(local=local):
-                found.add(local)
-            case ir.Known(source=source):
-                left.append(source)
-            case ir.Op(name=name, args=args, dtype=dtype) if dtype.is_real and name not in CONSTANT:
-                left += args
-    return found
+        if value not in seen:
+            seen.add(value)
+            left += _operands(value)
+    return {value.local for value in seen if isinstance(value, ir.Read)}
 
 
 def returns_active(program: ir.Program, activity: Activity) -> bool:
