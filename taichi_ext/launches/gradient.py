@@ -107,7 +107,7 @@ def gradient_program(
     target = launch.energy
     assert target is not None
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
-    seeds = _first_order_seeds(program, launch, target, infos, constants)
+    seeds = _first_order_seeds(program, launch, energy, infos, constants)
     sums = seeds.sums
     found, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
@@ -128,12 +128,13 @@ def gradient_program(
 def _first_order_seeds(
     program: Program,
     launch: Launch,
-    target: EnergyTarget,
+    energy: Container | None,
     infos: dict[Container, ContainerInfo],
     constants: Constants | None,
 ) -> Seeds:
     """The request for the gradient; where the energy is a sum, its terms are differentiated by themselves."""
-    energy = next((c for c, info in infos.items() if info.key == target.key), None)
+    target = launch.energy
+    assert target is not None
     has_energy, written = energy is not None or target.key == RETURN, written_containers(program.body)
     sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
     intermediates = frozenset(c for c, info in infos.items() if info.key in target.intermediates and c in written)
