@@ -114,6 +114,13 @@ def test_entries_of_another_iteration_are_not_in_lanes(lanes):
     assert lanes[-1] is None
 
 
+@ti.func
+def polynomial(s, x: ti.template(), i):
+    for n in range(3):
+        s = s * x[(i + n) % 5] + n
+    return s
+
+
 @pytest.mark.parametrize("count", [8, 11])
 def test_rows_of_columns_are_written_in_lanes(count, lanes):
     """A row is stored whole; a tangent by one of its columns is added to it behind."""
@@ -122,10 +129,7 @@ def test_rows_of_columns_are_written_in_lanes(count, lanes):
     @ti.kernel
     def k():
         for i in y:
-            s = w[i]
-            for n in range(3):
-                s = s * x[(i + n) % 5] + n
-            y[i] = s * x[2]
+            y[i] = polynomial(w[i], x, i) * x[2]
 
     require_equal(k, [x], [y])
     assert lanes[-1] is not None, lanes.reasons
@@ -138,10 +142,7 @@ def test_columns_that_differ_by_lane_are_not_in_lanes(lanes):
     @ti.kernel
     def k():
         for i in y:
-            s = w[i]
-            for n in range(3):
-                s = s * x[(i + n) % 5] + n
-            y[i] = s * x[column[i]]
+            y[i] = polynomial(w[i], x, i) * x[column[i]]
 
     require_equal(k, [x], [y])
     assert lanes[-1] is None
