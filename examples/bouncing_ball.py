@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotting
 import taichi as ti
-from compare import Comparison
+from compare import Comparison, complex_steps, errors_of_columns, percents
 
 from taichi_ext import Jacobian
 
@@ -68,36 +68,23 @@ def height(time: float, start: complex, bounce: complex) -> complex:
     return speed * (time - impact) - 0.5 * GRAVITY * (time - impact) ** 2
 
 
-def exact() -> np.ndarray:
-    """The derivatives of the closed form, by a step in the complex plane; shape (STEPS, parameters)."""
-    steps = 1e-30j * np.eye(len(VALUES))
-    return np.array([[height(time, *(VALUES + step)).imag / 1e-30 for step in steps] for time in TIMES])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Derivatives in both ways, compared with the closed form."""
     output = plotting.parse(plotting.parser(__doc__.splitlines()[0], "bouncing_ball.png"), arguments).output
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"A ball that bounces, {STEPS} steps, by {' and '.join(PARAMETERS)}")
-    ball, expected = Ball(), exact()
+    ball, expected = Ball(), complex_steps(height, TIMES, VALUES)
     J = {
         name: Jacobian(ball.fall, ball.p, ball.y, args=(is_exact,))()
         for name, is_exact in ((LATE, False), (EXACT, True))
     }
     compared.numbers("height at all times", ball.y.to_numpy(), [height(t, *VALUES).real for t in TIMES], atol=1e-9)
     compared.numbers("its derivatives", J[EXACT], expected, rtol=1e-9, atol=1e-7)
-    off = np.linalg.norm(J[LATE] - expected, axis=0) / np.linalg.norm(expected, axis=0)
-    shown = " and ".join(f"{100 * e:.0f} %" for e in off)
-    compared.holds("not if the ball turns at the end of a step", off.max() > 0.5, f"off by {shown}")
-    if (figure := plotting.new_figure(7, 5)) is not None:
-        above, below = figure.subplots(2, sharex=True)
-        above.plot(TIMES, ball.y.to_numpy(), color=plotting.GREY)
-        above.set(ylabel="height", title="A ball that bounces")
-        below.plot(TIMES, J[EXACT][:, 0], color=plotting.BLUE, label=EXACT)
-        below.plot(TIMES, J[LATE][:, 0], ":", color=plotting.ORANGE, label=LATE)
-        below.set(xlabel="time", ylabel="d height / d first height")
-        below.legend(fontsize=9)
-        plotting.save(figure, output)
+    off = errors_of_columns(J[LATE], expected)
+    compared.holds("not if the ball turns at the end of a step", off.max() > 0.5, f"off by {percents(off)}")
+    derivatives = {name: J[name][:, 0] for name in (EXACT, LATE)}
+    ylabels = ["height", "d height / d first height"]
+    plotting.draw_motion(output, TIMES, ball.y.to_numpy(), derivatives, "A ball that bounces", ylabels)
     return compared.exit_code
 
 

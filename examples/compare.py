@@ -1,8 +1,24 @@
 """Shared by the examples: print computed and expected numbers, and remember whether they agree."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+
+
+def errors_of_columns(J: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """The relative error of each column of J, in the Euclidean norm."""
+    return np.linalg.norm(J - expected, axis=0) / np.linalg.norm(expected, axis=0)
+
+
+def complex_steps(function: Callable[..., complex], times: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The derivatives of ``function(time, *values)`` by steps in the complex plane; shape (times, values)."""
+    steps = 1e-30j * np.eye(len(values))
+    return np.array([[function(time, *(values + step)).imag / 1e-30 for step in steps] for time in times])
+
+
+def percents(errors: Iterable[float], digits: int = 0) -> str:
+    return ", ".join(f"{100 * error:.{digits}f} %" for error in errors)
 
 
 class Comparison:

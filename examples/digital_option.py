@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotting
 import taichi as ti
-from compare import Comparison
+from compare import Comparison, errors_of_columns, percents
 
 from taichi_ext import DerivativeWarning, Jacobian, edge
 
@@ -70,9 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore", DerivativeWarning)  # that the samples alone have the derivative 0
     option, expected = Option(), exact(STOCKS)
     found, without = (derivatives(option, has_edge=has_edge) for has_edge in (True, False))
-    off = np.linalg.norm(found - expected, axis=0) / np.linalg.norm(expected, axis=0)
-    shown = " and ".join(f"{100 * e:.2f} %" for e in off)
-    compared.holds("by stock and volatility", off.max() < 0.01, f"off by {shown}")
+    off = errors_of_columns(found, expected)
+    compared.holds("by stock and volatility", off.max() < 0.01, f"off by {percents(off, 2)}")
     compared.holds("without the edge both are 0", not without.any())
     if (figure := plotting.new_figure(8, 3.6)) is not None:
         panels = zip(figure.subplots(1, 2), ("stock", "volatility"), strict=True)

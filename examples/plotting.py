@@ -46,6 +46,22 @@ def save(figure: Any, path: Path) -> None:
     print(f"\npicture: {path}")
 
 
+def draw_motion(
+    path: Path, times: np.ndarray, values: np.ndarray, columns: dict[str, np.ndarray], title: str, ylabels: list[str]
+) -> None:
+    """A motion, and below it a derivative by each of two methods: with and without the times of its events."""
+    if (figure := new_figure(7, 5)) is None:
+        return
+    above, below = figure.subplots(2, sharex=True)
+    above.plot(times, values, color=GREY)
+    above.set(ylabel=ylabels[0], title=title)
+    for (name, column), style, colour in zip(columns.items(), ("-", ":"), (BLUE, ORANGE), strict=True):
+        below.plot(times, column, style, color=colour, label=name)
+    below.set(xlabel="time", ylabel=ylabels[1])
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9)
+    save(figure, path)
+
+
 def save_film(figure: Any, draw: Callable[[Any, int], None], count: int, path: Path) -> None:
     """A film of frames, each drawn on the only axes of a figure by its number."""
     from matplotlib.animation import FuncAnimation, PillowWriter

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotting
 import taichi as ti
-from compare import Comparison
+from compare import Comparison, errors_of_columns, percents
 
 from taichi_ext import Jacobian
 
@@ -92,22 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         J[name] = Jacobian(block.move, block.p, block.x, args=(is_exact,))()
     way, expected = block.x.to_numpy(), differences(block)
     compared.numbers("d position / d parameters, at the end", J[EXACT][-1], expected[-1], rtol=1e-5)
-    off = {
-        name: np.linalg.norm(found - expected, axis=0) / np.linalg.norm(expected, axis=0) for name, found in J.items()
-    }
+    off = {name: errors_of_columns(found, expected) for name, found in J.items()}
     compared.holds("at all times", off[EXACT].max() < 1e-5, f"off by {off[EXACT].max():.1e}")
-    shown = ", ".join(f"{100 * e:.0f} %" for e in off[LATE])
-    compared.holds("not if phases change at the end of a step", off[LATE].max() > 0.5, f"off by {shown}")
-    if (figure := plotting.new_figure(7, 5)) is not None:
-        above, below = figure.subplots(2, sharex=True)
-        time = DT * np.arange(1, STEPS + 1)
-        above.plot(time, way, color=plotting.GREY)
-        above.set(ylabel="position", title="A block that sticks to a belt, and slips")
-        below.plot(time, J[EXACT][:, 0], color=plotting.BLUE, label=EXACT)
-        below.plot(time, J[LATE][:, 0], ":", color=plotting.ORANGE, label=LATE)
-        below.set(xlabel="time", ylabel="d position / d belt speed")
-        below.legend(fontsize=9)
-        plotting.save(figure, output)
+    compared.holds("not if phases change at the end of a step", off[LATE].max() > 0.5, f"off by {percents(off[LATE])}")
+    derivatives = {name: J[name][:, 0] for name in (EXACT, LATE)}
+    title, ylabels = "A block that sticks to a belt, and slips", ["position", "d position / d belt speed"]
+    plotting.draw_motion(output, DT * np.arange(1, STEPS + 1), way, derivatives, title, ylabels)
     return compared.exit_code
 
 

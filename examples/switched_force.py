@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotting
 import taichi as ti
-from compare import Comparison
+from compare import Comparison, complex_steps, errors_of_columns, percents
 
 from taichi_ext import Jacobian
 
@@ -56,35 +56,22 @@ def position(time: float, speed: complex, place: complex, force: complex) -> com
     return speed * time if behind.real < 0 else speed * time - 0.5 * force * behind**2
 
 
-def exact() -> np.ndarray:
-    """The derivatives of the closed form, by a step in the complex plane; shape (STEPS, parameters)."""
-    steps = 1e-30j * np.eye(len(VALUES))
-    return np.array([[position(time, *(VALUES + step)).imag / 1e-30 for step in steps] for time in TIMES])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Derivatives in both ways, compared with the closed form."""
     output = plotting.parse(plotting.parser(__doc__.splitlines()[0], "switched_force.png"), arguments).output
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"A force that is switched on at a place, {STEPS} steps, by {', '.join(PARAMETERS)}")
-    particle, expected, J = Particle(), exact(), {}
+    particle, expected, J = Particle(), complex_steps(position, TIMES, VALUES), {}
     for name, is_exact in ((LATE, False), (EXACT, True)):
         J[name] = Jacobian(particle.fly, particle.p, particle.x, args=(is_exact,))()
     way = [position(t, *VALUES).real for t in TIMES]
     compared.numbers("position at all times", particle.x.to_numpy(), way, atol=1e-9)
     compared.numbers("its derivatives", J[EXACT], expected, rtol=1e-9, atol=1e-9)
-    off = np.linalg.norm(J[LATE] - expected, axis=0) / np.linalg.norm(expected, axis=0)
-    shown = ", ".join(f"{100 * e:.0f} %" for e in off)
-    compared.holds("not if the place is looked at once a step", off.max() > 0.5, f"off by {shown}")
-    if (figure := plotting.new_figure(7, 5)) is not None:
-        above, below = figure.subplots(2, sharex=True)
-        above.plot(TIMES, way, color=plotting.GREY)
-        above.set(ylabel="position", title="A particle that is slowed down behind a place")
-        below.plot(TIMES, J[EXACT][:, 1], color=plotting.BLUE, label=EXACT)
-        below.plot(TIMES, J[LATE][:, 1], ":", color=plotting.ORANGE, label=LATE)
-        below.set(xlabel="time", ylabel="d position / d place")
-        below.legend(fontsize=9)
-        plotting.save(figure, output)
+    off = errors_of_columns(J[LATE], expected)
+    compared.holds("not if the place is looked at once a step", off.max() > 0.5, f"off by {percents(off)}")
+    title = "A particle that is slowed down behind a place"
+    derivatives = {name: J[name][:, 1] for name in (EXACT, LATE)}
+    plotting.draw_motion(output, TIMES, np.array(way), derivatives, title, ["position", "d position / d place"])
     return compared.exit_code
 
 
