@@ -189,7 +189,7 @@ def _milliseconds(timing: Timing) -> str:
 
 
 def _number(value: float, digits: int) -> str:
-    return f"{value:.{digits}g}" if value < 99.5 else f"{value:,.0f}"
+    return f"{value:.{digits}g}" if value < 99.5 else f"{value:.0f}"
 
 
 def _times(value: float) -> str:
