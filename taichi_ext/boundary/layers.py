@@ -7,6 +7,8 @@ each side of each polygon ``value_i length_k level_k_dot / g_k``, taken at the m
 
 Levels and depths at the corners of the pixel show whether edges are straight enough.  Where they are not, or where more
 shapes meet than the table holds, the pixel is divided into four squares, and these again.
+
+Transparent shapes hide nothing: their edges cut the pixel into polygons, each with the value of all shapes in order.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
@@ -57,7 +59,8 @@ def layers(shape: object, count: object, background: object, *args: object, at: 
         shape: a ti.func ``shape(n, x, y)`` that returns ``(level, value)`` of shape n at the position (x, y) in pixels.
             The level is a real scalar that is positive inside, or the number 1.0 if the shape is everywhere.  The value
             is a scalar, vector or matrix.  It must be finite everywhere, and must not store to anything.  A ti.func
-            sees no arguments and variables of the kernel: pass them as ``args``.
+            sees no arguments and variables of the kernel: pass them as ``args``.  For transparent shapes, return
+            ``(level, value, alpha)``: alpha is a scalar from 0, which shows what is behind, to 1, which is opaque.
         count: the number of shapes; n runs from 0 to count - 1.
         background: the value where no shape is, of the same shape.
         args: further arguments of the shape: ``shape(n, x, y, *args)``.
@@ -67,8 +70,8 @@ def layers(shape: object, count: object, background: object, *args: object, at: 
         The mean value of the pixel.
 
     Raises:
-        UnsupportedError: the shape is not a ti.func or does not return two values, or a level does not depend on
-            (x, y).
+        UnsupportedError: the shape is not a ti.func or does not return two or three values, alpha is no number, or a
+            level does not depend on (x, y).
 
     Example:
         >>> import taichi as ti
@@ -130,7 +133,7 @@ def nearest(shape: object, count: object, background: object, *args: object, at:
 
 
 def shape_at(shape: object, n: object, x: object, y: object) -> Any:
-    """Level, depth and value of shape n; traced by the engine, which checks them."""
+    """Level, depth, value and alpha of shape n; traced by the engine, which checks them."""
     leave_to_engine("shape_at", n)
 
 
@@ -147,7 +150,7 @@ recorded(*PUBLIC, shape_at, level_gradient)
 
 
 @ti.func
-def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.template()):
+def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.template(), has_alpha: ti.template()):
     """The mean of the pixel at (x, y), square by square."""
     total = background * 0.0
     place = 0
@@ -158,33 +161,48 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
         cx = x + middle[0]
         cy = y + middle[1]
         seen = ti.Matrix([[0.0] * COLUMNS] * MOST)
-        found = collect(shape, count, cx, cy, size, seen)
+        found = collect(shape, count, cx, cy, size, seen, has_alpha)
         if found > MOST and side > 1:
             side = side // 2
         else:
             found -= ti.select(found > MOST, MOST + 1, 0)
-            total += size * size * mean_of_square(shape, background, cx, cy, size, has_depth, found, seen)
+            total += (
+                size * size * mean_of_square(shape, count, background, cx, cy, size, has_depth, has_alpha, found, seen)
+            )
             place += side * side
             side = side_of_square(place)
     return total
 
 
 @ti.func
-def mean_of_square(shape: ti.template(), background, x, y, size, has_depth: ti.template(), found, seen: ti.template()):
+def mean_of_square(
+    shape: ti.template(),
+    count,
+    background,
+    x,
+    y,
+    size,
+    has_depth: ti.template(),
+    has_alpha: ti.template(),
+    found,
+    seen: ti.template(),
+):
     """The mean of the square of a size around (x, y), which is the unit of all lengths."""
     lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 2 * MOST))
     put_sides(lines)
     total = background * 0.0
-    for i in range(found + 1):  # the last is the background
-        for piece in range(2 ** count_mixed(i, found, seen)):
-            last = lines_around(shape, i, piece, found, x, y, size, seen, lines)
+    for i in range(found if has_alpha else 0, found + 1):  # the last is the background, or all transparent shapes
+        for piece in range(2 ** (found if has_alpha else count_mixed(i, found, seen))):
+            last = lines_around(shape, i, piece, found, x, y, size, seen, lines, has_alpha)
             if last > 0:
                 middle = ti.Vector([0.0, 0.0, 1.0])
                 if last > SIDES:
                     middle = middle_within(last, lines)
                 area = middle[2]
-                if i < found:
-                    at = ti.Vector([x + size * middle[0], y + size * middle[1]])
+                at = ti.Vector([x + size * middle[0], y + size * middle[1]])
+                if ti.static(has_alpha):
+                    total += area * composite(shape, count, background, at.x, at.y, piece, found, seen)
+                elif i < found:
                     total += area * shape_at(shape, int(seen[i, INDEX]), at.x, at.y)[2]
                 else:
                     total += area * background
@@ -199,7 +217,9 @@ def mean_of_square(shape: ti.template(), background, x, y, size, has_depth: ti.t
                         value = stop_gradient(background * 1.0)
                         moved = other[0] - stop_gradient(other[0])
                         slope = level_gradient(shape, "level", other[0], at=(mx, my))
-                        if i < found:
+                        if ti.static(has_alpha):
+                            value = stop_gradient(composite(shape, count, background, mx, my, piece, found, seen))
+                        elif i < found:
                             own = shape_at(shape, int(seen[i, INDEX]), mx, my)
                             value = stop_gradient(own[2])
                             if ti.static(has_depth):  # noqa: SIM102  # decided when the kernel is compiled
@@ -214,10 +234,28 @@ def mean_of_square(shape: ti.template(), background, x, y, size, has_depth: ti.t
 
 
 @ti.func
-def collect(shape: ti.template(), count, x, y, size, seen: ti.template()):
+def composite(shape: ti.template(), count, background, x, y, piece, found, seen: ti.template()):
+    """The value of transparent shapes at a position.
+
+    Each bit of ``piece`` says whether the position is inside a shape of the table.
+    """
+    value = background * 1.0
+    for n in range(count):
+        new = shape_at(shape, n, x, y)
+        is_within = stop_gradient(new[0]) > 0
+        for q in range(found):
+            if seen[q, INDEX] == n:
+                is_within = (piece >> q) & 1 == 1
+        if is_within:
+            value += new[3] * (new[2] - value)
+    return value
+
+
+@ti.func
+def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_alpha: ti.template()):
     """Put the shapes that the square shows into the table; returns how many there are.
 
-    It is ``MOST + 1`` more if the square should be divided.
+    It is ``MOST + 1`` more if the square should be divided.  Of transparent shapes, those that end in it.
     """
     found = 0
     is_coarse = False
@@ -249,7 +287,7 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template()):
                 bend = ti.max(bend, abs(stop_gradient(there[1]) - depth - away[0] * dx - away[1] * dy))
             is_coarse |= off > _BENT * slope.norm() and least - off < 0 and level + reach + off > 0
             is_full = level >= reach and least > 0
-            if level > -reach or most > 0:
+            if (level > -reach or most > 0) and not (has_alpha and is_full):
                 kept = 0
                 for q in range(found):
                     ahead = seen[q, DEPTH] - depth
@@ -322,7 +360,18 @@ def count_mixed(i, found, seen: ti.template()):
 
 
 @ti.func
-def lines_around(shape: ti.template(), i, piece, found, x, y, size, seen: ti.template(), lines: ti.template()):
+def lines_around(
+    shape: ti.template(),
+    i,
+    piece,
+    found,
+    x,
+    y,
+    size,
+    seen: ti.template(),
+    lines: ti.template(),
+    has_alpha: ti.template(),
+):
     """Put the lines around the visible part of shape i into the table, after the sides of the pixel.
 
     If a shape j is mixed, the visible part has two polygons: outside of j, and inside of j where i is in front of it.
@@ -339,6 +388,8 @@ def lines_around(shape: ti.template(), i, piece, found, x, y, size, seen: ti.tem
         if i < found and i != j:
             order = order_of(i, j, seen)
         is_within = order == 0 and (not ends or (piece >> mixed) & 1 == 1)
+        if ti.static(has_alpha):
+            is_within = (piece >> j) & 1 == 1
         kind = NONE
         level = 0.0
         slope = ti.Vector([0.0, 0.0])

@@ -41,6 +41,7 @@ class Shapes:
     function: Callback
     value_shape: tuple[int, ...]
     has_depth: bool
+    has_alpha: bool
     is_everywhere: bool = False  # the level is a number
 
 
@@ -49,8 +50,14 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     kind, shape, background = function.boundary_kind, given["shape"], given["background"]
     require_function(kind, "shape", shape, "n, x and y")
     x, y = position(kind, given["at"])
-    shapes = Shapes(kind, callback(r, shape, given["args"]), shape_of(background), kind == "nearest")
-    return call(function.boundary_body, shapes, given["count"], background, x, y, shapes.has_depth)
+    called = callback(r, shape, given["args"])
+    r.blocks.append(Block("for"))  # recorded once more for the number of its results; not kept
+    found = value_of(call(called, Const(0, I32), x, y))
+    r.blocks.pop()
+    has_depth = kind == "nearest"
+    has_alpha = not has_depth and isinstance(found, (tuple, list)) and len(found) == 3
+    shapes = Shapes(kind, called, shape_of(background), has_depth, has_alpha)
+    return call(function.boundary_body, shapes, given["count"], background, x, y, has_depth, has_alpha)
 
 
 def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
@@ -148,13 +155,13 @@ def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) ->
 
 
 def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
-    """Level, depth and value of one of the shapes of ``layers`` or ``nearest``."""
+    """Level, depth, value and alpha of one of the shapes of ``layers`` or ``nearest``."""
     shapes, n = given["shape"], given["n"]
     found = value_of(call(shapes.function, n, given["x"], given["y"]))
-    names = ("level", "depth", "value") if shapes.has_depth else ("level", "value")
+    names = ["level", *["depth"] * shapes.has_depth, "value", *["alpha"] * shapes.has_alpha]
     if not isinstance(found, (tuple, list)) or len(found) != len(names):
         raise UnsupportedError(f"{shapes.kind}: shape must return {', '.join(names)}; it returns {shown_value(found)}.")
-    level, value = found[0], found[-1]
+    level, value = found[0], found[names.index("value")]
     if isinstance(level, (int, float)):
         shapes.is_everywhere, level = True, float(level)
     else:
@@ -164,8 +171,11 @@ def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) 
             f"{shapes.kind}: shape returns a value of shape {shape_of(value)}, and background has shape "
             f"{shapes.value_shape}; give both the same shape."
         )
+    alpha = found[-1] if shapes.has_alpha else 1.0
+    if not isinstance(alpha, (Value, int, float)):
+        raise UnsupportedError(f"{shapes.kind}: alpha is {shown_value(alpha)}; expected a number from 0 to 1.")
     depth = found[1] if shapes.has_depth else operate(r, "neg", convert(as_value(n), default_types()[0]))
-    return level, depth, value
+    return level, depth, value, alpha
 
 
 def level_gradient(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:

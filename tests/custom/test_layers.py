@@ -241,6 +241,113 @@ def test_shaded_shapes():
     assert np.abs(read(image) - expected).max() < 0.005
 
 
+# --- transparent shapes -----------------------------------------------------------------------------------------------
+
+
+def mean_of_planes(planes, i, j):
+    """The mean of a pixel with transparent half-planes, from the polygons of all their sides."""
+    parts = [(square(i, j), 0.1)]
+    for offset, angle, colour, alpha in planes:
+        normal = np.array([np.cos(angle), np.sin(angle)])
+        outside = [(clip(part, normal, offset), value) for part, value in parts]
+        inside = [(clip(part, -normal, -offset), value + alpha * (colour - value)) for part, value in parts]
+        parts = outside + inside
+    return sum(area(part) * value for part, value in parts)
+
+
+def test_transparent_straight_edges_are_exact():
+    """Values against polygons, and J by offsets, angles, colours and alphas against their differences; one is opaque."""
+    given = np.column_stack([random_planes(1)[:, :3], [0.5, 0.3, 1.0, 0.7]])
+    p, image = scalars(given), outputs(W, H)
+
+    @ti.func
+    def pane(n, x, y):
+        return 2.0 * (p[n, 0] - x * ti.cos(p[n, 1]) - y * ti.sin(p[n, 1])), p[n, 2], p[n, 3]
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(pane, PLANES, 0.1, at=(float(i), float(j)))
+
+    value, J = value_and_jacobian(k, p, image)
+    assert_allclose(value, [[mean_of_planes(given, i, j) for j in range(H)] for i in range(W)], rtol=1e-10)
+    [[differences]] = central_differences(k, [p], [image])
+    assert_allclose(J, differences, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
+def test_transparent_discs(order):
+    discs = [
+        [6.3, 7.2, 4.4, 0.4, 0.5],
+        [11.7, 9.1, 4.3, 0.9, 0.3],
+        [12.7, 5.6, 3.7, 0.6, 0.7],
+        [8.0, 4.0, 3.0, 0.2, 0.4],
+    ]
+    p, image = scalars(np.array(discs)[order]), outputs(20, 16)
+
+    @ti.func
+    def glass(n, x, y):
+        return p[n, 2] - ti.sqrt((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2), p[n, 3], p[n, 4]
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(glass, 4, 0.1, at=(float(i), float(j)))
+
+    @ti.func
+    def colour(x, y):
+        c = 0.1
+        for n in range(4):
+            level, own, alpha = glass(n, x, y)
+            if level > 0:
+                c += alpha * (own - c)
+        return c
+
+    render = sampler(colour, image, 20_000)
+    errors = errors_by_column(k, p, image, render, [0.2, 0.2, 0.2, 0.05, 0.05])
+    assert np.median(errors) < 0.005
+    assert errors.max() < 0.01
+    render()
+    expected = read(image)
+    k()
+    assert_allclose(read(image), expected, atol=1e-3)
+
+
+def test_more_transparent_shapes_than_the_table_holds():
+    """Nine that fill all pixels, by a level or by a number; the product of what they let through is exact."""
+    alphas = np.linspace(0.1, 0.9, 9)
+    alpha, image = scalars(alphas), vector_outputs(2, 2, 3)
+    reach = scalars([50.0])
+
+    @ti.func
+    def veil(n, x, y):
+        return reach[0] - x, ti.Vector([1.0, 0.1 * n]), alpha[n]
+
+    @ti.func
+    def veil_everywhere(n, x, y):
+        _, value, own = veil(n, x, y)
+        return 1.0, value, own
+
+    def composite(a):
+        value = np.zeros(2)
+        for n, share in enumerate(a):
+            value = value + share * (np.array([1.0, 0.1 * n]) - value)
+        return value
+
+    steps = 1e-6 * np.eye(9)
+    slopes = np.stack([(composite(alphas + h) - composite(alphas - h)) / 2e-6 for h in steps], -1)
+    for shape in (veil, veil_everywhere):
+
+        @ti.kernel
+        def k(shape: ti.template()):
+            for i, j in image:
+                image[i, j] = layers(shape, 9, ti.Vector([0.0, 0.0]), at=(float(i), float(j)))
+
+        value, J = value_and_jacobian(k, alpha, image, args=(shape,))
+        assert_allclose(value, np.broadcast_to(composite(alphas), (2, 3, 2)), rtol=1e-13)
+        assert_allclose(J, np.broadcast_to(slopes, J.shape), rtol=1e-7, atol=1e-10)
+
+
 # --- values, types, many shapes ---------------------------------------------------------------------------------------
 
 
@@ -363,7 +470,12 @@ def test_bad_input():
     def vector(n, px, py):
         return x[0] - px, ti.Vector([1.0, x[1]])
 
+    @ti.func
+    def vector_alpha(n, px, py):
+        return x[0] - px, 1.0, ti.Vector([0.5, x[1]])
+
     for shape, call, message in (
+        (vector_alpha, layers, "layers: alpha is .*; expected a number from 0 to 1"),
         (alone, layers, "layers: shape must return level, value; it returns"),
         (vector, nearest, "nearest: shape must return level, depth, value; it returns a tuple of 2"),
         (without_position, layers, "layers: level does not depend on x and y"),
@@ -402,7 +514,16 @@ def test_reverse_mode():
         for i, j in image:
             image[i, j] += nearest(surface, 2, 0.0, at=(float(i), float(j))) ** 2
 
-    for k in (stored, added):
+    @ti.func
+    def pane(n, px, py):
+        return x[n] - px, 1.0 + n, 0.4 * x[n]
+
+    @ti.kernel
+    def transparent():
+        for i, j in image:
+            image[i, j] = layers(pane, 2, 0.1, at=(float(i), float(j)))
+
+    for k in (stored, added, transparent):
         check_transpose(k, x, image)
     before = read(image)
     write(image.grad, np.ones((5, 4)))
