@@ -49,7 +49,7 @@ def save(figure: Any, path: Path) -> None:
 def draw_motion(
     path: Path, times: np.ndarray, values: np.ndarray, columns: dict[str, np.ndarray], title: str, ylabels: list[str]
 ) -> None:
-    """A motion, and below it a derivative by each of two methods: with and without the times of its events."""
+    """A motion, and below it its derivative from each of two methods: with and without the times of its events."""
     if (figure := new_figure(7, 5)) is None:
         return
     above, below = figure.subplots(2, sharex=True)

@@ -2,8 +2,8 @@
 
 Two balls that are blended into one body float above a floor.  The silhouette is the level of the camera's ray, and the
 border of the shadow is that of the ray from the floor to the light (``ray_level``).  ``layers`` puts the shadow over
-the floor and the body over both.  The derivative by the balls and the light is compared with finite differences of a
-supersampled image.  Plain autodiff sees no edge and would give 0.
+the floor and the body over both.  The derivative with respect to the balls and the light is compared with finite
+differences of a supersampled image.  Plain autodiff sees no edge and would give 0.
 
     python examples/signed_distance.py [--samples 20] [--output signed_distance.png]
 

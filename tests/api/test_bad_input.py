@@ -1,4 +1,4 @@
-"""What cannot be used is refused before anything is launched, by an error that names the object and the mend."""
+"""Invalid input is rejected before anything is launched; the error names the object and the fix."""
 
 import functools
 import subprocess

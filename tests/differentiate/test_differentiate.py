@@ -1,4 +1,4 @@
-"""Differentiation of programs written by hand, without Taichi: run by an interpreter, held against differences."""
+"""Differentiation of programs written by hand, without Taichi: run by an interpreter, compared with differences."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The covariance of a solution, compared with closed forms, and what is told where there is none."""
+"""The covariance of a solution, compared with closed forms, and the error where there is none."""
 
 import numpy as np
 import pytest
