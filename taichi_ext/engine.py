@@ -52,8 +52,11 @@ from taichi_ext.simplify import simplify
 
 @backend.deep_recursion()
 @stages.without_collections()
-def fuse(launch: Launch) -> Fused:
-    """The kernel that does the same as ``launch.kernel`` and also computes its tangents."""
+def fuse(launch: Launch, watch: Any = None) -> Fused:
+    """The kernel that does the same as ``launch.kernel`` and also computes its tangents.
+
+    ``watch`` is the observer that looks for numbers that are not finite, if there is one.
+    """
     start = time.perf_counter()
     captures, constants = backend.Captures(), constants_of(launch)
     rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
@@ -64,8 +67,11 @@ def fuse(launch: Launch) -> Fused:
     if gradient is not None:
         program, infos = gradient.program, infos | gradient.infos
     seeds = _seeds(program, launch, infos, constants, gradient)
-    machine = _machine(program, launch, seeds)
-    differentiated = _with_tangents(program, launch, seeds, gradient, machine)
+    machine = _machine(program, seeds, is_checked=backend.is_debug() or watch is not None)
+    differentiated = differentiate(program, seeds)
+    if _needs_scratch_rows(differentiated):
+        differentiated = differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
+    differentiated = _completed(differentiated, launch, gradient, machine, watch)
     result = simplify(with_arguments(differentiated))
     scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
     check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
@@ -128,15 +134,23 @@ def _seeds(
     return with_own_tangents(program, seeds) if launch.is_repeated and launch.sparse is None else seeds
 
 
-def _with_tangents(
-    program: Program, launch: Launch, seeds: Seeds, gradient: GradientProgram | None, machine: Machine | None
+def _needs_scratch_rows(found: Differentiated) -> bool:
+    """Whether a program has more local arrays than Taichi can compile."""
+    return backend.confuses_local_arrays() and stages_with_arrays(simplify(found.program).body) > 1
+
+
+def _completed(
+    differentiated: Differentiated,
+    launch: Launch,
+    gradient: GradientProgram | None,
+    machine: Machine | None,
+    watch: Any,
 ) -> Differentiated:
-    """The program with tangents, with separate sums for each thread if that is faster, and watched if requested."""
-    differentiated = _differentiated(program, seeds)
+    """The program with separate sums for each thread if that is faster, and watched if requested."""
     if gradient is not None:
         differentiated = gradient.completed(differentiated)
-    if launch.watch is not None:
-        return replace(differentiated, program=launch.watch.program(differentiated))
+    if watch is not None:
+        return replace(differentiated, program=watch.program(differentiated))
     if machine is None or machine.is_checked or (launch.sparse is not None and machine.threads > 1):
         return differentiated
     return with_private_sums(differentiated, machine)
@@ -169,14 +183,6 @@ def flow(launch: Launch) -> Flow:
     recorded, infos = _recorded(launch, RulesInUse(takes_derivative=True), backend.Captures(), constants)
     program = simplify(without_unused_draws(recorded))
     return Flow(program, infos, frozenset(number_locals(program, launch, constants)))
-
-
-def _differentiated(program: Program, seeds: Seeds) -> Differentiated:
-    """The program with tangents, its rows in scratch memory where Taichi cannot compile that many local arrays."""
-    found = differentiate(program, seeds)
-    if backend.confuses_local_arrays() and stages_with_arrays(simplify(found.program).body) > 1:
-        return differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
-    return found
 
 
 @backend.deep_recursion()
@@ -254,7 +260,7 @@ def with_arguments(differentiated: Differentiated) -> Program:
     return replace(program, arguments=(*program.arguments, *own))
 
 
-def _machine(program: Program, launch: Launch, seeds: Seeds) -> Machine | None:
+def _machine(program: Program, seeds: Seeds, *, is_checked: bool) -> Machine | None:
     """The machine that the loops of a differentiated program are scheduled for; None where they stay as they are."""
     if not seeds.device.is_host or seeds.device.by_column or not seeds.columns:
         return None
@@ -263,7 +269,7 @@ def _machine(program: Program, launch: Launch, seeds: Seeds) -> Machine | None:
     shapes |= {c: tuple(c.object.shape) for c in fields if backend.is_flat(c.object)}
     return Machine(
         seeds.device.threads,
-        backend.is_debug() or launch.watch is not None,
+        is_checked,
         shapes,
         seeds.extents,
         free_loops(program, seeds.extents),

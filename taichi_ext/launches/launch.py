@@ -142,7 +142,6 @@ class Launch:
         arrays: the arrays among the leaf arguments, by position.
         numbers: the arguments and Python numbers that are parameters.
         wants_return: whether the returned value is an output.
-        watch: the observer that looks for numbers that are not finite.
         strategy: how tangents of locals are kept, a key of ``STRATEGIES``.
         sparse: of a sparse Jacobian, its columns and outputs.
         energy: for second derivatives, the energy.
@@ -157,7 +156,6 @@ class Launch:
     arrays: Mapping[int, ContainerInfo]
     numbers: NumberColumns
     wants_return: bool
-    watch: Any
     strategy: str
     sparse: SparseTarget | None
     energy: EnergyTarget | None

@@ -45,8 +45,31 @@ class DenseForm:
         return leaves
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
-        """The blocks of J."""
-        return evaluation.subject.of_dense(evaluation.all_columns(), evaluation.layout)
+        """The blocks of J: all columns, in as few runs as memory allows."""
+        prepared, total = evaluation.prepared, evaluation.column_count()
+        while True:
+            parts: list[list[np.ndarray]] = []
+            is_whole, count = evaluation.least_runs == 1, max(1, -(-total // evaluation.least_runs))
+            places = evaluation.places() if is_whole else None
+            progress = False if is_whole else evaluation.progress
+            try:
+                with progress_bar(progress, f"Columns of J, {evaluation.call.name}", total) as advance:
+                    for first in range(0, max(1, total), count):
+                        if first:
+                            evaluation.restore()
+                        is_repeated = first + count < total
+                        parts.append(evaluation.run(DenseRows(), first, count, places, is_repeated=is_repeated)[1])
+                        advance(count)
+            except OverBudgetError:
+                evaluation.least_runs *= 2
+                evaluation.restore()
+                prepared.blocks = max(prepared.blocks, evaluation.least_runs)
+                continue
+            prepared.note_fit(evaluation.sizes)
+            if is_whole and evaluation.is_repeatable():
+                prepared.replay = Replay.of(next(iter(prepared.fused.values())), evaluation.layout)
+            found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+            return evaluation.subject.of_dense(found, evaluation.layout)
 
     def result(self, evaluation: Evaluation, blocks: list[list[object]]) -> Any:
         """The blocks in the structure of the outputs and params, in ``out`` if that was given."""
@@ -72,6 +95,7 @@ class Evaluation:
 
     Attributes:
         returned: the return value of the kernel or function in the last run.
+        least_runs: how many runs all columns take at least.
     """
 
     def __init__(
@@ -95,12 +119,12 @@ class Evaluation:
         self.out = out
         self.state = state
         self.watch = watch
-        self._progress = progress
+        self.progress = progress
         self._directions = directions
-        self._blocks = prepared.blocks
+        self.least_runs = prepared.blocks
         chunk_size = prepared.question.options.chunk_size
         if chunk_size is not None:
-            self._blocks = max(self._blocks, -(-self.column_count() // chunk_size))
+            self.least_runs = max(self.least_runs, -(-self.column_count() // chunk_size))
 
     @cached_property
     def _log(self) -> RunLog:
@@ -125,8 +149,10 @@ class Evaluation:
             repeated = prepared.replay.run(self.call.full_args, out)
             if repeated is not None:
                 return prepared.question.result([[repeated]])
-        with backend.suspend_following():  # a thread that a pipeline has started may compute a Jacobian of its own
-            return self.form.result(self, self.blocks())
+        # a thread that a pipeline has started may compute a Jacobian of its own
+        with backend.suspend_following(), self._checked_runs():
+            blocks = self.form.blocks(self)
+        return self.form.result(self, blocks)
 
     def value_and_jacobian(self, jacobian: Callable[[], object] | None = None) -> tuple[Any, Any]:
         """The outputs and J, in their structures; ``jacobian`` is called in place of the method if given."""
@@ -137,39 +163,16 @@ class Evaluation:
 
     def blocks(self) -> list[list[Any]]:
         """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""
+        with self._checked_runs():
+            return self.form.blocks(self)
+
+    def _checked_runs(self) -> contextlib.AbstractContextManager[None]:
+        """Check ``out``; within the context, a run that fails leaves everything as it was."""
         if self.out is not None:
             leaves = by_path(self.out, self.prepared.question.skeleton())
             check_out_is_separate(self.form.check_out(self, leaves), self._containers())
-        with self.undone_on_error(needs_state=self._blocks > 1 or (self.form.is_sparse and self.call.kernel is None)):
-            return self.form.blocks(self)
-
-    def all_columns(self) -> list[np.ndarray]:
-        """All columns of each output, a row for each entry, in as few runs as memory allows."""
-        total = self.column_count()
-        while True:
-            parts: list[list[np.ndarray]] = []
-            is_whole, count = self._blocks == 1, max(1, -(-total // self._blocks))
-            places = self._places() if is_whole else None
-            progress = False if is_whole else self._progress
-            try:
-                with progress_bar(progress, f"Columns of J, {self.call.name}", total) as advance:
-                    for first in range(0, max(1, total), count):
-                        if first:
-                            self.restore()
-                        is_repeated = first + count < total
-                        parts.append(self.run(DenseRows(), first, count, places, is_repeated=is_repeated)[1])
-                        advance(count)
-            except OverBudgetError:
-                self._blocks *= 2
-                self.restore()
-                self.prepared.blocks = max(self.prepared.blocks, self._blocks)
-                continue
-            self.prepared.note_fit(self._sizes)
-            if not is_whole:
-                return [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
-            if self._is_repeatable():
-                self.prepared.replay = Replay.of(next(iter(self.prepared.fused.values())), self.layout)
-            return _apart(parts[0])
+        is_pipeline = self.call.kernel is None
+        return self.undone_on_error(needs_state=self.least_runs > 1 or (self.form.is_sparse and is_pipeline))
 
     def columns(self, first: int, count: int) -> list[np.ndarray]:
         """Some columns of each output, a row for each entry, from a separate run.
@@ -209,7 +212,7 @@ class Evaluation:
         directions: np.ndarray | None = None,
     ) -> Evaluation:
         """The same call with another subject or form, or for products with J (see ``directions``)."""
-        options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self._progress}
+        options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}
         parts = subject or self.subject, form or self.form
         return Evaluation(self.prepared, self.call, *parts, **options, directions=directions)
 
@@ -310,7 +313,7 @@ class Evaluation:
             self.subject.note_run(session, self.layout)
         return session, found
 
-    def _is_repeatable(self) -> bool:
+    def is_repeatable(self) -> bool:
         """Whether this is one kernel without arguments, with one parameter and one output in different fields."""
         is_alone = self.call.kernel is not None and not self.call.args and self.watch is None
         if not is_alone or self.form.is_sparse or not self.subject.is_repeatable or len(self.prepared.fused) != 1:
@@ -320,7 +323,7 @@ class Evaluation:
         return is_field and not others and not more
 
     @cached_property
-    def _sizes(self) -> tuple[tuple[int, ...], ...]:
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the fields and arrays of this call."""
         args: tuple[Any, ...] = self.call.args
         sized = (a for a in args if backend.is_array(a) or isinstance(a, backend.Field))
@@ -331,12 +334,12 @@ class Evaluation:
         limit = self.prepared.question.options.max_memory
         if limit is not None:
             return limit
-        has_fit = self._blocks == 1 and self._sizes in self.prepared.sizes_that_fit
+        has_fit = self.least_runs == 1 and self.sizes in self.prepared.sizes_that_fit
         return math.inf if has_fit else available_memory() / 2
 
     # --- checks
 
-    def _places(self) -> list[object] | None:
+    def places(self) -> list[object] | None:
         """For each output the memory of ``out`` in which its Jacobian can be computed."""
         if self.out is None or len(self.layout.params) != 1 or self.call.kernel is None:
             return None

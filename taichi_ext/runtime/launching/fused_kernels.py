@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key
@@ -11,6 +11,22 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FieldKey, Fused, Role, check_unchanged
 
 MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
+
+
+class KernelName(NamedTuple):
+    """The part of a kernel's key that is known before its tangents are.
+
+    Attributes:
+        kernel: the identity of the user's kernel.
+        features: the types of its arguments.
+        shapes: those of its arrays.
+        variant: the number of columns, and the rest of the request.
+    """
+
+    kernel: int
+    features: tuple[object, ...]
+    shapes: tuple[object, ...]
+    variant: tuple[object, ...]
 
 
 class KernelTable:
@@ -24,7 +40,7 @@ class KernelTable:
         self._most = MOST_KERNELS * blocks
         self._fields: dict[object, object] = {}  # fields that a kernel reads and writes, by name
 
-    def find(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role]) -> Fused | None:
+    def find(self, name: KernelName, first: int, roles: dict[Key, Role]) -> Fused | None:
         """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
         table, exact = self._kept, (*name, first, frozenset(roles.items()))
         for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
@@ -42,7 +58,7 @@ class KernelTable:
                 return fused
         return None
 
-    def add(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role], fused: Fused) -> None:
+    def add(self, name: KernelName, first: int, roles: dict[Key, Role], fused: Fused) -> None:
         """Keep a kernel; the oldest one is dropped if there are too many."""
         if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]

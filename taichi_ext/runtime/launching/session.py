@@ -5,14 +5,24 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.labels import Label
-from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, PipelineArgument, container_key
-from taichi_ext.runtime.launching.fused_kernels import KernelTable
+from taichi_ext.launches import (
+    ColumnBlock,
+    EnergyTarget,
+    FieldKey,
+    FirstOrderArray,
+    Fused,
+    Launch,
+    PipelineArgument,
+    Role,
+    container_key,
+)
+from taichi_ext.runtime.launching.fused_kernels import KernelName, KernelTable
 from taichi_ext.runtime.launching.launch_checks import check_arguments, check_gradient_is_own, check_same_program
 from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.request import Request
@@ -43,6 +53,35 @@ class Launched:
     passed: Sequence[object]
     changes: int
     result: object
+
+
+class _Bound(NamedTuple):
+    """A call of a kernel with its arrays and numbers.
+
+    Attributes:
+        kernel: the user's kernel.
+        args: its arguments.
+        values: its leaf arguments.
+        numbers: arguments and Python numbers that are parameters.
+        binding: the arrays among the arguments.
+        names: the keys of a launch by those of the run.
+        roles: the tangents of containers.
+        energy: for second derivatives, the energy.
+    """
+
+    kernel: backend.Kernel
+    args: tuple[Any, ...]
+    values: tuple[object, ...]
+    numbers: NumberSeeds
+    binding: Binding
+    names: dict[Key, Key]
+    roles: dict[Key, Role]
+    energy: EnergyTarget | None
+
+    @property
+    def outer(self) -> Mapping[Key, View]:
+        """The keys of the run by those of a launch."""
+        return self.binding.outer
 
 
 class Accesses:
@@ -128,93 +167,90 @@ class Session:
             run: the pipeline run that numbers with tangents among the arguments belong to.
         """
         with backend.exclusive:
-            self.check_program()
-            check_gradient_is_own(kernel)
-            self.has_launched = True
-            request, tangents = self.request, self.tangents
-            check_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
-            args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
-            args, values, passed_numbers = taken_out(kernel, args, run)
-            block = request.block
-            numbers = request.numbers.with_passed(
-                passed_numbers, request.directions, block.first, tangents.columns.count
-            )
-            binding = tangents.arrays.bind(kernel, values)
-            fused = self._fused_kernel(kernel, args, binding, numbers, check, lookahead)
-            fused.check_unchanged()
-            check_overlaps(binding.given, fused.facts.written)
-            self._save(fused, values)
-            tangents.set_numbers(numbers)
-            passed: list[Any] = []
-            after: list[Callable[[], None]] = []
-            changes = tangents.changes
+            bound = self._bound(kernel, args, run)
+            first, name = self.request.block.first, self._name(bound)
+            fused = self._kernels.find(name, first, bound.roles)
+            if fused is None:
+                backend.materialize()  # fields that the pipeline has just made
+                fused = engine.fuse(self._launch(bound, lookahead), self.request.watch)
+                self._kernels.check_fields(name.features, fused)
+                if check is not None:
+                    check(fused, bound.outer)
+                self._kernels.add(name, first, bound.roles, fused)
+            return self._launched(fused, bound)
 
-            def launch() -> Any:
-                nonlocal passed, after, changes
-                passed, after = self._passed(fused, binding.outer)
-                changes = tangents.changes
-                return fused.launch(args, passed)
-
-            result = self._target.run(fused, lambda state: save_changed(state, fused, self.table, values), launch)
-            self._target.collect(fused, binding.outer)
-            for give_back in after:
-                give_back()
-            tangents.note_written(
-                fused, [binding.outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)]
-            )
-            self.accesses.note(*tangents.arrays.accesses(fused, binding))
-            return Launched(fused, args, passed, changes, result)
-
-    def _fused_kernel(
-        self,
-        kernel: backend.Kernel,
-        args: tuple[object, ...],
-        binding: Binding,
-        numbers: NumberSeeds,
-        check: Check | None,
-        lookahead: Lookahead | None,
-    ) -> Fused:
-        """The kernel with tangents, from the table if it was built before."""
-        request, tangents, outer = self.request, self.tangents, binding.outer
+    def _bound(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun | None) -> _Bound:
+        """A call with its arrays and numbers, and the roles of containers now."""
+        self.check_program()
+        check_gradient_is_own(kernel)
+        self.has_launched = True
+        request, tangents = self.request, self.tangents
+        check_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
+        args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
+        args, values, passed = taken_out(kernel, args, run)
+        numbers = request.numbers.with_passed(passed, request.directions, request.block.first, tangents.columns.count)
+        binding = tangents.arrays.bind(kernel, values)
         roles = {key: tangents.role(key) for key in tangents.fields.names() if isinstance(key, FieldKey)}
-        roles |= {local: tangents.role(key) for local, key in outer.items()}
-        names: dict[Key, Key] = {key: local for local, key in outer.items()}
-        first_order = tangents.first_order
-        roles |= first_order.roles(names)
-        energy = first_order.target(names)
-        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
-        features = backend.argument_features(kernel, args)
-        block = ColumnBlock(tangents.columns.count, request.block.first, request.block.is_part)
-        variant = self._target.variant(names), first_order.carried(names)
-        name = (id(kernel), features, shapes, (block.count, block.is_part, variant, numbers.key))
-        fused = self._kernels.find(name, block.first, roles)
-        if fused is None:
-            backend.materialize()  # fields that the pipeline has just made
-            launch = Launch(
-                kernel=kernel,
-                args=args,
-                block=block,
-                fields=self.table,
-                roles=roles,
-                arrays=binding.arrays,
-                numbers=numbers.columns,
-                wants_return=request.wants_return and self.is_direct,
-                watch=request.watch,
-                strategy=request.strategy,
-                sparse=self._target.of_launch(names),
-                energy=energy,
-                is_repeated=not self.is_direct,
-            )
-            if lookahead is not None and self._target.is_dense and energy is None:
-                launch = lookahead.foreseen(launch, outer, tangents.carries)
-            fused = engine.fuse(launch)
-            self._kernels.check_fields(features, fused)
-            if check is not None:
-                check(fused, outer)
-            self._kernels.add(name, block.first, roles, fused)
-        first_order.accept(fused, outer)
+        roles |= {local: tangents.role(key) for local, key in binding.outer.items()}
+        names: dict[Key, Key] = {key: local for local, key in binding.outer.items()}
+        roles |= tangents.first_order.roles(names)
+        return _Bound(kernel, args, values, numbers, binding, names, roles, tangents.first_order.target(names))
+
+    def _name(self, bound: _Bound) -> KernelName:
+        """The name of a kernel with tangents in the table of kernels."""
+        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in bound.binding.arrays.items())
+        features = backend.argument_features(bound.kernel, bound.args)
+        variant = self._target.variant(bound.names), self.tangents.first_order.carried(bound.names)
+        columns = self.tangents.columns.count, self.request.block.is_part
+        return KernelName(id(bound.kernel), features, shapes, (*columns, variant, bound.numbers.key))
+
+    def _launch(self, bound: _Bound, lookahead: Lookahead | None) -> Launch:
+        """The launch that a kernel is to be built for."""
+        request, tangents = self.request, self.tangents
+        launch = Launch(
+            kernel=bound.kernel,
+            args=bound.args,
+            block=ColumnBlock(tangents.columns.count, request.block.first, request.block.is_part),
+            fields=self.table,
+            roles=bound.roles,
+            arrays=bound.binding.arrays,
+            numbers=bound.numbers.columns,
+            wants_return=request.wants_return and self.is_direct,
+            strategy=request.strategy,
+            sparse=self._target.of_launch(bound.names),
+            energy=bound.energy,
+            is_repeated=not self.is_direct,
+        )
+        if lookahead is not None and self._target.is_dense and bound.energy is None:
+            return lookahead.foreseen(launch, bound.outer, tangents.carries)
+        return launch
+
+    def _launched(self, fused: Fused, bound: _Bound) -> Launched:
+        """Run a kernel with tangents."""
+        tangents, outer, values = self.tangents, bound.outer, bound.values
+        tangents.first_order.accept(fused, outer)
         self._target.accept(fused, outer, tangents, is_direct=self.is_direct)
-        return fused
+        fused.check_unchanged()
+        check_overlaps(bound.binding.given, fused.facts.written)
+        self._save(fused, values)
+        tangents.set_numbers(bound.numbers)
+        passed: list[Any] = []
+        after: list[Callable[[], None]] = []
+        changes = tangents.changes
+
+        def launch() -> Any:
+            nonlocal passed, after, changes
+            passed, after = self._passed(fused, outer)
+            changes = tangents.changes
+            return fused.launch(bound.args, passed)
+
+        result = self._target.run(fused, lambda state: save_changed(state, fused, self.table, values), launch)
+        self._target.collect(fused, outer)
+        for give_back in after:
+            give_back()
+        tangents.note_written(fused, [outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)])
+        self.accesses.note(*tangents.arrays.accesses(fused, bound.binding))
+        return Launched(fused, bound.args, passed, changes, result)
 
     def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[object], list[Callable[[], None]]]:
         """The arguments of a kernel after those of the user, and the functions to call after the launch."""
