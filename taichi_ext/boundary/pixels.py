@@ -185,11 +185,12 @@ def find_crossings(
                     low_value[e] = values[c, e]
                     high_value[e] = values[next, e]
                 low_seen = ti.Vector([seen[c], counts[c]])
-                if has_jump(
+                found = count_jumps(
                     shade, side_of(c, x, y, size), c, size, low_value, high_value, low_seen, seen[next], crossed, jumps
-                ):
+                )
+                if found > 0:
                     ends[count % 2] = c
-                    count += 1
+                count += found
         if is_known and is_mixed and count == 0 and size < 0.1:
             kind = 0  # outcomes that change nothing
         elif is_known and count == 2:  # noqa: SIM102  # it would be called anyway
@@ -207,7 +208,7 @@ def side_of(c, x, y, size):
 
 
 @ti.func
-def has_jump(
+def count_jumps(
     shade: ti.template(),
     side,
     c,
@@ -219,13 +220,16 @@ def has_jump(
     crossed: ti.template(),
     jumps: ti.template(),
 ):
-    """Put the place on side c of a square where the value jumps most into the tables; returns whether there is one.
+    """Put the place on side c of a square where the value jumps most into the tables.
 
-    Of two halves whose ends both see other outcomes, the search goes on in that whose values differ more.
+    Returns 0 if there is none, 1 if there is, and more if other edges cross the side, too: the outcomes next to the
+    jump are then not those at both ends of the side.  Of two halves whose ends both see other outcomes, the search goes
+    on in that whose values differ more.
     """
     low = 0.0
     high = size
     jump = high_value - low_value
+    ends = ti.Vector([low_seen[0], high_seen])
     for _ in range(_STEPS):
         if jump.norm() > _EQUAL * (low_value.norm() + high_value.norm()):
             q = 0.5 * (low + high)
@@ -272,7 +276,8 @@ def has_jump(
             crossed[c, WEIGHT] = 0.5 * size * abs(along) / g2
             for e in ti.static(range(jumps.m)):
                 jumps[c, e] = ti.select(along > 0, jump[e], -jump[e])
-    return is_found
+    is_alone = low_seen[0] == ends[0] and high_seen == ends[1]
+    return ti.select(is_found, ti.select(is_alone, 1, SIDES), 0)
 
 
 @ti.func

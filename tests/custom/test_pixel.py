@@ -213,6 +213,24 @@ def test_edges_are_found(name):
     check(function(p), p, image, steps, nodes)
 
 
+def test_two_edges_that_cut_the_same_corner():
+    """Each side of the pixel is crossed by both; none of its corners lies between them."""
+    p, image = scalars([0.3, 0.6]), outputs(1, 1)
+
+    @ti.func
+    def shade(x, y):
+        c = 0.0
+        if x + y > p[0]:
+            c += 0.3 * (2.0 - c)
+        if x + y > p[1]:
+            c += 0.5 * (3.0 - c)
+        return c
+
+    for antialias in (False, True):
+        J = jacobian(drawing(shade, image, antialias), p, image)
+        assert_allclose(J[0, 0], [-0.7 * 0.6, -0.4 * 1.2], rtol=1e-5)  # d area / d p times the jump
+
+
 def test_the_value_at_the_centre_of_the_pixel():
     """Without antialiasing the value is that of the function, and J that of the mean."""
     p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(20, 16)
