@@ -25,7 +25,14 @@ MAX_DEPTH = 100
 
 def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywords: Mapping[str, object]) -> object:
     """A call of a ti.func or real function."""
-    given = backend.process_args(func, tuple(args), keywords)
+    try:
+        given = backend.process_args(func, tuple(args), keywords)
+    except ti.TaichiSyntaxError as error:  # Taichi's message shows the values of the recorded kernel
+        names = ", ".join(a.name for a in func.arguments)
+        passed = ", ".join([str(len(args)), *(f"{k}=" for k in keywords)])
+        raise UnsupportedError(
+            f"{func.func.__name__} takes the arguments ({names}); the call passes {passed}."
+        ) from error
     bound = [_bind(r, func, a, v) for a, v in zip(func.arguments, given, strict=True)]
     rule = find_rule(r, func)
     if rule is not None:

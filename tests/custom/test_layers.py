@@ -459,6 +459,10 @@ def test_bad_input():
         return x[0] - px
 
     @ti.func
+    def of_number(n):
+        return x[n], 1.0
+
+    @ti.func
     def without_position(n, px, py):
         return x[0] * (n + 1), 1.0
 
@@ -475,6 +479,7 @@ def test_bad_input():
         return x[0] - px, 1.0, ti.Vector([0.5, x[1]])
 
     for shape, call, message in (
+        (of_number, layers, r"of_number takes the arguments \(n\); the call passes 3"),
         (vector_alpha, layers, "layers: alpha is .*; expected a number from 0 to 1"),
         (alone, layers, "layers: shape must return level, value; it returns"),
         (vector, nearest, "nearest: shape must return level, depth, value; it returns a tuple of 2"),
