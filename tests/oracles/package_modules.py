@@ -14,6 +14,9 @@ def name_of(module):
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
 
+NAMES = frozenset(map(name_of, MODULES))
+
+
 @cache
 def tree_of(module):
     return ast.parse(module.read_text(encoding="utf-8"), filename=str(module))
@@ -34,8 +37,8 @@ def imports(module):
             yield node, [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
+@cache
 def own_imports(module):
     """The modules of the package that a module names, those of its types included."""
     names = {name for _, found in imports(module) for name in found if name.startswith("taichi_ext")}
-    known = {name_of(m) for m in MODULES}
-    return {name.removeprefix("taichi_ext").lstrip(".") for name in names} & known
+    return {name.removeprefix("taichi_ext").lstrip(".") for name in names} & NAMES
