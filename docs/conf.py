@@ -15,6 +15,7 @@ project, author, copyright = "taichi_ext", "The taichi_ext contributors", "The t
 version = release = taichi_ext.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme, html_title = "furo", f"taichi_ext {version}"
+html_favicon = "favicon.svg"
 myst_heading_anchors = 4
 nb_execution_mode, nb_execution_raise_on_error, nb_execution_timeout = "force", True, 300
 nitpicky = False
