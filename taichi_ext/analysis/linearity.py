@@ -134,11 +134,11 @@ class _Check:
                     if isinstance(node, ir.Op):
                         self.operation(node, s.place)
         if isinstance(s, (ir.If, ir.While)) and s.condition is not None:
-            self.refuse([s.condition], "a condition depends on one here.", s.place)
+            self.refuse([s.condition], "a condition depends on a tangent here.", s.place)
         elif isinstance(s, ir.Call):
-            self.refuse(ir.values_of(s), f"{s.function!r} is applied to one here.", s.place)
+            self.refuse(ir.values_of(s), f"{s.function!r} is applied to a tangent here.", s.place)
         elif isinstance(s, ir.Atomic) and s.function not in ("atomic_add", "atomic_sub"):
-            self.refuse([s.target, s.value], f"{s.function!r} is applied to one here.", s.place)
+            self.refuse([s.target, s.value], f"{s.function!r} is applied to a tangent here.", s.place)
         elif isinstance(s, ir.Boundary):
             self.boundary(s)
             if s.kind == "rule":
@@ -150,7 +150,7 @@ class _Check:
         if rule is None or self.is_linear(op):
             return
         is_joined = op.name in ("add", "sub") or (op.name in _CHOICES and self.rule_of(op.args[0]) is None)
-        raise _refusal(rule, _JOINED if is_joined else f"{op.name!r} is applied to one here.", op.place or place)
+        raise _refusal(rule, _JOINED if is_joined else f"{op.name!r} is applied to a tangent here.", op.place or place)
 
     def is_linear(self, op: ir.Op) -> bool:
         """Whether an operation is linear in the tangents among its operands."""
@@ -175,7 +175,7 @@ class _Check:
         is_edge = s.kind in ("edge", "step", "coverage")
         sides = [e for name in s.given if is_edge and name in _SIDES for e in s.sources(name)]
         others = [e for name in s.given if name not in (*_SIDES, "returned") for e in s.sources(name)]
-        what = _APPLIED.get(s.kind, f"{s.kind!r} is applied to one here.")
+        what = _APPLIED.get(s.kind, f"{s.kind!r} is applied to a tangent here.")
         self.refuse(others if is_edge else [*others, *s.numbers], what, s.place)
         if any(map(self.is_offset, sides)):
             self.refuse(sides, _JOINED, s.place)
@@ -206,10 +206,10 @@ class _Check:
 
 _CHOICES = ("select", "ifte")
 _SIDES = ("inside", "outside")
-_JOINED = "it is joined here with a value that does not depend on one."
+_JOINED = "a tangent is added here to a value that does not depend on a tangent."
 _APPLIED = {
-    "stop_gradient": "one is stopped here, by stop_gradient or in a call of a function that has a rule.",
-    "rule": "a function or mark that has a rule is applied to one here.",
+    "stop_gradient": "a tangent is stopped here, by stop_gradient or in a call of a function that has a rule.",
+    "rule": "a function or mark that has a rule is applied to a tangent here.",
 }
 _REMEDY = "Return a sum of the d_... and auto, each times values that do not depend on them"
 

@@ -317,7 +317,7 @@ def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray
     for name, row, y in zip(run.names, J, centre, strict=True):
         for param, block in zip(run.params, row, strict=True):
             shape = (y.shape, run.values(param).shape)
-            found += [f"J of {name} by {param.name} is {text}." for text in _first(block, *shape)]
+            found += [f"J of {name} with respect to {param.name} is {text}." for text in _first(block, *shape)]
     return found
 
 
@@ -356,6 +356,6 @@ def _first(values: Any, *shape: tuple[int, ...]) -> Iterator[str]:
         places = (*np.unravel_index(row, shape[0]), *np.unravel_index(int(values.indices[at]), shape[1]))
     index = tuple(int(i) for i in places)
     outer = len(shape[0]) if shape else 0
-    place = f"{index_text(index[:outer])} by {index_text(index[outer:])}" if shape else index_text(index)
+    place = f"{index_text(index[:outer])}, {index_text(index[outer:])}" if shape else index_text(index)
     more = f" ({len(wrong)} entries in all)" if len(wrong) > 1 else ""
     yield f"{data[at]} at {place}{more}"

@@ -53,7 +53,7 @@ def check_hessian(
         format: the format in which H is computed; see ``hessian``.
 
     Returns:
-        The report, see ``check_jacobian``; its outputs are the gradients by each parameter.
+        The report, see ``check_jacobian``; its outputs are the gradients with respect to each parameter.
 
     Raises:
         CheckError: the report is not true, and ``raise_on_failure`` is set.
@@ -82,15 +82,15 @@ def check_hessian(
 
 
 class _GradientRun(Run):
-    """The kernel, its parameters, and the gradient by each of them in place of outputs."""
+    """The kernel, its parameters, and the gradient with respect to each of them in place of outputs."""
 
     def __init__(self, plan: Plan, gradient: Plan, call: KernelCall) -> None:
         super().__init__(plan, call)
         self._gradient = gradient
-        self.names = [f"gradient by {param.name}" for param in self.params]
+        self.names = [f"gradient with respect to {param.name}" for param in self.params]
 
     def results(self, args: tuple[object, ...]) -> list[np.ndarray]:
-        """The gradient by each parameter."""
+        """The gradient with respect to each parameter."""
         evaluation = self._gradient.start(self.call.with_args(args))
         (blocks,) = evaluation.blocks()
         shapes = evaluation.parameter_shapes()

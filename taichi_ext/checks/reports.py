@@ -22,7 +22,7 @@ class Entry:
         return abs(self.jacobian - self.differences)
 
     def __str__(self) -> str:
-        place = f"{index_text(self.output)} by {index_text(self.param)}"
+        place = f"{index_text(self.output)}, {index_text(self.param)}"
         return f"{place}: J {self.jacobian:.8g}, differences {self.differences:.8g}"
 
 
@@ -107,7 +107,7 @@ class JacobianReport:
             for block in self.blocks
         ]
         lines += [f"  {line}" for line in table(rows)]
-        lines += [f"  {block.output} by {block.param}: {block.remark}" for block in self.blocks if block.remark]
+        lines += [f"  {block.output}, {block.param}: {block.remark}" for block in self.blocks if block.remark]
         lines += [f"  not finite: {text}" for text in self.not_finite]
         lines += [f"  {text}" for text in self.outside]
         return "\n".join(lines)

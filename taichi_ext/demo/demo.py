@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     scene, dual_scene = make_scene(needs_dual=False), make_scene(needs_dual=True)
     device = f"{options.arch}, {os.cpu_count()} cores" if options.arch == "cpu" else options.arch
-    print(f"Depth of a sphere in {WIDTH} x {HEIGHT} pixels by its {len(PARAMETERS)} parameters, float32, {device}")
+    print(f"Depth of a sphere in {WIDTH} x {HEIGHT} pixels and its {len(PARAMETERS)} parameters, float32, {device}")
 
     fused_name, columns_name = "jacobian, one launch", f"FwdMode, {len(PARAMETERS)} launches"
     timings = time_calls(

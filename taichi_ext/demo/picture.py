@@ -214,7 +214,7 @@ def draw_summary(
         path: the PNG to write.
         subtitle: the line below the title.
         depth: the depth of each pixel, 0 where the sphere is not hit, shape (width, height).
-        jac: its Jacobian by r, cx, cy and cz, shape (width, height, 4).
+        jac: its Jacobian with respect to r, cx, cy and cz, shape (width, height, 4).
         errors: the largest error of a parameter at each step of the fit.
         residuals: the depth residual at each step of the fit.
     """

@@ -93,7 +93,7 @@ class Charts:
             self._derivatives(x)
         except (InvalidArgumentError, ti.TaichiCompilationError) as error:
             raise InvalidArgumentError(
-                f"retract is not a ti.func of a point and of its local coordinates, which are both read: {error}"
+                f"retract must be a ti.func of a point and of its local coordinates that reads both: {error}"
             ) from error
         with np.errstate(invalid="ignore"):
             is_off = ~(np.abs(found - x) <= _NEAR)
@@ -142,7 +142,7 @@ class Charts:
         return P.T @ JtJ @ P, P.T @ Jtr
 
     def _derivatives(self, x: np.ndarray) -> dict[int, np.ndarray]:
-        """By param, for each point the matrix of its derivatives by local coordinates."""
+        """By param, for each point the matrix of its derivatives with respect to local coordinates."""
         found: dict[int, np.ndarray] = {}
         for n, (manifold, point, local) in enumerate(self._triples):
             if manifold is not None:

@@ -214,7 +214,9 @@ class _Run:
         limits, radius = self.limits, _RADIUS
         point = self._at(start)
         if not np.isfinite(point.cost):
-            raise InvalidArgumentError(f"The cost at the start is {point.cost}: residuals are too large to be squared.")
+            raise InvalidArgumentError(
+                f"The cost at the start is {point.cost}: residuals are too large to be squared; scale them."
+            )
         system = self._system(point)
         most = system.diagonal.copy()
         free, slope, cosine = self._slope(point, system)

@@ -258,8 +258,8 @@ def test_the_worst_entry_is_named():
     assert block.worst.differences == pytest.approx(3.2)
     text = str(report)
     assert "DISAGREES" in text
-    assert "[0, 2] by [0, 1]: J 4, differences 3.2" in text
-    with pytest.raises(CheckError, match=r"\[0, 2\] by \[0, 1\]"):
+    assert "[0, 2], [0, 1]: J 4, differences 3.2" in text
+    with pytest.raises(CheckError, match=r"\[0, 2\], \[0, 1\]"):
         check_jacobian(k, x, y, raise_on_failure=True)
     assert check_jacobian(k, x, y, rtol=0.3)
     assert check_jacobian(k, x, y, atol=1.0)
@@ -314,8 +314,11 @@ def test_a_nan_that_is_real_is_reported_with_its_origin():
     assert not report
     text = str(report)
     assert "outputs (field out of shape (2,)) is nan at [0] after a plain run" in text
-    assert "J of outputs (field out of shape (2,)) by params[0] (field g_v of shape (2,)) is inf at [0] by [0]" in text
-    assert "by params[1] (field g_m of shape (2,)) is nan at [0] by [0]" in text
+    assert (
+        "J of outputs (field out of shape (2,)) with respect to params[0] (field g_v of shape (2,)) is inf at [0], [0]"
+        in text
+    )
+    assert "with respect to params[1] (field g_m of shape (2,)) is nan at [0], [0]" in text
     assert "it arises first in" in text
     origin = text[text.index("it arises first in") :]
     assert 'test_check.py", line' in origin
@@ -343,7 +346,7 @@ def test_an_infinite_partial_of_a_finite_value():
     assert not report
     text = str(report)
     assert "after a plain run" not in text
-    assert "is inf at [0] by [0]." in text
+    assert "is inf at [0], [0]." in text
     assert "return ti.sqrt(b)" in text
 
 

@@ -157,7 +157,7 @@ def test_sparse_jacobians():
     finally:
         registry.clear()
     q[1] = [0.0, 0.2]
-    assert "by params (field q of shape (3,)) is -inf at [1, 2] by [1, 0]" in str(
+    assert "with respect to params (field q of shape (3,)) is -inf at [1, 2], [1, 0]" in str(
         check_jacobian(kernel, q, y, format="csr")
     )
     with pytest.raises(InvalidArgumentError, match="format is 'dense'"):

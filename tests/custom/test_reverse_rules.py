@@ -484,7 +484,10 @@ def test_refused_rules_leave_the_fields_of_a_tape_alone():
             loss[None] += square(x[i])
 
     write(x.grad, np.full(4, 7.0))
-    with pytest.raises(UnsupportedError, match="'max' is applied to one"), ti.ad.Tape(loss, clear_gradients=False):
+    with (
+        pytest.raises(UnsupportedError, match="'max' is applied to a tangent"),
+        ti.ad.Tape(loss, clear_gradients=False),
+    ):
         k()
     assert_array_equal(read(x.grad), np.full(4, 7.0))
     assert_allclose(loss[None], (X * X).sum())

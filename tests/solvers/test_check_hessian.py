@@ -34,7 +34,7 @@ def test_agrees(springs, format):
     before = [read(f) for f in (*params, energy)]
     report = check_hessian(run, params, energy, format=format)
     assert report and sum(block.compared for block in report.blocks) == 64, report
-    assert [block.output[:11] for block in report.blocks] == ["gradient by"] * 4
+    assert [block.output[:13] for block in report.blocks] == ["gradient with"] * 4
     assert str(report).startswith("H of run agrees")
     for field, values in zip((*params, energy), before, strict=True):
         assert_array_equal(read(field), values)
@@ -71,7 +71,7 @@ def test_not_finite_and_bad_input():
             energy[None] += ti.sqrt(x[i] ** 3)
 
     report = check_hessian(run, x, energy)
-    assert not report and "at [0] by [0]" in str(report)
+    assert not report and "at [0], [0]" in str(report)
     with pytest.raises(InvalidArgumentError, match="step is -1"):
         check_hessian(run, x, energy, step=-1)
     assert np.isfinite(read(x)).all()

@@ -247,7 +247,7 @@ def test_bad_input(wahba, options, words):
 @pytest.mark.parametrize("retract", [lambda p, delta: p, ti.func(lambda p: p)], ids=["no delta", "one argument"])
 def test_functions_that_are_no_retraction(wahba, retract):
     wahba.q.from_numpy(QUATERNIONS[:1])
-    with pytest.raises(InvalidArgumentError, match="retract is not a ti.func of a point and of its local coordinates"):
+    with pytest.raises(InvalidArgumentError, match="retract must be a ti.func of a point and of its local coordinates"):
         least_squares(wahba.by_quaternion, wahba.q, wahba.errors, retract=Manifold(retract, size=3, shape=(4,)))
 
 

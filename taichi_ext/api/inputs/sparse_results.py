@@ -46,8 +46,8 @@ def _as_bsr(matrix: Any, block: tuple[int, int]) -> object:
     found = matrix.tobsr(blocksize=block)
     if found.nnz != matrix.nnz:
         raise InvalidArgumentError(
-            f"format='bsr' needs blocks of {block[0]} x {block[1]} that are full, the elements of the output by those "
-            f"of the parameter; {found.nnz - matrix.nnz} entries of them are not in the pattern. Use format='csr'."
+            f"format='bsr' needs full blocks of {block[0]} x {block[1]}, one for the elements of output and parameter; "
+            f"{found.nnz - matrix.nnz} entries of them are not in the pattern. Use format='csr'."
         )
     return found
 
@@ -171,10 +171,10 @@ def _appending(dtype: object) -> Any:
 
 
 def check_size(reason: str, entries: int, dtype: np.dtype, free: float) -> None:
-    """Raise if J needs rows of all columns and does not fit into memory that way."""
+    """Raise if J has to be computed dense and does not fit into memory that way."""
     needed = entries * dtype.itemsize
     if needed > free:
         raise InvalidArgumentError(
-            f"{reason}, so that rows of all columns are needed: {needed / 2**30:.1f} GiB, more than the "
-            f"{free / 2**30:.1f} GiB that may be used."
+            f"{reason}, so J has to be computed dense: {needed / 2**30:.1f} GiB, more than the {free / 2**30:.1f} GiB "
+            "that may be used. Rewrite that part of the kernel, allow more max_memory=, or use fewer parameters."
         )

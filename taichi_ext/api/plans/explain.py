@@ -65,7 +65,7 @@ def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
     """The number of entries of a sparse Jacobian that each statement writes, by their columns."""
     for site in fused.sites:
         verb = "added" if site.is_sum else "stored"
-        counts = [f"{len(group.entries)} by {_owner(group.owner, fields)}" for group in site.groups]
+        counts = [f"{len(group.entries)} with respect to {_owner(group.owner, fields)}" for group in site.groups]
         rows = ", from rows of tangents: those that are zero are left out" if site.has_rows else ""
         parts = f"{len(site.rows)} rows" if len(site.rows) > 1 else "one row"
         yield f"{_name(site.key, fields)}, {parts} {verb} at a time: {' and '.join(counts) or 'none'}{rows}"

@@ -49,7 +49,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     outputs = [_key(prepared, call, t) for t in prepared.outputs]
     missing = [str(t.name) for t, key in zip(prepared.outputs, outputs, strict=True) if key not in fused.shadows]
     if missing:
-        raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
+        raise UnsupportedError(f"{', '.join(missing)} of {call.name} depends on no params: nothing to export.")
     _check_components(prepared, call, fused)
     layout = lay_out(call, prepared.fields, prepared.params, prepared.outputs)
     rows, params = [o.shape for o in layout.outputs], [(p.target, p.first, p.shape) for p in layout.params]
@@ -61,7 +61,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
         tangents.append(_tangents(prepared, call, fused, number, output, parts, columns))
     names = ", ".join(str(t.name) for t in prepared.outputs)
     by = ", ".join(str(t.name) for t in prepared.params)
-    title = f"Jacobian of {call.name}: {names} by {by}."
+    title = f"Jacobian of {call.name}: {names} with respect to {by}."
     return export(program, tangents, _known(prepared, fused, program), backend.stores_by_column(), title)
 
 

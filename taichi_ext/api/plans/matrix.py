@@ -54,7 +54,7 @@ def matrix_of(evaluation: Evaluation, prepared: Prepared, out: object = None) ->
 
 
 def joined(evaluation: Evaluation, blocks: Sequence[Sequence[object]]) -> Any:
-    """The blocks of J, by output and parameter, as one matrix: an array, or CSR where they are sparse."""
+    """The blocks of J, one for each pair of output and parameter, as one matrix: an array or CSR."""
     if not isinstance(blocks[0][0], np.ndarray):
         if len(blocks) == len(blocks[0]) == 1:
             return blocks[0][0]

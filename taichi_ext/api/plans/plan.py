@@ -343,7 +343,7 @@ class Jacobian:
         """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""
         prepared = self._prepared
         reason = prepared.dense_reason
-        first = [f"rows of all columns, of which the zeros are left out, because of this:\n{reason}"] if reason else []
+        first = [f"J is computed dense, and its zeros are left out, because of this:\n{reason}"] if reason else []
         if prepared.sparse.energy_intermediates and not reason:
             names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.sparse.energy_intermediates)
             first = [f"two runs, since the energy is computed from {names}"]

@@ -29,8 +29,8 @@ def check_energy(call: KernelCall, energy: list[Target], params: list[Target], u
     passed = [param.name for param in params if call.is_passed_number(param)]
     if passed and use != "gradient":
         raise InvalidArgumentError(
-            f"{passed[0]} is a number that a Python function takes. Second derivatives are those by fields, arrays and "
-            "numbers that kernels read: pass it in a field."
+            f"{passed[0]} is a number that a Python function takes. Second derivatives are with respect to fields, "
+            "arrays and numbers that kernels read: pass it in a field."
         )
     (target,) = energy
     shape = _shape(call, target)

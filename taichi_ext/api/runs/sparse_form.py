@@ -186,7 +186,7 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_comp
             elif not _put_in_rows(evaluation):
                 choices.dense_reason = reason
         except OverBudgetError:
-            reason = choices.dense_reason = "the rows of tangents do not fit into max_memory"
+            reason = choices.dense_reason = "tangents of fields between params and outputs do not fit into max_memory"
         if evaluation.state is not None:
             evaluation.state.reason = f"The run has to begin again with dense tangents, because {reason}"
             evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."

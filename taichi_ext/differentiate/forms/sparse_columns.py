@@ -64,7 +64,9 @@ class Columns:
             for version in range(self.versions.get(key, 1)):
                 numbers[Version(key, version)], other = other, other + size
         if other > LAST_SPARSE:
-            raise DenseRowsError(f"parameters and intermediates have {other - FIRST_SPARSE} entries, too many columns")
+            raise DenseRowsError(
+                f"parameters and fields between them and outputs have {other - FIRST_SPARSE} entries, too many"
+            )
         return numbers
 
     def ranges(self) -> list[tuple[int, int, Key]]:

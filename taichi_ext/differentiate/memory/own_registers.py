@@ -1,4 +1,4 @@
-"""Registers for a local's tangents by seeds without a column, in addition to the storage of its columns.
+"""Registers for a local's tangents with respect to seeds without a column, in addition to the storage of its columns.
 
 The position of a pixel and the tangents of a rule have no number that would identify them in a row, a slot or an entry
 of a sparse Jacobian. There are few of them, so each has a register, however the columns are stored.

@@ -117,13 +117,11 @@ class Numbering:
         """Require that rows hold a column, whose term is added to the row of a local."""
         owner = self.owner(column)
         if owner is None or owner not in self.columns.sizes:
-            raise DenseRowsError(
-                f"the tangent of {local.name} adds up terms whose columns are not known before the launch"
-            )
+            raise DenseRowsError(f"{local.name} adds up terms of parameters that are only known when the kernel runs")
         in_rows = self._plan.columns.in_rows
         if owner in in_rows:
             return
         in_rows.require(owner, f"the row of {local.name}")
         total = sum(self.columns.sizes[key] for key in in_rows)
         if total > MOST_IN_ROWS:
-            raise DenseRowsError(f"the tangent of {local.name} needs a row of {total} columns")
+            raise DenseRowsError(f"{local.name} adds up terms of {total} parameters, more than {MOST_IN_ROWS}")

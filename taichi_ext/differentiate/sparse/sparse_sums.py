@@ -2,8 +2,8 @@
 
 ``s += w[nodes[i, k]] * x[k]`` in a loop over k has few terms in each iteration i, but their columns are all over w. A
 row of all columns would be long and nearly empty. Instead, s counts as an entry of a container that has one entry for
-each iteration of the loops around its declaration. The loop writes the derivatives of s by w, later uses of s write
-derivatives by s, and the host multiplies the two, as it does for a field that one kernel writes and the next one reads.
+each iteration of the loops around its declaration. The loop writes the derivatives of s with respect to w, later uses
+of s write derivatives with respect to s, and the host multiplies the two, as it does for a field between two kernels.
 
 All writes come in steps, in the order of the text, and a read of s sees all earlier steps. That is correct unless a
 loop since the declaration contains both a read and a write, or two writes one of which is not a sum. In that case the
@@ -49,7 +49,7 @@ class LocalSum:
         writer: the writer of its entries.
         declared: the declaration of the local.
         number: the number of the sum in the kernel.
-        own: the registers of its tangents by seeds without a column.
+        own: the registers of its tangents with respect to seeds without a column.
     """
 
     def __init__(self, walk: Walk, writer: EntryWriter, declared: Declaration, number: int, own: OwnRegisters) -> None:

@@ -7,6 +7,7 @@ can be infinite, are accumulated forward: arguments that were not picked do not 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number
@@ -29,7 +30,7 @@ from taichi_ext.differentiate.rules.table import Rule, is_same, rule_of
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Container, Known, Load, Local, Op, Read, Value
+from taichi_ext.program import Container, Known, Load, Local, Op, Place, Read, Value
 
 Step = tuple[Value, Coefficient]  # an argument that carries a tangent, and its partial
 
@@ -237,8 +238,7 @@ class Linearizer:
     def _forward(self, node: Value) -> Form:
         rule = self._rule(node)
         if rule is None or not isinstance(node, Op):
-            _raise_unknown(node)
-            return {}
+            raise_unknown(node.name if isinstance(node, Op) else type(node).__name__, node.place)
         if rule.kind == "choice":
             return self._choice(node, rule)
         if rule.kind == "guarded":
@@ -287,8 +287,10 @@ class Linearizer:
         return chosen(picks, forms, node.dtype, is_again=self.is_again)
 
 
-def _raise_unknown(node: Value) -> None:
-    """Raise: an operation whose derivative is not known."""
-    place = "" if node.place is None else node.place.message() + "\n"
-    name = node.name if isinstance(node, Op) else type(node).__name__
-    raise UnsupportedError(f"{place}The derivative of {name!r} is not known.")
+def raise_unknown(name: str, place: Place | None) -> NoReturn:
+    """Raise: a function or operation that takes a value with a tangent has no known derivative."""
+    start = "" if place is None else place.message() + "\n"
+    raise UnsupportedError(
+        f"{start}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
+        "@ti.func, or call it in one that has a rule (boundary_gradient). Without a derivative: stop_gradient(x)."
+    )

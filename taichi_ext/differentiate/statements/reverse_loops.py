@@ -87,7 +87,7 @@ class Tape:
     around: tuple[Loop, ...]
     sums: frozenset[Local]  # the carried locals that are only added to
     before: dict[Local, Form]
-    own: dict[Local, OwnRegisters]  # the tangents by seeds without a column, before the loop and after it
+    own: dict[Local, OwnRegisters]  # the tangents with respect to seeds without a column, before the loop and after it
     memory: RowMemory
     width: int
     sweeps: int = 0

@@ -43,7 +43,7 @@ class LocalStorage(Protocol):
 
     Attributes:
         declared: the declaration of the local.
-        own: its tangents by seeds without a column.
+        own: its tangents with respect to seeds without a column.
         version: a number that each change increases.
     """
 
@@ -70,7 +70,7 @@ class Storage:
         declared: the declaration of the local.
         known: the plan for the storage.
         rows: its rows, if it has some.
-        own: its tangents by seeds without a column.
+        own: its tangents with respect to seeds without a column.
         writer: the writer of a sparse Jacobian's entries.
     """
 

@@ -41,7 +41,7 @@ def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
             facts = replace(facts, seeds=replace(facts.seeds, limits=limits))
             draft = _first_draft(facts)
     name = facts.program.name
-    raise UnsupportedError(f"The analysis of {name} did not settle in {MOST_WALKS} walks. Split it in two.")
+    raise UnsupportedError(f"The analysis of {name} did not end after {MOST_WALKS} rounds. Split it into two kernels.")
 
 
 def _is_complete(draft: Draft, traversal: Traversal) -> bool:

@@ -28,9 +28,9 @@ from taichi_ext.differentiate.forms.keys import RETURN
 from taichi_ext.differentiate.rules.decompositions import partials_of
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
+from taichi_ext.differentiate.statements.linearize import raise_unknown
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.storages import Storages
-from taichi_ext.errors import UnsupportedError
 
 ATOMIC = "order of iterations matters to an atomic"
 
@@ -132,7 +132,7 @@ def call(ctx: RuleContext, s: ir.Call) -> None:
     ctx.walk.builder.emit(replace(s, args=given))
     partials = partials_of(ctx.walk.builder, s, kept)
     if partials is None:
-        raise UnsupportedError(f"{_text(s)}The derivative of {s.function!r} is not known.")
+        raise_unknown(s.function, s.place)
     totals: list[Form] = [{} for r in s.results for _ in range(math.prod(r.shape))]
     for n, form in enumerate(forms):
         if not form:
@@ -149,10 +149,7 @@ def call(ctx: RuleContext, s: ir.Call) -> None:
 def raise_effect(s: ir.Effect) -> None:
     """Raise: a call without a derivative takes a value with a tangent."""
     name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
-    raise UnsupportedError(
-        f"{_text(s)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
-        "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
-    )
+    raise_unknown(name, s.place)
 
 
 def check_bits(body: ir.Body, activity: Activity) -> None:
@@ -160,12 +157,4 @@ def check_bits(body: ir.Body, activity: Activity) -> None:
     found = escaping_bits(body, activity)
     if found is not None:
         op, s = found
-        raise UnsupportedError(
-            f"{_text(op if op.place else s)}'bit_cast' is called on a value with a tangent, and its derivative is not "
-            "known. Write it as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
-        )
-
-
-def _text(s: ir.Statement | ir.Value) -> str:
-    """The place of a statement or value as the first lines of a message."""
-    return "" if s.place is None else s.place.message() + "\n"
+        raise_unknown("bit_cast", op.place or s.place)

@@ -32,7 +32,7 @@ class Adjoints:
 
 
 class SparseEntries(DenseRows):
-    """Entries by output and parameter.
+    """The entries for each pair of output and parameter.
 
     Args:
         numbering: the columns.
@@ -127,8 +127,8 @@ class SparseEntries(DenseRows):
     def accept(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
         if self._projection is not None and not all(site.is_symmetric for site in fused.sites):
             raise UnsupportedError(
-                f"project={self._projection!r} needs the block of each element, and there is a term whose entries of "
-                "params are only known in a branch or loop: a local takes them on there. Add the term to the energy in "
+                f"project={self._projection!r} needs the block of each element, and a local of a term is set in a "
+                "branch or loop, so which params the term reads is only known there. Add the term to the energy in "
                 "the branch or loop itself, or leave out project=."
             )
         if not is_direct:
@@ -171,7 +171,7 @@ class SparseEntries(DenseRows):
     def _renumber(self, before: Columns, tangents: Tangents) -> None:
         """Extend rows of tangents of earlier launches by the new columns, or make them sparse."""
         if any(region.shadow is not None for region in tangents.arrays.regions):
-            raise DenseRowsError("an array carries tangents of a parameter whose columns rows come to hold later")
+            raise DenseRowsError("an array depends on a parameter whose terms a later kernel adds up in a local")
         now, shadows = self.numbering, tangents.fields.shadows
         places = {p: (before.first(p) or 0, now.first(p) or 0, now.sizes[p]) for p in before.in_rows}
         for key, shadow in list(shadows.items()):
@@ -200,7 +200,7 @@ class SparseEntries(DenseRows):
 
     def _check_count(self, streams: Streams) -> None:
         if streams.entries > self._most_entries:
-            raise DenseRowsError("rows have nearly as many entries as columns")
+            raise DenseRowsError("most entries of J are not zero")
 
     def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
         """Launch a kernel, and again if there was too little room for the entries that it counts."""
@@ -261,5 +261,5 @@ def _check_repeatable(state: State, fused: Fused) -> None:
     if is_lost or state.has_random:
         raise DenseRowsError(
             "the number of entries is only known after a launch, which cannot be repeated: it draws random "
-            "numbers, or writes to rows of tangents"
+            "numbers, or adds to tangents that are kept from an earlier one"
         )

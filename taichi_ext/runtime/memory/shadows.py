@@ -138,8 +138,8 @@ class Shadow:
         needed = rows * columns * self.dtype.itemsize
         if array is None and needed > _ALWAYS_ALLOWED and needed > available_memory():
             raise InvalidArgumentError(
-                f"The tangent of {name} by {columns} parameters needs {needed / 2**30:.1f} GiB, more than the "
-                f"{available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
+                f"The tangent of {name} with respect to {columns} numbers needs {needed / 2**30:.1f} GiB, more than "
+                f"the {available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
             )
         self.shape = (rows, columns)
         self.is_fresh = True
