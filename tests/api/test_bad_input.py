@@ -756,7 +756,7 @@ def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
 
     monkeypatch.setattr("taichi_ext.runtime.memory.shadows.available_memory", lambda: 60e6)
     words = "0.1 GiB", "product", "format='csr'"
-    refused(k, many, rows, "outputs (field rows of shape (5000,))", "by 4000 parameters", *words)
+    refused(k, many, rows, "outputs (field rows of shape (5000,))", "with respect to 4000 parameters", *words)
 
 
 @pytest.mark.chosen_only("a few columns can be indexed", "--chunk-size")

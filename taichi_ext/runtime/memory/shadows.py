@@ -138,7 +138,7 @@ class Shadow:
         needed = rows * columns * self.dtype.itemsize
         if array is None and needed > _ALWAYS_ALLOWED and needed > available_memory():
             raise InvalidArgumentError(
-                f"The tangent of {name} with respect to {columns} numbers needs {needed / 2**30:.1f} GiB, more than "
+                f"The tangent of {name} with respect to {columns} parameters needs {needed / 2**30:.1f} GiB, more than "
                 f"the {available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
             )
         self.shape = (rows, columns)
