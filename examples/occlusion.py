@@ -165,7 +165,8 @@ def draw(path: Path, discs: Discs, J: np.ndarray, reference: np.ndarray) -> None
     error = image - discs.image.to_numpy()
     plotting.show(panels[0, 0], image, "image, detail framed", cmap="gray")
     plotting.frame(panels[0, 0], DETAIL)
-    small = plotting.signed_scale(0.1)
+    largest = float(abs(J - reference)[DETAIL].max())
+    small = plotting.signed_scale(largest, largest / 30)
     plotting.show_detail(panels[1, 0], image, "detail of the image", DETAIL, cmap="gray")
     plotting.show_detail(panels[2, 0], error, "image - supersampled", DETAIL, small)
     for k, name in enumerate(PARAMETERS):

@@ -8,6 +8,7 @@ from itertools import islice
 
 import taichi_ext.program as ir
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
+from taichi_ext.program.printer import SIGNS
 
 
 def check_rules(program: ir.Program) -> None:
@@ -150,7 +151,8 @@ class _Check:
         if rule is None or self.is_linear(op):
             return
         is_joined = op.name in ("add", "sub") or (op.name in _CHOICES and self.rule_of(op.args[0]) is None)
-        raise _refusal(rule, _JOINED if is_joined else f"{op.name!r} is applied to a tangent here.", op.place or place)
+        name = SIGNS.get(op.name, op.name)
+        raise _refusal(rule, _JOINED if is_joined else f"{name!r} is applied to a tangent here.", op.place or place)
 
     def is_linear(self, op: ir.Op) -> bool:
         """Whether an operation is linear in the tangents among its operands."""
