@@ -20,6 +20,7 @@ myst_heading_anchors = 4
 nb_execution_mode, nb_execution_raise_on_error, nb_execution_timeout = "force", True, 300
 nitpicky = False
 napoleon_use_ivar = True  # attributes of classes are a list in the text of the class
+napoleon_use_rtype = False  # what stands before a colon in Returns is the start of its sentence
 autodoc_typehints, autodoc_member_order = "none", "bysource"
 templates_path: list[str] = []
 
@@ -32,6 +33,12 @@ def _complete(app: object, page: str, text: list[str]) -> None:
     text[0] = re.sub(rf"\[([^\]]*)\]\({re.escape(up)}([^)#]+)[^)]*\)", r"\1 (`\2`)", text[0])
 
 
+def _signature(app: object, what: str, name: str, obj: object, options: object, signature: str, returns: str):
+    """Objects that users do not make have parameters that are not public; they are shown without any."""
+    return ("", returns) if what == "class" and re.search(r"[(, ]_", signature or "") else None
+
+
 def setup(app) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _complete)
+    app.connect("autodoc-process-signature", _signature)

@@ -52,8 +52,8 @@ def stop_gradient(value: object) -> Any:
         value: a scalar, vector or matrix in a kernel.
 
     Returns:
-        The value.  In Taichi's reverse mode it is exact for abs(value) >= 2**-460 (float32: 2**-41).  For smaller
-        values, the absolute error is at most 2**-512 (float32: 2**-64).
+        The value.  In Taichi's reverse mode it is exact for ``abs(value) >= 2**-460``, in float32 from ``2**-41`` on.
+        For smaller values, the absolute error is at most ``2**-512``, in float32 ``2**-64``.
 
     Example:
         >>> import taichi as ti
