@@ -123,7 +123,7 @@ class _Masker:
                 made += (*self._group(tuple(group), lanes.mask), *_end(lanes.loop.iteration, lanes.loop.end))
                 group.clear()
                 has_left = False
-            has_left |= self.has_jumps((s,), is_masked=lanes.mask is not None)
+            has_left |= lanes.loop is not None and self.has_jumps((s,), is_masked=True)
             is_some = lanes.is_some and not has_left
             if isinstance(s, ir.Declare) and self._is_shared_declaration(s, is_some=is_some):
                 made.append(s)  # it depends on nothing that lanes change
@@ -170,7 +170,9 @@ class _Masker:
 
     def _needs_lanes(self, s: ir.Statement) -> bool:
         """Whether a statement would run, and may not or should not, where no lane takes part."""
-        if isinstance(s, ir.Declare) and s.local not in self.varying:
+        target = s.target if isinstance(s, Store) else None
+        changed = target.local if isinstance(target, ir.Read) else s.local if isinstance(s, ir.Declare) else None
+        if changed is not None and changed not in self.varying:
             return not _is_safe(s)
         return isinstance(s, (ir.For, ir.While)) or (isinstance(s, ir.If) and self.is_shared(s))
 
@@ -182,7 +184,7 @@ class _Masker:
             return self._branch(s, lanes)
         if isinstance(s, ir.Jump):
             if lanes.mask is None or lanes.loop is None:
-                return (s,)
+                return (s,)  # all lanes that take part leave together
             return (ir.If(ir.Read(lanes.mask), self._leave(s, lanes), place=s.place),)
         if not isinstance(s, (ir.Assign, ir.Update)) or not isinstance(s.target, ir.Read):
             return None
@@ -243,7 +245,7 @@ class _Masker:
     # --- loops
 
     def _loop(self, s: ir.For | ir.While, mask: ir.Local | None) -> ir.Body:
-        is_left = self.has_jumps(s.body, is_masked=mask is not None)
+        is_left = self.has_jumps(s.body)
         condition: ir.Value | None = None
         before: ir.Body = ()
         if self.is_shared(s):
@@ -256,23 +258,26 @@ class _Masker:
             before, s, condition = self._longest(s, mask)
             if not is_left:
                 on = self.mask("on")
-                takes = condition if mask is None else operation("logical_and", ir.Read(mask), condition)
-                return (*before, ir.with_bodies(s, ((ir.Declare(on, (takes,)), *self.block(s.body, _Lanes(on))),)))
+                return (*before, ir.with_bodies(s, ((ir.Declare(on, (condition,)), *self.block(s.body, _Lanes(on))),)))
         else:
             return (s,)
         jumps = {x.kind for x in s.within if isinstance(x, ir.Jump)}
         go = self.mask("go")
         on = self.mask("on") if "continue" in jumps else go
-        head: ir.Body = () if on is go else (ir.Declare(on, (ir.Read(go),)),)
-        tail = _end(go, "break") if condition is None and "break" in jumps else ()
-        if condition is not None:
-            head = (*self._group((ir.Assign(ir.Read(go), condition),), go), *_end(go, "break"), *head)
+        head: ir.Body = () if condition is None else self._group((ir.Assign(ir.Read(go), condition),), go)
+        if condition is not None or "break" in jumps:  # in front of the body: its end may be left out by "continue"
+            head += _end(go, "break")
+        if on is not go:
+            head += (ir.Declare(on, (ir.Read(go),)),)
         inner = self.block(s.body, _Lanes(on, (), _Loop(go, on, "break" if on is go else "continue")))
         first = ir.Declare(go, (TRUE if mask is None else ir.Read(mask),))
-        return (*before, first, ir.with_bodies(s, ((*head, *inner, *tail),)))
+        return (*before, first, ir.with_bodies(s, ((*head, *inner),)))
 
     def _longest(self, s: ir.For, mask: ir.Local | None) -> tuple[ir.Body, ir.For, ir.Value]:
-        """A loop over a range that differs from lane to lane as one over the longest; whether a lane takes part."""
+        """A loop over a range that differs from lane to lane as one over the longest; whether a lane takes part.
+
+        The range of a lane that is not in the mask is empty.
+        """
         first, end = s.domain if len(s.domain) > 1 else (literal(0, ir.I32), *s.domain)
         (variable,) = s.variables
         begin, last, longest = (ir.Local(n, variable.dtype, (), "temporary") for n in ("begin", "end", "longest"))

@@ -1,5 +1,7 @@
 """Loops and branches that neighbouring lanes do not share, with masks."""
 
+import faulthandler
+
 import numpy as np
 import pytest
 import taichi as ti
@@ -19,9 +21,11 @@ X = [0.3, 0.8, 0.5]
 
 @pytest.fixture(autouse=True)
 def lanes(monkeypatch):
-    """Four iterations at a time; branches are skipped where no lane takes them."""
+    """Four iterations at a time; branches are skipped where no lane takes them; a loop that goes on for ever fails."""
     monkeypatch.setattr(masks, "LEAST_GUARDED", 2)
-    return force_lanes(monkeypatch, LANES_OF_FLOAT64=4)
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield force_lanes(monkeypatch, LANES_OF_FLOAT64=4)
+    faulthandler.cancel_dump_traceback_later()
 
 
 def kernels_with_masks(x, y, z, q, p):
@@ -89,6 +93,44 @@ def kernels_with_masks(x, y, z, q, p):
                     break
                 s -= x[0] * 0.1
             y[i, j] = s
+
+    @ti.kernel
+    def continue_behind_break():
+        for i, j in y:
+            s = x[2]
+            if w[i, j] < 0.7:
+                n = -2
+                while True:
+                    n += 1
+                    if n > 3:
+                        break
+                    if n < j % 2:
+                        continue
+                    s *= x[1] + w[i, j]
+                    for m in range(2):
+                        s += x[m] * 0.1
+            y[i, j] = s
+
+    @ti.kernel
+    def shared_jumps():
+        for i, j in y:
+            if j % 4 == 1:
+                continue
+            s, t, u = x[2], 0.0, 0.0
+            for n in range(6):
+                if n > 4:
+                    break
+                if n % 2 == 0:
+                    continue
+                u += x[1]
+                for m in range(2):
+                    if m + n > 3:
+                        continue
+                    s += x[m]
+                    if s > 1.2123 + w[i, j]:
+                        break
+                    t += x[0]
+            y[i, j] = s * t + u * u
 
     @ti.kernel
     def bounds_of_each():
@@ -203,7 +245,8 @@ def kernels_with_masks(x, y, z, q, p):
 
 
 NAMES = """
-    while_of_each break_of_each break_in_branches continue_of_each break_and_continue bounds_of_each begin_of_each
+    while_of_each break_of_each break_in_branches continue_of_each break_and_continue continue_behind_break shared_jumps
+    bounds_of_each begin_of_each
     loops_in_loops long_branch stores_in_branches stores_in_loops arrays_in_loops whole_numbers skipped
     reads_of_stores
 """.split()

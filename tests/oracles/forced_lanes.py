@@ -32,8 +32,13 @@ def force_lanes(monkeypatch: pytest.MonkeyPatch, **limits: object) -> Decisions:
             raise
         return found[-1]
 
+    set_limits(monkeypatch, **limits)
+    monkeypatch.setattr(loops, "find_lanes", noted)
+    return found
+
+
+def set_limits(monkeypatch: pytest.MonkeyPatch, **limits: object) -> None:
+    """Let short loops that do little run in lanes."""
     changed = {"MOST_REPEATED": 1.0, "LEAST_WORK": 0, "LEAST_TOTAL": 0, "VECTORS_OF_FLOAT64": False, **limits}
     for name, value in changed.items():
         monkeypatch.setattr(lanes, name, value)
-    monkeypatch.setattr(loops, "find_lanes", noted)
-    return found

@@ -30,11 +30,16 @@ OPERATIONS = {
     **{"max": lambda a, b: a if a > b else b, "min": lambda a, b: a if a < b else b, "abs": abs},
     "select": lambda c, a, b: a if c else b,
     "logical_and": lambda a, b: a and b,
+    "logical_or": lambda a, b: a or b,
     "logical_not": operator.not_,
+    "ne": operator.ne,
     "floor": math.floor,
     **{"bit_and": operator.and_, "shift_right": operator.rshift},
     "bit_cast": lambda a: int(np.float64(a).view(np.int64)),
 }
+
+
+MOST_ROUNDS = 1000  # of a ``while``, so that a program that does not end is an error
 
 
 class _Jumped(Exception):  # noqa: N818  (it is no error)
@@ -54,6 +59,8 @@ class Interpreter:
 
     def statement(self, s):
         match s:
+            case Declare(local=local, values=()):
+                self.locals[local] = np.full(local.shape, np.nan if local.dtype.is_real else 10**6)  # nothing yet
             case Declare(local=local, values=values):
                 found = [self.value(v) for v in values]
                 self.locals[local] = np.array(found).reshape(local.shape) if local.shape else found[0]
@@ -70,12 +77,16 @@ class Interpreter:
                     self.locals.update(zip(variables, index, strict=True))
                     self.run(body)
             case While(condition=condition, body=body):
-                while condition is None or self.value(condition):
+                for _ in range(MOST_ROUNDS):
+                    if condition is not None and not self.value(condition):
+                        break
                     try:
                         self.run(body)
                     except _Jumped as jump:
                         if jump.args[0] == "break":
                             break
+                else:
+                    raise RuntimeError(f"a loop has not ended after {MOST_ROUNDS} rounds")
             case Jump(kind=kind):
                 raise _Jumped(kind)
             case _:
