@@ -42,7 +42,7 @@ from taichi_ext.schedule.lanes import CannotError, find_lanes
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.stretches import in_lanes
 
-LOOPS = 500
+LOOPS = 250
 SIZES = (8, 7)  # iterations, four at a time
 ENTRIES = 3  # of x
 
@@ -50,7 +50,8 @@ ENTRIES = 3  # of x
 class Bodies:
     """Writes the body of one parallel loop.
 
-    It reads x, and w at the iteration, stores y and z there, and rows of D, two numbers each. ``v`` may not be written.
+    It reads x, and w at the iteration, stores y and z there, and rows of D, two numbers each. Locals in ``alike`` are
+    assigned what is the same for all lanes, but some of them in branches and loops that lanes do not share.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -58,93 +59,116 @@ class Bodies:
         self.size = rng.choice(SIZES)
         self.x, self.w, self.y, self.z, self.d = (Container(name, F64, 1, is_argument=True) for name in "xwyzD")
         self.j = Local("j", I32, (), "loop")
-        self.reals = [Local(name, F64) for name in "abc"]
-        self.counts = [Local(name, I32) for name in "mn"]
+        self.reals = [Local(name, F64) for name in "abst"]
+        self.counts = [Local(name, I32) for name in "nm"]
         self.array = Local("h", F64, (ENTRIES,))
+        self.alike = {*self.reals[2:], self.counts[1]}
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
 
     # --- values
 
-    def whole(self, numbers: list[Local]) -> Value:
-        """A whole number from 0 to 4 that lanes share, or that differs."""
-        shared = literal(self.rng.randrange(4), I32)
-        options = [shared, shared, *(operation("mod", Read(x), self.rng.choice([2, 3, 5])) for x in (*numbers, self.j))]
-        return self.rng.choice(options)
+    def of(self, found: list[Local], is_alike: bool) -> list[Local]:
+        return [x for x in found if x in self.alike] if is_alike else found
 
-    def real(self, numbers: list[Local]) -> Value:
-        def leaf() -> Value:
-            entry = operation("mod", self.whole(numbers), ENTRIES)
-            options = [
-                *(Read(x) for x in self.reals),
-                *(Load(c, (Read(self.j),)) for c in (self.w, self.y, self.z)),
-                *(Load(self.x, (literal(n, I32),)) for n in range(ENTRIES)),
-                *(Load(self.x, (entry,)), Read(self.array, (entry,)), cast(self.whole(numbers), F64)),
-            ]
+    def whole(self, numbers: list[Local], is_alike: bool = False) -> Value:
+        """A whole number from 0 to 5 that lanes share, or that may differ."""
+        own = [] if is_alike else [operation("mod", Read(self.j), self.rng.choice([2, 3, 5]))] * 2
+        numbers = self.of(numbers, is_alike)
+        options = [literal(self.rng.randrange(5), I32), *own, *map(Read, numbers)]
+        return self.rng.choice([*options, *(operation("mod", Read(x), 3) for x in numbers)])
+
+    def real(self, numbers: list[Local], is_alike: bool = False) -> Value:
+        entry = operation("mod", self.whole(numbers, is_alike), ENTRIES)
+        options: list[Value] = [*map(Read, self.of(self.reals, is_alike)), Load(self.x, (entry,))]
+        if not is_alike:
+            options += [Load(c, (Read(self.j),)) for c in (self.w, self.y, self.z)]
+            options += [Read(self.array, (entry,)), cast(self.whole(numbers), F64)]
+        if self.chance(0.3):
             return self.rng.choice(options)
-
-        if self.rng.random() < 0.3:
-            return leaf()
-        return operation(self.rng.choice(["add", "sub", "mul", "max"]), leaf(), leaf())
+        return operation(self.rng.choice(["add", "sub", "mul", "max"]), *self.rng.choices(options, k=2))
 
     def condition(self, numbers: list[Local]) -> Value:
-        if self.rng.random() < 0.5:
-            return operation(self.rng.choice(["lt", "eq"]), self.whole(numbers), self.whole(numbers))
-        return operation("lt", self.real(numbers), self.real(numbers))
+        is_alike = self.chance(0.5)
+        if self.chance(0.6):
+            pair = (self.whole(numbers, is_alike), self.whole(numbers, is_alike))
+            return operation(self.rng.choice(["lt", "eq"]), *pair)
+        return operation("lt", self.real(numbers, is_alike), self.real(numbers, is_alike))
 
     # --- statements
 
+    def declared(self, numbers: list[Local], value: Value, is_alike: bool) -> tuple[Local, Declare]:
+        fresh = Local("k", value.dtype)
+        if is_alike:
+            self.alike.add(fresh)
+        if value.dtype == I32:
+            numbers.append(fresh)
+        return fresh, Declare(fresh, (value,))
+
     def change(self, numbers: list[Local]) -> Body:
         """Statements without blocks."""
-        own = (Read(self.j),)
-        entry = operation("mod", self.whole(numbers), ENTRIES)
+        own, is_alike = (Read(self.j),), self.chance(0.5)
         kind = self.rng.randrange(7)
         if kind == 0:
-            fresh = Local("k", I32)
-            numbers.append(fresh)
-            return (Declare(fresh, (self.whole(numbers[:-1]),)),)
+            return (self.declared(numbers, self.whole(numbers, is_alike), is_alike)[1],)
         if kind == 1:
-            return (Assign(Read(self.rng.choice(self.counts)), self.whole(numbers)),)
+            count = self.counts[is_alike]
+            return (Assign(Read(count), operation("mod", self.whole(numbers, is_alike), 5)),)
         if kind == 2:
             place = operation("add", operation("mul", Read(self.j), 2), self.rng.randrange(2))
             return (Assign(Load(self.d, (place,)), self.real(numbers)),)
-        target = self.rng.choice(
-            [*(Read(x) for x in self.reals), Load(self.y, own), Load(self.z, own), Read(self.array, (entry,))]
-        )
-        if kind < 5 and isinstance(target, Read):
-            return (Update(target, "add", self.real(numbers)),)
-        return (Assign(target, self.real(numbers)),)
+        entry = operation("mod", self.whole(numbers), ENTRIES)
+        others = [Read(self.array, (entry,)), Load(self.y, own), Load(self.z, own)]
+        locals_ = [Read(x) for x in self.reals if (x in self.alike) is is_alike]
+        target = self.rng.choice(locals_ if is_alike else [*locals_, *others])
+        if self.chance(0.5) and isinstance(target, Read):
+            return (Update(target, "add", self.real(numbers, is_alike)),)
+        return (Assign(target, self.real(numbers, is_alike)),)
 
     def branch(self, numbers: list[Local], depth: int, jumps: list[str]) -> Body:
         then, orelse = (self.block(list(numbers), depth - 1, jumps) for _ in range(2))
-        return (If(self.condition(numbers), then, orelse if self.rng.random() < 0.5 else ()),)
+        return (If(self.condition(numbers), then, orelse if self.chance(0.5) else ()),)
 
     def guarded(self, numbers: list[Local], depth: int, jumps: list[str]) -> Body:
-        """A division and an index that are safe only in the lanes of a branch, or behind a jump of the others."""
-        k = Local("k", I32)
-        declared = Declare(k, (self.whole(numbers),))
-        whole = operation("floordiv", literal(ENTRIES - 1, I32), Read(k))
-        used: Body = (Update(Read(self.rng.choice(self.reals)), "add", Load(self.x, (whole,))),)
-        is_none = operation("eq", Read(k), 0)
-        if jumps and self.rng.random() < 0.5:
-            return (declared, If(is_none, (Jump(self.rng.choice(jumps)),)), *used)
-        return (declared, If(operation("logical_not", is_none), used))
+        """A division or an index that is safe only in the lanes of a branch, or behind a jump of the others."""
+        is_alike = self.chance(0.6)
+        k, declare = self.declared([], self.whole(numbers, is_alike), is_alike)
+        if self.chance(0.5):
+            is_safe = operation("lt", operation("mod", self.whole(numbers), 3), Read(k))
+            entry = operation("floordiv", literal(ENTRIES - 1, I32), Read(k))
+        else:
+            entry = Read(k)
+            is_safe = operation("lt", operation("add", entry, self.whole(numbers)), ENTRIES)
+        use: list[Statement] = [
+            Update(Read(self.reals[self.rng.randrange(2) + 2 * is_alike]), "add", Load(self.x, (entry,)))
+        ]
+        if self.chance(0.5):
+            fresh, first = self.declared(numbers, Load(self.x, (entry,)), is_alike)
+            use = [first, Update(Read(self.reals[2 * is_alike]), "add", Read(fresh))]
+        if jumps and self.chance(0.5):
+            return (declare, If(operation("logical_not", is_safe), (Jump(self.rng.choice(jumps)),)), *use)
+        return (declare, If(is_safe, tuple(use)))
 
     def range_loop(self, numbers: list[Local], depth: int, jumps: list[str]) -> Body:
-        n = Local("i", I32, (), "loop")
-        bounds = tuple(self.whole(numbers) for _ in range(self.rng.choice([1, 1, 2])))
+        n, is_alike = Local("i", I32, (), "loop"), self.chance(0.6)
+        bounds = tuple(self.whole(numbers, is_alike) for _ in range(self.rng.choice([1, 1, 2])))
+        if is_alike:
+            self.alike.add(n)
         return (For("range", (n,), bounds, self.block([*numbers, n], depth - 1, ["break", "continue"])),)
 
     def while_loop(self, numbers: list[Local], depth: int, jumps: list[str]) -> Body:
         """A loop that a counter ends; a jump may come before, in between or behind."""
-        n = Local("n", I32)
-        inner, kinds = [*numbers, n], ["break", "continue"]
-        is_last = operation("gt", Read(n), operation("add", self.whole(numbers), 1))
-        end: Body = (Update(Read(n), "add", literal(1, I32)), If(is_last, (Jump("break"),)))
-        declared = Declare(n, (literal(0, I32),))
-        if self.rng.random() < 0.3:
-            goes_on = operation("lt", Read(n), self.whole(numbers))
-            return (declared, While(goes_on, (end[0], *self.block(inner, depth - 1, kinds))))
-        before = self.block(inner, 0, ["break"]) if self.rng.random() < 0.3 else ()
-        return (declared, While(None, (*before, *end, *self.block(inner, depth - 1, kinds))))
+        n, kinds, is_alike = Local("n", I32), ["break", "continue"], self.chance(0.5)
+        inner = [*numbers, n]
+        self.alike.add(n)
+        step, declare = Update(Read(n), "add", literal(1, I32)), Declare(n, (literal(0, I32),))
+        if self.chance(0.3):
+            goes_on = operation("lt", Read(n), self.whole(numbers, is_alike))
+            return (declare, While(goes_on, (step, *self.block(inner, depth - 1, kinds))))
+        before = self.block(inner, 0, ["break"]) if self.chance(0.3) else ()
+        end = If(operation("gt", Read(n), self.whole(numbers, is_alike)), (Jump("break"),))
+        return (declare, While(None, (*before, step, end, *self.block(inner, depth - 1, kinds))))
 
     def jump(self, numbers: list[Local], depth: int, jumps: list[str]) -> Body:
         return (If(self.condition(numbers), (*self.block(list(numbers), 0, []), Jump(self.rng.choice(jumps)))),)
@@ -154,23 +178,26 @@ class Bodies:
         inner: list[Callable[[list[Local], int, list[str]], Body]] = [self.guarded, *[self.jump] * bool(jumps)]
         inner += [self.branch, self.range_loop, self.while_loop] * bool(depth)
         for _ in range(self.rng.randint(1, 4)):
-            kind = self.rng.choice(inner) if self.rng.random() < 0.5 else None
+            kind = self.rng.choice(inner) if self.chance(0.5) else None
             made += self.change(numbers) if kind is None else kind(numbers, depth, jumps)
         return tuple(made)
 
     def loop(self) -> For:
         """The loop; ``continue`` ends an iteration of the parallel loop, too."""
-        start: Body = (
-            *(
-                Declare(x, (Load(self.w, (Read(self.j),)) if n else literal(0.5, F64),))
-                for n, x in enumerate(self.reals)
-            ),
-            *(Declare(x, (self.whole([]),)) for x in self.counts),
+        own = (Read(self.j),)
+        starts = [Const(0.5, F64), Load(self.w, own), Const(0.25, F64), Load(self.x, (literal(1, I32),))]
+        body = (
+            *(Declare(x, (value,)) for x, value in zip(self.reals, starts, strict=True)),
+            *(Declare(x, (self.whole([], is_alike),)) for is_alike, x in enumerate(self.counts)),
             Declare(self.array, tuple(Const(0.1 * n, F64) for n in range(ENTRIES))),
+            *self.block([*self.counts], 3, ["continue"] * self.chance(0.5)),
         )
-        body = self.block([*self.counts], 3, ["continue"])
-        end = tuple(Update(Load(self.y, (Read(self.j),)), "add", Read(x)) for x in self.reals)
-        return For("range", (self.j,), (literal(self.size, I32),), (*start, *body, *end))
+        total = operation(
+            "add", *(operation("add", Read(x), Read(y)) for x, y in zip(self.reals[::2], self.reals[1::2]))
+        )
+        y = Load(self.y, own)
+        end = (Update(y, "add", total) if self.chance(0.5) else Assign(y, operation("add", y, total)),)
+        return For("range", (self.j,), (literal(self.size, I32),), (*body, *end))
 
     @property
     def machine(self) -> Machine:

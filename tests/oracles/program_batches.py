@@ -1,4 +1,4 @@
-"""Run many random programs, each batch in a process of its own, so that a crash of the compiler names its seed.
+"""Run many random programs, each batch in a process of its own, so that a crash or an endless loop names its seed.
 
     python tests/oracles/program_batches.py 2000                       # the programs of seeds 0 to 1999
     python tests/oracles/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import faulthandler
 import importlib
 import json
 import random
@@ -57,7 +58,9 @@ IN_LANES = [
         "schedule.lanes.VECTORS_OF_FLOAT64=False",
     ),
 ]
-LONGEST = 300  # seconds without a verdict
+LONGEST = 300  # seconds without a verdict, after which a process ends
+LEGITIMATE = {RIGHT, REJECTED, REFUSED, *BY_ITSELF}
+MOST_CUT = 20  # times that long where a program is cut down
 # by name: what writes a program, what runs programs, what judges one, what shows one
 GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
     "hessians": (program_hessians.generate, Workshop, program_hessians.hessian_verdict, describe),
@@ -88,9 +91,10 @@ def run_batch(generator: str, first: int, count: int, is_reducing: bool, is_vary
     generate, make_workshop, judge, show = GENERATORS[generator]
     workshop = make_workshop()
     for seed in range(first, first + count):
-        print(json.dumps({"seed": seed}), flush=True)
-        program = generate(seed)
         drawn = drawn_ways(seed) if is_varying else {}
+        print(json.dumps({"seed": seed, **drawn}), flush=True)
+        faulthandler.dump_traceback_later(LONGEST * (MOST_CUT if is_reducing else 1), exit=True)
+        program = generate(seed)
         set_ways(drawn)
         runs_alone = program_check.IS_PLAIN or seed % 4 == 0
         kind, message = judge(program, seed, workshop, runs_alone=runs_alone)
@@ -100,20 +104,17 @@ def run_batch(generator: str, first: int, count: int, is_reducing: bool, is_vary
 
 
 def run_process(first: int, count: int, how: list[str]) -> list[dict[str, Any]]:
-    """The verdicts of a batch; where the process dies, that of its last seed says so and ends the list."""
+    """The verdicts of a batch; where the process dies or is ended, that of its last seed says so and ends the list."""
     command = [sys.executable, __file__, str(count), "--first", str(first), "--here", *how]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST * count)
-        output, errors, end = done.stdout, done.stderr, f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        output, errors, end = str(error.stdout or ""), "", "never came to an end"
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"seed"')]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"seed"')]
     verdicts = [line for line in lines if "kind" in line]
     if len(verdicts) < count:
-        seed = lines[-1]["seed"] if lines else first
-        is_plain = "--plain" not in how and run_process(seed, 1, [*how, "--plain"])[0]["kind"] == "died"
-        kind = "plain crash" if is_plain else "died"
-        verdicts.append({"seed": seed, "kind": kind, "message": f"{end}\n{errors[-3000:]}"})
+        last = lines[-1] if lines else {"seed": first}
+        kind = "timed out" if "\nTimeout (" in f"\n{done.stderr}" else "died"
+        if "--plain" not in how and run_process(last["seed"], 1, [*how, "--plain"])[0]["kind"] == kind:
+            kind = "plain crash"
+        verdicts.append({**last, "kind": kind, "message": f"exit status {done.returncode}\n{done.stderr[-3000:]}"})
     return verdicts
 
 
@@ -128,6 +129,8 @@ def run_all(first: int, count: int, how: list[str], log: IO[str]) -> collections
             counts[found["kind"]] += 1
             if found["kind"] != RIGHT:
                 print(json.dumps(found), file=log, flush=True)
+            if found["kind"] not in LEGITIMATE:
+                print({name: value for name, value in found.items() if name != "message"})
         print(f"{seed - first} programs, {time.time() - start:.0f} s: {dict(counts)}", flush=True)
     return counts
 
@@ -182,7 +185,7 @@ def main() -> int:
     how += [] if options.chunk_size is None else ["--chunk-size", str(options.chunk_size)]
     with options.log.open("a") as log:
         counts = run_all(options.first, options.count, how, log)
-    return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
+    return 0 if set(counts) <= LEGITIMATE else 1
 
 
 if __name__ == "__main__":
