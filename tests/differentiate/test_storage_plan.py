@@ -92,9 +92,9 @@ def test_an_empty_loop_needs_no_storage():
         ),
         (
             sum_over_a_loop,
-            ["local s, line 7: a row of 4 columns in local array", "since iterations of a loop add columns to it"],
+            ["local s, line 7: all 4 columns in local array", "since iterations of a loop add columns to it"],
         ),
-        (nearest, ["1 slots, since it changes"]),
+        (nearest, ["1 indexed columns, since it changes"]),
     ],
 )
 def test_the_report_names_each_decision_and_its_reason(body, lines):

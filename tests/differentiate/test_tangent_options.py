@@ -171,8 +171,8 @@ def test_every_setting_gives_the_same(make):
 @pytest.mark.chosen_only("columns are few enough for registers", "--chunk-size")
 def test_what_was_chosen_is_told():
     k, x, y = make_nearest()
-    chosen = "a row of 7 columns" if STRATEGIES["auto"] is STRATEGIES["dense"] else "slots"
-    for tangents, text in (("auto", chosen), ("sparse", "slots"), ("dense", "a row of 7 columns")):
+    chosen = "all 7 columns" if STRATEGIES["auto"] is STRATEGIES["dense"] else "indexed columns"
+    for tangents, text in (("auto", chosen), ("sparse", "indexed columns"), ("dense", "all 7 columns")):
         plan = Jacobian(k, x, y, tangents=tangents)
         plan()
         assert text in plan.explain()
@@ -199,7 +199,7 @@ def test_long_kernels_have_rows_for_registers(monkeypatch, statements):
     plan = Jacobian(k, x, y)
     ((expected,),) = central_differences(k, [x], [y])
     assert_allclose(plan(), expected, rtol=1e-6)
-    assert (f"a row of {SHORTEST_ROW} columns" in plan.explain()) == (statements == 1)
+    assert (f"all {SHORTEST_ROW} columns" in plan.explain()) == (statements == 1)
 
 
 def test_slots_that_grow_with_each_walk_become_a_row():

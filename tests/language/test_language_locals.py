@@ -164,7 +164,7 @@ def test_terms_that_come_after_a_loop_are_none_in_it():
     plan = Jacobian(k, x, y, format="csr")
     assert_allclose(plan().toarray(), dense, rtol=1e-9)
     assert "local best" in plan.explain()
-    assert "1 registers and 2 slots" in plan.explain()
+    assert "1 fixed columns and 2 indexed columns" in plan.explain()
 
 
 @COUNTS

@@ -51,7 +51,7 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
             yield "arguments and Python numbers, which are given"
         elif isinstance(key, Scratch):
             size = fused.scratch_sizes[key] * numpy_dtype(backend.named_type(key.dtype)).itemsize
-            yield f"long rows: {size} bytes of scratch memory"
+            yield f"locals with all columns: {size} bytes of scratch memory"
         elif isinstance(key, ArrayArgument):
             yield f"array argument {key.position}"
         elif key in fields.infos:
@@ -66,7 +66,7 @@ def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
     for site in fused.sites:
         verb = "added" if site.is_sum else "stored"
         counts = [f"{len(group.entries)} with respect to {_owner(group.owner, fields)}" for group in site.groups]
-        rows = ", from rows of tangents: those that are zero are left out" if site.has_rows else ""
+        rows = ", from dense tangents: those that are zero are left out" if site.has_rows else ""
         parts = f"{len(site.rows)} rows" if len(site.rows) > 1 else "one row"
         yield f"{_name(site.key, fields)}, {parts} {verb} at a time: {' and '.join(counts) or 'none'}{rows}"
 

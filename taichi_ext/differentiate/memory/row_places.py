@@ -75,6 +75,6 @@ def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Coeffic
             number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
         return iterations, number
     if not seeds.device.threads:
-        plan.keep_order(loop, "rows are too long for local arrays, and threads have no numbers here")
+        plan.keep_order(loop, "its locals have too many columns for local arrays, and threads have no numbers here")
         return 1, 0
     return seeds.device.threads, Op("global_thread_idx", (), I32)

@@ -77,7 +77,7 @@ class Report:
         loops = sorted(self.loops, key=lambda loop: loop.number)
         guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
         edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
-        rows = (f"columns of {name_of(key)} are in rows, for {why}" for key, why in self.in_rows)
+        rows = (f"{why} has all columns of {name_of(key)}" for key, why in self.in_rows)
         return [
             *rows,
             *locals_,
@@ -89,13 +89,13 @@ class Report:
 
 
 def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[ir.Container | Key], str]) -> str:
-    parts = [f"{choice.registers} registers"] if choice.registers else []
+    parts = [f"{choice.registers} fixed columns"] if choice.registers else []
     if choice.row is not None:
         is_shared = choice.row not in (LOCAL_ARRAY, SCRATCH)
         place = f"the tangents of {name_of(choice.row)}" if is_shared else choice.row
-        parts = [f"a row of {columns} columns in {place}", *parts]
+        parts = [f"all {columns} columns in {place}", *parts]
     elif choice.slots:
-        parts.append(f"{choice.slots} slots")
+        parts.append(f"{choice.slots} indexed columns")
     terms = "" if choice.row is None else f", its terms {WORDS[choice.terms]}"
     why = f", since {choice.why}" if parts and choice.why else ""
     said = [f"{' and '.join(parts)}{terms}{why}"] if parts else []

@@ -121,7 +121,7 @@ class Numbering:
         in_rows = self._plan.columns.in_rows
         if owner in in_rows:
             return
-        in_rows.require(owner, f"the row of {local.name}")
+        in_rows.require(owner, f"local {local.name}")
         total = sum(self.columns.sizes[key] for key in in_rows)
         if total > MOST_IN_ROWS:
             raise DenseRowsError(f"{local.name} adds up terms of {total} parameters, more than {MOST_IN_ROWS}")

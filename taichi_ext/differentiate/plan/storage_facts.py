@@ -131,9 +131,9 @@ class StorageFacts:
 def _row_reason(facts: StorageFacts, form: Form, limits: Limits, *, grows: bool) -> str:
     """Why a local needs a row after a form is written; ``grows``: whether each iteration adds columns."""
     if has_row(form):
-        return "it is made of other rows"
+        return "it is made of such locals"
     if grows:
         return "iterations of a loop add columns to it"
     if facts.slots > limits.slots or facts.growths > MOST_GROWTHS:
-        return "more columns reach it than slots may hold"
-    return "more columns reach it than registers may hold" if facts.is_full(limits) else ""
+        return "more indexed columns reach it than are kept one by one"
+    return "more columns reach it than are kept one by one" if facts.is_full(limits) else ""

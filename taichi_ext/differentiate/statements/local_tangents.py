@@ -91,7 +91,7 @@ class LocalTangents:
     def declare_fixed(self, s: Declare, value: Value) -> None:
         form = self._linearizer.form(value)
         if self._is_better_row(form):
-            self._walk.plan.own_rows.note(s.local, "its form would have several rows in it")
+            self._walk.plan.own_rows.note(s.local, "it is made of several locals with all columns")
         form = materialize(self._builder, form)
         self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
         self._known.forms[s.local] = self._known.with_own(s.local, [form])[0]

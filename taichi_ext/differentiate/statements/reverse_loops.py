@@ -178,7 +178,7 @@ class Reversals:
         storages = [self.storages.by_local[v] for v in carried]
         before = {v: materialize(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
         if any(x.declared.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
-            self.go_forward(s, "its carried numbers are declared elsewhere, or have a row before it")
+            self.go_forward(s, "its carried numbers are declared elsewhere, or have all columns before it")
         width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}

@@ -93,7 +93,7 @@ class LocalForms:
     def _check_fresh(self, leaf: Row, local: Local) -> None:
         """If a row may have changed since it became part of a local's form, require a separate row for the local."""
         if self._sources.is_stale(leaf):
-            self._walk.plan.own_rows.note(local, "a row in its form changes while the local is used")
+            self._walk.plan.own_rows.note(local, "a local that it is made of changes while it is used")
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """Note that an accumulation uses a local with a deferred tangent."""

@@ -132,7 +132,7 @@ class Storages:
         if local in plan.accumulated and local.kind != "temporary":  # those of users' functions
             notes.append(f"its tangent is computed where it is declared, since {plan.accumulated[local]}")
         if local in plan.columns.sums:
-            notes.append("columns of its own in place of a row")
+            notes.append("columns of its own in place of all columns")
         elif local in plan.columns.no_sums:
             reason = plan.columns.no_sums[local].splitlines()[-1].rstrip(".")
             notes.append(f"no columns of its own, since {reason}")
