@@ -53,7 +53,7 @@ def jacobian(
             Everything that the kernels wrote is restored between runs.  A Python function is then called several times.
         tangents: storage for the tangents of locals that are written in branches and loops.  "sparse" keeps only the
             coefficients that can be nonzero, each with its column, where possible.  "dense" keeps all columns.  "auto"
-            is sparse up to 24 constant columns or 8 index expressions, and dense beyond.  The result is the same.
+            is sparse up to 24 columns of constant indices or 8 of computed ones.  The result is the same.
         chunk_size: the largest number of columns in one run; by default all columns.  The runs have balanced sizes, and
             everything that the kernels wrote is restored between them.
         format: None for dense arrays.  "csr", "coo" or "bsr" for a sparse Jacobian, computed without a dense one: for
