@@ -122,7 +122,7 @@ class _Slice:
 
     def collect(self, body: Body) -> None:
         """Find the code, and the values that it reads."""
-        moving = _moving(body, {local for local, _ in self.position})
+        moving = _moving(body, {local for local, _ in self.position}, self.level)
         if self.level not in moving:
             return
         prefix = _prefix(body, self.level)
@@ -232,23 +232,28 @@ def _prefix(body: Body, level: Local) -> list[Statement | Body]:
     return []
 
 
-def _moving(body: Body, found: set[Local]) -> set[Local]:
-    """The locals that depend on the position, directly or through conditions."""
+def _moving(body: Body, found: set[Local], level: Local) -> set[Local]:
+    """The locals that depend on the position, directly or through conditions.
+
+    A condition under which the level is computed holds wherever it is computed, so locals of that branch do not depend
+    on it; those that live longer do, since an earlier iteration may have changed them in it.
+    """
     before = -1
 
-    def scan(block: Body, is_within: bool) -> None:
+    def scan(block: Body, is_within: bool, own: set[Local]) -> None:
         for s in block:
             if isinstance(s, Boundary) and s.kind == "level_at":
                 continue
-            moves = is_within or any(not found.isdisjoint(v.contents.locals) for v in values_of(s))
-            if moves and not isinstance(s, If):
-                found.update(_written_here(s))
+            moves = any(not found.isdisjoint(v.contents.locals) for v in values_of(s))
+            if not isinstance(s, If) and (moves or is_within):
+                found.update(_written_here(s) - (set() if moves else own))
+            inside = _declared(s)
             for inner in bodies(s):
-                scan(inner, moves)
+                scan(inner, moves or is_within, (inside if moves else own) if level in inside else set())
 
     while len(found) > before:
         before = len(found)
-        scan(body, False)
+        scan(body, False, set())
     return found
 
 

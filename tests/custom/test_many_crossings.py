@@ -282,9 +282,25 @@ def test_levels_that_are_computed_in_many_ways():
                 radius += 5.0
             image[i, j] = total
 
+    @ti.kernel
+    def in_a_branch_by_the_position():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            total = 0.0
+            if px > 1.5:
+                shift = 0.0
+                for n in range(2):
+                    if py > 0.5:
+                        place = n * 1.0
+                        place -= n
+                        shift = place + p[0]
+                        total += coverage(p[2] - ti.sqrt((px - shift) ** 2 + (py - p[1]) ** 2), at=(px, py)) / 2
+            image[i, j] = total
+
     value, J = value_and_jacobian(at_once, p, image)
     assert value.sum() == pytest.approx(np.pi * 0.3**2, rel=1e-3)
-    for k in (in_steps, in_branches, in_a_loop):
+    for k in (in_steps, in_branches, in_a_loop, in_a_branch_by_the_position):
         found, own = value_and_jacobian(k, p, image)
         assert_allclose(found, value, rtol=1e-9, atol=1e-12, err_msg=k.__name__)
         assert_allclose(own, J, rtol=1e-9, atol=1e-12, err_msg=k.__name__)
@@ -303,5 +319,17 @@ def test_levels_that_cannot_be_computed_elsewhere_give_a_warning():
                 least = ti.min(least, ti.sqrt((px - p[0] - n) ** 2 + (py - p[1]) ** 2))
                 image[i, j] = coverage(p[2] - least, at=(px, py))
 
-    with pytest.warns(DerivativeWarning, match=r"line \d+(.|\n)*cannot be computed at other positions, since least is"):
-        jacobian(carried, p, image)
+    @ti.kernel
+    def carried_by_a_condition():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            least = 0.0
+            for n in range(2):
+                if px > p[0] - n:
+                    image[i, j] = coverage(p[2] + least - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
+                    least += 0.1
+
+    for k in (carried, carried_by_a_condition):
+        with pytest.warns(DerivativeWarning, match=r"line \d+(.|\n)*at other positions, since least is"):
+            jacobian(k, p, image)
