@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -63,16 +63,10 @@ def useful_activity(program: ir.Program, found: Activity) -> Activity:
     for s in ir.statements(program.body):
         reads = _reads_of_tangents(ir.values_of(s))
         match s:
-            case (
-                ir.Declare(local=local)
-                | ir.Assign(target=ir.Read(local=local))
-                | ir.Update(target=ir.Read(local=local))
-            ):
+            case ir.Declare(local=local) | ir.Store(target=ir.Read(local=local)):
                 sources.setdefault(local, set()).update(reads)
-            case ir.Atomic(target=ir.Read(local=local), result=result):
-                sources.setdefault(local, set()).update(reads)
-                if result is not None:
-                    sources.setdefault(result, set()).add(local)
+                if isinstance(s, ir.Atomic) and s.result is not None:
+                    sources.setdefault(s.result, set()).add(local)
             case ir.Boundary(kind="stop_gradient"):
                 pass
             case _:
@@ -103,38 +97,28 @@ def returns_active(program: ir.Program, activity: Activity) -> bool:
 
 def _closure(everything: list[ir.Statement], found: Activity, *, has_all_containers: bool = False) -> Activity:
     while True:
-        locals_now, containers_now = set(found.locals), set(found.containers)
-        for statement in everything:
-            _spread(statement, found, locals_now, containers_now)
-        new = Activity(frozenset(locals_now), found.containers if has_all_containers else frozenset(containers_now))
+        reached = {memory for s in everything for memory in _spread(s, found)}
+        locals_ = found.locals.union(m for m in reached if isinstance(m, ir.Local))
+        containers = found.containers.union(m for m in reached if isinstance(m, ir.Container))
+        new = Activity(locals_, found.containers if has_all_containers else containers)
         if new == found:
             return found
         found = new
 
 
-def _spread(s: ir.Statement, found: Activity, locals_: set[ir.Local], containers: set[ir.Container]) -> None:
+def _spread(s: ir.Statement, found: Activity) -> Iterator[ir.Local | ir.Container]:
+    """The memory that gets a tangent by a statement."""
     match s:
         case ir.Declare(local=local, values=values):
             if local.dtype.is_real and any(map(found.has, values)):
-                locals_.add(local)
-        case ir.Assign(target=target, value=value) | ir.Update(target=target, value=value):
-            _store(target, found.has(value), locals_, containers)
-        case ir.Atomic(target=target, value=value, result=result):
-            _store(target, found.has(value), locals_, containers)
+                yield local
+        case ir.Store(target=target, value=value):
+            if target.dtype.is_real and found.has(value):
+                yield target.memory
+            result = s.result if isinstance(s, ir.Atomic) else None
             if result is not None and result.dtype.is_real and found.has(target):
-                locals_.add(result)
-        case ir.Call(results=results):
-            if any(map(found.has, ir.values_of(s))):
-                locals_.update(r for r in results if r.dtype.is_real)
-        case ir.Boundary(kind=kind, results=results):
-            if kind not in ("stop_gradient", "gradient") and any(map(found.has, ir.values_of(s))):
-                locals_.update(r for r in results if r.dtype.is_real)
-
-
-def _store(target: ir.Read | ir.Load, is_active: bool, locals_: set[ir.Local], containers: set[ir.Container]) -> None:
-    if not is_active or not target.dtype.is_real:
-        return
-    if isinstance(target, ir.Read):
-        locals_.add(target.local)
-    else:
-        containers.add(target.container)
+                yield result
+        case ir.Call(results=results) | ir.Boundary(results=results):
+            is_constant = isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient")
+            if not is_constant and any(map(found.has, ir.values_of(s))):
+                yield from (r for r in results if r.dtype.is_real)

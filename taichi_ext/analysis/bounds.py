@@ -54,11 +54,10 @@ class Access:
 
     def warning(self) -> str:
         """Of an index that does leave: a sentence after the place in the source."""
-        place = "" if self.place is None else self.place.message() + "\n"
         return (
-            f"{place}Index {self.number}{self._of_axis()} is outside of {self.name}, which has {self.first} to "
-            f"{self.end - 1}. Taichi reads whatever is there in memory; J has no derivatives of it. Guard the access "
-            "with an if statement, or clamp the index."
+            f"{ir.cited(self.place)}Index {self.number}{self._of_axis()} is outside of {self.name}, which has "
+            f"{self.first} to {self.end - 1}. Taichi reads whatever is there in memory; J has no derivatives of it. "
+            "Guard the access with an if statement, or clamp the index."
         )
 
     def guard(self) -> str:
@@ -175,7 +174,7 @@ class _Walk:
         """The statement whose entries have the checks that they need."""
         found: dict[ir.Value, tuple[ir.Check, ...]] = {}
         entries = [entry for value in ir.values_of(s) for entry in self._entries(value, facts)]
-        target = s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and self._has_tangent(s.target) else None
+        target = s.target if isinstance(s, ir.Store) and self._has_tangent(s.target) else None
         for entry, here in entries if target is None else [*entries, (target, facts)]:
             checks = self._checks(entry, facts)
             if checks:
@@ -236,14 +235,13 @@ class _Walk:
     ) -> None:
         """Take note of the indices that need a check."""
         axes = self._axes(entry)
-        name = entry.container.name if isinstance(entry, ir.Load) else entry.local.name
         for check in checks:
             index, first, end = axes[check.axis]
             low, high = facts.extremes(index) or (first, first)
             number = low if low < first else high if high >= end else None
             sides = [f"below {first}"] * (check.first is not None) + [f"above {end - 1}"] * (check.end is not None)
             axis = check.axis if len(axes) > 1 else None
-            access = Access(entry.place or place, name, axis, first, end, " or ".join(sides), number)
+            access = Access(entry.place or place, entry.memory.name, axis, first, end, " or ".join(sides), number)
             self.accesses[access] = None
 
 
@@ -288,9 +286,7 @@ def _note(s: ir.Statement, facts: Facts) -> None:
             facts.expressions.define(local, s.values[0])
             if local not in facts.expressions.definitions:
                 facts.set(local, known)
-    elif (
-        isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read) and s.target.dtype.is_integer
-    ):
+    elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read) and s.target.dtype.is_integer:
         local = s.target.local
         if s.target.index or isinstance(s, ir.Atomic):
             facts.forget(local)
@@ -328,9 +324,7 @@ def _step(body: ir.Body, local: ir.Local) -> int:
 
 
 def _assigns(s: ir.Statement, local: ir.Local) -> bool:
-    return (
-        isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read) and s.target.local is local
-    )
+    return isinstance(s, ir.Store) and isinstance(s.target, ir.Read) and s.target.local is local
 
 
 def _sign(s: ir.Statement) -> int:

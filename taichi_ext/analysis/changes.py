@@ -12,7 +12,7 @@ def written_containers(body: ir.Body | Iterable[ir.Statement], *, with_effects: 
     """The containers that are stored to, by statements and, if wanted, by calls that stay as they are."""
     found: set[ir.Container] = set()
     for s in ir.statements(tuple(body)):
-        if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load):
+        if isinstance(s, ir.Store) and isinstance(s.target, ir.Load):
             found.add(s.target.container)
         if isinstance(s, ir.Effect) and with_effects:
             found |= set(s.writes)
@@ -44,7 +44,7 @@ def _spread_variation(body: ir.Body, found: set[ir.Local], stored: set[ir.Contai
         is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
         if is_chosen or not is_same or isinstance(s, ir.Atomic):
             found.update(ir.declared(s))
-            if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
+            if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
                 found.add(s.target.local)
         for block in ir.bodies(s):
             is_chosen_here = is_chosen or (not is_same and isinstance(s, (ir.If, ir.For, ir.While)))

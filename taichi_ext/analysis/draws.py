@@ -89,7 +89,7 @@ def _changed_locals(s: ir.Statement) -> Locals:
     """The locals that are all that a statement changes; none if it changes anything else."""
     if isinstance(s, ir.Declare):
         return frozenset((s.local,))
-    if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
+    if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
         result = s.result if isinstance(s, ir.Atomic) else None
         return frozenset((s.target.local,) if result is None else (s.target.local, result))
     return frozenset(s.results) if isinstance(s, (ir.Call, ir.Boundary)) else frozenset()
@@ -134,4 +134,4 @@ class _Liveness:
             isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) and not s.target.index
         ):
             return (live - _changed_locals(s)) | read
-        return live | read | (_changed_locals(s) if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) else frozenset())
+        return live | read | (_changed_locals(s) if isinstance(s, ir.Store) else frozenset())

@@ -51,9 +51,7 @@ class _Uses:
                 self.declared[s.local] = place
             for what in _written(s):
                 self.writes.setdefault(what, []).append(place)
-            for what in {
-                _source(node) for v in ir.values_of(s) for node in ir.walk(v) if isinstance(node, (ir.Read, ir.Load))
-            }:
+            for what in s.contents.locals | s.contents.containers:
                 self.reads.setdefault(what, []).append(place)
             if isinstance(s, ir.Jump):
                 self.jumps.append(place)
@@ -85,13 +83,9 @@ def _settled(found: dict[ir.Local, float | None]) -> dict[ir.Local, float]:
 
 
 def _written(s: ir.Statement) -> list[object]:
-    if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)):
-        return [_source(s.target)]
+    if isinstance(s, ir.Store):
+        return [s.target.memory]
     return list(s.writes) if isinstance(s, ir.Effect) else []
-
-
-def _source(value: ir.Read | ir.Load) -> object:
-    return value.local if isinstance(value, ir.Read) else value.container
 
 
 def _sign(place: _Place, energy: ir.Container, uses: _Uses) -> int | None:
@@ -113,13 +107,7 @@ def _consider(
     """Find the locals that a value, which is added to the energy at a place, is a weighted sum of."""
     terms = _terms(value, weight)
     locals_ = [node.local for _, node in terms if isinstance(node, ir.Read)]
-    others = {
-        _source(n)
-        for _, v in terms
-        if not isinstance(v, ir.Read)
-        for n in ir.walk(v)
-        if isinstance(n, (ir.Read, ir.Load))
-    }
+    others = {local for _, v in terms if not isinstance(v, ir.Read) for local in v.contents.locals}
     for factor, node in terms:
         if not isinstance(node, ir.Read) or node.local not in uses.declared or node.local not in uses.writes:
             continue

@@ -59,7 +59,7 @@ def _changed_by(s: ir.Statement) -> tuple[ir.Local, ...]:
     """The locals that a statement assigns."""
     if isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient", "rule"):
         return ()  # none of these is applied to tangents
-    target = s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) else None
+    target = s.target if isinstance(s, ir.Store) else None
     own = (target.local,) if isinstance(target, ir.Read) else ()
     return tuple(local for local in (*own, *ir.declared(s)) if local.dtype.is_real)
 
@@ -92,7 +92,7 @@ def _stores(s: ir.Statement) -> Iterator[tuple[ir.Local, ir.Value]]:
     """The locals that a statement gives values that are its own expressions; an update adds."""
     if isinstance(s, ir.Declare):
         yield from ((s.local, value) for value in s.values)
-    elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
+    elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
         yield s.target.local, s.value
 
 
@@ -199,11 +199,11 @@ class _Check:
         for value, given in zip(s.numbers, s.sources("returned"), strict=True):
             if value.dtype.is_real and self.is_offset(given):
                 problem = "returns a value that does not depend on its tangents, so it is not linear in them"
-                raise InvalidRuleError(f"{_start(s.place)}The rule {_named(s)} {problem}. {_REMEDY}, or 0.0.")
+                raise InvalidRuleError(f"{ir.cited(s.place)}The rule {_named(s)} {problem}. {_REMEDY}, or 0.0.")
             if not value.dtype.is_real and self.rule_of(given) is not None:
                 problem = f"returns a tangent for a result of type {value.dtype.name}, which has no derivative"
                 remedy = "Let the function return a real number, or the rule 0 for this result."
-                raise InvalidRuleError(f"{_start(s.place)}The rule {_named(s)} {problem}. {remedy}")
+                raise InvalidRuleError(f"{ir.cited(s.place)}The rule {_named(s)} {problem}. {remedy}")
 
 
 _CHOICES = ("select", "ifte")
@@ -217,12 +217,10 @@ _REMEDY = "Return a sum of the d_... and auto, each times values that do not dep
 
 
 def _refusal(rule: ir.Boundary, what: str, place: ir.Place | None) -> UnsupportedError:
-    return UnsupportedError(f"{_start(place)}The rule {_named(rule)} must be linear in its tangents; {what} {_REMEDY}.")
+    return UnsupportedError(
+        f"{ir.cited(place)}The rule {_named(rule)} must be linear in its tangents; {what} {_REMEDY}."
+    )
 
 
 def _named(rule: ir.Boundary) -> str:
     return f"{rule.options['name']!r} ({rule.options['place']})"
-
-
-def _start(place: ir.Place | None) -> str:
-    return "" if place is None else place.message() + "\n"

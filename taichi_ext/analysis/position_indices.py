@@ -59,16 +59,10 @@ class Slices:
                 case ir.Declare(local=local, values=values):
                     for n, value in enumerate(values):
                         self._define((local, n), value)
-                case (
-                    ir.Assign(target=ir.Read() as target, value=value)
-                    | ir.Update(target=ir.Read() as target, value=value)
-                ):
+                case ir.Store(target=ir.Read() as target, value=value):
                     self._define(_entry(target), value)
-                case ir.Atomic(target=target, value=value, result=result):
-                    if isinstance(target, ir.Read):
-                        self._define(_entry(target), value)
-                        if result is not None:
-                            self._define((result, 0), target)
+                    if isinstance(s, ir.Atomic) and s.result is not None:
+                        self._define((s.result, 0), target)
                 case ir.Call(results=results):
                     for local in results:
                         self._define((local, None), *ir.values_of(s))
@@ -174,9 +168,4 @@ def _sources(s: ir.Boundary) -> list[ir.Value]:
 
 
 def _entry(read: ir.Read) -> Entry:
-    flat = 0
-    for i, n in zip(read.index, read.local.shape, strict=True):
-        if not isinstance(i, int):
-            return read.local, None
-        flat = flat * n + i
-    return read.local, flat
+    return read.local, read.number

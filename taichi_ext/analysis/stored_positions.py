@@ -146,12 +146,8 @@ class _Walk:
     def _own(self, read: Read) -> set[Position]:
         """The positions that an entry of a local is part of, or may be part of."""
         known = self.own.get(read.local, {})
-        if not known or not all(isinstance(i, int) for i in read.index):
-            return set().union(*known.values())
-        flat = 0
-        for i, n in zip(read.index, read.local.shape, strict=True):
-            flat = flat * n + i  # type: ignore[operator]  # all are numbers
-        return known.get(flat, set())
+        number = read.number if known else None
+        return set().union(*known.values()) if number is None else known.get(number, set())
 
     # --- memory
 
@@ -162,7 +158,7 @@ class _Walk:
     def _at(self, place: Read | Load) -> _Sources:
         """The possible dependences of an entry that is read."""
         total, key = _NOTHING, self._key(place)
-        for other, held in self.state.get(_memory(place), {}).items():
+        for other, held in self.state.get(place.memory, {}).items():
             if not _differ(key, other):
                 total = total.union(held)
         return total
@@ -170,7 +166,7 @@ class _Walk:
     def _store(self, place: Read | Load, sources: _Sources, *, replaces: bool) -> None:
         if not place.dtype.is_real:
             return
-        self._put(_memory(place), self._key(place), sources, replaces=replaces)
+        self._put(place.memory, self._key(place), sources, replaces=replaces)
 
     def _put(self, memory: Local | Container, key: Key, sources: _Sources, *, replaces: bool) -> None:
         """Store sources for an entry; only entries that depend on a position are kept."""
@@ -309,10 +305,6 @@ class _Walk:
         found = next((load for of, load in loads if of == position), None)
         if found is not None and self.found is None:
             self.found = StoredPosition(s, found, is_root)
-
-
-def _memory(place: Read | Load) -> Local | Container:
-    return place.local if isinstance(place, Read) else place.container
 
 
 def _entry(local: Local, n: int) -> Read:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -54,7 +55,7 @@ class Stores:
     def _visit(self, body: ir.Body, around: tuple[Loop, ...], depth: int) -> None:
         for group in grouped(body):
             first = group[0]
-            if isinstance(first, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(first.target, ir.Load):
+            if isinstance(first, ir.Store) and isinstance(first.target, ir.Load):
                 self._add(group, first.target, around, depth)
             for s in group:
                 loops = (*around, self._loops[s]) if s in self._loops else around
@@ -63,7 +64,7 @@ class Stores:
 
     def _add(self, group: tuple[ir.Statement, ...], target: ir.Load, around: tuple[Loop, ...], depth: int) -> None:
         component = None
-        if target.component and len(group) == 1 and len(group) != _count(target.container):
+        if target.component and len(group) == 1 and len(group) != math.prod(target.container.element_shape):
             component = self.component(target)
         indices = tuple(map(self._indices.site, target.indices))
         if is_scattered(first := group[0]):
@@ -82,12 +83,9 @@ class Stores:
 
     # --- conclusions
 
-    def is_only_store(self, site: Site) -> bool:
-        return len(self.sites[site.container]) == 1
-
     def covers(self, site: Site) -> bool:
         """Whether every entry of the container is stored, once, whatever the values are: by a loop over all of it."""
-        if not self.is_only_store(site) or not site.is_store or site.component is not WHOLE:
+        if len(self.sites[site.container]) > 1 or not site.is_store or site.component is not WHOLE:
             return False
         if site.depth != 1 or len(site.loops) != 1:
             return False
@@ -125,13 +123,6 @@ class Stores:
         return all(s.indices[d] == sites[0].indices[d] for s in sites for d in dims)
 
 
-def _count(container: ir.Container) -> int:
-    count = 1
-    for n in container.element_shape:
-        count *= n
-    return count
-
-
 def grouped(body: ir.Body) -> list[tuple[ir.Statement, ...]]:
     """The statements of a block; stores to all components of an entry, one after the other, as one."""
     found: list[tuple[ir.Statement, ...]] = []
@@ -158,7 +149,7 @@ def _whole_length(body: ir.Body, start: int) -> int:
         or not first.target.component
     ):
         return 1
-    count = _count(first.target.container)
+    count = math.prod(first.target.container.element_shape)
     group = body[start : start + count]
     if len(group) != count:
         return 1
@@ -168,28 +159,12 @@ def _whole_length(body: ir.Body, start: int) -> int:
         target = s.target  # type: ignore[attr-defined]
         if not isinstance(target, ir.Load) or target.container is not first.target.container:
             return 1
-        if _flat(target) != n or not all(map(is_equal, target.indices, first.target.indices)):
+        number = ir.flat_number(target.component, target.container.element_shape)
+        if number != n or not all(map(is_equal, target.indices, first.target.indices)):
             return 1
-        if n and any(_reads(v, target.container) for v in (s.value,)):  # type: ignore[attr-defined]
+        if n and target.container in s.value.contents.containers:  # type: ignore[attr-defined]
             return 1
     return count
-
-
-def _flat(target: ir.Load) -> int | None:
-    number = 0
-    for i, n in zip(target.component, target.container.element_shape, strict=True):
-        i = i.value if isinstance(i, ir.Const) else i
-        if not isinstance(i, int):
-            return None
-        number = number * n + i
-    return number
-
-
-def _reads(value: ir.Value, container: ir.Container) -> bool:
-    if isinstance(value, ir.Load) and value.container is container:
-        return True
-    children = value.args if isinstance(value, ir.Op) else ()
-    return any(_reads(c, container) for c in children)
 
 
 def is_equal(a: object, b: Any) -> bool:

@@ -221,7 +221,7 @@ class Lines:
     def boundary(self, s: ir.Boundary) -> None:
         if s.options.get("antialias"):
             raise UnsupportedError(
-                f"{s.place.message() if s.place else ''}\n{s.kind} is antialiased: its value depends on the derivative "
+                f"{ir.cited(s.place)}{s.kind} is antialiased: its value depends on the derivative "
                 "of level, which a kernel without derivatives does not have."
             )
         groups = s.values if isinstance(s.values, tuple) else (s.values,)

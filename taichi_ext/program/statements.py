@@ -58,8 +58,15 @@ class Declare(Statement):
     values: tuple[Value, ...]
 
 
+class Store(Statement):
+    """A statement that gives its target a value: ``Assign``, ``Update`` or ``Atomic``."""
+
+    target: Target
+    value: Value
+
+
 @dataclass(frozen=True, eq=False)
-class Assign(Statement):
+class Assign(Store):
     """``target = value``, converted to the type of the target."""
 
     target: Target
@@ -67,7 +74,7 @@ class Assign(Statement):
 
 
 @dataclass(frozen=True, eq=False)
-class Update(Statement):
+class Update(Store):
     """``target op= value``, ``op`` being ``add``, ``sub``, ``mul`` ...; Taichi makes sums and bits atomic.
 
     Locals are only updated by ``add``, ``sub``, ``bit_and``, ``bit_or`` and ``bit_xor``, with a value of their type:
@@ -82,7 +89,7 @@ class Update(Statement):
 
 
 @dataclass(frozen=True, eq=False)
-class Atomic(Statement):
+class Atomic(Store):
     """``result = function(target, value)``, ``function`` being ``atomic_add``, ``atomic_max`` ..."""
 
     function: str

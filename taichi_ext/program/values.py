@@ -29,6 +29,11 @@ class Place:
         return f'File "{self.file}", line {self.line}, in {self.function}:\n{self.text}'
 
 
+def cited(place: Place | None) -> str:
+    """The first lines of an error message, which name a place; nothing if it is not known."""
+    return "" if place is None else place.message() + "\n"
+
+
 @dataclass(frozen=True, eq=False)
 class Local:
     """A variable of the kernel, a kernel argument or a loop variable; known by its identity.
@@ -143,6 +148,16 @@ class Read(Value):
     def dtype(self) -> Type:  # type: ignore[override]
         return self.local.dtype
 
+    @property
+    def memory(self) -> Local:
+        """The local, as the place that a store goes to."""
+        return self.local
+
+    @property
+    def number(self) -> int | None:
+        """The number of the entry in C order; None if the kernel computes it."""
+        return flat_number(self.index, self.local.shape)
+
 
 @dataclass(frozen=True, eq=False)
 class Load(Value):
@@ -157,6 +172,22 @@ class Load(Value):
     @property
     def dtype(self) -> Type:  # type: ignore[override]
         return self.container.dtype
+
+    @property
+    def memory(self) -> Container:
+        """The container, as the place that a store goes to."""
+        return self.container
+
+
+def flat_number(index: tuple[int | Value, ...], shape: tuple[int, ...]) -> int | None:
+    """The number of an entry in C order; None unless all its indices are constants."""
+    number = 0
+    for i, n in zip(index, shape, strict=True):
+        i = i.value if isinstance(i, Const) else i
+        if not isinstance(i, int):
+            return None
+        number = number * n + i
+    return number
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import is_over_columns
-from taichi_ext.simplify.usage import Store, all_values
+from taichi_ext.simplify.usage import all_values
 
 MOST_STORES = 16  # in one loop
 
@@ -88,7 +88,7 @@ class _Columns:
         return _Columns(s, count.value, *map(frozenset, _memory(s.body)))
 
     def can_join(self, later: _Columns) -> bool:
-        targets = [s.target for s in (*self.loop.body, *later.loop.body) if isinstance(s, Store)]
+        targets = [s.target for s in (*self.loop.body, *later.loop.body) if isinstance(s, ir.Store)]
         # a loop that stores to local memory only is vectorised
         is_alike = len({isinstance(t, ir.Load) for t in targets}) == 1 and len(targets) <= MOST_STORES
         if self.count != later.count or not is_alike:
@@ -126,27 +126,21 @@ def _memory(body: Iterable[ir.Statement]) -> tuple[set[ir.Local | ir.Container],
     """The locals and containers that statements write, without those in their blocks, and all that they touch."""
     written, touched = set(), set()
     for s in body:
-        if isinstance(s, Store):
-            written.add(_where(s.target))
-        touched.update(_where(v) for v in all_values(s))
-    return written, (touched | written) - {None}
-
-
-def _where(value: ir.Value) -> ir.Local | ir.Container | None:
-    if isinstance(value, ir.Load):
-        return value.container
-    return value.local if isinstance(value, ir.Read) else None
+        written.update([s.target.memory] if isinstance(s, ir.Store) else ())
+        touched.update(s.contents.locals | s.contents.containers)
+    return written, touched | written
 
 
 def _is_in_column(loop: ir.For, shared: Set[ir.Local | ir.Container], columns: int) -> bool:
     """Whether all that a loop accesses of some memory is in the column of the iteration."""
     (k,) = loop.variables
     for s in loop.body:
-        targets = [s.target] if isinstance(s, Store) else []
+        targets = [s.target] if isinstance(s, ir.Store) else []
         for v in (*all_values(s), *targets):
-            index = getattr(v, "indices", None) if isinstance(v, ir.Load) else getattr(v, "index", None)
-            if _where(v) in shared and not (index and len(index) == 1 and _is_column(index[0], k, columns)):
-                return False
+            if isinstance(v, (ir.Read, ir.Load)) and v.memory in shared:
+                index = v.indices if isinstance(v, ir.Load) else v.index
+                if len(index) != 1 or not _is_column(index[0], k, columns):
+                    return False
     return True
 
 

@@ -384,11 +384,8 @@ def _memory(s: ir.Statement) -> tuple[Memory, Memory]:
     stored: Memory = {x.local for x in ir.statements((s,)) if isinstance(x, ir.Declare)}
     read: Memory = set()
     for x in ir.statements((s,)):
-        if isinstance(x, (ir.Assign, ir.Update)):
-            stored.add(x.target.local if isinstance(x.target, ir.Read) else x.target.container)
-        for v in all_values(x):
-            if isinstance(v, (ir.Read, ir.Load)):
-                read.add(v.local if isinstance(v, ir.Read) else v.container)
+        stored.update([x.target.memory] if isinstance(x, (ir.Assign, ir.Update)) else ())
+        read |= x.contents.locals | x.contents.containers
     return stored, read
 
 

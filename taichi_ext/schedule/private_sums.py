@@ -113,7 +113,7 @@ class _Additions:
             if isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.op in SIGNS and s.group is None:
                 entry = facts.interval(s.target.indices[0]) if len(s.target.indices) == 1 else RANGE
                 self.of.setdefault(s.target.container, []).append((times, entry))
-            elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load):
+            elif isinstance(s, ir.Store) and isinstance(s.target, ir.Load):
                 self.others.add(s.target.container)
             inner, count = facts.copy(), 1
             if s in self._loops:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taichi_ext.program import Assign, Body, Declare, Local, Op, Read, Statement, bodies, statements, with_bodies
-from taichi_ext.simplify.usage import Store, assigned_locals, kept_locals
+from taichi_ext.program import Assign, Body, Declare, Local, Op, Read, Statement, Store, bodies, statements, with_bodies
+from taichi_ext.simplify.usage import assigned_locals, kept_locals
 
 
 def with_first_values(body: Body) -> Body:

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.simplify.usage import Store, all_values
+from taichi_ext.simplify.usage import all_values
 
 _PLAIN = {"grouped": "field", "grouped ndrange": "ndrange"}  # loops over the same, with a variable for each axis
 Entries = dict[ir.Local, tuple[ir.Local, ...]]
@@ -23,8 +23,9 @@ def as_scalars(body: ir.Body) -> ir.Body:
     memo: dict[ir.Value, ir.Value] = {}
 
     def entry(node: ir.Value) -> ir.Value:
-        if isinstance(node, ir.Read) and node.local in made:
-            return ir.Read(made[node.local][_flat(node)], place=node.place)
+        number = node.number if isinstance(node, ir.Read) and node.local in made else None
+        if isinstance(node, ir.Read) and number is not None:
+            return ir.Read(made[node.local][number], place=node.place)
         return node
 
     def change(statement: ir.Statement) -> ir.Statement | ir.Body:
@@ -35,7 +36,7 @@ def as_scalars(body: ir.Body) -> ir.Body:
         statement = ir.with_values(statement, lambda v: ir.rebuilt(v, entry, memo))
         if isinstance(statement, ir.For) and statement.kind in _PLAIN and statement.variables[0] in made:
             return replace(statement, kind=_PLAIN[statement.kind], variables=made[statement.variables[0]])
-        if isinstance(statement, (ir.Assign, ir.Update, ir.Atomic)):
+        if isinstance(statement, ir.Store):
             return replace(statement, target=entry(statement.target))
         if isinstance(statement, ir.Boundary) and statement.inner:
             inner = {k: tuple(e for l in v for e in made.get(l, (l,))) for k, v in statement.inner.items()}
@@ -54,7 +55,7 @@ def _entries(body: ir.Body) -> Entries:
     indexed: set[ir.Local] = set()
     for s in everything if declared else ():
         reads = [n for n in all_values(s) if isinstance(n, ir.Read)]
-        if isinstance(s, Store) and isinstance(s.target, ir.Read):
+        if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
             reads.append(s.target)
             indexed |= loop_vectors & {s.target.local}  # a scalar loop variable cannot change
         indexed |= {n.local for n in reads if any(isinstance(i, ir.Value) for i in n.index)}
@@ -70,8 +71,3 @@ def _marks(shape: tuple[int, ...]) -> list[str]:
         return ["xyzw"[n] if shape[0] <= 4 else str(n) for n in range(shape[0])]
     separator = "" if max(shape) < 10 else "_"
     return [f"{i}{separator}{j}" for i in range(shape[0]) for j in range(shape[1])]
-
-
-def _flat(read: ir.Read) -> int:
-    index: tuple[int, ...] = read.index  # type: ignore[assignment]
-    return index[0] if len(index) == 1 else index[0] * read.local.shape[1] + index[1]

@@ -101,7 +101,7 @@ def substituted(s: ir.Statement, change: Callable[[ir.Value], ir.Value]) -> ir.S
     """The statement with ``change`` applied to each node of its expressions, and to its target."""
     memo: dict[ir.Value, ir.Value] = {}
     s = ir.with_values(s, lambda v: ir.rebuilt(v, change, memo))
-    if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)):
+    if isinstance(s, ir.Store):
         return replace(s, target=change(s.target))  # type: ignore[arg-type]
     return s
 

@@ -10,10 +10,11 @@ import taichi_ext.program as ir
 
 def assigned_locals(body: ir.Body) -> set[ir.Local]:
     """Locals that change after their declaration."""
-    return {s.target.local for s in ir.statements(body) if isinstance(s, Store) and isinstance(s.target, ir.Read)}
+    targets = (s.target for s in ir.statements(body) if isinstance(s, ir.Store))
+    return {target.local for target in targets if isinstance(target, ir.Read)}
 
 
-Store = (ir.Assign, ir.Update, ir.Atomic)
+Store = ir.Store
 
 
 def all_values(statement: ir.Statement) -> list[ir.Value]:
@@ -45,14 +46,10 @@ def _boundaries(body: ir.Body) -> Iterator[ir.Boundary]:
 def written_memory(statement: ir.Statement) -> set[ir.Local | ir.Container]:
     """The locals and containers that a statement writes to, blocks in it included."""
     found: set[ir.Local | ir.Container] = set()
-    if isinstance(statement, Store):
-        target = statement.target
-        found.add(target.container if isinstance(target, ir.Load) else target.local)
+    if isinstance(statement, ir.Store):
+        found.add(statement.target.memory)
     elif isinstance(statement, ir.Effect):
         found |= set(statement.writes)
         if statement.function == "stop_grad":  # values read before it have a tangent
             found |= {a for a in statement.args if isinstance(a, ir.Container)}
-    for body in ir.bodies(statement):
-        for inner in body:
-            found |= written_memory(inner)
-    return found
+    return found.union(*(written_memory(inner) for body in ir.bodies(statement) for inner in body))

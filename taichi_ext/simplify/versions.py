@@ -22,7 +22,7 @@ def _candidates(body: ir.Body) -> set[ir.Local]:
         for s in block:
             if isinstance(s, ir.Declare) and not s.local.shape:
                 own.add(s.local)
-            elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
+            elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
                 local = s.target.local
                 assigned.add(local)
                 is_simple = isinstance(s, ir.Assign) or (isinstance(s, ir.Update) and local.dtype.bits >= 32)

@@ -7,16 +7,15 @@ from taichi_ext.differentiate.edges.rule_context import RuleContext
 from taichi_ext.differentiate.edges.rules import rule
 from taichi_ext.differentiate.forms.forms import Form, materialize
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Boundary, with_values
+from taichi_ext.program import Boundary, cited, with_values
 
 
 def boundary(ctx: RuleContext, s: Boundary) -> None:
     """Declare the results of a boundary."""
     name = s.options.get("what") or _NAMES.get(s.kind, s.kind)
     if ctx.walk.facts.seeds.is_again and ("what" in s.options or s.kind not in ("stop_gradient", "replace_gradient")):
-        place = "" if s.place is None else s.place.message() + "\n"
         raise UnsupportedError(
-            f"{place}The second derivative of {name} is not known: only its first derivative "
+            f"{cited(s.place)}The second derivative of {name} is not known: only its first derivative "
             "is given. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
         )
     _KINDS[s.kind](ctx, s)

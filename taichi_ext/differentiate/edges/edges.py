@@ -21,7 +21,7 @@ from taichi_ext.differentiate.forms.build import Coefficient, cast, is_number
 from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Weight, accumulate, bare, coefficient
 from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Body, Boundary, Local, Read, Statement, Value, entries, statements
+from taichi_ext.program import Body, Boundary, Local, Read, Statement, Value, cited, entries, statements
 
 _LEVELS = ("edge", "step", "coverage", "sqrt_edge")
 
@@ -146,13 +146,12 @@ def check_positions(body: Body, *, takes_derivative: bool) -> None:
     if found is None:
         return
     name, what = found.load.container.name, found.use.options.get("what", found.use.kind)
-    place = found.load.place or found.use.place
-    start = "" if place is None else place.message() + "\n"
     stored, reader = "a value that depends on the position of the pixel", "level"
     if found.is_root:
         stored, reader = "a sqrt_edge of the same level", "inside or outside"
     raise UnsupportedError(
-        f"{start}{what}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
+        f"{cited(found.load.place or found.use.place)}"
+        f"{what}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
         "keep such a dependence, so the derivative would be wrong. Keep the value in a local variable, and use that "
         f"variable here instead of {name}."
     )
@@ -162,10 +161,9 @@ def _check_index(found: IndexInLevel | None) -> None:
     if found is None:
         return
     name, what = found.index.name, found.use.options.get("what", found.use.kind)
-    place = found.read.place or found.use.place
-    start = "" if place is None else place.message() + "\n"
     raise UnsupportedError(
-        f"{start}{what}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
+        f"{cited(found.read.place or found.use.place)}"
+        f"{what}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
         "gradient of the level would lack this part, and the derivative would be wrong. Compute the level from the "
         f"real numbers in at=, for example px = float({name}), everywhere. If the level has one value in the whole "
         f"pixel there, write stop_gradient(float({name}))."
@@ -180,16 +178,13 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
     """
     found = []
     for value in entries(s.given["at"]):
-        index = [i for i in value.index if isinstance(i, int)] if isinstance(value, Read) else []
-        if not isinstance(value, Read) or not value.dtype.is_real or len(index) < len(value.index):
+        number = value.number if isinstance(value, Read) and value.dtype.is_real else None
+        if not isinstance(value, Read) or number is None:
             raise UnsupportedError(
-                f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i), or the "
+                f"{cited(s.place)}{s.kind}: at must be two real variables, for example px = float(i), or the "
                 "indices of a loop, or one of these for an interval; level is computed from them."
             )
-        flat = 0
-        for i, n in zip(index, value.local.shape, strict=True):
-            flat = flat * n + i
-        found.append((value.local, flat))
+        found.append((value.local, number))
     return found
 
 
@@ -202,7 +197,7 @@ def _motion(ctx: RuleContext, s: Boundary) -> tuple[Argument, ...]:
     """0, with the tangent of the part of the pixel that the level covers."""
     if "at" not in s.given:
         raise UnsupportedError(
-            f"{_place(s)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
+            f"{cited(s.place)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
         )
     if "motion" not in s.given:  # a constant level
         _check_not_flat(ctx, s, s.kind)
@@ -214,7 +209,7 @@ def _check_not_flat(ctx: RuleContext, s: Boundary, kind: str) -> None:
     names, remedy = ("x and y", "compute it from them in the shape")
     if kind in _LEVELS:
         names, remedy = "at=(px, py)", "compute it in the same kernel from the same variables"
-    ctx.walk.add_problem(f"{_place(s)}{kind}: level does not depend on {names}; {remedy}.")
+    ctx.walk.add_problem(f"{cited(s.place)}{kind}: level does not depend on {names}; {remedy}.")
 
 
 def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:
@@ -255,8 +250,3 @@ def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: l
     for argument, partial in parts:
         accumulate(form, argument.form, partial.value)
     ctx.declare(s, result, cast(value.value, result.dtype), form)
-
-
-def _place(s: Boundary) -> str:
-    """The place of a statement as the first lines of a message."""
-    return "" if s.place is None else s.place.message() + "\n"

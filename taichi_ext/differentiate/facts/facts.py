@@ -13,7 +13,7 @@ from taichi_ext.analysis.stores import Stores
 from taichi_ext.differentiate.facts.decisions import Seeds
 from taichi_ext.differentiate.forms.forms import OwnSeed
 from taichi_ext.differentiate.forms.sparse_columns import FIRST_SPARSE
-from taichi_ext.program import Atomic, Local, Program, Read, Statement, Value, statements
+from taichi_ext.program import Atomic, Local, Program, Statement, Value, statements
 from taichi_ext.simplify.usage import assigned_locals
 
 OwnSeeds = Mapping[Local, Mapping[int, OwnSeed]]
@@ -56,7 +56,7 @@ class Facts:
         olds: dict[Statement, Local] = {}
         for s in atomics:
             olds[s] = s.result or Local("old", s.target.dtype, (), "temporary")
-        active = {olds[s] for s in atomics if _is_active(s, activity) and (s.result or not _is_sum(s))}
+        active = {olds[s] for s in atomics if _carries_tangent(s, activity)}
         activity = replace(activity, locals=activity.locals | active)
         indices, loops = Indices(program.body), find_loops(program.body, seeds.extents)
         stores, changed = Stores(program, indices, loops, seeds.extents), assigned_locals(program.body)
@@ -77,11 +77,7 @@ class Facts:
         return 0 <= number < self.columns or (self.seeds.sparse is not None and number >= FIRST_SPARSE)
 
 
-def _is_active(s: Atomic, activity: Activity) -> bool:
-    if isinstance(s.target, Read):
-        return s.target.local in activity.locals
-    return s.target.container in activity.containers
-
-
-def _is_sum(s: Atomic) -> bool:
-    return s.function in ("atomic_add", "atomic_sub")
+def _carries_tangent(s: Atomic, activity: Activity) -> bool:
+    """Whether the old value that an atomic operation returns, or needs, has a tangent."""
+    is_active = s.target.memory in (activity.locals | activity.containers)
+    return is_active and (s.result is not None or s.function not in ("atomic_add", "atomic_sub"))

@@ -41,15 +41,8 @@ class _Names:
 
     def _is_lasting(self, value: ir.Value) -> bool:
         """Whether nothing in the kernel changes the values that an index is computed from."""
-        for node in ir.walk(value):
-            if isinstance(node, ir.Op) and node.name == "random":
-                return False
-            if (
-                isinstance(node, (ir.Read, ir.Load))
-                and (node.local if isinstance(node, ir.Read) else node.container) in self.changing
-            ):
-                return False
-        return True
+        contents = value.contents
+        return contents.is_pure and self.changing.isdisjoint(contents.locals | contents.containers)
 
     def _named(self, s: ir.Statement) -> ir.Statement:
         if not isinstance(s, (ir.Declare, ir.Assign, ir.Update, ir.Atomic, ir.Return, ir.Call, ir.Boundary)):
@@ -67,12 +60,9 @@ class _Names:
             return done[value]
 
         new = ir.with_values(s, change)
-        if isinstance(new, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(new.target, ir.Load):
-            return (
-                replace(new, target=self._entry(new.target))
-                if new.target.container in self.activity.containers
-                else new
-            )
+        target = new.target if isinstance(new, ir.Store) else None
+        if isinstance(target, ir.Load) and target.container in self.activity.containers:
+            return replace(new, target=self._entry(target))
         return new
 
     def _entry(self, load: ir.Load) -> ir.Load:

@@ -47,10 +47,9 @@ def _with_others(value: ir.Value, s: ir.Statement) -> ir.Value:
     if value.name in _OTHERS:
         return _OTHERS[value.name](*value.args)
     if value.name in _UNKNOWN:
-        place = value.place or s.place
-        start = "" if place is None else place.message() + "\n"
         raise UnsupportedError(
-            f"{start}Taichi's reverse mode cannot compile {value.name!r}. Use jacobian, which differentiates this "
+            f"{ir.cited(value.place or s.place)}"
+            f"Taichi's reverse mode cannot compile {value.name!r}. Use jacobian, which differentiates this "
             "kernel, or compute this value in a kernel before."
         )
     return value

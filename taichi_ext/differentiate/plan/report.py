@@ -165,15 +165,11 @@ def _operations(s: ir.Statement, shadows: set[ir.Container]) -> int:
     if isinstance(s, ir.Declare):
         is_tangent = s.local.kind in ("tangent", "weight")
         return sum(map(_size, s.values)) if is_tangent else 0
-    if isinstance(s, (ir.Assign, ir.Update)) and _is_tangent(s.target, shadows):
-        return _size(s.value) + isinstance(s, ir.Update)
+    if isinstance(s, (ir.Assign, ir.Update)):
+        memory = s.target.memory
+        is_tangent = memory.kind == "tangent" if isinstance(memory, ir.Local) else memory in shadows
+        return (_size(s.value) + isinstance(s, ir.Update)) * is_tangent
     return 0
-
-
-def _is_tangent(target: ir.Read | ir.Load, shadows: set[ir.Container]) -> bool:
-    if isinstance(target, ir.Read):
-        return target.local.kind == "tangent"
-    return target.container in shadows
 
 
 def _size(value: ir.Value) -> int:

@@ -30,7 +30,7 @@ from taichi_ext.differentiate.rules.table import Rule, is_same, rule_of
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Container, Known, Load, Local, Op, Place, Read, Value
+from taichi_ext.program import Container, Known, Load, Local, Op, Place, Read, Value, cited
 
 Step = tuple[Value, Coefficient]  # an argument that carries a tangent, and its partial
 
@@ -289,8 +289,7 @@ class Linearizer:
 
 def raise_unknown(name: str, place: Place | None) -> NoReturn:
     """Raise: a function or operation that takes a value with a tangent has no known derivative."""
-    start = "" if place is None else place.message() + "\n"
     raise UnsupportedError(
-        f"{start}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
+        f"{cited(place)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
         "@ti.func, or call it in one that has a rule (boundary_gradient). Without a derivative: stop_gradient(x)."
     )

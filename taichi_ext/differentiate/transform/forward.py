@@ -23,11 +23,7 @@ from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.planning import plan_storage
 from taichi_ext.differentiate.transform.traversal import Traversal
 from taichi_ext.errors import InternalError, UnsupportedError
-from taichi_ext.program import (
-    Body,
-    Program,
-    statements,
-)
+from taichi_ext.program import Body, Program, cited, statements
 
 
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
@@ -83,10 +79,9 @@ def emit_tangents(facts: Facts, plan: StoragePlan, blocks: Blocks) -> Differenti
 
 def _report(facts: Facts, traversal: Traversal, error: UnplannedError) -> str:
     """The message about a plan that lacks something."""
-    place = traversal.walk.builder.place
-    at = "" if place is None else f"{place.message()}\n"
     return (
-        f"{at}This is an internal error of taichi_ext, not a fault of your kernel: while {facts.program.name} was "
+        f"{cited(traversal.walk.builder.place)}"
+        f"This is an internal error of taichi_ext, not a fault of your kernel: while {facts.program.name} was "
         f"differentiated, its tangents needed storage that was not planned ({error}). Please report it with this "
         'message, the kernel and the call; tangents="dense" may avoid it until it is fixed.'
     )

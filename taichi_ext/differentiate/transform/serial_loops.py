@@ -11,7 +11,7 @@ from dataclasses import replace
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.forms.build import add, cast
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, Const, Declare, For, Local, Op, Read, Value
+from taichi_ext.program import I32, Const, Declare, For, Local, Op, Read, Value, cited
 
 
 def serialized(loop: For, extent: Extent | None, *, is_host: bool) -> For:
@@ -22,7 +22,7 @@ def serialized(loop: For, extent: Extent | None, *, is_host: bool) -> For:
         return replace(loop, config={**loop.config, "parallelize": 1})
     if loop.kind == "grouped" or extent is None or not extent.is_full:
         raise UnsupportedError(
-            f"{'' if loop.place is None else loop.place.message()}\n"
+            f"{cited(loop.place)}"
             "The order of the iterations matters to the derivative here, and Taichi runs this loop over a field in "
             "parallel on a GPU. Write it as a loop over a range: for i, j in ti.ndrange(n, m)."
         )

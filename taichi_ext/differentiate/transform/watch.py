@@ -53,9 +53,8 @@ def _watched_values(s: ir.Statement, active: set[ir.Local | ir.Container]) -> tu
     if isinstance(s, ir.Return):
         return tuple(e for group in s.values for e in ir.entries(group))
     if isinstance(s, (ir.Assign, ir.Update)):
-        place = s.target.local if isinstance(s.target, ir.Read) else s.target.container
-        kind = place.kind if isinstance(place, ir.Local) else ""
-        return (s.value,) if place in active or kind in TANGENT_KINDS else ()
+        kind = s.target.local.kind if isinstance(s.target, ir.Read) else ""
+        return (s.value,) if s.target.memory in active or kind in TANGENT_KINDS else ()
     return ()
 
 
