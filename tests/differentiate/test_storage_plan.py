@@ -7,7 +7,7 @@ from test_differentiate import EXTENTS, P, Role, Seeds, a, at, c, i, nearest, op
 
 from taichi_ext import InternalError
 from taichi_ext.differentiate.forms.column_blocks import Blocks
-from taichi_ext.differentiate.plan.storage_plan import FrozenTable, StorageKey, UnplannedError
+from taichi_ext.differentiate.plan.storage_plan import StorageKey, Table, UnplannedError
 from taichi_ext.differentiate.transform.forward import emit_tangents, find_facts
 from taichi_ext.differentiate.transform.planning import plan_storage
 from taichi_ext.program import Assign, Declare, Place, Program, Read, mapped
@@ -29,7 +29,7 @@ def used_twice():
 
 
 def without(table, key):
-    return FrozenTable(table.name, {k: v for k, v in table.items() if k != key})
+    return Table(table.name, {k: v for k, v in table.items() if k != key}, is_frozen=True)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_local_that_is_used_twice_must_be_planned_so():
 
 
 def test_a_frozen_table_cannot_change():
-    table = FrozenTable("serial", {"a": "a reason"})
+    table = Table("serial", {"a": "a reason"}, is_frozen=True)
     table.require("a", "a reason")
     table.drop("b")
     for change in (lambda: table.require("a", "another"), lambda: table.note("b", ""), lambda: table.drop("a")):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from taichi_ext.differentiate.forms.build import Builder, cast
 from taichi_ext.program import Known, Read, Type, Value, with_children
 
 
+@dataclass(frozen=True)
 class Expressions:
     """The values of the current statement, and those in temporaries.
 
-    Args:
+    Attributes:
         builder: the builder that declares temporaries.
         is_again: whether the new program is differentiated again; values are then not replaced by their known numbers.
     """
 
-    def __init__(self, builder: Builder, *, is_again: bool) -> None:
-        self.builder = builder
-        self.is_again = is_again
-        self.kept: dict[Value, Value] = {}
+    builder: Builder
+    is_again: bool = field(kw_only=True)
+    kept: dict[Value, Value] = field(default_factory=dict)
 
     def begin_statement(self) -> None:
         """Forget the values of the previous statement."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Union
 
 from taichi_ext.differentiate.forms.build import (
@@ -19,12 +20,12 @@ from taichi_ext.program import Type, Value
 Operand = Union["Term", Coefficient]
 
 
+@dataclass(frozen=True, eq=False)
 class Term:
     """A coefficient (a number or a value) with operators."""
 
-    def __init__(self, formula: Formula, value: Coefficient) -> None:
-        self.formula = formula
-        self.value = value
+    formula: Formula
+    value: Coefficient
 
     def _with(self, value: Coefficient) -> Term:
         return Term(self.formula, value)
@@ -84,12 +85,12 @@ def _value(x: Operand) -> Coefficient:
     return x.value if isinstance(x, Term) else x
 
 
+@dataclass(frozen=True)
 class Formula:
     """Terms of one real type; ``kept`` terms are emitted by the builder."""
 
-    def __init__(self, builder: Builder, dtype: Type) -> None:
-        self.builder = builder
-        self.dtype = dtype
+    builder: Builder
+    dtype: Type
 
     def term(self, x: Coefficient) -> Term:
         return Term(self, x)

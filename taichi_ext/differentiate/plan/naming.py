@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, atom_value, source_of
@@ -28,29 +29,29 @@ class SlotOwner(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Naming:
-    """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes.
+    """The names of columns in one walk.
 
-    ``columns`` is the number of columns of rows; ``is_held`` tells them apart from others in a sparse Jacobian.
+    Attributes:
+        builder: the builder of temporaries.
+        indices: the normal forms of indices.
+        keep: puts a value that may change into a temporary of the statement.
+        parameters: the first columns and sizes of parameters by name.
+        columns: the number of columns of rows.
+        is_held: tells them apart from others in a sparse Jacobian.
+        owners: the local that a column was read from, if it was in a slot.
+        conditional: seeds that may be out of range, with a coefficient of 0 then.
     """
 
-    def __init__(
-        self,
-        builder: Builder,
-        indices: Indices,
-        keep: Callable[[Value, Type | None, str], Value],
-        parameters: Mapping[str, tuple[int, int]],
-        columns: int,
-        is_held: Callable[[Affine], bool] | None = None,
-    ) -> None:
-        self.builder = builder
-        self.indices = indices
-        self.owners: dict[Atom, SlotOwner] = {}  # of columns that were read from slots
-        self.conditional: set[Seed] = set()  # seeds that may be out of range, with a coefficient of 0 then
-        self._keep = keep  # puts a value that may change into a temporary of the statement
-        self._parameters = parameters
-        self._columns = columns
-        self._is_held = is_held
+    builder: Builder
+    indices: Indices
+    keep: Callable[[Value, Type | None, str], Value]
+    parameters: Mapping[str, tuple[int, int]]
+    columns: int
+    is_held: Callable[[Affine], bool] | None = None
+    owners: dict[Atom, SlotOwner] = field(default_factory=dict)
+    conditional: set[Seed] = field(default_factory=set)
 
     def named(self, column: Coefficient, owner: SlotOwner | None = None) -> Affine:
         """A column held by a local, as a normal form."""
@@ -73,7 +74,7 @@ class Naming:
         known = self.indices.form(index)
         if known is not None:
             return known
-        return self.named(self._keep(index, None, "index"))
+        return self.named(self.keep(index, None, "index"))
 
     def entry_number(self, extent: Extent, indices: Iterable[Value | int]) -> Affine:
         """The number of an entry among those of a container, in C order."""
@@ -86,7 +87,7 @@ class Naming:
         """An index that does not change."""
         if self.indices.form(index) is not None:
             return index
-        kept = self._keep(index, None, "index")
+        kept = self.keep(index, None, "index")
         self.named(kept)
         return kept
 
@@ -106,14 +107,14 @@ class Naming:
         Raises:
             TypeError: the seed has no column.
         """
-        return self.column_within(seed, 0, self._columns)
+        return self.column_within(seed, 0, self.columns)
 
     def column_within(self, seed: Seed, first: int, size: int) -> Value:
         """A seed's column, counted from ``first`` and kept within the ``size`` columns from there."""
         if not isinstance(seed, Seed):
             raise TypeError(f"{seed} is no column")
         number = self.value_of(seed.column + Affine((), -first))
-        if seed not in self.conditional or not (self._is_held is None or self._is_held(seed.column)):
+        if seed not in self.conditional or not (self.is_held is None or self.is_held(seed.column)):
             return number
         return operation("max", 0, operation("min", number, size - 1))
 
@@ -122,7 +123,7 @@ class Naming:
         if seed.is_constant:
             return
         known = span(seed.column, loops)
-        if self._is_held is not None or known is None or known[0] < 0 or known[1] >= self._columns:
+        if self.is_held is not None or known is None or known[0] < 0 or known[1] >= self.columns:
             self.conditional.add(seed)
 
     def note_guarded(self, form: Form) -> None:
@@ -136,7 +137,7 @@ class Naming:
     def seed_name(self, seed: Seed) -> str:
         """The name of a register for a seed, after the parameter."""
         if seed.is_constant:
-            for name, (first, size) in self._parameters.items():
+            for name, (first, size) in self.parameters.items():
                 number = seed.column.constant - first
                 if 0 <= number < size:
                     return f"{name}_{number}" if size > 1 else name

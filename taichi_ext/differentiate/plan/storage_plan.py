@@ -15,8 +15,7 @@ the plan has a row for s, "since iterations of a loop add columns to it": ``plan
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -35,64 +34,37 @@ class UnplannedError(Exception):
     """The emitting pass needs an entry that its plan lacks, in a table and for a local, loop or container."""
 
 
-class Table(Mapping[K, V]):
+class Table(dict[K, V]):
     """One table of the plan, by local, loop or container.
 
     Args:
         name: the name of the table.
         known: its initial entries.
+        is_frozen: whether it raises if another value is required, in place of recording it.
     """
 
-    def __init__(self, name: str, known: Mapping[K, V] | None = None) -> None:
+    def __init__(self, name: str, known: Mapping[K, V] | None = None, *, is_frozen: bool = False) -> None:
+        super().__init__(known or {})
         self.name = name.replace("_", " ")
-        self._known = dict(known or {})
-
-    def __getitem__(self, key: K) -> V:
-        return self._known[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._known
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+        self.is_frozen = is_frozen
 
     def note(self, key: K, value: V) -> None:
         """Require a value for a key, unless it has one already."""
-        if key not in self._known:
+        if key not in self:
             self.require(key, value)
 
-    @abstractmethod
     def require(self, key: K, value: V) -> None:
         """Require exactly this value for a key."""
+        if not self.is_frozen:
+            self[key] = value
+        elif key not in self or self[key] != value:
+            raise UnplannedError(f"{self.name} of {_described(key)}: {value}, not {self.get(key)}")
 
-    @abstractmethod
     def drop(self, key: K) -> None:
         """Remove the value of a key."""
-
-
-class DraftTable(Table[K, V]):
-    """A table that records requirements."""
-
-    def require(self, key: K, value: V) -> None:
-        self._known[key] = value
-
-    def drop(self, key: K) -> None:
-        self._known.pop(key, None)
-
-
-class FrozenTable(Table[K, V]):
-    """A table that raises if another value is required."""
-
-    def require(self, key: K, value: V) -> None:
-        if key not in self._known or self._known[key] != value:
-            raise UnplannedError(f"{self.name} of {_described(key)}: {value}, not {self._known.get(key)}")
-
-    def drop(self, key: K) -> None:
-        if key in self._known:
+        if key in self and self.is_frozen:
             raise UnplannedError(f"no {self.name} of {_described(key)}")
+        self.pop(key, None)
 
 
 def _described(key: object) -> str:
@@ -202,27 +174,27 @@ class Plan:
             self.serial.note(loop.statement, why)
 
 
+@dataclass(frozen=True)
 class LocalPlan:
     """The plan for one storage, at the current state of the pass."""
 
-    def __init__(self, plan: Plan, key: StorageKey) -> None:
-        self._storages = plan.storages
-        self._key = key
+    plan: Plan
+    key: StorageKey
 
     @property
     def local(self) -> Local:
         """The local."""
-        return self._key.local
+        return self.key.local
 
     @property
     def facts(self) -> StorageFacts:
         """Facts about the tangents that reach it."""
-        return self._storages.get(self._key, _NOTHING)
+        return self.plan.storages.get(self.key, _NOTHING)
 
     def require(self, facts: StorageFacts) -> None:
         """Replace the facts by those after a write."""
         if facts is not self.facts:
-            self._storages.require(self._key, facts)
+            self.plan.storages.require(self.key, facts)
 
 
 _NOTHING = StorageFacts()
@@ -242,8 +214,8 @@ class Draft(Plan):
     @classmethod
     def empty(cls) -> Draft:
         """The draft that the planning pass starts with."""
-        columns = ColumnsPlan(**{name: DraftTable(name) for name in _names(ColumnsPlan)})
-        return cls(**{name: DraftTable(name) for name in _names(Plan)}, columns=columns)
+        columns = ColumnsPlan(**{name: Table(name) for name in _names(ColumnsPlan)})
+        return cls(**{name: Table(name) for name in _names(Plan)}, columns=columns)
 
     def begin_walk(self) -> None:
         """Start another walk over the statements."""
@@ -261,16 +233,16 @@ class Draft(Plan):
 
     def forget_columns(self) -> None:
         """Forget facts that name columns, after these get other numbers."""
-        for key in list(self.storages):
-            self.storages.drop(key)
-        for local in list(self.own_rows):
-            self.own_rows.drop(local)
+        self.storages.clear()
+        self.own_rows.clear()
 
     def frozen(self, locals_: tuple[LocalChoice, ...], walks: int) -> StoragePlan:
         """The plan."""
-        columns = ColumnsPlan(**{n: FrozenTable(n, getattr(self.columns, n)) for n in _names(ColumnsPlan)})
-        tables = {name: FrozenTable(name, getattr(self, name)) for name in _names(Plan)}
-        return StoragePlan(**tables, columns=columns, locals=locals_, walks=walks)
+
+        def tables(plan: Plan | ColumnsPlan) -> dict[str, Table[Any, Any]]:
+            return {name: Table(name, getattr(plan, name), is_frozen=True) for name in _names(type(plan))}
+
+        return StoragePlan(**tables(self), columns=ColumnsPlan(**tables(self.columns)), locals=locals_, walks=walks)
 
 
 @dataclass(frozen=True)

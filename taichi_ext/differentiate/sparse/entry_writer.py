@@ -9,7 +9,7 @@ iteration has stored before.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
@@ -49,22 +49,32 @@ class _Stored:
     loops: tuple[Loop, ...]
 
 
+@dataclass(eq=False)
 class EntryWriter:
-    """The entries that one walk writes."""
+    """The entries that one walk writes.
 
-    def __init__(self, walk: Walk, numbering: Numbering, sources: RowSources, counts: Counts) -> None:
-        self.walk = walk
-        self.numbering = numbering
-        self.counts = counts
-        self._sources = sources
-        self.sites: list[Site] = []
-        self._steps: dict[Key, set[tuple[int, int]]] = {}  # steps in which each container is written
-        self.containers: dict[Key, EntryTarget] = {}
-        self.stage = 0  # the number of the top-level statement
-        self._reads: list[Access] = []
-        self._writes: list[Access] = []
-        self._stored: dict[tuple[Key, Affine], _Stored] = {}
-        self._order = 0
+    Attributes:
+        walk: the walk.
+        numbering: the columns.
+        sources: the owners of rows.
+        counts: the counters of slots.
+        sites: the sites so far.
+        containers: what they write to.
+        stage: the number of the top-level statement.
+    """
+
+    walk: Walk
+    numbering: Numbering
+    sources: RowSources
+    counts: Counts
+    sites: list[Site] = field(default_factory=list)
+    containers: dict[Key, EntryTarget] = field(default_factory=dict)
+    stage: int = 0
+    _steps: dict[Key, set[tuple[int, int]]] = field(default_factory=dict)  # in which each container is written
+    _reads: list[Access] = field(default_factory=list)
+    _writes: list[Access] = field(default_factory=list)
+    _stored: dict[tuple[Key, Affine], _Stored] = field(default_factory=dict)
+    _order: int = 0
 
     def result(self) -> SparseResult:
         return SparseResult(tuple(self.sites), self.numbering.columns, self.containers)
@@ -115,7 +125,7 @@ class EntryWriter:
 
     def _is_stale(self, form: Form) -> bool:
         """Whether rows in a form may have changed since it was stored."""
-        return any(is_row(leaf) and self._sources.is_stale(leaf) for leaf in form)
+        return any(is_row(leaf) and self.sources.is_stale(leaf) for leaf in form)
 
     def _is_open(self, block: Block) -> bool:
         """Whether the current place is in a block."""

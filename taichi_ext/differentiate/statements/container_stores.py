@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from taichi_ext.analysis.stores import Site, is_scattered
 from taichi_ext.differentiate.facts.walk import Walk
@@ -15,10 +15,11 @@ from taichi_ext.differentiate.statements.shadows import Tangents, Written
 from taichi_ext.program import Assign, Container, Load, Op, Statement, Update
 
 
+@dataclass(frozen=True)
 class ContainerStores:
     """The stores of one walk.
 
-    Args:
+    Attributes:
         walk: the walk.
         linearizer: the forms of values.
         containers: the tangents of containers.
@@ -26,32 +27,24 @@ class ContainerStores:
         reversals: the loops whose tangents are accumulated at the store.
     """
 
-    def __init__(
-        self,
-        walk: Walk,
-        linearizer: Linearizer,
-        containers: Mapping[Container, Tangents],
-        coverage: Coverage,
-        reversals: Reversals,
-    ) -> None:
-        self._walk = walk
-        self._linearizer = linearizer
-        self._containers = containers
-        self._coverage = coverage
-        self._reversals = reversals
+    walk: Walk
+    linearizer: Linearizer
+    containers: Mapping[Container, Tangents]
+    coverage: Coverage
+    reversals: Reversals
 
     def statement(self, group: tuple[Statement, ...]) -> None:
         """Assignments to components of one entry, or one update."""
         s = group[0]
         assert isinstance(s, (Assign, Update))
         assert isinstance(s.target, Load)
-        site = self._walk.facts.stores.of[s]
+        site = self.walk.facts.stores.of[s]
         if isinstance(s, Assign):
             self.assign(site, group)
         elif s.op in ("add", "sub"):
             self.add(site, group, 1 if s.op == "add" else -1)
         else:
-            tangents = self._containers[site.container]
+            tangents = self.containers[site.container]
             self.note_read(site.container)
             for u in group:
                 assert isinstance(u, Update)
@@ -62,26 +55,26 @@ class ContainerStores:
 
     def assign(self, site: Site, group: tuple[Statement, ...]) -> None:
         """``entry = value`` of a container, of several components at once."""
-        tangents = self._containers[site.container]
+        tangents = self.containers[site.container]
         tangents.store(site, group, self._written(group, tangents))
 
     def add(self, site: Site, group: tuple[Statement, ...], sign: int) -> None:
         """``entry += value`` or ``entry -= value``."""
-        tangents = self._containers[site.container]
+        tangents = self.containers[site.container]
         tangents.add(site, group, self._written(group, tangents), sign)
 
     def note_read(self, container: Container) -> None:
         """Note that a storing statement reads the old value."""
-        self._coverage.read.add(container)
+        self.coverage.read.add(container)
 
     def end_loop(self) -> None:
         """At the end of a top-level loop, note the containers that it covers."""
-        self._coverage.end_loop()
+        self.coverage.end_loop()
 
     def _written(self, group: tuple[Statement, ...], tangents: Tangents) -> Written:
         """Indices, forms and values, evaluated before anything is stored."""
         targets: list[Load] = []
-        walk, builder, naming = self._walk, self._walk.builder, self._walk.naming
+        walk, builder, naming = self.walk, self.walk.builder, self.walk.naming
         for s in group:
             load = s.target  # type: ignore[attr-defined]
             is_same = targets and not is_scattered(s)
@@ -89,8 +82,8 @@ class ContainerStores:
             component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
             targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
         raw = [s.value for s in group]  # type: ignore[attr-defined]
-        forms = [self._linearizer.form(v) for v in raw]
+        forms = [self.linearizer.form(v) for v in raw]
         forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
-        forms = [self._reversals.swept(f, tangents) for f in forms]
+        forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
         return Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)

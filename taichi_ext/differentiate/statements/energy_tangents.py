@@ -9,40 +9,26 @@ gradient contains the second derivatives of ``f``, and the tangents of ``u`` tur
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import Site
-from taichi_ext.differentiate.facts.arguments import ShadowMatrix
-from taichi_ext.differentiate.facts.decisions import Role
-from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import cast, element, negative
-from taichi_ext.differentiate.forms.coverage import Coverage
 from taichi_ext.differentiate.forms.forms import Form, has_row, negated, times
 from taichi_ext.differentiate.forms.keys import ADJOINTS
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
-from taichi_ext.differentiate.storage.storages import Storages
-from taichi_ext.program import Container, Load
+from taichi_ext.program import Load
 
 
+@dataclass(eq=False)
 class EnergyTangents(Tangents):
     """The tangents of an energy that is a container: they are the gradient."""
 
-    def __init__(
-        self,
-        walk: Walk,
-        container: Container,
-        role: Role,
-        matrix: ShadowMatrix | None,
-        storages: Storages,
-        coverage: Coverage,
-        gradient: EnergyGradient,
-    ) -> None:
-        super().__init__(walk, container, role, matrix, storages, coverage)
-        self.gradient = gradient
+    gradient: EnergyGradient = field(kw_only=True)
 
     def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         if has_row(forms[0]):  # perhaps the gradient itself, so each column is read before it is stored
@@ -105,7 +91,7 @@ class IntermediateTangents(EnergyTangents):
             if form:
                 row = self.row_number(target.indices, self.component(target))[0] + Affine((), first or 0)
                 array = walk.arguments.find(ADJOINTS, "adjoints", self.gradient.sums.dtype)
-                adjoint = self.builder.keep(element(array, walk.naming.value_of(row)), "w")
+                adjoint = self.walk.builder.keep(element(array, walk.naming.value_of(row)), "w")
                 adjoint = cast(adjoint if sign > 0 else negative(adjoint), self.container.dtype)
                 self.gradient.add({leaf: times(c, adjoint) for leaf, c in form.items()})
         self.version += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.facts.guards import only_inside
 from taichi_ext.differentiate.facts.walk import Walk
@@ -14,104 +14,103 @@ from taichi_ext.differentiate.storage.storages import MOST_IN_ROWS, Storages
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 
+@dataclass(frozen=True)
 class LocalTangents:
     """The statements of one walk that write locals.
 
-    Args:
+    Attributes:
         walk: the walk.
         storages: the storages of locals that change.
         known: the tangents of locals, to which declarations add.
         linearizer: the forms of values.
     """
 
-    def __init__(self, walk: Walk, storages: Storages, known: LocalForms, linearizer: Linearizer) -> None:
-        self._walk = walk
-        self._builder = walk.builder
-        self._storages = storages
-        self._known = known
-        self._linearizer = linearizer
+    walk: Walk
+    storages: Storages
+    known: LocalForms
+    linearizer: Linearizer
 
     def _begin_own(self, local: Local) -> None:
         """Start the seeds without a column at the local's declaration: in a loop, each iteration has others."""
-        own = self._walk.facts.own_seeds.get(local)
+        own = self.walk.facts.own_seeds.get(local)
         if own is not None:
-            self._storages.forget(own.values())
+            self.storages.forget(own.values())
 
     def declare_form(self, s: Declare, form: Form) -> None:
         """Declare a local that does not change, with an evaluated value and a given tangent."""
         local = s.local
         self._begin_own(local)
-        self._builder.frozen.add(local)
+        self.walk.builder.frozen.add(local)
         if local.dtype.is_integer:
-            self._walk.cursor.block.declared.add(local)
-        form = self._known.with_own(local, [materialize(self._builder, form)])[0]
-        self._builder.emit(s)
-        if local in self._walk.plan.own_rows:
-            self._storages.begin(local).write([form], [0])
+            self.walk.cursor.block.declared.add(local)
+        form = self.known.with_own(local, [materialize(self.walk.builder, form)])[0]
+        self.walk.builder.emit(s)
+        if local in self.walk.plan.own_rows:
+            self.storages.begin(local).write([form], [0])
         elif form:
-            self._known.forms[local] = form
+            self.known.forms[local] = form
 
     def declare(self, s: Declare) -> None:
         """Declare a local."""
         local = s.local
         self._begin_own(local)
-        if local not in self._walk.facts.changed and not local.shape:
-            self._builder.frozen.add(local)
-            self._known.definitions[local] = s.values[0]
-        if local.dtype.is_integer and local not in self._walk.facts.changed:
-            self._walk.cursor.block.declared.add(local)
-        if local not in self._walk.facts.activity.locals:
-            self._builder.emit(with_values(s, self._walk.expressions.primal))
+        if local not in self.walk.facts.changed and not local.shape:
+            self.walk.builder.frozen.add(local)
+            self.known.definitions[local] = s.values[0]
+        if local.dtype.is_integer and local not in self.walk.facts.changed:
+            self.walk.cursor.block.declared.add(local)
+        if local not in self.walk.facts.activity.locals:
+            self.walk.builder.emit(with_values(s, self.walk.expressions.primal))
             return
         if local.shape:
             self._declare_array(s)
             return
         value = s.values[0]
-        is_own = local in self._walk.facts.own_seeds
-        if local in self._walk.facts.changed or local in self._walk.plan.own_rows:
+        is_own = local in self.walk.facts.own_seeds
+        if local in self.walk.facts.changed or local in self.walk.plan.own_rows:
             self.declare_stored(s, value)
-        elif is_own or local in self._walk.plan.accumulated or not self._defer(s, value):
+        elif is_own or local in self.walk.plan.accumulated or not self._defer(s, value):
             self.declare_fixed(s, value)
 
     def _defer(self, s: Declare, value: Value) -> bool:
         """Defer the accumulation of the tangent to the use of the local; False if that is not possible."""
         value = _copied(value)
-        with self._builder.collecting() as body:
-            is_deferred = self._linearizer.prepare(value)
-            primal = self._walk.expressions.primal(value)
+        with self.walk.builder.collecting() as body:
+            is_deferred = self.linearizer.prepare(value)
+            primal = self.walk.expressions.primal(value)
         if not is_deferred:
-            self._linearizer.begin_statement()
+            self.linearizer.begin_statement()
             return False
         for inner in body:
-            self._builder.emit(inner)
-        self._builder.emit(replace(s, values=(primal,)))
-        self._known.deferred[s.local] = Deferred(s.local, value, self._walk.cursor.loops)
+            self.walk.builder.emit(inner)
+        self.walk.builder.emit(replace(s, values=(primal,)))
+        self.known.deferred[s.local] = Deferred(s.local, value, self.walk.cursor.loops)
         return True
 
     def declare_fixed(self, s: Declare, value: Value) -> None:
-        form = self._linearizer.form(value)
+        form = self.linearizer.form(value)
         if self._is_better_row(form):
-            self._walk.plan.own_rows.note(s.local, "it is made of several locals with all columns")
-        form = materialize(self._builder, form)
-        self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
-        self._known.forms[s.local] = self._known.with_own(s.local, [form])[0]
+            self.walk.plan.own_rows.note(s.local, "it is made of several locals with all columns")
+        form = materialize(self.walk.builder, form)
+        self.walk.builder.emit(replace(s, values=(self.walk.expressions.primal(s.values[0]),)))
+        self.known.forms[s.local] = self.known.with_own(s.local, [form])[0]
 
     def _is_better_row(self, form: Form) -> bool:
         """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""
-        is_short = self._walk.facts.seeds.sparse is None and self._walk.facts.columns <= MOST_IN_ROWS
+        is_short = self.walk.facts.seeds.sparse is None and self.walk.facts.columns <= MOST_IN_ROWS
         return is_short and len(form) > 1 and any(map(is_row, form))
 
     def declare_stored(self, s: Declare, value: Value) -> None:
-        form = materialize(self._builder, self._linearizer.form(value))
-        self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
-        storage = self._storages.begin(s.local)
-        storage.write(self._known.with_own(s.local, [form]), [0])
+        form = materialize(self.walk.builder, self.linearizer.form(value))
+        self.walk.builder.emit(replace(s, values=(self.walk.expressions.primal(s.values[0]),)))
+        storage = self.storages.begin(s.local)
+        storage.write(self.known.with_own(s.local, [form]), [0])
 
     def _declare_array(self, s: Declare) -> None:
-        forms = [materialize(self._builder, self._linearizer.form(v)) for v in s.values]
-        forms = self._known.with_own(s.local, forms)
-        self._builder.emit(with_values(s, self._walk.expressions.primal))
-        storage = self._storages.begin(s.local)
+        forms = [materialize(self.walk.builder, self.linearizer.form(v)) for v in s.values]
+        forms = self.known.with_own(s.local, forms)
+        self.walk.builder.emit(with_values(s, self.walk.expressions.primal))
+        storage = self.storages.begin(s.local)
         if any(forms):
             storage.write(forms, list(range(len(forms))))
         if isinstance(storage, Storage):
@@ -120,29 +119,29 @@ class LocalTangents:
     def assign(self, s: Assign | Update) -> None:
         assert isinstance(s.target, Read)
         local = s.target.local
-        if local not in self._walk.facts.activity.locals:
-            self._builder.emit(replace(s, value=self._walk.expressions.primal(s.value)))
+        if local not in self.walk.facts.activity.locals:
+            self.walk.builder.emit(replace(s, value=self.walk.expressions.primal(s.value)))
             return
-        storage = self._storages.by_local[local]
+        storage = self.storages.by_local[local]
         target = s.target
         if target.index:
-            kept = tuple(i if isinstance(i, int) else self._walk.naming.settled_index(i) for i in target.index)
+            kept = tuple(i if isinstance(i, int) else self.walk.naming.settled_index(i) for i in target.index)
             target = Read(local, kept, checks=target.checks, place=target.place)
-        index = self._known.flat_index(target)
+        index = self.known.flat_index(target)
         if isinstance(s, Update) and s.op in ("add", "sub"):
-            form = materialize(self._builder, self._linearizer.form(s.value))
-            self._builder.emit(replace(s, target=target, value=self._walk.expressions.primal(s.value)))
-            with only_inside(self._walk.naming, self._walk.cursor, target) as is_possible:
+            form = materialize(self.walk.builder, self.linearizer.form(s.value))
+            self.walk.builder.emit(replace(s, target=target, value=self.walk.expressions.primal(s.value)))
+            with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
                 if is_possible:
                     storage.add(form if s.op == "add" else negated(form), index)
             return
         value = s.value
         if isinstance(s, Update):
             value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
-        form = materialize(self._builder, self._linearizer.form(value))
-        self._builder.emit(Assign(target, self._walk.expressions.primal(value), place=s.place))
-        own = self._walk.facts.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
-        with only_inside(self._walk.naming, self._walk.cursor, target) as is_possible:
+        form = materialize(self.walk.builder, self.linearizer.form(value))
+        self.walk.builder.emit(Assign(target, self.walk.expressions.primal(value), place=s.place))
+        own = self.walk.facts.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
+        with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
             if is_possible:
                 storage.write([form if own is None else {**form, own: 1}], [index])
 

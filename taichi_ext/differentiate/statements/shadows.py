@@ -7,9 +7,10 @@ with one row per scalar entry (C order, components last) and one column per seed
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Extent
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.decisions import Role
@@ -56,38 +57,39 @@ class Written:
     values: list[Value]
 
 
+@dataclass(eq=False)
 class Tangents:
     """The tangents of one container.
 
-    Args:
+    Attributes:
         walk: the walk.
         container: the container.
         role: its tangents when the kernel starts.
         matrix: its shadow; None if it has none.
         storages: the storages of locals, whose rows may be parts of the shadow.
         coverage: the walk's findings about shadows.
+        version: a number that each change increases.
+        accesses: the number of accesses to single tangents.
     """
 
-    def __init__(
-        self,
-        walk: Walk,
-        container: Container,
-        role: Role,
-        matrix: ShadowMatrix | None,
-        storages: Storages,
-        coverage: Coverage,
-    ) -> None:
-        self.walk = walk
-        self.builder = walk.builder
-        self.container = container
-        self.role = role
-        self.matrix = matrix
-        self.version = 0
-        self.accesses = 0  # number of accesses to single tangents
-        self.components = math.prod(container.element_shape)
-        self.extent = walk.facts.seeds.extents[container]
-        self._storages = storages
-        self._coverage = coverage
+    walk: Walk
+    container: Container
+    role: Role
+    matrix: ShadowMatrix | None
+    storages: Storages
+    coverage: Coverage
+    version: int = field(default=0, init=False)
+    accesses: int = field(default=0, init=False)
+
+    @property
+    def components(self) -> int:
+        """The count of numbers in an entry."""
+        return math.prod(self.container.element_shape)
+
+    @property
+    def extent(self) -> Extent:
+        """The indices of the container."""
+        return self.walk.facts.seeds.extents[self.container]
 
     @property
     def size(self) -> int:
@@ -120,7 +122,7 @@ class Tangents:
         if self.matrix is None:
             return self._seeds(load, condition)
         affine, index = self.row_number(load.indices, self.component(load))
-        index = self.builder.keep(clamped(condition, index), "row")
+        index = self.walk.builder.keep(clamped(condition, index), "row")
         row = Row(self.container, affine, self, index, self.version, self.walk.cursor.loops)
         return where(condition, {row: 1}, self.container.dtype)
 
@@ -135,7 +137,7 @@ class Tangents:
             if component.is_constant:
                 weight: Coefficient = int(component.constant == number)
             else:
-                known = known or self.builder.keep(self.walk.naming.value_of(component), "component")
+                known = known or self.walk.builder.keep(self.walk.naming.value_of(component), "component")
                 dtype = self.container.dtype
                 weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
             for seed, factor in self._seed(entry, column, self.size // self.components, condition).items():
@@ -156,12 +158,12 @@ class Tangents:
         k = self.walk.naming.value_of(column + Affine((), blocks.first or 0))
         if blocks.first is not None:
             k = operation("sub", k, self.walk.arguments.first_of_block())
-        k = self.builder.keep(k, "column")
+        k = self.walk.builder.keep(k, "column")
         in_block = operation("logical_and", operation("ge", k, 0), operation("lt", k, end))
         if isinstance(condition, Value):
             in_block = operation("logical_and", condition, in_block)
-        in_block = self.builder.keep(in_block, "is_inside")
-        within = self.walk.naming.named(self.builder.keep(select(in_block, k, 0), "column"))
+        in_block = self.walk.builder.keep(in_block, "is_inside")
+        within = self.walk.naming.named(self.walk.builder.keep(select(in_block, k, 0), "column"))
         return where(in_block, {Seed(within): 1}, self.container.dtype)
 
     def _guarded(self, condition: Condition, form: Form) -> Form:
@@ -176,7 +178,7 @@ class Tangents:
         """``entry = value``, primal and tangent; of several components at once."""
         targets, forms = written.targets, written.forms
         for s, target, value in zip(group, targets, written.values, strict=True):
-            self.builder.emit(Assign(target, value, place=s.place))
+            self.walk.builder.emit(Assign(target, value, place=s.place))
         with only_inside(self.walk.naming, self.walk.cursor, targets[0]) as is_possible:
             if is_possible:
                 self._store_tangents(site, targets, forms)
@@ -189,14 +191,14 @@ class Tangents:
     def _is_fresh(self) -> bool:
         """Whether the tangents are zero at the start; a kernel that uses this is only valid if they are."""
         if self.role.is_fresh:
-            self._coverage.assumed_zero.add(self.container)
+            self.coverage.assumed_zero.add(self.container)
         return self.role.is_fresh
 
     def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         columns = self.walk.facts.columns
         covers = self.walk.facts.stores.covers(site)
         if covers and not self.accesses and not any(self._is_own(leaf) for f in forms for leaf in f):
-            self._coverage.note_covered(self.container)
+            self.coverage.note_covered(self.container)
         if covers and columns <= MOST_WRITTEN_OUT:
             forms = [_written_out(form, columns) for form in forms]
         rows = [self.row_number(t.indices, self.component(t)) for t in targets]
@@ -205,7 +207,7 @@ class Tangents:
         fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
         kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
         if not kept and (has_rows or not fresh):
-            self.builder.loop(columns, lambda k: self._store_column(rows, forms, k))
+            self.walk.builder.loop(columns, lambda k: self._store_column(rows, forms, k))
         self._store_seeds(rows, forms, overwrites=fresh)
         self.version += 1
 
@@ -222,11 +224,11 @@ class Tangents:
                 entry = self.entry(index, self.walk.naming.column(seed))
                 value = coefficient(form[seed], self.container.dtype)
                 is_alone = overwrites and (seed.is_constant or len(form) == 1)
-                self.builder.assign(entry, value if is_alone else add(entry, value))
+                self.walk.builder.assign(entry, value if is_alone else add(entry, value))
 
     def _is_placed(self, row: Row | None) -> bool:
         """Whether the row of a local that is stored unchanged is in this shadow from the start."""
-        storage = self._storages.with_rows(row.source) if row is not None else None
+        storage = self.storages.with_rows(row.source) if row is not None else None
         if storage is None or storage.rows is None:
             return False
         local = storage.declared.local
@@ -247,9 +249,9 @@ class Tangents:
         dtype = self.container.dtype
         values = [row_value(form, k, dtype) for form in forms]
         if len(values) > 1:
-            values = [self.builder.keep(v, "w") for v in values]
+            values = [self.walk.builder.keep(v, "w") for v in values]
         for (_, index), value in zip(rows, values, strict=True):
-            self.builder.assign(self.entry(index, k), value)
+            self.walk.builder.assign(self.entry(index, k), value)
 
     def _is_own(self, leaf: Leaf) -> bool:
         return is_row(leaf) and leaf.source is self.container
@@ -263,7 +265,7 @@ class Tangents:
         """``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic, primal and tangent."""
         targets, forms = written.targets, written.forms
         for s, target, value in zip(group, targets, written.values, strict=True):
-            self.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
+            self.walk.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
         with only_inside(self.walk.naming, self.walk.cursor, targets[0]) as is_possible:
             if is_possible:
                 self._add_tangents(site, targets, forms, sign)
@@ -275,18 +277,18 @@ class Tangents:
         def plus(row: Value, column: Value, value: Coefficient) -> None:
             entry = self.entry(row, column)
             value = value if sign > 0 else negative(value)
-            self.builder.increase(entry, cast(value, entry.dtype), is_shared=not is_private)
+            self.walk.builder.increase(entry, cast(value, entry.dtype), is_shared=not is_private)
 
         if any(map(has_row, forms)):
 
             def body(k: Value) -> None:
                 sums = [row_sum(form, k) for form in forms]
-                kept = [None if s is None else self.builder.keep(cast(s, self.container.dtype), "w") for s in sums]
+                kept = [None if s is None else self.walk.builder.keep(cast(s, self.container.dtype), "w") for s in sums]
                 for row, s in zip(rows, kept, strict=True):
                     if s is not None:
                         plus(row, k, s)
 
-            self.builder.loop(self.walk.facts.columns, body)
+            self.walk.builder.loop(self.walk.facts.columns, body)
         for row, form in zip(rows, forms, strict=True):
             for seed, c in columns_of(form).items():
                 plus(row, self.walk.naming.column(seed), coefficient(c, self.container.dtype))

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import cached_property
+
 from taichi_ext.analysis.stores import Site
-from taichi_ext.differentiate.facts.arguments import ShadowMatrix
-from taichi_ext.differentiate.facts.decisions import Role
 from taichi_ext.differentiate.facts.guards import is_inside
-from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.coverage import Coverage
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, negated
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.shadows import Tangents
-from taichi_ext.differentiate.storage.storages import Storages
-from taichi_ext.program import Container, Load
+from taichi_ext.program import Load
 
 
+@dataclass(eq=False)
 class SparseTangents(Tangents):
     """The tangents of one container: entries, columns, or rows of the columns that rows hold."""
 
-    def __init__(
-        self,
-        walk: Walk,
-        container: Container,
-        role: Role,
-        matrix: ShadowMatrix | None,
-        storages: Storages,
-        coverage: Coverage,
-        writer: EntryWriter,
-    ) -> None:
-        super().__init__(walk, container, role, matrix, storages, coverage)
-        numbering = writer.numbering
-        self.key = numbering.asked.keys[container]
-        self.writer = writer
-        self.has_entries = numbering.has_entries(container)
-        is_columns = self.key in numbering.columns.intermediates
-        self.target = EntryTarget(self.key, container.name, self.size, container.dtype, is_columns)
+    writer: EntryWriter = field(kw_only=True)
+
+    @cached_property
+    def target(self) -> EntryTarget:
+        """Where its entries are written to."""
+        key = self.writer.numbering.asked.keys[self.container]
+        is_columns = key in self.writer.numbering.columns.intermediates
+        return EntryTarget(key, self.container.name, self.size, self.container.dtype, is_columns)
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether stores to it are entries of sparse rows."""
+        return self.writer.numbering.has_entries(self.container)
 
     def form(self, load: Load) -> Form:
         """The current tangent of an entry."""
@@ -45,7 +40,11 @@ class SparseTangents(Tangents):
         if condition is False:
             return {}
         row = self.row_number(load.indices, self.component(load))[0]
-        form = self.writer.read(self.target, row) if self.has_entries else self.writer.seed(self.key, row, self.size)
+        form = (
+            self.writer.read(self.target, row)
+            if self.has_entries
+            else self.writer.seed(self.target.key, row, self.size)
+        )
         return self._guarded(condition, form)
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
@@ -69,5 +68,5 @@ class SparseTangents(Tangents):
         """Whether forms have columns that no row holds, so that the next walk needs entries here; requires them."""
         if not any(map(self.writer.numbering.has_sparse, forms)):
             return False
-        self.writer.numbering.require_columns(self.key, self.size)
+        self.writer.numbering.require_columns(self.target.key, self.size)
         return True

@@ -7,6 +7,7 @@ When the gradient is differentiated again, they are one site, whose entries are 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
@@ -28,19 +29,19 @@ from taichi_ext.differentiate.memory.own_registers import OwnRegisters
 from taichi_ext.program import Container, Load, Update, Value
 
 
+@dataclass(frozen=True)
 class EnergyGradient:
     """The gradient computed by one walk.
 
-    Args:
+    Attributes:
         walk: the walk.
         sums: the energy, and the locals that it is a sum of.
         matrix: the gradient, as the tangents of the energy.
     """
 
-    def __init__(self, walk: Walk, sums: EnergySums, matrix: ShadowMatrix) -> None:
-        self.walk = walk
-        self.sums = sums
-        self._matrix = matrix
+    walk: Walk
+    sums: EnergySums
+    matrix: ShadowMatrix
 
     @staticmethod
     def of(walk: Walk, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> EnergyGradient | None:
@@ -54,12 +55,12 @@ class EnergyGradient:
 
     def add(self, form: Form) -> None:
         """``gradient += form``, atomically."""
-        walk, entry = self.walk, self._matrix.entry
+        walk, entry = self.walk, self.matrix.entry
         form = materialize(walk.builder, columns_only(form, walk.facts.is_column))
         if has_row(form):
             walk.builder.loop(
                 walk.facts.columns,
-                lambda k: walk.builder.update(entry(0, k), row_value(form, k, self._matrix.array.dtype)),
+                lambda k: walk.builder.update(entry(0, k), row_value(form, k, self.matrix.array.dtype)),
             )
         terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in columns_of(form).items()]
         values = [self._kept(target, c) for target, c in terms]
@@ -72,18 +73,19 @@ class EnergyGradient:
 
     def clear(self) -> None:
         """``gradient = 0``."""
-        builder, entry = self.walk.builder, self._matrix.entry
-        zero = literal(0, self._matrix.array.dtype)
+        builder, entry = self.walk.builder, self.matrix.entry
+        zero = literal(0, self.matrix.array.dtype)
         builder.loop(self.walk.facts.columns, lambda k: builder.assign(entry(0, k), zero))
 
 
+@dataclass(eq=False)
 class EnergyPart:
     """A local that is a part of the energy, in place of a storage: additions to it are added to the gradient."""
 
-    def __init__(self, gradient: EnergyGradient, declared: Declaration, own: OwnRegisters) -> None:
-        self.declared, self.own = declared, own
-        self.version = 0
-        self._gradient = gradient
+    gradient: EnergyGradient
+    declared: Declaration
+    own: OwnRegisters
+    version: int = 0
 
     def form(self, index: Index = 0) -> Form:
         """The tangent that is not in the gradient yet: none."""
@@ -96,5 +98,5 @@ class EnergyPart:
     def add(self, form: Form, index: Index = 0) -> None:
         """Add to the tangent."""
         total: Form = {}
-        accumulate(total, form, self._gradient.sums.weights[self.declared.local])
-        self._gradient.add(total)
+        accumulate(total, form, self.gradient.sums.weights[self.declared.local])
+        self.gradient.add(total)

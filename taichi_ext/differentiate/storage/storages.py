@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
@@ -26,10 +26,11 @@ from taichi_ext.program import Container, Local, declared, statements
 MOST_IN_ROWS = 16  # with at most so many columns, a local whose form would have several rows gets a row
 
 
+@dataclass(frozen=True)
 class Storages:
     """The storages by local.
 
-    Args:
+    Attributes:
         walk: the walk.
         sources: the owners of rows, to which each storage is added.
         writer: the writer of a sparse Jacobian's entries.
@@ -37,29 +38,21 @@ class Storages:
         gradient: of an energy, if that is added up.
     """
 
-    def __init__(
-        self,
-        walk: Walk,
-        sources: RowSources,
-        writer: EntryWriter | None,
-        matrices: Mapping[Container, ShadowMatrix],
-        gradient: EnergyGradient | None,
-    ) -> None:
-        self._walk = walk
-        self._sources = sources
-        self._writer = writer
-        self._matrices = matrices
-        self.gradient = gradient
-        self.by_local: dict[Local, LocalStorage] = {}
+    walk: Walk
+    sources: RowSources
+    writer: EntryWriter | None
+    matrices: Mapping[Container, ShadowMatrix]
+    gradient: EnergyGradient | None
+    by_local: dict[Local, LocalStorage] = field(default_factory=dict)
 
     def put(self, local: Local, storage: LocalStorage) -> None:
         """Set the storage of a local from here on."""
         self.by_local[local] = storage
-        self._sources.add(local, storage)
+        self.sources.add(local, storage)
 
     def begin(self, local: Local) -> LocalStorage:
         """Create the storage of a local that is declared here."""
-        walk, plan = self._walk, self._walk.plan
+        walk, plan = self.walk, self.walk.plan
         key = plan.key(local)
         number = plan.columns.sums.get(local)
         is_part = self.gradient is not None and local in self.gradient.sums.weights
@@ -69,18 +62,18 @@ class Storages:
         own = OwnRegisters(walk, declared, LocalPlan(plan, key))
         if self.gradient is not None and is_part:
             self.put(local, EnergyPart(self.gradient, declared, own))
-        elif self._writer is not None and number is not None:
-            self.put(local, LocalSum(walk, self._writer, declared, number, own))
+        elif self.writer is not None and number is not None:
+            self.put(local, LocalSum(walk, self.writer, declared, number, own))
         return self.by_local[local]
 
     def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
         """Create the storage planned under a key; ``before``: existing registers of its own seeds."""
-        walk, known = self._walk, LocalPlan(self._walk.plan, key)
+        walk, known = self.walk, LocalPlan(self.walk.plan, key)
         declared, facts = walk.declaration(local), known.facts
         has_rows = facts.has_row or (local.shape and facts.slots)
         rows = Rows(walk, declared, self._memory(local)) if has_rows else None
         own = OwnRegisters(walk, declared, known, before)
-        storage = Storage(walk, declared, known, rows, own, self._writer)
+        storage = Storage(walk, declared, known, rows, own, self.writer)
         self.put(local, storage)
         return storage
 
@@ -101,7 +94,7 @@ class Storages:
 
     def choices(self) -> tuple[LocalChoice, ...]:
         """The storage of the tangents of locals, with reasons, for reports."""
-        places = {local: s.place for s in statements(self._walk.facts.program.body) for local in declared(s)}
+        places = {local: s.place for s in statements(self.walk.facts.program.body) for local in declared(s)}
         places |= {local: storage.declared.place for local, storage in self.by_local.items()}
         found = []
         for local, place in places.items():
@@ -116,7 +109,7 @@ class Storages:
         return tuple(found)
 
     def _choice(self, choice: LocalChoice, storage: Storage) -> LocalChoice:
-        plan, local = self._walk.plan, storage.declared.local
+        plan, local = self.walk.plan, storage.declared.local
         registers, why = choice.registers + len(storage.registers), plan.indexed.get(local) or choice.why
         choice = replace(choice, registers=registers, slots=len(storage.slots), why=why)
         if storage.rows is None:
@@ -128,7 +121,7 @@ class Storages:
 
     def _notes(self, local: Local) -> tuple[str, ...]:
         """Other decisions about a local, with their reasons."""
-        plan, notes = self._walk.plan, []
+        plan, notes = self.walk.plan, []
         if local in plan.accumulated and local.kind != "temporary":  # those of users' functions
             notes.append(f"its tangent is computed where it is declared, since {plan.accumulated[local]}")
         if local in plan.columns.sums:
@@ -149,11 +142,11 @@ class Storages:
 
     def _memory(self, local: Local) -> RowMemory:
         """Memory for the rows of a local's entries."""
-        walk, decision = self._walk, self._walk.plan.row(local)
+        walk, decision = self.walk, self.walk.plan.row(local)
         builder, facts = walk.builder, walk.facts
         is_filled = decision.terms == FILLED
         if decision.container is not None:
-            matrix, extent = self._matrices[decision.container], facts.seeds.extents[decision.container]
+            matrix, extent = self.matrices[decision.container], facts.seeds.extents[decision.container]
             number = walk.naming.entry_number(extent, map(atom_value, walk.cursor.loops[0].atoms))
             value = walk.naming.value_of(number)
             return placed_row(builder, value, matrix, is_filled=is_filled)

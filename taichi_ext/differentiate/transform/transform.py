@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.stores import grouped
@@ -20,10 +20,11 @@ from taichi_ext.differentiate.transform.serial_loops import serialized
 KEPT = frozenset(("print", "assert", "append", ".append"))
 
 
+@dataclass(frozen=True)
 class Transform:
     """The statements of one walk.
 
-    Args:
+    Attributes:
         context: the walk, forms of values, tangents of locals.
         stores: the stores to containers.
         storages: the storages of locals.
@@ -31,20 +32,11 @@ class Transform:
         writer: the writer of a sparse Jacobian's entries.
     """
 
-    def __init__(
-        self,
-        context: RuleContext,
-        stores: ContainerStores,
-        storages: Storages,
-        reversals: Reversals,
-        writer: EntryWriter | None,
-    ) -> None:
-        self._context = context
-        self._walk = context.walk
-        self._stores = stores
-        self._storages = storages
-        self._reversals = reversals
-        self._writer = writer
+    context: RuleContext
+    stores: ContainerStores
+    storages: Storages
+    reversals: Reversals
+    writer: EntryWriter | None
 
     def body(self, body: ir.Body, variables: tuple[ir.Local, ...] = ()) -> ir.Body:
         """A block with tangents, in which these variables are visible."""
@@ -54,20 +46,20 @@ class Transform:
         self, body: ir.Body, variables: tuple[ir.Local, ...], begin: Callable[[], None], finish: Callable[[], None]
     ) -> ir.Body:
         """A block with tangents; ``begin`` and ``finish`` emit statements at its start and end."""
-        cursor, builder = self._walk.cursor, self._walk.builder
+        cursor, builder = self.context.walk.cursor, self.context.walk.builder
         with cursor.in_block(variables), builder.collecting() as collected:
             begin()
             for group in grouped(body):
-                if self._writer is not None and cursor.block.is_kernel:
-                    self._writer.stage += 1
+                if self.writer is not None and cursor.block.is_kernel:
+                    self.writer.stage += 1
                 builder.place = group[0].place
-                self._context.linearizer.begin_statement()
+                self.context.linearizer.begin_statement()
                 self._statement(group)
             finish()
         return tuple(collected)
 
     def _statement(self, group: tuple[ir.Statement, ...]) -> None:
-        context, walk, s = self._context, self._walk, group[0]
+        context, walk, s = self.context, self.context.walk, group[0]
         active = walk.facts.activity
         match s:
             case ir.Declare():
@@ -77,22 +69,22 @@ class Transform:
             case ir.Assign(target=ir.Load(container=c)) | ir.Update(target=ir.Load(container=c)) if (
                 c in active.containers
             ):
-                self._stores.statement(group)
+                self.stores.statement(group)
             case ir.Atomic(target=ir.Load(container=c)) if c in active.containers:
-                special.atomic(context, self._stores, self._storages, s)
+                special.atomic(context, self.stores, self.storages, s)
             case ir.Atomic(target=ir.Read(local=local)) if local in active.locals:
-                special.atomic(context, self._stores, self._storages, s)
+                special.atomic(context, self.stores, self.storages, s)
             case ir.Atomic() if special.is_serial_product(walk, s):
                 special.product(walk, s)
             case ir.If(condition=condition, then=then, orelse=orelse):
                 then, orelse = self.body(then), self.body(orelse)
                 walk.builder.emit(replace(s, condition=condition, then=then, orelse=orelse))
-            case ir.For() if self._reversals.is_reversed(s):
-                self._reversals.loop(s, self._block)
+            case ir.For() if self.reversals.is_reversed(s):
+                self.reversals.loop(s, self._block)
             case ir.For() | ir.While():
                 self._loop(s)
             case ir.Return():
-                special.returned(context, self._writer, self._storages.gradient, s)
+                special.returned(context, self.writer, self.storages.gradient, s)
             case ir.Boundary():
                 boundary(context, s)
             case ir.Call() if any(map(walk.facts.is_active, ir.values_of(s))):
@@ -105,7 +97,7 @@ class Transform:
 
     def _effect(self, s: ir.Effect) -> None:
         """Emit a call unchanged."""
-        walk, seeds = self._walk, self._walk.facts.seeds
+        walk, seeds = self.context.walk, self.context.walk.facts.seeds
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
         if name == "stop_grad" and not seeds.is_reverse:
             walk.cursor.block.stopped.update(s.args)
@@ -118,23 +110,23 @@ class Transform:
 
     def _loop(self, s: ir.For | ir.While) -> None:
         """Emit a loop that is accumulated forward."""
-        walk, facts = self._walk, self._walk.facts
-        if self._writer is not None:
-            self._writer.counts.before(s)
+        walk, facts = self.context.walk, self.context.walk.facts
+        if self.writer is not None:
+            self.writer.counts.before(s)
         variables = tuple(v for v in s.variables if v not in facts.changed) if isinstance(s, ir.For) else ()
         walk.builder.frozen.update(variables)
         with walk.cursor.in_loop(facts.loops[s]):
             body = self.body(s.body, variables)
         if not walk.cursor.loops:
-            self._stores.end_loop()
+            self.stores.end_loop()
         new = replace(s, body=body)
         if isinstance(new, ir.For) and s in walk.plan.serial:
             over = new.domain[0] if new.domain else None
             extent = facts.seeds.extents.get(over) if isinstance(over, ir.Container) else None
             new = serialized(new, extent, is_host=facts.seeds.device.is_host)
         walk.builder.emit(new)
-        if self._writer is not None:
-            self._writer.counts.after(s)
+        if self.writer is not None:
+            self.writer.counts.after(s)
 
 
 def _nothing() -> None:

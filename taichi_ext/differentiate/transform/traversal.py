@@ -92,11 +92,11 @@ class Traversal:
         for c in in_order:
             parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
             if gradient is not None and c is gradient.sums.container:
-                containers[c] = EnergyTangents(*parts, gradient)
+                containers[c] = EnergyTangents(*parts, gradient=gradient)
             elif gradient is not None and c in facts.seeds.intermediates:
-                containers[c] = IntermediateTangents(*parts, gradient)
+                containers[c] = IntermediateTangents(*parts, gradient=gradient)
             else:
-                containers[c] = Tangents(*parts) if writer is None else SparseTangents(*parts, writer)
+                containers[c] = Tangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
             sources.add(c, containers[c])
         forms = LocalForms(walk, storages, sources)
         linearizer = Linearizer(walk, forms, containers, coverage)
