@@ -16,39 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.activity import CONSTANT
 from taichi_ext.analysis.affine import Affine, Indices, source_of
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.analysis.same_values import SameValues
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Container,
-    Declare,
-    Effect,
-    For,
-    Group,
-    If,
-    Jump,
-    Known,
-    Load,
-    Local,
-    Op,
-    Read,
-    Statement,
-    Update,
-    Value,
-    While,
-    declared,
-    entries,
-    values_of,
-)
 
-Position = frozenset[tuple[Local, int]]  # entries of locals; a ``sqrt_edge`` counts as one
+Position = frozenset[tuple[ir.Local, int]]  # entries of locals; a ``sqrt_edge`` counts as one
 Key = tuple[Affine | None, ...]  # the indices of an entry, None where they are not known
 _SIDES = ("inside", "outside")
 
@@ -57,8 +32,8 @@ _SIDES = ("inside", "outside")
 class StoredPosition:
     """A level, or a side of an edge, that reads a value stored at the same position."""
 
-    use: Boundary
-    load: Load
+    use: ir.Boundary
+    load: ir.Load
     is_root: bool  # a ``sqrt_edge`` was stored
 
 
@@ -66,7 +41,7 @@ class _Sources(NamedTuple):
     """The positions that a value depends on, and from where it has those that it was read with."""
 
     positions: frozenset[Position] = frozenset()
-    loads: frozenset[tuple[Position, Load]] = frozenset()
+    loads: frozenset[tuple[Position, ir.Load]] = frozenset()
 
     def union(self, other: _Sources) -> _Sources:
         return _Sources(self.positions | other.positions, self.loads | other.loads)
@@ -76,10 +51,10 @@ class _Sources(NamedTuple):
 
 
 _NOTHING = _Sources()
-_State = dict[Local | Container, dict[Key, _Sources]]
+_State = dict[ir.Local | ir.Container, dict[Key, _Sources]]
 
 
-def find_stored_position(body: Body, positions: Mapping[Boundary, Position]) -> StoredPosition | None:
+def find_stored_position(body: ir.Body, positions: Mapping[ir.Boundary, Position]) -> StoredPosition | None:
     """The first level that reads a stored value that depends on its position; None if there is none.
 
     Args:
@@ -97,53 +72,53 @@ def find_stored_position(body: Body, positions: Mapping[Boundary, Position]) -> 
 class _Walk:
     """One walk over a kernel; ``state`` holds the positions that memory and locals depend on."""
 
-    def __init__(self, body: Body, positions: Mapping[Boundary, Position]) -> None:
+    def __init__(self, body: ir.Body, positions: Mapping[ir.Boundary, Position]) -> None:
         self.positions = positions
         self.indices = Indices(body)
         self.body = body
         self.found: StoredPosition | None = None
         self.state: _State = {}
-        self.own: dict[Local, dict[int, set[Position]]] = {}  # the positions that a local is part of, by entry
+        self.own: dict[ir.Local, dict[int, set[Position]]] = {}  # the positions that a local is part of, by entry
         for position in positions.values():
             for local, n in position:
                 self.own.setdefault(local, {}).setdefault(n, set()).add(position)
-        self.roots: list[dict[Position, Value]] = []  # of the blocks around, each with its level
-        self.stopped: list[set[Container]] = []
+        self.roots: list[dict[Position, ir.Value]] = []  # of the blocks around, each with its level
+        self.stopped: list[set[ir.Container]] = []
         self.jumps: list[list[_State]] = [[]]
 
     # --- values
 
-    def sources(self, value: Value, known: dict[Value, _Sources] | None = None) -> _Sources:
+    def sources(self, value: ir.Value, known: dict[ir.Value, _Sources] | None = None) -> _Sources:
         """The dependences of a value through real numbers."""
         known = {} if known is None else known
         if value not in known:
             known[value] = self._found(value, known)
         return known[value]
 
-    def _found(self, value: Value, known: dict[Value, _Sources]) -> _Sources:
-        if isinstance(value, Known):
+    def _found(self, value: ir.Value, known: dict[ir.Value, _Sources]) -> _Sources:
+        if isinstance(value, ir.Known):
             return self.sources(value.source, known)
         if not value.dtype.is_real:
             return _NOTHING
-        if isinstance(value, Read):
+        if isinstance(value, ir.Read):
             return self._at(value).union(_Sources(frozenset(self._own(value))))
-        if isinstance(value, Load):
+        if isinstance(value, ir.Load):
             if any(value.container in stopped for stopped in self.stopped):
                 return _NOTHING
             found = self._at(value).positions
             return _Sources(found, frozenset((position, value) for position in found))
-        if isinstance(value, Op) and value.name not in CONSTANT:
+        if isinstance(value, ir.Op) and value.name not in CONSTANT:
             return self._joined(value.args, known)
         return _NOTHING
 
-    def _joined(self, values: Iterable[Value], known: dict[Value, _Sources] | None = None) -> _Sources:
+    def _joined(self, values: Iterable[ir.Value], known: dict[ir.Value, _Sources] | None = None) -> _Sources:
         known = {} if known is None else known
         total = _NOTHING
         for value in values:
             total = total.union(self.sources(value, known))
         return total
 
-    def _own(self, read: Read) -> set[Position]:
+    def _own(self, read: ir.Read) -> set[Position]:
         """The positions that an entry of a local is part of, or may be part of."""
         known = self.own.get(read.local, {})
         number = read.number if known else None
@@ -151,11 +126,11 @@ class _Walk:
 
     # --- memory
 
-    def _key(self, place: Read | Load) -> Key:
-        index = place.index if isinstance(place, Read) else (*place.indices, *place.component)
+    def _key(self, place: ir.Read | ir.Load) -> Key:
+        index = place.index if isinstance(place, ir.Read) else (*place.indices, *place.component)
         return tuple(map(self.indices.form, index))
 
-    def _at(self, place: Read | Load) -> _Sources:
+    def _at(self, place: ir.Read | ir.Load) -> _Sources:
         """The possible dependences of an entry that is read."""
         total, key = _NOTHING, self._key(place)
         for other, held in self.state.get(place.memory, {}).items():
@@ -163,12 +138,12 @@ class _Walk:
                 total = total.union(held)
         return total
 
-    def _store(self, place: Read | Load, sources: _Sources, *, replaces: bool) -> None:
+    def _store(self, place: ir.Read | ir.Load, sources: _Sources, *, replaces: bool) -> None:
         if not place.dtype.is_real:
             return
         self._put(place.memory, self._key(place), sources, replaces=replaces)
 
-    def _put(self, memory: Local | Container, key: Key, sources: _Sources, *, replaces: bool) -> None:
+    def _put(self, memory: ir.Local | ir.Container, key: Key, sources: _Sources, *, replaces: bool) -> None:
         """Store sources for an entry; only entries that depend on a position are kept."""
         if replaces and None not in key:
             self.state.get(memory, {}).pop(key, None)
@@ -178,7 +153,7 @@ class _Walk:
 
     # --- statements
 
-    def block(self, body: Body) -> None:
+    def block(self, body: ir.Body) -> None:
         self.roots.append({})
         self.stopped.append(set())
         for s in body:
@@ -186,62 +161,62 @@ class _Walk:
         self.roots.pop()
         self.stopped.pop()
 
-    def statement(self, s: Statement) -> None:
+    def statement(self, s: ir.Statement) -> None:
         match s:
-            case Declare(local=local, values=values):
+            case ir.Declare(local=local, values=values):
                 known = [self.sources(value) for value in values]
                 self.state.pop(local, None)
                 for n, sources in enumerate(known):
                     self._store(_entry(local, n), sources, replaces=True)
-            case Assign(target=target, value=value):
+            case ir.Assign(target=target, value=value):
                 self._store(target, self.sources(value), replaces=True)
-            case Update(target=target, value=value):
+            case ir.Update(target=target, value=value):
                 self._store(target, self.sources(value), replaces=False)
-            case Atomic(target=target, value=value, result=result):
+            case ir.Atomic(target=target, value=value, result=result):
                 before = self.sources(target)
                 self._store(target, self.sources(value), replaces=False)
                 self._give([] if result is None else [result], before)
-            case Call(results=results):
-                self._give(results, self._joined(values_of(s)))
-            case Boundary():
+            case ir.Call(results=results):
+                self._give(results, self._joined(ir.values_of(s)))
+            case ir.Boundary():
                 self._boundary(s)
-            case Effect():
+            case ir.Effect():
                 self._effect(s)
-            case If(then=then, orelse=orelse):
+            case ir.If(then=then, orelse=orelse):
                 self._branches(then, orelse)
-            case For() | While():
+            case ir.For() | ir.While():
                 self._loop(s)
-            case Jump():
+            case ir.Jump():
                 self.jumps[-1].append(_copied(self.state))
             case _:
                 pass
 
-    def _give(self, results: Iterable[Local], sources: _Sources) -> None:
+    def _give(self, results: Iterable[ir.Local], sources: _Sources) -> None:
         for local in results:
             self.state.pop(local, None)
             if local.dtype.is_real:
                 self._put(local, (None,) * len(local.shape), sources, replaces=False)
 
-    def _effect(self, s: Effect) -> None:
+    def _effect(self, s: ir.Effect) -> None:
         if s.function == "stop_grad":
-            self.stopped[-1].update(a for a in s.args if isinstance(a, Container))
-        sources = self._joined(values_of(s))
+            self.stopped[-1].update(a for a in s.args if isinstance(a, ir.Container))
+        sources = self._joined(ir.values_of(s))
         for container in s.writes:
             if container.dtype.is_real:
                 key = (None,) * (container.ndim + len(container.element_shape))
                 self._put(container, key, sources, replaces=False)
 
-    def _branches(self, then: Body, orelse: Body) -> None:
+    def _branches(self, then: ir.Body, orelse: ir.Body) -> None:
         before = _copied(self.state)
         self.block(then)
         after, self.state = self.state, before
         self.block(orelse)
         self.state = _union(self.state, after)
 
-    def _loop(self, s: For | While) -> None:
+    def _loop(self, s: ir.For | ir.While) -> None:
         varying = varying_locals(s)
-        inner = {local for statement in s.within for local in declared(statement)}
-        inner.update(s.variables if isinstance(s, For) else ())
+        inner = {local for statement in s.within for local in ir.declared(statement)}
+        inner.update(s.variables if isinstance(s, ir.For) else ())
         gone = frozenset(p for p in {*self.positions.values()} if any(e[0] in varying and e[0] in inner for e in p))
         before = _copied(self.state)
         while True:
@@ -265,7 +240,7 @@ class _Walk:
     def levels(self) -> SameValues:
         return SameValues(self.body)
 
-    def _boundary(self, s: Boundary) -> None:
+    def _boundary(self, s: ir.Boundary) -> None:
         position = self.positions.get(s)
         if position is not None:
             self._check(s, [s.given[name] for name in ("level", "value") if name in s.given], position, is_root=False)
@@ -274,11 +249,11 @@ class _Walk:
             self._give([result], sources)
         if s.kind == "sqrt_edge":
             level, root = s.given["level"], frozenset(((s.results[0], 0),))
-            assert isinstance(level, Value)
+            assert isinstance(level, ir.Value)
             self.roots[-1][root] = level
-            self._give(s.results, self.sources(Read(s.results[0])).union(_Sources(frozenset((root,)))))
+            self._give(s.results, self.sources(ir.Read(s.results[0])).union(_Sources(frozenset((root,)))))
 
-    def _results(self, s: Boundary) -> list[_Sources]:
+    def _results(self, s: ir.Boundary) -> list[_Sources]:
         """The dependences of the tangents of the results."""
         count = len(s.results)
         match s.kind:
@@ -290,30 +265,30 @@ class _Walk:
                 return [own if value is None else own.union(self.sources(value)) for value in kept]
             case "edge" | "step" | "coverage" | "sqrt_edge":
                 names = ("level", *_SIDES)
-                return [self._joined(e for name in names if name in s.given for e in entries(s.given[name]))] * count
+                return [self._joined(e for name in names if name in s.given for e in ir.entries(s.given[name]))] * count
         return [_NOTHING] * count
 
-    def _check_roots(self, s: Boundary) -> None:
+    def _check_roots(self, s: ir.Boundary) -> None:
         """An edge looks for the roots of its own level in its sides."""
         level = s.given.get("level")
         for root, of in [pair for block in self.roots for pair in block.items()]:
-            if isinstance(level, Value) and self.levels.may_be_equal(level, of):
+            if isinstance(level, ir.Value) and self.levels.may_be_equal(level, of):
                 self._check(s, [s.given[name] for name in _SIDES if name in s.given], root, is_root=True)
 
-    def _check(self, s: Boundary, groups: Iterable[Group], position: Position, *, is_root: bool) -> None:
-        loads = self._joined(e for group in groups for e in entries(group)).loads
+    def _check(self, s: ir.Boundary, groups: Iterable[ir.Group], position: Position, *, is_root: bool) -> None:
+        loads = self._joined(e for group in groups for e in ir.entries(group)).loads
         found = next((load for of, load in loads if of == position), None)
         if found is not None and self.found is None:
             self.found = StoredPosition(s, found, is_root)
 
 
-def _entry(local: Local, n: int) -> Read:
+def _entry(local: ir.Local, n: int) -> ir.Read:
     """The entry of a local with a number, in C order."""
     index: list[int] = []
     for size in reversed(local.shape):
         index.insert(0, n % size)
         n //= size
-    return Read(local, tuple(index))
+    return ir.Read(local, tuple(index))
 
 
 def _differ(a: Key, b: Key) -> bool:
@@ -338,7 +313,7 @@ def _union(a: _State, b: _State) -> _State:
     return result
 
 
-def _forgotten(state: _State, inner: set[Local]) -> _State:
+def _forgotten(state: _State, inner: set[ir.Local]) -> _State:
     """The state after locals have changed: entries whose indices use them are unknown."""
 
     def key_of(key: Key) -> Key:
@@ -353,10 +328,10 @@ def _forgotten(state: _State, inner: set[Local]) -> _State:
     return result
 
 
-def _locals(index: Affine) -> Iterator[Local]:
+def _locals(index: Affine) -> Iterator[ir.Local]:
     for atom, _ in index.terms:
         first = source_of(atom)
-        if isinstance(first, Local):
+        if isinstance(first, ir.Local):
             yield first
 
 

@@ -89,7 +89,7 @@ class IntermediateTangents(EnergyTangents):
         walk, first = self.walk, self.role.first_column
         for target, form in zip(targets, forms, strict=True):
             if form:
-                row = self.row_number(target.indices, self.component(target))[0] + Affine((), first or 0)
+                row = self.row(target) + Affine((), first or 0)
                 array = walk.arguments.find(ADJOINTS, "adjoints", self.gradient.sums.dtype)
                 adjoint = self.walk.builder.keep(element(array, walk.naming.value_of(row)), "w")
                 adjoint = cast(adjoint if sign > 0 else negative(adjoint), self.container.dtype)

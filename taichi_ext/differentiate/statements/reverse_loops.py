@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, source_of
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Walk
@@ -51,28 +52,9 @@ from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey, Ta
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import Storages
-from taichi_ext.program import (
-    I32,
-    Assign,
-    Body,
-    Declare,
-    For,
-    If,
-    Load,
-    Local,
-    Read,
-    Statement,
-    Type,
-    Update,
-    Value,
-    While,
-    declared,
-    statements,
-)
-from taichi_ext.program.statements import Target
 
 # A walk over the statements of a block; arguments: the block, its variables, calls before and after its statements
-WalkBlock = Callable[[Body, tuple[Local, ...], Callable[[], None], Callable[[], None]], Body]
+WalkBlock = Callable[[ir.Body, tuple[ir.Local, ...], Callable[[], None], Callable[[], None]], ir.Body]
 LEAST_COLUMNS = 8  # with fewer columns, forward accumulation of rows costs no more
 MOST_CARRIED = 4  # carried numbers; the number of their partial derivatives is the square
 
@@ -81,19 +63,19 @@ MOST_CARRIED = 4  # carried numbers; the number of their partial derivatives is 
 class Tape:
     """The tape of a reversed loop."""
 
-    statement: For
+    statement: ir.For
     loop: Loop
-    carried: tuple[Local, ...]
+    carried: tuple[ir.Local, ...]
     around: tuple[Loop, ...]
-    sums: frozenset[Local]  # the carried locals that are only added to
-    before: dict[Local, Form]
-    own: dict[Local, OwnRegisters]  # the tangents with respect to seeds without a column, before the loop and after it
+    sums: frozenset[ir.Local]  # the carried locals that are only added to
+    before: dict[ir.Local, Form]
+    own: dict[ir.Local, OwnRegisters]  # tangents with respect to seeds without a column, before the loop and after it
     memory: RowMemory
     width: int
     sweeps: int = 0
-    entries: list[tuple[Local, Seed | Carried]] = field(default_factory=list)  # the coefficients it holds, in order
+    entries: list[tuple[ir.Local, Seed | Carried]] = field(default_factory=list)  # the coefficients it holds, in order
 
-    def entry(self, iteration: Value, number: int) -> Read | Load:
+    def entry(self, iteration: ir.Value, number: int) -> ir.Read | ir.Load:
         first = self.loop.bounds[0][0]  # type: ignore[index]
         return self.memory.entry(add(multiply(add(iteration, -first), self.width), number))
 
@@ -106,15 +88,15 @@ class Reversals:
         self.storages = storages
         self.builder = walk.builder
         self.plan = walk.plan
-        self.seen: list[For] = []
+        self.seen: list[ir.For] = []
 
-    def is_reversed(self, s: Statement) -> bool:
+    def is_reversed(self, s: ir.Statement) -> bool:
         is_chosen = self.plan.is_reversed(s)
-        if isinstance(s, For) and not is_chosen:
+        if isinstance(s, ir.For) and not is_chosen:
             self.seen.append(s)
         return is_chosen
 
-    def go_forward(self, s: Statement, why: str) -> None:
+    def go_forward(self, s: ir.Statement, why: str) -> None:
         """Accumulate a loop forward."""
         self.plan.forward.note(s, why)
 
@@ -124,17 +106,17 @@ class Reversals:
             carried = self._carried(s) if s not in self.plan.forward else ()
             if carried:
                 self.plan.reversed_loops.require(s, carried)
-                for inner in (local for x in statements(s.body) for local in declared(x)):
+                for inner in (local for x in ir.statements(s.body) for local in ir.declared(x)):
                     self.plan.storages.drop(StorageKey(inner))  # facts from forward accumulation
                 return True  # the others after another walk
         return False
 
-    def _carried(self, s: For) -> tuple[Local, ...]:
+    def _carried(self, s: ir.For) -> tuple[ir.Local, ...]:
         """The numbers that a loop carries, if its text shows that reversing it is possible and pays."""
         if not (self._is_wanted() and self._is_counted(s) and self._is_closed(s)):
             return ()
-        inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
-        targets = [x.target for x in statements(s.body) if isinstance(x, (Assign, Update))]
+        inner = {x.local for x in ir.statements(s.body) if isinstance(x, ir.Declare)}
+        targets = [x.target for x in ir.statements(s.body) if isinstance(x, (ir.Assign, ir.Update))]
         active = self.walk.facts.activity.locals
         found = [t.local for t in targets if _is_local(t) and t.local in active and t.local not in inner]  # type: ignore[union-attr]
         carried = tuple(dict.fromkeys(found))
@@ -147,22 +129,22 @@ class Reversals:
         is_dense = seeds.sparse is None and seeds.sums is None
         return is_dense and not has_given and self.walk.facts.columns >= LEAST_COLUMNS
 
-    def _is_counted(self, s: For) -> bool:
+    def _is_counted(self, s: ir.For) -> bool:
         """Whether this is a serial loop over a range that runs to its end, and does not change its variable."""
         loop = self.walk.facts.loops[s]
         is_whole = not loop.is_parallel and loop.bounds is not None and not loop.is_interrupted
         return is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.walk.facts.changed
 
-    def _is_closed(self, s: For) -> bool:
+    def _is_closed(self, s: ir.For) -> bool:
         """Whether the loop only changes locals, and takes no tangents of rules or edges."""
         facts, changes = self.walk.facts, self.walk.facts.loops[s].changes
-        kinds = (Declare, Assign, Update, If, For, While)
-        if not all(isinstance(x, kinds) for x in statements(s.body)) or changes & facts.activity.containers:
+        kinds = (ir.Declare, ir.Assign, ir.Update, ir.If, ir.For, ir.While)
+        if not all(isinstance(x, kinds) for x in ir.statements(s.body)) or changes & facts.activity.containers:
             return False
-        inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
+        inner = {x.local for x in ir.statements(s.body) if isinstance(x, ir.Declare)}
         return not (inner | changes) & facts.own_seeds.keys()
 
-    def _have_rows(self, carried: tuple[Local, ...]) -> bool:
+    def _have_rows(self, carried: tuple[ir.Local, ...]) -> bool:
         """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
         stored = [x for x in map(self.storages.by_local.get, carried) if isinstance(x, Storage)]
         if len({v.dtype for v in carried}) != 1 or len(stored) < len(carried) or any(v.shape for v in carried):
@@ -171,7 +153,7 @@ class Reversals:
 
     # --- the loop, which writes the tape
 
-    def loop(self, s: For, block_of: WalkBlock) -> None:
+    def loop(self, s: ir.For, block_of: WalkBlock) -> None:
         """Walk over a loop that writes a tape; ``block_of`` walks over its body."""
         walk, loop = self.walk, self.walk.facts.loops[s]
         carried = self.plan.reversed_loops[s]
@@ -186,11 +168,11 @@ class Reversals:
         self.builder.frozen.update(s.variables)
         with walk.cursor.in_loop(loop, is_reversed=True):
             body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
-        self.builder.emit(For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
+        self.builder.emit(ir.For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
         for v in carried:
             self.storages.put(v, Reversed(self, v, tape))
 
-    def _memory(self, s: For, width: int, dtype: Type) -> RowMemory:
+    def _memory(self, s: ir.For, width: int, dtype: ir.Type) -> RowMemory:
         walk = self.walk
         iterations = walk.facts.loops[s].iterations
         assert iterations is not None  # a loop that is counted
@@ -217,7 +199,7 @@ class Reversals:
 
     def _finish(self, tape: Tape) -> None:
         """At the end of an iteration, write its coefficients to the tape."""
-        iteration = Read(tape.statement.variables[0])
+        iteration = ir.Read(tape.statement.variables[0])
         for v in tape.carried:
             storage = self.storages.by_local[v]
             assert isinstance(storage, Storage)  # begun above
@@ -235,7 +217,7 @@ class Reversals:
         if len(tape.entries) != tape.width:
             self.plan.tape_widths.require(tape.statement, len(tape.entries))
 
-    def _is_named(self, seed: Seed, iteration: Local) -> bool:
+    def _is_named(self, seed: Seed, iteration: ir.Local) -> bool:
         """Whether a column can be named outside of the loop, from the iteration's number."""
         outer = self.walk.cursor.block.outer
         assert outer is not None  # it contains the block of the loop
@@ -262,7 +244,7 @@ class Reversals:
             return rest
         tape.sweeps += 1
         key = TapeSum(tape.statement, tape.sweeps)
-        self.plan.tape_sums.note(key, Local("sum", to.container.dtype))
+        self.plan.tape_sums.note(key, ir.Local("sum", to.container.dtype))
         total = self.storages.begin(self.plan.tape_sums[key])
         weights = {leaf.source: bare(c) for leaf, c in mine.items()}
         kind = tape.carried[0].dtype
@@ -276,25 +258,25 @@ class Reversals:
             accumulate(rest, first, adjoints[v])
         return materialize(self.builder, rest)
 
-    def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, to: Tangents) -> None:
+    def _over_tape(self, tape: Tape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, to: Tangents) -> None:
         walk = self.walk
         variable = tape.statement.variables[0]
         ((first, end),) = tape.loop.bounds  # type: ignore[misc]
         is_short = end - first <= to.size * walk.facts.columns  # and may be one over columns, which are stored to
-        back = Local("back", I32, (), "column" if is_short else "loop")
-        iteration = Local(variable.name, I32, (), "temporary")
+        back = ir.Local("back", ir.I32, (), "column" if is_short else "loop")
+        iteration = ir.Local(variable.name, ir.I32, (), "temporary")
         self.builder.frozen.add(iteration)
         again = Loop(tape.statement, False, (iteration,), tape.loop.bounds)
         with walk.cursor.in_loop(again), walk.cursor.in_block((iteration,)), self.builder.collecting() as body:
-            self.builder.emit(Declare(iteration, (operation("sub", literal(end - 1, I32), Read(back)),)))
-            self._step(tape, adjoints, total, Read(iteration))
-        domain = (literal(end - first, I32),)
-        self.builder.emit(For("range", (back,), domain, tuple(body), place=self.builder.place))
+            self.builder.emit(ir.Declare(iteration, (operation("sub", literal(end - 1, ir.I32), ir.Read(back)),)))
+            self._step(tape, adjoints, total, ir.Read(iteration))
+        domain = (literal(end - first, ir.I32),)
+        self.builder.emit(ir.For("range", (back,), domain, tuple(body), place=self.builder.place))
 
-    def _step(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, iteration: Read) -> None:
+    def _step(self, tape: Tape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, iteration: ir.Read) -> None:
         """One iteration backwards."""
         terms: Form = {}
-        new: dict[Local, Coefficient] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
+        new: dict[ir.Local, Coefficient] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
         for number, (v, seed) in enumerate(tape.entries):
             product = multiply(adjoints[v], tape.entry(iteration, number))
             if isinstance(seed, Carried):
@@ -308,7 +290,7 @@ class Reversals:
             if x is not adjoints[v]:
                 self.builder.assign(adjoints[v], x)
 
-    def _renamed(self, seed: Seed, old: Local, new: Local) -> Seed:
+    def _renamed(self, seed: Seed, old: ir.Local, new: ir.Local) -> Seed:
         """The seed with another loop variable; if a branch guards its column, that is kept."""
         column = Affine((), seed.column.constant)
         for atom, factor in seed.column.terms:
@@ -322,7 +304,7 @@ class Reversals:
 class Reversed:
     """The tangent of a number carried by a reversed loop, after the loop, in place of its storage."""
 
-    def __init__(self, reversals: Reversals, local: Local, tape: Tape) -> None:
+    def __init__(self, reversals: Reversals, local: ir.Local, tape: Tape) -> None:
         self.reversals, self.tape = reversals, tape
         self.declared = reversals.walk.declaration(local)
         self.own = tape.own[local]
@@ -334,7 +316,7 @@ class Reversed:
     def _go_forward(self) -> None:
         self.reversals.go_forward(self.tape.statement, "other code reads or changes its carried numbers")
 
-    def entry(self, index: Index, column: Coefficient) -> Value:
+    def entry(self, index: Index, column: Coefficient) -> ir.Value:
         """One entry of the row, which other code needs: the loop is then accumulated forward."""
         self._go_forward()
         return literal(0, self.declared.local.dtype)
@@ -346,15 +328,15 @@ class Reversed:
         self._go_forward()
 
 
-def _is_local(target: Target) -> bool:
-    return isinstance(target, Read)
+def _is_local(target: ir.Target) -> bool:
+    return isinstance(target, ir.Read)
 
 
-def _only_added(s: For, carried: tuple[Local, ...]) -> frozenset[Local]:
+def _only_added(s: ir.For, carried: tuple[ir.Local, ...]) -> frozenset[ir.Local]:
     """The locals that the body only adds to, and does not read."""
-    inner = statements(s.body)
+    inner = ir.statements(s.body)
     others = {local for x in inner for local in x.contents.locals}
     for x in inner:
-        if isinstance(x, Assign) or (isinstance(x, Update) and x.op not in ("add", "sub")):
-            others |= {x.target.local} if isinstance(x.target, Read) else set()
+        if isinstance(x, ir.Assign) or (isinstance(x, ir.Update) and x.op not in ("add", "sub")):
+            others |= {x.target.local} if isinstance(x.target, ir.Read) else set()
     return frozenset(v for v in carried if v not in others)

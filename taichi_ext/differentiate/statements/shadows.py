@@ -97,10 +97,15 @@ class Tangents:
 
     # --- reading
 
-    def row_number(self, indices: tuple[Value, ...], component: Affine) -> tuple[Affine, Value]:
+    def row_number(self, load: Load) -> tuple[Affine, Value]:
         """The number of an entry's row, in normal form and as a value."""
-        affine = self.walk.naming.entry_number(self.extent, indices) * self.components + component
+        affine = self.row(load)
         return affine, self.walk.naming.value_of(affine)
+
+    def row(self, load: Load) -> Affine:
+        """The number of an entry's row."""
+        component = self.component(load)
+        return self.walk.naming.entry_number(self.extent, load.indices) * self.components + component
 
     def component(self, load: Load) -> Affine:
         total = Affine()
@@ -121,17 +126,18 @@ class Tangents:
             return {}
         if self.matrix is None:
             return self._seeds(load, condition)
-        affine, index = self.row_number(load.indices, self.component(load))
+        affine, index = self.row_number(load)
         index = self.walk.builder.keep(clamped(condition, index), "row")
         row = Row(self.container, affine, self, index, self.version, self.walk.cursor.loops)
         return where(condition, {row: 1}, self.container.dtype)
 
     def _seeds(self, load: Load, condition: Condition) -> Form:
         """The tangent of an entry of a parameter, or of a field some components of which are parameters."""
-        component, first = self.component(load), self.role.first_column
+        first = self.role.first_column
         assert first is not None
         if not self.role.components:
-            return self._seed(self.row_number(load.indices, component)[0], first, self.size, condition)
+            return self._seed(self.row(load), first, self.size, condition)
+        component = self.component(load)
         entry, form, known = self.walk.naming.entry_number(self.extent, load.indices), {}, None
         for number, column in self.role.components:
             if component.is_constant:
@@ -201,7 +207,7 @@ class Tangents:
             self.coverage.note_covered(self.container)
         if covers and columns <= MOST_WRITTEN_OUT:
             forms = [_written_out(form, columns) for form in forms]
-        rows = [self.row_number(t.indices, self.component(t)) for t in targets]
+        rows = list(map(self.row_number, targets))
         is_placed = covers and len(forms) == 1 and self._is_placed(only_row(forms[0]))
         has_rows = not is_placed and any(map(has_row, forms))
         fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
@@ -272,7 +278,7 @@ class Tangents:
 
     def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
         is_private = self.walk.facts.stores.is_private(site)
-        rows = [self.row_number(t.indices, self.component(t))[1] for t in targets]
+        rows = [self.row_number(target)[1] for target in targets]
 
         def plus(row: Value, column: Value, value: Coefficient) -> None:
             entry = self.entry(row, column)

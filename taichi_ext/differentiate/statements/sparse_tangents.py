@@ -39,28 +39,22 @@ class SparseTangents(Tangents):
         condition = is_inside(self.walk.naming, load)
         if condition is False:
             return {}
-        row = self.row_number(load.indices, self.component(load))[0]
-        form = (
-            self.writer.read(self.target, row)
-            if self.has_entries
-            else self.writer.seed(self.target.key, row, self.size)
-        )
-        return self._guarded(condition, form)
+        row = self.row(load)
+        if self.has_entries:
+            return self._guarded(condition, self.writer.read(self.target, row))
+        return self._guarded(condition, self.writer.seed(self.target.key, row, self.size))
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         if self.has_entries:
-            self.writer.store(
-                self.target, site, [self.row_number(t.indices, self.component(t))[0] for t in targets], forms
-            )
+            self.writer.store(self.target, site, list(map(self.row, targets)), forms)
         elif not self._require_columns(forms):
             super()._store_tangents(site, targets, forms)
 
     def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
         if self.has_entries:
-            forms = forms if sign > 0 else [negated(form) for form in forms]
+            forms = forms if sign > 0 else list(map(negated, forms))
             if any(forms):
-                rows = [self.row_number(t.indices, self.component(t))[0] for t in targets]
-                self.writer.add(self.target, site, rows, forms)
+                self.writer.add(self.target, site, list(map(self.row, targets)), forms)
         elif not self._require_columns(forms):
             super()._add_tangents(site, targets, forms, sign)
 

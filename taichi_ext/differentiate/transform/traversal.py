@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.edges.rule_context import RuleContext
 from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix, given_tangents
@@ -41,12 +42,6 @@ from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.local_forms import LocalForms
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.differentiate.transform.transform import Transform
-from taichi_ext.program import (
-    Body,
-    Container,
-    Read,
-    entries,
-)
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class Traversal:
         writer = None if numbering is None else EntryWriter(walk, numbering, sources, Counts(walk))
         gradient = None if facts.seeds.sums is None else EnergyGradient.of(walk, facts.seeds.sums, matrices)
         storages = Storages(walk, sources, writer, matrices, gradient)
-        containers: dict[Container, Tangents] = {}
+        containers: dict[ir.Container, Tangents] = {}
         for c in in_order:
             parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
             if gradient is not None and c is gradient.sums.container:
@@ -106,7 +101,7 @@ class Traversal:
         transform = Transform(context, stores, storages, reversals, writer)
         return cls(walk, numbering, writer, storages, reversals, coverage, forms, transform)
 
-    def body(self) -> Body:
+    def body(self) -> ir.Body:
         """The statements of the program with their tangents."""
         _seed_arguments(self.walk, self.forms, self.numbering)
         body = self.transform.body(self.walk.facts.program.body)
@@ -117,14 +112,14 @@ def _new_walk(
     facts: Facts,
     plan: Plan,
     blocks: Blocks,
-    roles: Mapping[Container, Role],
+    roles: Mapping[ir.Container, Role],
     numbering: Numbering | None,
     builder: Builder,
 ) -> Walk:
     """The state that the parts share, at the start of the program."""
     for argument in facts.program.arguments:
-        if argument.value is not None and not isinstance(argument.value, Container):
-            reads = (v for v in entries(argument.value) if isinstance(v, Read))
+        if argument.value is not None and not isinstance(argument.value, ir.Container):
+            reads = (v for v in ir.entries(argument.value) if isinstance(v, ir.Read))
             builder.frozen.update(v.local for v in reads if not v.index)
     expressions = Expressions(builder, is_again=facts.seeds.is_again)
     parameters = {
@@ -135,7 +130,7 @@ def _new_walk(
     return Walk(facts, plan, blocks, builder, expressions, Cursor(), naming, Arguments(facts.program))
 
 
-def _has_shadow(container: Container, facts: Facts, numbering: Numbering | None) -> bool:
+def _has_shadow(container: ir.Container, facts: Facts, numbering: Numbering | None) -> bool:
     """Whether tangents of a container are in memory: a parameter that is only read has columns instead."""
     if container in facts.seeds.intermediates or (numbering is not None and numbering.has_entries(container)):
         return False
@@ -143,7 +138,7 @@ def _has_shadow(container: Container, facts: Facts, numbering: Numbering | None)
     return role.first_column is None or container in facts.stores.sites
 
 
-def _new_matrix(walk: Walk, container: Container, role: Role) -> ShadowMatrix:
+def _new_matrix(walk: Walk, container: ir.Container, role: Role) -> ShadowMatrix:
     """The shadow of a container, as an argument."""
     array = walk.arguments.add(container, f"d_{container.name}", container.dtype)
     return ShadowMatrix(array, size_of(container, walk.facts.seeds), walk.facts.columns, role.by_column)
