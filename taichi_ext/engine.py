@@ -7,9 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from taichi_ext import backend, stages
-from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, read_locals, stages_with_arrays
 from taichi_ext.analysis.activity import returns_active
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import (
+    draws_random_numbers,
+    read_containers,
+    read_locals,
+    stages_with_arrays,
+    written_containers,
+)
 from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.order import free_loops

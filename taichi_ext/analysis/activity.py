@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
+from taichi_ext.program import Body, Declare, Local, Op, Read, Statement, Value, children, statements, values_of
+from taichi_ext.simplify.usage import assigned_locals
 
 # The derivative of these is zero wherever it exists.
 CONSTANT = frozenset(("floor", "ceil", "round", "floordiv", "random", "bit_cast", "zero", "one"))
@@ -122,3 +124,35 @@ def _spread(s: ir.Statement, found: Activity) -> Iterator[ir.Local | ir.Containe
             is_constant = isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient")
             if not is_constant and any(map(found.has, ir.values_of(s))):
                 yield from (r for r in results if r.dtype.is_real)
+
+
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+
+
+def escaping_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | None:
+    """The first cast to bits that are used for more than a comparison, and the statement; None if there is none.
+
+    ``isnan`` and ``isinf`` compare bits: there is no derivative to lose. Bits that are kept may become a number again.
+    """
+    changed = assigned_locals(body)
+    holders: dict[Local, Op] = {}  # integers that hold such bits
+
+    def bits_in(value: Value) -> Op | None:
+        if isinstance(value, Op):
+            if value.name in _COMPARISONS:
+                return None
+            if value.name == "bit_cast" and activity.has(value.args[0]):
+                return value
+        if isinstance(value, Read) and value.local in holders:
+            return holders[value.local]
+        return next((found for found in map(bits_in, children(value)) if found is not None), None)
+
+    for s in statements(body):
+        for value in values_of(s):
+            found = bits_in(value)
+            if found is None:
+                continue
+            if not isinstance(s, Declare) or s.local in changed or s.local.shape or s.local.dtype.is_real:
+                return found, s
+            holders[s.local] = found
+    return None

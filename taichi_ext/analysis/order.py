@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.affine import Indices
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extents, find_loops
 from taichi_ext.analysis.stores import Stores
 from taichi_ext.simplify.usage import assigned_locals

@@ -17,10 +17,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.activity import CONSTANT
 from taichi_ext.analysis.affine import Affine, Indices, source_of
-from taichi_ext.analysis.changes import varying_locals, written_containers
+from taichi_ext.analysis.changes import read_containers, varying_locals, written_containers
 from taichi_ext.analysis.same_values import SameValues
 
 Position = frozenset[tuple[ir.Local, int]]  # entries of locals; a ``sqrt_edge`` counts as one

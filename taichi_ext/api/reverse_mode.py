@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.analysis.accesses import read_containers
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.api.products import vjp
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Assign, Body, Container, Load, statements

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.accesses import read_locals
+from taichi_ext.analysis.changes import read_locals
 from taichi_ext.analysis.draws import is_draw
 from taichi_ext.emit.expressions import INFIX, Expressions
 from taichi_ext.emit.names import Names

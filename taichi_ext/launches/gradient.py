@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from taichi_ext import backend
-from taichi_ext.analysis.accesses import read_containers
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.forms.build import written_out

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend, stages
-from taichi_ext.analysis.accesses import read_containers, stages_of
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import read_containers, stages_of, written_containers
 from taichi_ext.differentiate.forms.entry_sites import Site, SparseResult
 from taichi_ext.differentiate.forms.keys import Key, Scratch
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taichi_ext import backend
-from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.activity import find_activity
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
 from taichi_ext.differentiate.forms.keys import Key

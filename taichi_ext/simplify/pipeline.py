@@ -7,9 +7,8 @@ from dataclasses import replace
 from taichi_ext.program import Program
 from taichi_ext.simplify.dead import without_dead_code
 from taichi_ext.simplify.folding import folded
-from taichi_ext.simplify.initial import with_first_values
 from taichi_ext.simplify.scalars import as_scalars
-from taichi_ext.simplify.versions import with_versions
+from taichi_ext.simplify.versions import with_first_values, with_versions
 
 
 def simplify(program: Program) -> Program:

@@ -1,9 +1,9 @@
-"""A local that is only assigned in the block of its declaration gets a new local for each version."""
+"""A name for each version of a local, and none for a first value that nothing reads."""
 
 from __future__ import annotations
 
 import taichi_ext.program as ir
-from taichi_ext.simplify.usage import kept_locals
+from taichi_ext.simplify.usage import assigned_locals, kept_locals
 
 
 def with_versions(body: ir.Body) -> ir.Body:
@@ -63,3 +63,41 @@ def _block(body: ir.Body, candidates: set[ir.Local], outer: dict[ir.Local, ir.Lo
         current[local] = ir.Local(local.name, local.dtype, (), local.kind)
         made.append(ir.Declare(current[local], (value,), place=s.place))
     return tuple(made)
+
+
+def with_first_values(body: ir.Body) -> ir.Body:
+    """The block without declarations that the next use of the local, in the same block, overwrites."""
+    return _with_first_values(body, assigned_locals(body) - kept_locals(body))
+
+
+def _with_first_values(body: ir.Body, candidates: set[ir.Local]) -> ir.Body:
+    made: list[ir.Statement | None] = []
+    unused: dict[ir.Local, int] = {}  # declarations of which nothing has been read yet, by their places in the block
+    for s in body:
+        if ir.bodies(s):
+            s = ir.with_bodies(s, tuple(_with_first_values(inner, candidates) for inner in ir.bodies(s)))
+        target = _assigned(s)
+        if isinstance(s, ir.Assign) and target in unused and target not in _named(s, values_only=True):
+            made[unused.pop(target)] = None
+            value = s.value if s.value.dtype == target.dtype else ir.Op("cast", (s.value,), target.dtype, place=s.place)
+            s = ir.Declare(target, (value,), place=s.place)
+        for local in _named(s) if unused else ():
+            unused.pop(local, None)
+        if isinstance(s, ir.Declare) and s.local in candidates and not s.local.shape and s.contents.is_pure:
+            unused[s.local] = len(made)
+        made.append(s)
+    return tuple(s for s in made if s is not None)
+
+
+def _assigned(s: ir.Statement) -> ir.Local | None:
+    return s.target.local if isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) else None
+
+
+def _named(statement: ir.Statement, *, values_only: bool = False) -> set[ir.Local]:
+    """The locals that a statement reads or assigns, blocks in it included."""
+    found: set[ir.Local] = set()
+    for s in ir.statements((statement,)):
+        found |= s.contents.locals
+        if not values_only and isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
+            found.add(s.target.local)
+    return found

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from taichi_ext.differentiate.edges import edges
-from taichi_ext.differentiate.edges.rule_context import RuleContext
-from taichi_ext.differentiate.edges.rules import rule
+from taichi_ext.differentiate.edges.rules import RuleContext, rule
 from taichi_ext.differentiate.forms.forms import Form, materialize
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Boundary, cited, with_values

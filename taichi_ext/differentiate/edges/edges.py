@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
-from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.facts.facts import OwnSeeds
 from taichi_ext.differentiate.forms.build import Coefficient, cast, is_number
 from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Weight, accumulate, bare, coefficient

@@ -1,10 +1,44 @@
-"""Rules of users: the linear form of a rule's result over its tangents gives the partials of the rule."""
+"""The parts of a walk that rules use, and rules of users: the form of a rule's result gives its partials."""
 
 from __future__ import annotations
 
-from taichi_ext.differentiate.edges.rule_context import RuleContext
-from taichi_ext.differentiate.forms.forms import Form, Leaf, accumulate
-from taichi_ext.program import Boundary, Value
+from dataclasses import dataclass
+
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.forms import Form, Leaf, accumulate, materialize
+from taichi_ext.differentiate.statements.linearize import Linearizer
+from taichi_ext.differentiate.statements.local_tangents import LocalTangents
+from taichi_ext.differentiate.storage.local_forms import LocalForms
+from taichi_ext.program import Boundary, Declare, Local, Value
+
+
+@dataclass(frozen=True)
+class RuleContext:
+    """The parts of a walk that a rule uses.
+
+    Attributes:
+        walk: the walk.
+        linearizer: the forms of values.
+        forms: the tangents of locals.
+        locals: the statements that write locals.
+    """
+
+    walk: Walk
+    linearizer: Linearizer
+    forms: LocalForms
+    locals: LocalTangents
+
+    def primal(self, value: Value) -> Value:
+        """A value, built on the temporaries of the statement."""
+        return self.walk.expressions.primal(value)
+
+    def form(self, value: Value) -> Form:
+        """The tangent of a value, with coefficients that are evaluated."""
+        return materialize(self.walk.builder, self.linearizer.form(value))
+
+    def declare(self, s: Boundary, result: Local, primal: Value, form: Form) -> None:
+        """Declare a result of a statement, with its value and its tangent."""
+        self.locals.declare_form(Declare(result, (primal,), place=s.place), form)
 
 
 def rule(ctx: RuleContext, s: Boundary) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.energy_sums import EnergySums
@@ -10,7 +11,7 @@ from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.forms.entry_sites import SparseResult
 from taichi_ext.differentiate.forms.keys import Purpose, Scratch
 from taichi_ext.differentiate.plan.report import Report
-from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.plan.sparse_numbering import Numbering, SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import Limits
 from taichi_ext.program import Container, Local, Program, Type
 
@@ -89,3 +90,28 @@ class Differentiated:
     sparse: SparseResult | None = None  # the entries of a sparse Jacobian
     first_columns: range | None = None  # of blocks that the program is valid for; None: all columns
     first_column: Local | None = None  # the argument for the first column, if there is one
+
+
+def role_of(container: Container, seeds: Seeds, numbering: Numbering | None) -> Role:
+    """The role of a container; in a sparse Jacobian, its columns are numbered by this walk."""
+    role = seeds.roles.get(container, Role())
+    if numbering is None:
+        return role
+    is_columns = numbering.asked.keys[container] in numbering.columns.intermediates
+    if role.first_column is None and not is_columns:
+        return role
+    return replace(role, first_column=numbering.first(container), components=())
+
+
+def size_of(container: Container, seeds: Seeds) -> int:
+    """The count of numbers in a container."""
+    return math.prod(seeds.extents[container].shape) * math.prod(container.element_shape)
+
+
+def named_columns(container: Container, role: Role, seeds: Seeds) -> dict[str, tuple[int, int]]:
+    """The first column and the number of columns of a parameter, or of each component that is one, by name."""
+    first, name, size = role.first_column, container.name, size_of(container, seeds)
+    if role.components:
+        count = math.prod(container.element_shape)
+        return {f"{name}_{n}": (column, size // count) for n, column in role.components}
+    return {} if first is None else {name: (first, size)}

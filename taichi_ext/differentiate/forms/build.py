@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeGuard, overload
 
 import taichi_ext.program as ir
+from taichi_ext.program import Known, Read, Type, Value, with_children
 
 # Products in a program that is differentiated again, one factor of which may be infinite where the other is 0: they
 # are 0 where the first factor is 0, or where either factor is.
@@ -285,3 +287,40 @@ class Builder:
         self.frozen.add(variable)
         count = literal(count, ir.I32) if isinstance(count, int) else count
         self.emit(ir.For("range", (variable,), (count,), self.block(lambda: body(ir.Read(variable))), place=self.place))
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """The values of the current statement, and those in temporaries.
+
+    Attributes:
+        builder: the builder that declares temporaries.
+        is_again: whether the new program is differentiated again; values are then not replaced by their known numbers.
+    """
+
+    builder: Builder
+    is_again: bool = field(kw_only=True)
+    kept: dict[Value, Value] = field(default_factory=dict)
+
+    def begin_statement(self) -> None:
+        """Forget the values of the previous statement."""
+        self.kept.clear()
+
+    def primal(self, node: Value) -> Value:
+        """The value, built on the temporaries that hold parts of it."""
+        if node in self.kept:
+            return self.kept[node]
+        if isinstance(node, Known) and not self.is_again:
+            return node.constant
+        return with_children(node, self.primal)
+
+    def keep(self, node: Value, dtype: Type | None = None, name: str = "t") -> Value:
+        """The value in a temporary, or a local, that does not change."""
+        if node not in self.kept:
+            value = self.builder.keep(self.primal(node), name)
+            if not isinstance(node, Read) or node.index or node.local not in self.builder.frozen:
+                self.kept[node] = value
+            else:
+                return value if dtype is None else cast(value, dtype)
+        value = self.kept[node]
+        return value if dtype is None else cast(value, dtype)

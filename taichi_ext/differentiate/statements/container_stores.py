@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from taichi_ext.analysis.stores import Site, is_scattered
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.coverage import Coverage
 from taichi_ext.differentiate.forms.forms import columns_only, materialize
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
-from taichi_ext.differentiate.statements.shadows import Tangents, Written
+from taichi_ext.differentiate.statements.shadows import Coverage, Tangents, Written
 from taichi_ext.program import Assign, Container, Load, Op, Statement, Update
 
 

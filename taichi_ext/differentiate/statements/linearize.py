@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number
-from taichi_ext.differentiate.forms.coverage import Coverage
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
@@ -27,7 +26,7 @@ from taichi_ext.differentiate.forms.forms import (
     where_nonzero,
 )
 from taichi_ext.differentiate.rules.table import Rule, is_same, rule_of
-from taichi_ext.differentiate.statements.shadows import Tangents
+from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
 from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Known, Load, Local, Op, Place, Read, Value, cited

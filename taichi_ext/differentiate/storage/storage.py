@@ -26,9 +26,8 @@ from taichi_ext.differentiate.forms.forms import (
     unnumbered,
 )
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
-from taichi_ext.differentiate.memory.registers import Registers
+from taichi_ext.differentiate.memory.registers import Registers, Slots
 from taichi_ext.differentiate.memory.rows import Rows
-from taichi_ext.differentiate.memory.slots import Slots
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts

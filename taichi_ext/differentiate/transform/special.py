@@ -1,4 +1,4 @@
-"""Special statements: atomics, returned values, library calls, boundaries."""
+"""Special statements: atomics, returned values, library calls, boundaries, loops that keep their order."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.activity import Activity, escaping_bits
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.analysis.bits import escaping_bits
-from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.analysis.loops import Extent
+from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import add, cast
@@ -31,6 +31,8 @@ from taichi_ext.differentiate.statements.container_stores import ContainerStores
 from taichi_ext.differentiate.statements.linearize import raise_unknown
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import I32, Const, Declare, For, Local, Op, Read, Value, cited
 
 ATOMIC = "order of iterations matters to an atomic"
 
@@ -158,3 +160,35 @@ def check_bits(body: ir.Body, activity: Activity) -> None:
     if found is not None:
         op, s = found
         raise_unknown("bit_cast", op.place or s.place)
+
+
+def serialized(loop: For, extent: Extent | None, *, is_host: bool) -> For:
+    """The loop as one that runs in one thread; ``extent`` is that of the field that it runs over.
+
+    On a GPU, Taichi ignores serialize=True for loops over fields: there they become loops over a range.
+    """
+    if loop.kind not in ("field", "grouped"):
+        return replace(loop, config={**loop.config, "serialize": True})
+    if is_host:  # Taichi does not heed serialize=True in loops over fields
+        return replace(loop, config={**loop.config, "parallelize": 1})
+    if loop.kind == "grouped" or extent is None or not extent.is_full:
+        raise UnsupportedError(
+            f"{cited(loop.place)}"
+            "The order of the iterations matters to the derivative here, and Taichi runs this loop over a field in "
+            "parallel on a GPU. Write it as a loop over a range: for i, j in ti.ndrange(n, m)."
+        )
+    return _over_range(loop, extent)
+
+
+def _over_range(loop: For, extent: Extent) -> For:
+    """A loop over a dense field as a loop over the number of the entry."""
+    number = Local("number", I32, (), "loop")
+    before, inner = [], math.prod(extent.shape)
+    for v, size, offset in zip(loop.variables, extent.shape, extent.offset or (0,) * len(extent.shape), strict=True):
+        inner //= size
+        index: Value = Op("floordiv", (Read(number), Const(inner, I32)), I32)
+        index = Op("mod", (index, Const(size, I32)), I32)
+        before.append(Declare(v, (cast(add(index, offset), I32),), place=loop.place))
+    total = Const(math.prod(extent.shape), I32)
+    config = {**loop.config, "serialize": True}
+    return replace(loop, kind="range", variables=(number,), domain=(total,), body=(*before, *loop.body), config=config)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate.edges.boundaries import boundary
-from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.differentiate.transform import special
-from taichi_ext.differentiate.transform.serial_loops import serialized
+from taichi_ext.differentiate.transform.special import serialized
 
 # Names of calls that are kept unchanged, on values with tangents or without
 KEPT = frozenset(("print", "assert", "append", ".append"))

@@ -13,17 +13,14 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix, given_tangents
-from taichi_ext.differentiate.facts.decisions import Role
+from taichi_ext.differentiate.facts.decisions import Role, named_columns, role_of, size_of
 from taichi_ext.differentiate.facts.facts import Facts
-from taichi_ext.differentiate.facts.roles import named_columns, role_of, size_of
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import Builder
+from taichi_ext.differentiate.forms.build import Builder, Expressions
 from taichi_ext.differentiate.forms.column_blocks import Blocks
-from taichi_ext.differentiate.forms.coverage import Coverage
 from taichi_ext.differentiate.forms.cursor import Cursor
-from taichi_ext.differentiate.forms.expressions import Expressions
 from taichi_ext.differentiate.forms.forms import Form, Seed
 from taichi_ext.differentiate.forms.row_sources import RowSources
 from taichi_ext.differentiate.plan.naming import Naming
@@ -36,7 +33,7 @@ from taichi_ext.differentiate.statements.energy_tangents import EnergyTangents, 
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
-from taichi_ext.differentiate.statements.shadows import Tangents
+from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
 from taichi_ext.differentiate.statements.sparse_tangents import SparseTangents
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.local_forms import LocalForms
