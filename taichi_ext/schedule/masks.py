@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.differentiate.forms.build import cast, literal, operation
-from taichi_ext.simplify.usage import Store, all_values, assigned_locals
+from taichi_ext.simplify.usage import all_values, assigned_locals
 
 LEAST_GUARDED = 20  # operations of a branch that is skipped where no lane takes it
 _DIVISIONS = frozenset(("floordiv", "mod"))  # which end the process where a whole number is divided by 0
@@ -170,7 +170,7 @@ class _Masker:
 
     def _needs_lanes(self, s: ir.Statement) -> bool:
         """Whether a statement would run, and may not or should not, where no lane takes part."""
-        target = s.target if isinstance(s, Store) else None
+        target = s.target if isinstance(s, ir.Store) else None
         changed = target.local if isinstance(target, ir.Read) else s.local if isinstance(s, ir.Declare) else None
         if changed is not None and changed not in self.varying:
             return not _is_safe(s)
@@ -336,7 +336,7 @@ def _chosen(s: ir.Assign | ir.Update, mask: ir.Local) -> ir.Body:
 
 
 def _is_to_memory(s: ir.Statement) -> bool:
-    return isinstance(s, Store) and isinstance(s.target, ir.Load)
+    return isinstance(s, ir.Store) and isinstance(s.target, ir.Load)
 
 
 def _occurrences(body: ir.Body) -> Counter[ir.Local]:
@@ -344,6 +344,6 @@ def _occurrences(body: ir.Body) -> Counter[ir.Local]:
     found: Counter[ir.Local] = Counter()
     for s in ir.statements(body):
         found.update(v.local for v in all_values(s) if isinstance(v, ir.Read))
-        if isinstance(s, Store) and isinstance(s.target, ir.Read):
+        if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
             found[s.target.local] += 1
     return found

@@ -14,9 +14,6 @@ def assigned_locals(body: ir.Body) -> set[ir.Local]:
     return {target.local for target in targets if isinstance(target, ir.Read)}
 
 
-Store = ir.Store
-
-
 def all_values(statement: ir.Statement) -> list[ir.Value]:
     """All nodes in the expressions of a statement, without those in its blocks."""
     return [node for value in ir.values_of(statement) for node in ir.walk(value)]

@@ -76,7 +76,7 @@ def _first_draft(facts: Facts) -> Draft:
     draft, seeds = Draft.empty(), facts.seeds
     if seeds.sparse is None:
         return draft
-    for key in seeds.sparse.columns.in_rows:
+    for key in (key for key in seeds.sparse.columns.sizes if key in seeds.sparse.columns.in_rows):
         draft.columns.in_rows.require(key, "an earlier launch")
     for key, size in seeds.sparse.columns.intermediates.items():
         draft.columns.intermediates.require(key, size)
