@@ -77,7 +77,7 @@ class OwnRegisters:
         self._registers.add(own, index)
 
     def begin(self, seed: Carried) -> None:
-        """Make the local carried by a loop: its derivative by its own seed is 1; its other tangents continue."""
+        """Make the local carried by a loop: its derivative with respect to its own seed is 1; others continue."""
         self._walk.builder.assign(self._registers.read(seed), 1)
         self._registers.note_used(seed)
 
