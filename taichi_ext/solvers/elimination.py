@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.solvers.blocks import MOST_WIDE, Cut, Products, like, zeros
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.systems import solve_symmetric
 
-_MOST_WIDE = 32  # numbers on the side of a block
 _MOST_FILLED = 2.0  # numbers in blocks for each entry of J
 _DENSE = 0.1  # of the entries of a matrix, from which on it is decomposed as a dense one
 _FEW = 256  # rows of a matrix that is decomposed as a dense one whatever its entries
@@ -47,7 +47,8 @@ class Layout:
         self.widths = [found[-1] for found in self._candidates]
         self.places = slices_of(self.columns)
         self._is_fixed = False
-        self.plain: dict[tuple[int, int], Any] = {}
+        self.products = Products(is_compiled=bool(rows))  # shards are solved where Taichi may not have been started
+        self._cuts: dict[tuple[int, int], tuple[tuple[int, int], Cut]] = {}
 
     @property
     def kept(self) -> list[int]:
@@ -59,7 +60,7 @@ class Layout:
         """All params, those that are eliminated first."""
         return [*self.eliminated, *self.kept]
 
-    def fix(self, J: list[list[object]]) -> None:
+    def fix(self, J: list[list[Any]]) -> None:
         """Find the blocks of a J or JtJ: no larger than needed where params are eliminated, mostly full elsewhere."""
         if self._is_fixed:
             return
@@ -74,10 +75,11 @@ class Layout:
         if not self.rows:
             self.heights = self.widths
         for m, row in enumerate(J if self.rows else []):
-            if self._filling(row, m) > _MOST_FILLED:
+            numbers = sum(self.cut(block, m, n).filling * block.nnz for n, block in enumerate(row))
+            if numbers > _MOST_FILLED * sum(block.nnz for block in row):
                 self.heights[m] = 1
         for n in self.kept:
-            if any(_filled(row[n], h, self.widths[n]) > _MOST_FILLED for row, h in zip(J, self.heights, strict=True)):
+            if any(self.cut(row[n], m, n).filling > _MOST_FILLED for m, row in enumerate(J)):
                 self.widths[n] = 1
 
     def _diagonal_width(self, J: Sequence[Sequence[object]], n: int) -> int:
@@ -95,9 +97,13 @@ class Layout:
         is_worth_it = sum(sizes) > _FEW and sum(sizes) - sum(sizes[n] for n in found) <= _MOST_KEPT
         return list(found) if is_worth_it else []
 
-    def _filling(self, row: list[Any], m: int) -> float:
-        numbers = sum(_filled(b, self.heights[m], w) * b.nnz for b, w in zip(row, self.widths, strict=True))
-        return numbers / max(1, sum(b.nnz for b in row))
+    def cut(self, block: Any, m: int, n: int) -> Cut:
+        """How the CSR array of an output (of JtJ, a param) and a param is cut."""
+        size = self.heights[m], self.widths[n]
+        known = self._cuts.get((m, n))
+        if known is None or known[0] != size or not known[1].fits(block):
+            known = self._cuts[m, n] = size, Cut(block, size)
+        return known[1]
 
     def _check_coupling(self, J: Sequence[Sequence[object]], n: int) -> None:
         for m, row in enumerate(J):
@@ -130,21 +136,8 @@ class SparseJacobian(NamedTuple):
 
     def dense_blocks(self, row: int, column: int, factors: np.ndarray | None) -> Any:
         """A block of J as a BSR array in float64, whose rows are multiplied by factors."""
-        block, size = self.blocks[row][column], (self.layout.heights[row], self.layout.widths[column])
-        block, known = block.astype(np.float64, copy=False), self.layout.plain.get((row, column))
-        if known is not None and all(map(np.array_equal, (block.indptr, block.indices), known[0])):
-            indices, indptr = known[1]
-            found = known[2]((block.data.reshape(-1, *size), indices, indptr), shape=block.shape)
-        else:
-            found = block.tobsr(size)
-            if found.data.size == block.nnz and (np.diff(found.indptr) <= 1).all() and block.has_sorted_indices:
-                # one block in each row of them, none of them filled up: its numbers are in the order of J's
-                known = (block.indptr, block.indices), (found.indices, found.indptr), type(found)
-                self.layout.plain[row, column] = known
-        if factors is not None:
-            counts = np.diff(found.indptr)
-            found.data = found.data * np.repeat(factors.reshape(-1, size[0]), counts, axis=0)[:, :, None]
-        return found
+        block = self.blocks[row][column]
+        return self.layout.cut(block, row, column).blocks(block, factors)
 
 
 def whole(J: object) -> Any:
@@ -159,13 +152,11 @@ class _Elimination(NamedTuple):
         param: its number.
         roots: roots of the inverses of its blocks.
         coupling: by param, those times the coupling.
-        transposed: the transpose of that.
     """
 
     param: int
     roots: np.ndarray
-    coupling: Mapping[int, object]
-    transposed: Mapping[int, object]
+    coupling: Mapping[int, Any]
 
 
 class SparseSystem:
@@ -196,10 +187,10 @@ class SparseSystem:
         for m, rows in enumerate(slices_of(layout.rows)):
             scale = None if factors is None else factors[rows]
             blocks = {n: J.dense_blocks(m, n, scale) for n in layout.order if J.blocks[m][n].nnz}
-            transposed = {n: block.T for n, block in blocks.items()}
-            for n, block in transposed.items():
-                gradient[layout.places[n]] += block @ r[rows]
-            _add_products(matrix, transposed, blocks)
+            weighted = r[rows] if scale is None else scale * r[rows]
+            for n in blocks:
+                gradient[layout.places[n]] += J.blocks[m][n].T @ weighted
+            _add_products(layout.products, ("output", m), matrix, blocks)
         return cls(layout, matrix, gradient)
 
     @classmethod
@@ -238,8 +229,8 @@ class SparseSystem:
             if found is None:
                 return None
             right[places[n]] = _times_blocks(found.roots, right[places[n]])
-            for k, coupling in found.transposed.items():
-                right[places[k]] -= coupling @ right[places[n]]
+            for k, coupling in found.coupling.items():
+                right[places[k]] -= coupling.T @ right[places[n]]
             eliminations.append(found)
         if layout.kept:
             solved = self._reduced(matrix, damping, right)
@@ -263,18 +254,17 @@ class SparseSystem:
             return None
         scale = 1 / np.sqrt(diagonal)
         try:
-            roots = np.linalg.inv(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
+            roots = _inverses(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
         except np.linalg.LinAlgError:
             return None
-        coupling, transposed = dict[int, Any](), dict[int, Any]()
+        coupling = dict[int, Any]()
         for k in self._layout.order:
             part = matrix.pop((n, k), None)
             if part is not None:
-                data = roots[np.repeat(np.arange(len(V)), np.diff(part.indptr))] @ part.data
-                coupling[k] = type(part)((data, part.indices, part.indptr), shape=part.shape)
-                transposed[k] = coupling[k].T
-        _add_products(matrix, transposed, coupling, -1)
-        return _Elimination(n, roots, coupling, transposed)
+                of_rows = roots[np.repeat(np.arange(len(V)), np.diff(part.indptr))]
+                coupling[k] = like(part, np.matmul(of_rows, part.data, out=zeros(part.data.shape)))
+        _add_products(self._layout.products, ("param", n), matrix, coupling, -1)
+        return _Elimination(n, roots, coupling)
 
     def _diagonal_blocks(self, part: Any, n: int, width: int) -> np.ndarray:
         count = math.prod(self._layout.columns[n].shape) // width
@@ -314,22 +304,27 @@ class SparseSystem:
 
 
 def _add_products(
-    matrix: dict[tuple[int, int], object], left: dict[int, Any], right: dict[int, Any], sign: int = 1
+    products: Products, key: tuple[str, int], matrix: dict[tuple[int, int], Any], blocks: dict[int, Any], sign: int = 1
 ) -> None:
-    """Add products to the matrices of pairs of params, in their order, or subtract them."""
-    for a, b in itertools.combinations_with_replacement(right, 2):
-        product, before = left[a] @ right[b], matrix.get((a, b))
-        if sign < 0:
-            product.data *= -1
-        matrix[a, b] = product if before is None else before + product
+    """Add products of blocks, transposed, with others to the matrices of pairs of params, or subtract them."""
+    for a, b in itertools.combinations_with_replacement(blocks, 2):
+        matrix[a, b] = products.add((*key, a, b), matrix.get((a, b)), blocks[a], blocks[b], sign)
+
+
+def _inverses(lower: np.ndarray) -> np.ndarray:
+    """The inverses of lower triangular matrices, row by row for all of them at once."""
+    found = np.zeros_like(lower)
+    for i in range(lower.shape[1]):
+        found[:, i, i] = 1.0
+        found[:, i, :i] -= (lower[:, i, None, :i] @ found[:, :i, :i])[:, 0]
+        found[:, i] /= lower[:, i, i, None]
+    return found
 
 
 def _widths(part: Part, element: int) -> list[int]:
     """Possible widths of blocks of a part, ascending: its elements, or the entries that share the first indices."""
     axes = next(k for k in range(len(part.shape), -1, -1) if math.prod(part.shape[k:]) == element)
-    return [
-        w for k in range(axes, min(1, axes) - 1, -1) if (w := math.prod(part.shape[k:])) <= max(_MOST_WIDE, element)
-    ]
+    return [w for k in range(axes, min(1, axes) - 1, -1) if (w := math.prod(part.shape[k:])) <= max(MOST_WIDE, element)]
 
 
 def _crossing(block: Any, width: int) -> tuple[int, int, int] | None:
@@ -356,11 +351,6 @@ def _meets_one(J: list[list[Any]], a: tuple[int, int], b: tuple[int, int]) -> bo
         pairs.append(of_first.astype(np.int64) * second.shape[1] + of_second)
     keys = np.unique(np.concatenate(pairs))
     return len(np.unique(keys // J[0][b[0]].shape[1])) == len(keys)
-
-
-def _filled(block: Any, height: int, width: int) -> float:
-    """How many numbers a CSR array in blocks of this size keeps for each of its entries."""
-    return block.tobsr((height, width)).data.size / max(1, block.nnz)
 
 
 def _times_blocks(blocks: np.ndarray, vector: np.ndarray) -> np.ndarray:

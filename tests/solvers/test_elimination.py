@@ -7,7 +7,8 @@ from differences import outputs, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
-from taichi_ext.solvers import elimination
+from taichi_ext.solvers import blocks, elimination
+from taichi_ext.solvers.blocks import Products
 from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
 
@@ -158,6 +159,77 @@ def test_system(factors, density, width):
     assert_allclose(system.solve(damping, fixed), wanted, rtol=1e-9)
     damping[9] = -A[9, 9] - 1.0
     assert system.solve(damping, fixed) is None
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The kernel adds up the terms of small products, too; returns the sizes of blocks that it was launched for."""
+    for name in ("_LEAST_WORK", "_LEAST_FOR_TERM", "_LEAST_TERMS"):
+        monkeypatch.setattr(blocks, name, 1)
+    launches, kernel = [], blocks._kernel
+    monkeypatch.setattr(blocks, "_kernel", lambda ti: lambda *args: launches.append(args[6:]) or kernel(ti)(*args))
+    return launches
+
+
+def random_blocks(shape, size, density, order=1):
+    """A BSR array with random blocks, in each row in ascending or descending order."""
+    mask = RNG.uniform(size=shape) < density
+    columns = np.concatenate([np.flatnonzero(row)[::order] for row in mask])
+    data = RNG.standard_normal((len(columns), *size))
+    pattern = columns.astype(np.int32), np.append(0, mask.sum(axis=1).cumsum()).astype(np.int32)
+    return sparse.bsr_array((data, *pattern), shape=np.multiply(shape, size))
+
+
+@pytest.mark.parametrize(("height", "left", "right"), [(2, 3, 6), (1, 2, 1), (3, 11, 32)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_products_of_blocks(compiled, height, left, right, sign):
+    """Rows without blocks, blocks in any order, matrices that are added to, and other patterns under the same key."""
+    products = Products(is_compiled=True)
+    for density in (0.5, 0.2):
+        A, B = random_blocks((9, 4), (height, left), density), random_blocks((9, 5), (height, right), density, -1)
+        for before in (None, random_blocks((4, 5), (left, right), 0.5, -1)):
+            found = products.add("AB", before, A, B, sign)
+            wanted = sign * A.toarray().T @ B.toarray() + (0 if before is None else before.toarray())
+            assert_allclose(found.toarray(), wanted, atol=1e-12)
+        S = random_blocks((4, 4), (left, left), 0.5)
+        S = S + S.T
+        for before in (None, S):
+            found = products.add("AA", before, A, A, sign).toarray()
+            assert_allclose(
+                found, sign * A.toarray().T @ A.toarray() + (0 if before is None else S.toarray()), atol=1e-12
+            )
+    assert len(compiled) == 8
+
+
+def test_products_of_many_columns(compiled):
+    """Pairs of 70,000 columns are more than 32 bits hold."""
+    columns = np.array([0, 1, 46341, 65535, 65536, 69999], np.int32)
+    data, rows = RNG.standard_normal((6, 2, 2)), np.array([0, 3, 6], np.int32)
+    A = sparse.bsr_array((data, columns, rows), shape=(4, 140000))
+    found, wanted = Products(is_compiled=True).add("", None, A, A), A.T @ A
+    assert len(compiled) == 1 and found.nnz == wanted.nnz == 18 * 4
+    assert abs(found - wanted).max() < 1e-14
+
+
+def test_products_by_scipy(compiled):
+    """Blocks that are too wide, no blocks, and sums over shards."""
+    for size, density in (((2, 33), 0.5), ((2, 3), 0.0)):
+        A = random_blocks((9, 4), size, density)
+        assert_allclose(Products(is_compiled=True).add("", None, A, A).toarray(), (A.T @ A).toarray(), atol=1e-12)
+    A = random_blocks((9, 4), (2, 3), 0.5)
+    Products(is_compiled=False).add("", None, A, A)
+    assert not compiled
+
+
+def test_steps_by_the_kernel(scene, compiled, monkeypatch):
+    """The points of SciPy's products."""
+    options = {"eliminate": [scene.weights, scene.points], **EXACT}
+    found = scene.solve(**options)
+    assert len(compiled) > 10
+    compiled.clear()
+    monkeypatch.setattr(blocks, "_LEAST_WORK", 2**60)
+    same_steps(found, scene.solve(**options))
+    assert not compiled
 
 
 @pytest.fixture

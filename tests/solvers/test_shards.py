@@ -101,8 +101,8 @@ def test_least_squares(pool, options):
         assert found.x[0] == 2.4
 
 
-def test_manifolds_and_eliminated_params():
-    """The same steps as of all poses in one program; poses stay rigid."""
+def test_manifolds_and_eliminated_params(pool):
+    """The same steps as of all poses in one program; poses stay rigid; workers give the digits of the serial run."""
     pytest.importorskip("scipy.sparse")
     poses, points = shard_factories.poses_and_points()
     start = {"poses": poses, "points": points + 0.3}
@@ -127,6 +127,9 @@ def test_manifolds_and_eliminated_params():
             T[:, :3, :3] @ T[:, :3, :3].transpose(0, 2, 1), np.broadcast_to(np.eye(3), (4, 3, 3)), atol=1e-12
         )
         assert found.split(found.grad)["poses"].shape == (4, 6)
+    there = least_squares(shard_factories.view, shards=shards, start=start, executor=pool, **options, **more)
+    assert [line.cost for line in there.history] == [line.cost for line in found.history]
+    assert_array_equal(there.x, found.x)
     with pytest.raises(InvalidArgumentError, match="not block diagonal"):
         least_squares(shard_factories.view, shards=shards, start=start, eliminate=list(start.values()), **options)
 

@@ -171,7 +171,7 @@ class Arithmetic:
         if len(matrices) == 1:
             return matrices[0]
         patterns = tuple(m.pattern for m in matrices)
-        pattern, places = self._find("total", patterns, lambda: _total_pattern(patterns))
+        pattern, places = self._find("total", patterns, lambda: total_pattern(patterns))
         data = np.zeros(len(pattern.indices), np.result_type(*(m.data for m in matrices)))
         for matrix, where in zip(matrices, places, strict=True):
             data[where] += matrix.data
@@ -204,28 +204,31 @@ def _product_pattern(a: Pattern, b: Pattern) -> tuple[Pattern, object]:
     """
     counts = np.diff(b.indptr).take(a.indices)
     if counts.sum() <= FEW_TERMS:
-        return _few_terms(a, b, counts)
+        return listed_terms(a, b)
     product = a.ones() @ b.ones()
     product.data = np.arange(product.nnz, dtype=product.indices.dtype)
     product.sort_indices()
     return Pattern(product.indptr, product.indices, product.shape), product.data
 
 
-def _few_terms(a: Pattern, b: Pattern, counts: np.ndarray) -> tuple[Pattern, list[np.ndarray]]:
-    """The pattern of a product whose terms are listed; ``counts``: the number of terms with each entry of ``a``."""
+def listed_terms(a: Pattern, b: Pattern) -> tuple[Pattern, list[np.ndarray]]:
+    """The pattern of a product, and its terms: the numbers of their factors, and the first term of each entry."""
+    counts = np.diff(b.indptr).take(a.indices)
     of_a = np.repeat(np.arange(len(a.indices)), counts)
     of_b = np.arange(len(of_a)) + np.repeat(b.indptr[a.indices] - (np.cumsum(counts) - counts), counts)
-    rows = np.repeat(np.arange(a.shape[0]), np.diff(a.indptr)).take(of_a)
-    width = max(1, b.shape[1])
-    keys = rows * width + b.indices.take(of_b)
-    order = np.argsort(keys, kind="stable")
-    entries, starts = np.unique(keys[order], return_index=True)
-    indptr = np.searchsorted(entries, np.arange(a.shape[0] + 1) * width).astype(a.indptr.dtype)
-    pattern = Pattern(indptr, (entries % width).astype(a.indices.dtype), (a.shape[0], b.shape[1]))
-    return pattern, [of_a[order], of_b[order], starts]
+    terms = scipy_sparse().csr_array(
+        (np.arange(len(of_a)), b.indices.take(of_b), np.append(0, counts.cumsum())[a.indptr]),
+        shape=(a.shape[0], b.shape[1]),
+    )
+    terms = terms.tocsc().tocsr()  # in the order of entries, by counting
+    rows = np.repeat(np.arange(a.shape[0]), np.diff(terms.indptr))
+    starts = np.flatnonzero((np.diff(rows, prepend=-1) != 0) | (np.diff(terms.indices, prepend=-1) != 0))
+    indptr = np.searchsorted(starts, terms.indptr).astype(a.indptr.dtype)
+    pattern = Pattern(indptr, terms.indices[starts].astype(a.indices.dtype), terms.shape)
+    return pattern, [of_a[terms.data], of_b[terms.data], starts]
 
 
-def _total_pattern(patterns: tuple[Pattern, ...]) -> tuple[Pattern, list[np.ndarray]]:
+def total_pattern(patterns: tuple[Pattern, ...]) -> tuple[Pattern, list[np.ndarray]]:
     """The pattern of a sum, and for each summand the positions of its entries in it."""
     found = functools.reduce(operator.add, (p.ones() for p in patterns))
     pattern = Pattern(found.indptr, found.indices, found.shape)

@@ -1,0 +1,209 @@
+"""Sparse matrices in small dense blocks: how they are cut, and their products, by a kernel where it pays."""
+
+# The annotations of a kernel are values that Taichi reads, and pyright knows no types of SciPy.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
+# pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.runtime.sparse.matrices import Pattern, listed_terms, total_pattern
+
+MOST_WIDE = 32  # numbers on the side of a block
+_LEAST_WORK = 2**20  # multiplications of a product by the kernel, which takes 0.1 s to be compiled for each width
+_LEAST_FOR_TERM = 100  # multiplications of a term: else listing it takes longer than some iterations save
+_LEAST_TERMS = 4  # of a block of the result, in the mean: else SciPy is faster
+_MOST_TERMS = 2**25  # of a product that are listed
+_MOST_NUMBERS = 2**31  # of all blocks of a matrix: the kernel counts in 32 bits
+_TAIL = 3  # numbers after the last block: the kernel reads rows in fours, and two columns at once
+
+
+class Cut:
+    """How CSR arrays of one pattern are cut into blocks."""
+
+    def __init__(self, block: Any, size: tuple[int, int]) -> None:
+        self._pattern = block.indptr, block.indices
+        numbered = type(block)((np.arange(1, block.nnz + 1), block.indices, block.indptr), shape=block.shape)
+        self._empty = numbered.tobsr(size)
+        self._empty.sort_indices()
+        filled = np.flatnonzero(self._empty.data)
+        self._places = np.empty(block.nnz, np.int64)
+        self._places[self._empty.data.reshape(-1)[filled] - 1] = filled
+        self.filling = self._empty.data.size / max(1, block.nnz)  # numbers in blocks for each entry
+
+    def fits(self, block: Any) -> bool:
+        """Whether a CSR array has this pattern."""
+        return all(map(np.array_equal, (block.indptr, block.indices), self._pattern))
+
+    def blocks(self, block: Any, factors: np.ndarray | None) -> Any:
+        """A CSR array as a BSR array in float64, whose rows are multiplied by factors."""
+        data = zeros(self._empty.data.shape)
+        data.reshape(-1)[self._places] = block.data
+        if factors is not None:
+            height, counts = data.shape[1], np.diff(self._empty.indptr)
+            data *= np.repeat(factors.reshape(-1, height), counts, axis=0)[:, :, None]
+        return like(self._empty, data)
+
+
+def like(blocks: Any, data: np.ndarray) -> Any:
+    """A BSR array with the pattern of another one."""
+    return type(blocks)((data, blocks.indices, blocks.indptr), shape=blocks.shape)
+
+
+class _Plan(NamedTuple):
+    """The terms of a product, by the blocks of the result.
+
+    Attributes:
+        terms: the blocks of the factors by term, and for each block of the result its first term, the end of its terms,
+            and its place; for the product of a matrix with its own transpose, without blocks below the diagonal.
+        pattern: of the result.
+        before: places of the blocks of the matrix that it is added to.
+        mirrored: places of blocks below the diagonal, and of those above it.
+    """
+
+    terms: list[np.ndarray]
+    pattern: Pattern
+    before: np.ndarray | None
+    mirrored: tuple[np.ndarray, np.ndarray] | None
+
+
+class Products:
+    """Products of BSR arrays, whose terms are listed once for their patterns.
+
+    Args:
+        is_compiled: whether a kernel adds up the terms of large ones, if Taichi runs on the CPU; else SciPy multiplies.
+    """
+
+    def __init__(self, is_compiled: bool) -> None:
+        self._is_compiled = is_compiled
+        self._plans: dict[object, tuple[list[np.ndarray], _Plan | None]] = {}
+
+    def add(self, key: object, before: Any, left: Any, right: Any, sign: int = 1) -> Any:
+        """``before + sign * left.T @ right``; None for ``before`` is zero, and ``key`` stands for the patterns."""
+        plan = self._plan(key, before, left, right) if self._can_be_compiled(left, right) else None
+        if plan is None:
+            product = left.T @ right
+            product.data *= sign
+            return product if before is None else before + product
+        data = zeros((len(plan.pattern.indices), left.blocksize[1], right.blocksize[1]))
+        if before is not None:
+            data[plan.before] = before.data
+        with backend.suspend_following():
+            sizes = *left.blocksize, float(sign), right.blocksize[1]
+            _kernel(backend.RUNTIME.module)(*map(_with_tail, (data, left.data, right.data)), *plan.terms, *sizes)
+        if plan.mirrored is not None:
+            below, above = plan.mirrored
+            data[below] = data[above].transpose(0, 2, 1)
+        shape = left.shape[1], right.shape[1]
+        return type(left)((data, plan.pattern.indices, plan.pattern.indptr), shape=shape)
+
+    def _can_be_compiled(self, left: Any, right: Any) -> bool:
+        """Whether a product has some work for the kernel, and not too much to list its terms."""
+        if not (self._is_compiled and backend.program() is not None and backend.is_host_arch()):
+            return False
+        height, *widths = *left.blocksize, right.blocksize[1]
+        count = int(np.diff(left.indptr).astype(np.int64) @ np.diff(right.indptr))
+        numbers = max(left.data.size, right.data.size, count * widths[0] * widths[1])
+        for_term = height * widths[0] * widths[1]
+        is_listed = count <= _MOST_TERMS and numbers < _MOST_NUMBERS and max(height, *widths) <= MOST_WIDE
+        return is_listed and for_term >= _LEAST_FOR_TERM and count * for_term >= _LEAST_WORK
+
+    def _plan(self, key: object, before: Any, left: Any, right: Any) -> _Plan | None:
+        """The terms; None where a block of the result has few of them."""
+        matrices = [matrix for matrix in (before, left, right) if matrix is not None]
+        operands = [array for matrix in matrices for array in (matrix.indptr, matrix.indices)]
+        known = self._plans.get(key)
+        if known is None or not all(map(np.array_equal, known[0], operands)):
+            known = self._plans[key] = operands, _planned(matrices, left is right)
+        return known[1]
+
+
+def _planned(matrices: list[Any], is_symmetric: bool) -> _Plan | None:
+    *before, (left, of_left), (right, of_right) = map(_sorted, matrices)
+    turned, order = _transposed(left)
+    pattern, (lefts, rights, firsts) = listed_terms(turned, right)
+    if len(lefts) < _LEAST_TERMS * len(firsts):
+        return None
+    whole, (*found, places) = total_pattern((*(p for p, _ in before), pattern))
+    of_before = [numbers.take(np.argsort(order)) for numbers, (_, order) in zip(found, before, strict=True)]
+    ends, is_added, mirrored = np.append(firsts[1:], len(lefts)), np.full(len(firsts), True), None
+    if is_symmetric:
+        is_added = np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)) <= pattern.indices
+        mirrored = places[~is_added], places[_transposed(pattern)[1]][~is_added]
+    slots = np.stack([firsts, ends, places], axis=1)[is_added]
+    terms = [array.astype(np.int32) for array in (of_left[order[lefts]], of_right[rights], slots)]
+    return _Plan(terms, whole, of_before[0] if before else None, mirrored)
+
+
+def _sorted(matrix: Any) -> tuple[Pattern, np.ndarray]:
+    """The pattern of the blocks of a BSR array, and their numbers in it."""
+    shape = tuple(np.floor_divide(matrix.shape, matrix.blocksize))
+    rows = np.repeat(np.arange(shape[0]), np.diff(matrix.indptr))
+    order = np.argsort(rows * shape[1] + matrix.indices, kind="stable")
+    return Pattern(matrix.indptr, matrix.indices[order], shape), order
+
+
+def _transposed(pattern: Pattern) -> tuple[Pattern, np.ndarray]:
+    """The transpose, and the numbers of its entries in the pattern."""
+    found = pattern.with_data(np.arange(len(pattern.indices))).T.tocsr()
+    return Pattern(found.indptr, found.indices, found.shape), found.data
+
+
+def zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Blocks in memory that the kernel may read beyond."""
+    size = int(np.prod(shape))
+    return np.zeros(size + _TAIL)[:size].reshape(shape)
+
+
+def _with_tail(blocks: np.ndarray) -> np.ndarray:
+    """The numbers of blocks and those after them."""
+    base: Any = blocks.base
+    if base is not None and base.shape == (blocks.size + _TAIL,) and base.dtype == np.float64:
+        return base
+    return np.append(blocks, np.zeros(_TAIL))
+
+
+@functools.cache
+def _kernel(ti: ModuleType) -> Callable[..., None]:
+    """A kernel that adds up the terms of each block, two rows at once, and in fours of numbers, which are vectors."""
+    numbers: Any = ti.types.ndarray(dtype=ti.f64, ndim=1)
+    integers: Any = ti.types.ndarray(dtype=ti.i32, ndim=1)
+
+    @ti.kernel
+    def add_terms(
+        found: numbers,
+        left: numbers,
+        right: numbers,
+        lefts: integers,
+        rights: integers,
+        slots: ti.types.ndarray(dtype=ti.i32, ndim=2),
+        height: ti.i32,
+        rows: ti.i32,
+        sign: ti.f64,
+        width: ti.template(),
+    ):
+        filled = ti.static((width + 3) // 4 * 4)
+        for s in range(slots.shape[0]):
+            for pair in range((rows + 1) // 2):
+                totals = ti.Vector.zero(ti.f64, 2 * filled)
+                for t in range(slots[s, 0], slots[s, 1]):
+                    a = lefts[t] * height * rows + 2 * pair
+                    b = rights[t] * height * width
+                    for _ in range(height):
+                        for j in range(filled):
+                            number = right[b + j]
+                            for i in ti.static(range(2)):
+                                totals[i * filled + j] += left[a + i] * number
+                        a += rows
+                        b += width
+                for i in range(ti.min(2, rows - 2 * pair)):
+                    place = (slots[s, 2] * rows + 2 * pair + i) * width
+                    for j in range(width):
+                        found[place + j] += sign * totals[i * filled + j]
+
+    return add_terms
