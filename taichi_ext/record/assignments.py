@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -93,14 +91,14 @@ def let(r: Recording, name: str, value: object) -> None:
         r.context.create_variable(name, declare(r, name, value))
 
 
-@contextlib.contextmanager
-def outside(r: Recording, scopes: int) -> Iterator[None]:
-    """Within the context, names are declared a number of scopes further out."""
+def let_value(r: Recording, name: str, value: object, scopes: int) -> object:
+    """``(name := value)``, a number of scopes inside its statement, which the name belongs to."""
     opened = [r.context.local_scopes.pop() for _ in range(scopes)]
     try:
-        yield
+        let(r, name, value)
     finally:
         r.context.local_scopes.extend(reversed(opened))
+    return r.context.value_named(name)
 
 
 def bind_static(r: Recording, names: Any, value: Any) -> None:
@@ -130,13 +128,13 @@ def unpack(r: Recording, names: tuple[str, ...], value: object) -> None:
         let(r, name, part)
 
 
-def unpack_to(r: Recording, places: tuple[Any, ...], value: Any) -> None:
+def unpack_to(r: Recording, value: Any, places: tuple[Any, ...]) -> None:
     parts = [declare(r, "value", p, "temporary") for p in _unpacked(value, len(places))]
     for place, part in zip(places, parts, strict=True):
         if isinstance(place, str):
             let(r, place, part)
         else:
-            store(r, place[0], place[1], part)
+            store(r, part, *place)
 
 
 # --- stores
@@ -204,8 +202,8 @@ def place_of(r: Recording, base: object, index: object) -> object:
     return base.members[index] if isinstance(base, Record) else getattr(base, index)
 
 
-def store(r: Recording, base: object, index: object, value: object) -> None:
-    """``base[index] = value`` or ``base.name = value``."""
+def store(r: Recording, value: object, base: object, index: object) -> None:
+    """``base[index] = value`` or ``base.name = value``: the value is evaluated first, as in Python."""
     assign_to(r, place_of(r, base, index), value)
 
 

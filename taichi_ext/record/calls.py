@@ -87,7 +87,7 @@ def call(
     if func is not None:
         return inline_call(r, func, args, keywords)
     if python_functions.is_python(function):
-        return python_functions.call_python(r.library, function, args, keywords)
+        return python_functions.call_python(r, function, args, keywords)
     return _other(r, function, args, keywords, is_statement)
 
 
@@ -96,7 +96,7 @@ def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, 
     if backend.is_library(function):
         return effects.opaque(r, function, args, keywords, is_statement)
     if not has_values(args) and not has_values(keywords):
-        with backend.sealed(), r.library.watching() as watched:
+        with backend.sealed(), r.constants.watching() as watched:
             result = function(*args, **keywords)
         if watched.may_read:
             name = getattr(function, "__qualname__", None) or repr(function)
@@ -105,13 +105,18 @@ def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, 
     operation = _OF_PYTHON_NUMBERS.get((function, len(args)))
     if operation is not None and all(isinstance(a, Known) or not has_values(a) for a in args):
         return operations.operate(r, operation, *args)
-    found = python_functions.PythonScope(r.library).structure(function, tuple(args), keywords)
+    found = python_functions.PythonScope(r).structure(function, tuple(args), keywords)
     if found is NotImplemented and isinstance(function, np.ufunc):
         raise UnsupportedError(f"NumPy's {function.__name__} is called on a value of the kernel; use Taichi's.")
     if found is NotImplemented:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise UnsupportedError(f"{name!r} is called on a value of the kernel. Write it as a @ti.func.")
     return found
+
+
+def matmul(r: Recording, a: object, b: object) -> Any:
+    """``a @ b``."""
+    return call(r, matrix_ops.matmul, [a, b], {})
 
 
 def _by_position(
@@ -174,11 +179,6 @@ def _any_all(name: str) -> Handler:
     return evaluate
 
 
-def _operator(name: str) -> Handler:
-    """A function of the ``operator`` module: the same as the operator."""
-    return lambda r, args, keywords, is_statement: getattr(r.library, name)(*args)
-
-
 def _length(r: Recording, args: list[Any], keywords: Mapping[str, object], is_statement: bool) -> int:
     return shape_of(args[0])[0] if shape_of(args[0]) else len(args[0])
 
@@ -215,6 +215,8 @@ _SPECIAL: dict[Any, Handler] = {
     },
     **{getattr(builtins, n): _any_all(n) for n in ("any", "all")},
     **{f: _kept_call(f) for f in effects.KEPT_CALLS},
+    operator.matmul: lambda r, a, k, s: matmul(r, *a),
+    operator.pos: lambda r, a, k, s: value_of(a[0]),
     ti.eig: _eig,
     builtins.len: _length,
     builtins.print: _print,
@@ -246,6 +248,5 @@ _OF_PYTHON_NUMBERS: dict[Any, str] = {
     (math.pow, 2): "pow",
     (math.atan2, 2): "atan2",
 }
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos", "invert")
-_SPECIAL.update({getattr(operator, name): _operator(name) for name in _ARITHMETIC})
-_SPECIAL.update({getattr(operator, name): _operation(name) for name in COMPARISONS})
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "invert")
+_SPECIAL.update({getattr(operator, name): _operation(name) for name in (*_ARITHMETIC, *COMPARISONS)})

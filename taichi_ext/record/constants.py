@@ -72,7 +72,7 @@ class Constants:
     Attributes:
         variables: the variables, in the order of the parameters.
         arguments: the names of arguments that are parameters.
-        library: the recorder, which calls functions of Python's.
+        library: the functions of the recorder, by name.
         locals: the locals of the program for the variables that have been read, by their keys.
         namesakes: other variables of the same name that hold the same number, by the key of the parameter.
         static: the number of calls of ``ti.static`` around the current expression.

@@ -8,7 +8,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.backend import ti
-from taichi_ext.program import Known, Op, Tensor
+from taichi_ext.program import Const, Known, Op, Tensor
 from taichi_ext.record.handles import Record, flattened, value_of
 from taichi_ext.record.literals import as_value, convert, known_in
 from taichi_ext.record.operations import cast, tensor, typed_tensor
@@ -46,7 +46,7 @@ def scalar(r: Recording, dtype: object, x: object) -> object:
     """``ti.f32(x)``: a Python number becomes a literal of exactly this type."""
     kind = type_of(dtype)
     if isinstance(x, (int, float)) and not isinstance(x, bool):
-        return r.library.literal(x, kind)
+        return Const(x, kind)
     if isinstance(x, Known):
         return known_in(x, kind, is_exact=True)
     return cast(r, x, dtype)

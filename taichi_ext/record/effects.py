@@ -66,7 +66,7 @@ def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[objec
 # --- texts
 
 
-def format_text(template: str, args: tuple[object, ...], keywords: Mapping[str, object]) -> str | Format:
+def format_text(r: Recording, template: str, *args: object, **keywords: object) -> str | Format:
     """``template.format(...)`` with all its fields in the order of the text."""
     text, values, count = "", [], 0
     for literal, name, spec, _ in string.Formatter().parse(template):
@@ -82,11 +82,18 @@ def format_text(template: str, args: tuple[object, ...], keywords: Mapping[str, 
     return Format(text, tuple(map(group_of, values)))
 
 
-def percent(text: str, values: object) -> str | Format:
+def percent(r: Recording, text: str, values: object) -> str | Format:
     """``text % values``; Taichi takes it with values of the kernel as the message of an assertion."""
+    values = value_of(values)
     if not has_values(values):
         return text % values
     return Format(text, tuple(map(group_of, values if isinstance(values, tuple) else (values,))), is_percent=True)
+
+
+def assert_(r: Recording, condition: object, message: object) -> None:
+    condition = value_of(condition)
+    if has_values(condition) or not condition:  # others are known to hold when the kernel is compiled
+        r.add(Effect("assert", (as_value(condition), message), place=r.place()))
 
 
 def print_(r: Recording, args: Sequence[object], keywords: Mapping[str, object]) -> None:

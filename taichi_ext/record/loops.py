@@ -6,7 +6,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import For, Known, Local, Read, Tensor, Value
+from taichi_ext.program import For, Jump, Known, Local, Read, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.record.handles import Cell, Cells, flattened, value_of
 from taichi_ext.record.literals import as_value
@@ -14,7 +14,7 @@ from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
 
 
-def before_loop(r: Recording, kind: str, domain: tuple[object, ...]) -> None:
+def before_loop(r: Recording, kind: str, *domain: object) -> None:
     """The domain of a loop, and the one that Taichi walks instead."""
     given = tuple(value_of(d) for d in domain)
     if any(isinstance(x, Known) for x in flattened(given)):
@@ -57,7 +57,7 @@ def _native_bound(x: object) -> object:
     return [native(e) for e in x.entries] if isinstance(x, Tensor) else native(x)
 
 
-def enter_for(r: Recording, names: tuple[str, ...]) -> None:
+def enter_for(r: Recording, *names: str) -> None:
     """Start the body of a loop: its variables become locals of the program."""
     variables = []
     for name in names:
@@ -70,3 +70,8 @@ def enter_for(r: Recording, names: tuple[str, ...]) -> None:
         scope[name] = Cells(local, (), shape) if shape else Cell(Read(local))
     loop = r.loop.statement
     r.open_for(For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))
+
+
+def jump(r: Recording, kind: str) -> None:
+    if not r.context.is_in_static_for():
+        r.add(Jump(kind, place=r.place()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -11,17 +10,21 @@ import itertools
 import operator
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+import taichi_ext.record.subscripts as subscripts
 from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Known, Tensor, Value
-from taichi_ext.record.constants import READS_PARAMETER, Watched
+from taichi_ext.record.assignments import update_place
+from taichi_ext.record.constants import READS_PARAMETER
 from taichi_ext.record.handles import HANDLES, Cell, Cells
+from taichi_ext.record.operations import operate
 from taichi_ext.record.python_source import is_rewritten, rewritten
+from taichi_ext.record.recording import Recording
 from taichi_ext.record.rewriter import PYTHON_NAMES
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -47,35 +50,33 @@ def is_python(function: object) -> bool:
     return is_wrapper or isinstance(inspect.getattr_static(type(function), "__call__", None), types.FunctionType)
 
 
-def call_python(library: Library, function: object, args: list[object], keywords: dict[str, object]) -> object:
+def call_python(r: Recording, function: object, args: list[object], keywords: dict[str, object]) -> object:
     """Call a plain Python function, method, class or object as Taichi does while it compiles."""
     if isinstance(function, functools.partial):
-        return library.call(function.func, *function.args, *args, **{**function.keywords, **keywords})
+        return r.library.call(function.func, *function.args, *args, **{**function.keywords, **keywords})
     if isinstance(function, functools._lru_cache_wrapper):
-        return library.call(function.__wrapped__, *args, **keywords)
+        return r.library.call(function.__wrapped__, *args, **keywords)
     if isinstance(function, types.MethodType):
-        return library.call(function.__func__, function.__self__, *args, **keywords)
+        return r.library.call(function.__func__, function.__self__, *args, **keywords)
     if isinstance(function, type):
-        return _construct(library, function, args, keywords)
+        return _construct(r, function, args, keywords)
     if not isinstance(function, types.FunctionType):
-        return library.call(type(function).__call__, function, *args, **keywords)
+        return r.library.call(type(function).__call__, function, *args, **keywords)
     if is_rewritten(function):
         return function(*args, **keywords)
     if all(map(_is_plain, [*args, *keywords.values()])):
         try:  # most such functions compute with numbers and indices
-            with backend.sealed(), library.watching() as watched:
+            with backend.sealed(), r.constants.watching() as watched:
                 result = function(*args, **keywords)
             if not watched.may_read:
                 return result
         except backend.SealedError:
             pass  # it reads or writes fields, or calls ti.funcs: that is recorded
-    return _run(library, function, args, keywords)
+    return _run(r, function, args, keywords)
 
 
-def _run(
-    library: Library, function: types.FunctionType, args: Sequence[object], keywords: Mapping[str, object]
-) -> object:
-    made = rewritten(function, PythonScope(library), library.replaced_names)
+def _run(r: Recording, function: types.FunctionType, args: Sequence[object], keywords: Mapping[str, object]) -> object:
+    made = rewritten(function, PythonScope(r), r.constants.replaced)
     if made is None:
         raise UnsupportedError(
             f"The Python function {function.__qualname__!r} is called in a kernel, and its source is not to be found. "
@@ -84,23 +85,23 @@ def _run(
     return made(*args, **keywords)
 
 
-def _construct(library: Library, kind: type, args: list[Any], keywords: dict[str, object]) -> object:
+def _construct(r: Recording, kind: type, args: list[Any], keywords: dict[str, object]) -> object:
     """An object of a Python class."""
     is_record = dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__")
     if is_record or issubclass(kind, (tuple, list, dict, BaseException)):
         return kind(*args, **keywords)
     initialise = kind.__init__
     if kind.__new__ is not object.__new__ or not isinstance(initialise, types.FunctionType):
-        return _native(library, kind, args, keywords)
+        return _native(r, kind, args, keywords)
     made = object.__new__(kind)
-    library.call(initialise, made, *args, **keywords)
+    r.library.call(initialise, made, *args, **keywords)
     return made
 
 
-def _native(library: Library, function: Any, args: list[object], keywords: dict[str, object]) -> object:
+def _native(r: Recording, function: Any, args: list[object], keywords: dict[str, object]) -> object:
     if not all(map(_is_plain, [*args, *keywords.values()])):
         raise UnsupportedError(f"{function!r} is called on a value of the kernel; write it as a @ti.func.")
-    with backend.sealed(), library.watching() as watched:
+    with backend.sealed(), r.constants.watching() as watched:
         result = function(*args, **keywords)
     if watched.may_read:
         raise UnsupportedError(READS_PARAMETER.format(repr(function)))
@@ -116,27 +117,11 @@ def _is_plain(x: object) -> bool:
     return isinstance(x, _NUMBERS) or backend.is_expr(x) or (isinstance(x, np.ndarray) and x.dtype != object)
 
 
-class Library(Protocol):
-    """The interface of the recorder to Python functions."""
-
-    def call(self, function: object, *args: object, **keywords: object) -> Any: ...
-    def run(self, function: object, *args: object, **keywords: object) -> None: ...
-    def method(self, base: object, name: str, *args: object, **keywords: object) -> object: ...
-    def load(self, base: object, index: tuple[object, ...]) -> object: ...
-    def attribute(self, base: object, name: str) -> object: ...
-    def operate(self, name: str, *args: object) -> Any: ...
-    def matmul(self, a: object, b: object) -> object: ...
-    def augment(self, target: object, op: str, value: object) -> None: ...
-    def watching(self) -> contextlib.AbstractContextManager[Watched]: ...
-    def replaced_names(self, function: object) -> dict[str, object]: ...
-    def python_attribute(self, owner: object, name: str) -> object: ...
-
-
 class PythonScope:
     """Operations called by rewritten Python functions, as ``<py>``: of Python, or of the recorder on its values."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, r: Recording) -> None:
+        self.recording = r
 
     # --- operators
 
@@ -152,8 +137,8 @@ class PythonScope:
             return _as_array(entries, arrays[0].shape)
         if isinstance(a, HANDLES) or isinstance(b, HANDLES):
             if name == "matmul":
-                return self.library.matmul(_number(a), _number(b))
-            return self.library.operate(name, _number(a), _number(b))
+                return self.recording.library.matmul(_number(a), _number(b))
+            return operate(self.recording, name, _number(a), _number(b))
         return getattr(operator, f"__{PYTHON_NAMES.get(name, name)}__")(a, b)
 
     def _own_operator(self, name: str, a: object, b: object) -> object:
@@ -161,7 +146,7 @@ class PythonScope:
         for x, other, method in ((a, b, f"__{name}__"), (b, a, f"__r{name}__")):
             own = getattr(type(x), method, None)
             if isinstance(own, types.FunctionType) and not isinstance(x, HANDLES) and not backend.is_library(own):
-                found = self.library.call(own, x, other)
+                found = self.recording.library.call(own, x, other)
                 if found is not NotImplemented:
                     return found
         return NotImplemented
@@ -169,9 +154,9 @@ class PythonScope:
     def unary(self, name: str, x: Any) -> object:
         own = getattr(type(x), f"__{name}__", None)
         if isinstance(x, HANDLES):
-            return self.library.operate(name, x)
+            return operate(self.recording, name, x)
         if isinstance(own, types.FunctionType) and not backend.is_library(own):
-            return self.library.call(own, x)
+            return self.recording.library.call(own, x)
         if _is_array(x) and x.dtype == object:
             return _as_array([self.unary(name, e) for e in x.flat], x.shape)
         return getattr(operator, name)(x)
@@ -184,7 +169,7 @@ class PythonScope:
             if found is not NotImplemented:
                 result = found
             elif isinstance(a, HANDLES) or isinstance(b, HANDLES):
-                result = self.library.operate(name, _number(a), _number(b))
+                result = operate(self.recording, name, _number(a), _number(b))
             else:
                 result = getattr(operator, name)(a, b)
             if isinstance(result, bool) and (isinstance(a, Known) or isinstance(b, Known)):
@@ -196,13 +181,13 @@ class PythonScope:
     def augmented(self, target: object, name: str, value: object) -> object:
         """``target += value``: changes a local or an entry of a field in place; otherwise returns a new object."""
         if isinstance(target, (Cell, Cells)):
-            self.library.augment(target, name, value)
+            update_place(self.recording, target, name, value)
             return target
         if isinstance(target, (Value, Tensor)):
             raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
         own = getattr(type(target), f"__i{PYTHON_NAMES.get(name, name)}__", None)
         if isinstance(own, types.FunctionType) and not backend.is_library(own):
-            return self.library.call(own, target, value)
+            return self.recording.library.call(own, target, value)
         if isinstance(value, HANDLES) or own is None or (_is_array(target) and _has_objects(value)):
             return self.binary(name, target, value)
         return getattr(operator, f"__i{PYTHON_NAMES.get(name, name)}__")(target, value)
@@ -222,25 +207,25 @@ class PythonScope:
 
     def item(self, base: Any, index: object) -> object:
         if isinstance(base, HANDLES):
-            return self.library.load(base, index if isinstance(index, tuple) else (index,))
+            return subscripts.load(self.recording, base, index if isinstance(index, tuple) else (index,))
         own = getattr(type(base), "__getitem__", None)
         if isinstance(own, types.FunctionType) and not backend.is_library(own):
-            return self.library.call(own, base, index)
+            return self.recording.library.call(own, base, index)
         return base[index]
 
     def attribute(self, base: object, name: str) -> object:
         if not isinstance(base, HANDLES):
             found = inspect.getattr_static(base, name, None)
             if isinstance(found, property) and isinstance(found.fget, types.FunctionType) and is_python(found.fget):
-                return self.library.call(found.fget, base)
-            return self.library.python_attribute(base, name)
-        return self.library.attribute(base, name)
+                return self.recording.library.call(found.fget, base)
+            return self.recording.constants.read_attribute(base, name, getattr(base, name))
+        return subscripts.attribute(self.recording, base, name)
 
     # --- calls
 
     def method(self, base: object, name: str, *args: object, **keywords: object) -> object:
         if isinstance(base, HANDLES) or (isinstance(base, backend.Field) and name == "fill"):
-            return self.library.method(base, name, *args, **keywords)
+            return self.recording.library.method(base, name, *args, **keywords)
         function = self.attribute(base, name)
         if isinstance(base, _CONTAINERS) and isinstance(function, types.BuiltinMethodType):
             return function(*args, **keywords)
@@ -248,10 +233,10 @@ class PythonScope:
 
     def run(self, function: object, *args: object, **keywords: object) -> None:
         """A call whose result is not used."""
-        self._call(self.library.run, function, args, keywords)
+        self._call(self.recording.library.run, function, args, keywords)
 
     def call(self, function: object, *args: object, **keywords: object) -> Any:
-        return self._call(self.library.call, function, args, keywords)
+        return self._call(self.recording.library.call, function, args, keywords)
 
     def _call(self, otherwise: Any, function: Any, args: tuple[Any, ...], keywords: dict[str, object]) -> Any:
         if function is ti.static:
@@ -284,7 +269,7 @@ class PythonScope:
         if getattr(builtins, getattr(function, "__name__", ""), None) is not function:
             return NotImplemented
         if function is abs and isinstance(args[0], HANDLES):
-            return self.library.call(abs, args[0])
+            return self.recording.library.call(abs, args[0])
         if function is pow and len(args) == 2:
             return self.binary("pow", *args)
         if any(isinstance(a, HANDLES) for a in args) and function not in _OF_VALUES:

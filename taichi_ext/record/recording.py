@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,7 +74,7 @@ class Recording:
     def __init__(
         self,
         kernel: backend.Kernel,
-        library: Any,
+        library: Callable[[Recording], Any],
         rules: Any,
         constants: Constants | None,
         is_reverse: bool,
@@ -84,7 +84,7 @@ class Recording:
         self.rules = rules  # of users, that apply to the kernel
         self.is_reverse = is_reverse  # Taichi's reverse mode takes the derivative itself
         self.constants = constants or Constants()
-        self.constants.library = library
+        self.constants.library = library(self)
         self.frames: list[Frame] = []
         self.blocks = [Block("kernel")]
         self.containers = Containers()
@@ -96,7 +96,7 @@ class Recording:
 
     @property
     def library(self) -> Any:
-        """The operations that the rewritten source calls."""
+        """The functions that the rewritten source calls, by name."""
         return self.constants.library
 
     # --- functions and places

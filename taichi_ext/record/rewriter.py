@@ -1,7 +1,7 @@
 """The syntax tree of a kernel as calls of the recorder; Python AST in, Python AST out.
 
 Control flow stays, as Taichi walks it, reported to the recorder; operators, loads, stores, calls and comparisons are
-calls on ``<ad>`` (``recorder.Recorder``). Each node is at the position of the user's own, so that Taichi's errors and
+calls on ``<ad>`` (``recorder``). Each node is at the position of the user's own, so that Taichi's errors and
 warnings cite the user's line and text. ``ti.static``, ``ti.grouped``, ``ti.ndrange`` and ``range`` stay as they are,
 since Taichi recognises them by their syntax.
 """
@@ -148,13 +148,10 @@ class Rewriter(ast.NodeTransformer):
         return self.assignment(node.target, value, node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> object:
-        operator = self.string(type(node.op).__name__, node)
-        value = self.visit(node.value)
-        name = BINARY[type(node.op)]
+        value, name = self.visit(node.value), self.string(BINARY[type(node.op)], node)
         if isinstance(node.target, ast.Name):
-            target = self.string(node.target.id, node)
-            return self.statement("update_local", node, target, operator, self.string(name, node), value)
-        return self.statement("update", node, *self.place_parts(node.target), operator, self.string(name, node), value)
+            return self.statement("update_local", node, self.string(node.target.id, node), name, value)
+        return self.statement("update", node, *self.place_parts(node.target), name, value)
 
     def visit_If(self, node: ast.If) -> object:
         if self.static_name(node.test) == "static":

@@ -168,3 +168,9 @@ def _tensor_attribute(r: Recording, base: Tensor | Cells, name: str) -> object:
     if name in known:
         return known[name]
     raise AttributeError(f"a vector or matrix of shape {base.shape} has no attribute {name!r}")
+
+
+def spread(_: Recording, values: object) -> object:
+    """``*values`` in a call."""
+    found = value_of(values)
+    return list(found) if not isinstance(values, Cells) else [values.at((n,)) for n in range(values.shape[0])]

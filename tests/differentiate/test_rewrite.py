@@ -248,10 +248,10 @@ def test_augmented_assignments():
     check(
         f,
         """
-        _ad.update_local('a', 'Add', 'add', 1.0)
-        _ad.update_local('a', 'Pow', 'pow', _ad.load(x, (0,)))
-        _ad.update(x, (0,), 'Sub', 'sub', a)
-        _ad.update(_ad.load(x, (0,)), 'y', 'Mult', 'mul', a)
+        _ad.update_local('a', 'add', 1.0)
+        _ad.update_local('a', 'pow', _ad.load(x, (0,)))
+        _ad.update(x, (0,), 'sub', a)
+        _ad.update(_ad.load(x, (0,)), 'y', 'mul', a)
         """,
     )
 
@@ -393,7 +393,7 @@ def test_while_loop():
         f,
         """
         while _ad.while_(_ad.enter_while(), _ad.compare(('lt',), a, 3.0)):
-            _ad.update_local('a', 'Mult', 'mul', 2.0)
+            _ad.update_local('a', 'mul', 2.0)
             _ad.end_loop()
         """,
     )
