@@ -29,7 +29,7 @@ from taichi_ext.boundary.rule_points import PointKernel, Slot, make_slots, resul
 from taichi_ext.checks.reports import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
 from taichi_ext.record.rules import check_shapes
-from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 
 _TOLERANCE = {4: (1e-4, 2e-2), 8: (1e-9, 1e-6)}  # of identities, and of differences, by bytes of the type
 _SHOWN = 5

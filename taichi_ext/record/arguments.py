@@ -7,8 +7,8 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Argument, Container, Local, Read
-from taichi_ext.record.handles import Cell, Cells, Record, group_of, value_of
+from taichi_ext.program import Argument, Container, Local
+from taichi_ext.record.handles import Record, group_of, place_of_local, value_of
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
 
@@ -23,7 +23,7 @@ def bind_arguments(r: Recording) -> None:
             continue
         place = _parameter(r, name, r.context.value_named(name), annotation)
         if isinstance(place, backend.AnyArray):
-            container = r.containers.arrays[id(place)]
+            container = r.containers[id(place)]
             made.append(Argument(name, array_annotation(container), container))
             continue
         for scope in r.context.local_scopes:
@@ -48,7 +48,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
         return Record(members, getattr(kind, "methods", {}), kind)
     if isinstance(bound, backend.AnyArray):
         dtype, shape = backend.array_type(bound)
-        r.containers.add_array(bound, Container(name, type_of(dtype), len(bound.shape), shape, None, True))
+        r.containers[id(bound)] = Container(name, type_of(dtype), len(bound.shape), shape, None, True)
         return bound
     if not backend.is_expr(bound):
         what = type(kind).__name__.removesuffix("Type")  # a Texture
@@ -57,8 +57,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
             "structs and argument packs of them, fields or arrays."
         )
     shape = backend.shape_of(bound)
-    local = Local(name, type_of(backend.dtype_of(bound)), shape, "parameter")
-    return Cells(local, (), shape) if shape else Cell(Read(local))
+    return place_of_local(Local(name, type_of(backend.dtype_of(bound)), shape, "parameter"))
 
 
 def annotation_text(annotation: object) -> object:

@@ -109,27 +109,16 @@ def bind_static(r: Recording, names: Any, value: Any) -> None:
         r.context.create_variable(name, v)
 
 
-def _unpacked(value: Any, count: int) -> list[Any]:
+def unpack(r: Recording, value: Any, places: tuple[Any, ...]) -> None:
+    """``a, b[i] = value``: all values are read before anything is written."""
     value = value_of(value)
     if isinstance(value, Record):
         value = list(value.members.values())
     parts = list(value.entries) if isinstance(value, Tensor) else list(value)
-    if len(parts) != count:
+    if len(parts) != len(places):
         raise ti.TaichiSyntaxError("The number of targets is not equal to value length")
-    return parts
-
-
-def unpack(r: Recording, names: tuple[str, ...], value: object) -> None:
-    """``a, b = value``: all values are read before anything is written."""
-    parts = _unpacked(value, len(names))
-    if any(r.context.is_var_declared(n) for n in names):
+    if not all(isinstance(place, str) and not r.context.is_var_declared(place) for place in places):
         parts = [declare(r, "value", p, "temporary") for p in parts]
-    for name, part in zip(names, parts, strict=True):
-        let(r, name, part)
-
-
-def unpack_to(r: Recording, value: Any, places: tuple[Any, ...]) -> None:
-    parts = [declare(r, "value", p, "temporary") for p in _unpacked(value, len(places))]
     for place, part in zip(places, parts, strict=True):
         if isinstance(place, str):
             let(r, place, part)

@@ -10,8 +10,7 @@ import numpy as np
 
 from taichi_ext.differentiate.forms.taichi_reverse import as_constant
 from taichi_ext.errors import InvalidRuleError
-from taichi_ext.program import Boundary, Const, Declare, Local, Op, Read, Tensor, Value, entries, regrouped
-from taichi_ext.program.values import Struct
+from taichi_ext.program import Boundary, Const, Declare, Local, Op, Read, Tensor, Value, entries
 from taichi_ext.record.handles import Record, group_of, shape_of
 from taichi_ext.record.literals import as_value, described
 from taichi_ext.record.recording import Recording
@@ -28,17 +27,14 @@ def statement(r: Recording, kind: str, given: Mapping[str, Any], values: Any, **
 
 def results_of(name: str, values: object) -> tuple[Any, tuple[Local, ...], Any]:
     """The values as groups, a local for each of their numbers, and these locals in the structure of the values."""
-    groups = as_groups(values)
-    parts = groups if isinstance(groups, tuple) else (groups,)
-    numbers = [n for part in parts for n in entries(part)]
-    locals_ = tuple(Local(name if n.dtype.is_real else "kept", n.dtype, (), "temporary") for n in numbers)
-    rest: list[Value] = [Read(local) for local in locals_]
-    made = []
-    for part, value in zip(parts, values if isinstance(values, tuple) else (values,), strict=True):
-        count = len(entries(part))
-        made.append(_as_handle(regrouped(part, tuple(rest[:count])), value))
-        rest = rest[count:]
-    return groups, locals_, tuple(made) if isinstance(values, tuple) else made[0]
+    locals_: list[Local] = []
+
+    def result(x: Value) -> Value:
+        locals_.append(Local(name if x.dtype.is_real else "kept", x.dtype, (), "temporary"))
+        return Read(locals_[-1])
+
+    results = by_number(result, values)
+    return as_groups(values), tuple(locals_), results
 
 
 def as_groups(x: object) -> Any:
@@ -46,13 +42,6 @@ def as_groups(x: object) -> Any:
     if isinstance(x, tuple):
         return tuple(map(as_groups, x))
     return group_of(x) if isinstance(x, (Value, Tensor, Record)) else as_value(x)
-
-
-def _as_handle(group: object, like: Any) -> object:
-    if isinstance(group, Struct):
-        members = {k: _as_handle(m, like.members[k]) for k, m in group.members.items()}
-        return Record(members, like.methods, like.kind)
-    return group
 
 
 def by_number(change: Callable[..., Value], value: object, *others: Any) -> object:

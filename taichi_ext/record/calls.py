@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from taichi_ext.record.recording import Recording
 from taichi_ext.record.subscripts import attribute
 from taichi_ext.record.taichi_types import COMPARISONS, NAME_OF
 
-Handler = Callable[[Recording, list[Any], dict[str, Any], bool], Any]
+Handler = Callable[..., Any]  # takes a recording, and the arguments of the call
 
 
 def method(
@@ -71,16 +72,15 @@ def call(
         return primitive_call(r, function, args, keywords)
     try:
         function = BY_CLASS.get(function, function)
-        special, name = _SPECIAL.get(function), NAME_OF.get(function)
+        handler = _SPECIAL.get(function)
     except TypeError:  # it cannot be hashed
-        special = name = None
+        handler = None
     args = [captured(a) for a in args]
-    if special is not None:
+    if handler is not None:
         args, keywords = _by_position(function, args, keywords)
-        return special(r, args, keywords, is_statement)
-    if name is not None:
-        args, keywords = _by_position(function, args, keywords)
-        return operations.operate(r, name, *args)
+        if handler is effects.atomic:
+            return effects.atomic(r, function.__name__, *args, is_statement=is_statement)
+        return handler(r, *args, **keywords)
     if construct.is_type(function):
         return construct.construct(r, function, args, keywords)
     func = backend.taichi_func(function)
@@ -136,7 +136,7 @@ def _by_position(
 
 
 def _extremum(name: str) -> Handler:
-    def evaluate(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
+    def evaluate(r: Recording, *args: object) -> Any:
         result = value_of(args[-1])
         for a in reversed(args[:-1]):
             result = operations.operate(r, name, a, result)
@@ -146,55 +146,29 @@ def _extremum(name: str) -> Handler:
 
 
 def _operation(name: str) -> Handler:
-    return lambda r, args, keywords, is_statement: operations.operate(r, name, *args)
-
-
-def _atomic(name: str) -> Handler:
-    return lambda r, args, keywords, is_statement: effects.atomic(r, name, args[0], args[1], is_statement)
+    return lambda r, *args: operations.operate(r, name, *args)
 
 
 def _conversion(kind: type) -> Handler:
-    def evaluate(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
-        return operations.cast(r, args[0], kind) if has_values(args[0]) else kind(*args)
-
-    return evaluate
+    return lambda r, *args: operations.cast(r, args[0], kind) if has_values(args[0]) else kind(*args)
 
 
-def _kept_call(function: object) -> Handler:
-    return lambda r, args, keywords, is_statement: effects.kept_call(r, function, args, keywords)
-
-
-def _eig(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> object:
+def _eig(r: Recording, matrix: object, dt: object = None) -> object:
     """Eigenvalues of a 2 x 2 matrix in complex form: Taichi's own algorithm is differentiated."""
-    dtype = keywords.get("dt", args[1] if len(args) > 1 else None)
-    return call(r, backend.eig_function, [args[0], dtype or backend.default_type(float)], {})
+    return call(r, backend.eig_function, [matrix, dt or backend.default_type(float)], {})
 
 
-def _any_all(name: str) -> Handler:
-    def evaluate(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
-        if not shape_of(args[0]):
-            return getattr(builtins, name)(args[0])
-        return call(r, getattr(matrix_ops, name), [args[0]], {})
-
-    return evaluate
+def _any_all(function: Callable[[Any], bool]) -> Handler:
+    return lambda r, x: call(r, getattr(matrix_ops, function.__name__), [x], {}) if shape_of(x) else function(x)
 
 
-def _length(r: Recording, args: list[Any], keywords: Mapping[str, object], is_statement: bool) -> int:
-    return shape_of(args[0])[0] if shape_of(args[0]) else len(args[0])
-
-
-def _print(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> None:
-    effects.print_(r, args, keywords)
-
-
-def _loop_config(r: Recording, args: Sequence[object], keywords: dict[str, Any], is_statement: bool) -> None:
+def _loop_config(r: Recording, **keywords: Any) -> None:
     ti.loop_config(**keywords)
     r.loop.config = {**r.loop.config, **keywords}
 
 
-def _fill(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> None:
+def _fill(r: Recording, field: object, value: object) -> None:
     """``field.fill(value)``: a store to each entry."""
-    field, value = args
     if isinstance(field, backend.MatrixField):
         shape = (field.n,) if field.ndim == 1 else (field.n, field.m)
         given = value_of(value)
@@ -205,40 +179,39 @@ def _fill(r: Recording, args: Sequence[object], keywords: Mapping[str, object], 
     call(r, backend.fill_function, [field, value], {}, True)
 
 
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "invert")  # of the ``operator`` module
 _SPECIAL: dict[Any, Handler] = {
-    **{f: _extremum(n) for n in ("max", "min") for f in (getattr(builtins, n), getattr(ops, n))},
+    **{function: _operation(name) for function, name in NAME_OF.items()},
+    **{getattr(operator, n): _operation(n) for n in (*COMPARISONS, *_ARITHMETIC)},
     **{f: _operation(f.__name__) for f in (builtins.abs, builtins.pow, builtins.round)},
+    **{f: _extremum(n) for n in ("max", "min") for f in (getattr(builtins, n), getattr(ops, n))},
     **{f: _conversion(f) for f in (builtins.int, builtins.bool, builtins.float)},
-    **{
-        getattr(ops, f"atomic_{n}"): _atomic(f"atomic_{n}")
-        for n in ["add", "sub", "mul", "min", "max", "and", "or", "xor"]
-    },
-    **{getattr(builtins, n): _any_all(n) for n in ("any", "all")},
-    **{f: _kept_call(f) for f in effects.KEPT_CALLS},
-    operator.matmul: lambda r, a, k, s: matmul(r, *a),
-    operator.pos: lambda r, a, k, s: value_of(a[0]),
+    **{getattr(ops, f"atomic_{n}"): effects.atomic for n in ("add", "sub", "mul", "min", "max", "and", "or", "xor")},
+    **{f: _any_all(f) for f in (builtins.any, builtins.all)},
+    **{f: functools.partial(effects.kept_call, function=f) for f in effects.KEPT_CALLS},
+    operator.matmul: matmul,
+    operator.pos: lambda r, x: value_of(x),
     ti.eig: _eig,
-    builtins.len: _length,
-    builtins.print: _print,
-    ops.cast: lambda r, a, k, s: operations.cast(r, *a),
-    ops.bit_cast: lambda r, a, k, s: operations.bit_cast(r, *a),
-    matrix_ops.cast: lambda r, a, k, s: operations.cast(r, *a),
-    matrix_ops.inverse: lambda r, a, k, s: effects.inverse(r, a[0]),
-    ops.select: lambda r, a, k, s: operations.operate(r, "select", *a),
-    ops.ifte: lambda r, a, k, s: operations.where(r, *a),
-    ops.random: lambda r, a, k, s: effects.random(r, a, k),
-    ti.randn: lambda r, a, k, s: call(r, backend.randn_function, a or [backend.default_type(float)], k),
+    builtins.len: lambda r, x: shape_of(x)[0] if shape_of(x) else len(x),
+    builtins.print: effects.print_,
+    ops.cast: operations.cast,
+    ops.bit_cast: operations.bit_cast,
+    matrix_ops.cast: operations.cast,
+    ops.select: _operation("select"),
+    ops.ifte: operations.where,
+    ops.random: effects.random,
+    ti.randn: lambda r, dt=None: call(r, backend.randn_function, [dt or backend.default_type(float)], {}),
     ti.loop_config: _loop_config,
-    **{f: (lambda r, a, k, s: a[0]) for f in (ti.assume_in_range, backend.loop_unique)},  # hints
-    ti.stop_grad: lambda r, a, k, s: effects.stop_grad(r, a[0]),
-    ti.zero: lambda r, a, k, s: construct.filled_like(r, a[0], 0),
-    ti.one: lambda r, a, k, s: construct.filled_like(r, a[0], 1),
-    ti.Matrix.identity: lambda r, a, k, s: construct.identity(*a),
-    ti.Matrix.zero: lambda r, a, k, s: construct.constant(a[0], 0, *a[1:]),
-    ti.Matrix.one: lambda r, a, k, s: construct.constant(a[0], 1, *a[1:]),
-    ti.Matrix.rows: lambda r, a, k, s: construct.rows(a[0]),
-    ti.Matrix.cols: lambda r, a, k, s: construct.columns(a[0]),
-    ti.Matrix.diag: lambda r, a, k, s: construct.diagonal(*a),
+    **{f: (lambda r, x, *_: x) for f in (ti.assume_in_range, backend.loop_unique)},  # hints
+    ti.stop_grad: effects.stop_grad,
+    ti.zero: lambda r, x: construct.filled_like(r, x, 0),
+    ti.one: lambda r, x: construct.filled_like(r, x, 1),
+    ti.Matrix.identity: lambda r, *args: construct.identity(*args),
+    ti.Matrix.zero: lambda r, dtype, *sizes: construct.constant(dtype, 0, *sizes),
+    ti.Matrix.one: lambda r, dtype, *sizes: construct.constant(dtype, 1, *sizes),
+    ti.Matrix.rows: lambda r, vectors: construct.rows(vectors),
+    ti.Matrix.cols: lambda r, vectors: construct.columns(vectors),
+    ti.Matrix.diag: lambda r, *args: construct.diagonal(*args),
     **{kind.fill: _fill for kind in (backend.ScalarField, backend.MatrixField)},
 }
 # Functions of Python's math module with a number of arguments, on Python numbers that are parameters.
@@ -248,5 +221,3 @@ _OF_PYTHON_NUMBERS: dict[Any, str] = {
     (math.pow, 2): "pow",
     (math.atan2, 2): "atan2",
 }
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "invert")
-_SPECIAL.update({getattr(operator, name): _operation(name) for name in (*_ARITHMETIC, *COMPARISONS)})

@@ -97,13 +97,13 @@ class Probe:
     def _noted(self, outcome: ir.Value, level: ir.Value, place: ir.Place | None) -> ir.Body:
         """Statements that record the outcome of a condition."""
         count, seen = ir.Read(self.count), ir.Read(self.seen)
-        mixed = [ir.Assign(seen, new, place=place) for new in _mixed(seen, _integer(outcome))]
+        mixed = [ir.Assign(seen, new, place=place) for new in _mixed(seen, _as(outcome, ir.I32))]
         body: list[ir.Statement] = [
             ir.Update(count, "add", ir.Const(1, ir.I32), place=place),
             ir.If(ir.Op("le", (count, self.which), ir.U1), tuple(mixed), place=place),
         ]
         if self.level is not None:
-            kept = ir.Assign(ir.Read(self.level), _as(level, self.level), place=place)
+            kept = ir.Assign(ir.Read(self.level), _as(level, self.level.dtype), place=place)
             body.append(ir.If(ir.Op("eq", (count, self.which), ir.U1), (kept,), place=place))
         if self.near is not None:
             body += self._measured(level, self.near, place)
@@ -116,7 +116,7 @@ class Probe:
         options = {"what": "pixel", "may_be_flat": True, "is_found": True}
         dx, dy = (_real("abs", ir.Read(s)) for s in slopes)
         total = _real("add", dx, dy)
-        ratio = _as(_real("truediv", _real("abs", ir.Read(kept)), total), near)
+        ratio = _as(_real("truediv", _real("abs", ir.Read(kept)), total), near.dtype)
         least = ir.Assign(ir.Read(near), _real("min", ir.Read(near), ratio), place=place)
         return (
             ir.Declare(kept, (level,), place=place),
@@ -207,15 +207,11 @@ def _start(place: ir.Place | None) -> str:
 def _real(name: str, *args: ir.Value) -> ir.Value:
     """An operation on real numbers; whole numbers among them are converted."""
     kind = max((a.dtype for a in args if a.dtype.is_real), key=lambda t: t.bits)
-    return ir.Op(name, tuple(a if a.dtype == kind else ir.Op("cast", (a,), kind) for a in args), kind)
+    return ir.Op(name, tuple(_as(a, kind) for a in args), kind)
 
 
-def _as(value: ir.Value, local: ir.Local) -> ir.Value:
-    return value if value.dtype == local.dtype else ir.Op("cast", (value,), local.dtype)
-
-
-def _integer(value: ir.Value) -> ir.Value:
-    return value if value.dtype == ir.I32 else ir.Op("cast", (value,), ir.I32)
+def _as(value: ir.Value, kind: ir.Type) -> ir.Value:
+    return value if value.dtype == kind else ir.Op("cast", (value,), kind)
 
 
 def _mixed(seen: ir.Value, outcome: ir.Value) -> list[ir.Value]:

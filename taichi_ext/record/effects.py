@@ -14,25 +14,22 @@ from taichi_ext.program import Atomic, Call, Container, Declare, Effect, Local, 
 from taichi_ext.program.types import I32
 from taichi_ext.program.values import Format
 from taichi_ext.record.assignments import cells_of, parts_for
-from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, value_of
+from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, place_of_local, value_of
 from taichi_ext.record.known_calls import is_without_tangents
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
 
-# Functions of Taichi's library that are recorded as calls: without side effects, on small matrices.
-KEPT_CALLS = {f: f.__name__ for f in (ti.svd, ti.sym_eig, ti.polar_decompose, ti.solve)}
-
-
-def place_of_local(local: Local) -> Cells | Cell:
-    return Cells(local, (), local.shape) if local.shape else Cell(Read(local))
+# Functions of Taichi's library that are recorded as calls: without side effects, on small matrices; names of results.
+KEPT_CALLS: dict[Any, str] = {f: f"{f.__name__}_{{}}" for f in (ti.svd, ti.sym_eig, ti.polar_decompose, ti.solve)}
+KEPT_CALLS[backend.matrix_ops.inverse] = "inverse"
 
 
 # --- atomics
 
 
-def atomic(r: Recording, name: str, target: object, value: object, is_statement: bool) -> Tensor | Cell | None:
+def atomic(r: Recording, name: str, target: object, value: object, *, is_statement: bool) -> Tensor | Cell | None:
     """``ti.atomic_add(target, value)`` and similar functions, entry by entry; returns the old value."""
     if not isinstance(target, (Cell, Cells)):
         raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
@@ -96,33 +93,29 @@ def assert_(r: Recording, condition: object, message: object) -> None:
         r.add(Effect("assert", (as_value(condition), message), place=r.place()))
 
 
-def print_(r: Recording, args: Sequence[object], keywords: Mapping[str, object]) -> None:
+def print_(r: Recording, *args: object, **keywords: object) -> None:
     r.add(Effect("print", tuple(group_of(value_of(a)) for a in args), (), keywords, place=r.place()))
 
 
 # --- functions of Taichi's own
 
 
-def kept_call(r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object]) -> object:
+def kept_call(r: Recording, *args: object, function: Any) -> object:
     """``ti.svd`` and the like, kept as a call; its type is that of a call on expressions of the same types."""
-    given = [value_of(a) for a in args] + list(keywords.values())
+    given = value_of(args)
     result = backend.native_call(r.context, function, [native(a) for a in given], {})
-    made = result if isinstance(result, tuple) else (result,)
-    name = KEPT_CALLS[function]
-    locals_ = tuple(_result_local(f"{name}_{n}", kind) for n, kind in enumerate(made))
+    locals_, places = _results(KEPT_CALLS[function], result)
     types = tuple(type_of(a) if isinstance(a, backend.DataType) else group_of(a) for a in given)
-    r.add(Call(name, types, locals_, place=r.place()))
-    places = tuple(place_of_local(local) for local in locals_)
-    return places if isinstance(result, tuple) else places[0]
+    r.add(Call(function.__name__, types, locals_, place=r.place()))
+    return places
 
 
-def inverse(r: Recording, x: object) -> Cells | Cell:
-    """The inverse of a matrix, kept as a call."""
-    matrix = value_of(x)
-    made = backend.matrix_ops.inverse(native(matrix))
-    local = _result_local("inverse", made)
-    r.add(Call("inverse", (matrix,), (local,), place=r.place()))
-    return place_of_local(local)
+def _results(name: str, result: object) -> tuple[tuple[Local, ...], Any]:
+    """Locals for the results of a call, of the types of ``result``, and their places in its structure."""
+    made = result if isinstance(result, tuple) else (result,)
+    locals_ = tuple(_result_local(name.format(n), kind) for n, kind in enumerate(made))
+    places = tuple(map(place_of_local, locals_))
+    return locals_, places if isinstance(result, tuple) else places[0]
 
 
 def _result_local(name: str, kind: object) -> Local:
@@ -153,24 +146,22 @@ def opaque(
             f"{function.__name__!r} adds statements to the kernel, and their derivatives are not known. Write them as "
             "a @ti.func."
         ) from None
-    made = list(result) if isinstance(result, tuple) else [] if result is None or is_statement else [result]
-    is_plain = not any(isinstance(k, (backend.Expr, backend.Matrix)) for k in made)
-    if made and is_plain:
+    result = () if result is None or (is_statement and not isinstance(result, tuple)) else result
+    made = result if isinstance(result, tuple) else (result,)
+    if made and not any(isinstance(k, (backend.Expr, backend.Matrix)) for k in made):
         return result  # known when the kernel is compiled
-    name = getattr(function, "__name__", "result")
-    locals_ = tuple(_result_local(name, kind) for kind in made)
+    locals_, places = _results(getattr(function, "__name__", "result"), result)
     given = tuple(_argument(r, a) for a in values)
     keywords = {k: _argument(r, v) for k, v in named.items()}
     writes = _written_in(r, args[0]) if function in (ti.append, ti.deactivate) else ()
     r.add(Effect(function, given, locals_, keywords, writes, place=r.place()))
-    places = tuple(place_of_local(local) for local in locals_)
-    return places if isinstance(result, tuple) else places[0] if places else None
+    return places or None
 
 
 def _written_in(r: Recording, place: backend.SNode | backend.Field) -> tuple[Container, ...]:
     """The fields met so far that are placed in a node."""
     node = backend.layout_node(place)
-    return tuple(c for c in r.containers.fields.values() if backend.is_under(c.object, node))
+    return tuple(c for c in r.containers.values() if c.object is not None and backend.is_under(c.object, node))
 
 
 def _argument(r: Recording, x: object) -> object:
@@ -182,9 +173,9 @@ def _argument(r: Recording, x: object) -> object:
     return group_of(x)
 
 
-def random(r: Recording, args: Sequence[object], keywords: Mapping[str, object]) -> Read:
+def random(r: Recording, dtype: object = float) -> Read:
     """``ti.random()``: drawn here, as by Taichi, even in a side of a choice that is not taken."""
-    kind = type_of([*args, *keywords.values(), float][0])
+    kind = type_of(dtype)
     local = Local("random", kind, (), "temporary")
     r.add(Declare(local, (Op("random", (), kind, place=r.place()),), place=r.place()))
     return Read(local)

@@ -108,6 +108,10 @@ def value_of(x: Any) -> Any:
     return x
 
 
+def place_of_local(local: Local) -> Cell | Cells:
+    return Cells(local, (), local.shape) if local.shape else Cell(Read(local))
+
+
 def shape_of(x: object) -> tuple[int, ...]:
     return x.shape if isinstance(x, (Tensor, Cells)) else ()
 

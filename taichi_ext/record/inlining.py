@@ -13,7 +13,6 @@ from taichi_ext.program import Const, For, Local
 from taichi_ext.program.types import I32
 from taichi_ext.record.assignments import assign_to, declare
 from taichi_ext.record.construct import typed
-from taichi_ext.record.handles import Cell, Cells, Record, value_of
 from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Frame, Recording
 from taichi_ext.record.returns import RETURN_TYPE
@@ -42,9 +41,15 @@ def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywor
     return walk_typed(r, func, bound)
 
 
-def walk_typed(r: Recording, func: backend.Func, bound: Sequence[object]) -> object:
-    """Record a function in place; its results are converted to its annotated types."""
-    return _returned(r, func, walk_function(r, func, bound))
+def walk_typed(r: Recording, func: backend.Func, bound: Sequence[object]) -> Any:
+    """Record a function in place; as in Taichi, its results are converted to annotated types of numbers only."""
+    result: Any = walk_function(r, func, bound)
+    kinds = func.return_type
+    if kinds is None or result is None:
+        return result
+    pairs = zip([result] if len(kinds) == 1 else result, kinds, strict=True)
+    typed_results = tuple(cast(r, value, kind) if backend.is_scalar_type(kind) else value for value, kind in pairs)
+    return typed_results[0] if len(kinds) == 1 else typed_results
 
 
 def _bind(r: Recording, func: backend.Func, argument: Any, value: object) -> object:
@@ -59,20 +64,6 @@ def _bind(r: Recording, func: backend.Func, argument: Any, value: object) -> obj
     elif func.is_real_function and isinstance(annotation, (backend.MatrixType, backend.StructType)):
         value = typed(r, annotation, value)
     return declare(r, argument.name, value, "argument")
-
-
-def _returned(r: Recording, func: backend.Func, result: Any) -> object:
-    kinds = func.return_type
-    if kinds is None or result is None:
-        return result
-    if len(kinds) == 1:
-        return _typed_result(r, result, kinds[0])
-    return tuple(_typed_result(r, v, k) for v, k in zip(result, kinds, strict=True))
-
-
-def _typed_result(r: Recording, value: object, kind: object) -> object:
-    """As in Taichi, annotated types of numbers convert; other annotations (``-> ti.Matrix``) have no effect."""
-    return cast(r, value, kind) if backend.is_scalar_type(kind) else value
 
 
 def walk_function(r: Recording, func: backend.Func, bound: Sequence[object]) -> object:
@@ -125,12 +116,8 @@ def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]
         value = backend.walk(tree, context)
         values = [value] if len(kinds) == 1 else value or ()
         for result, v in zip(results, values, strict=True):
-            assign_to(r, result, _matched(result, v))
+            assign_to(r, result, v)
     r.end_loop()
     if not kinds:
         return None
     return results[0] if len(kinds) == 1 else tuple(results)
-
-
-def _matched(place: object, value: object) -> object:
-    return value_of(value) if isinstance(place, (Cell, Cells, Record)) else value

@@ -6,9 +6,9 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import For, Jump, Known, Local, Read, Tensor, Value
+from taichi_ext.program import For, Jump, Known, Local, Tensor, Value
 from taichi_ext.program.types import I32
-from taichi_ext.record.handles import Cell, Cells, flattened, value_of
+from taichi_ext.record.handles import flattened, place_of_local, value_of
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
@@ -67,7 +67,7 @@ def enter_for(r: Recording, *names: str) -> None:
         shape = tuple(bound.get_shape() or ()) if is_matrix else backend.shape_of(bound)
         local = Local(name, I32, shape, "loop")
         variables.append(local)
-        scope[name] = Cells(local, (), shape) if shape else Cell(Read(local))
+        scope[name] = place_of_local(local)
     loop = r.loop.statement
     r.open_for(For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))
 

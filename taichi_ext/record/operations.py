@@ -13,7 +13,7 @@ from taichi_ext.backend import ti
 from taichi_ext.errors import raise_baked
 from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
 from taichi_ext.record.constants import known
-from taichi_ext.record.handles import Cells, value_of
+from taichi_ext.record.handles import place_of_local, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import COMPARISONS, FUNCTIONS, dummy, promoted, result_type, type_of
@@ -66,7 +66,7 @@ def whole_call(r: Recording, name: str, given: Sequence[object], shape: tuple[in
     args = tuple(a if isinstance(a, Tensor) else as_value(a) for a in given)
     result = Local(name, result_type(name, tuple(a.dtype for a in args)), shape, "temporary")
     r.add(Call(name, args, (result,), place=r.place()))
-    return Cells(result, (), shape).value()
+    return value_of(place_of_local(result))
 
 
 def scalar_operation(r: Recording, name: str, args: Sequence[object]) -> object:

@@ -144,18 +144,18 @@ class PythonScope:
     def _own_operator(self, name: str, a: object, b: object) -> object:
         """The result of an operator that a Python class defines; NotImplemented if it defines none."""
         for x, other, method in ((a, b, f"__{name}__"), (b, a, f"__r{name}__")):
-            own = getattr(type(x), method, None)
-            if isinstance(own, types.FunctionType) and not isinstance(x, HANDLES) and not backend.is_library(own):
+            own = _method(x, method)
+            if own is not None and not isinstance(x, HANDLES):
                 found = self.recording.library.call(own, x, other)
                 if found is not NotImplemented:
                     return found
         return NotImplemented
 
     def unary(self, name: str, x: Any) -> object:
-        own = getattr(type(x), f"__{name}__", None)
+        own = _method(x, f"__{name}__")
         if isinstance(x, HANDLES):
             return operate(self.recording, name, x)
-        if isinstance(own, types.FunctionType) and not backend.is_library(own):
+        if own is not None:
             return self.recording.library.call(own, x)
         if _is_array(x) and x.dtype == object:
             return _as_array([self.unary(name, e) for e in x.flat], x.shape)
@@ -208,8 +208,8 @@ class PythonScope:
     def item(self, base: Any, index: object) -> object:
         if isinstance(base, HANDLES):
             return subscripts.load(self.recording, base, index if isinstance(index, tuple) else (index,))
-        own = getattr(type(base), "__getitem__", None)
-        if isinstance(own, types.FunctionType) and not backend.is_library(own):
+        own = _method(base, "__getitem__")
+        if own is not None:
             return self.recording.library.call(own, base, index)
         return base[index]
 
@@ -286,6 +286,12 @@ class PythonScope:
         for value in iterator:
             total = self.binary("add", total, value) if function is operator.add else self.call(function, total, value)
         return total
+
+
+def _method(x: object, name: str) -> types.FunctionType | None:
+    """A special method that a class of the user's defines."""
+    own = getattr(type(x), name, None)
+    return own if isinstance(own, types.FunctionType) and not backend.is_library(own) else None
 
 
 def _is_object(x: object) -> bool:

@@ -88,8 +88,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{"end_if": Recording.end_if, "enter_while": Recording.open_while, "while_": _while, "before_loop": before_loop},
     **{"bound": _bound, "enter_for": enter_for, "end_loop": Recording.end_loop, "jump": jump, "result": _result},
     **{"let": assignments.let, "let_value": assignments.let_value, "bind_static": assignments.bind_static},
-    **{"unpack": assignments.unpack, "unpack_to": assignments.unpack_to, "store": assignments.store},
-    **{"update_local": assignments.update_local, "update": _update, "assert_": effects.assert_},
+    **{"unpack": assignments.unpack, "store": assignments.store, "update_local": assignments.update_local},
+    **{"update": _update, "assert_": effects.assert_},
     **{"percent": effects.percent, "format": effects.format_text, "compare": operations.compare},
     **{
         "bool_op": operations.bool_op,
@@ -160,7 +160,6 @@ def record(
     backend.materialize()
     throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
     throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
-    containers = (*r.containers.arrays.values(), *r.containers.fields.values())
-    returns = returned_annotations(kernel)
+    containers, returns = tuple(r.containers.values()), returned_annotations(kernel)
     body, file = with_levels(r.body()), rewritten.source[0]
     return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())

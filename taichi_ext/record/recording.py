@@ -34,7 +34,6 @@ class Frame:
 class Block:
     """An open block, and the statement that it will be part of once it is closed."""
 
-    owner: str  # kernel, if, while, for
     statements: list[ir.Statement] = field(default_factory=list)
     head: Any = None  # If: condition, place and the statements before else; While, For: the statement so far
 
@@ -52,20 +51,6 @@ class NextLoop:
     statement: Any = None
     domain: tuple[Any, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Containers:
-    """The fields and array arguments that were met, by identity; ``kept`` keeps them alive."""
-
-    fields: dict[int, ir.Container] = field(default_factory=dict)
-    arrays: dict[int, ir.Container] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)
-
-    def add_array(self, array: object, container: ir.Container) -> None:
-        """An array argument, as the kernel is traced with it."""
-        self.arrays[id(array)] = container
-        self.kept.append(array)
 
 
 class Recording:
@@ -86,8 +71,8 @@ class Recording:
         self.constants = constants or Constants()
         self.constants.library = library(self)
         self.frames: list[Frame] = []
-        self.blocks = [Block("kernel")]
-        self.containers = Containers()
+        self.blocks = [Block()]
+        self.containers: dict[int, ir.Container] = {}  # of array arguments, then of the fields met so far, by identity
         self.loop = NextLoop()
         # the source of each local, with an index, that was declared as a copy
         self.copies: dict[Any, Any] = {}
@@ -133,15 +118,15 @@ class Recording:
         self.blocks[-1].statements.append(statement)
 
     def open_if(self, condition: ir.Value) -> None:
-        self.blocks.append(Block("if", head=ir.If(condition, (), place=self.place())))
+        self.blocks.append(Block(head=ir.If(condition, (), place=self.place())))
 
     def open_else(self) -> None:
-        self.blocks.append(Block("else"))
+        self.blocks.append(Block())
 
     def close(self) -> None:
         """The end of one side of a branch."""
         block = self.blocks[-1]
-        if block.owner == "else":
+        if block.head is None:  # else
             self.blocks.pop()
             self.blocks[-1].head = replace(self.blocks[-1].head, orelse=tuple(block.statements))
         else:
@@ -151,7 +136,7 @@ class Recording:
         self.add(self.blocks.pop().head)
 
     def open_while(self) -> None:
-        self.blocks.append(Block("while", head=ir.While(None, (), place=self.place())))
+        self.blocks.append(Block(head=ir.While(None, (), place=self.place())))
 
     def set_condition(self, condition: ir.Value) -> None:
         """Set the condition of a while loop; if computing it took statements, a branch leaves the loop."""
@@ -163,7 +148,7 @@ class Recording:
             block.head = replace(block.head, condition=condition)
 
     def open_for(self, loop: ir.For) -> None:
-        self.blocks.append(Block("for", head=loop))
+        self.blocks.append(Block(head=loop))
 
     def end_loop(self) -> None:
         block = self.blocks.pop()
@@ -177,13 +162,9 @@ class Recording:
 
     def container(self, obj: object) -> ir.Container:
         """The container of a field or array argument."""
-        known = self.containers
-        if id(obj) in known.arrays:
-            return known.arrays[id(obj)]
-        if id(obj) not in known.fields:
-            known.kept.append(obj)
-            known.fields[id(obj)] = field_container(obj, self._name(obj))
-        return known.fields[id(obj)]
+        if id(obj) not in self.containers:
+            self.containers[id(obj)] = field_container(obj, self._name(obj))  # which keeps it alive
+        return self.containers[id(obj)]
 
     def _name(self, obj: object) -> str:
         """The user's name of a field: a variable, or an attribute, member or item of one."""

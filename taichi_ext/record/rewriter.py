@@ -116,11 +116,8 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(target, ast.Name):
             return self.statement("let", node, self.string(target.id, node), value)
         if isinstance(target, (ast.Tuple, ast.List)):
-            if all(isinstance(e, ast.Name) for e in target.elts):
-                return self.statement("unpack", node, self.targets(target), value)
-            places = [self.place(e) for e in target.elts]
-            group = ast.copy_location(ast.Tuple(elts=places, ctx=ast.Load()), target)
-            return self.statement("unpack_to", node, value, group)
+            places = ast.Tuple(elts=[self.place(e) for e in target.elts], ctx=ast.Load())
+            return self.statement("unpack", node, value, ast.copy_location(places, target))
         return self.statement("store", node, value, *self.place_parts(target))
 
     def place(self, target: ast.expr) -> ast.expr:

@@ -163,12 +163,12 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
             value = inputs[parameter]
             is_value = isinstance(value, (Value, Tensor, Record))
             bound.append(declare(r, parameter, stopped(r, value), "argument") if is_value else value)
-        elif r.is_reverse:
-            value = whole if parameter == "auto" else inputs[parameter[2:]]
-            bound.append(declare(r, parameter, by_number(difference, value, stopped(r, value)), "argument"))
         else:
             value = whole if parameter == "auto" else inputs[parameter[2:]]
-            tangent, inner[parameter], sources[parameter] = _tangent_of(r, parameter, value)
+            if r.is_reverse:
+                tangent = by_number(difference, value, stopped(r, value))
+            else:
+                tangent, inner[parameter], sources[parameter] = _tangent_of(r, parameter, value)
             bound.append(declare(r, parameter, tangent, "argument"))
     result = _walked(r, rule, walk, bound)
     returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
@@ -192,7 +192,7 @@ def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[object]) -> object
     """
     function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
     r.stopped.append(rule.target)
-    r.blocks.append(Block("rule"))
+    r.blocks.append(Block())
     try:
         result = value_of(walk(function, bound))
     finally:

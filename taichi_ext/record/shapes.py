@@ -51,7 +51,7 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     require_function(kind, "shape", shape, "n, x and y")
     x, y = position(kind, given["at"])
     called = callback(r, shape, given["args"])
-    r.blocks.append(Block("for"))  # recorded once more for the number of its results; not kept
+    r.blocks.append(Block())  # recorded once more for the number of its results; not kept
     found = value_of(call(called, Const(0, I32), x, y))
     r.blocks.pop()
     has_depth = kind == "nearest"
@@ -78,7 +78,7 @@ def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str = "
     """The result of a function of a position; it is recorded separately, and not kept."""
     require_function(kind, name, seen, "x and y")
     real = default_types()[0]
-    r.blocks.append(Block("for"))
+    r.blocks.append(Block())
     value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
     body = r.blocks.pop().statements
     if not isinstance(value, (Value, Tensor, int, float)):
@@ -204,7 +204,7 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
     """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near or level."""
     mode, real = given["mode"], default_types()[0]
     at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
-    r.blocks.append(Block("for"))
+    r.blocks.append(Block())
     value = value_of(call(given["shade"], *at.entries))
     group = tuple(frozen(r, e, "value") for e in (entries(value) if isinstance(value, Tensor) else [value]))
     body = tuple(r.blocks.pop().statements)

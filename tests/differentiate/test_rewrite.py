@@ -231,8 +231,8 @@ def test_several_targets():
         d = e = a + 1
 
     lines = rewritten(f).splitlines()
-    assert lines[0] == "_ad.unpack(('b', 'c'), (a, _ad.load(x, (0,))))"
-    assert lines[1] == "_ad.unpack_to((b, a), ((x, (0,)), 'b'))"
+    assert lines[0] == "_ad.unpack((a, _ad.load(x, (0,))), ('b', 'c'))"
+    assert lines[1] == "_ad.unpack((b, a), ((x, (0,)), 'b'))"
     temporary = lines[2].split("'")[1]
     assert lines[2] == f"_ad.let('{temporary}', _ad.add(a, 1))"
     assert lines[3:] == [f"_ad.let('d', {temporary})", f"_ad.let('e', {temporary})"]

@@ -13,7 +13,7 @@ from taichi_ext.api.inputs.layout import Layout, Placed, by_parameter
 from taichi_ext.launches import GRADIENT, EnergyTarget
 from taichi_ext.runtime.launching.request import Output
 from taichi_ext.runtime.launching.session import Session
-from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.python.warning import warn_at_user
 from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse.pattern import sparse_dtype

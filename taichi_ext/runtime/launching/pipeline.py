@@ -6,7 +6,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.keys import Key
-from taichi_ext.launches import Fused, container_key
+from taichi_ext.launches import Fused, PipelineArgument, container_key
 from taichi_ext.runtime.launching.launch_checks import STORED, warn_of_changes, warn_of_lost_tangents
 from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.repetitions import Repetition
@@ -52,7 +52,7 @@ class Pipeline:
             given[position] = with_tangents(args[position], names[position], column, numbers)
         with backend.follow(self), watching(self._python, function), numbers:
             result = function(*given)
-        session.accesses.note_passed(numbers.passed)
+        session.accesses.note({PipelineArgument(name) for name in numbers.passed}, set())
         session.check_program()
         self._follow_host_arrays()
         if self._record is not None:

@@ -18,7 +18,6 @@ from taichi_ext.launches import (
     FirstOrderArray,
     Fused,
     Launch,
-    PipelineArgument,
     Role,
     container_key,
 )
@@ -105,10 +104,6 @@ class Accesses:
         self.read |= read
         self.written |= written
         self.note_overwritten(written)
-
-    def note_passed(self, names: Iterable[str]) -> None:
-        """Note arguments of a pipeline, passed by value, that were passed on to kernels."""
-        self.read |= {PipelineArgument(name) for name in names}
 
     def note_overwritten(self, containers: Iterable[Key]) -> None:
         """Note containers that were overwritten."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,14 @@ from taichi_ext.runtime.sparse.streams import Saved, Streams
 
 @dataclass(frozen=True)
 class Adjoints:
-    """Derivatives of an energy with respect to the fields it is computed from: a number for each column."""
+    """Derivatives of an energy with respect to the fields it is computed from: a number for each column.
+
+    ``read`` are the containers that the kernels of the run have read so far.
+    """
 
     keys: frozenset[Key]
     shadow: Shadow
+    read: set[Key] = field(default_factory=set)
 
 
 class SparseEntries(DenseRows):
@@ -68,7 +72,6 @@ class SparseEntries(DenseRows):
         self._projection = projection
         self._streams: Streams | None = None
         self.is_symmetric = True
-        self._read: set[Key] = set()
         self._left_out: dict[Key, object] = {}  # names of containers whose tangents are not kept
         self._saved: list[tuple[Fused, Mapping[Key, Key], Saved]] = []  # entries of launches, before a projection
 
@@ -163,10 +166,10 @@ class SparseEntries(DenseRows):
         if fused.facts.has_random:
             raise DenseRowsError("the energy is computed from fields, and a kernel draws random numbers")
         stored = {site.key for site in fused.sites if not site.is_sum} & adjoints.keys
-        twice = {key for key in stored if self.rows(key).any()} | (adjoints.keys & fused.facts.written & self._read)
+        twice = {key for key in stored if self.rows(key).any()} | (adjoints.keys & fused.facts.written & adjoints.read)
         if twice:
             raise DenseRowsError("a field that the energy is computed from is stored twice, or after it is read")
-        self._read |= fused.facts.read
+        adjoints.read.update(fused.facts.read)
 
     def _renumber(self, before: Columns, tangents: Tangents) -> None:
         """Extend rows of tangents of earlier launches by the new columns, or make them sparse."""
@@ -194,13 +197,10 @@ class SparseEntries(DenseRows):
             return self._adjoints.shadow.array
         if self._streams is None:
             self._streams = Streams.of(fused)
-            self._check_count(self._streams)
+            if self._streams.entries > self._most_entries:
+                raise DenseRowsError("most entries of J are not zero")
             self._streams.begin()
         return self._streams.array(key)
-
-    def _check_count(self, streams: Streams) -> None:
-        if streams.entries > self._most_entries:
-            raise DenseRowsError("most entries of J are not zero")
 
     def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
         """Launch a kernel, and again if there was too little room for the entries that it counts."""

@@ -219,11 +219,11 @@ class ArrayTangents:
         else:
             shadow.clean()
         if region.is_whole(view):
-            return shadow.array, _do_nothing
+            return shadow.array, lambda: None
         rows = region.rows(view)
         if isinstance(rows, slice) and shadow.on_host and not shadow.by_column:
             width = shadow.shape[1]
-            return shadow.array[rows.start * width : rows.stop * width], _do_nothing
+            return shadow.array[rows.start * width : rows.stop * width], lambda: None
         part = Shadow(region.name, view.size, self._columns.count, backend.named_type(region.layout.dtype))
         part.set_rows(slice(None), shadow.to_numpy()[rows])
         return part.array, lambda: shadow.set_rows(rows, part.to_numpy())
@@ -268,7 +268,7 @@ class ArrayTangents:
             if stored is not None:
                 changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
             if changed.any():
-                yield region.name, region.layout, region.changed_rows(changed)
+                yield region.name, region.layout, np.flatnonzero(changed[region.layout.positions(region.layout.start)])
 
 
 def array_arguments(
@@ -312,7 +312,3 @@ def check_overlaps(given: Iterable[Given], written: Set[object]) -> None:
 def _memory(region: Region) -> np.ndarray | None:
     """The bytes of a region; None if Python cannot change them unnoticed."""
     return backend.memory_of(region.owners[-1][1], region.layout.start, region.layout.end - region.layout.start)
-
-
-def _do_nothing() -> None:
-    pass

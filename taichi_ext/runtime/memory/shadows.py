@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.backend import ti
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
 from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey
+from taichi_ext.runtime.memory.kernel_arrays import new_array, numpy_dtype, to_numpy
 from taichi_ext.runtime.memory.regions import View
 
 _INDEX_LIMIT = 2**31 - 1
@@ -117,10 +117,6 @@ def array_info(key: Key, name: Label | str, value: Any, element_shape: tuple[int
     return ContainerInfo(key, name, None, shape, element_shape, (), dtype)
 
 
-def numpy_dtype(dtype: Any) -> np.dtype:
-    return np.dtype(backend.to_numpy_type(dtype))
-
-
 class Shadow:
     """The tangent of one container: a matrix with a row per scalar entry and a column per seed.
 
@@ -146,15 +142,11 @@ class Shadow:
         self.is_dirty = False  # not yet set to zero
         self.on_host = backend.is_host_arch()
         self.by_column = backend.stores_by_column()
-        if not self.on_host:
-            self.array: Any = ti.ndarray(dtype, shape=max(1, rows * columns))
-            with backend.suspend_following():  # shadows are no arrays of the user's
-                self.array.fill(0)
-        elif array is None or not array.size:
-            self.array = np.zeros(max(1, rows * columns), self.dtype)
+        self.array: Any
+        if array is not None and array.size and self.on_host:
+            self.array, self.is_dirty = array.reshape(-1), True
         else:
-            self.array = array.reshape(-1)
-            self.is_dirty = True
+            self.array = new_array(rows * columns, dtype, is_zero=True)
 
     def clean(self) -> None:
         """Set it to zero if that has not been done."""
@@ -189,11 +181,7 @@ class Shadow:
     def to_numpy(self) -> np.ndarray:
         self.clean()
         rows, columns = self.shape
-        if self.on_host:
-            flat = self.array[: rows * columns]
-        else:
-            with backend.suspend_following():
-                flat = self.array.to_numpy()[: rows * columns]
+        flat = to_numpy(self.array)[: rows * columns]
         return flat.reshape(columns, rows).T if self.by_column else flat.reshape(self.shape)
 
 

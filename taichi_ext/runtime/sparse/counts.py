@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from taichi_ext.differentiate.forms.entry_sites import Site
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.memory.kernel_arrays import array_of, to_numpy
 
 MOST_SLOTS = 2**31 - 2
 
@@ -24,9 +25,8 @@ class SlotCounts:
         counts: by counter, the number of slots that each iteration has filled.
     """
 
-    def __init__(self, sites: Iterable[Site], new_array: Callable[[np.ndarray], object]) -> None:
+    def __init__(self, sites: Iterable[Site]) -> None:
         self._sites = [s for s in sites if s.around.opened is not None or s.around.counter is not None]
-        self._new_array = new_array
         self.rooms = {s.around.opened: 0 for s in self._sites if s.around.opened is not None}
         self.lengths = dict(self.rooms)
         self.offsets: dict[int, np.ndarray] = {}
@@ -87,12 +87,12 @@ class SlotCounts:
                 f"A sparse Jacobian of {values.max()} entries in one loop is more than Taichi can index. "
                 "Compute it for fewer outputs at a time."
             )
-        return self._new_array(values.astype(np.int32))
+        return array_of(values.astype(np.int32))
 
     def array(self, number: int, what: str) -> Any:
         return self._memory[number, what]
 
-    def end(self, to_numpy: Callable[[object], np.ndarray]) -> bool:
+    def end(self) -> bool:
         """Read the counts of the launch; False if there was too little room, which is then made."""
         found = {name: to_numpy(array).astype(np.int64) for name, array in self._memory.items()}
         self.lengths = {number: int(found[number, "lengths"][1]) for number in self.rooms}

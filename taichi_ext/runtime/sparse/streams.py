@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.backend import ti
 from taichi_ext.differentiate.forms.entry_sites import Group, Site
 from taichi_ext.differentiate.forms.keys import Key, SiteArray, SumKey, Version
 from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
-from taichi_ext.runtime.memory.shadows import available_memory, numpy_dtype
+from taichi_ext.runtime.memory.kernel_arrays import array_of, new_array, numpy_dtype, to_numpy
+from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.runtime.sparse.counts import SlotCounts
 from taichi_ext.runtime.sparse.pattern import Block, Slots, block_of, kept_slots, stored_rows
 
@@ -59,9 +59,9 @@ class _Bundle:
     def allocate(self, dtype: Any) -> None:
         """Allocate memory for the numbers of one launch."""
         if backend.is_host_arch():
-            self.memory = _new_array(self.numbers, dtype)
+            self.memory = new_array(self.numbers, dtype)
         else:
-            self.memory = [_new_array(end - start, dtype) for start, end in itertools.pairwise(self.starts)]
+            self.memory = [new_array(end - start, dtype) for start, end in itertools.pairwise(self.starts)]
 
     def array(self, source: int) -> Any:
         """The container that a source writes to."""
@@ -75,7 +75,7 @@ class _Bundle:
         if not isinstance(self.memory, list):
             return self.memory[: self.numbers]
         pairs = zip(self.memory, itertools.pairwise(self.starts), strict=True)
-        return _joined([_to_numpy(array)[: end - start] for array, (start, end) in pairs])
+        return _joined([to_numpy(array)[: end - start] for array, (start, end) in pairs])
 
 
 class Streams:
@@ -90,7 +90,7 @@ class Streams:
     def __init__(self, fused: Fused) -> None:
         assert fused.entries is not None
         self._program = fused.entries
-        self.counts = SlotCounts(self.sites, _array_of)
+        self.counts = SlotCounts(self.sites)
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
         self._blocks: dict[tuple[Stage, Key], dict[Key, Block]] = {}
         self._stored: dict[tuple[Stage, Key], np.ndarray] = {}
@@ -113,7 +113,7 @@ class Streams:
                 )
         self._bundles: dict[Any, _Bundle] = {}
         self._places: dict[SiteArray, tuple[_Bundle, int]] = {}
-        self._integers: dict[int, object] = {}
+        self._integers: dict[int, Any] = {}
         self._blocks.clear()
         self._make_bundles()
 
@@ -143,9 +143,10 @@ class Streams:
         for site in self.sites:
             if site.integers:
                 if site.number not in self._integers:
-                    self._integers[site.number] = _new_array(self.counts.slots(site) * site.integers, backend.i32)
+                    self._integers[site.number] = new_array(self.counts.slots(site) * site.integers, backend.i32)
                 if site.is_conditional:
-                    _clear(self._integers[site.number])
+                    with backend.suspend_following():
+                        self._integers[site.number].fill(0)
 
     def array(self, name: SiteArray) -> Any:
         """An array as it is passed to the kernel."""
@@ -160,7 +161,7 @@ class Streams:
 
     def has_room(self) -> bool:
         """After a launch, whether there was room for all entries; otherwise ``make_room`` allocates more."""
-        return not self.counts or self.counts.end(_to_numpy)
+        return not self.counts or self.counts.end()
 
     @property
     def entries(self) -> int:
@@ -169,7 +170,7 @@ class Streams:
 
     def end(self) -> None:
         """After the launch, find the pattern again if the integers that it depends on have changed."""
-        integers: dict[Any, Any] = {n: _to_numpy(array) for n, array in self._integers.items()}
+        integers: dict[Any, Any] = {n: to_numpy(array) for n, array in self._integers.items()}
         integers |= {("lengths", n): np.array(length) for n, length in self.counts.lengths.items()}
         integers |= {("counts", n): counts for n, counts in self.counts.counts.items()}
         is_same = self._blocks and all(np.array_equal(a, self._known[n]) for n, a in integers.items())
@@ -234,16 +235,16 @@ class Streams:
 
     def entries_of(self, site: Site, group: Group) -> np.ndarray:
         """The numbers of a site's group, in the memory that the kernel has written."""
-        return _to_numpy(self.array(site.entries(group.owner)))[: self.counts.slots(site) * len(group.entries)]
+        return to_numpy(self.array(site.entries(group.owner)))[: self.counts.slots(site) * len(group.entries)]
 
     def is_filled(self, site: Site) -> np.ndarray:
         """A mask of the slots of a site that the kernel has filled."""
         integers = self._integers.get(site.number)
-        return Slots(site, None if integers is None else _to_numpy(integers), self.counts).is_filled
+        return Slots(site, None if integers is None else to_numpy(integers), self.counts).is_filled
 
     def saved(self) -> Saved:
         """Copies of all numbers that the kernel has written."""
-        integers = {number: _array_of(_to_numpy(array).copy()) for number, array in self._integers.items()}
+        integers = {number: array_of(to_numpy(array).copy()) for number, array in self._integers.items()}
         return [bundle.written().copy() for bundle in self._bundles.values()], integers
 
     def put_back(self, saved: Saved) -> None:
@@ -292,31 +293,3 @@ def _check_number(sizes: list[tuple[int, int]]) -> None:
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _new_array(size: int, dtype: object) -> Any:
-    if backend.is_host_arch():
-        return np.empty(max(1, size), numpy_dtype(dtype))
-    with backend.suspend_following():
-        return ti.ndarray(dtype, shape=max(1, size))
-
-
-def _array_of(integers: np.ndarray) -> object:
-    if backend.is_host_arch():
-        return integers
-    array = _new_array(len(integers), backend.i32)
-    with backend.suspend_following():
-        array.from_numpy(integers)
-    return array
-
-
-def _clear(array: Any) -> None:
-    with backend.suspend_following():
-        array.fill(0)
-
-
-def _to_numpy(array: Any) -> np.ndarray:
-    if isinstance(array, np.ndarray):
-        return array
-    with backend.suspend_following():
-        return array.to_numpy()
