@@ -23,7 +23,6 @@ from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER
 from taichi_ext.record.handles import Callback, Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
 from taichi_ext.record.inlining import inline_call
-from taichi_ext.record.known_calls import BY_CLASS
 from taichi_ext.record.literals import captured
 from taichi_ext.record.primitives import primitive_call
 from taichi_ext.record.recording import Recording
@@ -71,7 +70,7 @@ def call(
     if hasattr(function, "boundary_kind"):
         return primitive_call(r, function, args, keywords)
     try:
-        function = BY_CLASS.get(function, function)
+        function = _BY_CLASS.get(function, function)
         handler = _SPECIAL.get(function)
     except TypeError:  # it cannot be hashed
         handler = None
@@ -170,12 +169,12 @@ def _loop_config(r: Recording, **keywords: Any) -> None:
 def _fill(r: Recording, field: object, value: object) -> None:
     """``field.fill(value)``: a store to each entry."""
     if isinstance(field, backend.MatrixField):
-        shape = (field.n,) if field.ndim == 1 else (field.n, field.m)
+        shape = construct.matrix_shape(field)
         given = value_of(value)
         if isinstance(given, (list, tuple)):
             value = operations.tensor(given)
         elif not isinstance(given, Tensor):
-            value = operations.typed_tensor([given] * (shape[0] * (shape[1] if len(shape) > 1 else 1)), shape)
+            value = operations.typed_tensor([given] * math.prod(shape), shape)
     call(r, backend.fill_function, [field, value], {}, True)
 
 
@@ -214,6 +213,13 @@ _SPECIAL: dict[Any, Handler] = {
     ti.Matrix.diag: lambda r, *args: construct.diagonal(*args),
     **{kind.fill: _fill for kind in (backend.ScalarField, backend.MatrixField)},
 }
+# Methods of matrices that are called on their class, and the functions for them.
+_METHODS = (
+    *("cast", "trace", "inverse", "normalized", "transpose", "determinant", "sum", "norm", "norm_inv", "norm_sqr"),
+    *("max", "min", "any", "all", "fill", "dot", "cross", "outer_product"),
+)
+_BY_CLASS: dict[Any, Any] = {getattr(ti.Matrix, name): getattr(matrix_ops, name) for name in _METHODS}
+_BY_CLASS |= {getattr(ti.Matrix, f"__{n}__"): getattr(operator, n) for n in (*_ARITHMETIC[:-2], "matmul", *COMPARISONS)}
 # Functions of Python's math module with a number of arguments, on Python numbers that are parameters.
 _OF_PYTHON_NUMBERS: dict[Any, str] = {
     **{(getattr(math, name), 1): name for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "asin", "acos")},

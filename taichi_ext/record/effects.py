@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
@@ -15,7 +15,6 @@ from taichi_ext.program.types import I32
 from taichi_ext.program.values import Format
 from taichi_ext.record.assignments import cells_of, parts_for
 from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, place_of_local, value_of
-from taichi_ext.record.known_calls import is_without_tangents
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
@@ -24,6 +23,20 @@ from taichi_ext.record.taichi_types import type_of
 # Functions of Taichi's library that are recorded as calls: without side effects, on small matrices; names of results.
 KEPT_CALLS: dict[Any, str] = {f: f"{f.__name__}_{{}}" for f in (ti.svd, ti.sym_eig, ti.polar_decompose, ti.solve)}
 KEPT_CALLS[backend.matrix_ops.inverse] = "inverse"
+# Callables that add statements without tangents, and are called on values without tangents, as Taichi calls them: they
+# neither read nor write entries of fields. Those in no table may only give expressions.
+_WITHOUT_TANGENTS: frozenset[Any] = frozenset(
+    (
+        *(ti.random, ti.randn),  # marked in Facts.has_random
+        *(ti.activate, ti.is_active, ti.length, ti.rescale_index, ti.get_addr),  # of the layout
+        *(ti.block_local, ti.cache_read_only, ti.mesh_local, ti.no_activate, ti.assume_in_range, backend.loop_unique),
+        *(ti.global_thread_idx, ti.mesh_patch_idx),
+        *(ti.atomic_and, ti.atomic_or, ti.atomic_xor),  # of integers only
+        *(ti.static_print, ti.static_assert),
+        *(getattr(ti.Matrix, name) for name in ("zero", "one", "unit", "identity")),
+        *backend.thread_functions(ti.simt.block, ti.simt.grid, ti.simt.warp, ti.simt.subgroup),
+    )
+)
 
 
 # --- atomics
@@ -135,7 +148,8 @@ def opaque(
 ) -> object:
     """A function of Taichi that stays a call; the type of its result is found by a call on dummies."""
     values, named = value_of(args), value_of(keywords)
-    is_known = is_without_tangents(function) or function in (ti.append, ti.deactivate)
+    is_writing = function in (ti.append, ti.deactivate)
+    is_known = is_writing or (isinstance(function, Hashable) and function in _WITHOUT_TANGENTS)
     try:
         with contextlib.nullcontext() if is_known else backend.sealed():
             result = backend.native_call(
@@ -153,7 +167,7 @@ def opaque(
     locals_, places = _results(getattr(function, "__name__", "result"), result)
     given = tuple(_argument(r, a) for a in values)
     keywords = {k: _argument(r, v) for k, v in named.items()}
-    writes = _written_in(r, args[0]) if function in (ti.append, ti.deactivate) else ()
+    writes = _written_in(r, args[0]) if is_writing else ()
     r.add(Effect(function, given, locals_, keywords, writes, place=r.place()))
     return places or None
 

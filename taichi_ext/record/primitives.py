@@ -38,16 +38,22 @@ def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords
 
     if r.is_reverse and kind not in _IN_REVERSE:
         raise backend.NeedsTranspose(kind)
-    if kind in shapes.HANDLERS:
-        return shapes.HANDLERS[kind](r, call, function, given)
-    match kind:
-        case "mark":
-            walk = lambda f, passed: walk_typed(r, f, passed)  # noqa: E731
-            return marked(r, given["name"], given["value"], given["along"], walk)
-        case "stop_gradient":
-            return stopped(r, given["value"])
-        case "replace_gradient":
-            return replaced(r, given["value"], given["surrogate"])
-        case "sqrt_edge":
-            return edges.sqrt_edge(r, call, function, given)
-    return edges.edge(r, call, function, given)
+    return _HANDLERS.get(kind, edges.edge)(r, call, function, given)
+
+
+def _mark(r: Recording, _: edges.Call, function: object, given: dict[str, Any]) -> object:
+    return marked(r, given["name"], given["value"], given["along"], lambda f, passed: walk_typed(r, f, passed))
+
+
+_HANDLERS = {
+    "mark": _mark,
+    "stop_gradient": lambda r, call, function, given: stopped(r, given["value"]),
+    "replace_gradient": lambda r, call, function, given: replaced(r, given["value"], given["surrogate"]),
+    "sqrt_edge": edges.sqrt_edge,
+    "boundary_term": edges.boundary_term,
+    "level_at": edges.level_at,
+    "layers": shapes.mean_of_shapes,
+    "nearest": shapes.mean_of_shapes,
+    **{f.__name__: f for f in (shapes.pixel, shapes.probe, shapes.segment_edge, shapes.visible_edge, shapes.ray_level)},
+    **{f.__name__: f for f in (shapes.add_visible_edge, shapes.shape_at, shapes.level_gradient)},
+}

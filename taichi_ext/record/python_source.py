@@ -57,7 +57,7 @@ def is_rewritten(function: types.FunctionType) -> bool:
 @lru_cache(maxsize=1024)
 def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | None:
     node = definition(code, qualname)
-    return None if node is None else compiled(_Rewriter().visit_body(node), code, (SCOPE,))
+    return None if node is None else compiled(_Rewriter().of_definition(node), code, (SCOPE,))
 
 
 def definition(code: types.CodeType, qualname: str) -> Any:
@@ -157,22 +157,48 @@ def is_same_code(a: object, b: object) -> bool:
     return is_alike and all(map(is_same_code, a.co_consts, b.co_consts))
 
 
-class _Rewriter(ast.NodeTransformer):
-    def visit_body(self, node: Any) -> object:
+class ScopeRewriter(ast.NodeTransformer):
+    """Turns operations into calls of the functions of a scope; subclasses choose them.
+
+    Attributes:
+        scope: the expression of the scope.
+        slicing: the function that makes a slice, and its first arguments.
+    """
+
+    scope: ast.expr
+    slicing: tuple[str, ...] = ("slice",)
+
+    def of_definition(self, node: Any) -> Any:
         """A definition, its body rewritten."""
         is_lambda = isinstance(node, ast.Lambda)
-        node.body = self.visit(node.body) if is_lambda else [self.visit(statement) for statement in node.body]
-        return node
+        node.body = self.visit(node.body) if is_lambda else self.statements(node.body)
+        return ast.fix_missing_locations(node)
 
-    def library(self, name: str, node: ast.AST, *args: ast.expr, keywords: Any = ()) -> Any:
-        function = ast.Attribute(value=ast.Name(id=SCOPE, ctx=ast.Load()), attr=name, ctx=ast.Load())
-        call = ast.Call(func=function, args=list(args), keywords=list(keywords))
-        for new in (function.value, function, call):
+    def statements(self, body: list[Any]) -> list[Any]:
+        return self.generic_visit(ast.Module(body=body, type_ignores=[])).body  # pyright: ignore[reportAttributeAccessIssue]
+
+    def library(self, name: str, node: Any, *args: Any, keywords: Any = ()) -> Any:
+        """A call of a function of the scope; arguments that are no nodes are constants."""
+        nodes: list[Any] = [
+            a if isinstance(a, ast.AST) else ast.copy_location(ast.Constant(value=a), node) for a in args
+        ]
+        function: Any = ast.Attribute(value=copy.copy(self.scope), attr=name, ctx=ast.Load())
+        for new in (function, function.value):
             ast.copy_location(new, node)
-        return call
+            new.end_lineno, new.end_col_offset = new.lineno, new.col_offset  # whose last line a call has
+        return ast.copy_location(ast.Call(func=function, args=nodes, keywords=list(keywords)), node)
 
-    def string(self, value: str, node: ast.AST) -> ast.Constant:
-        return ast.copy_location(ast.Constant(value=value), node)
+    def index(self, node: Any) -> Any:
+        if isinstance(node, ast.Slice):
+            parts = [None if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
+            return self.library(self.slicing[0], node, *self.slicing[1:], *parts)
+        if isinstance(node, ast.Tuple):
+            return ast.copy_location(ast.Tuple(elts=[self.index(e) for e in node.elts], ctx=ast.Load()), node)
+        return self.visit(node)
+
+
+class _Rewriter(ScopeRewriter):
+    scope = ast.Name(id=SCOPE, ctx=ast.Load())
 
     def visit_arguments(self, node: ast.arguments) -> object:
         node.defaults = [self.visit(e) for e in node.defaults]
@@ -180,49 +206,38 @@ class _Rewriter(ast.NodeTransformer):
         return node  # annotations stay
 
     def visit_BinOp(self, node: ast.BinOp) -> object:
-        name = self.string(BINARY[type(node.op)], node)
-        return self.library("binary", node, name, self.visit(node.left), self.visit(node.right))
+        return self.library("binary", node, BINARY[type(node.op)], self.visit(node.left), self.visit(node.right))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> object:
         if isinstance(node.op, ast.Not):
             return self.generic_visit(node)
-        return self.library("unary", node, self.string(_UNARY[type(node.op)], node), self.visit(node.operand))
+        return self.library("unary", node, _UNARY[type(node.op)], self.visit(node.operand))
 
     def visit_Compare(self, node: ast.Compare) -> object:
         if not all(type(op) in COMPARE for op in node.ops):
             return self.generic_visit(node)
-        names = [self.string(COMPARE[type(op)], node) for op in node.ops]
-        group = ast.copy_location(ast.Tuple(elts=list(names), ctx=ast.Load()), node)
-        return self.library("compare", node, group, self.visit(node.left), *map(self.visit, node.comparators))
+        names = tuple(COMPARE[type(op)] for op in node.ops)
+        return self.library("compare", node, names, self.visit(node.left), *map(self.visit, node.comparators))
 
     def visit_Attribute(self, node: ast.Attribute) -> object:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
-        return self.library("attribute", node, self.visit(node.value), self.string(node.attr, node))
+        return self.library("attribute", node, self.visit(node.value), node.attr)
 
     def visit_Subscript(self, node: ast.Subscript) -> object:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         return self.library("item", node, self.visit(node.value), self.index(node.slice))
 
-    def index(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Slice):
-            none = self.string(None, node)  # type: ignore[arg-type]
-            parts = [none if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
-            return self.library("slice", node, *parts)
-        if isinstance(node, ast.Tuple):
-            return ast.copy_location(ast.Tuple(elts=[self.index(e) for e in node.elts], ctx=ast.Load()), node)
-        return self.visit(node)
-
     def visit_AugAssign(self, node: ast.AugAssign) -> object:
-        name, value = self.string(BINARY[type(node.op)], node), self.visit(node.value)
+        name, value = BINARY[type(node.op)], self.visit(node.value)
         target = node.target
         if isinstance(target, ast.Name):
             before = ast.copy_location(ast.Name(id=target.id, ctx=ast.Load()), target)
             after = self.library("augmented", node, before, name, value)
             return ast.copy_location(ast.Assign(targets=[target], value=after), node)
         is_item = isinstance(target, ast.Subscript)
-        place = self.index(target.slice) if is_item else self.string(target.attr, target)
+        place = self.index(target.slice) if is_item else target.attr
         kind = "augment_item" if is_item else "augment_attribute"
         call = self.library(kind, node, self.visit(target.value), place, name, value)
         return ast.copy_location(ast.Expr(value=call), node)
@@ -243,5 +258,5 @@ class _Rewriter(ast.NodeTransformer):
         args, keywords = ([self.visit(x) for x in given] for given in (node.args, node.keywords))
         if isinstance(function, ast.Attribute):
             base = self.visit(function.value)
-            return self.library("method", node, base, self.string(function.attr, function), *args, keywords=keywords)
+            return self.library("method", node, base, function.attr, *args, keywords=keywords)
         return self.library(name, node, self.visit(function), *args, keywords=keywords)

@@ -12,10 +12,8 @@ from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.conditions import Probe
 from taichi_ext.record.edges import (
     Call,
-    boundary_term,
     gradient,
     is_antialiased,
-    level_at,
     position,
     real_level,
     require_function,
@@ -228,19 +226,3 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
     if mode == "level":
         slope = gradient(r, "pixel", level, (at.entries[0], at.entries[1]), may_be_flat=True)
     return typed_tensor(list(group), (len(group),)), count, seen, level, slope, near
-
-
-HANDLERS = {
-    "boundary_term": boundary_term,
-    "level_at": level_at,
-    "pixel": pixel,
-    "probe": probe,
-    "layers": mean_of_shapes,
-    "nearest": mean_of_shapes,
-    "segment_edge": segment_edge,
-    "visible_edge": visible_edge,
-    "add_visible_edge": add_visible_edge,
-    "ray_level": ray_level,
-    "shape_at": shape_at,
-    "level_gradient": level_gradient,
-}

@@ -13,7 +13,7 @@ import types
 from functools import lru_cache
 from typing import Any
 
-from taichi_ext.record.python_source import KEPT, OWN_CODES, compiled, definition, is_same_code
+from taichi_ext.record.python_source import KEPT, OWN_CODES, ScopeRewriter, compiled, definition, is_same_code
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
 _KEPT_OF = ("sys", "inspect")  # modules whose functions look at frames
@@ -66,41 +66,24 @@ def _completed(code: types.CodeType, watch: object, path: str, qualname: str) ->
     return code
 
 
-class _Rewriter(ast.NodeTransformer):
+class _Rewriter(ScopeRewriter):
+    scope, slicing = ast.Constant(value=_WATCH), ("operate", "slice")
+
     def __init__(self) -> None:
         self._count = 0  # names added by the rewriter
-
-    def of_definition(self, node: Any) -> object:
-        is_lambda = isinstance(node, ast.Lambda)
-        node.body = self.visit(node.body) if is_lambda else self._statements(node.body)
-        return ast.fix_missing_locations(node)
-
-    def _statements(self, body: list[Any]) -> list[Any]:
-        return self.generic_visit(ast.Module(body=body, type_ignores=[])).body  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _watched(self, name: str, node: Any, *args: Any, keywords: Any = ()) -> Any:
-        """A call of the watch; arguments that are no nodes are constants."""
-        nodes: list[Any] = [
-            a if isinstance(a, ast.AST) else ast.copy_location(ast.Constant(value=a), node) for a in args
-        ]
-        function: Any = ast.Attribute(value=ast.Constant(value=_WATCH), attr=name, ctx=ast.Load())
-        for new in (function, function.value):
-            ast.copy_location(new, node)
-            new.end_lineno, new.end_col_offset = new.lineno, new.col_offset  # whose last line a call has
-        return ast.copy_location(ast.Call(func=function, args=nodes, keywords=list(keywords)), node)
 
     # --- operators
 
     def visit_BinOp(self, node: ast.BinOp) -> object:
         if isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant):
             return node
-        return self._watched("operate", node, type(node.op).__name__, self.visit(node.left), self.visit(node.right))
+        return self.library("operate", node, type(node.op).__name__, self.visit(node.left), self.visit(node.right))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> object:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
             return node
-        return self._watched("operate", node, type(node.op).__name__, node.operand)
+        return self.library("operate", node, type(node.op).__name__, node.operand)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> object:
         target, names = node.target, []
@@ -114,49 +97,41 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(target, ast.Name):
             target.value = named(self.visit(target.value))
         if isinstance(target, ast.Subscript):
-            target.slice = named(self._index(target.slice))
+            target.slice = named(self.index(target.slice))
         old = copy.deepcopy(target)
         old.ctx = ast.Load()
-        new = self._watched("operate", node, f"{type(node.op).__name__}=", self.visit(old), self.visit(node.value))
+        new = self.library("operate", node, f"{type(node.op).__name__}=", self.visit(old), self.visit(node.value))
         pairs = [*((ast.Name(id=name, ctx=ast.Store()), value) for name, value in names), (self.visit(target), new)]
         made: list[Any] = [ast.Assign(targets=[place], value=value) for place, value in pairs]
         made += [ast.Delete(targets=[ast.Name(id=name, ctx=ast.Del())]) for name, _ in names]
         return [ast.copy_location(statement, node) for statement in made]
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> object:
-        return self._watched("operate", node, "text", *map(self.visit, node.values))
+        return self.library("operate", node, "text", *map(self.visit, node.values))
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> object:
         conversion = "" if node.conversion < 0 else chr(node.conversion)
         form = "" if node.format_spec is None else self.visit(node.format_spec)
-        return self._watched("operate", node, "formatted", self.visit(node.value), conversion, form)
+        return self.library("operate", node, "formatted", self.visit(node.value), conversion, form)
 
     # --- parts, and stores to them
 
     def visit_Subscript(self, node: ast.Subscript) -> object:
         value = self.visit(node.value)
         if isinstance(node.ctx, ast.Load):
-            return self._watched("item", node, value, self._index(node.slice))
+            return self.library("item", node, value, self.index(node.slice))
         node.slice = self.visit(node.slice)
-        node.value = self._watched("stored", node, value) if isinstance(node.ctx, ast.Store) else value
+        node.value = self.library("stored", node, value) if isinstance(node.ctx, ast.Store) else value
         return node
-
-    def _index(self, node: Any) -> Any:
-        if isinstance(node, ast.Slice):
-            parts = [None if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
-            return self._watched("operate", node, "slice", *parts)
-        if isinstance(node, ast.Tuple):
-            return ast.copy_location(ast.Tuple(elts=[self._index(e) for e in node.elts], ctx=ast.Load()), node)
-        return self.visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> object:
         self.generic_visit(node)
         is_private = node.attr.startswith("__") and not node.attr.endswith("__")
         if isinstance(node.ctx, ast.Store):
-            node.value = self._watched("stored", node, node.value)
+            node.value = self.library("stored", node, node.value)
         if is_private or not isinstance(node.ctx, ast.Load):
             return node
-        return self._watched("part", node, node.value, node.attr)
+        return self.library("part", node, node.value, node.attr)
 
     def visit_Assign(self, node: ast.Assign) -> object:
         self.generic_visit(node)
@@ -172,7 +147,7 @@ class _Rewriter(ast.NodeTransformer):
     visit_comprehension = visit_For
 
     def _each(self, node: object) -> Any:
-        return node if isinstance(node, (ast.Tuple, ast.List)) else self._watched("each", node, node)
+        return node if isinstance(node, (ast.Tuple, ast.List)) else self.library("each", node, node)
 
     # --- calls
 
@@ -181,16 +156,16 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(call, ast.Call) or self._is_kept(call):
             return self.generic_visit(node)
         self._visit_call(call)
-        made = self._watched("stated", call.func, call.func, *call.args, keywords=call.keywords)
+        made = self.library("stated", call.func, call.func, *call.args, keywords=call.keywords)
         node.value = ast.copy_location(ast.Call(func=made, args=[], keywords=[]), call)
         return node
 
     def visit_Call(self, node: ast.Call) -> object:
         self._visit_call(node)
         if not self._is_kept(node):
-            node.func = self._watched("callee", node.func, node.func)
+            node.func = self.library("callee", node.func, node.func)
         elif isinstance(node.func, ast.Name) and node.func.id == "eval":
-            return self._watched("unseen", node, node)
+            return self.library("unseen", node, node)
         return node
 
     def _is_kept(self, node: ast.Call) -> bool:
@@ -227,10 +202,10 @@ class _Rewriter(ast.NodeTransformer):
         if node.decorator_list:  # perhaps a kernel, whose source Taichi reads itself
             return node
         node.args = self.visit(node.args)
-        node.body = self._statements(node.body)
+        node.body = self.statements(node.body)
         return node
 
     def visit_match_case(self, node: ast.match_case) -> object:
         node.guard = None if node.guard is None else self.visit(node.guard)
-        node.body = self._statements(node.body)
+        node.body = self.statements(node.body)
         return node
