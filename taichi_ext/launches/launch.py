@@ -254,7 +254,7 @@ class Fused:
         """Raise where a Python number that the kernel was compiled with has changed."""
         check_unchanged(self.primal, self.kernel.captures.changed_number())
 
-    def suits(self, roles: dict[Key, Role]) -> bool:
+    def suits(self, roles: Mapping[Key, Role]) -> bool:
         """Whether the kernel is valid for these roles; expected tangents may be zero."""
         if self.assumed is None:
             return False

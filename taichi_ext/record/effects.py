@@ -25,7 +25,7 @@ KEPT_CALLS: dict[Any, str] = {f: f"{f.__name__}_{{}}" for f in (ti.svd, ti.sym_e
 KEPT_CALLS[backend.matrix_ops.inverse] = "inverse"
 # Callables that add statements without tangents, and are called on values without tangents, as Taichi calls them: they
 # neither read nor write entries of fields. Those in no table may only give expressions.
-_WITHOUT_TANGENTS: frozenset[Any] = frozenset(
+WITHOUT_TANGENTS: frozenset[Any] = frozenset(
     (
         *(ti.random, ti.randn),  # marked in Facts.has_random
         *(ti.activate, ti.is_active, ti.length, ti.rescale_index, ti.get_addr),  # of the layout
@@ -149,7 +149,7 @@ def opaque(
     """A function of Taichi that stays a call; the type of its result is found by a call on dummies."""
     values, named = value_of(args), value_of(keywords)
     is_writing = function in (ti.append, ti.deactivate)
-    is_known = is_writing or (isinstance(function, Hashable) and function in _WITHOUT_TANGENTS)
+    is_known = is_writing or (isinstance(function, Hashable) and function in WITHOUT_TANGENTS)
     try:
         with contextlib.nullcontext() if is_known else backend.sealed():
             result = backend.native_call(

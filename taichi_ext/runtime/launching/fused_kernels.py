@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from taichi_ext.boundary.registry import registry
@@ -40,7 +41,7 @@ class KernelTable:
         self._most = MOST_KERNELS * blocks
         self._fields: dict[object, object] = {}  # fields that a kernel reads and writes, by name
 
-    def find(self, name: KernelName, first: int, roles: dict[Key, Role]) -> Fused | None:
+    def find(self, name: KernelName, first: int, roles: Mapping[Key, Role]) -> Fused | None:
         """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
         table, exact = self._kept, (*name, first, frozenset(roles.items()))
         for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
@@ -58,7 +59,7 @@ class KernelTable:
                 return fused
         return None
 
-    def add(self, name: KernelName, first: int, roles: dict[Key, Role], fused: Fused) -> None:
+    def add(self, name: KernelName, first: int, roles: Mapping[Key, Role], fused: Fused) -> None:
         """Keep a kernel; the oldest one is dropped if there are too many."""
         if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]

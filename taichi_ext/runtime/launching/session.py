@@ -13,12 +13,10 @@ from taichi_ext.differentiate.forms.keys import Key, LaunchArray, OwnArray, Scra
 from taichi_ext.labels import Label
 from taichi_ext.launches import (
     ColumnBlock,
-    EnergyTarget,
     FieldKey,
     FirstOrderArray,
     Fused,
     Launch,
-    Role,
     container_key,
 )
 from taichi_ext.runtime.launching.fused_kernels import KernelName, KernelTable
@@ -58,24 +56,18 @@ class _Bound(NamedTuple):
     """A call of a kernel with its arrays and numbers.
 
     Attributes:
-        kernel: the user's kernel.
-        args: its arguments.
+        launch: the call, with the tangents of containers.
+        name: that of the kernel in the table of kernels.
         values: its leaf arguments.
         numbers: arguments and Python numbers that are parameters.
         binding: the arrays among the arguments.
-        names: the keys of a launch by those of the run.
-        roles: the tangents of containers.
-        energy: for second derivatives, the energy.
     """
 
-    kernel: backend.Kernel
-    args: tuple[Any, ...]
+    launch: Launch
+    name: KernelName
     values: tuple[object, ...]
     numbers: NumberSeeds
     binding: Binding
-    names: dict[Key, Key]
-    roles: dict[Key, Role]
-    energy: EnergyTarget | None
 
     @property
     def outer(self) -> Mapping[Key, View]:
@@ -163,15 +155,17 @@ class Session:
         """
         with backend.exclusive:
             bound = self._bound(kernel, args, run)
-            first, name = self.request.block.first, self._name(bound)
-            fused = self._kernels.find(name, first, bound.roles)
+            launch, name, first = bound.launch, bound.name, self.request.block.first
+            fused = self._kernels.find(name, first, launch.roles)
             if fused is None:
                 backend.materialize()  # fields that the pipeline has just made
-                fused = engine.fuse(self._launch(bound, lookahead), self.request.watch)
+                if lookahead is not None and self._target.is_dense and launch.energy is None:
+                    launch = lookahead.foreseen(launch, bound.outer, self.tangents.carries)
+                fused = engine.fuse(launch, self.request.watch)
                 self._kernels.check_fields(name.features, fused)
                 if check is not None:
                     check(fused, bound.outer)
-                self._kernels.add(name, first, bound.roles, fused)
+                self._kernels.add(name, first, bound.launch.roles, fused)
             return self._launched(fused, bound)
 
     def _bound(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun | None) -> _Bound:
@@ -189,36 +183,26 @@ class Session:
         roles |= {local: tangents.role(key) for local, key in binding.outer.items()}
         names: dict[Key, Key] = {key: local for local, key in binding.outer.items()}
         roles |= tangents.first_order.roles(names)
-        return _Bound(kernel, args, values, numbers, binding, names, roles, tangents.first_order.target(names))
-
-    def _name(self, bound: _Bound) -> KernelName:
-        """The name of a kernel with tangents in the table of kernels."""
-        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in bound.binding.arrays.items())
-        features = backend.argument_features(bound.kernel, bound.args)
-        variant = self._target.variant(bound.names), self.tangents.first_order.carried(bound.names)
-        columns = self.tangents.columns.count, self.request.block.is_part
-        return KernelName(id(bound.kernel), features, shapes, (*columns, variant, bound.numbers.key))
-
-    def _launch(self, bound: _Bound, lookahead: Lookahead | None) -> Launch:
-        """The launch that a kernel is to be built for."""
-        request, tangents = self.request, self.tangents
+        block = ColumnBlock(tangents.columns.count, request.block.first, request.block.is_part)
         launch = Launch(
-            kernel=bound.kernel,
-            args=bound.args,
-            block=ColumnBlock(tangents.columns.count, request.block.first, request.block.is_part),
+            kernel=kernel,
+            args=args,
+            block=block,
             fields=self.table,
-            roles=bound.roles,
-            arrays=bound.binding.arrays,
-            numbers=bound.numbers.columns,
+            roles=roles,
+            arrays=binding.arrays,
+            numbers=numbers.columns,
             wants_return=request.wants_return and self.is_direct,
             strategy=request.strategy,
-            sparse=self._target.of_launch(bound.names),
-            energy=bound.energy,
+            sparse=self._target.of_launch(names),
+            energy=tangents.first_order.target(names),
             is_repeated=not self.is_direct,
         )
-        if lookahead is not None and self._target.is_dense and bound.energy is None:
-            return lookahead.foreseen(launch, bound.outer, tangents.carries)
-        return launch
+        variant = self._target.variant(launch.sparse), tangents.first_order.carried(names)
+        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
+        features = backend.argument_features(kernel, args)
+        name = KernelName(id(kernel), features, shapes, (block.count, block.is_part, variant, numbers.key))
+        return _Bound(launch, name, values, numbers, binding)
 
     def _launched(self, fused: Fused, bound: _Bound) -> Launched:
         """Run a kernel with tangents."""
@@ -237,7 +221,7 @@ class Session:
             nonlocal passed, after, changes
             passed, after = self._passed(fused, outer)
             changes = tangents.changes
-            return fused.launch(bound.args, passed)
+            return fused.launch(bound.launch.args, passed)
 
         result = self._target.run(fused, lambda state: save_changed(state, fused, self.table, values), launch)
         self._target.collect(fused, outer)
@@ -245,7 +229,7 @@ class Session:
             give_back()
         tangents.note_written(fused, [outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)])
         self.accesses.note(*tangents.arrays.accesses(fused, bound.binding))
-        return Launched(fused, bound.args, passed, changes, result)
+        return Launched(fused, bound.launch.args, passed, changes, result)
 
     def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[object], list[Callable[[], None]]]:
         """The arguments of a kernel after those of the user, and the functions to call after the launch."""

@@ -113,8 +113,8 @@ class SparseEntries(DenseRows):
 
     # --- launches
 
-    def variant(self, names: Mapping[Key, Key]) -> object:
-        target = self.of_launch(names)
+    def variant(self, target: SparseTarget | None) -> object:
+        assert target is not None
         ranges = tuple(target.columns.ranges())
         return ranges, frozenset(target.columns.in_rows), target.outputs, self._projection is not None
 

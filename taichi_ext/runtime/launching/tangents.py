@@ -24,12 +24,12 @@ class DenseRows:
     is_dense = True
     changes = 0  # number of changes of the columns
 
-    def variant(self, names: Mapping[Key, Key]) -> object:
-        """A key for this variant of a kernel; ``names`` are the keys of a launch by those of the run."""
+    def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
+        """The columns and outputs of a sparse J by the keys of a launch; ``names`` are these by the keys of the run."""
         return None
 
-    def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
-        """The columns and outputs of a sparse J by the keys of a launch."""
+    def variant(self, target: SparseTarget | None) -> object:
+        """A key for this variant of a kernel, for the target of its launch."""
         return None
 
     def rows(self, key: Key) -> Any:

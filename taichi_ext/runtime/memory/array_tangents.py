@@ -268,7 +268,7 @@ class ArrayTangents:
             if stored is not None:
                 changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
             if changed.any():
-                yield region.name, region.layout, np.flatnonzero(changed[region.layout.positions(region.layout.start)])
+                yield region.name, region.layout, region.changed_rows(changed)
 
 
 def array_arguments(

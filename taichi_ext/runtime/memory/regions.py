@@ -100,6 +100,10 @@ class Region:
                 return column
         return None
 
+    def changed_rows(self, changed: np.ndarray) -> np.ndarray:
+        """The rows of the entries that are marked, in the order in memory."""
+        return np.flatnonzero(changed[self.layout.positions(self.layout.start)])
+
 
 class Regions:
     """The regions of the arrays that were seen; no two of them overlap."""
