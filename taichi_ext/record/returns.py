@@ -7,6 +7,7 @@ are left. Users cannot write such names.
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from taichi_ext.errors import UnsupportedError
 
@@ -23,37 +24,33 @@ def has_early_return(function: ast.FunctionDef) -> bool:
 
 def lower_returns(function: ast.FunctionDef, count: int) -> None:
     """Leave one return, at the end; ``count`` values are returned, of the types ``<return_type0>`` ..."""
-    start: list[ast.stmt] = [ast.Assign(targets=[_name(_FLAG, ast.Store())], value=ast.Constant(value=0))]
-    for n in range(count):
-        zero = ast.Call(func=_name(RETURN_TYPE.format(n)), args=[ast.Constant(value=0.0)], keywords=[])
-        start.append(ast.Assign(targets=[_name(RESULT.format(n), ast.Store())], value=zero))
+    first, last, numbers = function.body[0], function.body[-1], range(count)
+    start = [_parsed(f"{_FLAG} = 0", first)]
+    start += [_parsed(f"{RESULT.format(n)} = {RETURN_TYPE.format(n)}(0.0)", first) for n in numbers]
     body = _block(function.body, count, in_loop=False)
-    results: list[ast.expr] = [_name(RESULT.format(n)) for n in range(count)]
-    end = ast.Return(value=results[0] if count == 1 else ast.Tuple(elts=results, ctx=ast.Load()))
-    for statement in start:
-        _place(statement, function.body[0])
-    _place(end, function.body[-1])
-    function.body = [*start, *body, end] if count else [*start, *body]
+    function.body = [*start, *body]
+    if count:
+        function.body.append(_parsed(f"return {', '.join(map(RESULT.format, numbers))}", last))
 
 
-def _name(name: str, context: ast.expr_context | None = None) -> ast.Name:
-    return ast.Name(id=name, ctx=context or ast.Load())
-
-
-def _place(node: ast.AST, at: ast.AST) -> None:
-    for child in ast.walk(node):
-        if isinstance(child, (ast.stmt, ast.expr)) and not hasattr(child, "lineno"):
-            ast.copy_location(child, at)
+def _parsed(text: str, at: ast.stmt) -> Any:
+    """A statement with names that users cannot write, at the position of another one."""
+    (made,) = ast.parse(text.replace("<", "lt_").replace(">", "_gt")).body
+    for node in ast.walk(made):
+        if isinstance(node, ast.Name):
+            node.id = node.id.replace("lt_", "<").replace("_gt", ">")
+        if isinstance(node, (ast.stmt, ast.expr)):
+            ast.copy_location(node, at)
+    return made
 
 
 def _returns(node: ast.AST) -> bool:
     return any(isinstance(n, ast.Return) for n in ast.walk(node))
 
 
-def _is_returned(value: int, at: ast.AST, body: list[ast.stmt]) -> ast.If:
-    test = ast.Compare(left=_name(_FLAG), ops=[ast.Eq()], comparators=[ast.Constant(value=value)])
-    statement = ast.If(test=test, body=body, orelse=[])
-    _place(statement, at)
+def _is_returned(value: int, at: ast.stmt, body: list[ast.stmt]) -> ast.If:
+    statement = _parsed(f"if {_FLAG} == {value}: pass", at)
+    statement.body = body
     return statement
 
 
@@ -63,9 +60,7 @@ def _block(statements: list[ast.stmt], count: int, in_loop: bool) -> list[ast.st
         if isinstance(statement, ast.Return):
             result += _assignment(statement, count)
             if in_loop:
-                leave = ast.Break()
-                ast.copy_location(leave, statement)
-                result.append(leave)
+                result.append(ast.copy_location(ast.Break(), statement))
             return result
         if not _returns(statement):
             result.append(statement)
@@ -80,7 +75,7 @@ def _block(statements: list[ast.stmt], count: int, in_loop: bool) -> list[ast.st
         result.append(statement)
         rest = _block(statements[n + 1 :], count, in_loop)
         if in_loop:
-            result.append(_is_returned(1, statement, [ast.Break()]))
+            result.append(_is_returned(1, statement, [ast.copy_location(ast.Break(), statement)]))
             result += rest
         elif rest:
             result.append(_is_returned(0, statement, rest))
@@ -89,14 +84,6 @@ def _block(statements: list[ast.stmt], count: int, in_loop: bool) -> list[ast.st
 
 
 def _assignment(statement: ast.Return, count: int) -> list[ast.stmt]:
-    new: list[ast.stmt] = []
-    value = statement.value
-    if value is not None and count == 1:
-        new.append(ast.Assign(targets=[_name(RESULT.format(0), ast.Store())], value=value))
-    elif value is not None:
-        targets: list[ast.expr] = [_name(RESULT.format(n), ast.Store()) for n in range(count)]
-        new.append(ast.Assign(targets=[ast.Tuple(elts=targets, ctx=ast.Store())], value=value))
-    new.append(ast.Assign(targets=[_name(_FLAG, ast.Store())], value=ast.Constant(value=1)))
-    for assignment in new:
-        _place(assignment, statement)
-    return new
+    result = _parsed(f"({', '.join(map(RESULT.format, range(count)))}) = None", statement)
+    result.value = statement.value
+    return [*([] if statement.value is None else [result]), _parsed(f"{_FLAG} = 1", statement)]
