@@ -16,7 +16,7 @@ from taichi_ext.analysis.changes import written
 from taichi_ext.analysis.expressions import Expressions
 from taichi_ext.analysis.interval_arithmetic import Interval, range_of
 from taichi_ext.analysis.intervals import Facts
-from taichi_ext.analysis.loops import Extents
+from taichi_ext.analysis.loops import Extents, leaves, ranges
 from taichi_ext.simplify.usage import assigned_locals
 
 _USES = (
@@ -114,11 +114,11 @@ class _Walk:
         if after_then is not None and after_else is not None:
             after = after_then.joined(after_else)
             after.exact = facts.exact
-            after.is_reached = facts.is_reached and not (_leaves(s.then) or _leaves(s.orelse))
+            after.is_reached = facts.is_reached and not (leaves(s.then) or leaves(s.orelse))
             return new, after
         after, rest = (after_else, s.orelse) if after_then is None else (after_then, s.then)
         if after is not None:
-            after.is_reached = after.is_reached and not _leaves(rest)
+            after.is_reached = after.is_reached and not leaves(rest)
         return new, after
 
     def _loop(self, s: ir.For | ir.While, facts: Facts) -> tuple[ir.Statement, Facts]:
@@ -136,11 +136,9 @@ class _Walk:
         """The first number and the end of each variable of a loop, as far as the text gives them."""
         if s.kind in ("field", "grouped"):
             extent = self.extents.get(s.domain[0]) if isinstance(s.domain[0], ir.Container) else None
-            pairs = [] if extent is None else _bounds_of(extent.offset, extent.shape)
-        elif s.kind == "range":
-            pairs = [] if len(s.domain) > 2 else [(0, *s.domain)[-2:]]
+            pairs = () if extent is None else extent.bounds
         else:
-            pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in s.domain]
+            pairs = ranges(s)
         return [(self._bound(first, facts), self._bound(end, facts)) for first, end in pairs]
 
     def _bound(self, bound: int | ir.Value, facts: Facts) -> _Bound:
@@ -154,7 +152,7 @@ class _Walk:
         """Facts about the variables of a loop."""
         atoms = loop_atoms(s)
         is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
-        is_exact = is_whole and len(bounds) == len(atoms) and not _leaves(s.body, kinds=("break",))
+        is_exact = is_whole and len(bounds) == len(atoms) and not leaves(s.body, kinds=("break",))
         for atom, (first, end) in zip(atoms, bounds, strict=False):
             form = Affine(((atom, 1),))
             inside.note(form, (first.interval[0], end.interval[1] - 1))
@@ -219,7 +217,7 @@ class _Walk:
         if isinstance(entry, ir.Read):
             return [(index, 0, n) for index, n in zip(entry.index, entry.local.shape, strict=True)]
         extent, c = self.extents[entry.container], entry.container
-        bounds = [*_bounds_of(extent.offset, extent.shape), *((0, n) for n in c.element_shape)]
+        bounds = [*extent.bounds, *((0, n) for n in c.element_shape)]
         return [(i, first, end) for i, (first, end) in zip((*entry.indices, *entry.component), bounds, strict=False)]
 
     def _checks(self, entry: ir.Read | ir.Load, facts: Facts) -> tuple[ir.Check, ...]:
@@ -253,25 +251,10 @@ class _Bound:
     interval: Interval
 
 
-def _bounds_of(offset: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The least index of each axis, and the end."""
-    return [(first, first + n) for first, n in zip(offset or (0,) * len(shape), shape, strict=True)]
-
-
 def _with_blocks(s: ir.Statement, new: tuple[ir.Body, ...]) -> ir.Statement:
     """A statement with other blocks; itself where their statements are the same."""
     is_same = all(a is b for old, now in zip(ir.bodies(s), new, strict=True) for a, b in zip(old, now, strict=True))
     return s if is_same else ir.with_bodies(s, new)
-
-
-def _leaves(body: ir.Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
-    """Whether a statement ends an iteration of the loop that a block is of."""
-    for s in body:
-        if isinstance(s, ir.Jump) and s.kind in kinds:
-            return True
-        if isinstance(s, ir.If) and (_leaves(s.then, kinds) or _leaves(s.orelse, kinds)):
-            return True
-    return False
 
 
 # --- integers that change

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
 from taichi_ext.analysis.changes import written
@@ -43,6 +44,13 @@ class Extent:
     offset: tuple[int, ...]
     is_full: bool = True
 
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """The least index of each axis, and the end."""
+        return tuple(
+            (first, first + n) for first, n in zip(self.offset or (0,) * len(self.shape), self.shape, strict=True)
+        )
+
 
 Extents = Mapping[Container, Extent]
 
@@ -63,11 +71,11 @@ def find_loops(body: Body, extents: Extents, serial: frozenset[Statement] = froz
 
 
 def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
-    changes, is_interrupted = frozenset(written(s.body)), _has_jump(s.body)
+    changes, is_interrupted = frozenset(written(s.body)), leaves(s.body)
     if isinstance(s, While):
         return Loop(s, False, is_interrupted=is_interrupted, changes=changes)
     is_parallel = is_top and not is_serialized(s)
-    return Loop(s, is_parallel, loop_atoms(s), _bounds(s, extents), is_interrupted, changes)
+    return Loop(s, is_parallel, loop_atoms(s), loop_bounds(s, extents), is_interrupted, changes)
 
 
 def is_serialized(s: For) -> bool:
@@ -75,25 +83,25 @@ def is_serialized(s: For) -> bool:
     return bool(s.config.get("serialize", False)) or s.config.get("parallelize") == 1
 
 
-def _bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
+def loop_bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
+    """The first index and the end of each variable of a loop; None if they are not known before the kernel runs."""
     if s.kind in ("field", "grouped"):
         (domain,) = s.domain
         extent = extents.get(domain) if isinstance(domain, Container) else None
-        if extent is None or not extent.is_full:
-            return None
-        offset = extent.offset or (0,) * len(extent.shape)
-        return tuple((first, first + n) for first, n in zip(offset, extent.shape, strict=True))
-    if s.kind == "range":
-        numbers = [number(d, extents) for d in s.domain]
-        if None in numbers or len(numbers) > 2:
-            return None
-        first, end = (0, numbers[0]) if len(numbers) == 1 else numbers
-        return ((first, max(first, end)),)  # type: ignore[arg-type, type-var]
-    pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in s.domain]
-    bounds = [(number(a, extents), number(b, extents)) for a, b in pairs]
-    if any(a is None or b is None for a, b in bounds):
+        return extent.bounds if extent is not None and extent.is_full else None
+    bounds = [(number(a, extents), number(b, extents)) for a, b in ranges(s)]
+    if not bounds or any(a is None or b is None for a, b in bounds):
         return None
     return tuple((a, max(a, b)) for a, b in bounds)  # type: ignore[misc, type-var]
+
+
+def ranges(s: For) -> list[tuple[Any, Any]]:
+    """The first index and the end of each variable of a loop over ranges; nothing for a range with steps."""
+    if s.kind == "range":
+        pairs = [(0, *s.domain)[-2:]] if len(s.domain) < 3 else []
+    else:
+        pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in s.domain]
+    return [(first, end) for first, end in pairs]
 
 
 def number(x: object, extents: Extents) -> int | None:
@@ -118,11 +126,9 @@ def span(column: Affine, loops: Iterable[Loop]) -> tuple[int, int] | None:
     return least, greatest
 
 
-def _has_jump(body: Body) -> bool:
+def leaves(body: Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
     """Whether a statement leaves the loop whose body this is, or ends its iteration."""
-    for s in body:
-        if isinstance(s, Jump):
-            return True
-        if isinstance(s, If) and (_has_jump(s.then) or _has_jump(s.orelse)):
-            return True
-    return False
+    return any(
+        s.kind in kinds if isinstance(s, Jump) else isinstance(s, If) and any(leaves(b, kinds) for b in bodies(s))
+        for s in body
+    )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.loops import is_serialized
+from taichi_ext.analysis.loops import is_serialized, leaves
 from taichi_ext.differentiate.forms.build import (
     add,
     cast,
@@ -89,7 +89,7 @@ def schedule(
 
 
 def _domain(s: ir.For, machine: Machine) -> tuple[int, ...] | None:
-    is_kept = _is_left(s.body) or (is_over_columns(s) and is_serial(s))
+    is_kept = leaves(s.body, ("break",)) or (is_over_columns(s) and is_serial(s))
     return None if is_kept else machine.domain(s)
 
 
@@ -101,12 +101,6 @@ def _lanes(
         return find_lanes(s, domain, shadows, machine)
     except CannotError as reason:
         return str(reason)
-
-
-def _is_left(body: ir.Body) -> bool:
-    """Whether a statement leaves the loop, which Taichi refuses where it is parallel."""
-    blocks = (b for s in body if isinstance(s, ir.If) for b in (s.then, s.orelse))
-    return any(isinstance(s, ir.Jump) and s.kind == "break" for s in body) or any(map(_is_left, blocks))
 
 
 def from_zero(loop: ir.For) -> ir.For:

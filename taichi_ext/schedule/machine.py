@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from taichi_ext.analysis.loops import Extent, is_serialized, number
+from taichi_ext.analysis.loops import Extent, is_serialized, loop_bounds
 from taichi_ext.program import Container, For, Local
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -51,13 +51,5 @@ class Machine:
         if loop.kind == "field":
             (over,) = loop.domain
             return self.shapes.get(over) if isinstance(over, Container) else None
-        if loop.kind == "ndrange":
-            pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in loop.domain]
-        elif loop.kind == "range" and len(loop.domain) < 3:
-            pairs = [(0, *loop.domain) if len(loop.domain) == 1 else loop.domain]
-        else:
-            return None
-        bounds = [tuple(number(x, self.extents) for x in pair) for pair in pairs]
-        if any(first != 0 or end is None for first, end in bounds):
-            return None
-        return tuple(end for _, end in bounds)  # type: ignore[misc]
+        bounds = loop_bounds(loop, self.extents)
+        return None if bounds is None or any(first for first, _ in bounds) else tuple(end for _, end in bounds)

@@ -7,7 +7,7 @@ Coefficients are numbers or values that do not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeGuard
 
@@ -27,7 +27,7 @@ from taichi_ext.differentiate.forms.build import (
     operation,
     select,
 )
-from taichi_ext.program import Container, Local, Type, Value
+from taichi_ext.program import Container, Load, Local, Read, Type, Value
 
 
 @dataclass(frozen=True)
@@ -273,6 +273,15 @@ def row_value(form: Form, column: Coefficient, dtype: Type) -> Value:
     """One column of the rows of a form as a value, 0 when it has no rows."""
     total = row_sum(form, column)
     return literal(0, dtype) if total is None else cast(total, dtype)
+
+
+def assign_column(builder: Builder, targets: Sequence[Read | Load], forms: list[Form], k: Value) -> None:
+    """Assign one column of the rows of forms to targets, all read before any is written."""
+    values = [row_value(form, k, target.dtype) for form, target in zip(forms, targets, strict=True)]
+    if len(values) > 1:
+        values = [builder.keep(v, "w") for v in values]
+    for target, value in zip(targets, values, strict=True):
+        builder.assign(target, value)
 
 
 def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Union
 
@@ -18,6 +19,11 @@ from taichi_ext.differentiate.forms.build import (
 from taichi_ext.program import Type, Value
 
 Operand = Union["Term", Coefficient]
+
+
+def _operator(name: str) -> Callable[[Term, Operand], Term]:
+    """An operator between terms: an operation of Taichi's."""
+    return lambda a, b: a.formula.operation(name, a, b)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,35 +52,15 @@ class Term:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Operand) -> Term:
-        return self.formula.operation("truediv", self, other)
-
     def __rtruediv__(self, other: Operand) -> Term:
         return self.formula.operation("truediv", other, self)
 
     def __neg__(self) -> Term:
         return self._with(negative(self.value))
 
-    def __lt__(self, other: Operand) -> Term:
-        return self.formula.operation("lt", self, other)
-
-    def __le__(self, other: Operand) -> Term:
-        return self.formula.operation("le", self, other)
-
-    def __gt__(self, other: Operand) -> Term:
-        return self.formula.operation("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Term:
-        return self.formula.operation("ge", self, other)
-
-    def __and__(self, other: Operand) -> Term:
-        return self.formula.operation("logical_and", self, other)
-
-    def __or__(self, other: Operand) -> Term:
-        return self.formula.operation("logical_or", self, other)
-
-    def equals(self, other: Operand) -> Term:
-        return self.formula.operation("eq", self, other)
+    __truediv__ = _operator("truediv")
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("lt", "le", "gt", "ge"))
+    __and__, __or__, equals = map(_operator, ("logical_and", "logical_or", "eq"))
 
     def kept(self, name: str = "t") -> Term:
         """The same term, evaluated now."""

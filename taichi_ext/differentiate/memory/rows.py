@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import Coefficient, Index, add, cast, is_number, multiply
-from taichi_ext.differentiate.forms.forms import Form, Seed, Weight, coefficient, has_row, is_row, row_sum, row_value
+from taichi_ext.differentiate.forms.build import Coefficient, Index, add, cast, multiply
+from taichi_ext.differentiate.forms.forms import (
+    Form,
+    Seed,
+    Weight,
+    assign_column,
+    coefficient,
+    has_row,
+    row_sum,
+)
 from taichi_ext.differentiate.memory.row_places import RowMemory
-from taichi_ext.differentiate.plan.row_terms import STORED, Terms
+from taichi_ext.differentiate.plan.row_terms import STORED, Terms, only_row
 from taichi_ext.program import Load, Read, Value
 
 
@@ -56,22 +64,16 @@ class Rows:
             self._walk.builder.assign(target, value if replaces and len(terms) == 1 else add(target, value))
 
     def _write_column(self, forms: list[Form], indices: list[Index], k: Value) -> None:
-        builder, dtype = self._walk.builder, self._declared.local.dtype
-        values = [row_value(form, k, dtype) for form in forms]
-        if len(values) > 1:
-            values = [builder.keep(v, "w") for v in values]
-        for index, value in zip(indices, values, strict=True):
-            builder.assign(self.entry(index, k), value)
+        assign_column(self._walk.builder, [self.entry(index, k) for index in indices], forms, k)
 
     def keeps(self, forms: list[Form], indices: list[Index]) -> bool:
         """Whether the only row of each form is that of the entry itself, with factor 1."""
         return all(self._keeps(form, index) for form, index in zip(forms, indices, strict=True))
 
     def _keeps(self, form: Form, index: Index) -> bool:
-        rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
-        if len(rows) != 1 or not is_number(rows[0][1], 1) or not isinstance(index, int):
-            return False
-        return rows[0][0].source is self._declared.local and rows[0][0].key == index
+        row = only_row(form)
+        is_own = row is not None and row.source is self._declared.local and row.key == index
+        return is_own and isinstance(index, int)
 
     def add(self, form: Form, index: Index, registers: Collection[Seed]) -> None:
         """Add the rows of a form; ``registers`` hold its other columns."""

@@ -109,7 +109,7 @@ class EntryWriter:
         loops = self.walk.cursor.loops
         stored = self._stored.get((target.key, row))
         self._order += 1
-        if stored is not None and self._is_open(stored.block) and not self._is_stale(stored.form):
+        if stored is not None and self.walk.cursor.block.is_within(stored.block) and not self._is_stale(stored.form):
             self._reads.append(Access(self._order, self.stage, target.key, row, loops, since=len(stored.loops)))
             return dict(stored.form)
         self._reads.append(Access(self._order, self.stage, target.key, row, loops))
@@ -126,13 +126,6 @@ class EntryWriter:
     def _is_stale(self, form: Form) -> bool:
         """Whether rows in a form may have changed since it was stored."""
         return any(is_row(leaf) and self.sources.is_stale(leaf) for leaf in form)
-
-    def _is_open(self, block: Block) -> bool:
-        """Whether the current place is in a block."""
-        here = self.walk.cursor.block
-        while here is not None and here is not block:
-            here = here.outer
-        return here is not None
 
     # --- writing
 
@@ -200,23 +193,20 @@ class EntryWriter:
     ) -> bool:
         """Register an entry site, and write its entries; returns whether it writes each row at most once."""
         around = self._around(target.name)
-        axes, counter, slot, is_shared = around.axes, None, None, False
-        if around.counted is not None:
-            counter, slot, is_shared = self.counts.slot(around)
-        variables = [axis.variable for axis in axes]
+        counter, slot, is_shared = (None, None, False) if around.counted is None else self.counts.slot(around)
+        variables = [axis.variable for axis in around.axes]
         parts: dict[Affine, int] | None = None
         if self.numbering.asked.starts and target.key in self.numbering.asked.outputs:
             rows = [self.walk.facts.indices.unclamped(row) for row in rows]
             parts = self._mirror(rows, forms)
         groups = self._groups(forms)
-        used = [a for row in rows for a, _ in row.terms]
-        used += [a for group in groups for entry in group.entries for a, _ in entry.column.terms]
+        used = [a for form in (*rows, *(e.column for g in groups for e in g.entries)) for a, _ in form.terms]
         site = Site(
             number=len(self.sites),
             stage=(self.stage, LAST_STEP) if step is None else (self.stage, step),
             key=target.key,
             is_sum=is_sum,
-            around=SiteLoops(self.walk.cursor.loops, axes, around.opened, counter),
+            around=SiteLoops(self.walk.cursor.loops, around.axes, around.opened, counter),
             is_conditional=self._is_conditional() if counter is None else is_shared and self._is_interrupted(),
             is_injective=counter is None and self._is_once(place, variables),
             rows=tuple(rows),
@@ -225,18 +215,23 @@ class EntryWriter:
             has_rows=any(map(has_row, forms)),
             parts=parts,
         )
-        self.sites.append(site)
-        self._steps.setdefault(site.key, set()).add(site.stage)
-        if step is not None and any(self._is_later(e.column, site.stage) for g in groups for e in g.entries):
-            raise DenseRowsError(f"the tangent of {target.name} uses values that are computed later in the same loop")
-        self.containers[target.key] = target
-        for size in (site.integers, *(len(group.entries) for group in groups)):
-            if site.slots * size > MOST_SLOTS:
-                raise DenseRowsError(f"{target.name} takes {site.slots} x {size} entries, more than Taichi can index")
+        self._register(site, target)
         slot = self.walk.builder.keep(self.counts.number(around), "slot") if slot is None else slot
         self._write_integers(site, slot)
         self._write_values(site, target, slot, forms)
         return site.is_injective
+
+    def _register(self, site: Site, target: EntryTarget) -> None:
+        """Add a site to the others; raises if its entries cannot be multiplied or indexed."""
+        self.sites.append(site)
+        self._steps.setdefault(site.key, set()).add(site.stage)
+        columns = [e.column for group in site.groups for e in group.entries]
+        if site.stage[1] != LAST_STEP and any(self._is_later(column, site.stage) for column in columns):
+            raise DenseRowsError(f"the tangent of {target.name} uses values that are computed later in the same loop")
+        self.containers[target.key] = target
+        for size in (site.integers, *(len(group.entries) for group in site.groups)):
+            if site.slots * size > MOST_SLOTS:
+                raise DenseRowsError(f"{target.name} takes {site.slots} x {size} entries, more than Taichi can index")
 
     def _mirror(self, rows: list[Affine], forms: list[Form]) -> dict[Affine, int] | None:
         """For a Hessian, copy the entries above the diagonal of a block to those below it.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from taichi_ext.analysis.affine import atom_value, source_of
-from taichi_ext.analysis.loops import Loop
+from taichi_ext.analysis.loops import Loop, ranges
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, element, literal, multiply, operation, select
 from taichi_ext.differentiate.forms.cursor import Block
@@ -115,12 +115,14 @@ class Counts:
 
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)
-        ranges = [s.domain] if s.kind == "range" else [d if isinstance(d, tuple) else (d,) for d in s.domain]
-        bounds = [[cast(self.walk.expressions.primal(b), I32) for b in bounds] for bounds in ranges]
+        primal = self.walk.expressions.primal
+        bounds = [[cast(primal(b) if isinstance(b, Value) else b, I32) for b in pair] for pair in ranges(s)]
         number = self._next()
         array = self._array(number, "lengths")
-        firsts = [self.builder.keep(b[0] if len(b) > 1 else literal(0, I32), "first") for b in bounds]
-        lengths = [operation("max", 0, operation("sub", b[-1], first)) for b, first in zip(bounds, firsts, strict=True)]
+        firsts = [self.builder.keep(first, "first") for first, _ in bounds]
+        lengths = [
+            operation("max", 0, operation("sub", b, first)) for (_, b), first in zip(bounds, firsts, strict=True)
+        ]
         others = [self.builder.keep(length, "length") for length in lengths[1:]]
         self._open[s] = _Open(number, self.builder.keep(element(array, 0), "room"), firsts, others)
         self.builder.assign(element(array, 1), functools.reduce(multiply, others, lengths[0]))
@@ -166,10 +168,7 @@ class Counts:
             return None if changes or not loop.atoms else loop.bounds
         s = loop.statement
         extent = self.walk.facts.seeds.extents.get(s.domain[0]) if s.kind in ("field", "grouped") else None  # type: ignore[union-attr]
-        if extent is None:
-            return None
-        offset = extent.offset or (0,) * len(extent.shape)
-        return tuple((first, first + n) for first, n in zip(offset, extent.shape, strict=True))
+        return None if extent is None else extent.bounds
 
     def _is_range(self, loop: Loop) -> bool:
         s = loop.statement

@@ -81,7 +81,7 @@ class ContainerStores:
             component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
             targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
         raw = [s.value for s in group]  # type: ignore[attr-defined]
-        forms = [self.linearizer.form(v) for v in raw]
+        forms = list(map(self.linearizer.form, raw))
         forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]

@@ -116,10 +116,9 @@ class Reversals:
         if not (self._is_wanted() and self._is_counted(s) and self._is_closed(s)):
             return ()
         inner = {x.local for x in ir.statements(s.body) if isinstance(x, ir.Declare)}
-        targets = [x.target for x in ir.statements(s.body) if isinstance(x, (ir.Assign, ir.Update))]
-        active = self.walk.facts.activity.locals
-        found = [t.local for t in targets if _is_local(t) and t.local in active and t.local not in inner]  # type: ignore[union-attr]
-        carried = tuple(dict.fromkeys(found))
+        targets = [x.target.memory for x in ir.statements(s.body) if isinstance(x, (ir.Assign, ir.Update))]
+        outer = self.walk.facts.activity.locals - inner
+        carried = tuple(dict.fromkeys(v for v in targets if isinstance(v, ir.Local) and v in outer))
         return carried if len(carried) <= MOST_CARRIED and self._have_rows(carried) else ()
 
     def _is_wanted(self) -> bool:
@@ -326,10 +325,6 @@ class Reversed:
 
     def add(self, form: Form, index: Index = 0) -> None:
         self._go_forward()
-
-
-def _is_local(target: ir.Target) -> bool:
-    return isinstance(target, ir.Read)
 
 
 def _only_added(s: ir.For, carried: tuple[ir.Local, ...]) -> frozenset[ir.Local]:

@@ -20,7 +20,6 @@ from taichi_ext.differentiate.forms.build import (
     Coefficient,
     add,
     cast,
-    is_number,
     literal,
     negative,
     operation,
@@ -31,12 +30,12 @@ from taichi_ext.differentiate.forms.forms import (
     Leaf,
     Row,
     Seed,
+    assign_column,
     coefficient,
     columns_of,
     has_row,
     is_row,
     row_sum,
-    row_value,
     times,
 )
 from taichi_ext.differentiate.memory.rows import Rows
@@ -238,7 +237,10 @@ class Tangents:
         fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
         kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
         if not kept and (has_rows or not fresh):
-            self.walk.builder.loop(columns, lambda k: self._store_column(rows, forms, k))
+            entries = [index for _, index in rows]
+            self.walk.builder.loop(
+                columns, lambda k: assign_column(self.walk.builder, [self.entry(n, k) for n in entries], forms, k)
+            )
         self._store_seeds(rows, forms, overwrites=fresh)
         self.version += 1
 
@@ -276,21 +278,13 @@ class Tangents:
         is_alike = local.dtype == self.container.dtype and self.components == 1
         return is_declared_here and not is_better_local and is_alike
 
-    def _store_column(self, rows: list[tuple[Affine, Value]], forms: list[Form], k: Value) -> None:
-        dtype = self.container.dtype
-        values = [row_value(form, k, dtype) for form in forms]
-        if len(values) > 1:
-            values = [self.walk.builder.keep(v, "w") for v in values]
-        for (_, index), value in zip(rows, values, strict=True):
-            self.walk.builder.assign(self.entry(index, k), value)
-
     def _is_own(self, leaf: Leaf) -> bool:
         return is_row(leaf) and leaf.source is self.container
 
     def _keeps_row(self, form: Form, row: Affine) -> bool:
         """Whether the only row of the form is the entry's own, with factor 1."""
-        rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
-        return len(rows) == 1 and is_number(rows[0][1], 1) and self._is_own(rows[0][0]) and rows[0][0].key == row
+        own = only_row(form)
+        return own is not None and self._is_own(own) and own.key == row
 
     def add(self, site: Site, group: tuple[Statement, ...], written: Written, sign: int) -> None:
         """``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic, primal and tangent."""

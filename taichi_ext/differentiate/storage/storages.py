@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.affine import atom_value
@@ -90,7 +90,8 @@ class Storages:
 
     def rows(self) -> dict[Local, tuple[Terms, int]]:
         """For each local with a row, its terms and the number of its changes."""
-        return {local: (s.rows.terms, s.version) for local, s in self._stored() if s.rows is not None}
+        stored = {local: s for local, s in self.by_local.items() if isinstance(s, Storage)}
+        return {local: (s.rows.terms, s.version) for local, s in stored.items() if s.rows is not None}
 
     def choices(self) -> tuple[LocalChoice, ...]:
         """The storage of the tangents of locals, with reasons, for reports."""
@@ -130,10 +131,6 @@ class Storages:
             reason = plan.columns.no_sums[local].splitlines()[-1].rstrip(".")
             notes.append(f"no columns of its own, since {reason}")
         return tuple(notes)
-
-    def _stored(self) -> Iterator[tuple[Local, Storage]]:
-        """The locals with registers, slots and rows."""
-        return ((local, s) for local, s in self.by_local.items() if isinstance(s, Storage))
 
     def with_rows(self, local: Local | Container) -> Storage | None:
         """The storage of a local that has rows; None for all others."""

@@ -38,14 +38,14 @@ class Transform:
     reversals: Reversals
     writer: EntryWriter | None
 
-    def body(self, body: ir.Body, variables: tuple[ir.Local, ...] = ()) -> ir.Body:
-        """A block with tangents, in which these variables are visible."""
-        return self._block(body, variables, _nothing, _nothing)
-
-    def _block(
-        self, body: ir.Body, variables: tuple[ir.Local, ...], begin: Callable[[], None], finish: Callable[[], None]
+    def body(
+        self,
+        body: ir.Body,
+        variables: tuple[ir.Local, ...] = (),
+        begin: Callable[[], object] = tuple,
+        finish: Callable[[], object] = tuple,
     ) -> ir.Body:
-        """A block with tangents; ``begin`` and ``finish`` emit statements at its start and end."""
+        """A block with tangents and these variables; ``begin`` and ``finish`` emit statements at its start and end."""
         cursor, builder = self.context.walk.cursor, self.context.walk.builder
         with cursor.in_block(variables), builder.collecting() as collected:
             begin()
@@ -80,7 +80,7 @@ class Transform:
                 then, orelse = self.body(then), self.body(orelse)
                 walk.builder.emit(replace(s, condition=condition, then=then, orelse=orelse))
             case ir.For() if self.reversals.is_reversed(s):
-                self.reversals.loop(s, self._block)
+                self.reversals.loop(s, self.body)
             case ir.For() | ir.While():
                 self._loop(s)
             case ir.Return():
@@ -127,7 +127,3 @@ class Transform:
         walk.builder.emit(new)
         if self.writer is not None:
             self.writer.counts.after(s)
-
-
-def _nothing() -> None:
-    pass
