@@ -9,6 +9,7 @@ from taichi_ext.analysis.affine import Affine, Atom, VectorEntry
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.program import I8, I16, I32, U1, U8, U16, Const, Container, Load, Local, Op, Read, Size, Value
 
+_LINEAR = frozenset(("add", "sub", "mul", "neg", "cast"))
 NARROW = frozenset((U1, I8, I16, U8, U16, I32))  # types of which an i32 holds every number
 
 
@@ -60,21 +61,27 @@ class Expressions:
                 return self.definitions.get(local, Affine(((local, 1),)))
             case Read(local=local, index=index) if all(isinstance(i, int) for i in index):
                 return Affine(((VectorEntry(local, tuple(i for i in index if isinstance(i, int))), 1),))
-            case Op(name="add" | "sub" as name, args=(a, b), dtype=dtype) if dtype == I32:
-                left, right = self.linear(a), self.linear(b)
-                if left is None or right is None:
-                    return self._atom(value)
-                return left + (right if name == "add" else right * -1)
-            case Op(name="mul", args=(a, b), dtype=dtype) if dtype == I32:
-                left, right = self.linear(a), self.linear(b)
-                if left is not None and right is not None and (left.is_constant or right.is_constant):
-                    return right * left.constant if left.is_constant else left * right.constant
-            case Op(name="neg", args=(a,), dtype=dtype) if dtype == I32:
-                form = self.linear(a)
-                return self._atom(value) if form is None else form * -1
-            case Op(name="cast", args=(a,), dtype=dtype) if dtype == I32 and a.dtype in NARROW:
-                return self.linear(a)
+            case Op() if value.dtype == I32 and value.name in _LINEAR:
+                form = self._combined(value.name, list(map(self.linear, value.args)))
+                return self._atom(value) if form is None else form
         return self._atom(value)
+
+    def _combined(self, name: str, parts: list[Affine | None]) -> Affine | None:
+        """The normal form of an operation on such forms, None where there is none."""
+        match name, parts:
+            case "add", [Affine() as a, Affine() as b]:
+                return a + b
+            case "sub", [Affine() as a, Affine() as b]:
+                return a + b * -1
+            case "mul", [Affine(terms=()) as a, Affine() as b]:
+                return b * a.constant
+            case "mul", [Affine() as a, Affine(terms=()) as b]:
+                return a * b.constant
+            case "neg", [Affine() as a]:
+                return a * -1
+            case "cast", [Affine() as a]:
+                return a
+        return None
 
     def _atom(self, value: Value) -> Affine:
         """An expression without normal form; one for all that are written alike."""

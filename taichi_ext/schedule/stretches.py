@@ -94,19 +94,19 @@ class _RunWriter:
     """
 
     def __init__(self, writer: _Writer, run: Run, behind: Copies | None) -> None:
-        self.stretch, self.lanes, self.run = writer.stretch, writer.lanes, run
+        self.stretch, self.run = writer.stretch, run
         self.lane = ir.Local("lane", ir.I32, (), "loop")
         touched = _touched(run)
         self.scalars = {x: replace(x) for x in touched if x in writer.shared and not x.shape}
         self.arrays = {x for x in touched if x.shape and x in writer.shared}
-        self.number = ir.Local(self.lanes.last.name, ir.I32, (), "temporary")
+        self.number = ir.Local(self.stretch.lanes.last.name, ir.I32, (), "temporary")
         self.memo: dict[ir.Value, ir.Value] = {}
         self.before: list[ir.Statement] = []
         self.copies, self.behind = Copies(self.stretch, ir.statements(run.statements)), behind
         divisors = Counter(map(_divisor, (v for s in ir.statements(run.statements) for v in all_values(s))))
         changed = assigned_locals(run.statements)
         self.divisors = {x for x, n in divisors.items() if x is not None and n > 1 and x.dtype.is_real} - changed
-        if not self.lanes.is_fast:
+        if not self.stretch.lanes.is_fast:
             self.divisors.clear()
         self.inverses: dict[ir.Local, ir.Read] = {}
 
@@ -116,7 +116,7 @@ class _RunWriter:
         own = {x.local for x in self.run.statements if isinstance(x, ir.Declare)}
         changed = own | assigned_locals(self.run.statements)
         head: list[ir.Statement] = []
-        if any(self.lanes.last in s.contents.locals for s in everything):
+        if any(self.stretch.lanes.last in s.contents.locals for s in everything):
             head.append(ir.Declare(self.number, (cast(add(self.stretch.first, ir.Read(self.lane)), ir.I32),)))
         for x, scalar in self.scalars.items():
             if x not in own:
@@ -135,19 +135,21 @@ class _RunWriter:
         return ir.Assign(entry, cast(value, entry.dtype))
 
     def _entry(self, x: ir.Local, index: ir.Value | None = None) -> ir.Read:
-        place = ir.Read(self.lane) if index is None else add(multiply(index, self.lanes.count), ir.Read(self.lane))
+        place = (
+            ir.Read(self.lane) if index is None else add(multiply(index, self.stretch.lanes.count), ir.Read(self.lane))
+        )
         return ir.Read(self.stretch.array(x), (cast(place, ir.I32),))
 
     def _changed(self, value: ir.Value) -> ir.Value:
         if isinstance(value, ir.Read):
-            if value.local is self.lanes.last:
+            if value.local is self.stretch.lanes.last:
                 return ir.Read(self.number, place=value.place)
             if value.local in self.arrays:
                 (index,) = value.index
                 return self._entry(value.local, index if isinstance(index, ir.Value) else literal(index, ir.I32))
             scalar = self.scalars.get(value.local)
             return value if scalar is None else ir.Read(scalar, place=value.place)
-        if not self.lanes.is_fast:
+        if not self.stretch.lanes.is_fast:
             return value
         inverse = self._inverse(value)
         return as_arithmetic(value) if inverse is None else multiply(value.args[0], inverse)  # type: ignore[attr-defined]
@@ -161,7 +163,7 @@ class _RunWriter:
             return self.inverses[divisor.local]
         c = divisor.contents
         mine = {self.lane, self.number, *self.scalars.values()}
-        if c.containers or not c.is_pure or not (self.lanes.varying | mine).isdisjoint(c.locals):
+        if c.containers or not c.is_pure or not (self.stretch.lanes.varying | mine).isdisjoint(c.locals):
             return None
         found = self._declare_inverse(self.before, divisor)
         if isinstance(divisor, ir.Read):
@@ -191,7 +193,7 @@ class _RunWriter:
                     yield from inverse
             case ir.Assign(target=ir.Load()) | ir.Update(target=ir.Load()):
                 assert isinstance(s, (ir.Assign, ir.Update))
-                behind = self.behind if s in self.lanes.places else None
+                behind = self.behind if s in self.stretch.lanes.places else None
                 copies = self.copies if behind is None else behind
                 yield copies.keep(s, new.value, self.lane)
             case ir.Assign() | ir.Update():

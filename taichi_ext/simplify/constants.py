@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,29 +31,33 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 def tidied(value: Value) -> Value:
     """The same value, where that is simpler."""
-    if isinstance(value, Op) and value.name in _COMPARE and all(map(_is_whole, value.args)):
+    if not isinstance(value, Op):
+        return value
+    if value.name in _COMPARE and all(map(_is_whole, value.args)):
         a, b = (x.value for x in value.args)  # type: ignore[attr-defined]
         return Const(_COMPARE[value.name](a, b), U1, place=value.place)
-    if not isinstance(value, Op) or not (value.dtype in _NUMPY or value.dtype.is_integer):
-        return value
-    if value.dtype in _NUMPY:
-        value = _with_signs_outside(value)
-        if not isinstance(value, Op):
-            return value
-    numbers = [a.value if isinstance(a, Const) and not isinstance(a.value, bool) else None for a in value.args]
-    if all(n is None for n in numbers):
-        return value
     if value.dtype.is_integer:
-        return _without_unit(value, numbers) if value.name in ("mul", "add", "sub") else value
-    if value.name == "neg":
-        return Const(-float(numbers[0]), value.dtype, place=value.place)  # type: ignore[arg-type]
-    if value.name in _COMPUTE and None not in numbers:
-        kind = _NUMPY[value.dtype]
-        if any(a.dtype not in (I32, value.dtype) for a in value.args):
-            return value  # rounded to a type of its own before
-        with np.errstate(all="ignore"):
-            return Const(float(_COMPUTE[value.name](*map(kind, numbers))), value.dtype, place=value.place)
-    return _without_unit(value, numbers) if value.name in ("mul", "add", "sub") else value
+        return _without_unit(value)
+    bare = _with_signs_outside(value) if value.dtype in _NUMPY else value
+    return _computed(bare) if isinstance(bare, Op) and bare.dtype in _NUMPY else bare
+
+
+def _computed(op: Op) -> Value:
+    """The result of an operation on real constants, or the operation without units."""
+    numbers = _numbers(op)
+    if op.name == "neg" and numbers[0] is not None:
+        return Const(-float(numbers[0]), op.dtype, place=op.place)
+    if op.name not in _COMPUTE or None in numbers:
+        return _without_unit(op)
+    if any(a.dtype not in (I32, op.dtype) for a in op.args):
+        return op  # rounded to a type of its own before
+    with np.errstate(all="ignore"):
+        return Const(float(_COMPUTE[op.name](*map(_NUMPY[op.dtype], numbers))), op.dtype, place=op.place)
+
+
+def _numbers(op: Op) -> list[float | None]:
+    """The constants among the operands."""
+    return [a.value if isinstance(a, Const) and not isinstance(a.value, bool) else None for a in op.args]
 
 
 def _with_signs_outside(op: Op) -> Value:
@@ -104,11 +108,12 @@ def is_op(value: Value, name: str) -> bool:
     return isinstance(value, Op) and value.name == name
 
 
-def _without_unit(value: Op, numbers: Sequence[object]) -> Value:
-    unit = 1 if value.name == "mul" else 0
-    a, b = value.args
-    if numbers[1] == unit and a.dtype == value.dtype:
+def _without_unit(op: Op) -> Value:
+    """The other operand of a product with 1 or of a sum with 0."""
+    if op.name not in ("mul", "add", "sub"):
+        return op
+    unit, numbers = (1 if op.name == "mul" else 0), _numbers(op)
+    a, b = op.args
+    if numbers[1] == unit and a.dtype == op.dtype:
         return a
-    if numbers[0] == unit and b.dtype == value.dtype and value.name != "sub":
-        return b
-    return value
+    return b if numbers[0] == unit and b.dtype == op.dtype and op.name != "sub" else op

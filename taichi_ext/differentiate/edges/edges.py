@@ -34,47 +34,69 @@ class Argument:
         self.value = ctx.walk.expressions.keep(value)
 
 
+@dataclass(frozen=True)
+class _Edge:
+    """An edge, evaluated.
+
+    Attributes:
+        motion: 0, with the tangent of the part of the pixel that the level covers; none for a constant level.
+        level: the level.
+        is_inside: whether the centre of the pixel is inside.
+        area: the part of the pixel that is inside, if the value is antialiased.
+    """
+
+    motion: tuple[Argument, ...]
+    level: Term
+    is_inside: Term
+    area: Term | None
+
+
 def edge(ctx: RuleContext, s: Boundary) -> None:
     """``edge``, ``step`` and ``coverage``."""
     antialias = s.options["antialias"]
-    inside, outside = s.given["inside"], s.given["outside"]
     if not ctx.walk.facts.seeds.takes_derivative and not antialias:
         for result, value in zip(s.results, s.numbers, strict=True):
             ctx.declare(s, result, ctx.primal(value), {})
         return
     motion, level = _motion(ctx, s), _kept_level(ctx, s)
-    is_inside = (level > 0).kept("is_inside")
-    area = None
+    is_inside, area = (level > 0).kept("is_inside"), None
     if antialias and motion:
         area = level.formula.term(ctx.walk.expressions.keep(entries(s.given["area"])[0]))
-    jump = s.given.get("jump")
-    count = len(s.results)
+    found = _Edge(motion, level, is_inside, area)
+    jump, count = s.given.get("jump"), len(s.results)
     jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
-    for result, value_in, value_out, own_jump in zip(s.results, entries(inside), entries(outside), jumps, strict=True):
-        sides = Argument(ctx, value_in), Argument(ctx, value_out)
-        formula = Formula(ctx.walk.builder, result.dtype)
-        a, b = (formula.term(side.value) for side in sides)
-        height = (a - b if own_jump is None else formula.term(ctx.walk.expressions.keep(own_jump))).kept("height")
-        if area is None:
-            value = formula.select(is_inside, a, b)
-            weights = formula.select(is_inside, 1, 0).kept("weight"), formula.select(is_inside, 0, 1).kept("weight")
-        else:
-            value = area * a + (1 - area) * b
-            weights = area, (1 - area).kept("weight")
-        rim, parts = height, []
-        roots = [_roots_within(ctx, side.form, level) for side in sides]
-        if any(roots):
-            # a root of this level already is averaged over the whole pixel, and is 0 on the edge
-            root = formula.sqrt(formula.max(level, 0)).kept("root")
-            inner, outer = (sum((r.factor for r in found), formula.term(0)) for found in roots)
-            for weight, found in zip(weights, roots, strict=True):
-                parts += [(m, ((1 - weight) * r.factor).kept("w")) for r in found for m in r.motion]
-            if own_jump is None:
-                rim = (height - (inner - outer) * root).kept("rim")
-            if all(r.is_constant for found in roots for r in found):
-                value = value + ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond") * root
-        parts += [*((m, rim) for m in motion), (sides[0], weights[0]), (sides[1], weights[1])]
-        _declare(ctx, s, result, value, parts)
+    sides = zip(entries(s.given["inside"]), entries(s.given["outside"]), strict=True)
+    for result, (inside, outside), own_jump in zip(s.results, sides, jumps, strict=True):
+        _declare_mean(ctx, s, found, result, (Argument(ctx, inside), Argument(ctx, outside)), own_jump)
+
+
+def _declare_mean(
+    ctx: RuleContext, s: Boundary, found: _Edge, result: Local, sides: tuple[Argument, Argument], jump: Value | None
+) -> None:
+    """Declare one number of the value, with the tangents of its two sides and of the edge."""
+    formula = Formula(ctx.walk.builder, result.dtype)
+    a, b = (formula.term(side.value) for side in sides)
+    height = (a - b if jump is None else formula.term(ctx.walk.expressions.keep(jump))).kept("height")
+    if found.area is None:
+        value = formula.select(found.is_inside, a, b)
+        chosen = ((1, 0), (0, 1))
+        weights = [formula.select(found.is_inside, *pair).kept("weight") for pair in chosen]
+    else:
+        value = found.area * a + (1 - found.area) * b
+        weights = [found.area, (1 - found.area).kept("weight")]
+    roots = [_roots_within(ctx, side.form, found.level) for side in sides]
+    rim, parts = height, []
+    if any(roots):
+        # a root of this level already is averaged over the whole pixel, and is 0 on the edge
+        root = formula.sqrt(formula.max(found.level, 0)).kept("root")
+        inner, outer = (sum((r.factor for r in own), formula.term(0)) for own in roots)
+        for weight, own in zip(weights, roots, strict=True):
+            parts += [(m, ((1 - weight) * r.factor).kept("w")) for r in own for m in r.motion]
+        rim = height if jump is not None else (height - (inner - outer) * root).kept("rim")
+        if all(r.is_constant for own in roots for r in own):
+            value = value + ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond") * root
+    parts += [*((m, rim) for m in found.motion), *zip(sides, weights, strict=True)]
+    _declare(ctx, s, result, value, parts)
 
 
 def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import taichi_ext.program as ir
@@ -20,35 +21,35 @@ def with_real_positions(program: ir.Program) -> ir.Program:
     for read in used:
         reals.setdefault((read.local, read.index), ir.Local(f"{read.local.name}_real", program.default_real))
 
-    def real(value: ir.Value) -> ir.Value:
-        """An index as a real number; other values unchanged."""
-        local = reals.get((value.local, value.index)) if isinstance(value, ir.Read) else None
-        return value if local is None else ir.Read(local, place=value.place)
-
-    def operand(value: ir.Value) -> ir.Value:
-        if not isinstance(value, ir.Op) or not value.dtype.is_real:
-            return value
-        new = tuple(map(real, value.args))
-        if all(a is b for a, b in zip(new, value.args, strict=True)):
-            return value
-        if value.name == "cast" and new[0].dtype == value.dtype:
-            return new[0]
-        return ir.Op(value.name, new, value.dtype, place=value.place)
-
     def change(s: ir.Statement) -> ir.Statement:
-        s = ir.with_values(s, lambda value: ir.rebuilt(value, operand))
+        s = ir.with_values(s, lambda value: ir.rebuilt(value, lambda node: _with_real_operands(node, reals)))
         if isinstance(s, ir.Boundary) and "at" in s.given:
-            at = s.given["at"]
-            s = replace(s, given={**s.given, "at": ir.regrouped(at, tuple(map(real, ir.entries(at))))})
-        if isinstance(s, ir.For):
-            own = [(key, local) for key, local in reals.items() if key[0] in s.variables]
-            made = (
-                ir.Declare(local, (ir.Op("cast", (ir.Read(*key),), local.dtype),), place=s.place) for key, local in own
-            )
-            s = replace(s, body=(*made, *s.body))
-        return s
+            at = ir.regrouped(s.given["at"], tuple(_real(e, reals) for e in ir.entries(s.given["at"])))
+            return replace(s, given={**s.given, "at": at})
+        if not isinstance(s, ir.For):
+            return s
+        own = [(key, local) for key, local in reals.items() if key[0] in s.variables]
+        made = (ir.Declare(local, (ir.Op("cast", (ir.Read(*key),), local.dtype),), place=s.place) for key, local in own)
+        return replace(s, body=(*made, *s.body))
 
     return replace(program, body=ir.mapped(program.body, change))
+
+
+def _real(value: ir.Value, reals: Mapping[_Index, ir.Local]) -> ir.Value:
+    """An index as a real number; other values unchanged."""
+    local = reals.get((value.local, value.index)) if isinstance(value, ir.Read) else None
+    return value if local is None else ir.Read(local, place=value.place)
+
+
+def _with_real_operands(value: ir.Value, reals: Mapping[_Index, ir.Local]) -> ir.Value:
+    if not isinstance(value, ir.Op) or not value.dtype.is_real:
+        return value
+    new = tuple(_real(a, reals) for a in value.args)
+    if new == value.args:  # values are equal only to themselves
+        return value
+    if value.name == "cast" and new[0].dtype == value.dtype:
+        return new[0]
+    return ir.Op(value.name, new, value.dtype, place=value.place)
 
 
 def entries_of_position(s: ir.Boundary) -> tuple[ir.Value, ...]:
