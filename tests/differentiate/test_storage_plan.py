@@ -8,8 +8,7 @@ from test_differentiate import EXTENTS, P, Role, Seeds, a, at, c, i, nearest, op
 from taichi_ext import InternalError
 from taichi_ext.differentiate.forms.column_blocks import Blocks
 from taichi_ext.differentiate.plan.storage_plan import StorageKey, Table, UnplannedError
-from taichi_ext.differentiate.transform.forward import emit_tangents, find_facts
-from taichi_ext.differentiate.transform.planning import plan_storage
+from taichi_ext.differentiate.transform.forward import emit_tangents, find_facts, plan_storage
 from taichi_ext.program import Assign, Declare, Place, Program, Read, mapped
 
 

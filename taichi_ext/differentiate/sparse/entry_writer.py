@@ -16,7 +16,7 @@ from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import Coefficient, add, element, literal, multiply
-from taichi_ext.differentiate.forms.cursor import Block
+from taichi_ext.differentiate.forms.cursor import Block, RowSources
 from taichi_ext.differentiate.forms.entry_sites import Entry, EntryTarget, Group, Site, SiteLoops, SparseResult
 from taichi_ext.differentiate.forms.forms import (
     Form,
@@ -29,7 +29,6 @@ from taichi_ext.differentiate.forms.forms import (
     row_value,
 )
 from taichi_ext.differentiate.forms.keys import Key, SiteArray, is_of_sum
-from taichi_ext.differentiate.forms.row_sources import RowSources
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.sparse_counts import Around, Counts

@@ -47,7 +47,7 @@ from taichi_ext.differentiate.forms.forms import (
     plus,
 )
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
-from taichi_ext.differentiate.memory.row_places import RowMemory, local_row, scratch_part, scratch_row
+from taichi_ext.differentiate.memory.rows import RowMemory, local_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey, TapeSum
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.cursor import RowSources
 from taichi_ext.differentiate.forms.forms import OwnSeed
-from taichi_ext.differentiate.forms.row_sources import RowSources
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
-from taichi_ext.differentiate.memory.row_places import RowMemory, local_row, placed_row, scratch_part, scratch_row
-from taichi_ext.differentiate.memory.rows import Rows
+from taichi_ext.differentiate.memory.rows import RowMemory, Rows, local_row, placed_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
 from taichi_ext.differentiate.plan.row_terms import FILLED, Terms
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey

@@ -20,21 +20,19 @@ from taichi_ext.differentiate.facts.facts import Facts
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import Builder, Expressions
 from taichi_ext.differentiate.forms.column_blocks import Blocks
-from taichi_ext.differentiate.forms.cursor import Cursor
+from taichi_ext.differentiate.forms.cursor import Cursor, RowSources
 from taichi_ext.differentiate.forms.forms import Form, Seed
-from taichi_ext.differentiate.forms.row_sources import RowSources
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_plan import Plan
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
-from taichi_ext.differentiate.statements.energy_tangents import EnergyTangents, IntermediateTangents
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
-from taichi_ext.differentiate.statements.sparse_tangents import SparseTangents
+from taichi_ext.differentiate.statements.special_tangents import EnergyTangents, IntermediateTangents, SparseTangents
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.local_forms import LocalForms
 from taichi_ext.differentiate.storage.storages import Storages
