@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
 from taichi_ext.analysis.changes import written
-from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Size, Statement, While, bodies
+from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Size, Statement, Value, While, bodies
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ def loop_bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
     return tuple((a, max(a, b)) for a, b in bounds)  # type: ignore[misc, type-var]
 
 
-def ranges(s: For) -> list[tuple[Any, Any]]:
+def ranges(s: For) -> list[tuple[int | Value, int | Value]]:
     """The first index and the end of each variable of a loop over ranges; nothing for a range with steps."""
     if s.kind == "range":
         pairs = [(0, *s.domain)[-2:]] if len(s.domain) < 3 else []
