@@ -1,4 +1,7 @@
-"""The stores of a program to containers: entries written once, containers written in full or by one iteration only."""
+"""The stores of a program to containers: entries written once, containers written in full or by one iteration only.
+
+Loops whose iterations only write such entries give the same in any order.
+"""
 
 from __future__ import annotations
 

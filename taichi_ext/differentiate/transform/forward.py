@@ -29,6 +29,8 @@ from taichi_ext.differentiate.transform.traversal import Traversal
 from taichi_ext.errors import InternalError, UnsupportedError
 from taichi_ext.program import Body, Container, Program, cited, statements
 
+MOST_WALKS = 100  # of the first pass
+
 
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes the same as ``program``, and its tangents."""
@@ -117,9 +119,6 @@ def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiat
         first_columns=walk.blocks.first_columns,
         first_column=arguments.first_column,
     )
-
-
-MOST_WALKS = 100
 
 
 def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
