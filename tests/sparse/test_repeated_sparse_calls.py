@@ -89,6 +89,11 @@ def test_other_values_and_other_integers(chain):
     chain.require_right(chain.plan())
 
 
+def test_tangents_have_the_columns_of_rows_alone(chain):
+    """Those of the pose; the columns of x are not in rows."""
+    assert {shape for shape, _ in chain.plan._prepared.replay.tangents.values()} == {(3, 3)}
+
+
 def test_entries_by_columns_of_their_own_stay_where_they_are_zero(chain):
     entries = [block.nnz for block in chain.plan()]
     chain.pose.fill(0.0)  # the derivatives by x are all zero, and so are those by the pose, which come from rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from taichi_ext.differentiate.forms.keys import ADJOINTS, Key, OwnArray, SumKey
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, Fused, SparseTarget
+from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, ColumnBlock, Fused, SparseTarget
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import Shadow
@@ -117,6 +117,9 @@ class SparseEntries(DenseRows):
         assert target is not None
         ranges = tuple(target.columns.ranges())
         return ranges, frozenset(target.columns.in_rows), target.outputs, self._projection is not None
+
+    def block(self, block: ColumnBlock) -> ColumnBlock:
+        return replace(block, count=self.numbering.width) if self.numbering.in_rows else block
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget:
         numbering = self.numbering

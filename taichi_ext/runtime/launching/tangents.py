@@ -7,7 +7,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.keys import VALUES, Key
-from taichi_ext.launches import ContainerInfo, Fused, Role, SparseTarget, container_key
+from taichi_ext.launches import ColumnBlock, ContainerInfo, Fused, Role, SparseTarget, container_key
 from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents
 from taichi_ext.runtime.memory.field_tangents import FieldTangents
@@ -23,6 +23,10 @@ class DenseRows:
 
     is_dense = True
     changes = 0  # number of changes of the columns
+
+    def block(self, block: ColumnBlock) -> ColumnBlock:
+        """The columns of rows of tangents, from those of J."""
+        return block
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
         """The columns and outputs of a sparse J by the keys of a launch; ``names`` are these by the keys of the run."""
@@ -72,7 +76,7 @@ class Tangents:
     """
 
     def __init__(self, request: Request, table: FieldTable, target: DenseRows) -> None:
-        self.columns = TangentColumns(request.block, request.directions, request.max_memory)
+        self.columns = TangentColumns(target.block(request.block), request.directions, request.max_memory)
         self.fields = FieldTangents(table, self.columns)
         self.arrays = ArrayTangents(self.columns)
         self.first_order = FirstOrderTangents(request.energy, self.fields, self.arrays)
