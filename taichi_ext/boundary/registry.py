@@ -200,7 +200,7 @@ class Registry:
             self._changed()
 
     def _get(self, name: str) -> GradientRule:
-        if name not in self._rules:
+        if not isinstance(name, str) or name not in self._rules:
             known = ", ".join(repr(n) for n in self._rules) or "none"
             raise InvalidArgumentError(f"No rule is named {name!r}; registered are: {known}.")
         return self._rules[name]

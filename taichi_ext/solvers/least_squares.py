@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.inputs.options import checked_options, is_real, is_whole
+from taichi_ext.api.inputs.options import check_choice, check_function, checked_options, is_real, is_whole
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
 from taichi_ext.solvers.levenberg import History, Iteration, Limits, Space, minimize, print_line
-from taichi_ext.solvers.losses import Robust
-from taichi_ext.solvers.normal_equations import weights_of
+from taichi_ext.solvers.losses import LOSS_OVER, Robust
+from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
 from taichi_ext.solvers.results import LeastSquaresResult, Solved, place_of
 from taichi_ext.solvers.scipy_methods import by_scipy
@@ -264,8 +264,7 @@ def _check(
     loss_over: object,
 ) -> None:
     """Raise for options that cannot be used."""
-    if method not in _METHODS:
-        raise InvalidArgumentError(f"method is {shown(method)}; expected one of {', '.join(map(repr, _METHODS))}.")
+    check_choice("method", method, _METHODS)
     for name in options:
         if name == "x0":
             raise InvalidArgumentError(
@@ -284,13 +283,12 @@ def _check(
     for name, value in tolerances.items():
         if not (is_real(value) and 0 <= value < math.inf):
             raise InvalidArgumentError(f"{name} is {shown(value)}; expected a number, not negative.")
+    check_choice("loss_over", loss_over, LOSS_OVER)
     if loss_over != "entries" and method != "lm":
         raise InvalidArgumentError(f"loss_over={loss_over!r} needs method='lm'.")
     if max_nfev is not None and not (is_whole(max_nfev) and max_nfev > 0):
         raise InvalidArgumentError(f"max_nfev is {shown(max_nfev)}; expected a positive whole number of points.")
-    if callback is not None and not callable(callback):
-        raise InvalidArgumentError(f"callback is {shown(callback)}; expected a function of an Iteration.")
+    check_function("callback", callback, "an Iteration")
     if not (progress is None or isinstance(progress, bool)):
         raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False or None; callback= calls.")
-    if format not in (None, "csr"):
-        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+    check_matrix_format(format)

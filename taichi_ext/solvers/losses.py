@@ -54,6 +54,8 @@ LOSSES: dict[str, Callable[[np.ndarray], Values]] = {
     "tukey": _tukey,
 }
 
+LOSS_OVER = ("entries", "last axis")
+
 
 class Robust:
     """The cost of residuals u: half the sum of ``s**2 rho(z / s**2)``, where z are their squares and s the scales.
@@ -67,8 +69,6 @@ class Robust:
     """
 
     def __init__(self, loss: Any, scale: Any, over: str, residuals: Any, shapes: list[tuple[int, ...]]) -> None:
-        if over not in ("entries", "last axis"):
-            raise InvalidArgumentError(f"loss_over is {shown(over)}; expected 'entries' or 'last axis'.")
         losses, scales = _for_each(loss, residuals, "loss"), _for_each(scale, residuals, "f_scale")
         for given in losses:
             if not callable(given) and not (isinstance(given, str) and given in LOSSES):

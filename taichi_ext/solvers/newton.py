@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
-from taichi_ext.api.inputs.options import Options, check_number, is_whole
+from taichi_ext.api.inputs.options import Options, check_choice, check_function, check_number, is_whole
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import pieces_of
@@ -177,11 +177,16 @@ def newton(
     """
     require_scipy("sparse.linalg", "newton")
     for name, value, meaning in (("gtol", gtol, "over the gradient at the start"), ("xtol", xtol, "over the params")):
-        check_number(name, value, meaning, least=0)
+        check_number(name, value, meaning, least=0, is_optional=False)
+    for name, value, meaning in (
+        ("is_valid", is_valid, "the params"),
+        ("max_step", max_step, "a direction"),
+        ("callback", callback, "a NewtonIteration"),
+    ):
+        check_function(name, value, meaning)
     if not is_whole(max_iterations) or max_iterations < 0:
         raise InvalidArgumentError(f"max_iterations is {shown(max_iterations)}; expected a whole number of at least 0.")
-    if method not in METHODS:
-        raise InvalidArgumentError(f"method is {shown(method)}; expected one of {', '.join(map(repr, METHODS))}.")
+    check_choice("method", method, METHODS)
     prepared = partial(prepared_form, kernel, params, energy, args)
     plan, call = prepared(Options(), "gradient")
     problem = Problem(plan, call, user="newton")

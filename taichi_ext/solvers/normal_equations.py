@@ -126,8 +126,7 @@ def normal_equations(
     """
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
-    if format not in (None, "csr"):
-        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+    check_matrix_format(format)
     if shards is not None:
         check_options_with_shards(params=params, residuals=residuals, weights=weights, args=args or None, dtype=dtype)
         return _of_shards(Shards(kernel, shards, at, "at", init, format), executor, progress)
@@ -198,12 +197,18 @@ def _check_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:
     check_finite(JtJ.diagonal(), columns, advice)
 
 
+def check_matrix_format(format: object) -> None:
+    """Raise for another format than those of J^T J."""
+    if not (format is None or (isinstance(format, str) and format == "csr")):
+        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+
+
 def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:
     if dtype is None:
         return default
     try:
         found = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         found = np.dtype(object)
     if found not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise InvalidArgumentError(f"dtype is {shown(dtype)}; expected np.float32, np.float64 or None.")

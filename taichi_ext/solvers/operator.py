@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import numbers
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.products import directional, is_large, transposed
 from taichi_ext.api.runs.second_order import hessian_times, with_choices
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.extra import require_scipy
 
@@ -212,6 +214,31 @@ class _SymmetricProducts:
         return 0.5 * (found + found.T)
 
 
+@dataclass(frozen=True)
+class _Transposed:
+    """The same products with the other matrix of a pair, J and its transpose."""
+
+    products: _Products | _SymmetricProducts | _Transposed
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.products.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.products.shape
+        return columns, rows
+
+    def times(self, vectors: np.ndarray) -> np.ndarray:
+        return self.products.transposed_times(vectors)
+
+    def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
+        return self.products.times(vectors)
+
+    def matrix(self) -> np.ndarray:
+        return self.products.matrix().T
+
+
 @contextlib.contextmanager
 def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None, None]:
     """An evaluation whose runs leave the state as it was."""
@@ -231,11 +258,25 @@ def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None,
         state.restore()
 
 
+def _checked_operand(given: object, columns: int) -> np.ndarray:
+    """The vector, or the vectors as columns of a matrix, that an operator is multiplied with."""
+    try:
+        vectors = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU
+        vectors = np.empty(0, object)
+    if vectors.dtype.kind not in "biufc":
+        kind = "" if vectors.dtype == object else f", with elements of type {vectors.dtype}"
+        raise InvalidArgumentError(f"The vector is {shown(given)}{kind}; expected real or complex numbers.")
+    if vectors.ndim not in (1, 2) or len(vectors) != columns:
+        raise InvalidArgumentError(
+            f"The vector has the shape {vectors.shape}; expected ({columns},), or ({columns}, n) for n columns."
+        )
+    return vectors
+
+
 def _product(multiply: Callable[[np.ndarray], np.ndarray], given: object, dtype: np.dtype) -> np.ndarray:
     """A product with columns of real or complex numbers: the real and imaginary parts are columns of one product."""
     X = np.asarray(given)
-    if X.dtype.kind not in "biufc":
-        raise InvalidArgumentError(f"The vector has elements of type {X.dtype}; expected real or complex numbers.")
     kind = np.result_type(dtype, X.dtype)
     if X.dtype.kind != "c":
         return multiply(X).astype(kind, copy=False)
@@ -253,9 +294,33 @@ def _operator_class() -> Any:
     class JacobianOperator(base):  # type: ignore[misc, valid-type]
         """J or H, which multiplies vectors; see ``linear_operator`` and ``hessian_operator``."""
 
-        def __init__(self, products: _Products | _SymmetricProducts) -> None:
+        def __init__(self, products: _Products | _SymmetricProducts | _Transposed) -> None:
             super().__init__(products.dtype, products.shape)
             self._products = products
+
+        def __matmul__(self, other: object) -> Any:
+            return self.dot(other if isinstance(other, base) else _checked_operand(other, self.shape[1]))
+
+        def dot(self, x: Any) -> Any:
+            is_factor = isinstance(x, (base, numbers.Number))
+            return super().dot(x if is_factor else _checked_operand(x, self.shape[1]))
+
+        def matvec(self, x: object) -> np.ndarray:
+            return super().matvec(_checked_operand(x, self.shape[1]))
+
+        def matmat(self, X: object) -> np.ndarray:
+            return super().matmat(_checked_operand(X, self.shape[1]))
+
+        def rmatvec(self, x: object) -> np.ndarray:
+            return super().rmatvec(_checked_operand(x, self.shape[0]))
+
+        def rmatmat(self, X: object) -> np.ndarray:
+            return super().rmatmat(_checked_operand(X, self.shape[0]))
+
+        def _transpose(self) -> JacobianOperator:  # J is real, so that this is the adjoint, too
+            return JacobianOperator(_Transposed(self._products))
+
+        _adjoint = _transpose
 
         def _matvec(self, x: np.ndarray) -> np.ndarray:
             return self._matmat(x.reshape(-1, 1)).reshape(-1)

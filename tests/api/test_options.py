@@ -5,7 +5,15 @@ import pytest
 import taichi as ti
 from differences import outputs, scalars
 
-from taichi_ext import InvalidArgumentError, boundary_gradient, check_jacobian, check_rule, registry, torch_function
+from taichi_ext import (
+    InvalidArgumentError,
+    Jacobian,
+    boundary_gradient,
+    check_jacobian,
+    check_rule,
+    registry,
+    torch_function,
+)
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -124,3 +132,22 @@ def test_tensors_of_torch_function_that_are_no_plain_memory():
     for words, tensor in cases.items():
         with pytest.raises(InvalidArgumentError, match=f"'a' .*{words}"):
             function(tensor)
+
+
+@pytest.mark.parametrize("value", [3, None, [], object(), np.ones(3)], ids=str)
+def test_path_of_an_export(square, value):
+    with pytest.raises(InvalidArgumentError, match="path is .*; expected the path of a file"):
+        Jacobian(*square).export(value)
+
+
+@pytest.mark.parametrize("value", [3, np.ones(3), "args"])
+def test_args_of_a_prepared_form_without_arguments(square, value):
+    plan = Jacobian(*square)
+    with pytest.raises(InvalidArgumentError, match="args is .*; expected a tuple"):
+        plan(args=value)
+
+
+@pytest.mark.parametrize("value", [3, [], {}, np.ones(3)], ids=str)
+def test_names_of_rules(value):
+    with pytest.raises(InvalidArgumentError, match="No rule is named"):
+        registry.remove(value)

@@ -306,6 +306,18 @@ class TestVjpByEntries:
             assert_array_equal(read(field), values)
 
 
+def neighbours():
+    """A kernel of products of neighbours: the kernel, its parameter, its output."""
+    x, y = scalars([1.0, 2.0, 3.0, 4.0]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = x[i] * x[i + 1]
+
+    return k, x, y
+
+
 class TestOperator:
     def test_products(self, program):
         J = program.J([program.y, program.u])
@@ -380,6 +392,28 @@ class TestOperator:
 
         with pytest.raises(InvalidArgumentError, match="random numbers, so that each product"):
             linear_operator(draw, x, y) @ np.ones(1)
+
+    def test_transpose(self):
+        linalg = pytest.importorskip("scipy.sparse.linalg")
+        A = linear_operator(*neighbours())
+        M, v, w = A.materialize(), np.array([0.5, -1.0, 2.0, 3.0]), np.array([1.0, -2.0, 0.25])
+        assert_array_equal(A.T.materialize(), M.T)
+        for adjoint in (A.T, A.H):
+            assert adjoint.shape == (4, 3)
+            assert_allclose(adjoint @ w, M.T @ w)
+            assert_allclose(adjoint.T @ v, M @ v)
+            assert_allclose(adjoint.rmatvec(v), M @ v)
+        assert_allclose((A.T @ A) @ v, M.T @ (M @ v))
+        assert_allclose((2 * A + linalg.aslinearoperator(M) * 3) @ v, 5 * M @ v)
+
+    def test_wrong_operands(self):
+        A = linear_operator(*neighbours())
+        products = [A.__matmul__, A.matvec, A.matmat, A.T.__matmul__, A.T.matvec, A.T.matmat, A.rmatvec, A.rmatmat]
+        for given in (3, 1j, None, "v", [], [[1.0], [2.0, 3.0]], {}, np.ones(5), np.ones((4, 2, 2))):
+            is_factor = isinstance(given, (int, complex))
+            for product in products if is_factor else [*products, A.dot, A.T.dot]:
+                with pytest.raises(InvalidArgumentError, match="The vector (is|has the shape) .*; expected"):
+                    product(given)
 
 
 class TestBadInput:

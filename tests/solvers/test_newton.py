@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 
 import example_programs
 import numpy as np
@@ -214,6 +215,14 @@ def test_bad_input():
         newton(run, x, energy, gtol=-1)
     with pytest.raises(InvalidArgumentError, match="max_iterations is 0.5"):
         newton(run, x, energy, max_iterations=0.5)
+    for option in ("gtol", "xtol"):
+        with pytest.raises(InvalidArgumentError, match=f"{option} is None"):
+            newton(run, x, energy, **{option: None})
+    for option, given in product(("is_valid", "max_step", "callback"), (3, "f", [], ti.math.length)):
+        with pytest.raises(InvalidArgumentError, match=f"{option} is .*; expected a Python function of"):
+            newton(run, x, energy, **{option: given})
+    with pytest.raises(InvalidArgumentError, match="method is array"):
+        newton(run, x, energy, method=np.zeros(3))
     with pytest.raises(InvalidArgumentError, match="one number"):
         newton(run, x, x)
 

@@ -94,11 +94,11 @@ class KernelCall:
 
     def with_args(self, args: tuple[Any, ...]) -> KernelCall:
         """The same with other arguments."""
-        if not self.names and args == ():
-            return self
         call = self._copy()
         call.given = call.args = args
         call._check_args_kind()
+        if not self.names and not args:
+            return self
         call._check_args()
         return call
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from taichi_ext import backend
 from taichi_ext.api.inputs.sparse_results import checked_format
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.errors import InvalidArgumentError, shown
@@ -25,9 +27,7 @@ def checked_options(max_memory: Any, tangents: object, chunk_size: Any, format: 
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
-    if not isinstance(tangents, str) or tangents not in STRATEGIES:
-        expected = ", ".join(map(repr, STRATEGIES))
-        raise InvalidArgumentError(f"tangents is {shown(tangents)}; expected one of {expected}.")
+    check_choice("tangents", tangents, STRATEGIES)
     if chunk_size is not None:
         if not is_whole(chunk_size) or chunk_size < 1:
             raise InvalidArgumentError(
@@ -47,10 +47,24 @@ def is_positive(value: Any) -> bool:
     return is_real(value) and value > 0
 
 
-def check_number(name: str, value: Any, meaning: str, *, least: float | None = None) -> None:
-    """Raise for an option that is neither None nor a positive number, or one of at least ``least``."""
-    is_fit = value is None or is_positive(value) or (least is not None and is_real(value) and value >= least)
-    if not is_fit or (value is not None and value == float("inf")):
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise for an option that is none of the words to choose from."""
+    if not (isinstance(value, str) and value in choices):
+        raise InvalidArgumentError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")
+
+
+def check_function(name: str, value: object, meaning: str) -> None:
+    """Raise for an option that is neither None nor a function that Python can call."""
+    if value is not None and (not callable(value) or backend.is_known_in_kernels(value)):
+        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a Python function of {meaning}.")
+
+
+def check_number(name: str, value: Any, meaning: str, *, least: float | None = None, is_optional: bool = True) -> None:
+    """Raise for an option that is neither a positive number, or one of at least ``least``, nor None if optional."""
+    if value is None and is_optional:
+        return
+    is_fit = is_positive(value) or (least is not None and is_real(value) and value >= least)
+    if not is_fit or value == float("inf"):
         kind = "positive number" if least is None else f"number of at least {least:g}"
         raise InvalidArgumentError(f"{name} is {shown(value)}; expected a {kind}, {meaning}.")
 

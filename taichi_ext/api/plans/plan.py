@@ -23,7 +23,7 @@ from taichi_ext.api.runs.prepared import Prepared, Question, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, Outputs
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.memory.state import State
 
@@ -334,6 +334,8 @@ class Jacobian:
             >>> np.array_equal(again, J)
             True
         """
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidArgumentError(f"path is {shown(path)}; expected the path of a file, a str or Path.")
         self._plan.check_not_ended()
         with backend.exclusive:
             self._plan.follow_layout(self._last_call())
