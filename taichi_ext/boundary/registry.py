@@ -199,7 +199,7 @@ class Registry:
                 rule.is_enabled = state
             self._changed()
 
-    def _get(self, name: str) -> GradientRule:
+    def _get(self, name: object) -> GradientRule:
         if not isinstance(name, str) or name not in self._rules:
             known = ", ".join(repr(n) for n in self._rules) or "none"
             raise InvalidArgumentError(f"No rule is named {name!r}; registered are: {known}.")

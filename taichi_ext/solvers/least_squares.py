@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.inputs.options import check_choice, check_function, checked_options, is_real, is_whole
+from taichi_ext.api.inputs.options import check_function, checked_choice, checked_options, is_real, is_whole
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
@@ -264,7 +264,7 @@ def _check(
     loss_over: object,
 ) -> None:
     """Raise for options that cannot be used."""
-    check_choice("method", method, _METHODS)
+    checked_choice("method", method, _METHODS)
     for name in options:
         if name == "x0":
             raise InvalidArgumentError(
@@ -283,7 +283,7 @@ def _check(
     for name, value in tolerances.items():
         if not (is_real(value) and 0 <= value < math.inf):
             raise InvalidArgumentError(f"{name} is {shown(value)}; expected a number, not negative.")
-    check_choice("loss_over", loss_over, LOSS_OVER)
+    checked_choice("loss_over", loss_over, LOSS_OVER)
     if loss_over != "entries" and method != "lm":
         raise InvalidArgumentError(f"loss_over={loss_over!r} needs method='lm'.")
     if max_nfev is not None and not (is_whole(max_nfev) and max_nfev > 0):

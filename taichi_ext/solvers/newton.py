@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
-from taichi_ext.api.inputs.options import Options, check_choice, check_function, check_number, is_whole
+from taichi_ext.api.inputs.options import Options, check_function, check_number, checked_choice, is_whole
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import pieces_of
@@ -186,7 +186,7 @@ def newton(
         check_function(name, value, meaning)
     if not is_whole(max_iterations) or max_iterations < 0:
         raise InvalidArgumentError(f"max_iterations is {shown(max_iterations)}; expected a whole number of at least 0.")
-    check_choice("method", method, METHODS)
+    checked_choice("method", method, METHODS)
     prepared = partial(prepared_form, kernel, params, energy, args)
     plan, call = prepared(Options(), "gradient")
     problem = Problem(plan, call, user="newton")

@@ -27,7 +27,7 @@ def checked_options(max_memory: Any, tangents: object, chunk_size: Any, format: 
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
-    check_choice("tangents", tangents, STRATEGIES)
+    tangents = checked_choice("tangents", tangents, STRATEGIES)
     if chunk_size is not None:
         if not is_whole(chunk_size) or chunk_size < 1:
             raise InvalidArgumentError(
@@ -47,10 +47,11 @@ def is_positive(value: Any) -> bool:
     return is_real(value) and value > 0
 
 
-def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise for an option that is none of the words to choose from."""
-    if not (isinstance(value, str) and value in choices):
-        raise InvalidArgumentError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")
+def checked_choice(name: str, value: object, choices: Iterable[str]) -> str:
+    """An option that is one of the words to choose from; raises for another value."""
+    if isinstance(value, str) and value in choices:
+        return value
+    raise InvalidArgumentError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")
 
 
 def check_function(name: str, value: object, meaning: str) -> None:
@@ -61,10 +62,8 @@ def check_function(name: str, value: object, meaning: str) -> None:
 
 def check_number(name: str, value: Any, meaning: str, *, least: float | None = None, is_optional: bool = True) -> None:
     """Raise for an option that is neither a positive number, or one of at least ``least``, nor None if optional."""
-    if value is None and is_optional:
-        return
     is_fit = is_positive(value) or (least is not None and is_real(value) and value >= least)
-    if not is_fit or value == float("inf"):
+    if not (is_optional if value is None else is_fit and value != float("inf")):
         kind = "positive number" if least is None else f"number of at least {least:g}"
         raise InvalidArgumentError(f"{name} is {shown(value)}; expected a {kind}, {meaning}.")
 

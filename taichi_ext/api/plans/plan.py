@@ -334,12 +334,14 @@ class Jacobian:
             >>> np.array_equal(again, J)
             True
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidArgumentError(f"path is {shown(path)}; expected the path of a file, a str or Path.")
+        try:
+            file = Path(path)
+        except TypeError:
+            raise InvalidArgumentError(f"path is {shown(path)}; expected the path of a file, a str or Path.") from None
         self._plan.check_not_ended()
         with backend.exclusive:
             self._plan.follow_layout(self._last_call())
-        Path(path).write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")
+        file.write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")
 
     def explain(self) -> str:
         """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""
