@@ -37,7 +37,7 @@ def generate(seed: int) -> Program:
 
 
 def with_energy(program: Program) -> Program:
-    """The program, whose kernel adds an energy of its outputs to a field at its end."""
+    """The program, which at its end adds an energy of its outputs to a field: in its kernel, or in one more."""
     lines: list[str] = []
     for name in program.outputs:
         output = next(f for f in program.fields if f.name == name)
@@ -50,8 +50,26 @@ def with_energy(program: Program) -> Program:
             )
             weight = " + ".join(["1.3", *(f"{2 * n + 3} * {i}" for n, i in enumerate(indices)), *map(str, component)])
             lines.append(f"        energy[None] += ti.sin({weight}) * {entry} + 0.2 * {entry} ** 2")
-    text = "\n".join([program.text.rstrip(), *lines, ""])
+    text = program.text.rstrip()
+    if program.entry == "run":
+        signature = ", ".join(f"{a.name}: {a.annotation}" for a in program.args)
+        lines = ["@ti.kernel", f"def add_energy({signature}):", *lines]
+        call = f"    add_energy({', '.join(a.name for a in program.args)})"
+        kernels, run = text.split("def run(")
+        text = "\n".join([kernels.rstrip(), *lines, f"def run({run}", call, ""])
+    else:
+        text = "\n".join([text, *lines, ""])
     return replace(program, text=text, fields=(*program.fields, ENERGY))
+
+
+def with_number(program: Program) -> Program:
+    """The program, which returns a number where it returns a vector."""
+    text = program.text.rstrip()
+    before, header, body = text.rpartition(") -> tm.vec3:\n")
+    if header and body.count("return") == 1 and f"def {program.entry}(" in before.rsplit("\n", 1)[-1]:
+        kernel, value = body.rsplit("    return ", 1)
+        text = f"{before}) -> ti.f64:\n{kernel}    return ({value}).dot(ti.Vector([0.4, -0.7, 1.1]))\n"
+    return replace(program, text=text)
 
 
 def with_terms(program: Program) -> Program | None:
@@ -64,7 +82,8 @@ def with_terms(program: Program) -> Program | None:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             (target,) = node.targets
         is_output = isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
-        if not is_output or target.value.id not in numbers or "random" in ast.unparse(node):
+        is_in_python = "def run(" in "\n".join(lines[: node.lineno])
+        if not is_output or target.value.id not in numbers or "random" in ast.unparse(node) or is_in_python:
             continue
         added = True
         lines.insert(node.lineno - 1, f"{' ' * node.col_offset}energy[None] += 0.7 * ({ast.unparse(node.value)})")
@@ -75,13 +94,12 @@ def with_terms(program: Program) -> Program | None:
 def hessian_verdict(program: Program, seed: int, workshop: Workshop, **_: Any) -> tuple[str, str]:
     """How a program fares, in a word, with a message; see ``program_verdict.verdict``."""
     name = f"<random energy {seed}, {workshop.count}>"
-    if program.returns or f"@ti.kernel\ndef {program.entry}" not in program.text:
-        return REJECTED, "no kernel that fills its outputs"
+    if program.returns:
+        whole = with_number(program)
+    else:  # of parameters alone, as far as the program stores such terms
+        whole = (with_terms(program) if seed % 2 else None) or with_energy(program)
     try:
-        whole = (
-            with_terms(program) if seed % 2 else None
-        )  # of parameters alone, as far as the program stores such terms
-        loaded = Loaded(whole or with_energy(program), workshop.ready(), name)
+        loaded = Loaded(whole, workshop.ready(), name)
         try:
             for values, expected in judge(program, seed)[:1]:
                 _check(loaded, {**values, "energy": np.zeros(())}, expected, np.random.default_rng(seed))
@@ -97,7 +115,7 @@ def hessian_verdict(program: Program, seed: int, workshop: Workshop, **_: Any) -
 
 
 def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random.Generator) -> None:
-    names = loaded.program.params
+    names, energy = loaded.program.params, loaded.fields.get("energy")
     sizes = [np.size(values[name]) for name in names]
 
     def targets(args: Any) -> dict[str, Any]:
@@ -110,9 +128,7 @@ def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random
             for name, part in zip(names, np.split(direction, np.cumsum(sizes)[:-1]), strict=True):
                 moved[name] = np.asarray(values[name], np.float64) + step * part.reshape(np.shape(values[name]))
         args = loaded.prepare(moved)
-        found = value_and_gradient(
-            loaded.entry, {n: targets(args)[n] for n in names}, loaded.fields["energy"], args=args
-        )
+        found = value_and_gradient(loaded.entry, {n: targets(args)[n] for n in names}, energy, args=args)
         return np.concatenate([np.ravel(found[1][n]) for n in names])
 
     try:
@@ -121,7 +137,7 @@ def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random
             args = loaded.prepare(values)
             params = {n: targets(args)[n] for n in names}
             options = {"chunk_size": program_check.OPTIONS.get("chunk_size")}  # a Hessian takes no tangents=
-            plan = Hessian(loaded.entry, params, loaded.fields["energy"], args=args, **options)
+            plan = Hessian(loaded.entry, params, energy, args=args, **options)
             _, g, H = plan.value_gradient_and_hessian()
             after = loaded.state(args)
             others = _other_ways(loaded, values, targets)
@@ -155,7 +171,7 @@ def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random
 
 def _other_ways(loaded: Loaded, values: dict[str, Any], targets: Any) -> dict[str, np.ndarray]:
     """H from its sparse form, and from products with all unit vectors."""
-    names, energy = loaded.program.params, loaded.fields["energy"]
+    names, energy = loaded.program.params, loaded.fields.get("energy")
     sizes = [np.size(values[name]) for name in names]
     args = loaded.prepare(values)
     params = {n: targets(args)[n] for n in names}
