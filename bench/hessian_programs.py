@@ -1,4 +1,4 @@
-"""Energies for bench/hessian.py: springs, tetrahedra and hexahedra, with their Hessians by hand and in JAX."""
+"""Energies for bench/hessian.py: sums over elements and dense ones, with their Hessians by hand and in JAX."""
 
 # The annotations of a kernel are values that Taichi reads.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ class Energy:
 
     kernel: Callable[[], object]
     x: Any
-    energy: Any
-    elements: np.ndarray  # the numbers of the vertices of each
+    energy: Any  # None for the number that the kernel returns
+    elements: np.ndarray | None = None  # the numbers of the vertices of each; None for a dense Hessian
     by_hand: Callable[[], object] | None = None
     blocks: np.ndarray | None = None
     places: tuple[np.ndarray, np.ndarray] | None = None  # of blocks: rows and columns
     gradient: Any = None  # by hand
-    jax: Callable[[], Any] | None = None  # entries of H in the order of a CSR array
+    jax: Callable[[], Any] | None = None  # gives energy, gradient, and H: dense, or entries in the order of a CSR array
 
     def memory_by_hand(self) -> tuple[Any, Any]:
         """What a kernel by hand writes: the numbers of the blocks of each element, and the gradient."""
@@ -208,6 +209,69 @@ def hexahedra(side: int = 12) -> Energy:
     return Energy(add_energy, x, energy, corners)
 
 
+def picture(is_returned: bool = False) -> Energy:
+    """The squared error of a picture of four blobs, with a place, a height and a width each; or that as a result."""
+    width, height, blobs = 320, 240, 4
+    rng = np.random.default_rng(0)
+    p, energy, target = ti.field(ti.f64, 4 * blobs), ti.field(ti.f64, ()), ti.field(ti.f64, (width, height))
+    p.from_numpy(rng.uniform(0.2, 0.8, 4 * blobs))
+    wanted = rng.uniform(0, 1, (width, height))
+    target.from_numpy(wanted)
+
+    @ti.func
+    def error(i, j):
+        colour = 0.0
+        for b in ti.static(range(blobs)):
+            dx, dy = i / width - p[4 * b], j / height - p[4 * b + 1]
+            colour += p[4 * b + 2] * ti.exp(-(dx * dx + dy * dy) / p[4 * b + 3] ** 2)
+        return (colour - target[i, j]) ** 2
+
+    @ti.kernel
+    def add_energy():
+        for i, j in target:
+            energy[None] += error(i, j)
+
+    @ti.kernel
+    def sum_of_errors() -> ti.f64:
+        total = 0.0
+        for i, j in target:
+            total += error(i, j)
+        return total
+
+    def in_jax(jnp: Any, q: Any) -> Any:
+        rows, columns = jnp.arange(width)[:, None] / width, jnp.arange(height)[None] / height
+        colour = sum(
+            q[4 * b + 2] * jnp.exp(-((rows - q[4 * b]) ** 2 + (columns - q[4 * b + 1]) ** 2) / q[4 * b + 3] ** 2)
+            for b in range(blobs)
+        )
+        return ((colour - wanted) ** 2).sum()
+
+    program = Energy(sum_of_errors, p, None) if is_returned else Energy(add_energy, p, energy)
+    program.jax = _dense_in_jax(program, in_jax)
+    return program
+
+
+def logistic(points: int = 10_000, count: int = 32) -> Energy:
+    """Logistic regression with a loop over its weights."""
+    rng = np.random.default_rng(0)
+    w, rows, energy = ti.field(ti.f64, count), ti.field(ti.f64, (points, count)), ti.field(ti.f64, ())
+    w.from_numpy(rng.standard_normal(count) / 4)
+    features = rng.standard_normal((points, count))
+    rows.from_numpy(features)
+
+    @ti.kernel
+    def add_energy():
+        for i in range(points):
+            s = 0.0
+            for j in range(count):
+                s += w[j] * rows[i, j]
+            energy[None] += ti.log(1 + ti.exp(-s))
+
+    program = Energy(add_energy, w, energy)
+    program.jax = _dense_in_jax(program, lambda jnp, q: jnp.log(1 + jnp.exp(-(features @ q))).sum())
+    return program
+
+
 def _slots(elements: np.ndarray, nodes: int) -> tuple[tuple[np.ndarray, np.ndarray], Any]:
     """The rows and columns of the blocks, and which of them each pair of corners of an element is."""
     k = elements.shape[1]
@@ -228,8 +292,8 @@ def _tetrahedron_in_jax(jnp: Any, p: Any, inverse: Any, volume: Any) -> Any:
     return volume * (0.5 * MU * ((F * F).sum() - 3 - 2 * log) + 0.5 * LAM * log * log)
 
 
-def _in_jax(program: Energy, of_element: Callable[..., Any], given: tuple[np.ndarray, ...]) -> Any:
-    """``vmap(hessian)`` and ``vmap(grad)`` of one element, added up in the entries of CSR arrays; None without JAX."""
+def _jax() -> tuple[Any, Any] | None:
+    """JAX in float64 on one thread, and its NumPy; None where it is not installed."""
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
     try:
         import jax
@@ -237,6 +301,31 @@ def _in_jax(program: Energy, of_element: Callable[..., Any], given: tuple[np.nda
     except ImportError:
         return None
     jax.config.update("jax_enable_x64", True)
+    return jax, jnp
+
+
+def _dense_in_jax(program: Energy, energy: Callable[[Any, Any], Any]) -> Any:
+    """Energy, gradient and ``jax.hessian``, in one compiled function; None without JAX."""
+    found = _jax()
+    if found is None:
+        return None
+    jax, jnp = found
+
+    @jax.jit
+    def compute(q: Any) -> Any:
+        value, gradient = jax.value_and_grad(partial(energy, jnp))(q)
+        return value, gradient, jax.hessian(partial(energy, jnp))(q)
+
+    point = jnp.array(program.x.to_numpy())
+    return lambda: jax.block_until_ready(compute(point))
+
+
+def _in_jax(program: Energy, of_element: Callable[..., Any], given: tuple[np.ndarray, ...]) -> Any:
+    """``vmap(hessian)`` and ``vmap(grad)`` of one element, added up in the entries of CSR arrays; None without JAX."""
+    found = _jax()
+    if found is None:
+        return None
+    jax, jnp = found
     elements, n = program.elements, program.x.shape[0]
     m, k = elements.shape
     rows = (3 * elements[:, :, None] + np.arange(3)).reshape(m, 3 * k)

@@ -2,14 +2,20 @@
 
 Where LLVM knows how many iterations a loop has, it writes out as many of them as 150 instructions hold, and its later
 passes take more than in proportion to that: three quarters of the first call of a spring system with 259 columns. Runs
-gain nothing: after each store to an array the array's address is read again, whatever comes in one iteration.
+gain nothing: after each store to an array the array's address is read again, whatever comes in one iteration. So loops
+that only store to their own columns take four at a time, and read all that they need before they store.
 """
 
 from __future__ import annotations
 
-import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import is_over_columns, not_written_out
+from dataclasses import replace
 
+import taichi_ext.program as ir
+from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, not_written_out
+from taichi_ext.simplify.usage import all_values
+
+AT_ONCE = 4  # columns of loops that store them last
+MOST_TOGETHER = 6  # statements of such a loop
 MOST_WRITTEN_OUT = 16  # columns; up to this number unrolled loops compile fast enough, and run faster
 MOST_SERIAL = 4096  # columns; for each parallel loop Taichi compiles a function, and wakes the threads
 
@@ -39,7 +45,62 @@ def _counted(s: ir.Statement) -> ir.Statement | ir.Body:
     array = _stored_to(s.body)
     if not isinstance(count, ir.Const) or count.value <= MOST_WRITTEN_OUT or array is None:
         return s
-    return not_written_out(s, array)
+    if not _are_independent(s):
+        return not_written_out(s, array)
+    copies = [_copied(s, number) for number in range(AT_ONCE)]
+    body = tuple(x for part in zip(*copies, strict=True) for copy in part for x in copy)
+    counter, several = not_written_out(replace(s, body=body), array, AT_ONCE)
+    rest = not_written_out(s, array)[1:] if count.value % AT_ONCE else ()
+    return (counter, several, *rest)
+
+
+def _are_independent(s: ir.For) -> bool:
+    """Whether a short loop over columns only stores numbers it computes to its own columns, and reads no others."""
+    (k,) = s.variables
+    touched = [[v for v in all_values(x) if isinstance(v, ir.Load)] for x in s.body]
+    for x, loads in zip(s.body, touched, strict=True):
+        if isinstance(x, ir.Declare) and not x.local.shape:
+            continue
+        if not isinstance(x, ir.Assign) or not isinstance(x.target, ir.Load) or isinstance(x.value, ir.Const):
+            return False
+        c, index = x.target.container, x.target.indices
+        is_own = all(len(v.indices) == 1 and v.indices[0] is index[0] for v in loads if v.container is c)
+        is_only = sum(any(v.container is c for v in others) for others in touched) == 1
+        if not is_own or not is_only or not _follows(index[0], k) or x.value.dtype != x.target.dtype:
+            return False
+    return len(s.body) <= MOST_TOGETHER
+
+
+def _follows(index: ir.Value, k: ir.Local) -> bool:
+    """Whether an index is k, or a sum of k and numbers that are the same for all k."""
+    if isinstance(index, ir.Op) and index.name == "add":
+        first, second = sorted(index.args, key=lambda v: k in v.contents.locals)
+        return k not in first.contents.locals and _follows(second, k)
+    return isinstance(index, ir.Read) and index.local is k and not index.index
+
+
+def _copied(s: ir.For, number: int) -> tuple[ir.Body, ir.Body]:
+    """The statements of a column that comes later, before it stores, and its stores."""
+    (k,) = s.variables
+    renamed: dict[ir.Local, ir.Value] = {k: cast(add(ir.Read(k), number), ir.I32)}
+    memo: dict[ir.Value, ir.Value] = {}
+    before: list[ir.Statement] = []
+    stores: list[ir.Statement] = []
+
+    def rename(value: ir.Value) -> ir.Value:
+        return renamed.get(value.local, value) if isinstance(value, ir.Read) else value
+
+    for x in s.body:
+        moved = ir.with_values(x, lambda v: ir.rebuilt(v, rename, memo))
+        if isinstance(moved, ir.Assign):
+            local = ir.Local("entry", moved.target.dtype, (), "kept")
+            before.append(ir.Declare(local, (moved.value,), place=s.place))
+            stores.append(replace(moved, value=ir.Read(local)))
+        elif isinstance(moved, ir.Declare):
+            local = replace(moved.local)
+            before.append(replace(moved, local=local))
+            renamed[moved.local] = ir.Read(local)
+    return tuple(before), tuple(stores)
 
 
 def _stored_to(body: ir.Body) -> ir.Container | None:

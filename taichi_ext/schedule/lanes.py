@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
@@ -205,11 +205,13 @@ class _Survey:
     def block(self, body: ir.Body, times: int) -> tuple[Part, ...]:
         parts: list[Part] = []
         run: list[ir.Statement] = []
+        memory = _Memory()
 
         def close() -> None:
             if run:
                 parts.append(Run(tuple(run)))
-                run.clear()
+            for collected in (run, memory.stored, memory.read):
+                collected.clear()
 
         for s in body:
             if self._is_around(s):
@@ -226,9 +228,12 @@ class _Survey:
                 self._check(s, is_top=True)
                 for x in ir.statements((s,)):
                     self._note(x, times)
-                if not _are_apart(run, s):
+                own = _memory(s)
+                if not memory.is_apart(own):
                     close()
                 run.append(s)
+                memory.stored.update(own.stored)
+                memory.read.update(own.read)
         close()
         return tuple(parts)
 
@@ -376,28 +381,30 @@ def _length(s: ir.Statement) -> int:
     return max(1, int(bounds[-1] - bounds[0]) if len(bounds) > 1 else int(bounds[0]))
 
 
-Memory = set[ir.Local | ir.Container]
+@dataclass(frozen=True)
+class _Memory:
+    """The locals and containers that statements and their blocks store to, and those that they read."""
+
+    stored: set[ir.Local | ir.Container] = field(default_factory=set)
+    read: set[ir.Local | ir.Container] = field(default_factory=set)
+
+    def is_apart(self, later: _Memory) -> bool:
+        """Whether a later statement can be in one loop with these.
+
+        It reads no container that they store to, since they do so behind the loop. It stores to no array that they
+        read, or they to one that it reads: LLVM may not know that entries differ.
+        """
+        both = (later.read & self.stored) | {x for x in later.stored & self.read if isinstance(x, ir.Local)}
+        return not any(isinstance(x, ir.Container) or x.shape for x in both)
 
 
-def _memory(s: ir.Statement) -> tuple[Memory, Memory]:
-    """The local arrays and containers that a statement and its blocks store to, and those that they read."""
-    stored: Memory = {x.local for x in ir.statements((s,)) if isinstance(x, ir.Declare)}
-    read: Memory = set()
+def _memory(s: ir.Statement) -> _Memory:
+    """The memory of one statement."""
+    found = _Memory()
     for x in ir.statements((s,)):
-        stored.update([x.target.memory] if isinstance(x, (ir.Assign, ir.Update)) else ())
-        read |= x.contents.locals | x.contents.containers
-    return stored, read
-
-
-def _are_apart(run: list[ir.Statement], s: ir.Statement) -> bool:
-    """Whether a statement can be in one loop with those before it.
-
-    It reads no container that they store to, since they do so behind the loop. It stores to no array that they read, or
-    they to one that it reads: LLVM may not know that entries differ.
-    """
-    stored, read = _memory(s)
-    for before, before_read in map(_memory, run):
-        both = (read & before) | {x for x in stored & before_read if isinstance(x, ir.Local)}
-        if any(isinstance(x, ir.Container) or x.shape for x in both):
-            return False
-    return True
+        if isinstance(x, ir.Declare):
+            found.stored.add(x.local)
+        if isinstance(x, (ir.Assign, ir.Update)):
+            found.stored.add(x.target.memory)
+        found.read.update(x.contents.locals, x.contents.containers)
+    return found

@@ -176,15 +176,15 @@ def written_out(x: ir.Value) -> ir.Value:
 # --- statements -------------------------------------------------------------------------------------------------------
 
 
-def not_written_out(loop: ir.For, array: ir.Container) -> ir.Body:
+def not_written_out(loop: ir.For, array: ir.Container, step: int = 1) -> ir.Body:
     """The loop from 0 as a ``while`` loop that LLVM does not unroll, since its condition reads a size again.
 
-    It stores to ``array``, which is at least as long as the loop.
+    It stores to ``array``, which is at least as long as the loop. With a step it ends before fewer iterations are left.
     """
     (variable,), (count,), place = loop.variables, loop.domain, loop.place
     assert isinstance(count, ir.Value)
-    condition = operation("lt", ir.Read(variable), operation("min", count, ir.Size(array, 0)))
-    body = (*loop.body, ir.Update(ir.Read(variable), "add", literal(1, ir.I32)))
+    condition = operation("lt", add(ir.Read(variable), step - 1), operation("min", count, ir.Size(array, 0)))
+    body = (*loop.body, ir.Update(ir.Read(variable), "add", literal(step, ir.I32)))
     return (ir.Declare(variable, (literal(0, ir.I32),), place=place), ir.While(condition, body, place=place))
 
 
