@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number
+from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number, multiply, number_of, operation
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
@@ -195,19 +195,22 @@ class Linearizer:
             return self.lasting_tapes[node]
         if node not in self.tapes:
             assert isinstance(node, Op)
-            radicand = self._squared_root(node) if self.is_again else None
             with self.builder.at(node.place):
-                self.tapes[node] = self._partials(node) if radicand is None else [(radicand, 1)]
+                self.tapes[node] = (self._root_to_a_power(node) if self.is_again else []) or self._partials(node)
         return self.tapes[node]
 
-    def _squared_root(self, node: Op) -> Value | None:
-        """``a`` of ``sqrt(a) ** 2``, whose partial is 1 where that of the root is infinite; None for other nodes."""
-        base = node.args[0]
-        if not ((node.name == "mul" and is_same(*node.args)) or (node.name == "pow" and is_number(node.args[1], 2))):
-            return None
-        deferred = self._deferred(base)
-        root = base if deferred is None else deferred.root
-        return root.args[0] if isinstance(root, Op) and root.name == "sqrt" else None
+    def _root_to_a_power(self, node: Op) -> list[Step]:
+        """``n a ** (n - 1)`` of ``sqrt(a) ** 2n``, finite where the partial of the root is not; [] for other nodes."""
+        power = 2 if node.name == "mul" and is_same(*node.args) else 0
+        if node.name == "pow":
+            power = number_of(node.args[1]) or 0
+        half = int(power) // 2
+        deferred = self._deferred(node.args[0])
+        root = node.args[0] if deferred is None else deferred.root
+        if not isinstance(root, Op) or root.name != "sqrt" or half < 1 or power != 2 * half:
+            return []
+        (a,) = root.args
+        return [(a, 1 if half == 1 else multiply(half, operation("pow", a, half - 1)))]
 
     def _partials(self, node: Op) -> list[Step]:
         rule = self._rule(node)
