@@ -57,17 +57,20 @@ def _counted(s: ir.Statement) -> ir.Statement | ir.Body:
 def _are_independent(s: ir.For) -> bool:
     """Whether a short loop over columns only stores numbers it computes to its own columns, and reads no others."""
     (k,) = s.variables
-    touched = [[v for v in all_values(x) if isinstance(v, ir.Load)] for x in s.body]
-    for x, loads in zip(s.body, touched, strict=True):
+    written: set[ir.Container] = set()
+    for x in s.body:
         if isinstance(x, ir.Declare) and not x.local.shape:
             continue
         if not isinstance(x, ir.Assign) or not isinstance(x.target, ir.Load) or isinstance(x.value, ir.Const):
             return False
         c, index = x.target.container, x.target.indices
-        is_own = all(len(v.indices) == 1 and v.indices[0] is index[0] for v in loads if v.container is c)
-        is_only = sum(any(v.container is c for v in others) for others in touched) == 1
-        if not is_own or not is_only or not _follows(index[0], k) or x.value.dtype != x.target.dtype:
+        if c in written or len(index) != 1 or not _follows(index[0], k) or x.value.dtype != x.target.dtype:
             return False
+        written.add(c)
+        for other in s.body:
+            loads = [v for v in all_values(other) if isinstance(v, ir.Load) and v.container is c]
+            if loads and (other is not x or any(v.indices[0] is not index[0] for v in loads)):
+                return False
     return len(s.body) <= MOST_TOGETHER
 
 

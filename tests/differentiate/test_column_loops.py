@@ -77,6 +77,26 @@ def test_several_columns_at_once():
     assert " + 3 < min(19," in plan.source
 
 
+def test_columns_that_are_stored_twice():
+    """The second store of an entry reads the first one, so columns stay one by one."""
+    size = 20
+    x, y = ti.field(ti.f64, size), ti.field(ti.f64, size)
+    x.from_numpy(np.linspace(0.1, 1.0, size))
+
+    @ti.kernel
+    def twice():
+        for i in x:
+            x[i] = ti.sin(x[i])
+        for i in x:
+            y[i] = 2.0 * x[i]
+            y[i] += ti.cos(x[size - 1 - i])
+
+    plan = Jacobian(twice, x, y)
+    v = np.linspace(0.1, 1.0, size)
+    expected = np.diag(2 * np.cos(v)) - np.fliplr(np.diag((np.sin(np.sin(v)) * np.cos(v))[::-1]))
+    assert_allclose(plan(), expected, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("target", "columns"),
     [(Container("d_x", F64, 1, is_argument=True), 16), (Local("d_y", F64, (40,)), 40)],
