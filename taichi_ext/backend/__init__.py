@@ -47,15 +47,10 @@ from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.expressions import (
     array_type,
-    assign,
-    atomic_add,
-    cast,
     confuses_local_arrays,
     constant,
     default_type,
     dtype_of,
-    element,
-    fixed,
     for_range,
     is_debug,
     is_expr,
@@ -64,10 +59,8 @@ from taichi_ext.backend.expressions import (
     is_integer,
     is_matrix_expression_method,
     is_real,
-    is_tensor,
     most_buffers,
     named_type,
-    pair,
     promoted_type,
     shape_of,
     source_location,
@@ -77,7 +70,6 @@ from taichi_ext.backend.expressions import (
     tensor,
     thread_count,
     type_names,
-    variable,
 )
 from taichi_ext.backend.field_memory import builder_room, find_memory
 from taichi_ext.backend.following import (
@@ -144,7 +136,6 @@ from taichi_ext.backend.layouts import (
 )
 from taichi_ext.backend.leaf_arguments import (
     COMPOUND,
-    LeafArgument,
     array_positions,
     is_array_annotation,
     leaf_arguments,
@@ -152,16 +143,13 @@ from taichi_ext.backend.leaf_arguments import (
     with_leaf_values,
 )
 from taichi_ext.backend.lifetime import (
-    Moment,
     Uses,
     check_not_ended,
     ended_problem,
     is_made_since,
-    is_tree_alive,
     layout_version,
     lost_since,
     moment,
-    tree_serial,
 )
 from taichi_ext.backend.opaque import Array, CoreNode, DataType
 from taichi_ext.backend.reverse_mode import (
@@ -188,7 +176,6 @@ from taichi_ext.backend.runtime import (
     StructField,
     StructType,
     cook_dtype,
-    f32,
     fill_function,
     global_variables,
     i32,

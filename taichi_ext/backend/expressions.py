@@ -14,7 +14,6 @@ from taichi_ext.backend.runtime import (
     RUNTIME,
     Expr,
     core,
-    impl,
     integer_types,
     matrix,
     matrix_ops,
@@ -75,35 +74,9 @@ def is_integer(dtype: object) -> bool:
     return dtype in integer_types or dtype == primitive_types.u1
 
 
-def is_scalar_integer(x: object) -> bool:
-    return isinstance(x, Expr) and not x.ptr.is_tensor() and is_integer(dtype_of(x))
-
-
-def cast(x: object, dtype: DataType) -> Expr:
-    return ti.cast(x if isinstance(x, Expr) else Expr(x), dtype)
-
-
 def constant(x: float, dtype: DataType) -> Expr:
     """A literal of an exact type (literals in kernels otherwise get ``default_fp``)."""
     return Expr(float(x), dtype=dtype) if is_real(dtype) else Expr(int(x), dtype=dtype)
-
-
-def variable(x: Any, dtype: DataType | None = None) -> Any:
-    """A fresh local variable that holds x."""
-    if dtype is not None and (not isinstance(x, Expr) or dtype_of(x) != dtype):
-        x = cast(x, dtype) if isinstance(x, Expr) else constant(x, dtype)
-    return impl.expr_init(x if isinstance(x, Expr) else Expr(x))
-
-
-def fixed(x: Expr) -> Expr:
-    """A variable with the value x that is never assigned to; x itself if it is one.
-
-    Taichi's compiler goes over a whole kernel for each of its variables.
-    """
-    if not hasattr(x, "_is_fixed"):
-        x = variable(x)
-        x._is_fixed = True  # type: ignore[attr-defined]
-    return x
 
 
 def tensor(entries: Sequence[object], shape: tuple[int, ...], dtype: DataType | None = None) -> Expr:
@@ -115,21 +88,6 @@ def tensor(entries: Sequence[object], shape: tuple[int, ...], dtype: DataType | 
     return matrix.make_matrix_with_shape(exprs, list(shape), dtype)
 
 
-def element(x: Expr, indices: tuple[object, ...]) -> Expr:
-    """One entry of a tensor expression, field or array (indices are ints or integer expressions)."""
-    if is_tensor(x):  # Taichi 1.7.4 takes no other type for them
-        indices = tuple(cast(i, ti.i32) if is_scalar_integer(i) and dtype_of(i) != ti.i32 else i for i in indices)
-    return impl.subscript(builder(), x, *indices)
-
-
-def assign(target: Expr, value: object) -> None:
-    target._assign(value)
-
-
-def atomic_add(target: Expr, value: object) -> None:
-    target._atomic_add(value)
-
-
 def temporary_field(dtype: Any, size: int) -> tuple[Any, Any]:
     """A field of zeros, and the tree to destroy when it is no longer needed."""
     layout, field = ti.FieldsBuilder(), ti.field(dtype)
@@ -138,11 +96,11 @@ def temporary_field(dtype: Any, size: int) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def for_range(n: int | Expr) -> Iterator[Expr]:
+def for_range(n: int) -> Iterator[Expr]:
     """Emit ``for k in range(n)``; yields k."""
     b = builder()
     k = Expr(b.make_id_expr(""))
-    first, end = (cast(bound, ti.i32) if isinstance(bound, Expr) else constant(bound, ti.i32) for bound in (0, n))
+    first, end = constant(0, ti.i32), constant(n, ti.i32)
     b.begin_frontend_range_for(k.ptr, first.ptr, end.ptr, debug_info())
     try:
         yield k
@@ -198,12 +156,6 @@ def array_type(array: object) -> tuple[object, tuple[int, ...]]:
     is_tensor = callable(getattr(kind, "shape", None))
     shape = tuple(kind.shape()) if is_tensor else ()
     return (kind.element_type() if shape else kind), shape
-
-
-def pair(first: Expr, second: Expr) -> Expr:
-    """Two numbers of 32 bits as one of 64, as memory has them one after the other."""
-    low, high = (cast(ti.bit_cast(x, ti.u32), ti.u64) for x in (first, second))
-    return low | (high << constant(32, ti.u64))
 
 
 def is_debug() -> bool:
