@@ -1,6 +1,7 @@
 """The Taichi program that tests and random programs run in: started afresh, and ended with all that belongs to it."""
 
 import gc
+import os
 import tempfile
 import weakref
 
@@ -11,19 +12,20 @@ from taichi.lang import impl
 
 arch = ti.cpu
 started: dict = {}  # the options of the current program
-cache = tempfile.TemporaryDirectory(prefix="taichi-ext-tests-")  # stays empty: offline_cache=False
+cache = tempfile.TemporaryDirectory(prefix="taichi-ext-tests-")
+os.environ["TI_OFFLINE_CACHE_FILE_PATH"] = cache.name  # of programs that tests start without initialise, too
 
 
 def initialise(**options) -> None:
     """Start Taichi afresh: two threads, nothing cached on disk, errors only.
 
     Taichi locks the folder of its cache even if it does not use it. If the folder is missing, or a dead process left its
-    lock there, Taichi waits 0.2 s at the first launch and 0.4 s at the end of each program. So it gets an empty folder.
+    lock there, Taichi waits 0.2 s at the first launch and 0.4 s at the end of each program. So all programs of a process and of
+    those that it starts have a folder of their own.
     """
     end_program()
     started.update(options=options)
-    defaults = {"cpu_max_num_threads": 2, "offline_cache_file_path": cache.name}
-    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, **{**defaults, **options})
+    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, **{"cpu_max_num_threads": 2, **options})
     if arch != ti.cpu and ti.cfg.arch != arch:
         pytest.exit(f"Taichi finds no {arch} device here", returncode=2)
 
