@@ -122,7 +122,7 @@ def kernels_with_masks(x, y, z, q, p):
                     break
                 if n % 2 == 0:
                     continue
-                u += x[1]
+                u += 1.0
                 for m in range(2):
                     if m + n > 3:
                         continue
@@ -130,7 +130,7 @@ def kernels_with_masks(x, y, z, q, p):
                     if s > 1.2123 + w[i, j]:
                         break
                     t += x[0]
-            y[i, j] = s * t + u * u
+            y[i, j] = s * t + u * x[1]
 
     @ti.kernel
     def bounds_of_each():
