@@ -7,8 +7,7 @@ is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import taichi_ext.record.assignments as assignments
@@ -101,14 +100,26 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{"call": _call, "run": _run, "method": _method},
 }
 _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n != "matmul"]
+_FUNCTIONS |= {n: lambda r, *args, name=n: operations.operate(r, name, *args) for n in _OPERATORS}
+
+
+def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as Taichi calls it: by its own name, which errors cite."""
+
+    def method(r: Recording, *args: object, **keywords: object) -> Any:
+        return function(r, *args, **keywords)
+
+    method.__name__ = name
+    return backend.known_in_kernels(method)
+
+
+_METHODS = {name: _named(name, function) for name, function in _FUNCTIONS.items()}
 
 
 def _library(r: Recording) -> SimpleNamespace:
     """The functions for one recording; ``names``: by their names in the rewritten source."""
-    made = {name: partial(function, r) for name, function in _FUNCTIONS.items()}
-    made |= {name: partial(operations.operate, r, name) for name in _OPERATORS}
-    names = {f"{RECORDER}.{name}": backend.known_in_kernels(function) for name, function in made.items()}
-    return SimpleNamespace(names=names, **made)
+    made = {name: MethodType(function, r) for name, function in _METHODS.items()}
+    return SimpleNamespace(names={f"{RECORDER}.{name}": function for name, function in made.items()}, **made)
 
 
 @backend.deep_recursion()
