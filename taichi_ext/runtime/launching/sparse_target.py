@@ -63,7 +63,7 @@ class SparseEntries(DenseRows):
         adjoints: Adjoints | None = None,
     ) -> None:
         self.numbering = numbering
-        self._adjoints = adjoints
+        self._adjoints = adjoints and replace(adjoints, read=set())  # nothing is read yet in this run
         self.outputs = outputs
         self.sparse_rows = rows
         self.launched: Fused | None = None
