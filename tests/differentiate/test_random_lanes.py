@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from forced_lanes import set_limits
 from numpy.testing import assert_array_equal
 from program_interpreter import Interpreter
@@ -213,25 +214,60 @@ class Bodies:
         return {c.name: values for c, values in state.arrays.items()}
 
 
-def test_random_loops_compute_what_they_did(monkeypatch):
+@pytest.fixture(autouse=True)
+def limits(monkeypatch):
     monkeypatch.setattr(masks, "LEAST_GUARDED", 4)
     set_limits(monkeypatch, LANES_OF_FLOAT64=4, NEEDS_VECTORS=False, MOST_OPERATIONS=10**6)
+
+
+def compare(bodies: Bodies, loop: For, name: str) -> None:
+    """Run a loop, and in lanes; raises where it cannot be in lanes."""
+    made = in_lanes(find_lanes(loop, (bodies.size,), {bodies.d: bodies.y}, bodies.machine))
+    shown = f"{name}\n" + "".join(text(Program(n, (), (), (s,), ())) for n, s in (("k", loop), ("lanes", made)))
+    try:
+        found = bodies.after(made)
+    except Exception as error:
+        raise AssertionError(shown) from error
+    for container, expected in bodies.after(loop).items():
+        assert_array_equal(found[container], expected, err_msg=f"{container}, {shown}")
+
+
+def test_random_loops_compute_what_they_did():
     count = 0
     for seed in range(LOOPS):
         bodies = Bodies(random.Random(seed))
-        loop = bodies.loop()
         try:
-            made = in_lanes(find_lanes(loop, (bodies.size,), {bodies.d: bodies.y}, bodies.machine))
+            compare(bodies, bodies.loop(), f"seed {seed}")
         except CannotError:
             continue
         count += 1
-        shown = f"seed {seed}\n" + "".join(
-            text(Program(n, (), (), (s,), ())) for n, s in (("k", loop), ("lanes", made))
-        )
-        try:
-            found = bodies.after(made)
-        except Exception as error:
-            raise AssertionError(shown) from error
-        for name, expected in bodies.after(loop).items():
-            assert_array_equal(found[name], expected, err_msg=f"{name}, {shown}")
     assert count > LOOPS / 2
+
+
+def test_divisions_that_no_lane_takes_part_in_do_not_run():
+    """A number that lanes share, behind a break of all of them; an entry of an array in some lanes."""
+    bodies = Bodies(random.Random(0))
+    j, n, k, a, h = Read(bodies.j), Local("n", I32, (), "loop"), Local("k", I32), bodies.reals[0], bodies.array
+    two, own = literal(2, I32), (Read(bodies.j),)
+    parted = operation("mod", j, 2)
+    shared: Body = (
+        If(operation("eq", Read(n), operation("add", parted, 1)), (Jump("break"),)),  # at 1 or 2
+        Declare(k, (operation("floordiv", two, operation("sub", two, Read(n))),)),
+        Update(Read(a), "add", cast(Read(k), F64)),
+    )
+    quotient = cast(operation("floordiv", two, operation("sub", literal(1, I32), parted)), F64)
+    of_some = If(
+        operation("lt", parted, 1),
+        (For("range", (k,), (two,), (Assign(Read(h, (literal(0, I32),)), quotient),)), Update(Read(a), "add", Read(a))),
+    )
+    for name, inner in (
+        ("shared", (For("range", (n,), (literal(5, I32),), shared),)),
+        ("some", (For("range", (n,), (two,), (of_some,)),)),
+    ):
+        body = (
+            Declare(a, (Load(bodies.w, own),)),
+            Declare(h, (Const(0.5, F64),) * ENTRIES),
+            *inner,
+            Update(Load(bodies.y, own), "add", operation("mul", Read(a), Read(h, (literal(0, I32),)))),
+        )
+        compare(bodies, For("range", (bodies.j,), (literal(bodies.size, I32),), body), name)
