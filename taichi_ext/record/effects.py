@@ -76,7 +76,7 @@ def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[objec
 # --- texts
 
 
-def format_text(r: Recording, template: str, *args: object, **keywords: object) -> str | Format:
+def format_text(r: Recording, template: str, /, *args: object, **keywords: object) -> str | Format:
     """``template.format(...)`` with all its fields in the order of the text."""
     text, values, count = "", [], 0
     for literal, name, spec, _ in string.Formatter().parse(template):
@@ -106,7 +106,7 @@ def assert_(r: Recording, condition: object, message: object) -> None:
         r.add(Effect("assert", (as_value(condition), message), place=r.place()))
 
 
-def print_(r: Recording, *args: object, **keywords: object) -> None:
+def print_(r: Recording, /, *args: object, **keywords: object) -> None:
     r.add(Effect("print", tuple(group_of(value_of(a)) for a in args), (), keywords, place=r.place()))
 
 

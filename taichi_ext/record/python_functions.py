@@ -223,7 +223,7 @@ class PythonScope:
 
     # --- calls
 
-    def method(self, base: object, name: str, *args: object, **keywords: object) -> object:
+    def method(self, base: object, name: str, /, *args: object, **keywords: object) -> object:
         if isinstance(base, HANDLES) or (isinstance(base, backend.Field) and name == "fill"):
             return self.recording.library.method(base, name, *args, **keywords)
         function = self.attribute(base, name)
@@ -231,11 +231,11 @@ class PythonScope:
             return function(*args, **keywords)
         return self.call(function, *args, **keywords)
 
-    def run(self, function: object, *args: object, **keywords: object) -> None:
+    def run(self, function: object, /, *args: object, **keywords: object) -> None:
         """A call whose result is not used."""
         self._call(self.recording.library.run, function, args, keywords)
 
-    def call(self, function: object, *args: object, **keywords: object) -> Any:
+    def call(self, function: object, /, *args: object, **keywords: object) -> Any:
         return self._call(self.recording.library.call, function, args, keywords)
 
     def _call(self, otherwise: Any, function: Any, args: tuple[Any, ...], keywords: dict[str, object]) -> Any:

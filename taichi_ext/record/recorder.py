@@ -69,16 +69,16 @@ def _update(r: Recording, base: object, index: object, op: str, value: object) -
     assignments.update_place(r, assignments.place_of(r, base, index), op, value)
 
 
-def _call(r: Recording, function: object, *args: object, **keywords: object) -> Any:
+def _call(r: Recording, function: object, /, *args: object, **keywords: object) -> Any:
     return calls.call(r, function, list(args), keywords)
 
 
-def _run(r: Recording, function: object, *args: object, **keywords: object) -> None:
+def _run(r: Recording, function: object, /, *args: object, **keywords: object) -> None:
     """A call whose result is not used."""
     calls.call(r, function, list(args), keywords, is_statement=True)
 
 
-def _method(r: Recording, base: object, name: str, *args: object, **keywords: object) -> object:
+def _method(r: Recording, base: object, name: str, /, *args: object, **keywords: object) -> object:
     return calls.method(r, base, name, list(args), keywords, False)
 
 
@@ -106,7 +106,7 @@ _FUNCTIONS |= {n: lambda r, *args, name=n: operations.operate(r, name, *args) fo
 def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A function as Taichi calls it: by its own name, which errors cite."""
 
-    def method(r: Recording, *args: object, **keywords: object) -> Any:
+    def method(r: Recording, /, *args: object, **keywords: object) -> Any:
         return function(r, *args, **keywords)
 
     method.__name__ = name

@@ -146,6 +146,45 @@ def test_keywords_defaults_and_annotations():
     check_jacobian(k, x, y)
 
 
+def test_arguments_are_called_what_the_user_likes():
+    """Names of the engine's own arguments are no different from others, in functions, methods, classes and texts."""
+    x, y = scalars(FIVE), outputs(5)
+    names = ti.types.struct(r=ti.f64, function=ti.f64, base=ti.f64, name=ti.f64)
+
+    @ti.func
+    def f(r, function, base, name, value, kind, args):
+        return r * function + base * name + value * kind - args
+
+    def plain(r, function, base, name, value, template, keywords):
+        return shown(r=r * function, name=base * name) + value * template - keywords
+
+    def shown(r, name):
+        return r + name
+
+    @ti.data_oriented
+    class Owner:
+        @ti.func
+        def f(self, r, base, name, function):
+            return r * base - name * function
+
+        def plain(self, r, base, name, function):
+            return r * base + name * function
+
+    owner = Owner()
+
+    @ti.kernel
+    def k():
+        y[0] = f(r=x[0], function=x[1], base=x[2], name=x[3], value=x[4], kind=x[0], args=x[1])
+        y[1] = plain(r=x[0], function=x[1], base=x[2], name=x[3], value=x[4], template=x[0], keywords=x[1])
+        y[2] = owner.f(r=x[0], base=x[1], name=x[2], function=x[3])
+        y[3] = owner.plain(r=x[0], base=x[1], name=x[2], function=x[3])
+        s = names(r=x[0], function=x[1], base=x[2], name=x[3])
+        y[4] = s.r * s.function + s.base * s.name
+        print("{r} {template} {name}".format(r=y[0], template=y[1], name=y[2]))  # noqa: UP032  # a method of a text
+
+    check_jacobian(k, x, y)
+
+
 @pytest.mark.parametrize("decorator", [ti.func, ti.real_func])
 def test_python_types_as_annotations_convert(decorator):
     """As in Taichi: ``int`` cuts off the fraction of 1.5 and 0.5 times x, ``float`` makes 7 / 2 of 7 // 2, ``bool`` 1 of 0.3."""
