@@ -461,6 +461,7 @@ class PolygonScene:
         return np.tensordot(jacobian(self.render, self.corners, self.image), direction, 3)
 
 
+@pytest.mark.sweep
 def test_random_polygons_agree_with_supersampled_differences():
     """A difference is the mean of the derivative between its ends, so J is averaged there by Gauss' rule.
 

@@ -6,6 +6,7 @@ import taichi as ti
 from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
+from sweeps import with_sweep
 
 from taichi_ext import DerivativeWarning, coverage, edge, jacobian, layers, nearest, sqrt_edge, step, value_and_jacobian
 
@@ -87,9 +88,11 @@ def draws_edge(shape, count, image):
 ONE_SHAPE = [name for name, (_, given, _) in SCENES.items() if np.ndim(given) == 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "draws"), [*((name, draws_layers) for name in SCENES), *((name, draws_edge) for name in ONE_SHAPE)]
-)
+SWEPT = ("a steep line of 0.3 pixels", "a disc, r = 0.3, squared distance", "a disc, r = 1.2", "union of half-planes")
+DRAWN = [*((name, draws_layers) for name in SCENES), *((name, draws_edge) for name in ONE_SHAPE)]
+
+
+@pytest.mark.parametrize(("name", "draws"), with_sweep(DRAWN, *(case for case in DRAWN if case[0] in SWEPT)))
 def test_shapes_that_cross_a_pixel_more_than_once(name, draws):
     function, given, steps = SCENES[name]
     p, image = scalars(np.array(given)), outputs(12, 9)
@@ -134,6 +137,7 @@ def draws_nearest(surface, count, image):
     return k
 
 
+@pytest.mark.sweep
 def test_ten_cells_in_a_pixel():
     generator = np.random.default_rng(0)
     given = np.column_stack([GRID + 3 + generator.uniform(-0.05, 0.05, (10, 2)), generator.uniform(0.1, 1, 10)])

@@ -10,6 +10,7 @@ import pytest
 import taichi as ti
 from differences import central_differences, integers, outputs, scalars, vector_outputs, write
 from numpy.testing import assert_allclose
+from sweeps import with_sweep
 from taichi_program import initialise
 
 import taichi_ext
@@ -304,7 +305,18 @@ def run():
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+SWEPT = (
+    "other positions",
+    "an earlier loop",
+    "painted",
+    "stored later",
+    "a table of levels",
+    "whole numbers",
+    "replaced",
+)
+
+
+@pytest.mark.parametrize("name", with_sweep(RIGHT, *SWEPT))
 def test_right(name):
     scene = Scene()
     scene.require_right(scene.kernel(RIGHT[name]))
