@@ -188,9 +188,8 @@ def test_the_gallery_has_the_first_sentence_and_a_picture_of_every_example():
     for path in (ROOT / "examples").glob("*.py"):
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
         if not first.startswith("Shared by"):
-            assert f"| `{path.name}` | {first} |\n" in text
             (picture,) = (ROOT / "docs" / "pictures").glob(f"{path.stem}.*")
-            assert f"](pictures/{picture.name})\n" in text
+            assert f"`{path.name}`:\n{first}\n\n![{path.stem}](pictures/{picture.name})\n" in text
 
 
 @each_page
