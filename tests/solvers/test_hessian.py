@@ -204,6 +204,54 @@ def test_squares_of_norms_have_finite_second_derivatives_at_zero():
         require_right(kernel, [x, factor], energy)
 
 
+def test_products_of_norms_have_finite_second_derivatives_at_zero():
+    x, energy, c = vectors([[0.3, 0.7], [0.3, 0.7]]), scalars(0.0), scalars([0.4, 0.8])
+
+    @ti.kernel
+    def friction():
+        for _ in range(1):
+            d = x[0] - x[1]
+            n = d.norm()
+            if n < c[1]:
+                energy[None] += -n * n * n / (3 * c[1] * c[1]) + n * n / c[1]
+            else:
+                energy[None] += n
+
+    @ti.kernel
+    def factors():
+        for _ in range(1):
+            d = x[0] - x[1]
+            n = d.norm()
+            along = n * d
+            energy[None] += c[0] * n * n + d.norm() * d.norm() + n * (n / c[1]) + along.dot(along) + n**2.5
+
+    square = np.kron([[1.0, -1.0], [-1.0, 1.0]], np.eye(2))
+    for kernel, scale in ((friction, 2 / 0.8), (factors, 2 * 0.4 + 2 + 2 / 0.8)):
+        write(x, [[0.3, 0.7], [0.3, 0.7]])
+        write(energy, 0.0)
+        H = hessian(kernel, x, energy).reshape(4, 4)
+        assert_allclose(H, scale * square, rtol=1e-14, atol=1e-14)
+        assert_allclose(sparse_matrix(kernel, [x], energy), H, rtol=1e-14, atol=1e-14)
+        write(x, [[0.3, 0.7], [0.5, -0.2]])
+        require_right(kernel, [x, c], energy)
+
+
+def test_powers_of_roots_whose_radicands_change_before_the_use():
+    x, energy = scalars([0.7, 0.4, 1.3]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for _ in range(1):
+            v = x[0]
+            for j in range(3):
+                root = ti.sqrt(v * v + x[1])
+                norm = ti.sqrt(v * v)
+                v = v * x[2] + x[1]
+                energy[None] += root**4 + norm**2 * ti.sqrt(v * v)
+
+    require_right(run, [x], energy)
+
+
 def test_stopped_and_replaced_gradients():
     x, energy = scalars([0.7, 1.3]), scalars(0.0)
 

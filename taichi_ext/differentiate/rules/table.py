@@ -159,8 +159,9 @@ def rule_of(op: Op, definition: Callable[[Value], Value], *, is_again: bool = Fa
     if op.name == "sqrt" and _is_sum_of_squares(op.args[0], definition):
         return _NORM_AGAIN if is_again else _NORM
     exponent = op.args[1] if op.name == "pow" else None
-    if isinstance(exponent, Const) and exponent.value >= 1 and float(exponent.value).is_integer():
-        return replace(rule, kind="smooth", takes="a")  # the partial of a whole power is finite
+    if isinstance(exponent, Const) and exponent.value >= 1:
+        is_finite = float(exponent.value).is_integer() or (is_again and sign_of(op.args[0], definition) >= 0)
+        return replace(rule, kind="smooth", takes="a") if is_finite else rule
     return rule
 
 

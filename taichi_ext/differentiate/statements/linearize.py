@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number, multiply, number_of, operation
+from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
@@ -25,7 +25,8 @@ from taichi_ext.differentiate.forms.forms import (
     times,
     where_nonzero,
 )
-from taichi_ext.differentiate.rules.table import Rule, is_same, rule_of
+from taichi_ext.differentiate.rules.table import Rule, rule_of
+from taichi_ext.differentiate.statements.root_products import Products, partial_of
 from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
 from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
@@ -59,12 +60,14 @@ class Linearizer:
         self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
         self.lasting_tapes: dict[Value, list[Step]] = {}
         self.sweeps = 0
+        self._products = Products(self._definition, walk.builder.frozen, self._has_tangent)
 
     def begin_statement(self) -> None:
         """Forget the forms of the previous statement."""
         self.expressions.begin_statement()
         self.forms.clear()
         self.tapes.clear()
+        self._products.begin_statement()
 
     def prepare(self, root: Value) -> bool:
         """Evaluate the partials of a definition; False if they depend on values that may change before the use."""
@@ -196,21 +199,22 @@ class Linearizer:
         if node not in self.tapes:
             assert isinstance(node, Op)
             with self.builder.at(node.place):
-                self.tapes[node] = (self._root_to_a_power(node) if self.is_again else []) or self._partials(node)
+                self.tapes[node] = (self._of_roots(node) if self.is_again else []) or self._partials(node)
         return self.tapes[node]
 
-    def _root_to_a_power(self, node: Op) -> list[Step]:
-        """``n a ** (n - 1)`` of ``sqrt(a) ** 2n``, finite where the partial of the root is not; [] for other nodes."""
-        power = 2 if node.name == "mul" and is_same(*node.args) else 0
-        if node.name == "pow":
-            power = number_of(node.args[1]) or 0
-        half = int(power) // 2
-        deferred = self._deferred(node.args[0])
-        root = node.args[0] if deferred is None else deferred.root
-        if not isinstance(root, Op) or root.name != "sqrt" or half < 1 or power != 2 * half:
-            return []
-        (a,) = root.args
-        return [(a, 1 if half == 1 else multiply(half, operation("pow", a, half - 1)))]
+    def _of_roots(self, node: Op) -> list[Step]:
+        """The steps of a product with a root as a factor more than once; [] for other nodes."""
+        factors, steps = self._products.of_roots(node), []
+        for factor in factors:
+            arg = factor.radicand if factor.is_root else factor.value
+            if arg is not None and self._walk.facts.is_active(arg):
+                made = partial_of(factors, factor, lambda value: self.expressions.keep(value, node.dtype))
+                steps.append((arg, self.builder.keep(made, "partial")))
+        return steps
+
+    def _has_tangent(self, node: Value) -> bool:
+        """Whether the tangent of a part of a definition is known from where that stands."""
+        return node in self.lasting or node in self.lasting_tapes or self._deferred(node) is not None
 
     def _partials(self, node: Op) -> list[Step]:
         rule = self._rule(node)
