@@ -15,12 +15,10 @@ from taichi_ext import backend
 from taichi_ext.runtime.sparse.matrices import Pattern, listed_terms, total_pattern
 
 MOST_WIDE = 32  # numbers on the side of a block
-_LEAST_WORK = 2**20  # multiplications of a product by the kernel, which takes 0.1 s to be compiled for each width
-_LEAST_FOR_TERM = 100  # multiplications of a term: else listing it takes longer than some iterations save
-_LEAST_TERMS = 4  # of a block of the result, in the mean: else SciPy is faster
+_LEAST_WORK = 2**20  # multiplications of a product by the kernel, which takes 0.1 s to be compiled for each size
 _MOST_TERMS = 2**25  # of a product that are listed
 _MOST_NUMBERS = 2**31  # of all blocks of a matrix: the kernel counts in 32 bits
-_TAIL = 3  # numbers after the last block: the kernel reads rows in fours, and two columns at once
+_MOST_TOTALS = 256  # numbers of a block that are added up at once
 
 
 class Cut:
@@ -42,17 +40,12 @@ class Cut:
 
     def blocks(self, block: Any, factors: np.ndarray | None) -> Any:
         """A CSR array as a BSR array in float64, whose rows are multiplied by factors."""
-        data = zeros(self._empty.data.shape)
+        data = np.zeros(self._empty.data.shape)
         data.reshape(-1)[self._places] = block.data
         if factors is not None:
             height, counts = data.shape[1], np.diff(self._empty.indptr)
             data *= np.repeat(factors.reshape(-1, height), counts, axis=0)[:, :, None]
-        return like(self._empty, data)
-
-
-def like(blocks: Any, data: np.ndarray) -> Any:
-    """A BSR array with the pattern of another one."""
-    return type(blocks)((data, blocks.indices, blocks.indptr), shape=blocks.shape)
+        return type(self._empty)((data, self._empty.indices, self._empty.indptr), shape=self._empty.shape)
 
 
 class _Plan(NamedTuple):
@@ -73,29 +66,38 @@ class _Plan(NamedTuple):
 
 
 class Products:
-    """Products of BSR arrays, whose terms are listed once for their patterns.
+    """Products of BSR arrays, and how CSR arrays are cut into those: both are planned once for each pattern.
 
     Args:
-        is_compiled: whether a kernel adds up the terms of large ones, if Taichi runs on the CPU; else SciPy multiplies.
+        is_compiled: whether a kernel adds up the terms of large products, if Taichi runs on the CPU; else SciPy does.
     """
 
     def __init__(self, is_compiled: bool) -> None:
         self._is_compiled = is_compiled
-        self._plans: dict[object, tuple[list[np.ndarray], _Plan | None]] = {}
+        self._plans: dict[object, tuple[list[np.ndarray], _Plan]] = {}
+        self._cuts: dict[object, Cut] = {}
+
+    def cut(self, place: tuple[int, int], block: Any, size: tuple[int, int]) -> Cut:
+        """How a CSR array is cut into blocks of a size; ``place`` stands for its pattern."""
+        known = self._cuts.get((place, size))
+        if known is None or not known.fits(block):
+            known = self._cuts[place, size] = Cut(block, size)
+        return known
 
     def add(self, key: object, before: Any, left: Any, right: Any, sign: int = 1) -> Any:
         """``before + sign * left.T @ right``; None for ``before`` is zero, and ``key`` stands for the patterns."""
-        plan = self._plan(key, before, left, right) if self._can_be_compiled(left, right) else None
-        if plan is None:
+        if not self._can_be_compiled(left, right):
             product = left.T @ right
             product.data *= sign
             return product if before is None else before + product
-        data = zeros((len(plan.pattern.indices), left.blocksize[1], right.blocksize[1]))
+        plan, (height, rows), width = self._plan(key, before, left, right), left.blocksize, right.blocksize[1]
+        data = np.zeros((len(plan.pattern.indices), rows, width))
         if before is not None:
             data[plan.before] = before.data
+        group = max(n for n in range(1, rows + 1) if rows % n == 0 and (n == 1 or n * width <= _MOST_TOTALS))
+        arrays = (np.ascontiguousarray(blocks).reshape(-1) for blocks in (data, left.data, right.data))
         with backend.suspend_following():
-            sizes = *left.blocksize, float(sign), right.blocksize[1]
-            _kernel(backend.RUNTIME.module)(*map(_with_tail, (data, left.data, right.data)), *plan.terms, *sizes)
+            _kernel(backend.RUNTIME.module)(*arrays, *plan.terms, height, rows, float(sign), group, width)
         if plan.mirrored is not None:
             below, above = plan.mirrored
             data[below] = data[above].transpose(0, 2, 1)
@@ -109,12 +111,10 @@ class Products:
         height, *widths = *left.blocksize, right.blocksize[1]
         count = int(np.diff(left.indptr).astype(np.int64) @ np.diff(right.indptr))
         numbers = max(left.data.size, right.data.size, count * widths[0] * widths[1])
-        for_term = height * widths[0] * widths[1]
         is_listed = count <= _MOST_TERMS and numbers < _MOST_NUMBERS and max(height, *widths) <= MOST_WIDE
-        return is_listed and for_term >= _LEAST_FOR_TERM and count * for_term >= _LEAST_WORK
+        return is_listed and count * height * widths[0] * widths[1] >= _LEAST_WORK
 
-    def _plan(self, key: object, before: Any, left: Any, right: Any) -> _Plan | None:
-        """The terms; None where a block of the result has few of them."""
+    def _plan(self, key: object, before: Any, left: Any, right: Any) -> _Plan:
         matrices = [matrix for matrix in (before, left, right) if matrix is not None]
         operands = [array for matrix in matrices for array in (matrix.indptr, matrix.indices)]
         known = self._plans.get(key)
@@ -123,12 +123,10 @@ class Products:
         return known[1]
 
 
-def _planned(matrices: list[Any], is_symmetric: bool) -> _Plan | None:
+def _planned(matrices: list[Any], is_symmetric: bool) -> _Plan:
     *before, (left, of_left), (right, of_right) = map(_sorted, matrices)
     turned, order = _transposed(left)
     pattern, (lefts, rights, firsts) = listed_terms(turned, right)
-    if len(lefts) < _LEAST_TERMS * len(firsts):
-        return None
     whole, (*found, places) = total_pattern((*(p for p, _ in before), pattern))
     of_before = [numbers.take(np.argsort(order)) for numbers, (_, order) in zip(found, before, strict=True)]
     ends, is_added, mirrored = np.append(firsts[1:], len(lefts)), np.full(len(firsts), True), None
@@ -154,23 +152,9 @@ def _transposed(pattern: Pattern) -> tuple[Pattern, np.ndarray]:
     return Pattern(found.indptr, found.indices, found.shape), found.data
 
 
-def zeros(shape: tuple[int, ...]) -> np.ndarray:
-    """Blocks in memory that the kernel may read beyond."""
-    size = int(np.prod(shape))
-    return np.zeros(size + _TAIL)[:size].reshape(shape)
-
-
-def _with_tail(blocks: np.ndarray) -> np.ndarray:
-    """The numbers of blocks and those after them."""
-    base: Any = blocks.base
-    if base is not None and base.shape == (blocks.size + _TAIL,) and base.dtype == np.float64:
-        return base
-    return np.append(blocks, np.zeros(_TAIL))
-
-
 @functools.cache
 def _kernel(ti: ModuleType) -> Callable[..., None]:
-    """A kernel that adds up the terms of each block, two rows at once, and in fours of numbers, which are vectors."""
+    """A kernel that adds up the terms of each block, some of its rows at once."""
     numbers: Any = ti.types.ndarray(dtype=ti.f64, ndim=1)
     integers: Any = ti.types.ndarray(dtype=ti.i32, ndim=1)
 
@@ -185,25 +169,24 @@ def _kernel(ti: ModuleType) -> Callable[..., None]:
         height: ti.i32,
         rows: ti.i32,
         sign: ti.f64,
+        group: ti.template(),
         width: ti.template(),
     ):
-        filled = ti.static((width + 3) // 4 * 4)
         for s in range(slots.shape[0]):
-            for pair in range((rows + 1) // 2):
-                totals = ti.Vector.zero(ti.f64, 2 * filled)
+            for part in range(rows // group):
+                totals = ti.Vector.zero(ti.f64, group * width)
                 for t in range(slots[s, 0], slots[s, 1]):
-                    a = lefts[t] * height * rows + 2 * pair
+                    a = lefts[t] * height * rows + part * group
                     b = rights[t] * height * width
                     for _ in range(height):
-                        for j in range(filled):
-                            number = right[b + j]
-                            for i in ti.static(range(2)):
-                                totals[i * filled + j] += left[a + i] * number
+                        for i in range(group):
+                            number = left[a + i]
+                            for j in range(width):
+                                totals[i * width + j] += number * right[b + j]
                         a += rows
                         b += width
-                for i in range(ti.min(2, rows - 2 * pair)):
-                    place = (slots[s, 2] * rows + 2 * pair + i) * width
-                    for j in range(width):
-                        found[place + j] += sign * totals[i * filled + j]
+                place = (slots[s, 2] * rows + part * group) * width
+                for j in range(group * width):
+                    found[place + j] = found[place + j] + sign * totals[j]  # += would be atomic, ten times as slow
 
     return add_terms

@@ -10,19 +10,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.solvers.blocks import MOST_WIDE, Cut, Products, like, zeros
+from taichi_ext.solvers.blocks import MOST_WIDE, Cut, Products
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.systems import solve_symmetric
 
 _MOST_FILLED = 2.0  # numbers in blocks for each entry of J
 _DENSE = 0.1  # of the entries of a matrix, from which on it is decomposed as a dense one
+_RIGHT = -1  # stands for the right side among the params
 _FEW = 256  # rows of a matrix that is decomposed as a dense one whatever its entries
 _LEAST_BLOCKS = 64  # of a param that is eliminated unasked
 _MOST_KEPT = 4096  # numbers that are left by such params: the matrix of these may be dense
@@ -35,10 +36,15 @@ class Layout:
         rows: the outputs, and how many numbers an element of each has; none of them for JtJ, whose rows are the params.
         columns: the same of the params.
         eliminated: which params are eliminated, in this order; None chooses them.
+        products: with the plans of other calls; None for new ones.
     """
 
     def __init__(
-        self, rows: list[tuple[Part, int]], columns: list[tuple[Part, int]], eliminated: Sequence[int] | None
+        self,
+        rows: list[tuple[Part, int]],
+        columns: list[tuple[Part, int]],
+        eliminated: Sequence[int] | None,
+        products: Products | None = None,
     ) -> None:
         self.rows, self.columns = [part for part, _ in rows], [part for part, _ in columns]
         self.is_chosen, self.eliminated = eliminated is None, list(eliminated or ())
@@ -47,8 +53,7 @@ class Layout:
         self.widths = [found[-1] for found in self._candidates]
         self.places = slices_of(self.columns)
         self._is_fixed = False
-        self.products = Products(is_compiled=bool(rows))  # shards are solved where Taichi may not have been started
-        self._cuts: dict[tuple[int, int], tuple[tuple[int, int], Cut]] = {}
+        self.products = products or Products(is_compiled=False)
 
     @property
     def kept(self) -> list[int]:
@@ -99,11 +104,7 @@ class Layout:
 
     def cut(self, block: Any, m: int, n: int) -> Cut:
         """How the CSR array of an output (of JtJ, a param) and a param is cut."""
-        size = self.heights[m], self.widths[n]
-        known = self._cuts.get((m, n))
-        if known is None or known[0] != size or not known[1].fits(block):
-            known = self._cuts[m, n] = size, Cut(block, size)
-        return known[1]
+        return self.products.cut((m, n), block, (self.heights[m], self.widths[n]))
 
     def _check_coupling(self, J: Sequence[Sequence[object]], n: int) -> None:
         for m, row in enumerate(J):
@@ -150,13 +151,13 @@ class _Elimination(NamedTuple):
 
     Attributes:
         param: its number.
-        roots: roots of the inverses of its blocks.
-        coupling: by param, those times the coupling.
+        roots: R in V^-1 = R R^T for its blocks V, on the diagonal of a BSR array.
+        coupling: by param, R^T times the coupling; and times the right side.
     """
 
     param: int
-    roots: np.ndarray
-    coupling: Mapping[int, Any]
+    roots: Any
+    coupling: dict[int, Any]
 
 
 class SparseSystem:
@@ -217,10 +218,13 @@ class SparseSystem:
         right, places, layout = -self.gradient, self._layout.places, self._layout
         if fixed.any():
             right -= self.JtJ @ fixed
-        matrix, eliminations = dict(self._matrix), list[_Elimination]()
+        sparse, matrix = require_scipy("sparse", "format='csr'"), dict(self._matrix)
+        for n, (place, width) in enumerate(zip(places, layout.widths, strict=True)):
+            matrix[n, _RIGHT] = _stacked(sparse, right[place].reshape(-1, width, 1))
+        eliminations = list[_Elimination]()
         for n in layout.eliminated:
             try:
-                found = self._eliminated(matrix, n, damping[places[n]])
+                found = self._eliminated(sparse, matrix, n, damping[places[n]])
             except InvalidArgumentError:
                 if not layout.is_chosen:
                     raise
@@ -228,25 +232,22 @@ class SparseSystem:
                 return self.solve(damping, fixed)
             if found is None:
                 return None
-            right[places[n]] = _times_blocks(found.roots, right[places[n]])
-            for k, coupling in found.coupling.items():
-                right[places[k]] -= coupling.T @ right[places[n]]
             eliminations.append(found)
-        if layout.kept:
-            solved = self._reduced(matrix, damping, right)
-            if solved is None:
-                return None
-            right = solved
+        steps = np.zeros_like(right)
+        if layout.kept and not self._solve_kept(matrix, damping, steps):
+            return None
         for found in reversed(eliminations):
-            rest = right[places[found.param]]
+            rest = found.coupling.pop(_RIGHT).toarray().reshape(-1)
             for k, coupling in found.coupling.items():
-                rest = rest - coupling @ right[places[k]]
-            right[places[found.param]] = _times_blocks(found.roots.transpose(0, 2, 1), rest)
-        return right
+                rest = rest - coupling @ steps[places[k]]
+            steps[places[found.param]] = found.roots @ rest
+        return steps
 
-    def _eliminated(self, matrix: dict[tuple[int, int], Any], n: int, damping: np.ndarray) -> _Elimination | None:
+    def _eliminated(
+        self, sparse: Any, matrix: dict[tuple[int, int], Any], n: int, damping: np.ndarray
+    ) -> _Elimination | None:
         """Eliminate a param; None where a block is not positive definite."""
-        width = self._layout.widths[n]
+        width, products = self._layout.widths[n], self._layout.products
         V = self._diagonal_blocks(matrix.pop((n, n), None), n, width)
         V[:, np.arange(width), np.arange(width)] += damping.reshape(-1, width)
         diagonal = np.einsum("nii->ni", V)
@@ -254,16 +255,15 @@ class SparseSystem:
             return None
         scale = 1 / np.sqrt(diagonal)
         try:
-            roots = _inverses(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
+            inverses = _inverses(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
         except np.linalg.LinAlgError:
             return None
-        coupling = dict[int, Any]()
-        for k in self._layout.order:
+        roots, coupling = _stacked(sparse, np.ascontiguousarray(inverses.transpose(0, 2, 1)), is_diagonal=True), {}
+        for k in (*self._layout.order, _RIGHT):
             part = matrix.pop((n, k), None)
             if part is not None:
-                of_rows = roots[np.repeat(np.arange(len(V)), np.diff(part.indptr))]
-                coupling[k] = like(part, np.matmul(of_rows, part.data, out=zeros(part.data.shape)))
-        _add_products(self._layout.products, ("param", n), matrix, coupling, -1)
+                coupling[k] = products.add(("root", n, k), None, roots, part)
+        _add_products(products, ("param", n), matrix, coupling, -1)
         return _Elimination(n, roots, coupling)
 
     def _diagonal_blocks(self, part: Any, n: int, width: int) -> np.ndarray:
@@ -279,18 +279,17 @@ class SparseSystem:
             found[part.indices[rows == part.indices]] = part.data[rows == part.indices]
         return found
 
-    def _reduced(
-        self, matrix: dict[tuple[int, int], object], damping: np.ndarray, right: np.ndarray
-    ) -> np.ndarray | None:
-        """The right sides of the remaining params, replaced by the solution."""
+    def _solve_kept(self, matrix: dict[tuple[int, int], Any], damping: np.ndarray, steps: np.ndarray) -> bool:
+        """Find the steps of the params that are left; whether their matrix is positive definite."""
         kept = np.concatenate([np.r_[self._layout.places[n]] for n in self._layout.kept])
+        right = np.concatenate([matrix[n, _RIGHT].toarray().reshape(-1) for n in self._layout.kept])
         A = self._assembled(matrix, self._layout.kept) if self._layout.eliminated else self.JtJ
         if len(kept) <= _FEW or A.nnz > _DENSE * len(kept) ** 2:
             A = A.toarray()
-        solved = solve_symmetric(A, damping[kept], right[kept])
+        solved = solve_symmetric(A, damping[kept], right)
         if solved is not None:
-            right[kept] = solved
-        return None if solved is None else right
+            steps[kept] = solved
+        return solved is not None
 
     def _assembled(self, matrix: dict[tuple[int, int], Any], params: Any) -> Any:
         """The matrix of some params as one CSR array."""
@@ -308,7 +307,8 @@ def _add_products(
 ) -> None:
     """Add products of blocks, transposed, with others to the matrices of pairs of params, or subtract them."""
     for a, b in itertools.combinations_with_replacement(blocks, 2):
-        matrix[a, b] = products.add((*key, a, b), matrix.get((a, b)), blocks[a], blocks[b], sign)
+        if a != _RIGHT:
+            matrix[a, b] = products.add((*key, a, b), matrix.get((a, b)), blocks[a], blocks[b], sign)
 
 
 def _inverses(lower: np.ndarray) -> np.ndarray:
@@ -353,5 +353,9 @@ def _meets_one(J: list[list[Any]], a: tuple[int, int], b: tuple[int, int]) -> bo
     return len(np.unique(keys // J[0][b[0]].shape[1])) == len(keys)
 
 
-def _times_blocks(blocks: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    return (blocks @ vector.reshape(len(blocks), -1, 1)).reshape(-1)
+def _stacked(sparse: Any, blocks: np.ndarray, *, is_diagonal: bool = False) -> Any:
+    """A BSR array of blocks, one in each row, below each other or on the diagonal."""
+    count, height, width = blocks.shape
+    columns = np.arange(count, dtype=np.int32) * is_diagonal
+    shape = count * height, width * (count if is_diagonal else 1)
+    return sparse.bsr_array((blocks, columns, np.arange(count + 1, dtype=np.int32)), shape=shape)

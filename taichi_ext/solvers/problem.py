@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
+from taichi_ext.solvers.blocks import Products
 from taichi_ext.solvers.bounds import Part, check_finite, check_rows_finite, pieces_of
 from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
@@ -29,6 +31,7 @@ from taichi_ext.solvers.residuals import residual_vector
 from taichi_ext.solvers.systems import rows_times, system_of
 
 _ADVICE = "; check_jacobian names the line where it arises."
+_products: WeakKeyDictionary[Plan, Products] = WeakKeyDictionary()  # which repeated calls plan once
 
 
 class _StateAtPoint(State):
@@ -94,7 +97,8 @@ class Problem:
             heights, widths = ([p.element for p in placed] for placed in (layout.outputs, layout.params))
             widths = self.charts.sizes(widths)
             rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.local_parts, widths, strict=True))
-            self._layout = Layout(rows, columns, eliminated)
+            products = _products.setdefault(plan, Products(is_compiled=True))
+            self._layout = Layout(rows, columns, eliminated, products)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -164,8 +164,7 @@ def test_system(factors, density, width):
 @pytest.fixture
 def compiled(monkeypatch):
     """The kernel adds up the terms of small products, too; returns the sizes of blocks that it was launched for."""
-    for name in ("_LEAST_WORK", "_LEAST_FOR_TERM", "_LEAST_TERMS"):
-        monkeypatch.setattr(blocks, name, 1)
+    monkeypatch.setattr(blocks, "_LEAST_WORK", 1)
     launches, kernel = [], blocks._kernel
     monkeypatch.setattr(blocks, "_kernel", lambda ti: lambda *args: launches.append(args[6:]) or kernel(ti)(*args))
     return launches
