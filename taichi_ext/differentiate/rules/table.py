@@ -7,6 +7,7 @@ A line gives the partials, one per argument: a number, or a function of the argu
 * ``singular``: a partial can be infinite where the operation is finite (sqrt at 0); a zero tangent stays zero.
 * ``choice``: one of the arguments is picked, and its tangent; ``picks`` gives one condition per argument.
 * ``guarded``: the product of a possibly zero tangent and a possibly infinite partial, differentiated again.
+* ``unknown``: a value without a line: its tangent is that of what is read, or an error.
 
 Kinks follow Taichi: ``abs'(0) = 0``; at a tie, max and min take the right-hand operand; ``x % y`` has the partials
 1 and ``-floor(x / y)``.
@@ -30,7 +31,7 @@ from taichi_ext.differentiate.forms.build import (
     select,
     subtract,
 )
-from taichi_ext.program import Const, Op, Read, Value
+from taichi_ext.program import Const, Known, Op, Read, Value
 
 Partial = Coefficient | Callable[..., Coefficient] | None  # from arguments and result; None: of a choice
 
@@ -122,6 +123,7 @@ _TABLE = [
     Rule(INVERSE, (lambda a, o: negative(_div(1.0, _square(a))),)),
 ]
 RULES = {rule.name: rule for rule in _TABLE}
+_UNKNOWN, _KNOWN = Rule("", (), kind="unknown"), Rule("known", (1,))
 _SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argument, twice
 
 
@@ -144,14 +146,17 @@ def _pow_base_again(a: Value, b: Value, o: Value) -> Coefficient:
     return operation(GUARDED, b, operation("pow", a, operation("sub", b, 1)))
 
 
-def rule_of(op: Op, definition: Callable[[Value], Value], *, is_again: bool = False) -> Rule | None:
-    """The line for an operation; ``definition`` gives the definition of a local that does not change.
+def rule_of(op: Value, definition: Callable[[Value], Value], *, is_again: bool = False) -> Rule:
+    """The line for an operation; for all other values one of kind "unknown".
 
-    ``is_again``: whether the partials are differentiated again.
+    ``definition`` gives the definition of a local that does not change; ``is_again``: whether the partials are
+    differentiated again.
     """
-    rule = _AGAIN.get(op.name, RULES.get(op.name)) if is_again else RULES.get(op.name)
-    if rule is None:
-        return None
+    if not isinstance(op, Op):
+        return _KNOWN if isinstance(op, Known) else _UNKNOWN
+    rule = RULES.get(op.name, _UNKNOWN)
+    if is_again:
+        rule = _AGAIN.get(op.name, rule)
     if op.name == "mul" and is_same(*op.args):
         return _SQUARE
     if op.name in ("sqrt", "rsqrt", "log") and sign_of(op.args[0], definition) > 0:

@@ -32,57 +32,42 @@ class ContainerStores:
     coverage: Coverage
     reversals: Reversals
 
-    def statement(self, group: tuple[Statement, ...]) -> None:
-        """Assignments to components of one entry, or one update."""
-        s = group[0]
-        assert isinstance(s, (Assign, Update))
-        assert isinstance(s.target, Load)
-        site = self.walk.facts.stores.of[s]
-        if isinstance(s, Assign):
-            self.assign(site, group)
-        elif s.op in ("add", "sub"):
-            self.add(site, group, 1 if s.op == "add" else -1)
+    def store(self, site: Site, group: tuple[Statement, ...]) -> None:
+        """Assignments to components of one entry, or updates of it, evaluated before anything is stored."""
+        walk, builder, tangents, s = self.walk, self.walk.builder, self.containers[site.container], group[0]
+        if isinstance(s, Update) and s.op not in ("add", "sub"):
+            self._update(site, group)
+            return
+        targets = self._targets(group)
+        raw = [s.value for s in group]  # type: ignore[attr-defined]
+        forms = list(map(self.linearizer.form, raw))
+        forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
+        forms = [self.reversals.swept(f, tangents) for f in forms]
+        values = [walk.expressions.primal(v) for v in raw]
+        written = Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)
+        if isinstance(s, Update):
+            tangents.add(site, group, written, 1 if s.op == "add" else -1)
         else:
-            tangents = self.containers[site.container]
-            self.note_read(site.container)
-            for u in group:
-                assert isinstance(u, Update)
-                assert isinstance(u.target, Load)
-                value = Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
-                made = Assign(u.target, value, place=u.place)
-                self.assign(replace(site, component=tangents.component(u.target)), (made,))
+            tangents.store(site, group, written)
 
-    def assign(self, site: Site, group: tuple[Statement, ...]) -> None:
-        """``entry = value`` of a container, of several components at once."""
-        tangents = self.containers[site.container]
-        tangents.store(site, group, self._written(group, tangents))
+    def _update(self, site: Site, group: tuple[Statement, ...]) -> None:
+        """``entry *= value`` and the like, as assignments that read the entry."""
+        self.coverage.read.add(site.container)
+        for u in group:
+            assert isinstance(u, Update)
+            assert isinstance(u.target, Load)
+            value = Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
+            component = self.containers[site.container].component(u.target)
+            self.store(replace(site, component=component), (Assign(u.target, value, place=u.place),))
 
-    def add(self, site: Site, group: tuple[Statement, ...], sign: int) -> None:
-        """``entry += value`` or ``entry -= value``."""
-        tangents = self.containers[site.container]
-        tangents.add(site, group, self._written(group, tangents), sign)
-
-    def note_read(self, container: Container) -> None:
-        """Note that a storing statement reads the old value."""
-        self.coverage.read.add(container)
-
-    def end_loop(self) -> None:
-        """At the end of a top-level loop, note the containers that it covers."""
-        self.coverage.end_loop()
-
-    def _written(self, group: tuple[Statement, ...], tangents: Tangents) -> Written:
-        """Indices, forms and values, evaluated before anything is stored."""
+    def _targets(self, group: tuple[Statement, ...]) -> list[Load]:
+        """The entries, with evaluated indices."""
         targets: list[Load] = []
-        walk, builder, naming = self.walk, self.walk.builder, self.walk.naming
+        naming = self.walk.naming
         for s in group:
             load = s.target  # type: ignore[attr-defined]
             is_same = targets and not is_scattered(s)
             indices = targets[0].indices if is_same else tuple(naming.settled_index(i) for i in load.indices)
             component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
             targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
-        raw = [s.value for s in group]  # type: ignore[attr-defined]
-        forms = list(map(self.linearizer.form, raw))
-        forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
-        forms = [self.reversals.swept(f, tangents) for f in forms]
-        values = [walk.expressions.primal(v) for v in raw]
-        return Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)
+        return targets

@@ -6,6 +6,7 @@ can be infinite, are accumulated forward: arguments that were not picked do not 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -55,6 +56,7 @@ class Linearizer:
         self.builder = walk.builder
         self.expressions = walk.expressions
         self.is_again = walk.facts.seeds.is_again
+        self._rule = functools.partial(rule_of, definition=self._definition, is_again=self.is_again)
         self.forms: dict[Value, Form] = {}  # forms of nodes that are not smooth
         self.tapes: dict[Value, list[Step]] = {}
         self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
@@ -79,7 +81,7 @@ class Linearizer:
             node = nodes.pop()
             if any(node in table for table in known) or self._deferred(node) is not None:
                 continue
-            if self._is_smooth(node):
+            if self._rule(node).kind == "smooth":
                 tapes[node] = self.tape(node)
                 nodes.extend(a for a, _ in tapes[node])
                 continue
@@ -97,7 +99,7 @@ class Linearizer:
         """The tangent of a value; its coefficients are not yet evaluated."""
         if not self._walk.facts.is_active(node):
             return {}
-        if self._is_smooth(node):
+        if self._rule(node).kind == "smooth":
             return self._accumulated(node)
         return self.leaf_form(node)
 
@@ -106,13 +108,6 @@ class Linearizer:
         if isinstance(node, Read) and not node.index:
             return self._locals.definitions.get(node.local, node)
         return node
-
-    def _rule(self, node: Value) -> Rule | None:
-        return rule_of(node, self._definition, is_again=self.is_again) if isinstance(node, Op) else None
-
-    def _is_smooth(self, node: Value) -> bool:
-        rule = self._rule(node)
-        return isinstance(node, Known) or (rule is not None and rule.kind == "smooth")
 
     def leaf_form(self, node: Value) -> Form:
         """The form of a node at which reverse accumulation stops."""
@@ -180,7 +175,7 @@ class Linearizer:
                 self._locals.note_sweep(deferred, self.sweeps)
                 stack.append((node, True))
                 stack.append((deferred.root, False))
-            elif self._is_smooth(node):
+            elif self._rule(node).kind == "smooth":
                 stack.append((node, True))
                 stack.extend((a, False) for a, _ in self.tape(node))
             else:
@@ -218,7 +213,6 @@ class Linearizer:
 
     def _partials(self, node: Op) -> list[Step]:
         rule = self._rule(node)
-        assert rule is not None
         values: list[Value | None] | None = None
         found: list[Step] = []
         for arg, partial in zip(node.args, rule.partials, strict=False):
@@ -243,7 +237,7 @@ class Linearizer:
 
     def _forward(self, node: Value) -> Form:
         rule = self._rule(node)
-        if rule is None or not isinstance(node, Op):
+        if rule.kind == "unknown" or not isinstance(node, Op):
             raise_unknown(node.name if isinstance(node, Op) else type(node).__name__, node.place)
         if rule.kind == "choice":
             return self._choice(node, rule)

@@ -23,7 +23,7 @@ from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
 from taichi_ext.differentiate.forms.column_blocks import Blocks
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
-from taichi_ext.differentiate.plan.storage_plan import Draft, StoragePlan, UnplannedError
+from taichi_ext.differentiate.plan.storage_plan import Draft, DraftState, StoragePlan, UnplannedError
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.traversal import Traversal
 from taichi_ext.errors import InternalError, UnsupportedError
@@ -74,7 +74,7 @@ def emit_tangents(facts: Facts, plan: StoragePlan, blocks: Blocks) -> Differenti
     """
     traversal = Traversal.of(facts, plan, blocks)
     try:
-        body = traversal.body()
+        body = traversal.transform.body(facts.program.body, begin=traversal.seed_arguments)
         traversal.storages.check_sums()
     except UnplannedError as error:
         raise InternalError(_report(facts, traversal, error)) from error
@@ -132,7 +132,15 @@ def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
         if draft.serial.keys() != facts.serial:
             facts = facts.with_serial(draft.serial.keys())
         traversal = Traversal.of(facts, draft, blocks, discards=True)
-        if _is_complete(draft, traversal):
+        draft.begin_walk()
+        before = draft.state()
+        try:
+            traversal.transform.body(facts.program.body, begin=traversal.seed_arguments)
+            traversal.storages.check_sums()
+        except DenseRowsError:
+            if draft.state() == before:  # otherwise the next walk may not need these rows
+                raise
+        if _is_complete(draft, before, traversal):
             return draft.frozen(traversal.storages.choices(), walks), facts
         limits = facts.seeds.limits.within(traversal.walk.builder.emitted, facts.columns)
         if limits != facts.seeds.limits:
@@ -142,16 +150,8 @@ def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
     raise UnsupportedError(f"The analysis of {name} did not end after {MOST_WALKS} rounds. Split it into two kernels.")
 
 
-def _is_complete(draft: Draft, traversal: Traversal) -> bool:
-    """Walk over the program; whether the draft had all entries that it requires."""
-    draft.begin_walk()
-    before = draft.state()
-    try:
-        traversal.body()
-        traversal.storages.check_sums()
-    except DenseRowsError:
-        if draft.state() == before:  # otherwise the next walk may not need these rows
-            raise
+def _is_complete(draft: Draft, before: DraftState, traversal: Traversal) -> bool:
+    """Whether the draft had all entries that a walk requires; otherwise it is made ready for the next walk."""
     after = draft.state()
     if after.columns != before.columns:
         draft.forget_columns()

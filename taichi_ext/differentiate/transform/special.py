@@ -45,12 +45,12 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: ir.
     if name in ("add", "sub") and s.result is None:
         update = ir.Update(target, name, s.value, place=s.place)
         if isinstance(target, ir.Load):
-            stores.add(walk.facts.stores.of[s], (update,), 1 if name == "add" else -1)
+            stores.store(walk.facts.stores.of[s], (update,))
         else:
             ctx.locals.assign(update)
         return
     if isinstance(target, ir.Load):
-        stores.note_read(target.container)
+        stores.coverage.read.add(target.container)
         if not walk.facts.stores.is_private(walk.facts.stores.of[s]):
             walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
     elif walk.cursor.parallel_loop is not None and storages.by_local[target.local].declared.block.is_kernel:
@@ -65,8 +65,7 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: ir.
     value = ir.Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
     ctx.linearizer.begin_statement()
     if isinstance(target, ir.Load):
-        site = walk.facts.stores.of[s]
-        stores.assign(site, (ir.Assign(target, value, place=s.place),))
+        stores.store(walk.facts.stores.of[s], (ir.Assign(target, value, place=s.place),))
     else:
         ctx.locals.assign(ir.Assign(target, value, place=s.place))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -46,54 +46,50 @@ class Transform:
         finish: Callable[[], object] = tuple,
     ) -> ir.Body:
         """A block with tangents and these variables; ``begin`` and ``finish`` emit statements at its start and end."""
-        cursor, builder = self.context.walk.cursor, self.context.walk.builder
-        with cursor.in_block(variables), builder.collecting() as collected:
+        context, walk = self.context, self.context.walk
+        facts = walk.facts
+        with walk.cursor.in_block(variables), walk.builder.collecting() as collected:
             begin()
-            for group in grouped(body):
-                if self.writer is not None and cursor.block.is_kernel:
-                    self.writer.stage += 1
-                builder.place = group[0].place
-                self.context.linearizer.begin_statement()
-                self._statement(group)
+            for s, group in self._statements(body):
+                match s:
+                    case ir.Declare():
+                        context.locals.declare(s)
+                    case ir.Assign(target=ir.Read()) | ir.Update(target=ir.Read()):
+                        context.locals.assign(s)
+                    case ir.Assign() | ir.Update() if s.target.memory in facts.activity.containers:
+                        self.stores.store(facts.stores.of[s], group)
+                    case ir.Atomic() if facts.is_active(s.target):
+                        special.atomic(context, self.stores, self.storages, s)
+                    case ir.Atomic() if special.is_serial_product(walk, s):
+                        special.product(walk, s)
+                    case ir.If():
+                        walk.builder.emit(replace(s, then=self.body(s.then), orelse=self.body(s.orelse)))
+                    case ir.For() if self.reversals.is_reversed(s):
+                        self.reversals.loop(s, self.body)
+                    case ir.For() | ir.While():
+                        self._loop(s)
+                    case ir.Return():
+                        special.returned(context, self.writer, self.storages.gradient, s)
+                    case ir.Boundary():
+                        boundary(context, s)
+                    case ir.Call() if any(map(facts.is_active, ir.values_of(s))):
+                        special.call(context, s)
+                    case ir.Effect():
+                        self._effect(s)
+                    case _:
+                        for one in group:
+                            walk.builder.emit(one)
             finish()
         return tuple(collected)
 
-    def _statement(self, group: tuple[ir.Statement, ...]) -> None:
-        context, walk, s = self.context, self.context.walk, group[0]
-        active = walk.facts.activity
-        match s:
-            case ir.Declare():
-                context.locals.declare(s)
-            case ir.Assign(target=ir.Read()) | ir.Update(target=ir.Read()):
-                context.locals.assign(s)
-            case ir.Assign(target=ir.Load(container=c)) | ir.Update(target=ir.Load(container=c)) if (
-                c in active.containers
-            ):
-                self.stores.statement(group)
-            case ir.Atomic(target=ir.Load(container=c)) if c in active.containers:
-                special.atomic(context, self.stores, self.storages, s)
-            case ir.Atomic(target=ir.Read(local=local)) if local in active.locals:
-                special.atomic(context, self.stores, self.storages, s)
-            case ir.Atomic() if special.is_serial_product(walk, s):
-                special.product(walk, s)
-            case ir.If(condition=condition, then=then, orelse=orelse):
-                then, orelse = self.body(then), self.body(orelse)
-                walk.builder.emit(replace(s, condition=condition, then=then, orelse=orelse))
-            case ir.For() if self.reversals.is_reversed(s):
-                self.reversals.loop(s, self.body)
-            case ir.For() | ir.While():
-                self._loop(s)
-            case ir.Return():
-                special.returned(context, self.writer, self.storages.gradient, s)
-            case ir.Boundary():
-                boundary(context, s)
-            case ir.Call() if any(map(walk.facts.is_active, ir.values_of(s))):
-                special.call(context, s)
-            case ir.Effect():
-                self._effect(s)
-            case _:
-                for one in group:
-                    walk.builder.emit(one)
+    def _statements(self, body: ir.Body) -> Iterator[tuple[ir.Statement, tuple[ir.Statement, ...]]]:
+        """Move to each statement in turn; with the others that store to the same entry."""
+        for group in grouped(body):
+            if self.writer is not None and self.context.walk.cursor.block.is_kernel:
+                self.writer.stage += 1
+            self.context.walk.builder.place = group[0].place
+            self.context.linearizer.begin_statement()
+            yield group[0], group
 
     def _effect(self, s: ir.Effect) -> None:
         """Emit a call unchanged."""
@@ -118,7 +114,7 @@ class Transform:
         with walk.cursor.in_loop(facts.loops[s]):
             body = self.body(s.body, variables)
         if not walk.cursor.loops:
-            self.stores.end_loop()
+            self.stores.coverage.end_loop()
         new = replace(s, body=body)
         if isinstance(new, ir.For) and s in walk.plan.serial:
             over = new.domain[0] if new.domain else None

@@ -96,11 +96,26 @@ class Traversal:
         transform = Transform(context, stores, storages, reversals, writer)
         return cls(walk, numbering, writer, storages, reversals, coverage, forms, transform)
 
-    def body(self) -> ir.Body:
-        """The statements of the program with their tangents."""
-        _seed_arguments(self.walk, self.forms, self.numbering)
-        body = self.transform.body(self.walk.facts.program.body)
-        return (*self.walk.builder.body, *body)
+    def seed_arguments(self) -> None:
+        """Set the tangents of arguments and Python numbers that are parameters."""
+        facts, forms, numbering = self.walk.facts, self.forms, self.numbering
+        given = given_tangents(facts, self.walk.arguments)
+        is_computed = self.walk.blocks.has if numbering is None else facts.is_column
+        for local, column in facts.seeds.arguments.items():
+            first = None if numbering is None else numbering.first(local)
+            first = column if first is None else first
+            columns = range(first, first + math.prod(local.shape))
+            if given is not None:
+                seeds: list[Form] = list(map(given.row, columns))
+            else:
+                seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
+            if local.shape:
+                forms.set_entries(local, seeds)
+            else:
+                forms.forms[local] = seeds[0]
+        for local in facts.own_seeds:
+            if local.kind == "parameter" and not local.shape:
+                forms.forms[local] = forms.with_own(local, [forms.forms.get(local, {})])[0]
 
 
 def _new_walk(
@@ -137,24 +152,3 @@ def _new_matrix(walk: Walk, container: ir.Container, role: Role) -> ShadowMatrix
     """The shadow of a container, as an argument."""
     array = walk.arguments.add(container, f"d_{container.name}", container.dtype)
     return ShadowMatrix(array, size_of(container, walk.facts.seeds), walk.facts.columns, role.by_column)
-
-
-def _seed_arguments(walk: Walk, forms: LocalForms, numbering: Numbering | None) -> None:
-    """The tangents of arguments and Python numbers that are parameters."""
-    facts, given = walk.facts, given_tangents(walk.facts, walk.arguments)
-    is_computed = walk.blocks.has if numbering is None else facts.is_column
-    for local, column in facts.seeds.arguments.items():
-        first = None if numbering is None else numbering.first(local)
-        first = column if first is None else first
-        columns = range(first, first + math.prod(local.shape))
-        if given is not None:
-            seeds: list[Form] = list(map(given.row, columns))
-        else:
-            seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
-        if local.shape:
-            forms.set_entries(local, seeds)
-        else:
-            forms.forms[local] = seeds[0]
-    for local in facts.own_seeds:
-        if local.kind == "parameter" and not local.shape:
-            forms.forms[local] = forms.with_own(local, [forms.forms.get(local, {})])[0]
