@@ -138,7 +138,7 @@ def _end(pool: Executor) -> None:
 
 def _checked(task: Task, answer: object) -> Any:
     if isinstance(answer, Failure):
-        raise ShardError(f"shard {task.shard}, from {task.factory!r}: {answer.text}", task.shard)
+        raise ShardError(f"shard {task.shard}, from {task.recipe.factory!r}: {answer.text}", task.shard)
     return answer
 
 

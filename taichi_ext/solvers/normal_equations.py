@@ -26,7 +26,7 @@ from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
-from taichi_ext.solvers.residuals import residual_vector
+from taichi_ext.solvers.problem import residual_vector
 from taichi_ext.solvers.shards import AnyExecutor, Shards, check_options_with_shards, check_options_without_shards
 
 _MEMORY = 2**28  # bytes of J in memory at once

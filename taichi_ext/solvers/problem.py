@@ -27,7 +27,6 @@ from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.losses import Robust
-from taichi_ext.solvers.residuals import residual_vector
 from taichi_ext.solvers.systems import rows_times, system_of
 
 _ADVICE = "; check_jacobian names the line where it arises."
@@ -231,3 +230,16 @@ class Weighted:
         _, scaled, factors = self._scaled(r)
         gradient = J.T @ (scaled if factors is None else factors * scaled)
         return J if self.roots is None else rows_times(self.roots, J), gradient
+
+
+def residual_vector(evaluation: Evaluation) -> np.ndarray:
+    """The outputs after a run, in float64."""
+    values = values_of(evaluation.prepared, evaluation.call, evaluation.returned)
+    return np.concatenate([_raveled(value) for value in values])
+
+
+def _raveled(value: object) -> np.ndarray:
+    """The values of an output, or of a kernel's return: numbers, vectors and matrices."""
+    if isinstance(value, (list, tuple)):
+        return np.concatenate([_raveled(v) for v in value])
+    return np.asarray(backend.as_numpy(value), np.float64).reshape(-1)

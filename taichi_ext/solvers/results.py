@@ -17,8 +17,8 @@ from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import is_positive
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, pieces_of, slices_of
-from taichi_ext.solvers.covariance import inverse_part
 from taichi_ext.solvers.levenberg import TITLE, Iteration
+from taichi_ext.solvers.systems import inverse_part
 
 
 def place_of(leaf: object, given: Sequence[object], what: str) -> int:
@@ -66,12 +66,10 @@ class LeastSquaresResult:
         fun: the residuals there, of shape (M,), without weights; None with shards.
         jacobian: J there, of shape (M, P), dense or CSR, without weights; None with shards.
         grad: the gradient of the cost there, of shape (P,).
-        success: whether a tolerance was reached.
         status: 1 to 4 for the tolerance that was reached, 0 for the largest number of iterations, -1 for the callback,
             -2 where no step lowers the cost; SciPy's for its methods.
         message: the reason in words.
         nfev: how many points were computed.
-        njev: how many points were accepted.
         history: a line for each iteration, the start included; ``np.array([h.cost for h in result.history])``.
         method: which was used.
         seconds: where the time went, by part.
@@ -82,15 +80,23 @@ class LeastSquaresResult:
     fun: np.ndarray | None
     jacobian: object
     grad: np.ndarray
-    success: bool
     status: int
     message: str
     nfev: int
-    njev: int
     history: list[Iteration]
     method: str
     seconds: dict[str, float]
     _problem: Solved
+
+    @property
+    def success(self) -> bool:
+        """Whether a tolerance was reached."""
+        return self.status > 0
+
+    @property
+    def njev(self) -> int:
+        """How many points were accepted."""
+        return 1 + sum(line.change > 0 for line in self.history)
 
     def split(self, vector: np.ndarray) -> Any:
         """A vector of P numbers as arrays structured like the params, of their shapes or those of local coordinates."""

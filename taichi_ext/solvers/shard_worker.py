@@ -33,19 +33,34 @@ from taichi_ext.solvers.systems import products_of
 _KEPT = 256  # shards whose programs a process keeps, the last ones that were used
 
 
+class Recipe(NamedTuple):
+    """How a worker makes the program of a shard.
+
+    Attributes:
+        factory: the import path of the function that makes it.
+        arguments: those of the factory, pickled.
+        init: options of ``ti.init``.
+        places: where the params stand in their structure.
+        shapes: of the params.
+        format: of J.
+    """
+
+    factory: str
+    arguments: bytes
+    init: dict[str, object]
+    places: list[str]
+    shapes: list[tuple[int, ...]]
+    format: str | None
+
+
 class Task(NamedTuple):
     """A part of the work, as it is sent to a worker.
 
     Attributes:
         shard: its number.
-        factory: the import path of the function that makes the shard's program.
-        arguments: those of the factory, pickled.
-        init: options of ``ti.init``.
-        places: where the params stand in their structure.
-        shapes: of the params.
-        x: their values, as one vector.
+        recipe: of its program.
+        x: the values of the params, as one vector.
         loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted.
-        format: of J.
         is_finite: whether residuals that are not finite are an error.
         neighbours: how many workers share the machine.
         driver: the process that wants the answer, if a worker has to be another one.
@@ -53,14 +68,9 @@ class Task(NamedTuple):
     """
 
     shard: int
-    factory: str
-    arguments: bytes
-    init: dict[str, object]
-    places: list[str]
-    shapes: list[tuple[int, ...]]
+    recipe: Recipe
     x: np.ndarray
     loss: tuple[object, object, str] | None
-    format: str | None
     is_finite: bool
     neighbours: int = 1
     driver: tuple[str, int] | None = None
@@ -111,10 +121,11 @@ class Worker:
             return Failure(f"its worker raised\n{traceback.format_exc()}")
 
     def _shard(self, task: Task) -> tuple[Problem, object]:
-        key = hashlib.sha256(repr((task.factory, task.format)).encode() + task.arguments).digest()
+        recipe = task.recipe
+        key = hashlib.sha256(repr((recipe.factory, recipe.format)).encode() + recipe.arguments).digest()
         if key not in self._built:
-            start_taichi(task.init, task.neighbours)
-            made = imported(task.factory)(*pickle.loads(task.arguments))
+            start_taichi(recipe.init, task.neighbours)
+            made = imported(recipe.factory)(*pickle.loads(recipe.arguments))
             if not (isinstance(made, tuple) and len(made) in (3, 4)):
                 raise InvalidArgumentError(
                     f"the factory returns {shown(made)}; expected (kernel, params, outputs) or these and args."
@@ -122,18 +133,19 @@ class Worker:
             kernel, params, outputs = made[:3]
             args = made[3] if len(made) == 4 else ()
             places = [place for place, _ in flatten(params)[0]]
-            if places != task.places:
+            if places != recipe.places:
                 raise InvalidArgumentError(
-                    f"its params have the structure {places}; that of the values: {task.places}."
+                    f"its params have the structure {places}; that of the values: {recipe.places}."
                 )
-            plan, call = prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, task.format))
+            options = checked_options(None, "auto", None, recipe.format)
+            plan, call = prepared_form(kernel, params, outputs, args, options)
             self._built[key] = Problem(plan, call), outputs
         self._built.move_to_end(key)
         if len(self._built) > _KEPT:
             self._built.popitem(last=False)
         problem = self._built[key][0]
-        if problem.shapes != task.shapes:
-            raise InvalidArgumentError(f"its params have the shapes {problem.shapes}; the values: {task.shapes}.")
+        if problem.shapes != recipe.shapes:
+            raise InvalidArgumentError(f"its params have the shapes {problem.shapes}; the values: {recipe.shapes}.")
         return self._built[key]
 
 

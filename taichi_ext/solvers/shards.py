@@ -23,7 +23,7 @@ from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseSystem
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.levenberg import Point, System
-from taichi_ext.solvers.shard_worker import Sums, Task, imported, start_taichi
+from taichi_ext.solvers.shard_worker import Recipe, Sums, Task, imported, start_taichi
 from taichi_ext.solvers.systems import NormalSystem
 
 AnyExecutor = Executor | Callable[[], Executor] | None
@@ -71,8 +71,8 @@ class Shards:
         """A task for each shard: J, or its normal equations with a loss."""
         for n, shard in enumerate(self._shards):
             arguments = _pickled(shard, f"shards[{n}]", "numbers, arrays and names of files")
-            where = self._factory, arguments, self.options, self._places, self._shapes
-            yield Task(n, *where, x, loss, self._format, is_finite)
+            recipe = Recipe(self._factory, arguments, self.options, self._places, self._shapes, self._format)
+            yield Task(n, recipe, x, loss, is_finite)
 
     def sums(
         self, workers: Workers, loss: tuple[object, object, str], x: np.ndarray, *, is_finite: bool
