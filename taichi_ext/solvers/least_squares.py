@@ -27,13 +27,7 @@ from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
 from taichi_ext.solvers.results import LeastSquaresResult, Solved, place_of
 from taichi_ext.solvers.scipy_methods import by_scipy
-from taichi_ext.solvers.shards import (
-    AnyExecutor,
-    ShardedProblem,
-    Shards,
-    check_options_with_shards,
-    check_options_without_shards,
-)
+from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, check_shard_options
 
 _METHODS = ("lm", "trf", "dogbox")
 _OF_SCIPY = ("x_scale", "tr_solver", "tr_options", "verbose")
@@ -159,15 +153,14 @@ def least_squares(
     for name, value in {"eliminate": eliminate, "retract": retract}.items():
         if value is not None and method != "lm":
             raise InvalidArgumentError(f"{name} needs method='lm'; method is {method!r}.")
-    points: Weighted | ShardedProblem
-    if shards is None:
-        check_options_without_shards(start=start, executor=executor, init=init)
-    else:
-        check_options_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
+    of_kernels = {"params": params, "residuals": residuals, "weights": weights, "args": args or None}
+    check_shard_options(shards, of_kernels, {"start": start, "executor": executor, "init": init})
+    if shards is not None:
         params = start
     eliminated = _eliminated(eliminate, params)
     if eliminated:
         format = "csr"
+    points: Weighted | ShardedProblem
     if shards is None:
         prepared = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
         problem = Problem(*prepared, None if eliminate is None else eliminated, retract)
@@ -211,7 +204,7 @@ def least_squares(
         x=ended.point.x,
         cost=ended.point.cost,
         fun=r,
-        jacobian=whole(problem.local_jacobian(J, ended.point.x) if isinstance(problem, Problem) else J),
+        jacobian=whole(problem.charts.local_jacobian(J, ended.point.x) if isinstance(problem, Problem) else J),
         grad=ended.gradient,
         status=ended.status,
         message=ended.message,
@@ -220,7 +213,7 @@ def least_squares(
         method=method,
         seconds=ended.seconds,
         _problem=Solved(
-            [leaf for _, leaf in leaves], rebuild, problem.shapes, problem.local_parts, count, ended.point.system
+            [leaf for _, leaf in leaves], rebuild, problem.shapes, problem.charts.parts, count, ended.point.system
         ),
     )
 

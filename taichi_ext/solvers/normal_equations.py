@@ -27,7 +27,7 @@ from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.problem import residual_vector
-from taichi_ext.solvers.shards import AnyExecutor, Shards, check_options_with_shards, check_options_without_shards
+from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 
 _MEMORY = 2**28  # bytes of J in memory at once
 _ROWS = 16384  # rows of J in one product
@@ -127,10 +127,10 @@ def normal_equations(
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
     check_matrix_format(format)
+    of_kernels = {"params": params, "residuals": residuals, "weights": weights, "args": args or None, "dtype": dtype}
+    check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
     if shards is not None:
-        check_options_with_shards(params=params, residuals=residuals, weights=weights, args=args or None, dtype=dtype)
         return _of_shards(Shards(kernel, shards, at, "at", init, format), executor, progress)
-    check_options_without_shards(at=at, executor=executor, init=init)
     plan, call = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()

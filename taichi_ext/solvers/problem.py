@@ -95,7 +95,10 @@ class Problem:
             layout = evaluation.layout
             heights, widths = ([p.element for p in placed] for placed in (layout.outputs, layout.params))
             widths = self.charts.sizes(widths)
-            rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.local_parts, widths, strict=True))
+            rows, columns = (
+                list(zip(self.rows, heights, strict=True)),
+                list(zip(self.charts.parts, widths, strict=True)),
+            )
             products = _products.setdefault(plan, Products(is_compiled=True))
             self._layout = Layout(rows, columns, eliminated, products)
 
@@ -103,11 +106,6 @@ class Problem:
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of the parameters, those of their elements included."""
         return [part.shape for part in self.parts]
-
-    @property
-    def local_parts(self) -> list[Part]:
-        """The parts of a vector of local coordinates."""
-        return self.charts.parts
 
     @property
     def noise(self) -> float:
@@ -124,10 +122,6 @@ class Problem:
     def jacobian(self, x: np.ndarray) -> Any:
         """J in the structure of the outputs and parameters."""
         return self._plan.prepared.question.result(self.start_at(x).blocks())
-
-    def local_jacobian(self, J: object, x: np.ndarray) -> Any:
-        """J of a point by local coordinates."""
-        return self.charts.local_jacobian(J, x)
 
     def start_at(self, x: np.ndarray, plan: Plan | None = None) -> Evaluation:
         """An evaluation at a point, also of another plan of the same kernel."""
@@ -208,7 +202,7 @@ class Weighted:
 
         def system() -> System:
             self._problem.check_rows(J)
-            local = self._problem.local_jacobian(J, x)
+            local = self._problem.charts.local_jacobian(J, x)
             if isinstance(local, SparseJacobian):
                 return SparseSystem.of(local, scaled, factors)
             return system_of(local, scaled, factors)

@@ -90,7 +90,7 @@ class ShardedProblem:
         noise: the relative rounding error of the cost.
         best: the best point so far; None before the first one.
         split: puts a vector into the structure of the params.
-        charts, local_parts: see ``Problem``.
+        charts: see ``Problem``.
     """
 
     def __init__(
@@ -116,8 +116,7 @@ class ShardedProblem:
         if retract is not None:
             start_taichi(shards.options)  # which moves the points, in this process
         self.charts = Charts(retract, self.parts)
-        self.local_parts = self.charts.parts
-        self._layout = Layout([], [(part, 1) for part in self.local_parts], eliminated) if eliminated else None
+        self._layout = Layout([], [(part, 1) for part in self.charts.parts], eliminated) if eliminated else None
         self._known = [self._point(self.start, found)]
 
     @property
@@ -210,21 +209,16 @@ def map_jacobian(
     return jacobians()
 
 
-def check_options_with_shards(**given: object) -> None:
-    """Raise for arguments that have no meaning with shards."""
-    for name, value in given.items():
-        if value is not None:
-            raise InvalidArgumentError(
-                f"{name} cannot be given with shards=: the factory returns (kernel, params, outputs), or these and "
-                "args; weights are factors in its kernel."
-            )
-
-
-def check_options_without_shards(**given: object) -> None:
-    """Raise for arguments that have a meaning with shards alone."""
-    for name, value in given.items():
-        if value is not None:
-            raise InvalidArgumentError(f"{name} needs shards=, and a factory in the place of the kernel.")
+def check_shard_options(shards: object, of_kernels: dict[str, object], of_shards: dict[str, object]) -> None:
+    """Raise for options of a kernel where shards are given, and for those of shards where none are."""
+    name = next((n for n, value in (of_shards if shards is None else of_kernels).items() if value is not None), None)
+    if name is not None and shards is None:
+        raise InvalidArgumentError(f"{name} needs shards=, and a factory in the place of the kernel.")
+    if name is not None:
+        raise InvalidArgumentError(
+            f"{name} cannot be given with shards=: the factory returns (kernel, params, outputs), or these and args; "
+            "weights are factors in its kernel."
+        )
 
 
 def _pickled(value: object, what: str, wanted: str) -> bytes:
