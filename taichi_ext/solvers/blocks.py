@@ -25,14 +25,15 @@ class Cut:
     """How CSR arrays of one pattern are cut into blocks."""
 
     def __init__(self, block: Any, size: tuple[int, int]) -> None:
-        self._pattern = block.indptr, block.indices
+        self._pattern, self._whole = (block.indptr, block.indices), block.shape
         numbered = type(block)((np.arange(1, block.nnz + 1), block.indices, block.indptr), shape=block.shape)
-        self._empty = numbered.tobsr(size)
-        self._empty.sort_indices()
-        filled = np.flatnonzero(self._empty.data)
+        found = numbered.tobsr(size)
+        found.sort_indices()
+        filled = np.flatnonzero(found.data)
         self._places = np.empty(block.nnz, np.int64)
-        self._places[self._empty.data.reshape(-1)[filled] - 1] = filled
-        self.filling = self._empty.data.size / max(1, block.nnz)  # numbers in blocks for each entry
+        self._places[found.data.reshape(-1)[filled] - 1] = filled
+        self._shape, self._kind, self._indices = found.data.shape, type(found), (found.indices, found.indptr)
+        self.filling = found.data.size / max(1, block.nnz)  # numbers in blocks for each entry
 
     def fits(self, block: Any) -> bool:
         """Whether a CSR array has this pattern."""
@@ -40,12 +41,12 @@ class Cut:
 
     def blocks(self, block: Any, factors: np.ndarray | None) -> Any:
         """A CSR array as a BSR array in float64, whose rows are multiplied by factors."""
-        data = np.zeros(self._empty.data.shape)
+        data = np.zeros(self._shape)
         data.reshape(-1)[self._places] = block.data
         if factors is not None:
-            height, counts = data.shape[1], np.diff(self._empty.indptr)
-            data *= np.repeat(factors.reshape(-1, height), counts, axis=0)[:, :, None]
-        return type(self._empty)((data, self._empty.indices, self._empty.indptr), shape=self._empty.shape)
+            counts = np.diff(self._indices[1])
+            data *= np.repeat(factors.reshape(-1, data.shape[1]), counts, axis=0)[:, :, None]
+        return self._kind((data, *self._indices), shape=self._whole)
 
 
 class _Plan(NamedTuple):

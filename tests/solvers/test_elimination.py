@@ -231,6 +231,14 @@ def test_steps_by_the_kernel(scene, compiled, monkeypatch):
     assert not compiled
 
 
+def test_a_repeated_call_plans_nothing(scene, compiled, monkeypatch):
+    options = {"eliminate": [scene.weights, scene.points], **EXACT}
+    found = scene.solve(**options)
+    monkeypatch.setattr(blocks, "_planned", None)
+    monkeypatch.setattr(blocks, "Cut", None)
+    same_steps(scene.solve(**options), found)
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Params of few numbers are chosen, too."""
