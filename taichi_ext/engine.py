@@ -20,7 +20,7 @@ from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.stores import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.facts.arguments import first_column_argument, shadow_argument
-from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds, Use
 from taichi_ext.differentiate.forms.keys import RETURN, Key, SiteArray
 from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
 from taichi_ext.differentiate.transform.forward import differentiate
@@ -202,7 +202,7 @@ def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
     if is_reverse and len(registry):
         _check_rules_of(kernel, args, rules)
     program = simplify(without_unused_draws(record(kernel, args, rules, captures, is_reverse=is_reverse)))
-    seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()), is_reverse=is_reverse)
+    seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()), use=Use(is_reverse=is_reverse))
     program = simplify(differentiate(program, seeds).program)
     emitted = build(with_known_operations(program) if is_reverse else program)
     rules.count_uses()

@@ -25,7 +25,7 @@ from taichi_ext.interop.torch_products import (
     with_jacobian,
     without_jacobian,
 )
-from taichi_ext.interop.torch_values import as_tensor, host_number, returned_tensor
+from taichi_ext.interop.torch_values import Signature, as_tensor, host_number, returned_tensor
 from taichi_ext.labels import Labels
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import view_of
@@ -108,9 +108,8 @@ class TorchFunction:
         self._max_memory = max_memory
         self._has_jacobian = not reverse
         self._is_checked = False
-        self._labels = Labels(kernel)
         bound = backend.primal_kernel(kernel)
-        self._names, self._annotations = _signature(kernel)
+        self._signature = Signature.of(kernel)
         self._inputs = _as_list(inputs)
         self._shapes = dict(shapes)
         if outputs is None:
@@ -127,7 +126,7 @@ class TorchFunction:
                 raise InvalidArgumentError("outputs is empty; name at least one argument or field, or None.")
         self._check()
         allocated = {*self._shapes, *(o for o in self._outputs if isinstance(o, str))}
-        self._constants = [n for n in self._names if n not in allocated and n not in self._inputs]
+        self._constants = [n for n in self._signature.names if n not in allocated and n not in self._inputs]
         self.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
         self.__doc__ = getattr(kernel, "__doc__", None)
 
@@ -149,12 +148,12 @@ class TorchFunction:
         self._check_reverse()
 
     def _check_name(self, what: str, name: str) -> None:
-        if name not in self._names:
+        if name not in self._signature.names:
             raise InvalidArgumentError(
                 f"{what} has {name!r}, which is not an argument of {_name(self._kernel)} (arguments: "
-                f"{', '.join(map(repr, self._names)) or 'none'}).{suggestion(name, self._names)}"
+                f"{', '.join(map(repr, self._signature.names)) or 'none'}).{suggestion(name, self._signature.names)}"
             )
-        if what == "outputs" and self._is_value(name):
+        if what == "outputs" and self._signature.is_value(name):
             raise InvalidArgumentError(f"outputs has {name!r}, which is passed by value and cannot be written.")
         if what == "shapes" and name in self._inputs:
             raise InvalidArgumentError(f"shapes has {name!r}, which is an input.")
@@ -165,23 +164,19 @@ class TorchFunction:
         check_not_ended(what, field)
         if not backend.is_real(field.dtype):
             raise InvalidArgumentError(
-                f"{what} has {self._labels.field(field)}, of type {field.dtype.to_string()}; only real numbers "
+                f"{what} has {Labels(self._kernel).field(field)}, of type {field.dtype.to_string()}; only real numbers "
                 "have a derivative. Use ti.f32 or ti.f64."
             )
 
     def _check_reverse(self) -> None:
         """Raise where Taichi's reverse mode cannot serve the request."""
         arrays = [*self._inputs, *self._outputs]
-        is_reversible = self._outputs and all(isinstance(a, str) and not self._is_value(a) for a in arrays)
+        is_reversible = self._outputs and all(isinstance(a, str) and not self._signature.is_value(a) for a in arrays)
         if not self._has_jacobian and (not is_reversible or backend.primal_kernel(self._kernel) is None):
             raise InvalidArgumentError(
                 "reverse=True needs one kernel whose inputs and outputs are all array arguments; without it, fields, "
                 "numbers and pipelines work too."
             )
-
-    def _is_value(self, name: str) -> bool:
-        annotation = self._annotations.get(name)
-        return annotation is not None and not backend.is_array_annotation(annotation)
 
     # --- the call
 
@@ -242,19 +237,12 @@ class TorchFunction:
                 raise InvalidArgumentError(f"{what} {problem}.")
             if not value.is_floating_point():
                 raise InvalidArgumentError(f"{what} has type {value.dtype}; only real numbers have a derivative.")
-            shape = backend.full_field_shape(item) if isinstance(item, backend.Field) else self._value_shape(item)
+            shape = (
+                backend.full_field_shape(item) if isinstance(item, backend.Field) else self._signature.value_shape(item)
+            )
             if shape is not None and tuple(value.shape) != shape:
                 raise InvalidArgumentError(f"{what} has shape {tuple(value.shape)}; expected {shape}.")
         return inputs, dict(zip(self._constants, given[len(inputs) :], strict=True))
-
-    def _value_shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of the tensor for an argument passed by value; None for an array."""
-        if not self._is_value(name):
-            return None
-        kind = self._annotations[name]
-        if isinstance(kind, backend.MatrixType):
-            return (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
-        return ()
 
     # --- one run, on plain tensors
 
@@ -273,7 +261,7 @@ class TorchFunction:
         arguments = dict(call.constants)
         arguments.update(self._in_memory(call, tensors))
         self._allocate(arguments, tensors)
-        for name, annotation in self._annotations.items():
+        for name, annotation in self._signature.annotations.items():
             problem = backend.argument_problem(annotation, arguments[name])
             if problem:
                 raise InvalidArgumentError(f"{name!r} of {self.__name__} {problem}.")
@@ -281,7 +269,7 @@ class TorchFunction:
             if isinstance(field, backend.Field):
                 backend.check_not_ended(field)
                 field.from_torch(tensor.detach())
-        return {name: arguments[name] for name in self._names}
+        return {name: arguments[name] for name in self._signature.names}
 
     def launch(self, arguments: dict[str, object]) -> Any:
         """Run the kernel."""
@@ -333,7 +321,7 @@ class TorchFunction:
             if isinstance(name, backend.Field):
                 continue
             value = tensor.detach()
-            if self._is_value(name):
+            if self._signature.is_value(name):
                 found[name] = host_number(value)
                 continue
             value = value.contiguous()
@@ -351,7 +339,9 @@ class TorchFunction:
         if self._is_checked:
             yield
             return
-        inputs = [n for n in self._inputs if isinstance(n, str) and n not in self._outputs and not self._is_value(n)]
+        inputs = [
+            n for n in self._inputs if isinstance(n, str) and n not in self._outputs and not self._signature.is_value(n)
+        ]
         before = {name: arguments[name].clone() for name in inputs}
         yield
         for name, value in before.items():
@@ -368,7 +358,7 @@ class TorchFunction:
         torch = require_torch()
         first = tensors[0]
         by_name = {i: t.detach() for i, t in zip(self._inputs, tensors, strict=False) if isinstance(i, str)}
-        for name in self._names:
+        for name in self._signature.names:
             if name in arguments:
                 continue
             shape = self._shapes.get(name, tuple(first.shape))
@@ -396,15 +386,6 @@ class TorchFunction:
             return [returned_tensor(returned, self._kernel, device)]
         found = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
         return [as_tensor(values, device) for values in found]
-
-
-def _signature(kernel: Any) -> tuple[list[str], dict[str, object]]:
-    """Names of the arguments, and the annotations of a kernel's."""
-    bound = backend.primal_kernel(kernel)
-    if bound is not None:
-        arguments = bound[0].arguments[len(bound[1]) :]
-        return [a.name for a in arguments], {a.name: a.annotation for a in arguments}
-    return list(inspect.signature(kernel).parameters), {}
 
 
 def _name(kernel: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from taichi_ext import backend
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
-from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds, Use
 from taichi_ext.differentiate.forms.build import written_out
 from taichi_ext.differentiate.forms.keys import ADJOINTS, RETURN, Key, Purpose, Scratch
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError, IntermediatesError
@@ -107,7 +107,7 @@ def gradient_program(
     assert target is not None
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
     seeds = _first_order_seeds(program, launch, energy, infos, constants)
-    sums = seeds.sums
+    sums = seeds.use.sums
     found, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
         read = read_containers(program.body)
@@ -143,9 +143,7 @@ def _first_order_seeds(
     return replace(
         seeds,
         wants_return=target.key == RETURN,
-        is_again=True,
-        sums=sums,
-        intermediates=intermediates,
+        use=Use(is_again=True, sums=sums, intermediates=intermediates),
         limits=seeds.limits if sums is None else SPARSE,
     )
 

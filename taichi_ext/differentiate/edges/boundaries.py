@@ -12,7 +12,9 @@ from taichi_ext.program import Boundary, cited, with_values
 def boundary(ctx: RuleContext, s: Boundary) -> None:
     """Declare the results of a boundary."""
     name = s.options.get("what") or _NAMES.get(s.kind, s.kind)
-    if ctx.walk.facts.seeds.is_again and ("what" in s.options or s.kind not in ("stop_gradient", "replace_gradient")):
+    if ctx.walk.facts.seeds.use.is_again and (
+        "what" in s.options or s.kind not in ("stop_gradient", "replace_gradient")
+    ):
         raise UnsupportedError(
             f"{cited(s.place)}The second derivative of {name} is not known: only its first derivative "
             "is given. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
@@ -29,7 +31,7 @@ def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
 
 
 def _stop(ctx: RuleContext, s: Boundary) -> None:
-    if ctx.walk.facts.seeds.is_again:
+    if ctx.walk.facts.seeds.use.is_again:
         _kept(ctx, s, [{} for _ in s.results])
         return
     for result, value in zip(s.results, s.numbers, strict=True):
@@ -37,7 +39,7 @@ def _stop(ctx: RuleContext, s: Boundary) -> None:
 
 
 def _replace(ctx: RuleContext, s: Boundary) -> None:
-    if ctx.walk.facts.seeds.is_again:
+    if ctx.walk.facts.seeds.use.is_again:
         _kept(ctx, s, [ctx.linearizer.form(source) for source in s.sources("surrogate")])
         return
     for result, value, source in zip(s.results, s.numbers, s.sources("surrogate"), strict=True):

@@ -42,6 +42,23 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Use:
+    """The use of a program with tangents that is not launched as it is.
+
+    Attributes:
+        is_reverse: whether Taichi's reverse mode differentiates it.
+        is_again: whether it is the gradient of an energy, and is differentiated again.
+        sums: the energy, if its gradient is added up term by term.
+        intermediates: the containers that the energy is computed from, if written here; they have columns.
+    """
+
+    is_reverse: bool = False
+    is_again: bool = False
+    sums: EnergySums | None = None
+    intermediates: frozenset[Container] = frozenset()
+
+
+@dataclass(frozen=True)
 class Seeds:
     """The request: roles of containers, first columns of arguments, the number of columns."""
 
@@ -53,18 +70,15 @@ class Seeds:
     wants_return: bool = False
     device: Device = field(default_factory=Device)
     values: tuple[Type, int] | None = None  # if ``arguments`` are rows of a shadow: its type and row count
-    is_reverse: bool = False  # for Taichi's reverse mode, which differentiates by itself
     sparse: SparseSeeds | None = None  # of a sparse Jacobian
     first_column: int | None = None  # of a block of columns, from which columns are counted; None: all columns
-    is_again: bool = False  # the result is differentiated again
     ignored: frozenset[Container | Local] = frozenset()  # their tangents are not needed
-    sums: EnergySums | None = None  # the energy whose gradient is summed, term by term
-    intermediates: frozenset[Container] = frozenset()  # the energy's, if written here; they have columns
+    use: Use = field(default_factory=Use)
 
     @property
     def takes_derivative(self) -> bool:
         """Whether values have tangents, or Taichi's reverse mode differentiates them."""
-        return self.columns > 0 or self.is_reverse or self.sparse is not None
+        return self.columns > 0 or self.use.is_reverse or self.sparse is not None
 
     @property
     def start(self) -> set[Container]:

@@ -53,9 +53,7 @@ class Linearizer:
         self._locals = locals_
         self._containers = containers
         self._coverage = coverage
-        self.builder = walk.builder
-        self.expressions = walk.expressions
-        self.is_again = walk.facts.seeds.is_again
+        self.is_again = walk.facts.seeds.use.is_again
         self._rule = functools.partial(rule_of, definition=self._definition, is_again=self.is_again)
         self.forms: dict[Value, Form] = {}  # forms of nodes that are not smooth
         self.tapes: dict[Value, list[Step]] = {}
@@ -66,7 +64,7 @@ class Linearizer:
 
     def begin_statement(self) -> None:
         """Forget the forms of the previous statement."""
-        self.expressions.begin_statement()
+        self._walk.expressions.begin_statement()
         self.forms.clear()
         self.tapes.clear()
         self._products.begin_statement()
@@ -85,7 +83,7 @@ class Linearizer:
                 tapes[node] = self.tape(node)
                 nodes.extend(a for a, _ in tapes[node])
                 continue
-            form = {leaf: kept(self.builder, c) for leaf, c in self.leaf_form(node).items()}
+            form = {leaf: kept(self._walk.builder, c) for leaf, c in self.leaf_form(node).items()}
             if has_row(form):
                 return False
             found[node] = form
@@ -140,7 +138,7 @@ class Linearizer:
             weight = weights.pop(self._name(node), 0)
             tape = self.tape(node)
             if len(tape) > 1:
-                weight = kept(self.builder, weight)
+                weight = kept(self._walk.builder, weight)
             for arg, partial in tape:
                 product = times(weight, partial)
                 name = self._name(arg)
@@ -148,7 +146,7 @@ class Linearizer:
         form: Form = {}
         for name, weight in weights.items():  # the remaining nodes are leaves
             leaf = leaves[name]
-            accumulate(form, leaf, kept(self.builder, weight) if len(leaf) > 1 else weight)
+            accumulate(form, leaf, kept(self._walk.builder, weight) if len(leaf) > 1 else weight)
         return form
 
     def _name(self, node: Value) -> Value | Local:
@@ -193,7 +191,7 @@ class Linearizer:
             return self.lasting_tapes[node]
         if node not in self.tapes:
             assert isinstance(node, Op)
-            with self.builder.at(node.place):
+            with self._walk.builder.at(node.place):
                 self.tapes[node] = (self._of_roots(node) if self.is_again else []) or self._partials(node)
         return self.tapes[node]
 
@@ -203,8 +201,8 @@ class Linearizer:
         for factor in factors:
             arg = factor.radicand if factor.is_root else factor.value
             if arg is not None and self._walk.facts.is_active(arg):
-                made = partial_of(factors, factor, lambda value: self.expressions.keep(value, node.dtype))
-                steps.append((arg, self.builder.keep(made, "partial")))
+                made = partial_of(factors, factor, lambda value: self._walk.expressions.keep(value, node.dtype))
+                steps.append((arg, self._walk.builder.keep(made, "partial")))
         return steps
 
     def _has_tangent(self, node: Value) -> bool:
@@ -225,14 +223,15 @@ class Linearizer:
                     promotes = node.name != "pow"
                     needs = "a" in rule.takes
                     values = [
-                        self.expressions.keep(a, node.dtype if promotes else None) if needs else None for a in node.args
+                        self._walk.expressions.keep(a, node.dtype if promotes else None) if needs else None
+                        for a in node.args
                     ]
                     if len(values) == 1 and rule.name == "square":
                         values = values * 2
-                    values.append(self.expressions.keep(node) if "o" in rule.takes else None)
+                    values.append(self._walk.expressions.keep(node) if "o" in rule.takes else None)
                 made = partial(*values)
             if not is_number(made, 0):
-                found.append((arg, self.builder.keep(made, "partial")))
+                found.append((arg, self._walk.builder.keep(made, "partial")))
         return found
 
     def _forward(self, node: Value) -> Form:
@@ -244,7 +243,7 @@ class Linearizer:
         if rule.kind == "guarded":
             return self._guarded(node)
         form: Form = {}
-        with self.builder.at(node.place):
+        with self._walk.builder.at(node.place):
             partials = self._partials(node)
         for arg, partial in partials:
             inner = self._settled(arg)
@@ -260,7 +259,7 @@ class Linearizer:
 
     def _guarded(self, node: Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""
-        a, b = (self.expressions.keep(arg, node.dtype) for arg in node.args)
+        a, b = (self._walk.expressions.keep(arg, node.dtype) for arg in node.args)
         first, second = map(self._settled, node.args)
         form = where_nonzero(a, second)
         if node.name == GUARDED_BOTH:
@@ -271,19 +270,19 @@ class Linearizer:
 
     def _settled(self, node: Value) -> Form:
         from_node = self.form(node)
-        return {leaf: kept(self.builder, c) for leaf, c in from_node.items()}
+        return {leaf: kept(self._walk.builder, c) for leaf, c in from_node.items()}
 
     def _choice(self, node: Op, rule: Rule) -> Form:
         args = node.args[1:] if node.name == "select" else node.args
         forms = [self._settled(a) for a in args]
         if node.name == "select":
-            picks: tuple[Value | None, ...] = (self.expressions.keep(node.args[0]), None)
+            picks: tuple[Value | None, ...] = (self._walk.expressions.keep(node.args[0]), None)
             for seed in (seed for form in forms for seed in columns_of(form)):
                 self._walk.naming.note_conditional(seed, self._walk.cursor.loops)
         else:
             assert rule.picks is not None
-            values = [self.expressions.keep(a, node.dtype) for a in args]
-            picks = tuple(p if p is None else self.builder.keep(p, "is_first") for p in rule.picks(*values))
+            values = [self._walk.expressions.keep(a, node.dtype) for a in args]
+            picks = tuple(p if p is None else self._walk.builder.keep(p, "is_first") for p in rule.picks(*values))
         return chosen(picks, forms, node.dtype, is_again=self.is_again)
 
 

@@ -48,7 +48,7 @@ class EnergyGradient:
         """The gradient in the tangents of the energy; None if it has none."""
         if sums.container is not None and sums.container in matrices:
             return EnergyGradient(walk, sums, matrices[sums.container])
-        if sums.container is not None and not walk.facts.seeds.intermediates:
+        if sums.container is not None and not walk.facts.seeds.use.intermediates:
             return None
         array = walk.arguments.add(RETURN, "d_result", sums.dtype)
         return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))

@@ -95,9 +95,9 @@ class Transform:
         """Emit a call unchanged."""
         walk, seeds = self.context.walk, self.context.walk.facts.seeds
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
-        if name == "stop_grad" and not seeds.is_reverse:
+        if name == "stop_grad" and not seeds.use.is_reverse:
             walk.cursor.block.stopped.update(s.args)
-            if seeds.is_again:
+            if seeds.use.is_again:
                 walk.builder.emit(s)
             return
         if name not in KEPT and any(map(walk.facts.is_active, ir.values_of(s))):

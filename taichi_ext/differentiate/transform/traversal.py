@@ -76,14 +76,15 @@ class Traversal:
         matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, facts, numbering)}
         sources, coverage = RowSources(walk.cursor), Coverage()
         writer = None if numbering is None else EntryWriter(walk, numbering, sources, Counts(walk))
-        gradient = None if facts.seeds.sums is None else EnergyGradient.of(walk, facts.seeds.sums, matrices)
+        sums = facts.seeds.use.sums
+        gradient = None if sums is None else EnergyGradient.of(walk, sums, matrices)
         storages = Storages(walk, sources, writer, matrices, gradient)
         containers: dict[ir.Container, Tangents] = {}
         for c in in_order:
             parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
             if gradient is not None and c is gradient.sums.container:
                 containers[c] = EnergyTangents(*parts, gradient=gradient)
-            elif gradient is not None and c in facts.seeds.intermediates:
+            elif gradient is not None and c in facts.seeds.use.intermediates:
                 containers[c] = IntermediateTangents(*parts, gradient=gradient)
             else:
                 containers[c] = Tangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
@@ -131,7 +132,7 @@ def _new_walk(
         if argument.value is not None and not isinstance(argument.value, ir.Container):
             reads = (v for v in ir.entries(argument.value) if isinstance(v, ir.Read))
             builder.frozen.update(v.local for v in reads if not v.index)
-    expressions = Expressions(builder, is_again=facts.seeds.is_again)
+    expressions = Expressions(builder, is_again=facts.seeds.use.is_again)
     parameters = {
         name: place for c, role in roles.items() for name, place in named_columns(c, role, facts.seeds).items()
     }
@@ -142,7 +143,7 @@ def _new_walk(
 
 def _has_shadow(container: ir.Container, facts: Facts, numbering: Numbering | None) -> bool:
     """Whether tangents of a container are in memory: a parameter that is only read has columns instead."""
-    if container in facts.seeds.intermediates or (numbering is not None and numbering.has_entries(container)):
+    if container in facts.seeds.use.intermediates or (numbering is not None and numbering.has_entries(container)):
         return False
     role = facts.seeds.roles.get(container, Role())
     return role.first_column is None or container in facts.stores.sites
