@@ -25,19 +25,15 @@ class Cut:
     """How CSR arrays of one pattern are cut into blocks."""
 
     def __init__(self, block: Any, size: tuple[int, int]) -> None:
-        self._pattern, self._whole = (block.indptr, block.indices), block.shape
         numbered = type(block)((np.arange(1, block.nnz + 1), block.indices, block.indptr), shape=block.shape)
         found = numbered.tobsr(size)
         found.sort_indices()
         filled = np.flatnonzero(found.data)
         self._places = np.empty(block.nnz, np.int64)
         self._places[found.data.reshape(-1)[filled] - 1] = filled
-        self._shape, self._kind, self._indices = found.data.shape, type(found), (found.indices, found.indptr)
+        self._indices, self._shape = (found.indices, found.indptr), found.data.shape
+        self._array = functools.partial(type(found), shape=block.shape)
         self.filling = found.data.size / max(1, block.nnz)  # numbers in blocks for each entry
-
-    def fits(self, block: Any) -> bool:
-        """Whether a CSR array has this pattern."""
-        return all(map(np.array_equal, (block.indptr, block.indices), self._pattern))
 
     def blocks(self, block: Any, factors: np.ndarray | None) -> Any:
         """A CSR array as a BSR array in float64, whose rows are multiplied by factors."""
@@ -46,7 +42,7 @@ class Cut:
         if factors is not None:
             counts = np.diff(self._indices[1])
             data *= np.repeat(factors.reshape(-1, data.shape[1]), counts, axis=0)[:, :, None]
-        return self._kind((data, *self._indices), shape=self._whole)
+        return self._array((data, *self._indices))
 
 
 class _Plan(NamedTuple):
@@ -75,15 +71,11 @@ class Products:
 
     def __init__(self, is_compiled: bool) -> None:
         self._is_compiled = is_compiled
-        self._plans: dict[object, tuple[list[np.ndarray], _Plan]] = {}
-        self._cuts: dict[object, Cut] = {}
+        self._known: dict[object, tuple[list[np.ndarray], Any]] = {}
 
     def cut(self, place: tuple[int, int], block: Any, size: tuple[int, int]) -> Cut:
         """How a CSR array is cut into blocks of a size; ``place`` stands for its pattern."""
-        known = self._cuts.get((place, size))
-        if known is None or not known.fits(block):
-            known = self._cuts[place, size] = Cut(block, size)
-        return known
+        return self._planned((place, size), [block], lambda: Cut(block, size))
 
     def add(self, key: object, before: Any, left: Any, right: Any, sign: int = 1) -> Any:
         """``before + sign * left.T @ right``; None for ``before`` is zero, and ``key`` stands for the patterns."""
@@ -91,7 +83,9 @@ class Products:
             product = left.T @ right
             product.data *= sign
             return product if before is None else before + product
-        plan, (height, rows), width = self._plan(key, before, left, right), left.blocksize, right.blocksize[1]
+        matrices = [matrix for matrix in (before, left, right) if matrix is not None]
+        plan: _Plan = self._planned(key, matrices, lambda: _terms(matrices, left is right))
+        (height, rows), width = left.blocksize, right.blocksize[1]
         data = np.zeros((len(plan.pattern.indices), rows, width))
         if before is not None:
             data[plan.before] = before.data
@@ -115,16 +109,16 @@ class Products:
         is_listed = count <= _MOST_TERMS and numbers < _MOST_NUMBERS and max(height, *widths) <= MOST_WIDE
         return is_listed and count * height * widths[0] * widths[1] >= _LEAST_WORK
 
-    def _plan(self, key: object, before: Any, left: Any, right: Any) -> _Plan:
-        matrices = [matrix for matrix in (before, left, right) if matrix is not None]
-        operands = [array for matrix in matrices for array in (matrix.indptr, matrix.indices)]
-        known = self._plans.get(key)
-        if known is None or not all(map(np.array_equal, known[0], operands)):
-            known = self._plans[key] = operands, _planned(matrices, left is right)
+    def _planned(self, key: object, matrices: list[Any], plan: Callable[[], Any]) -> Any:
+        """What was planned for matrices of these patterns, or is now."""
+        patterns = [array for matrix in matrices for array in (matrix.indptr, matrix.indices)]
+        known = self._known.get(key)
+        if known is None or not all(map(np.array_equal, known[0], patterns)):
+            known = self._known[key] = patterns, plan()
         return known[1]
 
 
-def _planned(matrices: list[Any], is_symmetric: bool) -> _Plan:
+def _terms(matrices: list[Any], is_symmetric: bool) -> _Plan:
     *before, (left, of_left), (right, of_right) = map(_sorted, matrices)
     turned, order = _transposed(left)
     pattern, (lefts, rights, firsts) = listed_terms(turned, right)

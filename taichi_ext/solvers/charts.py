@@ -50,7 +50,9 @@ class Charts:
                     f"{manifold.shape}."
                 )
         self.parts = [
-            part if m is None else Part(f"local coordinates of {part.name}", (*_outer(part, m), m.size), part.dtype)
+            part
+            if m is None
+            else Part(f"local coordinates of {part.name}", (*part.shape[: -len(m.shape)], m.size), part.dtype)
             for part, m in zip(parts, self._manifolds, strict=True)
         ]
         self._triples = list(zip(self._manifolds, slices_of(parts), slices_of(self.parts), strict=True))
@@ -173,7 +175,3 @@ def _times_blocks(block: Any, P: np.ndarray) -> object:
     data = np.matmul(found.data, P[found.indices])
     kind = type(found)
     return kind((data, found.indices, found.indptr), shape=(block.shape[0], P.shape[0] * P.shape[2])).tocsr()
-
-
-def _outer(part: Part, manifold: Manifold) -> tuple[int, ...]:
-    return part.shape[: len(part.shape) - len(manifold.shape)]

@@ -131,10 +131,6 @@ class SparseJacobian(NamedTuple):
     blocks: list[list[Any]]
     layout: Layout
 
-    def stacked(self) -> object:
-        """One CSR array."""
-        return require_scipy("sparse", "format=").bmat(self.blocks, format="csr")
-
     def dense_blocks(self, row: int, column: int, factors: np.ndarray | None) -> Any:
         """A block of J as a BSR array in float64, whose rows are multiplied by factors."""
         block = self.blocks[row][column]
@@ -143,7 +139,7 @@ class SparseJacobian(NamedTuple):
 
 def whole(J: object) -> Any:
     """J as one matrix, dense or CSR."""
-    return J.stacked() if isinstance(J, SparseJacobian) else J
+    return require_scipy("sparse", "format=").bmat(J.blocks, format="csr") if isinstance(J, SparseJacobian) else J
 
 
 class _Elimination(NamedTuple):

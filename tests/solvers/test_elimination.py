@@ -150,7 +150,7 @@ def test_system(factors, density, width):
     scaled = dense if factors is None else factors[:, None] * dense
     system, A = SparseSystem.of(J, r, factors), scaled.T @ scaled
     assert layout.widths == [width, 2, 1]
-    assert_allclose(J.stacked().toarray(), dense)
+    assert_allclose(elimination.whole(J).toarray(), dense)
     assert_allclose(system.JtJ.toarray(), A, atol=1e-12)
     assert_allclose(system.gradient, scaled.T @ r, atol=1e-12)
     assert_allclose(system.diagonal, A.diagonal())
@@ -234,7 +234,7 @@ def test_steps_by_the_kernel(scene, compiled, monkeypatch):
 def test_a_repeated_call_plans_nothing(scene, compiled, monkeypatch):
     options = {"eliminate": [scene.weights, scene.points], **EXACT}
     found = scene.solve(**options)
-    monkeypatch.setattr(blocks, "_planned", None)
+    monkeypatch.setattr(blocks, "_terms", None)
     monkeypatch.setattr(blocks, "Cut", None)
     same_steps(scene.solve(**options), found)
 
