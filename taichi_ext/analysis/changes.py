@@ -41,8 +41,7 @@ def varying_locals(loop: ir.For | ir.While) -> set[ir.Local]:
 def _spread_variation(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, is_chosen: bool) -> None:
     """Add the locals that are assigned varying values, or assigned under a varying condition."""
     for s in body:
-        contents = s.contents
-        is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
+        is_same = s.contents.is_same(found, stored)
         if is_chosen or not is_same or isinstance(s, ir.Atomic):
             found.update(ir.declared(s))
             if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
@@ -59,8 +58,7 @@ def _is_left(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, 
     for s in body:
         if isinstance(s, ir.Jump) and is_chosen:
             return True
-        contents = s.contents
-        is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
+        is_same = s.contents.is_same(found, stored)
         if isinstance(s, ir.If) and any(
             _is_left(b, found, stored, is_chosen=is_chosen or not is_same) for b in ir.bodies(s)
         ):

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable
 
 from taichi_ext.analysis.affine import Affine, Atom, VectorEntry
 from taichi_ext.analysis.loops import Extents
-from taichi_ext.program import I8, I16, I32, U1, U8, U16, Const, Container, Load, Local, Op, Read, Size, Value
+from taichi_ext.program import (
+    I8,
+    I16,
+    I32,
+    U1,
+    U8,
+    U16,
+    Const,
+    Container,
+    Local,
+    Op,
+    Read,
+    Size,
+    Value,
+    children,
+    own_part,
+)
 
 _LINEAR = frozenset(("add", "sub", "mul", "neg", "cast"))
 NARROW = frozenset((U1, I8, I16, U8, U16, I32))  # types of which an i32 holds every number
@@ -92,22 +107,8 @@ class Expressions:
         self._lasting.add(known)
         return Affine(((known, 1),))
 
-    def _key(self, value: Value | int) -> object:
+    def _key(self, value: Value) -> Hashable:
         """A key that is equal for expressions written alike; None where their values may differ all the same."""
-        match value:
-            case int():
-                return value
-            case Const(value=number, dtype=dtype):
-                return ("constant", number, dtype.name)
-            case Read(local=local, index=parts) if local not in self.changing:
-                name: tuple[Any, ...] = ("local", local)
-            case Load(container=container, indices=indices, component=component) if container not in self.changing:
-                name, parts = ("entry", container), (*indices, *component)
-            case Op(name=operation, args=parts, dtype=dtype) if operation != "random":
-                name = (operation, dtype.name)
-            case Size(container=container, axis=axis):
-                return ("size", container, axis)
-            case _:
-                return None
-        keys = tuple(map(self._key, parts))
-        return None if None in keys else (*name, keys)
+        if not value.contents.is_same(self.changing, self.changing):
+            return None
+        return own_part(value), *map(self._key, children(value))

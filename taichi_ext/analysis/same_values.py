@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.program import Body, Const, Declare, Known, Load, Local, Op, Read, Value, children, statements
+from taichi_ext.program import Body, Declare, Known, Load, Local, Read, Value, children, own_part, statements
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -46,21 +46,9 @@ class SameValues:
         if isinstance(value, Known):
             return self._number(value.constant)
         parts = tuple(map(self._number, children(value)))
-        key = (*self._kind(value), *(part.number for part in parts))
+        key = (own_part(value), *(part.number for part in parts))
         is_open = self._is_open(value) or any(part.is_open for part in parts)
         return _Number(self._numbers.setdefault(key, len(self._numbers)), is_open)
-
-    def _kind(self, value: Value) -> tuple[Hashable, ...]:
-        match value:
-            case Const(value=number, dtype=dtype):
-                return ("constant", dtype, repr(number))
-            case Op(name=name, dtype=dtype):
-                return ("operation", name, dtype)
-            case Read(local=local, index=index):
-                return ("local", local, tuple(i for i in index if isinstance(i, int)))
-            case Load(container=container, component=component):
-                return ("entry", container, tuple(i for i in component if isinstance(i, int)))
-        return ("other", value)
 
     def _is_open(self, value: Value) -> bool:
         if isinstance(value, Read):

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, Indices
@@ -172,24 +172,13 @@ def _whole_length(body: ir.Body, start: int) -> int:
     return count
 
 
-def is_equal(a: object, b: Any) -> bool:
+def is_equal(a: int | ir.Value, b: int | ir.Value) -> bool:
     """Whether two values are written alike, so that they are equal where nothing changes in between."""
-    if a is b:
-        return True
-    if isinstance(a, int) or isinstance(b, int) or type(a) is not type(b):
-        return a == b if isinstance(a, int) and isinstance(b, int) else False
-    match a:
-        case ir.Const():
-            return a.value == b.value and a.dtype == b.dtype
-        case ir.Read():
-            return a.local is b.local and len(a.index) == len(b.index) and all(map(is_equal, a.index, b.index))
-        case ir.Load():
-            same = a.container is b.container and len(a.component) == len(b.component)
-            return same and all(map(is_equal, (*a.indices, *a.component), (*b.indices, *b.component)))
-        case ir.Op():
-            same = a.name == b.name and a.dtype == b.dtype and len(a.args) == len(b.args) and a.name != "random"
-            return same and all(map(is_equal, a.args, b.args))
-    return False
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    parts, others = ir.children(a), ir.children(b)
+    is_alike = len(parts) == len(others) and ir.own_part(a) == ir.own_part(b)
+    return a is b or (is_alike and all(map(is_equal, parts, others)))
 
 
 def free_loops(program: ir.Program, extents: Extents) -> frozenset[ir.Local]:

@@ -49,6 +49,7 @@ from taichi_ext.program.values import (
     cited,
     entries,
     flat_number,
+    own_part,
     rebuilt,
     regrouped,
     walk,

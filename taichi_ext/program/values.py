@@ -6,7 +6,7 @@ statement; it is then evaluated once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -72,6 +72,10 @@ class Contents(NamedTuple):
     containers: frozenset[Container]  # of which it reads entries
     size: int  # operations, each as often as it occurs
     is_pure: bool  # whether it is the same each time that it is evaluated
+
+    def is_same(self, varying: Set[Local | Container], written: Set[Local | Container]) -> bool:
+        """Whether it is the same where only these locals and containers may have changed."""
+        return self.is_pure and varying.isdisjoint(self.locals) and written.isdisjoint(self.containers)
 
 
 class Value:
@@ -273,6 +277,22 @@ def children(value: Value) -> tuple[Value, ...]:
         component = value.component  # type: ignore[attr-defined]
         return (*value.indices, *[i for i in component if isinstance(i, Value)])  # type: ignore[attr-defined]
     return ()
+
+
+def own_part(value: Value) -> tuple[Hashable, ...]:
+    """A node without its operands: values are written alike where these, and the operands, are equal."""
+    match value:
+        case Const(value=number, dtype=dtype):
+            return repr(number), dtype
+        case Op(name=name, dtype=dtype) if name != "random":
+            return name, dtype
+        case Read(local=local, index=index):
+            return local, *(i if isinstance(i, int) else None for i in index)
+        case Load(container=container, component=component):
+            return container, *(i if isinstance(i, int) else None for i in component)
+        case Size(container=container, axis=axis):
+            return "size", container, axis
+    return (value,)
 
 
 _NOTHING = Contents(frozenset(), frozenset(), 0, True)

@@ -237,12 +237,8 @@ class _Survey:
         close()
         return tuple(parts)
 
-    def _is_same(self, s: ir.Statement) -> bool:
-        c = s.contents
-        return c.is_pure and self.varying.isdisjoint(c.locals) and self.written.isdisjoint(c.containers)
-
     def _is_around(self, s: ir.Statement) -> bool:
-        if not isinstance(s, (ir.For, ir.While, ir.If)) or not self._is_same(s):
+        if not isinstance(s, (ir.For, ir.While, ir.If)) or not s.contents.is_same(self.varying, self.written):
             return False
         return not isinstance(s, ir.For) or (s.kind == "range" and self.unchanged.issuperset(s.variables))
 

@@ -86,8 +86,7 @@ class _Masker:
 
     def is_shared(self, x: ir.Statement | ir.Value) -> bool:
         """Whether a value, or the condition or bounds of a statement, are the same for all lanes."""
-        c = x.contents
-        return c.is_pure and self.varying.isdisjoint(c.locals) and self.written.isdisjoint(c.containers)
+        return x.contents.is_same(self.varying, self.written)
 
     def has_jumps(self, body: ir.Body, *, is_masked: bool = False) -> bool:
         """Whether lanes may leave the loop around a block at different times."""

@@ -41,8 +41,7 @@ class _Names:
 
     def _is_lasting(self, value: ir.Value) -> bool:
         """Whether nothing in the kernel changes the values that an index is computed from."""
-        contents = value.contents
-        return contents.is_pure and self.changing.isdisjoint(contents.locals | contents.containers)
+        return value.contents.is_same(self.changing, self.changing)
 
     def _named(self, s: ir.Statement) -> ir.Statement:
         if not isinstance(s, (ir.Declare, ir.Assign, ir.Update, ir.Atomic, ir.Return, ir.Call, ir.Boundary)):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.forms.build import Coefficient, Number, literal, multiply, operation
-from taichi_ext.program import Const, Load, Local, Op, Read, Value, children
+from taichi_ext.program import Const, Local, Op, Value, children, own_part
 
 _QUOTIENTS = ("truediv", "raw_div")
 
@@ -100,22 +100,9 @@ class Products:
         if value not in self._keys:
             known = self._definition(value)
             is_known = known is not value and self._is_unchanging(known)
-            key = self._key(known) if is_known else (*_kind(value), *map(self._key, children(value)))
+            key = self._key(known) if is_known else (own_part(value), *map(self._key, children(value)))
             self._keys[value] = self._numbers.setdefault(key, len(self._numbers))
         return self._keys[value]
-
-
-def _kind(value: Value) -> tuple[Hashable, ...]:
-    match value:
-        case Const(value=number):
-            return (number,)
-        case Read(local=local, index=index):
-            return local, *(i for i in index if isinstance(i, int))
-        case Load(container=container, component=component):
-            return container, *(i for i in component if isinstance(i, int))
-        case Op(name=name, dtype=dtype) if value.contents.is_pure:
-            return name, dtype
-    return (value,)
 
 
 def partial_of(factors: list[Factor], factor: Factor, keep: Callable[[Value], Value]) -> Coefficient:
