@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from taichi_ext import backend, stages
+from taichi_ext import backend, launches, stages
 from taichi_ext.analysis.activity import returns_active
 from taichi_ext.analysis.changes import (
     draws_random_numbers,
@@ -25,28 +25,6 @@ from taichi_ext.differentiate.forms.keys import RETURN, Key, SiteArray
 from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
-from taichi_ext.launches import (
-    ContainerInfo,
-    Flow,
-    Fused,
-    GradientProgram,
-    KernelColumns,
-    KernelFacts,
-    KernelMemory,
-    Launch,
-    NumberArgument,
-    Role,
-    assumed_role,
-    check_buffers,
-    check_unchanged,
-    constants_of,
-    gradient_program,
-    number_locals,
-    seeds_of,
-    with_node_calls,
-    with_own_tangents,
-    with_whole_fields,
-)
 from taichi_ext.program import Container, Program
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
@@ -57,18 +35,18 @@ from taichi_ext.simplify import simplify
 
 @backend.deep_recursion()
 @stages.without_collections()
-def fuse(launch: Launch, watch: Any = None) -> Fused:
+def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
     """The kernel that does the same as ``launch.kernel`` and also computes its tangents.
 
     ``watch`` is the observer that looks for numbers that are not finite, if there is one.
     """
     start = time.perf_counter()
-    captures, constants = backend.Captures(), constants_of(launch)
+    captures, constants = backend.Captures(), launches.constants_of(launch)
     rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
     recorded, infos = _recorded(launch, rules, captures, constants)
     program = simplify(without_unused_draws(recorded))
     check_rules(program)
-    gradient = None if launch.energy is None else gradient_program(program, launch, infos, constants)
+    gradient = None if launch.energy is None else launches.gradient_program(program, launch, infos, constants)
     if gradient is not None:
         program, infos = gradient.program, infos | gradient.infos
     seeds = _seeds(program, launch, infos, constants, gradient)
@@ -79,7 +57,7 @@ def fuse(launch: Launch, watch: Any = None) -> Fused:
     differentiated = _completed(differentiated, launch, gradient, machine, watch)
     result = simplify(with_arguments(differentiated))
     scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
-    check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
+    launches.check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
     kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
     stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} rounds", start)
@@ -95,13 +73,14 @@ def fuse(launch: Launch, watch: Any = None) -> Fused:
         left_out=frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out),
     )
     entries = differentiated.sparse
-    return Fused(
+    assumed = {info.key: launches.assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
+    return launches.Fused(
         primal=launch.kernel,
         kernel=kernel,
         shadows=keys,
         facts=facts,
         scratch_sizes=differentiated.scratch_sizes,
-        columns=KernelColumns(
+        columns=launches.KernelColumns(
             launch.block.count if entries is None else entries.columns.width,
             differentiated.first_columns,
             differentiated.first_column is not None,
@@ -110,33 +89,33 @@ def fuse(launch: Launch, watch: Any = None) -> Fused:
         program=scheduled.program,
         arrays=launch.arrays,
         first_order=() if gradient is None else tuple(gradient.arrays.values()),
-        assumed=None if launch.sparse is not None else _assumed_roles(launch, infos, seeds, differentiated),
-        memory=KernelMemory(registry.version),
+        assumed=None if launch.sparse is not None else assumed,
+        memory=launches.KernelMemory(registry.version),
     )
 
 
 def _recorded(
-    launch: Launch, rules: RulesInUse, captures: backend.Captures, constants: Constants | None
-) -> tuple[Program, dict[Container, ContainerInfo]]:
+    launch: launches.Launch, rules: RulesInUse, captures: backend.Captures, constants: Constants | None
+) -> tuple[Program, dict[Container, launches.ContainerInfo]]:
     """A summary of the kernel and its containers."""
-    recorded, infos = with_whole_fields(record(launch.kernel, launch.args, rules, captures, constants), launch)
+    recorded, infos = launches.with_whole_fields(record(launch.kernel, launch.args, rules, captures, constants), launch)
     if has_node_calls(recorded.body):
-        return with_node_calls(recorded, launch, infos, constants)
+        return launches.with_node_calls(recorded, launch, infos, constants)
     return recorded, infos
 
 
 def _seeds(
     program: Program,
-    launch: Launch,
-    infos: dict[Container, ContainerInfo],
+    launch: launches.Launch,
+    infos: dict[Container, launches.ContainerInfo],
     constants: Constants | None,
-    gradient: GradientProgram | None,
+    gradient: launches.GradientProgram | None,
 ) -> Seeds:
     """The request for tangents in terms of the program."""
-    seeds = seeds_of(program, launch, infos, constants)
+    seeds = launches.seeds_of(program, launch, infos, constants)
     if gradient is not None:
         seeds = gradient.seeds(seeds)
-    return with_own_tangents(program, seeds) if launch.is_repeated and launch.sparse is None else seeds
+    return launches.with_own_tangents(program, seeds) if launch.is_repeated and launch.sparse is None else seeds
 
 
 def _needs_scratch_rows(found: Differentiated) -> bool:
@@ -146,8 +125,8 @@ def _needs_scratch_rows(found: Differentiated) -> bool:
 
 def _completed(
     differentiated: Differentiated,
-    launch: Launch,
-    gradient: GradientProgram | None,
+    launch: launches.Launch,
+    gradient: launches.GradientProgram | None,
     machine: Machine | None,
     watch: Any,
 ) -> Differentiated:
@@ -162,7 +141,7 @@ def _completed(
 
 
 def _kernel(
-    launch: Launch, recorded: Program, emitted: Emitted, extra: tuple[object, ...], captures: backend.Captures
+    launch: launches.Launch, recorded: Program, emitted: Emitted, extra: tuple[object, ...], captures: backend.Captures
 ) -> backend.EmittedKernel:
     """The emitted kernel, compiled with the values that Python has now."""
     kernel = compiled(launch.kernel, launch.args, emitted, extra)
@@ -170,24 +149,17 @@ def _kernel(
     fields = {c.name: c.object for c in recorded.containers if not c.is_argument}
     kernel.uses = backend.Uses(backend.short_name(launch.kernel), fields)
     features = backend.argument_features(launch.kernel, launch.args)
-    check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+    launches.check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     return kernel
 
 
-def _assumed_roles(
-    launch: Launch, infos: dict[Container, ContainerInfo], seeds: Seeds, differentiated: Differentiated
-) -> dict[Key, Role]:
-    """The tangents that the kernel is right for, by container."""
-    return {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
-
-
 @backend.deep_recursion()
-def flow(launch: Launch) -> Flow:
+def flow(launch: launches.Launch) -> launches.Flow:
     """From where to where tangents go in a kernel, which is not differentiated."""
-    constants = constants_of(launch)
+    constants = launches.constants_of(launch)
     recorded, infos = _recorded(launch, RulesInUse(takes_derivative=True), backend.Captures(), constants)
     program = simplify(without_unused_draws(recorded))
-    return Flow(program, infos, frozenset(number_locals(program, launch, constants)))
+    return launches.Flow(program, infos, frozenset(launches.number_locals(program, launch, constants)))
 
 
 @backend.deep_recursion()
@@ -285,19 +257,19 @@ def _machine(program: Program, seeds: Seeds, *, is_checked: bool) -> Machine | N
 def _facts(
     recorded: Program,
     d: Differentiated,
-    infos: dict[Container, ContainerInfo],
-    launch: Launch,
+    infos: dict[Container, launches.ContainerInfo],
+    launch: launches.Launch,
     constants: Constants | None,
-) -> KernelFacts:
+) -> launches.KernelFacts:
     """The facts about the kernel that a session needs."""
     read, written = read_containers(recorded.body), written_containers(recorded.body)
     outputs = {infos[c].key for c in written if c in infos} | ({RETURN} if launch.wants_return else set())
     locals_ = read_locals(recorded.body)
     names = {local.name for local in locals_ if local.kind == "parameter"}
-    numbers: set[Key] = {NumberArgument(name) for name in names & launch.numbers.arguments.keys()}
+    numbers: set[Key] = {launches.NumberArgument(name) for name in names & launch.numbers.arguments.keys()}
     numbers |= set() if constants is None else set(constants.locals)
     others = {id(c.object): c.object for c in written if c not in infos and not c.is_argument}
-    return KernelFacts(
+    return launches.KernelFacts(
         frozenset({infos[c].key for c in read if c in infos} | numbers),
         frozenset(outputs),
         frozenset(infos[c].key for c in d.covered),

@@ -99,9 +99,4 @@ def stages_of(body: ir.Body) -> list[ir.Body]:
 
 def stages_with_arrays(body: ir.Body) -> int:
     """How many stages of a kernel have local arrays."""
-    return sum(any(map(_has_array, ir.statements(stage))) for stage in stages_of(body))
-
-
-def _has_array(statement: ir.Statement) -> bool:
-    """Whether a statement declares a local array."""
-    return any(local.shape for local in ir.declared(statement))
+    return sum(any(v.shape for s in ir.statements(stage) for v in ir.declared(s)) for stage in stages_of(body))

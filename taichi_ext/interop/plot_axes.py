@@ -90,23 +90,24 @@ def blocks_of(J: object, plan: object, params: object, outputs: object, output_a
         raise InvalidArgumentError("J is empty; give a result of jacobian.")
     if plan is not None:
         call, prepared = plan._last_call(), plan._plan.prepared
-        across = [_side_of_target(call, call.current(t)) for t in prepared.params]
-        down = [_side_of_target(call, call.current(t)) for t in prepared.outputs]
+        down, across = (
+            [_side_of_target(call, call.current(t)) for t in ts] for ts in (prepared.outputs, prepared.params)
+        )
     else:
-        across = [_side_given(*leaf, "params") for leaf in flatten(params, "params")[0]] if params is not None else []
-        down = [_side_given(*leaf, "outputs") for leaf in flatten(outputs, "outputs")[0]] if outputs is not None else []
-    if across or down:
-        across = across or _unknown("parameter", len(found) // len(down))
-        down = down or _unknown("output", len(found) // len(across))
-        if len(across) * len(down) != len(found):
-            raise InvalidArgumentError(
-                f"J has {len(found)} blocks; {len(down)} outputs and {len(across)} params have "
-                f"{len(across) * len(down)}."
-            )
-        pairs: list[Any] = [(o, p) for o in down for p in across]
-    else:
-        pairs = [(None, None)] * len(found)
+        down, across = _sides_given(outputs, "outputs"), _sides_given(params, "params")
+    pairs = _pairs(down, across, len(found)) if down or across else [(None, None)] * len(found)
     return [_block(path, v, o, p, output_axes) for (path, v), (o, p) in zip(found, pairs, strict=True)]
+
+
+def _pairs(down: list[Side], across: list[Side], count: int) -> list[tuple[Side | None, Side | None]]:
+    """The sides of each block, if those of the outputs or of the params are known."""
+    across = across or _unknown("parameter", count // len(down))
+    down = down or _unknown("output", count // len(across))
+    if len(across) * len(down) != count:
+        raise InvalidArgumentError(
+            f"J has {count} blocks; {len(down)} outputs and {len(across)} params have {len(across) * len(down)}."
+        )
+    return [(o, p) for o in down for p in across]
 
 
 def _unknown(name: str, count: int) -> list[Side]:
@@ -121,6 +122,10 @@ def _side_of_target(call: KernelCall, target: Target) -> Side:
         return Side(target.argument, (), call.value_shape(target))
     obj = target.field if target.kind == "field" else call.value(target)
     return _side_of(obj, target.argument or call.labels.name(obj) or str(target.name).split(" (")[0])
+
+
+def _sides_given(tree: object, what: str) -> list[Side]:
+    return [] if tree is None else [_side_given(*leaf, what) for leaf in flatten(tree, what)[0]]
 
 
 def _side_given(path: str, leaf: object, what: str) -> Side:

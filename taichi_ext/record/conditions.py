@@ -167,25 +167,25 @@ def _require_supported(s: ir.Statement, varying: set[ir.Local]) -> None:
     stores = isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load)
     if stores or isinstance(s, ir.Effect):
         raise UnsupportedError(
-            f"{_start(s.place)}pixel: {what} must only read and compute; it is called at several positions for each "
+            f"{ir.cited(s.place)}pixel: {what} must only read and compute; it is called at several positions for each "
             "pixel. Store and print in the kernel."
         )
     if isinstance(s, ir.Boundary) and s.kind not in ("stop_gradient", "replace_gradient"):
         name = s.options.get("what", s.kind)
         raise UnsupportedError(
-            f"{_start(s.place)}pixel: {name} in {what} has a derivative of its own. pixel finds edges by itself: "
+            f"{ir.cited(s.place)}pixel: {name} in {what} has a derivative of its own. pixel finds edges by itself: "
             "write a condition, or call the function outside of pixel."
         )
     for op in (v for given in ir.values_of(s) for v in ir.walk(given) if isinstance(v, ir.Op)):
         if op.name in ("random", "bit_cast"):
             raise UnsupportedError(
-                f"{_start(op.place or s.place)}pixel: {op.name} in {what} has no level, so the places where it jumps "
+                f"{ir.cited(op.place or s.place)}pixel: {op.name} in {what} has no level, so the places where it jumps "
                 "are not known. Compute it in a kernel before, and read it from a field."
             )
     condition = s.condition if isinstance(s, ir.While) or (isinstance(s, ir.If) and _leaves_loop(s)) else None
     if condition is not None and _reads(condition, varying, is_real=False):
         raise UnsupportedError(
-            f"{_start(s.place)}pixel: the number of iterations depends on the position, so the value jumps a little "
+            f"{ir.cited(s.place)}pixel: the number of iterations depends on the position, so the value jumps a little "
             "everywhere. Run a fixed number of iterations, in which an if keeps the result; for a signed distance, "
             "take the level from ray_level, and write if level > 0."
         )
@@ -198,10 +198,6 @@ def _leaves_loop(s: ir.Statement) -> bool:
         for body in ir.bodies(s)
         for inner in body
     )
-
-
-def _start(place: ir.Place | None) -> str:
-    return "" if place is None else place.message() + "\n"
 
 
 def _real(name: str, *args: ir.Value) -> ir.Value:

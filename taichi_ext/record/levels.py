@@ -11,58 +11,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import taichi_ext.program as ir
 from taichi_ext.errors import DerivativeWarning
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Declare,
-    Effect,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Place,
-    Read,
-    Statement,
-    Update,
-    Value,
-    While,
-    bodies,
-    declared,
-    entries,
-    mapped,
-    statements,
-    values_of,
-    walk,
-    with_bodies,
-)
 from taichi_ext.simplify.unrolling import renamed, substituted
 
-_Entry = tuple[Local, tuple[Any, ...]]
+_Entry = tuple[ir.Local, tuple[Any, ...]]
 
 
 class _Lost(Exception):
     """Why a level cannot be computed at another position."""
 
 
-def with_levels(body: Body) -> Body:
+def with_levels(body: ir.Body) -> ir.Body:
     """The block with each ``level_at`` replaced by the code that computes the level there.
 
     Where that is not possible, a level that is linear in the pixel takes its place; a ``DerivativeWarning`` says so.
     """
-    found = [s for s in statements(body) if isinstance(s, Boundary) and s.kind == "level_at"]
+    found = [s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.kind == "level_at"]
     if not found:
         return body
-    before: dict[Statement, list[Declare]] = {}  # values kept before the statements that read them
-    instead: dict[Statement, Body] = {}
-    slices: dict[Local, _Slice] = {}
+    before: dict[ir.Statement, list[ir.Declare]] = {}  # values kept before the statements that read them
+    instead: dict[ir.Statement, ir.Body] = {}
+    slices: dict[ir.Local, _Slice] = {}
     for s in found:
         level = s.given["value"]
-        if not all(isinstance(value, Read) for value in (level, *entries(s.given["at"]))):  # the latter: raises later
+        if not all(
+            isinstance(value, ir.Read) for value in (level, *ir.entries(s.given["at"]))
+        ):  # the latter: raises later
             instead[s] = (_linear(s),)
             continue
         local = _read(level).local
@@ -73,23 +48,25 @@ def with_levels(body: Body) -> Body:
     return _replaced(body, before, instead)
 
 
-def _replaced(body: Body, before: Mapping[Statement, list[Declare]], instead: Mapping[Statement, Body]) -> Body:
-    made: list[Statement] = []
+def _replaced(
+    body: ir.Body, before: Mapping[ir.Statement, list[ir.Declare]], instead: Mapping[ir.Statement, ir.Body]
+) -> ir.Body:
+    made: list[ir.Statement] = []
     for s in body:
         made += before.get(s, ())
-        made += instead.get(s, ()) or (with_bodies(s, tuple(_replaced(b, before, instead) for b in bodies(s))),)
+        made += instead.get(s, ()) or (ir.with_bodies(s, tuple(_replaced(b, before, instead) for b in ir.bodies(s))),)
     return tuple(made)
 
 
-def _slice(body: Body, local: Local, s: Boundary) -> _Slice:
-    position = list(map(_read, entries(s.given["at"])))
+def _slice(body: ir.Body, local: ir.Local, s: ir.Boundary) -> _Slice:
+    position = list(map(_read, ir.entries(s.given["at"])))
     slice_ = _Slice({(e.local, e.index) for e in position}, local)
     try:
         slice_.collect(body)
     except _Lost as lost:
-        start = "" if s.place is None else s.place.message() + "\n"
         warnings.warn(
-            f"{start}The level of this edge cannot be computed at other positions, since {lost}. Its derivative is "
+            f"{ir.cited(s.place)}"
+            f"The level of this edge cannot be computed at other positions, since {lost}. Its derivative is "
             "wrong in pixels that the edge crosses more than once, or in which it bends. Compute the level in one "
             "iteration, or use layers or pixel.",
             DerivativeWarning,
@@ -101,13 +78,13 @@ def _slice(body: Body, local: Local, s: Boundary) -> _Slice:
     return slice_
 
 
-def _linear(s: Boundary) -> Declare:
+def _linear(s: ir.Boundary) -> ir.Declare:
     """The result of a ``level_at`` from the level and its slope at the pixel's centre."""
-    (result,), (level,) = s.results, entries(s.given["value"])
-    offsets = [*entries(s.given["x"]), *entries(s.given["y"])]
-    for offset, slope in zip(offsets, entries(s.given["slope"]), strict=True):
-        level = Op("add", (level, Op("mul", (offset, slope), level.dtype)), level.dtype)
-    return Declare(result, (level,), place=s.place)
+    (result,), (level,) = s.results, ir.entries(s.given["value"])
+    offsets = [*ir.entries(s.given["x"]), *ir.entries(s.given["y"])]
+    for offset, slope in zip(offsets, ir.entries(s.given["slope"]), strict=True):
+        level = ir.Op("add", (level, ir.Op("mul", (offset, slope), level.dtype)), level.dtype)
+    return ir.Declare(result, (level,), place=s.place)
 
 
 @dataclass
@@ -115,20 +92,20 @@ class _Slice:
     """The code that computes one level from its position, part by part."""
 
     position: set[_Entry]
-    level: Local
-    parts: list[Statement] = field(default_factory=list)
-    kept: dict[Statement, list[Declare]] = field(default_factory=dict)
-    held: list[dict[_Entry, Local]] = field(default_factory=list)  # of each part, where the position was
+    level: ir.Local
+    parts: list[ir.Statement] = field(default_factory=list)
+    kept: dict[ir.Statement, list[ir.Declare]] = field(default_factory=dict)
+    held: list[dict[_Entry, ir.Local]] = field(default_factory=list)  # of each part, where the position was
 
-    def collect(self, body: Body) -> None:
+    def collect(self, body: ir.Body) -> None:
         """Find the code, and the values that it reads."""
         moving = _moving(body, {local for local, _ in self.position}, self.level)
         if self.level not in moving:
             return
         prefix = _prefix(body, self.level)
         holders = {local for local, _ in self.position}
-        needed: set[Local] = {self.level}
-        originals: list[Statement] = []
+        needed: set[ir.Local] = {self.level}
+        originals: list[ir.Statement] = []
         for s in reversed(prefix):
             if isinstance(s, tuple):
                 carried = {x.name for inner in s for x in needed & _written(inner)}
@@ -143,48 +120,52 @@ class _Slice:
             originals.append(s)
             self.parts.insert(0, part)
             needed = (needed | (_reads(part) & moving) | (_written(part) - holders)) - _declared(part) - holders
-            if isinstance(s, Assign) and isinstance(s.target, Read) and not s.target.index:
+            if isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) and not s.target.index:
                 needed -= {s.target.local} - _reads(part)
         if needed:
             raise _Lost(f"{min(x.name for x in needed)} is not known")
         self._keep(list(reversed(originals)), body)
 
-    def _keep(self, originals: list[Statement], body: Body) -> None:
+    def _keep(self, originals: list[ir.Statement], body: ir.Body) -> None:
         """Keep values that the code reads from elsewhere, at the place of the code."""
         own = {x for part in self.parts for x in _written(part)} | {local for local, _ in self.position}
-        changed = {x for s in statements(body) if isinstance(s, (Assign, Update, Atomic)) for x in _written(s)}
+        changed = {
+            x for s in ir.statements(body) if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) for x in _written(s)
+        }
         for n, original in enumerate(originals):
             kept = _Kept(frozenset(own), frozenset(changed), original.place)
             part = self.parts[n] = _changed(self.parts[n], kept.value, is_guarded=False)
-            read = [node for one in (part, *part.within) for v in values_of(one) for node in walk(v)]
-            held: dict[_Entry, Local] = {}
+            read = [node for one in (part, *part.within) for v in ir.values_of(one) for node in ir.walk(v)]
+            held: dict[_Entry, ir.Local] = {}
             for node in read:
-                entry = (node.local, node.index) if isinstance(node, Read) else None
+                entry = (node.local, node.index) if isinstance(node, ir.Read) else None
                 if entry in self.position:
-                    value = node if node.dtype.is_real else Op("cast", (node,), self.level.dtype)
+                    value = node if node.dtype.is_real else ir.Op("cast", (node,), self.level.dtype)
                     held[entry] = kept.local(entry, value)
             self.held.append(held)
             self.kept[original] = kept.made
 
-    def at(self, s: Boundary) -> Iterator[Statement]:
+    def at(self, s: ir.Boundary) -> Iterator[ir.Statement]:
         """The code at the position of a ``level_at``, and its result."""
         if not self.parts:
             yield _linear(s)
             return
         (result,) = s.results
-        names: dict[Local, Local] = {}
-        position = [(e.local, e.index) for e in map(_read, entries(s.given["at"]))]
-        offsets = dict(zip(position, [*entries(s.given["x"]), *entries(s.given["y"])], strict=False))  # at=x is one
-        moved: dict[_Entry, Value] = {}
+        names: dict[ir.Local, ir.Local] = {}
+        position = [(e.local, e.index) for e in map(_read, ir.entries(s.given["at"]))]
+        offsets = dict(
+            zip(position, [*ir.entries(s.given["x"]), *ir.entries(s.given["y"])], strict=False)
+        )  # at=x is one
+        moved: dict[_Entry, ir.Value] = {}
         for part, held in zip(self.parts, self.held, strict=True):
             names.update((local, replace(local, kind="temporary")) for local in _declared(part))
-            moved.update((e, Op("add", (Read(x), offsets[e]), x.dtype)) for e, x in held.items())
-            if isinstance(part, Declare) and isinstance(part.values[0], Read) and not part.local.dtype.is_real:
+            moved.update((e, ir.Op("add", (ir.Read(x), offsets[e]), x.dtype)) for e, x in held.items())
+            if isinstance(part, ir.Declare) and isinstance(part.values[0], ir.Read) and not part.local.dtype.is_real:
                 copied = names.get(part.values[0].local, part.values[0].local), part.values[0].index
                 if copied in moved:  # a copy of an index: values computed from it move, too
                     moved[names[part.local], ()] = moved[copied]
             yield _copied(part, names, moved)
-        yield Declare(result, (Read(names[self.level]),), place=s.place)
+        yield ir.Declare(result, (ir.Read(names[self.level]),), place=s.place)
 
 
 @dataclass
@@ -194,45 +175,45 @@ class _Kept:
     ``own`` are the locals that the code computes, ``changed`` those whose value changes.
     """
 
-    own: frozenset[Local]
-    changed: frozenset[Local]
-    place: Place | None
-    made: list[Declare] = field(default_factory=list)
-    names: dict[Any, Local] = field(default_factory=dict)
+    own: frozenset[ir.Local]
+    changed: frozenset[ir.Local]
+    place: ir.Place | None
+    made: list[ir.Declare] = field(default_factory=list)
+    names: dict[Any, ir.Local] = field(default_factory=dict)
 
-    def local(self, key: object, value: Value) -> Local:
+    def local(self, key: object, value: ir.Value) -> ir.Local:
         if key not in self.names:
-            self.names[key] = Local("held", value.dtype, (), "temporary")
-            self.made.append(Declare(self.names[key], (value,), place=self.place))
+            self.names[key] = ir.Local("held", value.dtype, (), "temporary")
+            self.made.append(ir.Declare(self.names[key], (value,), place=self.place))
         return self.names[key]
 
-    def value(self, node: Value, is_guarded: bool) -> Value:
+    def value(self, node: ir.Value, is_guarded: bool) -> ir.Value:
         """The replacement of a node; an entry of a field that is only read under a condition stays."""
-        if isinstance(node, Op) and node.name == "random":
+        if isinstance(node, ir.Op) and node.name == "random":
             raise _Lost("it draws random numbers")
-        if isinstance(node, Load):
+        if isinstance(node, ir.Load):
             key: Any = None if is_guarded else node
         else:
-            key = (node.local, node.index) if isinstance(node, Read) and node.local in self.changed else None
+            key = (node.local, node.index) if isinstance(node, ir.Read) and node.local in self.changed else None
         if key is None or not self.own.isdisjoint(node.contents.locals):
             return node
-        return Read(self.local(key, node), place=node.place)
+        return ir.Read(self.local(key, node), place=node.place)
 
 
-def _prefix(body: Body, level: Local) -> list[Statement | Body]:
+def _prefix(body: ir.Body, level: ir.Local) -> list[ir.Statement | ir.Body]:
     """The statements up to and including the declaration of a level; a loop around it is given by its whole body."""
     for n, s in enumerate(body):
-        if isinstance(s, Declare) and s.local is level:
+        if isinstance(s, ir.Declare) and s.local is level:
             return list(body[: n + 1])
-        for inner in bodies(s):
+        for inner in ir.bodies(s):
             found = _prefix(inner, level)
             if found:
-                loop = [inner] if isinstance(s, (For, While)) else []
+                loop = [inner] if isinstance(s, (ir.For, ir.While)) else []
                 return [*body[:n], *loop, *found]
     return []
 
 
-def _moving(body: Body, found: set[Local], level: Local) -> set[Local]:
+def _moving(body: ir.Body, found: set[ir.Local], level: ir.Local) -> set[ir.Local]:
     """The locals that depend on the position, directly or through conditions.
 
     A condition under which the level is computed holds wherever it is computed, so locals of that branch do not depend
@@ -240,15 +221,15 @@ def _moving(body: Body, found: set[Local], level: Local) -> set[Local]:
     """
     before = -1
 
-    def scan(block: Body, is_within: bool, own: set[Local]) -> None:
+    def scan(block: ir.Body, is_within: bool, own: set[ir.Local]) -> None:
         for s in block:
-            if isinstance(s, Boundary) and s.kind == "level_at":
+            if isinstance(s, ir.Boundary) and s.kind == "level_at":
                 continue
-            moves = any(not found.isdisjoint(v.contents.locals) for v in values_of(s))
-            if not isinstance(s, If) and (moves or is_within):
+            moves = any(not found.isdisjoint(v.contents.locals) for v in ir.values_of(s))
+            if not isinstance(s, ir.If) and (moves or is_within):
                 found.update(_written_here(s) - (set() if moves else own))
             inside = _declared(s)
-            for inner in bodies(s):
+            for inner in ir.bodies(s):
                 scan(inner, moves or is_within, (inside if moves else own) if level in inside else set())
 
     while len(found) > before:
@@ -257,25 +238,25 @@ def _moving(body: Body, found: set[Local], level: Local) -> set[Local]:
     return found
 
 
-def _written_here(s: Statement) -> set[Local]:
-    target = s.target if isinstance(s, (Assign, Update, Atomic)) else None
-    return {*declared(s), *((target.local,) if isinstance(target, Read) else ())}
+def _written_here(s: ir.Statement) -> set[ir.Local]:
+    target = s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) else None
+    return {*ir.declared(s), *((target.local,) if isinstance(target, ir.Read) else ())}
 
 
-def _written(s: Statement) -> set[Local]:
+def _written(s: ir.Statement) -> set[ir.Local]:
     """The locals that a statement declares or changes, including those in its blocks."""
     return {x for one in (s, *s.within) for x in _written_here(one)}
 
 
-def _declared(s: Statement) -> set[Local]:
-    return {x for one in (s, *s.within) for x in declared(one)}
+def _declared(s: ir.Statement) -> set[ir.Local]:
+    return {x for one in (s, *s.within) for x in ir.declared(one)}
 
 
-def _reads(s: Statement) -> set[Local]:
+def _reads(s: ir.Statement) -> set[ir.Local]:
     return {x for one in (s, *s.within) for x in one.contents.locals}
 
 
-def _pruned(s: Statement, needed: set[Local]) -> Statement:
+def _pruned(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
     """A statement without effects, and without inner statements that do not compute needed locals."""
     part, before = _kept_part(s, needed), -1
     while len(needed) > before:
@@ -285,51 +266,51 @@ def _pruned(s: Statement, needed: set[Local]) -> Statement:
     return part
 
 
-def _kept_part(s: Statement, needed: set[Local]) -> Statement:
-    def keep(one: Statement) -> Body:
-        if isinstance(one, Jump) or any(bodies(one)):
+def _kept_part(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
+    def keep(one: ir.Statement) -> ir.Body:
+        if isinstance(one, ir.Jump) or any(ir.bodies(one)):
             return (one,)
         if not needed & _written_here(one):
             return ()
-        if isinstance(one, (Atomic, Effect)) or (isinstance(one, Boundary) and one.kind == "level_at"):
+        if isinstance(one, (ir.Atomic, ir.Effect)) or (isinstance(one, ir.Boundary) and one.kind == "level_at"):
             raise _Lost("it depends on an atomic operation, on another edge, or on a call with effects")
         return (one,)
 
-    (part,) = (with_bodies(s, tuple(mapped(b, keep) for b in bodies(s))),) if bodies(s) else keep(s)
+    (part,) = (ir.with_bodies(s, tuple(ir.mapped(b, keep) for b in ir.bodies(s))),) if ir.bodies(s) else keep(s)
     return part
 
 
-def _changed(s: Statement, keep: Any, *, is_guarded: bool) -> Statement:
+def _changed(s: ir.Statement, keep: Any, *, is_guarded: bool) -> ir.Statement:
     """A statement with changed values; values that are not always evaluated may not be evaluated before it."""
-    names = {n.name for v in values_of(s) for n in walk(v) if isinstance(n, Op)}
-    is_guarded = is_guarded or isinstance(s, While) or not names.isdisjoint(("ifte", "logical_and", "logical_or"))
+    names = {n.name for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, ir.Op)}
+    is_guarded = is_guarded or isinstance(s, ir.While) or not names.isdisjoint(("ifte", "logical_and", "logical_or"))
     s = substituted(s, lambda node: keep(node, is_guarded))
-    return with_bodies(s, tuple(tuple(_changed(i, keep, is_guarded=True) for i in block) for block in bodies(s)))
+    return ir.with_bodies(s, tuple(tuple(_changed(i, keep, is_guarded=True) for i in block) for block in ir.bodies(s)))
 
 
-def _copied(s: Statement, names: Mapping[Local, Local], new: Mapping[_Entry, Any]) -> Statement:
+def _copied(s: ir.Statement, names: Mapping[ir.Local, ir.Local], new: Mapping[_Entry, Any]) -> ir.Statement:
     """A statement on new locals, at another position."""
 
-    def change(node: Value) -> Value:
-        if isinstance(node, Op) and node.dtype.is_real:  # indices that are positions are real numbers there
-            args = tuple(new.get((a.local, a.index), a) if isinstance(a, Read) else a for a in node.args)
+    def change(node: ir.Value) -> ir.Value:
+        if isinstance(node, ir.Op) and node.dtype.is_real:  # indices that are positions are real numbers there
+            args = tuple(new.get((a.local, a.index), a) if isinstance(a, ir.Read) else a for a in node.args)
             if node.name == "cast" and args[0].dtype == node.dtype:
                 return args[0]
-            return node if args == node.args else Op(node.name, args, node.dtype, place=node.place)
-        if not isinstance(node, Read):
+            return node if args == node.args else ir.Op(node.name, args, node.dtype, place=node.place)
+        if not isinstance(node, ir.Read):
             return node
         if node.dtype.is_real and (node.local, node.index) in new:
             return new[node.local, node.index]
         own = names.get(node.local)
-        return node if own is None else Read(own, node.index, place=node.place)
+        return node if own is None else ir.Read(own, node.index, place=node.place)
 
-    blocks = tuple(tuple(_copied(i, names, new) for i in block) for block in bodies(s))
+    blocks = tuple(tuple(_copied(i, names, new) for i in block) for block in ir.bodies(s))
     s = renamed(substituted(s, change), names)
-    if isinstance(s, For):
+    if isinstance(s, ir.For):
         s = replace(s, variables=tuple(names[v] for v in s.variables))
-    return with_bodies(s, blocks)
+    return ir.with_bodies(s, blocks)
 
 
-def _read(value: object) -> Read:
-    assert isinstance(value, Read)
+def _read(value: object) -> ir.Read:
+    assert isinstance(value, ir.Read)
     return value

@@ -126,13 +126,10 @@ def check_appended(lost: Lost, activity: Activity) -> None:
     for s, value in lost:
         if activity.has(value):
             raise UnsupportedError(
-                f"{_text(s)}A value with a tangent is appended, and the field that it goes to is not known. Append to "
+                f"{ir.cited(s.place)}"
+                "A value with a tangent is appended, and the field that it goes to is not known. Append to "
                 "the field itself: field.append(value), or field[i].append(value)."
             )
-
-
-def _text(s: ir.Statement) -> str:
-    return "" if s.place is None else s.place.message() + "\n"
 
 
 # --- deactivation -----------------------------------------------------------------------------------------------------
@@ -170,12 +167,14 @@ def _check_deactivation(s: ir.Effect, node: backend.SNode, c: ir.Container, writ
     kind = backend.node_kind(node)
     if kind not in ("dynamic", "pointer") or not backend.has_leading_axes(c.object, node):
         raise UnsupportedError(
-            f"{_text(s)}{c.name} carries tangents and a part of its layout, a {kind} node, is deactivated in a kernel. "
+            f"{ir.cited(s.place)}"
+            f"{c.name} carries tangents and a part of its layout, a {kind} node, is deactivated in a kernel. "
             "Deactivate it from Python between kernels (snode.deactivate_all()), or store zeros."
         )
     if kind == "pointer" and c in written:
         raise UnsupportedError(
-            f"{_text(s)}{c.name} carries tangents and is stored to in the loop that deactivates a part of it: Taichi "
+            f"{ir.cited(s.place)}"
+            f"{c.name} carries tangents and is stored to in the loop that deactivates a part of it: Taichi "
             "may still read the stored value there. Deactivate it in a loop of its own."
         )
 

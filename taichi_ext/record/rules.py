@@ -6,26 +6,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import taichi_ext.program as ir
 from taichi_ext.backend import Func, ti
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
-from taichi_ext.program import (
-    F32,
-    Assign,
-    Atomic,
-    Boundary,
-    Const,
-    Declare,
-    Group,
-    Load,
-    Local,
-    Read,
-    Statement,
-    Tensor,
-    Update,
-    Value,
-    entries,
-    statements,
-)
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.boundaries import as_groups, by_number, difference, results_of, stopped, structure_of, total
 from taichi_ext.record.handles import Cells, Record, value_of
@@ -88,7 +71,7 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
     passed: list[Any] = []
     for argument, given in zip(func.arguments, bound, strict=True):
         value = value_of(given)
-        if not isinstance(value, (Value, Tensor, Record)):
+        if not isinstance(value, (ir.Value, ir.Tensor, Record)):
             inputs[argument.name] = value
             passed.append(given)
             continue
@@ -106,15 +89,17 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
             "no tangent. Let the function return its result, and store it in the kernel."
         )
     if "auto" not in rule.parameters and rule.taken:
-        _check_stores(rule, statements(tuple(block[before:])))
+        _check_stores(rule, ir.statements(tuple(block[before:])))
     return apply_rule(r, rule, inputs, automatic, walk)
 
 
-def _check_stores(rule: Rule, body: list[Statement]) -> None:
+def _check_stores(rule: Rule, body: list[ir.Statement]) -> None:
     """Raise if a function stores values computed from arguments whose tangents only its rule takes."""
     for s in body:
-        target = s.target if isinstance(s, (Assign, Update, Atomic)) and not isinstance(s.value, Const) else None
-        if isinstance(target, Load) and target.dtype.is_real:
+        target = (
+            s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and not isinstance(s.value, ir.Const) else None
+        )
+        if isinstance(target, ir.Load) and target.dtype.is_real:
             raise UnsupportedError(
                 f"The rule {rule.name!r} ({rule.place}) gives the tangent of the result of {rule.target_name!r}. The "
                 f"function also stores to {target.container.name}, which would have no derivative with respect to "
@@ -126,7 +111,7 @@ def _check_stores(rule: Rule, body: list[Statement]) -> None:
 def stop_arguments(r: Recording, bound: Sequence[object]) -> list[object]:
     """The arguments of a function that its own rule calls: without tangents."""
     values = [value_of(b) for b in bound]
-    return [stopped(r, v) if isinstance(v, (Value, Tensor, Record)) else v for v in values]
+    return [stopped(r, v) if isinstance(v, (ir.Value, ir.Tensor, Record)) else v for v in values]
 
 
 def marked(r: Recording, name: str, value: object, along: Mapping[str, object], walk: Walk) -> object:
@@ -154,14 +139,14 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
     parts = tuple(frozen(r, p, "automatic") for p in (automatic if is_tuple else (automatic,)))
     whole = parts if is_tuple else parts[0]
     sources: dict[str, Any] = {}
-    inner: dict[str, tuple[Local, ...]] = {}
+    inner: dict[str, tuple[ir.Local, ...]] = {}
     bound: list[Any] = []
     for parameter in rule.parameters:
         if parameter == "out":
             bound.append(stopped(r, whole))
         elif parameter in inputs:
             value = inputs[parameter]
-            is_value = isinstance(value, (Value, Tensor, Record))
+            is_value = isinstance(value, (ir.Value, ir.Tensor, Record))
             bound.append(declare(r, parameter, stopped(r, value), "argument") if is_value else value)
         else:
             value = whole if parameter == "auto" else inputs[parameter[2:]]
@@ -174,13 +159,13 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
     returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     check_shapes(rule, list(map(structure_of, parts)), None if result is None else list(map(structure_of, returned)))
     groups, locals_, results = results_of("ruled", whole)
-    if sum(len(entries(group)) for group in sources.get("auto", ())) == len(locals_):
+    if sum(len(ir.entries(group)) for group in sources.get("auto", ())) == len(locals_):
         del sources["auto"]  # the values themselves, so that they are read once
     if r.is_reverse:
         return _with_tangents(r, rule, whole, returned if is_tuple else returned[0])
     given = {**sources, "returned": as_groups(returned)}
     options = {"keeps_automatic": "auto" not in rule.parameters, "name": rule.name, "place": rule.place}
-    r.add(Boundary("rule", rule.target, given, groups, locals_, inner, options, place=r.place()))
+    r.add(ir.Boundary("rule", rule.target, given, groups, locals_, inner, options, place=r.place()))
     return results
 
 
@@ -218,26 +203,26 @@ def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object
     return by_number(total, values, by_number(difference, automatic, values), tangents)
 
 
-def _tangent_of(r: Recording, name: str, value: object) -> tuple[object, tuple[Local, ...], object]:
+def _tangent_of(r: Recording, name: str, value: object) -> tuple[object, tuple[ir.Local, ...], object]:
     """Tangents of a value: the argument of the rule, the locals, and the values in the order of the locals."""
-    locals_: list[Local] = []
-    given: list[Group] = []
+    locals_: list[ir.Local] = []
+    given: list[ir.Group] = []
 
     def made(x: object, label: str, is_member: bool) -> object:
         if isinstance(x, (tuple, list)):
             return tuple(made(e, f"{label}_{n}", is_member) for n, e in enumerate(x))
         if isinstance(x, Record):
             return Record({k: made(m, f"{label}_{k}", True) for k, m in x.members.items()}, x.methods, x.kind)
-        x = as_value(x) if not isinstance(x, Tensor) else x
+        x = as_value(x) if not isinstance(x, ir.Tensor) else x
         if is_member and not x.dtype.is_real:  # so that a struct of the same type can be made of it
-            zeros = tuple(Const(0, x.dtype) for _ in entries(x))
-            return Tensor(zeros, x.shape) if isinstance(x, Tensor) else zeros[0]
-        shape = x.shape if isinstance(x, Tensor) else ()
-        local = Local(label, x.dtype if x.dtype.is_real else F32, shape, "rule")
-        r.add(Declare(local, tuple(Const(0.0, local.dtype) for _ in entries(x)), place=r.place()))
+            zeros = tuple(ir.Const(0, x.dtype) for _ in ir.entries(x))
+            return ir.Tensor(zeros, x.shape) if isinstance(x, ir.Tensor) else zeros[0]
+        shape = x.shape if isinstance(x, ir.Tensor) else ()
+        local = ir.Local(label, x.dtype if x.dtype.is_real else ir.F32, shape, "rule")
+        r.add(ir.Declare(local, tuple(ir.Const(0.0, local.dtype) for _ in ir.entries(x)), place=r.place()))
         locals_.append(local)
         given.append(x)
-        return Cells(local, (), shape).value() if shape else Read(local)
+        return Cells(local, (), shape).value() if shape else ir.Read(local)
 
     tangent = made(value, name, False)
     return tangent, tuple(locals_), tuple(given)

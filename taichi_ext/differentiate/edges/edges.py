@@ -231,7 +231,7 @@ def _check_not_flat(ctx: RuleContext, s: Boundary, kind: str) -> None:
     names, remedy = ("x and y", "compute it from them in the shape")
     if kind in _LEVELS:
         names, remedy = "at=(px, py)", "compute it in the same kernel from the same variables"
-    ctx.walk.add_problem(f"{cited(s.place)}{kind}: level does not depend on {names}; {remedy}.")
+    ctx.walk.problems.append(f"{cited(s.place)}{kind}: level does not depend on {names}; {remedy}.")
 
 
 def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:

@@ -40,7 +40,7 @@ def is_inside(naming: Naming, entry: Load | Read) -> Condition:
         parts = (
             _lies_within(naming.value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True)
         )
-        known = builder.evaluated[name] = builder.keep(functools.reduce(_both, parts), INSIDE)
+        known = builder.evaluated[name] = builder.keep(functools.reduce(_and, parts), INSIDE)
     else:
         builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=builder.place))  # read by watched programs
     return known
@@ -50,9 +50,8 @@ def _is_within(index: int, check: Check) -> bool:
     return (check.first is None or index >= check.first) and (check.end is None or index < check.end)
 
 
-def _both(a: Value, b: Value) -> Value:
-    """Whether two conditions hold; Taichi would branch for ``and``."""
-    return Op("bit_and", (a, b), U1)
+def _and(a: Value, b: Value) -> Value:
+    return Op("bit_and", (a, b), U1)  # Taichi would branch for ``and``
 
 
 def _lies_within(index: Value, check: Check) -> Value:

@@ -40,7 +40,7 @@ class Walk:
         naming: the names of columns and indices.
         arguments: the arguments of the new kernel after those of the original one.
         proposals: the rows of locals that could be rows of containers.
-        problems: errors in the program that another walk may still resolve.
+        problems: errors in the program, raised at the end unless another walk may resolve them.
     """
 
     facts: Facts
@@ -57,7 +57,3 @@ class Walk:
     def declaration(self, local: Local) -> Declaration:
         """The declaration of a local that is declared at the current place."""
         return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)
-
-    def add_problem(self, message: str) -> None:
-        """Note an error to raise at the end of the walk, unless another walk may resolve it."""
-        self.problems.append(message)

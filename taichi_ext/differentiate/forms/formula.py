@@ -92,14 +92,8 @@ class Formula:
     def sqrt(self, x: Operand) -> Term:
         return self.operation("sqrt", x)
 
-    def abs(self, x: Operand) -> Term:
-        return self.operation("abs", x)
-
     def max(self, x: Operand, y: Operand) -> Term:
         return self.operation("max", x, y)
-
-    def min(self, x: Operand, y: Operand) -> Term:
-        return self.operation("min", x, y)
 
     def ratio(self, a: Operand, b: Operand) -> Term:
         """A / b, and 0 where b is 0."""

@@ -64,9 +64,6 @@ class Naming:
         assert not isinstance(value, Value)  # a kept value is a local or a number
         return Affine((), int(value))
 
-    def slot_owner(self, atom: Atom) -> SlotOwner | None:
-        return self.owners.get(atom)
-
     def normal(self, index: Value | int) -> Affine:
         """An index in normal form; parts that are not linear in unchanging locals are evaluated now and named."""
         if isinstance(index, int):

@@ -130,7 +130,7 @@ class EntryWriter:
 
     def store(self, target: EntryTarget, site: stores.Site | None, rows: list[Affine], forms: list[Form]) -> None:
         """``entry = value``."""
-        is_injective = self._emit(target, True if site is None else site, rows, forms, is_sum=False)
+        is_injective = self.emit(target, True if site is None else site, rows, forms, is_sum=False)
         for row, form in zip(rows, forms, strict=True):
             self._forget(target.key, row)
             self._stored[target.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
@@ -138,7 +138,7 @@ class EntryWriter:
 
     def add(self, target: EntryTarget, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
         """``entry += value``."""
-        is_injective = self._emit(target, site, rows, forms, is_sum=True)
+        is_injective = self.emit(target, site, rows, forms, is_sum=True)
         is_private = self.walk.facts.stores.is_private(site)
         loops = self.walk.cursor.loops
         for row, form in zip(rows, forms, strict=True):
@@ -160,12 +160,6 @@ class EntryWriter:
         self._order += 1
         return self._order
 
-    def write_sum(
-        self, target: EntryTarget, rows: list[Affine], forms: list[Form], step: int, *, is_sum: bool, is_injective: bool
-    ) -> None:
-        """Store to a local with separate columns, or add to it."""
-        self._emit(target, is_injective, rows, forms, is_sum=is_sum, step=step)
-
     def _is_written_before(self, key: Key, row: Affine) -> bool:
         return any(w.key == key and w.stage == self.stage and not are_apart(w.row, row) for w in self._writes)
 
@@ -180,7 +174,7 @@ class EntryWriter:
 
     # --- one site
 
-    def _emit(
+    def emit(
         self,
         target: EntryTarget,
         place: stores.Site | bool,

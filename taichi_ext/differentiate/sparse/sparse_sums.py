@@ -153,9 +153,7 @@ class LocalSum:
         self._writes.append(_Write(self.writer.stage, step, loops, is_sum))
         rows = [self._entry(index) for index in indices]
         try:
-            self.writer.write_sum(
-                self.target, rows, forms, step, is_sum=is_sum, is_injective=loops == self.declared.loops
-            )
+            self.writer.emit(self.target, loops == self.declared.loops, rows, forms, is_sum=is_sum, step=step)
         except DenseRowsError as error:
             self._give_up(str(error))
         self._is_open = is_sum

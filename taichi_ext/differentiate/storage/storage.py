@@ -234,7 +234,7 @@ class Storage:
 
 def _sources(naming: Naming, seed: Seed) -> set[Local]:
     """The locals whose slots a column comes from, directly or through others, in this walk or an earlier one."""
-    owners = [owner for owner in (naming.slot_owner(atom) for atom, _ in seed.column.terms) if owner is not None]
+    owners = [naming.owners[atom] for atom, _ in seed.column.terms if atom in naming.owners]
     return {owner.local for owner in owners}.union(*(owner.facts.sources for owner in owners))
 
 
