@@ -33,7 +33,7 @@ from taichi_ext.schedule import Machine, Scheduled, schedule, with_private_sums
 from taichi_ext.simplify import simplify
 
 
-@backend.deep_recursion()
+@backend.with_deep_recursion
 @stages.without_collections()
 def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
     """The kernel that does the same as ``launch.kernel`` and also computes its tangents.
@@ -153,7 +153,7 @@ def _kernel(
     return kernel
 
 
-@backend.deep_recursion()
+@backend.with_deep_recursion
 def flow(launch: launches.Launch) -> launches.Flow:
     """From where to where tangents go in a kernel, which is not differentiated."""
     constants = launches.constants_of(launch)
@@ -162,7 +162,7 @@ def flow(launch: launches.Launch) -> launches.Flow:
     return launches.Flow(program, infos, frozenset(launches.number_locals(program, launch, constants)))
 
 
-@backend.deep_recursion()
+@backend.with_deep_recursion
 def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
     """A kernel that Taichi cannot compile by itself, without a Jacobian.
 

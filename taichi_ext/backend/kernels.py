@@ -366,17 +366,6 @@ def is_reverse(kernel: Kernel) -> bool:
     return kernel.autodiff_mode == AutodiffMode.REVERSE
 
 
-@contextlib.contextmanager
-def deep_recursion(limit: int = 10000) -> Iterator[None]:
-    """Functions inlined into each other, and long expressions, nest deep in Python's stack while a kernel is built."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, limit))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
-
-
 def deactivated_node(kernel: Kernel, args: tuple[Any, ...]) -> ti.SNode | None:
     """The node that one of Taichi's own kernels deactivates as a whole; None for any other kernel."""
     names = ("snode_deactivate", "snode_deactivate_dynamic")

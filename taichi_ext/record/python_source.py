@@ -15,9 +15,11 @@ import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
 from operator import or_
-from typing import Any
+from typing import Any, NoReturn
 
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.rewriter import BINARY, COMPARE
+from taichi_ext.record.trees import copied
 
 SCOPE = "<py>"
 _NAME = "<function>"  # no function has this name, so names within keep their meaning
@@ -57,7 +59,18 @@ def is_rewritten(function: types.FunctionType) -> bool:
 @lru_cache(maxsize=1024)
 def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | None:
     node = definition(code, qualname)
-    return None if node is None else compiled(_Rewriter().of_definition(node), code, (SCOPE,))
+    try:
+        return None if node is None else compiled(_Rewriter().of_definition(node), code, (SCOPE,))
+    except RecursionError:
+        raise_too_deep(code, qualname)
+
+
+def raise_too_deep(code: types.CodeType, qualname: str) -> NoReturn:
+    """Raise because operations that became calls nest deeper than Python can compile."""
+    raise UnsupportedError(
+        f"{code.co_filename}:{code.co_firstlineno}: an expression or block of {qualname!r} nests deeper than Python "
+        "can follow once its operations are watched for tangents. Compute parts of it in variables."
+    ) from None
 
 
 def definition(code: types.CodeType, qualname: str) -> Any:
@@ -110,7 +123,7 @@ def _may_be(node: ast.AST, code: types.CodeType) -> bool:
 
 def _alone(node: Any, qualname: str) -> object:
     """A copy of a definition without defaults, decorators and annotations, private names written out."""
-    node = copy.deepcopy(node)
+    node = copied(node)
     args = node.args
     args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):

@@ -7,7 +7,7 @@ is discarded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import taichi_ext.record.assignments as assignments
@@ -103,26 +103,26 @@ _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n
 _FUNCTIONS |= {n: lambda r, *args, name=n: operations.operate(r, name, *args) for n in _OPERATORS}
 
 
-def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as Taichi calls it: by its own name, which errors cite."""
+def _named(r: Recording, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function as Taichi calls it: by its own name, which errors cite.
 
-    def method(r: Recording, /, *args: object, **keywords: object) -> Any:
+    A method would do, but calls of methods use Python's C stack, which has a limit of its own from 3.12 on.
+    """
+
+    def named(*args: object, **keywords: object) -> Any:
         return function(r, *args, **keywords)
 
-    method.__name__ = name
-    return backend.known_in_kernels(method)
-
-
-_METHODS = {name: _named(name, function) for name, function in _FUNCTIONS.items()}
+    named.__name__ = name
+    return backend.known_in_kernels(named)
 
 
 def _library(r: Recording) -> SimpleNamespace:
     """The functions for one recording; ``names``: by their names in the rewritten source."""
-    made = {name: MethodType(function, r) for name, function in _METHODS.items()}
+    made = {name: _named(r, name, function) for name, function in _FUNCTIONS.items()}
     return SimpleNamespace(names={f"{RECORDER}.{name}": function for name, function in made.items()}, **made)
 
 
-@backend.deep_recursion()
+@backend.with_deep_recursion
 def record(
     kernel: backend.Kernel,
     args: tuple[Any, ...],

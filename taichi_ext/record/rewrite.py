@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import pickle
 import textwrap
 import types
 import weakref
@@ -17,6 +16,7 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.returns import has_early_return, lower_returns
 from taichi_ext.record.rewriter import Rewriter
+from taichi_ext.record.trees import flat_tree, from_flat
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Rewritten:
 
     source: tuple[str, list[str], int]
     names: tuple[str, ...]  # of its parameters
-    pickled: bytes
+    flat: tuple[Any, ...]  # of its tree, as ``flat_tree`` gives it
     places: dict[object, str] = field(default_factory=dict)  # texts of places in the source, as messages cite them
 
     free: list[Any] = field(default_factory=list)  # trees that have been walked, each with a list of its nodes
 
     def tree(self) -> ast.Module:
         """A fresh copy: Taichi writes into the tree that it walks."""
-        return pickle.loads(self.pickled)
+        return from_flat(self.flat)
 
     @contextlib.contextmanager
     def borrowed_tree(self) -> Iterator[ast.Module]:
@@ -73,8 +73,8 @@ def rewrite(function: types.FunctionType, returned_values: int | None = None) ->
         Rewriter(backend.global_variables(function)).rewrite_function(definition)
         _count_scopes(definition, 0)
         ast.fix_missing_locations(tree)
-        new = Rewritten(source, tuple(inspect.signature(function).parameters), pickle.dumps(tree))
-        _cache[function] = _shared.setdefault((source[0], source[2], new.pickled), new)
+        new = Rewritten(source, tuple(inspect.signature(function).parameters), flat_tree(tree))
+        _cache[function] = _shared.setdefault((source[0], source[2], new.flat), new)
     return _cache[function]
 
 

@@ -15,9 +15,10 @@ import taichi as ti
 import taichi.math as tm
 from taichi.lang.ast import ASTTransformerContext
 
-from taichi_ext import UnsupportedError
+from taichi_ext import UnsupportedError, backend
 from taichi_ext.backend.contexts import make_context
 from taichi_ext.record.rewrite import rewrite
+from taichi_ext.record.trees import copied, flat_tree
 
 
 def text_of(function):
@@ -478,6 +479,33 @@ def test_each_tree_is_fresh():
     assert first is not second
     first.body[0].body.clear()
     assert second.body[0].body
+
+
+def test_trees_of_any_depth_are_copied():
+    tree = ast.parse("a - 1 - 1.0", mode="eval")
+    for _ in range(3000):  # pickle and copy recurse
+        tree.body = ast.UnaryOp(op=ast.USub(), operand=tree.body)
+    copy = copied(tree)
+    inner, depth = copy.body, 0
+    while isinstance(inner, ast.UnaryOp):
+        inner, depth = inner.operand, depth + 1
+    assert (depth, ast.unparse(inner)) == (3000, "a - 1 - 1.0")
+    assert inner.lineno == 1
+    assert flat_tree(ast.parse("1")) != flat_tree(ast.parse("1.0"))
+    assert flat_tree(ast.parse("1")) == flat_tree(ast.parse("1"))
+
+
+def test_too_deep_recursion_names_the_kernel():
+    @ti.kernel
+    def k():
+        pass
+
+    @backend.with_deep_recursion
+    def endless(kernel: object) -> object:
+        return endless.__wrapped__(kernel)
+
+    with pytest.raises(UnsupportedError, match=r"chain of calls of 'k' nests deeper than Python can follow"):
+        endless(backend.primal_kernel(k)[0])
 
 
 def test_functions_are_not_kept_alive():

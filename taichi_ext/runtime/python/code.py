@@ -7,13 +7,21 @@ Names, control flow, attributes and positions in the source stay as they are.
 from __future__ import annotations
 
 import ast
-import copy
 import sys
 import types
 from functools import lru_cache
 from typing import Any
 
-from taichi_ext.record.python_source import KEPT, OWN_CODES, ScopeRewriter, compiled, definition, is_same_code
+from taichi_ext.record.python_source import (
+    KEPT,
+    OWN_CODES,
+    ScopeRewriter,
+    compiled,
+    definition,
+    is_same_code,
+    raise_too_deep,
+)
+from taichi_ext.record.trees import copied
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
 _KEPT_OF = ("sys", "inspect")  # modules whose functions look at frames
@@ -30,11 +38,13 @@ def _rewritten(code: types.CodeType, file: str, qualname: str, watch: object) ->
     if node is None:
         return None
     try:
-        if not is_same_code(code, compiled(copy.deepcopy(node), code, ())):
+        if not is_same_code(code, compiled(copied(node), code, ())):
             return None
         made = compiled(_Rewriter().of_definition(node), code, ())
     except SyntaxError:
         return None
+    except RecursionError:
+        raise_too_deep(code, qualname)
     if made.co_freevars != code.co_freevars:
         return None
     made = _completed(made, watch, _path(made), qualname).replace(co_name=code.co_name)
@@ -98,7 +108,7 @@ class _Rewriter(ScopeRewriter):
             target.value = named(self.visit(target.value))
         if isinstance(target, ast.Subscript):
             target.slice = named(self.index(target.slice))
-        old = copy.deepcopy(target)
+        old = copied(target)
         old.ctx = ast.Load()
         new = self.library("operate", node, f"{type(node.op).__name__}=", self.visit(old), self.visit(node.value))
         pairs = [*((ast.Name(id=name, ctx=ast.Store()), value) for name, value in names), (self.visit(target), new)]
