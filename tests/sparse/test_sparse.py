@@ -515,8 +515,12 @@ def test_bad_input(network):
         jacobian(network.run, x, force, format="csr", out=moved)
     with pytest.raises(InvalidArgumentError, match="gives torch tensors, and .* is not a torch tensor"):
         jacobian(network.run, x, force, format="torch_csr")
-    with pytest.raises(InvalidArgumentError, match="format='bsr' needs full blocks of 1 x 2"):
-        in_format(scipy.sparse.csr_array([[1.0, 0.0]]), "bsr", (1, 2), None)
+
+
+def test_blocks_hold_zeros_where_the_pattern_has_no_entry():
+    bsr = in_format(scipy.sparse.csr_array([[1.0, 0.0, 0.0, 0.0]]), "bsr", (1, 2), None)
+    assert (bsr.blocksize, bsr.nnz) == ((1, 2), 2)
+    assert_array_equal(bsr.toarray(), [[1.0, 0.0, 0.0, 0.0]])
 
 
 @pytest.mark.parametrize(("shape", "count"), [((40, 30), 500), ((300, 200), 40_000), ((5, 2**59), 50)])

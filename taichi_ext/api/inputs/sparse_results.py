@@ -36,20 +36,10 @@ def in_format(matrix: Any, kind: str, block: tuple[int, int], device: object) ->
     if kind == "coo":
         return matrix.tocoo()
     if kind == "bsr":
-        return _as_bsr(matrix, block)
+        return matrix.tobsr(blocksize=block)  # entries of a block that are not in the pattern are zeros
     if kind.startswith("torch"):
         return _as_torch(matrix, kind, device)
     return matrix
-
-
-def _as_bsr(matrix: Any, block: tuple[int, int]) -> object:
-    found = matrix.tobsr(blocksize=block)
-    if found.nnz != matrix.nnz:
-        raise InvalidArgumentError(
-            f"format='bsr' needs full blocks of {block[0]} x {block[1]}, one for the elements of output and parameter; "
-            f"{found.nnz - matrix.nnz} entries of them are not in the pattern. Use format='csr'."
-        )
-    return found
 
 
 def _as_torch(matrix: Any, kind: str, device: Any) -> object:
