@@ -7,6 +7,7 @@ from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, value_gradient_and_hessian
+from taichi_ext.api.runs import sparse_form
 from taichi_ext.runtime.sparse.projection import positive_factors
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -57,7 +58,7 @@ def test_springs_that_are_pressed(way):
     assert value == plain[0]
 
 
-def test_on_demand_changes_nothing_that_is_definite():
+def test_on_demand_changes_nothing_that_is_definite(monkeypatch):
     x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.0)
     weight = scalars(0.0)
 
@@ -80,6 +81,9 @@ def test_on_demand_changes_nothing_that_is_definite():
             clamped = hessian(run, x, energy, format="csr", project="clamp").toarray()
             assert_array_equal(found, clamped)
             assert np.linalg.eigvalsh(found)[0] > 0
+    write(weight, 0.0)  # no block is indefinite: H is not factorised
+    monkeypatch.setattr(sparse_form, "positive_factors", lambda H: pytest.fail("H is factorised"))
+    assert_array_equal(plan().toarray(), hessian(run, x, energy, format="csr").toarray())
 
 
 def test_several_parameters_in_one_block():

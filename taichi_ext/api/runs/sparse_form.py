@@ -87,7 +87,7 @@ class SparseForm(DenseForm):
         blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         if self._projection == "on_demand":
             assert target is not None
-            if positive_factors(scipy_sparse().block_array(blocks, format="csc")) is None:
+            if target.indefinite and positive_factors(scipy_sparse().block_array(blocks, format="csc")) is None:
                 rows = target.project_saved(arithmetic)
                 blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         return blocks

@@ -49,6 +49,7 @@ class SparseEntries(DenseRows):
     Attributes:
         launched: the last kernel.
         is_symmetric: whether the entries are those of a symmetric matrix, to the last bit.
+        indefinite: how many blocks of elements were not positive semidefinite.
     """
 
     is_dense = False
@@ -72,6 +73,7 @@ class SparseEntries(DenseRows):
         self._projection = projection
         self._streams: Streams | None = None
         self.is_symmetric = True
+        self.indefinite = 0
         self._left_out: dict[Key, object] = {}  # names of containers whose tangents are not kept
         self._saved: list[tuple[Fused, Mapping[Key, Key], Saved]] = []  # entries of launches, before a projection
 
@@ -231,8 +233,8 @@ class SparseEntries(DenseRows):
                     "whose loops have bounds known at run time is launched twice. Use project='clamp'."
                 )
             self._saved.append((fused, outer, streams.saved()))
-        elif self._projection is not None:
-            project(streams, self._projection)
+        if self._projection is not None:
+            self.indefinite += project(streams, self._projection)
         self._compose(streams, outer)
         self.is_symmetric = self.is_symmetric and streams.is_symmetric
 

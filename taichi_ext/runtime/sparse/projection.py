@@ -39,17 +39,18 @@ def _marking(ti: ModuleType) -> Callable[..., None]:
                 for j in range(i, size):
                     pivot = blocks[e, i, j]
                     for k in range(i):
-                        pivot -= work[e, i, k] * work[e, j, k] * work[e, k, k]
+                        pivot -= work[e, k, i] * work[e, j, k]
                     if j == i:
                         if not pivot >= -zero:
                             marks[e] = 1
                         work[e, i, i] = ti.max(pivot, 0.0)
                     elif work[e, i, i] > zero:
+                        work[e, i, j] = pivot  # of D L', above the diagonal, and of L below it
                         work[e, j, i] = pivot / work[e, i, i]
                     else:  # as in the plane of a rigid motion: its row has to be zero, too
                         if not ti.abs(pivot) <= zero:
                             marks[e] = 1
-                        work[e, j, i] = 0.0
+                        work[e, i, j] = work[e, j, i] = 0.0
                 if marks[e] == 1:
                     break
 
@@ -57,7 +58,10 @@ def _marking(ti: ModuleType) -> Callable[..., None]:
 
 
 def project(streams: Streams, way: str) -> int:
-    """Project the blocks of all sites of a launch; returns the number of blocks that were not semidefinite."""
+    """Project the blocks of all sites of a launch; returns the number of blocks that were not semidefinite.
+
+    "on_demand" only counts them.
+    """
     return sum(_project_site(streams, site, way) for site in streams.sites)
 
 
@@ -69,12 +73,15 @@ def _project_site(streams: Streams, site: Site, way: str) -> int:
     memory, places = [], []
     for group in site.groups:
         memory.append(streams.entries_of(site, group).reshape(count, len(group.entries)))
-        places.append([(numbers[e.part], numbers[site.parts[e.column]]) for e in group.entries])
+        places.append([numbers[e.part] * size + numbers[site.parts[e.column]] for e in group.entries])
     dtype = memory[0].dtype if memory else np.float64
-    blocks = np.zeros((count, size, size), dtype)
-    for values, where in zip(memory, places, strict=True):
-        rows, columns = np.array(where).T
-        blocks[:, rows, columns] = values
+    if len(memory) == 1 and len(places[0]) == size * size:
+        blocks = memory[0].take(np.argsort(places[0]), axis=1)
+    else:
+        blocks = np.zeros((count, size * size), dtype)
+        for values, where in zip(memory, places, strict=True):
+            blocks[:, where] = values
+    blocks = blocks.reshape(count, size, size)
     marks = np.zeros(count, np.int32)
     if count and size:
         blocks[~is_filled] = np.eye(size)
@@ -82,11 +89,10 @@ def _project_site(streams: Streams, site: Site, way: str) -> int:
             _marking(backend.RUNTIME.module)(blocks, np.empty_like(blocks), marks, ROUNDING * np.finfo(dtype).eps)
     bad = np.flatnonzero(marks)
     bad = bad[np.isfinite(blocks[bad]).all(axis=(1, 2))]
-    if len(bad):
-        fixed = semidefinite(blocks[bad], way)
+    if len(bad) and way != "on_demand":
+        fixed = semidefinite(blocks[bad], way).reshape(len(bad), size * size)
         for values, where in zip(memory, places, strict=True):
-            rows, columns = np.array(where).T
-            values[bad] = fixed[:, rows, columns]
+            values[bad] = fixed.take(where, axis=1)
     return len(bad)
 
 
