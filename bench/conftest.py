@@ -1,5 +1,6 @@
 """Start Taichi once for all benchmarks, keep their medians, and print them as ratios at the end."""
 
+import functools
 import os
 import platform
 from importlib.metadata import version
@@ -32,12 +33,13 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(scope="session", autouse=True)
 def taichi(request):
-    """Taichi, started on the chosen device."""
+    """Taichi, started on the chosen device; the function that starts it."""
     arch = getattr(ti, request.config.getoption("--arch"))
-    ti.init(arch=arch, **SETTINGS)
+    start = functools.partial(ti.init, arch=arch, **SETTINGS)
+    start()
     if ti.cfg.arch != arch:
         pytest.exit(f"Taichi finds no {arch} device here", returncode=2)
-    yield
+    yield start
     ti.reset()
 
 
