@@ -29,7 +29,7 @@ from taichi_ext.program import Container, Program
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
-from taichi_ext.schedule import Machine, Scheduled, schedule, with_private_sums
+from taichi_ext.schedule import Machine, Scheduled, schedule, with_lower_triangle, with_private_sums
 from taichi_ext.simplify import simplify
 
 
@@ -137,6 +137,8 @@ def _completed(
         return replace(differentiated, program=watch.program(differentiated))
     if machine is None or machine.is_checked or (launch.sparse is not None and machine.threads > 1):
         return differentiated
+    if gradient is not None and gradient.mirrored is not None:
+        differentiated = with_lower_triangle(differentiated, gradient.mirrored, launch.block.count)
     return with_private_sums(differentiated, machine)
 
 

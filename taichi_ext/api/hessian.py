@@ -305,7 +305,7 @@ def hvp(
     given, count = matrices(vectors, params, "vectors", shapes)
     if count == 0:
         raise InvalidArgumentError("vectors has no vector: its leading axis is empty.")
-    evaluation = with_choices(evaluation, None, _mask(fixed, evaluation))
+    evaluation = with_choices(evaluation, None, _mask(fixed, evaluation), has_gradient=False)
     found = hessian_times(evaluation, np.concatenate(given).astype(np.float64))
     return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(found, shapes, strict=True)], "params")
 

@@ -21,7 +21,7 @@ from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.launches.keys import GRADIENT, FieldKey, FirstOrderArray, GradientKey, NumberArgument
 from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
 from taichi_ext.launches.seeds import seeds_of
-from taichi_ext.program import Container, Local, Program, mapped, rebuilt, with_values
+from taichi_ext.program import Container, Load, Local, Program, Statement, Store, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
 from taichi_ext.simplify import simplify
@@ -66,6 +66,8 @@ class GradientProgram:
         adjoints: of the fields that the energy is computed from, if it computes some.
         left_out: the containers whose tangents it does not keep.
         is_ignored: whether nothing needs the tangents of the energy itself, only those of its gradient.
+        mirrored: the gradient, if entries above the diagonal of its tangents are not needed.
+        unneeded: the gradient, if only its tangents are needed.
     """
 
     program: Program
@@ -75,6 +77,8 @@ class GradientProgram:
     adjoints: Container | None
     left_out: frozenset[Container]
     is_ignored: bool
+    mirrored: Container | None
+    unneeded: Container | None
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
@@ -94,6 +98,8 @@ class GradientProgram:
     def completed(self, found: Differentiated) -> Differentiated:
         """The program with tangents of the second order, of operations that Taichi has."""
         body = mapped(found.program.body, lambda s: with_values(s, lambda v: rebuilt(v, written_out)))
+        if self.unneeded is not None and self.unneeded not in read_containers(body):
+            body = mapped(body, lambda s: () if _is_stored(s, self.unneeded) else s)
         arrays: list[tuple[Purpose, Container]] = [(array.name, c) for c, array in self.arrays.items()]
         arrays += [] if self.adjoints is None else [(ADJOINTS, self.adjoints)]
         return replace(found, program=replace(found.program, body=body), shadows=(*arrays, *found.shadows))
@@ -121,7 +127,16 @@ def gradient_program(
     containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
     is_ignored = not launch.is_repeated or launch.sparse is not None
-    return GradientProgram(result, arrays, energy, sums, adjoints, left_out, is_ignored)
+    is_alone = launch.sparse is None and not launch.is_repeated
+    own = next((c for c, array in arrays.items() if array.info.key == GRADIENT), None) if is_alone else None
+    mirrored = own if target.is_mirrored and launch.block.count == target.columns else None
+    unneeded = None if target.has_gradient else own
+    return GradientProgram(result, arrays, energy, sums, adjoints, left_out, is_ignored, mirrored, unneeded)
+
+
+def _is_stored(s: Statement, container: Container | None) -> bool:
+    """Whether a statement stores to a container."""
+    return isinstance(s, Store) and isinstance(s.target, Load) and s.target.container is container
 
 
 def _first_order_seeds(

@@ -116,6 +116,8 @@ class EnergyTarget:
         adds_terms: whether the gradient is added up term by term.
         has_whole_blocks: whether the blocks of a sparse Hessian are written with their zeros.
         intermediates: fields that it is computed from, which have columns behind those of the parameters.
+        is_mirrored: whether the entries of a dense Hessian above its diagonal are not needed.
+        has_gradient: whether the gradient itself is needed.
     """
 
     key: Key
@@ -126,6 +128,8 @@ class EnergyTarget:
     adds_terms: bool
     has_whole_blocks: bool = False
     intermediates: frozenset[Key] = frozenset()
+    is_mirrored: bool = False
+    has_gradient: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, not_written_out
+from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, literal, not_written_out, operation
 from taichi_ext.simplify.usage import all_values
 
 AT_ONCE = 4  # columns of loops that store them last
@@ -42,16 +42,31 @@ def _counted(s: ir.Statement) -> ir.Statement | ir.Body:
     if not is_over_columns(s):
         return s
     (count,) = s.domain
-    array = _stored_to(s.body)
-    if not isinstance(count, ir.Const) or count.value <= MOST_WRITTEN_OUT or array is None:
+    array, most = _stored_to(s.body), _most(count)
+    if most is None or most <= MOST_WRITTEN_OUT or array is None:
         return s
     if not _are_independent(s):
         return not_written_out(s, array)
     copies = [_copied(s, number) for number in range(AT_ONCE)]
     body = tuple(x for part in zip(*copies, strict=True) for copy in part for x in copy)
     counter, several = not_written_out(replace(s, body=body), array, AT_ONCE)
-    rest = not_written_out(s, array)[1:] if count.value % AT_ONCE else ()
+    rest = not_written_out(s, array)[1:] if most % AT_ONCE else ()
     return (counter, several, *rest)
+
+
+def up_to(column: ir.Local, columns: int) -> ir.Value:
+    """The number of columns up to one of them, rounded up to as many as are taken at once, if there are as many."""
+    several = operation("bit_or", ir.Read(column), literal(AT_ONCE - 1, ir.I32))
+    return operation("min", cast(add(several, 1), ir.I32), literal(columns, ir.I32))
+
+
+def _most(count: ir.Value) -> int | None:
+    """The number of columns of a loop, or the most of one that ends ``up_to`` a column."""
+    match count:
+        case ir.Const(value=n) | ir.Op("min", (ir.Op("add", (ir.Op("bit_or"), _)), ir.Const(value=n))):
+            return int(n)
+        case _:
+            return None
 
 
 def _are_independent(s: ir.For) -> bool:

@@ -116,11 +116,13 @@ class _Masker:
     def block(self, body: ir.Body, lanes: _Lanes) -> ir.Body:
         made: list[ir.Statement] = []
         group: list[ir.Statement] = []
+        stored: set[ir.Container] = set()  # to by the group
         has_left = False
         for s in body:
             if has_left and lanes.loop is not None and self._needs_lanes(s):
                 made += (*self._group(tuple(group), lanes.mask), *_end(lanes.loop.iteration, lanes.loop.end))
                 group.clear()
+                stored.clear()
                 has_left = False
             has_left |= lanes.loop is not None and self.has_jumps((s,), is_masked=True)
             is_some = lanes.is_some and not has_left
@@ -131,12 +133,13 @@ class _Masker:
                 before, s = self._with_shared_loads(s)
                 made += before
             apart = self._apart(s, lanes)
-            stored = written_containers(group)  # behind the group
             if apart is not None or any(stored & x.contents.containers for x in ir.statements((s,))):
                 made += self._group(tuple(group), lanes.mask)
                 group.clear()
+                stored.clear()
             if apart is None:
                 group.append(s)
+                stored |= written_containers((s,))
             else:
                 made += apart
         return (*made, *self._group(tuple(group), lanes.mask))

@@ -17,7 +17,7 @@ from taichi_ext.analysis.interval_arithmetic import RANGE, Interval
 from taichi_ext.analysis.intervals import Facts
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.differentiate.facts.decisions import Differentiated
-from taichi_ext.differentiate.forms.build import add, element, literal, multiply, operation, subtract
+from taichi_ext.differentiate.forms.build import add, element, is_over_columns, literal, multiply, operation, subtract
 from taichi_ext.differentiate.forms.keys import Scratch
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify.usage import assigned_locals
@@ -123,11 +123,14 @@ class _Additions:
 
     def _enter(self, loop: Loop, facts: Facts) -> int:
         """The iterations of a loop, 1 where they are not known."""
-        if loop.bounds is None or not self._assigned.isdisjoint(loop.atoms):
+        bounds, s = loop.bounds, loop.statement
+        if bounds is None and isinstance(s, ir.For) and is_over_columns(s):
+            bounds = ((0, facts.interval(s.domain[0])[1]),)
+        if bounds is None or not self._assigned.isdisjoint(loop.atoms):
             return 1
-        for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
+        for atom, (first, end) in zip(loop.atoms, bounds, strict=True):
             facts.note(Affine(((atom, 1),)), (first, max(first, end - 1)))
-        return loop.iterations or 0
+        return math.prod(end - first for first, end in bounds)
 
 
 def _with_own_sums(

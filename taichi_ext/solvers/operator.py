@@ -202,7 +202,7 @@ class _SymmetricProducts:
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """H times the columns of a matrix."""
         with _started(self._plan, self._call) as (evaluation, _):
-            along = with_choices(evaluation, None, self._fixed)
+            along = with_choices(evaluation, None, self._fixed, has_gradient=False)
             return np.concatenate(hessian_times(along, np.asarray(vectors, np.float64), _MOST_VECTORS))
 
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:

@@ -7,7 +7,10 @@ from differences import outputs, read, scalars, vectors, write
 from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, hessian, hessian_operator, hvp
+from taichi_ext import InvalidArgumentError, hessian, hessian_operator, hvp, value_and_gradient
+from taichi_ext.api.inputs.options import checked_options
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.runs.second_order import point_along, with_choices
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -35,6 +38,26 @@ def test_springs_with_one_vector_and_several():
     springs()
     assert_allclose(after, read(energy), rtol=1e-14)
     assert_allclose(hvp(springs, x, several, energy), np.einsum("aibj,nbj->nai", H, several), rtol=1e-12, atol=1e-12)
+
+
+def test_products_alone_and_with_the_gradient():
+    """The same plan gives both: a kernel that adds up no gradient is not taken for one that does."""
+    x, pairs, energy = vectors(rng.normal(size=(6, 3))), ti.Vector.field(2, ti.i32, 4), scalars(0.0)
+    pairs.from_numpy(np.array([[0, 1], [1, 2], [5, 2], [3, 4]], np.int32))
+
+    @ti.kernel
+    def springs():
+        for k in pairs:
+            energy[None] += ((x[pairs[k][1]] - x[pairs[k][0]]).norm() - 0.3) ** 2
+
+    plan, call = prepared_form(springs, x, energy, (), checked_options(None, "auto", None, None), "hvp")
+    direction, gradient, H = rng.normal(size=18), value_and_gradient(springs, x, energy)[1], hessian(springs, x, energy)
+    for _ in range(2):
+        product = hvp(springs, x, direction.reshape(6, 3), energy)
+        assert_allclose(product.reshape(-1), H.reshape(18, 18) @ direction, rtol=1e-12, atol=1e-12)
+        _, found, along = point_along(with_choices(plan.start(call), None, None), direction)
+        assert_allclose(found, gradient.reshape(-1), rtol=1e-12, atol=1e-12)
+        assert_allclose(along, product.reshape(-1), rtol=1e-12, atol=1e-12)
 
 
 def test_every_kind_of_parameter():

@@ -58,9 +58,11 @@ def _is_same(energy: Target, param: Target) -> bool:
     return energy.kind == param.kind == "argument" and energy.position == param.position
 
 
-def with_choices(evaluation: Evaluation, projection: str | None, fixed: Fixed | None) -> Evaluation:
-    """The same call, for H with projected blocks and fixed entries."""
-    subject = EnergyGradient(is_projected=projection is not None, fixed=fixed)
+def with_choices(
+    evaluation: Evaluation, projection: str | None, fixed: Fixed | None, *, has_gradient: bool = True
+) -> Evaluation:
+    """The same call, for H with projected blocks and fixed entries; perhaps without the gradient."""
+    subject = EnergyGradient(is_projected=projection is not None, fixed=fixed, has_gradient=has_gradient)
     form = SparseForm(projection) if evaluation.form.is_sparse else evaluation.form
     return evaluation.changed(subject=subject, form=form)
 

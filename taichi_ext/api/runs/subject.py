@@ -81,6 +81,7 @@ class EnergyGradient(Outputs):
     Args:
         is_projected: whether blocks of elements are made positive semidefinite.
         fixed: entries of the params whose rows and columns of H are those of the identity matrix.
+        has_gradient: whether the gradient is needed, or only products of H.
 
     Attributes:
         gradient: that of the last run.
@@ -88,8 +89,9 @@ class EnergyGradient(Outputs):
 
     is_repeatable = False
 
-    def __init__(self, *, is_projected: bool = False, fixed: Fixed | None = None) -> None:
+    def __init__(self, *, is_projected: bool = False, fixed: Fixed | None = None, has_gradient: bool = True) -> None:
         super().__init__(is_gradient=True)
+        self._has_gradient = has_gradient
         self._fixed = fixed
         self.gradient = np.zeros(0)
         self._is_projected = is_projected
@@ -117,6 +119,8 @@ class EnergyGradient(Outputs):
             adds_terms=intermediates is not None or is_product,  # also of energies with few parameters
             has_whole_blocks=self._is_projected,
             intermediates=frozenset(intermediates or ()),
+            is_mirrored=not is_product and all(self._is_whole(p, layout) for p in layout.params),
+            has_gradient=self._has_gradient,
         )
 
     def note_run(self, session: Session, layout: Layout) -> None:
@@ -150,13 +154,18 @@ class EnergyGradient(Outputs):
             return parts
         return _split(self._fixed.masked_products(np.concatenate(parts), directions), layout)
 
+    def _is_whole(self, param: Placed, layout: Layout) -> bool:
+        """Whether the rows and columns of a parameter have the same numbers."""
+        return param.rows == param.size and param.first == _starts(_sizes(layout))[param.container]
+
     def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """The rows of each parameter, of a matrix with a row for each entry of the gradient."""
         return [matrix[_rows(p, layout)][p.inner] for p in layout.params]
 
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
         matrix = np.concatenate(self._by_param(values[0], layout))
-        matrix = 0.5 * (matrix + matrix.T)  # the same but for rounding
+        # kernels may leave out what is above the diagonal
+        matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, matrix.T)
         if self._fixed:
             self._fixed.mask_matrix(matrix)
         ranges = [(slice(p.first, p.first + p.size), p.shape) for p in layout.params]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -122,14 +123,34 @@ def multiply(a: Coefficient, b: Coefficient) -> Coefficient:
     if isinstance(b, ir.Op) and b.name == "neg":
         return negative(multiply(a, b.args[0]))
     for one, other in ((a, b), (b, a)):
-        if _is_one_or_zero(one) and isinstance(other, ir.Value):
-            return select(one.args[0], other, 0)  # 0, even where the other is infinite
+        if is_number_or_zero(one):
+            product = cast(multiply(one.args[1], other), other.dtype if isinstance(other, ir.Value) else one.dtype)
+            return select(one.args[0], product, 0)  # 0, even where the other is infinite
     return operation("mul", a, b)
 
 
-def _is_one_or_zero(x: Coefficient) -> TypeGuard[ir.Op]:
-    """Whether a coefficient is 1 where a condition holds and 0 elsewhere, as that of a column of a block."""
-    return isinstance(x, ir.Op) and x.name == "select" and is_number(x.args[1], 1) and is_number(x.args[2], 0)
+def is_number_or_zero(x: Coefficient) -> TypeGuard[ir.Op]:
+    """Whether a coefficient is a number where a condition holds and 0 elsewhere, as that of a column of a block."""
+    n = number_of(x.args[1]) if isinstance(x, ir.Op) and x.name == "select" and is_number(x.args[2], 0) else None
+    return n is not None and math.isfinite(n)
+
+
+def _condition(x: Coefficient) -> ir.Value | None:
+    """The condition without which a coefficient is 0, if it is such a choice or the negative of one."""
+    if isinstance(x, ir.Op) and x.name == "neg":
+        x = x.args[0]
+    return x.args[0] if isinstance(x, ir.Op) and x.name == "select" and is_number(x.args[2], 0) else None
+
+
+def _picked(x: Coefficient) -> Coefficient:
+    """The coefficient where its condition holds."""
+    assert isinstance(x, ir.Op)
+    return negative(_picked(x.args[0])) if x.name == "neg" else x.args[1]
+
+
+def _is_same(a: ir.Value, b: ir.Value | None) -> bool:
+    """Whether two conditions are the same value, or the same local."""
+    return a is b or (isinstance(a, ir.Read) and isinstance(b, ir.Read) and (a.local, a.index) == (b.local, ()))
 
 
 def add(a: Coefficient, b: Coefficient) -> Coefficient:
@@ -139,6 +160,9 @@ def add(a: Coefficient, b: Coefficient) -> Coefficient:
         return a
     if not isinstance(a, ir.Value) and not isinstance(b, ir.Value):
         return a + b
+    condition = _condition(a)
+    if condition is not None and _is_same(condition, _condition(b)):
+        return select(condition, add(_picked(a), _picked(b)), 0)
     if isinstance(b, ir.Op) and b.name == "neg":
         return operation("sub", a, b.args[0])
     if isinstance(a, ir.Op) and a.name == "neg":
@@ -155,6 +179,8 @@ def negative(a: Coefficient) -> Coefficient:
         return -a
     if isinstance(a, ir.Const):
         return ir.Const(-a.value, a.dtype)
+    if is_number_or_zero(a):
+        return select(a.args[0], negative(a.args[1]), a.args[2])
     return a.args[0] if isinstance(a, ir.Op) and a.name == "neg" else operation("neg", a)
 
 
@@ -260,7 +286,7 @@ class Builder:
         """The current value: the value itself if it cannot change, else a temporary."""
         if not isinstance(x, ir.Value) or isinstance(x, ir.Const):
             return x
-        if self._is_frozen(x) or (_is_one_or_zero(x) and self._is_frozen(x.args[0])):  # visible to products
+        if self._is_frozen(x) or (is_number_or_zero(x) and self._is_frozen(x.args[0])):  # visible to products
             return x
         local = ir.Local(name, x.dtype, (), _KINDS.get(name, "temporary"))
         self.frozen.add(local)

@@ -22,6 +22,7 @@ from taichi_ext.differentiate.forms.build import (
     add,
     cast,
     is_number,
+    is_number_or_zero,
     literal,
     multiply,
     operation,
@@ -170,7 +171,7 @@ def coefficient(c: Weight, dtype: Type) -> Value:
 
 def times_entry(c: Weight, entry: Value) -> Coefficient:
     """A coefficient times one entry of a row."""
-    if isinstance(c, Guarded):
+    if isinstance(c, Guarded) and not is_number_or_zero(c.factor):
         can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
         if c.is_again and isinstance(c.factor, Value):
             pair = (c.factor, entry) if can_be_left_out else (entry, c.factor)
@@ -180,7 +181,7 @@ def times_entry(c: Weight, entry: Value) -> Coefficient:
         if c.may_be_infinite:
             product = select(operation("eq", entry, 0.0), zero, product)
         return select(operation("eq", c.factor, 0.0), zero, product) if can_be_left_out else product
-    return multiply(c, entry)
+    return multiply(bare(c), entry)
 
 
 def accumulate(into: Form, form: Form, weight: Weight = 1) -> None:

@@ -78,9 +78,11 @@ class LocalTangents:
         with self.walk.builder.collecting() as body:
             is_deferred = self.linearizer.prepare(value)
             primal = self.walk.expressions.primal(value)
+            evaluated = self.walk.builder.evaluated.maps[0]
         if not is_deferred:
             self.linearizer.begin_statement()
             return False
+        self.walk.builder.evaluated.update(evaluated)
         for inner in body:
             self.walk.builder.emit(inner)
         self.walk.builder.emit(replace(s, values=(primal,)))

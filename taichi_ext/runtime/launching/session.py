@@ -198,7 +198,8 @@ class Session:
             energy=tangents.first_order.target(names),
             is_repeated=not self.is_direct,
         )
-        variant = self._target.variant(launch.sparse), tangents.first_order.carried(names)
+        has_gradient = launch.energy is None or launch.energy.has_gradient
+        variant = self._target.variant(launch.sparse), tangents.first_order.carried(names), has_gradient
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         name = KernelName(id(kernel), features, shapes, (block.count, block.is_part, variant, numbers.key))
