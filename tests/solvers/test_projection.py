@@ -172,3 +172,24 @@ def test_factors_tell_definite_matrices():
         elif min(eigenvalues) < 0:
             assert factors is None
     assert positive_factors(scipy.sparse.csr_array([[0.0, 1.0], [1.0, 0.0]])) is None
+
+
+def test_computed_indices_need_a_name():
+    x, energy = vectors(rng.normal(size=(4, 2))), scalars(0.0)
+
+    @ti.kernel
+    def computed():
+        for i in range(4):
+            energy[None] += x[i].dot(x[(i + 1) % 4])
+
+    @ti.kernel
+    def named():
+        for i in range(4):
+            j = (i + 1) % 4
+            energy[None] += x[i].dot(x[j])
+
+    with pytest.raises(UnsupportedError, match=r"an index is computed.*give the index a name"):
+        hessian(computed, x, energy, format="csr", project="clamp")
+    H = hessian(named, x, energy, format="csr", project="clamp").toarray()
+    ring = np.eye(4) + 0.5 * (np.roll(np.eye(4), 1, 0) + np.roll(np.eye(4), -1, 0))  # [[0, 1], [1, 0]] becomes halves
+    assert_allclose(H, np.kron(ring, np.eye(2)), rtol=1e-14, atol=1e-14)
