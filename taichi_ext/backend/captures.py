@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import inspect
 import linecache
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -32,6 +34,7 @@ class Capture:
         self._frozen = frozen(value)
         self.text = text  # as the source has it
         self.is_number = isinstance(value, _NUMBERS)
+        self._same = weakref.ref(value) if isinstance(value, types.FunctionType) else None
         self.value = value if self.is_number else None  # keeps no field alive
 
     @property
@@ -50,7 +53,13 @@ class Capture:
             now = self._read()
         except (AttributeError, KeyError, ReferenceError, ValueError):  # its owner is gone, or it has been deleted
             return False
-        return now is not self.value and frozen(now) != self._frozen
+        same = self.value if self._same is None else self._same()
+        return now is not same and frozen(now) != self._frozen
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is compared at every launch: numbers and functions, which is quick."""
+        return self.is_number or self._same is not None
 
 
 def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[], object]:
@@ -86,7 +95,18 @@ def frozen(value: object) -> Any:
         return tuple((repr(k), frozen(v)) for k, v in value.items())
     if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
         return ("array", value.shape, value.dtype.str, value.tobytes())
+    if isinstance(value, types.FunctionType):
+        return _frozen_function(inspect.unwrap(value))
     return ("object", id(value)) if isinstance(value, (ti.Field, ti.Ndarray)) else None
+
+
+def _frozen_function(function: Any) -> Any:
+    """The code of a function and the values that it has from around it; None for functions of Taichi and our own."""
+    if _is_taichi(function) or hasattr(function, "_is_wrapped_kernel") or not hasattr(function, "__code__"):
+        return None
+    cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
+    numbers = tuple(frozen(v) for v in (*cells, *(function.__defaults__ or ())) if isinstance(v, _NUMBERS))
+    return ("function", function.__code__, numbers)
 
 
 class Reader(Protocol):
@@ -130,7 +150,7 @@ class Captures:
         place = (context.file, node.lineno + context.lineno_offset, context.func.func.__name__)
         read = _reader(owner, names, is_global)
         self._all[key] = capture = Capture(read, _text(node, names), place, value)
-        if capture.is_number:
+        if capture.is_followed:
             self._numbers += (capture,)
 
     def follow(self, key: object, is_parameter: bool) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from taichi_ext.backend.expressions import builder
@@ -155,6 +157,9 @@ def with_deep_recursion(
         except (RecursionError, ti.TaichiCompilationError) as error:
             lines = str(error).splitlines()
             if not isinstance(error, RecursionError) and not any(n.startswith("RecursionError:") for n in lines):
+                brief = "".join(lines for lines, _ in groupby(re.split(r'^(?=File ")', str(error), flags=re.MULTILINE)))
+                if isinstance(error, UnsupportedError) and brief != str(error):  # from endless recursion
+                    raise UnsupportedError(brief) from error.__cause__
                 raise
             place = "\n".join(lines[:2]) + "\n" if len(lines) > 1 else ""
             kernel = subject if isinstance(subject, Kernel) else subject.kernel

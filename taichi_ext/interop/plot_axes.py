@@ -85,6 +85,8 @@ def blocks_of(J: object, plan: object, params: object, outputs: object, output_a
         raise InvalidArgumentError(f"output_axes is {shown(output_axes)}; expected a whole number of axes, or None.")
     if plan is not None and not isinstance(plan, Jacobian):
         raise InvalidArgumentError(f"plan is {shown(plan)}; expected the Jacobian(kernel, params, outputs) of J.")
+    if type(J) in (bool, int, float, complex):
+        raise InvalidArgumentError(f"J is {J}, a plain number; expected a result of jacobian.")
     found = flatten(J, "J")[0]
     if not found:
         raise InvalidArgumentError("J is empty; give a result of jacobian.")

@@ -258,8 +258,11 @@ def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None,
         state.restore()
 
 
-def _checked_operand(given: object, columns: int) -> np.ndarray:
-    """The vector, or the vectors as columns of a matrix, that an operator is multiplied with."""
+_OTHER = {"matvec": "matmat", "matmat": "matvec", "rmatvec": "rmatmat", "rmatmat": "rmatvec"}
+
+
+def _checked_operand(given: object, columns: int, method: str = "") -> np.ndarray:
+    """The vector, or the vectors as columns of a matrix, that an operator is multiplied with, by a method of SciPy."""
     try:
         vectors = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU
@@ -270,6 +273,12 @@ def _checked_operand(given: object, columns: int) -> np.ndarray:
     if vectors.ndim not in (1, 2) or len(vectors) != columns:
         raise InvalidArgumentError(
             f"The vector has the shape {vectors.shape}; expected ({columns},), or ({columns}, n) for n columns."
+        )
+    is_vector = vectors.ndim == 1
+    if method and (is_vector if method.endswith("mat") else vectors.size != columns):
+        expected = "a matrix" if method.endswith("mat") else "one vector"
+        raise InvalidArgumentError(
+            f"{method} takes {expected}, and got the shape {vectors.shape}; use {_OTHER[method]}, or @ for both."
         )
     return vectors
 
@@ -306,16 +315,16 @@ def _operator_class() -> Any:
             return super().dot(x if is_factor else _checked_operand(x, self.shape[1]))
 
         def matvec(self, x: object) -> np.ndarray:
-            return super().matvec(_checked_operand(x, self.shape[1]))
+            return super().matvec(_checked_operand(x, self.shape[1], "matvec"))
 
         def matmat(self, X: object) -> np.ndarray:
-            return super().matmat(_checked_operand(X, self.shape[1]))
+            return super().matmat(_checked_operand(X, self.shape[1], "matmat"))
 
         def rmatvec(self, x: object) -> np.ndarray:
-            return super().rmatvec(_checked_operand(x, self.shape[0]))
+            return super().rmatvec(_checked_operand(x, self.shape[0], "rmatvec"))
 
         def rmatmat(self, X: object) -> np.ndarray:
-            return super().rmatmat(_checked_operand(X, self.shape[0]))
+            return super().rmatmat(_checked_operand(X, self.shape[0], "rmatmat"))
 
         def _transpose(self) -> JacobianOperator:  # J is real, so that this is the adjoint, too
             return JacobianOperator(_Transposed(self._products))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
@@ -240,6 +241,11 @@ def _path_of(factory: object) -> str:
             f"factory is {shown(factory)}; {advice}. Workers call it, so they have to import it."
         )
     found = imported(path)
+    if backend.is_known_in_kernels(found):
+        raise InvalidArgumentError(
+            f"factory {path!r} is a kernel or ti.func; expected a function of Python that returns (kernel, params, "
+            "outputs)."
+        )
     if not isinstance(factory, str) and found is not factory:
         raise InvalidArgumentError(f"factory is {shown(factory)}, and {path!r} is another object; {advice}.")
     return path

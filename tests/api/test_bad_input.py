@@ -117,6 +117,10 @@ def test_something_that_is_no_kernel(scene, refused, kernel):
     refused(kernel, scene.x, scene.y, f"kernel is {kernel!r}", "expected a @ti.kernel")
 
 
+def test_built_in_function_instead_of_a_kernel(scene, refused):
+    refused(print, scene.x, scene.y, "kernel is Python's built-in print, which launches no kernel")
+
+
 def test_ti_func_instead_of_a_kernel(scene, refused):
     @ti.func
     def square(a):

@@ -170,6 +170,8 @@ def test_bad_input():
             plot_jacobian(J)
         with pytest.raises(InvalidArgumentError, match=words):
             plot_sparsity(J)
+    with pytest.raises(InvalidArgumentError, match="J is 3, a plain number; expected a result of jacobian"):
+        plot_jacobian(3)
     with pytest.raises(InvalidArgumentError, match="columns is 0"):
         plot_jacobian(np.eye(2), columns=0)
     with pytest.raises(InvalidArgumentError, match="output_axes is 3, and J has shape"):

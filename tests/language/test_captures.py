@@ -201,6 +201,47 @@ class TestPlainKernel:
             jacobian(s.overwrite, s.x, s.y)
 
 
+def power(n, decorate=lambda f: f):
+    """A function that has the number in its closure."""
+
+    @decorate
+    def f(a):
+        return a**n
+
+    return f
+
+
+@pytest.mark.parametrize("decorate", [ti.func, lambda f: f])
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
+def test_functions_that_are_replaced(decorate, is_nested):
+    """A kernel that has not run plainly would be compiled with the other function."""
+    x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
+    f = power(2, decorate)
+
+    @ti.func
+    def inner(a):
+        return f(a)
+
+    g = inner if is_nested else f
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = g(x[i])
+
+    plan = Jacobian(k, x, y)
+    assert_allclose(plan().diagonal(), [2.0, 4.0, 6.0])
+    f = g = power(3, decorate)
+    if is_nested:
+        g = inner
+    with pytest.raises(UnsupportedError, match=r"[fg] has changed since .*k was compiled"):
+        plan()
+    f = power(2, decorate)  # another object that is the same function
+    g = inner if is_nested else f
+    assert_allclose(plan().diagonal(), [2.0, 4.0, 6.0])
+
+
 def test_nothing_is_kept_alive():
     s = Stepper()
     s.step()

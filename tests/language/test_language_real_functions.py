@@ -5,6 +5,8 @@ import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, check_refused, outputs, scalars, vector_outputs, vectors
 
+from taichi_ext import UnsupportedError, jacobian
+
 pytestmark = pytest.mark.usefixtures("ti64")
 
 FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
@@ -112,6 +114,9 @@ def test_recursion_decided_at_run_time_is_refused():
         y[0] = f(x[0], 3)
 
     check_refused(k, x, y, "f(a, n - 1)")
+    with pytest.raises(UnsupportedError) as caught:
+        jacobian(k, x, y)
+    assert str(caught.value).count("f(a, n - 1)") <= 2  # not once for each level
 
 
 def test_vectors_through_functions():

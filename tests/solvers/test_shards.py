@@ -205,6 +205,10 @@ class TestBadInput:
             ("shard_factories:not_a_function", "is 3; expected a function"),
             ("decay", "expected a function of a module"),
             (partial(decay, 1), "expected a function of a module"),
+            (
+                shard_factories.compare,
+                "'shard_factories:compare' is a kernel or ti.func; expected a function of Python",
+            ),
         ],
     )
     def test_no_factory(self, factory, words):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from typing import Any
 
 from taichi_ext import backend
@@ -34,6 +35,10 @@ def _kernel_problem(kernel: object) -> str:
     if not callable(kernel):
         return f"{shown(kernel)}; expected a @ti.kernel or a function that launches kernels, not its result"
     func = backend.taichi_func(kernel)
+    if isinstance(kernel, types.BuiltinFunctionType):
+        return (
+            f"Python's built-in {name}, which launches no kernel; give a @ti.kernel or a function that launches kernels"
+        )
     if func is not None:
         kind = "ti.real_func" if func.is_real_function else "ti.func"
         return f"the {kind} {name or kernel!r}, which runs in kernels only; give a @ti.kernel that calls it"
