@@ -29,7 +29,7 @@ from taichi_ext.program import Container, Program
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
-from taichi_ext.schedule import Machine, schedule, with_column_ranges, with_lower_triangle, with_private_sums
+from taichi_ext.schedule import Machine, Scheduled, schedule, with_lower_triangle, with_private_sums
 from taichi_ext.simplify import simplify
 
 
@@ -55,16 +55,16 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
     if _needs_scratch_rows(differentiated):
         differentiated = differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
     differentiated = _completed(differentiated, launch, gradient, machine, watch)
-    differentiated = replace(differentiated, program=simplify(differentiated.program))
-    if machine is not None:
-        differentiated = scheduled(program, differentiated, machine, width_of(launch, differentiated))
-    result = with_arguments(differentiated)
-    launches.check_buffers(launch.kernel, result, is_sparse=launch.sparse is not None)
-    emitted = build(result)
+    result = simplify(with_arguments(differentiated))
+    scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
+    launches.check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
+    emitted = build(scheduled.program)
     kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
     stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} rounds", start)
     rules.count_uses()
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
+    report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
+    differentiated = replace(differentiated, report=report)
     facts = _facts(recorded, differentiated, infos, launch, constants)
     facts = replace(
         facts,
@@ -81,12 +81,12 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
         facts=facts,
         scratch_sizes=differentiated.scratch_sizes,
         columns=launches.KernelColumns(
-            width_of(launch, differentiated),
+            launch.block.count if entries is None else entries.columns.width,
             differentiated.first_columns,
             differentiated.first_column is not None,
         ),
         entries=entries,
-        program=result,
+        program=scheduled.program,
         arrays=launch.arrays,
         first_order=() if gradient is None else tuple(gradient.arrays.values()),
         assumed=None if launch.sparse is not None else assumed,
@@ -140,20 +140,6 @@ def _completed(
     if gradient is not None and gradient.mirrored is not None:
         differentiated = with_lower_triangle(differentiated, gradient.mirrored, launch.block.count)
     return with_private_sums(differentiated, machine)
-
-
-def scheduled(recorded: Program, differentiated: Differentiated, machine: Machine, columns: int) -> Differentiated:
-    """The program with its loops as they run, and the decisions about them."""
-    shadows, report = owners(differentiated), differentiated.report
-    found = schedule(recorded, differentiated.program, shadows, machine)
-    report = replace(report, loops=(*report.loops, *found.choices))
-    differentiated = replace(differentiated, program=found.program, report=report)
-    return with_column_ranges(recorded, differentiated, shadows, columns, machine)
-
-
-def width_of(launch: launches.Launch, differentiated: Differentiated) -> int:
-    """The columns of tangents."""
-    return launch.block.count if differentiated.sparse is None else differentiated.sparse.columns.width
 
 
 def _kernel(

@@ -1,9 +1,8 @@
 """How the parallel loops of a program with tangents run: row by row, in lanes, or spread over all threads."""
 
-from taichi_ext.schedule.column_ranges import with_column_ranges
 from taichi_ext.schedule.loops import Scheduled, schedule
 from taichi_ext.schedule.lower_triangle import with_lower_triangle
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.private_sums import with_private_sums
 
-__all__ = ["Machine", "Scheduled", "schedule", "with_column_ranges", "with_lower_triangle", "with_private_sums"]
+__all__ = ["Machine", "Scheduled", "schedule", "with_lower_triangle", "with_private_sums"]

@@ -45,7 +45,7 @@ def with_private_sums(differentiated: Differentiated, machine: Machine) -> Diffe
         before, after = [], []
         for array, (first, end) in _shared_sums(s, own, math.prod(domain) / threads).items():
             size = threads * _width(first, end)
-            found, memory, start = reserved(found, f"sums_{array.dtype}_of_threads", array.dtype, size)
+            found, memory, start = _reserved(found, array, size)
             before.append(_cleared(memory, start, size))
             after.append(_added_up(array, memory, start, (first, end), threads))
             s = _with_own_sums(s, array, memory, start, (first, end))
@@ -57,12 +57,12 @@ def _width(first: int, end: int) -> int:
     return -(-(end - first) // APART) * APART
 
 
-def reserved(d: Differentiated, name: str, dtype: ir.Type, size: int) -> tuple[Differentiated, ir.Container, int]:
-    """Scratch memory for numbers of a type: the array, named so where it is new, and the start of the numbers in it."""
-    key, sizes = Scratch(dtype.name), d.scratch_sizes
+def _reserved(d: Differentiated, array: ir.Container, size: int) -> tuple[Differentiated, ir.Container, int]:
+    """Scratch memory for numbers of a type: the array, and the start of the numbers in it."""
+    key, sizes = Scratch(array.dtype.name), d.scratch_sizes
     memory = next((c for what, c in d.shadows if what == key), None)
     if memory is None:
-        memory = ir.Container(name, dtype, 1, is_argument=True)
+        memory = ir.Container(f"sums_{array.dtype.name}_of_threads", array.dtype, 1, is_argument=True)
         d = replace(d, shadows=(*d.shadows, (key, memory)))
     start = sizes.get(key, 0)
     return replace(d, scratch_sizes={**sizes, key: start + size}), memory, start

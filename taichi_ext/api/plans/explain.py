@@ -52,8 +52,7 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
             yield "arguments and Python numbers, which are given"
         elif isinstance(key, Scratch):
             size = fused.scratch_sizes[key] * numpy_dtype(backend.named_type(key.dtype)).itemsize
-            what = "locals with all columns" if key.dtype.startswith("f") else "ranges of columns that are not zero"
-            yield f"{what}: {size} bytes of scratch memory"
+            yield f"locals with all columns: {size} bytes of scratch memory"
         elif isinstance(key, ArrayArgument):
             yield f"array argument {key.position}"
         elif key in fields.infos:
