@@ -33,65 +33,65 @@ from taichi_ext.schedule import Machine, Scheduled, schedule, with_lower_triangl
 from taichi_ext.simplify import simplify
 
 
-@backend.with_deep_recursion
 @stages.without_collections()
 def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
     """The kernel that does the same as ``launch.kernel`` and also computes its tangents.
 
     ``watch`` is the observer that looks for numbers that are not finite, if there is one.
     """
-    start = time.perf_counter()
-    captures, constants = backend.Captures(), launches.constants_of(launch)
-    rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
-    recorded, infos = _recorded(launch, rules, captures, constants)
-    program = simplify(without_unused_draws(recorded))
-    check_rules(program)
-    gradient = None if launch.energy is None else launches.gradient_program(program, launch, infos, constants)
-    if gradient is not None:
-        program, infos = gradient.program, infos | gradient.infos
-    seeds = _seeds(program, launch, infos, constants, gradient)
-    machine = _machine(program, seeds, is_checked=backend.is_debug() or watch is not None)
-    differentiated = differentiate(program, seeds)
-    if _needs_scratch_rows(differentiated):
-        differentiated = differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
-    differentiated = _completed(differentiated, launch, gradient, machine, watch)
-    result = simplify(with_arguments(differentiated))
-    scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
-    launches.check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
-    emitted = build(scheduled.program)
-    kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
-    stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} rounds", start)
-    rules.count_uses()
-    keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
-    report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
-    differentiated = replace(differentiated, report=report)
-    facts = _facts(recorded, differentiated, infos, launch, constants)
-    facts = replace(
-        facts,
-        rules=tuple(rules.found.items()),
-        returns_active=returns_active(program, differentiated.active),
-        left_out=frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out),
-    )
-    entries = differentiated.sparse
-    assumed = {info.key: launches.assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
-    return launches.Fused(
-        primal=launch.kernel,
-        kernel=kernel,
-        shadows=keys,
-        facts=facts,
-        scratch_sizes=differentiated.scratch_sizes,
-        columns=launches.KernelColumns(
-            launch.block.count if entries is None else entries.columns.width,
-            differentiated.first_columns,
-            differentiated.first_column is not None,
-        ),
-        entries=entries,
-        program=scheduled.program,
-        arrays=launch.arrays,
-        first_order=() if gradient is None else tuple(gradient.arrays.values()),
-        assumed=None if launch.sparse is not None else assumed,
-        memory=launches.KernelMemory(registry.version),
-    )
+    with backend.deep_recursion(launch.kernel):
+        start = time.perf_counter()
+        captures, constants = backend.Captures(), launches.constants_of(launch)
+        rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
+        recorded, infos = _recorded(launch, rules, captures, constants)
+        program = simplify(without_unused_draws(recorded))
+        check_rules(program)
+        gradient = None if launch.energy is None else launches.gradient_program(program, launch, infos, constants)
+        if gradient is not None:
+            program, infos = gradient.program, infos | gradient.infos
+        seeds = _seeds(program, launch, infos, constants, gradient)
+        machine = _machine(program, seeds, is_checked=backend.is_debug() or watch is not None)
+        differentiated = differentiate(program, seeds)
+        if _needs_scratch_rows(differentiated):
+            differentiated = differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
+        differentiated = _completed(differentiated, launch, gradient, machine, watch)
+        result = simplify(with_arguments(differentiated))
+        scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
+        launches.check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
+        emitted = build(scheduled.program)
+        kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
+        stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} rounds", start)
+        rules.count_uses()
+        keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
+        report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
+        differentiated = replace(differentiated, report=report)
+        facts = _facts(recorded, differentiated, infos, launch, constants)
+        facts = replace(
+            facts,
+            rules=tuple(rules.found.items()),
+            returns_active=returns_active(program, differentiated.active),
+            left_out=frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out),
+        )
+        entries = differentiated.sparse
+        assumed = {info.key: launches.assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
+        return launches.Fused(
+            primal=launch.kernel,
+            kernel=kernel,
+            shadows=keys,
+            facts=facts,
+            scratch_sizes=differentiated.scratch_sizes,
+            columns=launches.KernelColumns(
+                launch.block.count if entries is None else entries.columns.width,
+                differentiated.first_columns,
+                differentiated.first_column is not None,
+            ),
+            entries=entries,
+            program=scheduled.program,
+            arrays=launch.arrays,
+            first_order=() if gradient is None else tuple(gradient.arrays.values()),
+            assumed=None if launch.sparse is not None else assumed,
+            memory=launches.KernelMemory(registry.version),
+        )
 
 
 def _recorded(
@@ -155,34 +155,34 @@ def _kernel(
     return kernel
 
 
-@backend.with_deep_recursion
 def flow(launch: launches.Launch) -> launches.Flow:
     """From where to where tangents go in a kernel, which is not differentiated."""
-    constants = launches.constants_of(launch)
-    recorded, infos = _recorded(launch, RulesInUse(takes_derivative=True), backend.Captures(), constants)
-    program = simplify(without_unused_draws(recorded))
-    return launches.Flow(program, infos, frozenset(launches.number_locals(program, launch, constants)))
+    with backend.deep_recursion(launch.kernel):
+        constants = launches.constants_of(launch)
+        recorded, infos = _recorded(launch, RulesInUse(takes_derivative=True), backend.Captures(), constants)
+        program = simplify(without_unused_draws(recorded))
+        return launches.Flow(program, infos, frozenset(launches.number_locals(program, launch, constants)))
 
 
-@backend.with_deep_recursion
 def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
     """A kernel that Taichi cannot compile by itself, without a Jacobian.
 
     It has antialiased edges, or Taichi compiles it for its reverse mode and it has derivatives of the user's own.
     """
-    is_reverse = backend.is_reverse(kernel)
-    rules = RulesInUse(takes_derivative=is_reverse)
-    captures = backend.Captures()
-    if is_reverse and len(registry):
-        _check_rules_of(kernel, args, rules)
-    program = simplify(without_unused_draws(record(kernel, args, rules, captures, is_reverse=is_reverse)))
-    seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()), use=Use(is_reverse=is_reverse))
-    program = simplify(differentiate(program, seeds).program)
-    emitted = build(with_known_operations(program) if is_reverse else program)
-    rules.count_uses()
-    plain = compiled(kernel, args, emitted, like=kernel)
-    plain.captures = captures
-    return plain
+    with backend.deep_recursion(kernel):
+        is_reverse = backend.is_reverse(kernel)
+        rules = RulesInUse(takes_derivative=is_reverse)
+        captures = backend.Captures()
+        if is_reverse and len(registry):
+            _check_rules_of(kernel, args, rules)
+        program = simplify(without_unused_draws(record(kernel, args, rules, captures, is_reverse=is_reverse)))
+        seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()), use=Use(is_reverse=is_reverse))
+        program = simplify(differentiate(program, seeds).program)
+        emitted = build(with_known_operations(program) if is_reverse else program)
+        rules.count_uses()
+        plain = compiled(kernel, args, emitted, like=kernel)
+        plain.captures = captures
+        return plain
 
 
 def _check_rules_of(kernel: backend.Kernel, args: tuple[object, ...], rules: RulesInUse) -> None:

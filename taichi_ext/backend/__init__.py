@@ -42,7 +42,7 @@ from taichi_ext.backend.calling import (
 from taichi_ext.backend.captures import Captures, first_captures, frozen, has_changed, read_member
 from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
 from taichi_ext.backend.components import component_index, field_identity, whole_field
-from taichi_ext.backend.contexts import make_context, walk, with_deep_recursion
+from taichi_ext.backend.contexts import deep_recursion, make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.expressions import (

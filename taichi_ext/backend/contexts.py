@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from taichi_ext.backend.expressions import builder
 from taichi_ext.backend.kernels import short_name
@@ -21,8 +21,6 @@ from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.runtime import ASTTransformerContext, Kernel, KernelArgument, ti, transform_tree
 from taichi_ext.errors import UnsupportedError
 
-_Args = ParamSpec("_Args")
-_Result = TypeVar("_Result")
 _RECURSION_LIMIT = 10000
 
 
@@ -140,34 +138,24 @@ def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
     return ctx.return_data
 
 
-def with_deep_recursion(
-    function: Callable[Concatenate[Any, _Args], _Result],
-) -> Callable[Concatenate[Any, _Args], _Result]:
-    """A function of a kernel, or of something that has one, that may recurse deep in Python's stack.
-
-    Functions inlined into each other, and long expressions, nest deep while a kernel is built.
-    """
-
-    @functools.wraps(function)
-    def call(subject: Any, *args: _Args.args, **keywords: _Args.kwargs) -> _Result:
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
-        try:
-            return function(subject, *args, **keywords)
-        except (RecursionError, ti.TaichiCompilationError) as error:
-            lines = str(error).splitlines()
-            if not isinstance(error, RecursionError) and not any(n.startswith("RecursionError:") for n in lines):
-                brief = "".join(lines for lines, _ in groupby(re.split(r'^(?=File ")', str(error), flags=re.MULTILINE)))
-                if isinstance(error, UnsupportedError) and brief != str(error):  # from endless recursion
-                    raise UnsupportedError(brief) from error.__cause__
-                raise
-            place = "\n".join(lines[:2]) + "\n" if len(lines) > 1 else ""
-            kernel = subject if isinstance(subject, Kernel) else subject.kernel
-            raise UnsupportedError(
-                f"{place}An expression, block or chain of calls of {short_name(kernel)!r} nests deeper than Python can "
-                "follow. Compute parts of a long expression in variables, and write recursion as a loop."
-            ) from None
-        finally:
-            sys.setrecursionlimit(before)
-
-    return call
+@contextmanager
+def deep_recursion(kernel: Kernel) -> Iterator[None]:
+    """Allow deep recursion while a kernel is built: inlined functions and long expressions nest deep."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
+    try:
+        yield
+    except (RecursionError, ti.TaichiCompilationError) as error:
+        lines = str(error).splitlines()
+        if not isinstance(error, RecursionError) and not any(n.startswith("RecursionError:") for n in lines):
+            brief = "".join(lines for lines, _ in groupby(re.split(r'^(?=File ")', str(error), flags=re.MULTILINE)))
+            if isinstance(error, UnsupportedError) and brief != str(error):  # from endless recursion
+                raise UnsupportedError(brief) from error.__cause__
+            raise
+        place = "\n".join(lines[:2]) + "\n" if len(lines) > 1 else ""
+        raise UnsupportedError(
+            f"{place}An expression, block or chain of calls of {short_name(kernel)!r} nests deeper than Python can "
+            "follow. Compute parts of a long expression in variables, and write recursion as a loop."
+        ) from None
+    finally:
+        sys.setrecursionlimit(before)

@@ -122,7 +122,6 @@ def _library(r: Recording) -> SimpleNamespace:
     return SimpleNamespace(names={f"{RECORDER}.{name}": function for name, function in made.items()}, **made)
 
 
-@backend.with_deep_recursion
 def record(
     kernel: backend.Kernel,
     args: tuple[Any, ...],
@@ -149,28 +148,29 @@ def record(
     Raises:
         UnsupportedError: the kernel uses a construct that cannot be recorded; with the user's file, line and text.
     """
-    rewritten = rewrite(kernel.func, None)
-    r = Recording(kernel, _library, rules or NoRules(), constants, is_reverse)
-    scope = {**backend.global_variables(kernel.func), **r.library.names}
-    for position in kernel.template_slot_locations:
-        scope[kernel.arguments[position].name] = args[position]
-    throwaway = backend.FusedKernel(kernel, [])
-    throwaway.captures = captures or throwaway.captures
-    throwaway.captures.reader = constants
-    context = backend.make_context(
-        kernel.func,
-        rewritten.source,
-        scope,
-        kernel=throwaway,
-        arguments=list(args),
-        argument_features=backend.argument_features(kernel, args),
-        places=rewritten.places,
-        is_brief=True,
-    )
-    r.frames.append(Frame(context, None, False))
-    backend.materialize()
-    throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
-    throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
-    containers, returns = tuple(r.containers.values()), returned_annotations(kernel)
-    body, file = with_levels(r.body()), rewritten.source[0]
-    return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())
+    with backend.deep_recursion(kernel):
+        rewritten = rewrite(kernel.func, None)
+        r = Recording(kernel, _library, rules or NoRules(), constants, is_reverse)
+        scope = {**backend.global_variables(kernel.func), **r.library.names}
+        for position in kernel.template_slot_locations:
+            scope[kernel.arguments[position].name] = args[position]
+        throwaway = backend.FusedKernel(kernel, [])
+        throwaway.captures = captures or throwaway.captures
+        throwaway.captures.reader = constants
+        context = backend.make_context(
+            kernel.func,
+            rewritten.source,
+            scope,
+            kernel=throwaway,
+            arguments=list(args),
+            argument_features=backend.argument_features(kernel, args),
+            places=rewritten.places,
+            is_brief=True,
+        )
+        r.frames.append(Frame(context, None, False))
+        backend.materialize()
+        throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
+        throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
+        containers, returns = tuple(r.containers.values()), returned_annotations(kernel)
+        body, file = with_levels(r.body()), rewritten.source[0]
+        return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())

@@ -49,7 +49,6 @@ class SparseEntries(DenseRows):
     Attributes:
         launched: the last kernel.
         is_symmetric: whether the entries are those of a symmetric matrix, to the last bit.
-        indefinite: how many blocks of elements were not positive semidefinite.
     """
 
     is_dense = False
@@ -73,9 +72,8 @@ class SparseEntries(DenseRows):
         self._projection = projection
         self._streams: Streams | None = None
         self.is_symmetric = True
-        self.indefinite = 0
         self._left_out: dict[Key, object] = {}  # names of containers whose tangents are not kept
-        self._saved: list[tuple[Fused, Mapping[Key, Key], Saved]] = []  # entries of launches, before a projection
+        self._saved: list[tuple[Fused, Mapping[Key, Key], Saved, int]] = []  # entries, and how many blocks to project
 
     # --- containers
 
@@ -228,14 +226,14 @@ class SparseEntries(DenseRows):
             return
         streams, self._streams = self._streams or Streams.of(fused), None  # kernels that only clear rows write nothing
         if self._projection == "on_demand":
-            if streams.counts and any(fused is other for other, _, _ in self._saved):
+            if streams.counts and any(fused is other for other, *_ in self._saved):
                 raise UnsupportedError(
                     "project='on_demand' keeps the blocks of each launch, which is not possible where a kernel "
                     "whose loops have bounds known at run time is launched twice. Use project='clamp'."
                 )
-            self._saved.append((fused, outer, streams.saved()))
-        if self._projection is not None:
-            self.indefinite += project(streams, self._projection)
+            self._saved.append((fused, outer, streams.saved(), project(streams, "on_demand")))
+        elif self._projection is not None:
+            project(streams, self._projection)
         self._compose(streams, outer)
         self.is_symmetric = self.is_symmetric and streams.is_symmetric
 
@@ -250,10 +248,15 @@ class SparseEntries(DenseRows):
         if not is_direct and isinstance(energy, View):
             raise DenseRowsError("the energy is an array that Python can change")
 
+    @property
+    def indefinite(self) -> int:
+        """How many of the saved blocks of elements are not positive semidefinite."""
+        return sum(count for *_, count in self._saved)
+
     def project_saved(self, arithmetic: Arithmetic) -> SparseRows:
         """Project the saved blocks of a Hessian; returns the rows of the assembled matrix."""
         self.sparse_rows = SparseRows(self.numbering.sizes, arithmetic)
-        for fused, outer, saved in self._saved:
+        for fused, outer, saved, _ in self._saved:
             streams = Streams.of(fused)
             streams.put_back(saved)
             project(streams, "clamp")
