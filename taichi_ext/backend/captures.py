@@ -124,14 +124,14 @@ class Captures:
 
     def __init__(self) -> None:
         self._all: dict[object, Capture] = {}
-        self._numbers: tuple[Capture, ...] = ()
+        self._followed: tuple[Capture, ...] = ()
         self.reader: Reader | None = None
 
     @property
     def numbers(self) -> list[str]:
         """The texts of the real numbers among them, as the source has them."""
         kinds = (int, float, np.integer, np.floating)
-        return [c.text for c in self._numbers if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
+        return [c.text for c in self._followed if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
 
     def note(
         self,
@@ -151,21 +151,21 @@ class Captures:
         read = _reader(owner, names, is_global)
         self._all[key] = capture = Capture(read, _text(node, names), place, value)
         if capture.is_followed:
-            self._numbers += (capture,)
+            self._followed += (capture,)
 
     def follow(self, key: object, is_parameter: bool) -> None:
-        """Compare a vector that is a parameter at every launch, as numbers are."""
+        """Compare a vector that is a parameter at every launch, as numbers and functions are."""
         capture = self._all.get(key)
-        if is_parameter and capture is not None and capture not in self._numbers:
-            self._numbers += (capture,)
+        if is_parameter and capture is not None and capture not in self._followed:
+            self._followed += (capture,)
 
     def changed(self) -> Capture | None:
         """A value that has changed."""
         return next((capture for capture in self._all.values() if capture.has_changed()), None)
 
-    def changed_number(self) -> Capture | None:
-        """A number that has changed; checked quickly."""
-        for capture in self._numbers:
+    def changed_at_launch(self) -> Capture | None:
+        """A number or function that has changed; checked quickly."""
+        for capture in self._followed:
             if capture.has_changed():
                 return capture
         return None

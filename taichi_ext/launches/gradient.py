@@ -21,7 +21,7 @@ from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.launches.keys import GRADIENT, FieldKey, FirstOrderArray, GradientKey, NumberArgument
 from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
 from taichi_ext.launches.seeds import seeds_of
-from taichi_ext.program import Container, Load, Local, Program, Statement, Store, mapped, rebuilt, with_values
+from taichi_ext.program import Container, Local, Program, Store, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
 from taichi_ext.simplify import simplify
@@ -99,7 +99,7 @@ class GradientProgram:
         """The program with tangents of the second order, of operations that Taichi has."""
         body = mapped(found.program.body, lambda s: with_values(s, lambda v: rebuilt(v, written_out)))
         if self.unneeded is not None and self.unneeded not in read_containers(body):
-            body = mapped(body, lambda s: () if _is_stored(s, self.unneeded) else s)
+            body = mapped(body, lambda s: () if isinstance(s, Store) and s.target.memory is self.unneeded else s)
         arrays: list[tuple[Purpose, Container]] = [(array.name, c) for c, array in self.arrays.items()]
         arrays += [] if self.adjoints is None else [(ADJOINTS, self.adjoints)]
         return replace(found, program=replace(found.program, body=body), shadows=(*arrays, *found.shadows))
@@ -132,11 +132,6 @@ def gradient_program(
     mirrored = own if target.is_mirrored and launch.block.count == target.columns else None
     unneeded = None if target.has_gradient else own
     return GradientProgram(result, arrays, energy, sums, adjoints, left_out, is_ignored, mirrored, unneeded)
-
-
-def _is_stored(s: Statement, container: Container | None) -> bool:
-    """Whether a statement stores to a container."""
-    return isinstance(s, Store) and isinstance(s.target, Load) and s.target.container is container
 
 
 def _first_order_seeds(

@@ -256,7 +256,7 @@ class Fused:
 
     def check_unchanged(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""
-        check_unchanged(self.primal, self.kernel.captures.changed_number())
+        check_unchanged(self.primal, self.kernel.captures.changed_at_launch())
 
     def suits(self, roles: Mapping[Key, Role]) -> bool:
         """Whether the kernel is valid for these roles; expected tangents may be zero."""

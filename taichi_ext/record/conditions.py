@@ -164,7 +164,7 @@ def _reads(value: ir.Value, locals_: set[ir.Local], *, is_real: bool) -> bool:
 def _require_supported(s: ir.Statement, varying: set[ir.Local]) -> None:
     """Raise if a statement has an effect, a custom derivative, or a construct in which no edge can be found."""
     what = "the function of a position"
-    stores = isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load)
+    stores = isinstance(s, ir.Store) and isinstance(s.target, ir.Load)
     if stores or isinstance(s, ir.Effect):
         raise UnsupportedError(
             f"{ir.cited(s.place)}pixel: {what} must only read and compute; it is called at several positions for each "

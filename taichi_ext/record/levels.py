@@ -35,9 +35,7 @@ def with_levels(body: ir.Body) -> ir.Body:
     slices: dict[ir.Local, _Slice] = {}
     for s in found:
         level = s.given["value"]
-        if not all(
-            isinstance(value, ir.Read) for value in (level, *ir.entries(s.given["at"]))
-        ):  # the latter: raises later
+        if not all(isinstance(v, ir.Read) for v in (level, *ir.entries(s.given["at"]))):  # the latter: raises later
             instead[s] = (_linear(s),)
             continue
         local = _read(level).local
@@ -129,9 +127,7 @@ class _Slice:
     def _keep(self, originals: list[ir.Statement], body: ir.Body) -> None:
         """Keep values that the code reads from elsewhere, at the place of the code."""
         own = {x for part in self.parts for x in _written(part)} | {local for local, _ in self.position}
-        changed = {
-            x for s in ir.statements(body) if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) for x in _written(s)
-        }
+        changed = {x for s in ir.statements(body) if isinstance(s, ir.Store) for x in _written(s)}
         for n, original in enumerate(originals):
             kept = _Kept(frozenset(own), frozenset(changed), original.place)
             part = self.parts[n] = _changed(self.parts[n], kept.value, is_guarded=False)
@@ -153,9 +149,8 @@ class _Slice:
         (result,) = s.results
         names: dict[ir.Local, ir.Local] = {}
         position = [(e.local, e.index) for e in map(_read, ir.entries(s.given["at"]))]
-        offsets = dict(
-            zip(position, [*ir.entries(s.given["x"]), *ir.entries(s.given["y"])], strict=False)
-        )  # at=x is one
+        moves = (*ir.entries(s.given["x"]), *ir.entries(s.given["y"]))
+        offsets = dict(zip(position, moves, strict=False))  # at=x is one
         moved: dict[_Entry, ir.Value] = {}
         for part, held in zip(self.parts, self.held, strict=True):
             names.update((local, replace(local, kind="temporary")) for local in _declared(part))
@@ -239,7 +234,7 @@ def _moving(body: ir.Body, found: set[ir.Local], level: ir.Local) -> set[ir.Loca
 
 
 def _written_here(s: ir.Statement) -> set[ir.Local]:
-    target = s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) else None
+    target = s.target if isinstance(s, ir.Store) else None
     return {*ir.declared(s), *((target.local,) if isinstance(target, ir.Read) else ())}
 
 

@@ -190,7 +190,7 @@ def _writes(s: ir.Statement) -> bool:
     if isinstance(s, ir.Effect):
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
         return name.lstrip(".") in ("append", "deactivate")
-    return isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load)
+    return isinstance(s, ir.Store) and isinstance(s.target, ir.Load)
 
 
 def _path(owner: object, obj: object, depth: int) -> tuple[str, ...] | None:

@@ -96,9 +96,7 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
 def _check_stores(rule: Rule, body: list[ir.Statement]) -> None:
     """Raise if a function stores values computed from arguments whose tangents only its rule takes."""
     for s in body:
-        target = (
-            s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and not isinstance(s.value, ir.Const) else None
-        )
+        target = s.target if isinstance(s, ir.Store) and not isinstance(s.value, ir.Const) else None
         if isinstance(target, ir.Load) and target.dtype.is_real:
             raise UnsupportedError(
                 f"The rule {rule.name!r} ({rule.place}) gives the tangent of the result of {rule.target_name!r}. The "

@@ -258,9 +258,6 @@ def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None,
         state.restore()
 
 
-_OTHER = {"matvec": "matmat", "matmat": "matvec", "rmatvec": "rmatmat", "rmatmat": "rmatvec"}
-
-
 def _checked_operand(given: object, columns: int, method: str = "") -> np.ndarray:
     """The vector, or the vectors as columns of a matrix, that an operator is multiplied with, by a method of SciPy."""
     try:
@@ -274,11 +271,11 @@ def _checked_operand(given: object, columns: int, method: str = "") -> np.ndarra
         raise InvalidArgumentError(
             f"The vector has the shape {vectors.shape}; expected ({columns},), or ({columns}, n) for n columns."
         )
-    is_vector = vectors.ndim == 1
-    if method and (is_vector if method.endswith("mat") else vectors.size != columns):
-        expected = "a matrix" if method.endswith("mat") else "one vector"
+    takes_matrix = method.endswith("mat")
+    if method and (vectors.ndim == 1 if takes_matrix else vectors.size != columns):
+        expected, other = ("a matrix", "vec") if takes_matrix else ("one vector", "mat")
         raise InvalidArgumentError(
-            f"{method} takes {expected}, and got the shape {vectors.shape}; use {_OTHER[method]}, or @ for both."
+            f"{method} takes {expected}, and got the shape {vectors.shape}; use {method[:-3]}{other}, or @ for both."
         )
     return vectors
 

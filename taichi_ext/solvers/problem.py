@@ -95,10 +95,8 @@ class Problem:
             layout = evaluation.layout
             heights, widths = ([p.element for p in placed] for placed in (layout.outputs, layout.params))
             widths = self.charts.sizes(widths)
-            rows, columns = (
-                list(zip(self.rows, heights, strict=True)),
-                list(zip(self.charts.parts, widths, strict=True)),
-            )
+            rows = list(zip(self.rows, heights, strict=True))
+            columns = list(zip(self.charts.parts, widths, strict=True))
             products = _products.setdefault(plan, Products(is_compiled=True))
             self._layout = Layout(rows, columns, eliminated, products)
 

@@ -728,7 +728,7 @@ def test_values_of_python_are_named_by_two_kinds_of_nodes():
     assert (number.text, number.value, number.current()) == ("self.dt", 2.0, 3.0)
     assert (scale.text, scale.value) == ("SCALE", SCALE)
     assert "self.y[i] = self.dt * SCALE" in number.place
-    assert noted.changed() is noted.changed_number() is number
+    assert noted.changed() is noted.changed_at_launch() is number
 
 
 def run_with(config, kernel, *args, **settings):

@@ -119,7 +119,7 @@ class EnergyGradient(Outputs):
             adds_terms=intermediates is not None or is_product,  # also of energies with few parameters
             has_whole_blocks=self._is_projected,
             intermediates=frozenset(intermediates or ()),
-            is_mirrored=not is_product and all(self._is_whole(p, layout) for p in layout.params),
+            is_mirrored=not is_product and all(_rows(p, layout) == _columns(p) for p in layout.params),
             has_gradient=self._has_gradient,
         )
 
@@ -154,10 +154,6 @@ class EnergyGradient(Outputs):
             return parts
         return _split(self._fixed.masked_products(np.concatenate(parts), directions), layout)
 
-    def _is_whole(self, param: Placed, layout: Layout) -> bool:
-        """Whether the rows and columns of a parameter have the same numbers."""
-        return param.rows == param.size and param.first == _starts(_sizes(layout))[param.container]
-
     def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """The rows of each parameter, of a matrix with a row for each entry of the gradient."""
         return [matrix[_rows(p, layout)][p.inner] for p in layout.params]
@@ -168,7 +164,7 @@ class EnergyGradient(Outputs):
         matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, matrix.T)
         if self._fixed:
             self._fixed.mask_matrix(matrix)
-        ranges = [(slice(p.first, p.first + p.size), p.shape) for p in layout.params]
+        ranges = [(_columns(p), p.shape) for p in layout.params]
         return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
 
     def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[object]]:
@@ -197,6 +193,11 @@ def _rows(param: Placed, layout: Layout) -> slice:
     """The entries of the gradient that belong to the container of a parameter."""
     first = _starts(_sizes(layout))[param.container]
     return slice(first, first + param.rows)
+
+
+def _columns(param: Placed) -> slice:
+    """The columns of a parameter."""
+    return slice(param.first, param.first + param.size)
 
 
 def _cut(block: Any, rows: slice) -> object:
