@@ -11,7 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -248,10 +248,10 @@ def is_plain_call(kernel: Kernel) -> bool:
 class RepeatedLaunch:
     """A launch of a compiled kernel that takes NumPy arrays and integers, set up once to be made many times.
 
-    Arguments ``given`` at the start are kept and passed to each launch; the others, None there, to one.
+    Arguments ``given`` at the start, by position, are kept and passed to each launch; the others are given to each.
     """
 
-    def __init__(self, fused: FusedKernel, given: list[Any]) -> None:
+    def __init__(self, fused: FusedKernel, given: Mapping[int, Any]) -> None:
         self._context = fused.cpp.make_launch_context()
         self._runtime = fused.runtime  # it drops its program at ti.init
         self._uses = fused.uses
@@ -259,16 +259,16 @@ class RepeatedLaunch:
         self._given = given
         self._set(given)
 
-    def __call__(self, given: Iterable[object] = ()) -> None:
+    def __call__(self, given: Mapping[int, object]) -> None:
         self._uses.check_not_ended()
         self._set(given)
         self._runtime.prog.launch_kernel(self._compiled, self._context)
 
-    def _set(self, given: Iterable[Any]) -> None:
-        for position, value in enumerate(given):
+    def _set(self, given: Mapping[int, Any]) -> None:
+        for position, value in given.items():
             if isinstance(value, int):
                 self._context.set_arg_int((position,), value)
-            elif value is not None:
+            else:
                 address = value.__array_interface__["data"][0]
                 self._context.set_arg_external_array_with_shape((position,), address, value.nbytes, value.shape, 0)
 

@@ -71,6 +71,14 @@ class DenseForm:
             found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
             return evaluation.subject.of_dense(found, evaluation.layout)
 
+    def repeated(self, evaluation: Evaluation) -> Any:
+        """J by a launch like that of the call before; None if there is no such launch."""
+        prepared = evaluation.prepared
+        if not isinstance(prepared.replay, Replay):
+            return None
+        found = prepared.replay.run(evaluation.call.full_args, evaluation.out)
+        return None if found is None else prepared.question.result([[found]])
+
     def result(self, evaluation: Evaluation, blocks: list[list[object]]) -> Any:
         """The blocks in the structure of the outputs and params, in ``out`` if that was given."""
         result = evaluation.prepared.question.result(blocks)
@@ -144,11 +152,9 @@ class Evaluation:
 
     def jacobian(self) -> Any:
         """J in the structure of the outputs and params, in ``out`` if that was given."""
-        prepared, out = self.prepared, self.out
-        if isinstance(prepared.replay, Replay):
-            repeated = prepared.replay.run(self.call.full_args, out)
-            if repeated is not None:
-                return prepared.question.result([[repeated]])
+        repeated = self.form.repeated(self)
+        if repeated is not None:
+            return repeated
         # a thread that a pipeline has started may compute a Jacobian of its own
         with backend.suspend_following(), self._checked_runs():
             blocks = self.form.blocks(self)

@@ -115,6 +115,7 @@ class SparseReplay:
         streams = Streams.of(self.launch.fused)
         if streams.entries > most_entries or not self.launch.is_current():
             return None
+        arithmetic.begin()
         streams.begin()
         for key in self.launch.kept.keys() - self.launch.fused.facts.covered:
             self.launch.kept[key].fill(0)

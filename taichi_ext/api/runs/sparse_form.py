@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import container_key
 from taichi_ext.runtime.launching.request import Output
 from taichi_ext.runtime.launching.sparse_target import Adjoints, SparseEntries
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.adjoint import AdjointRows
@@ -64,6 +66,16 @@ class SparseForm(DenseForm):
             ]
         )
 
+    def repeated(self, evaluation: Evaluation) -> Any:
+        if self._projection is not None or evaluation.prepared.sparse.energy_intermediates:
+            return None
+        with evaluation.whole():
+            rows = _repeated(evaluation, SparseRows, math.inf)
+            if rows is None:
+                return None
+            blocks = evaluation.subject.of_sparse(partial(_block, rows), evaluation.layout, is_symmetric=False)
+        return self.result(evaluation, blocks)
+
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         _device(evaluation)
         is_plain = self._projection is None  # blocks of elements are those of intermediates, too
@@ -77,11 +89,8 @@ class SparseForm(DenseForm):
         rows, target = _run(evaluation, SparseRows, math.inf, self._projection, adjoints)
         is_symmetric = target is not None and target.is_symmetric and not intermediates
 
-        def block(output: Output, param: Placed) -> Any:
-            dtype = sparse_dtype(backend.to_numpy_type(output.dtype))
-            size = output.rows + sum(intermediates.values())
-            found = rows.block(container_key(output.key), param.container, size, dtype)
-            found = found if param.inner == slice(None) else found[:, param.inner]
+        def block(output: Output | Placed, param: Placed) -> Any:
+            found = _block(rows, output, param, sum(intermediates.values()))
             return found if not intermediates else _of_params(found, rows, layout, intermediates)
 
         blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
@@ -106,6 +115,13 @@ class SparseForm(DenseForm):
             [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
             for row, o in zip(DenseForm.blocks(self, evaluation), rows, strict=True)
         ]
+
+
+def _block(rows: SparseRows, output: Output | Placed, param: Placed, more: int = 0) -> Any:
+    """The block of an output and a parameter; ``more`` is how many rows follow those of the output."""
+    dtype = sparse_dtype(numpy_dtype(output.dtype))
+    found = rows.block(container_key(output.key), param.container, output.rows + more, dtype)
+    return found if param.inner == slice(None) else found[:, param.inner]
 
 
 def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> Adjoints:
@@ -217,16 +233,11 @@ def _run(
     adjoints: Adjoints | None = None,
 ) -> tuple[R, SparseEntries | None]:
     """The rows after a run, and the target that computed them; None instead of it if a launch was repeated."""
-    prepared, layout = evaluation.prepared, evaluation.layout
-    choices = prepared.sparse
-    call = evaluation.call
-    is_alone = call.kernel is not None and not call.args and evaluation.watch is None
-    is_simple = is_alone and evaluation.out is None and evaluation.state is None and evaluation.subject.is_repeatable
+    found = _repeated(evaluation, kind, most_entries)
+    if found is not None:
+        return found, None
+    prepared, layout, choices = evaluation.prepared, evaluation.layout, evaluation.prepared.sparse
     choices.arithmetic.begin()
-    if is_simple and isinstance(prepared.replay, SparseReplay):
-        found = prepared.replay.run(call.full_args, kind, choices.arithmetic, most_entries)
-        if found is not None:
-            return found, None
     keys = [p.container for p in layout.params]
     sizes = {p.container: p.rows for p in layout.params}
     numbering = Columns(
@@ -242,9 +253,23 @@ def _run(
     finally:
         choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
         choices.intermediates.update(target.numbering.intermediates)
-    if is_simple and all(o.target.kind == "field" for o in layout.outputs):
+    if _is_simple(evaluation) and all(o.target.kind == "field" for o in layout.outputs):
         prepared.replay = SparseReplay.of(target, session.tangents.fields, layout)
     return rows, target
+
+
+def _is_simple(evaluation: Evaluation) -> bool:
+    """Whether a call is of one kernel without arguments, and its run need not be undone."""
+    is_alone = evaluation.call.kernel is not None and not evaluation.call.args and evaluation.watch is None
+    return is_alone and evaluation.out is None and evaluation.state is None and evaluation.subject.is_repeatable
+
+
+def _repeated(evaluation: Evaluation, kind: type[R], most_entries: float) -> R | None:
+    """The rows after a launch like that of the call before; None if there is no such launch."""
+    replay, arithmetic = evaluation.prepared.replay, evaluation.prepared.sparse.arithmetic
+    if not isinstance(replay, SparseReplay) or not _is_simple(evaluation):
+        return None
+    return replay.run(evaluation.call.full_args, kind, arithmetic, most_entries)
 
 
 def _device(evaluation: Evaluation) -> object:

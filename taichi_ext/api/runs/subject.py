@@ -19,7 +19,7 @@ from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 
 Shapes = list[tuple[tuple[int, ...], np.dtype]]
-BlockOf = Callable[[Output, Placed], Any]  # the sparse block of a container and a parameter
+BlockOf = Callable[[Output | Placed, Placed], Any]  # the sparse block of a container and a parameter
 
 
 class Outputs:
@@ -68,11 +68,7 @@ class Outputs:
 
     def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[object]]:
         """The blocks, from those of each container."""
-        outputs = self.outputs(layout)
-        return [
-            [_cut(block(output, p), placed.inner) for p in layout.params]
-            for output, placed in zip(outputs, layout.outputs, strict=True)
-        ]
+        return [[_cut(block(o, p), o.inner) for p in layout.params] for o in layout.outputs]
 
 
 class EnergyGradient(Outputs):

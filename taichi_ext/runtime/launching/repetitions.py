@@ -23,7 +23,10 @@ class Repetition:
     def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[object] | None = None) -> None:
         self.fused = fused
         self.kept = kept
-        self._repeated = backend.RepeatedLaunch(fused.kernel, list(passed)) if passed is not None else None
+        self._repeated: backend.RepeatedLaunch | None = None
+        self._changing: list[tuple[int, Key]] = []  # positions and keys of the arrays that are not kept
+        if passed is not None:
+            self._repeated = backend.RepeatedLaunch(fused.kernel, dict(enumerate(passed)))
 
     def is_current(self) -> bool:
         """Whether its rules are those of the registry; raises if a Python number that it reads has changed."""
@@ -34,20 +37,18 @@ class Repetition:
 
     def launch(self, args: tuple[object, ...], array: Callable[[Key], object]) -> None:
         """Launch it; ``array`` gives the arrays that are not kept."""
+        if self._repeated is not None:
+            self._repeated({position: array(key) for position, key in self._changing})
+            return
         fused, kept = self.fused, self.kept
-        given = [kept[key] if key in kept else array(key) for key in fused.shadows]
-        if self._repeated is None:
-            fused.launch(args, given)
-            if not backend.is_plain_call(fused.primal):
-                return
-        keyed = zip(fused.shadows, given, strict=True)
-        if self._repeated is None:
-            same = [a if key in kept else None for key, a in keyed]
+        fused.launch(args, [kept[key] if key in kept else array(key) for key in fused.shadows])
+        if backend.is_plain_call(fused.primal):
+            numbered = list(enumerate(fused.shadows))
+            self._changing = [(position, key) for position, key in numbered if key not in kept]
+            same = {position: kept[key] for position, key in numbered if key in kept}
             self._repeated = backend.RepeatedLaunch(fused.kernel, same)
-        else:
-            self._repeated(None if key in kept else a for key, a in keyed)
 
     def again(self) -> None:
         """Launch it with the arguments of the launch before."""
         assert self._repeated is not None
-        self._repeated()
+        self._repeated({})

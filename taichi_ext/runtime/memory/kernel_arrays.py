@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from taichi_ext import backend
 from taichi_ext.backend import ti
 
 
+@functools.cache
 def numpy_dtype(dtype: Any) -> np.dtype:
+    """NumPy's type of Taichi's one, which looks it up in a chain of comparisons."""
     return np.dtype(backend.to_numpy_type(dtype))
 
 

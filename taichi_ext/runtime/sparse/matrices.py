@@ -6,7 +6,6 @@ the order of its entries, are found once for the patterns of the operands; after
 
 from __future__ import annotations
 
-import copy
 import functools
 import operator
 import warnings
@@ -50,7 +49,8 @@ class Pattern:
 
     def with_data(self, data: np.ndarray) -> Any:
         """A CSR array that shares its index arrays with this pattern."""
-        matrix = copy.copy(self._empty)
+        matrix = object.__new__(type(self._empty))
+        matrix.__dict__.update(self._empty.__dict__)  # in a quarter of the time of copy.copy
         matrix.data = data
         return matrix
 
