@@ -1,15 +1,36 @@
 """Where tangents are kept is planned first; what a plan lacks is an internal error, never a wrong derivative."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from test_differentiate import EXTENTS, P, Role, Seeds, a, at, c, i, nearest, op, over, s, sum_over_a_loop, x, y, z
+from test_differentiate import (
+    EXTENTS,
+    P,
+    Role,
+    Seeds,
+    a,
+    at,
+    c,
+    f,
+    i,
+    n,
+    nearest,
+    op,
+    over,
+    s,
+    sum_over_a_loop,
+    times,
+    x,
+    y,
+    z,
+)
 
 from taichi_ext import InternalError
 from taichi_ext.differentiate.forms.column_blocks import Blocks
 from taichi_ext.differentiate.plan.storage_plan import StorageKey, Table, UnplannedError
 from taichi_ext.differentiate.transform.forward import emit_tangents, find_facts, plan_storage
-from taichi_ext.program import Assign, Declare, Place, Program, Read, mapped
+from taichi_ext.program import F64, Assign, Declare, Local, Place, Program, Read, Update, mapped
 
 
 def planned(body):
@@ -102,3 +123,19 @@ def test_the_report_names_each_decision_and_its_reason(body, lines):
     text = "\n".join(report.lines(P, str))
     for line in lines:
         assert line in text
+
+
+def rows_of_rows(length):
+    """A row, and locals each of which is made of the one before and changes."""
+    names = [Local(f"t{number}", F64) for number in range(length)]
+    body = [Declare(s, (f(0),)), times(P, n, [Update(Read(s), "add", op("mul", at(x, Read(n)), at(x, Read(n))))])]
+    for before, local in pairwise([s, *names]):
+        body += [Declare(local, (op("mul", Read(before), f(0.5)),)), Assign(Read(local), op("sin", Read(before)))]
+    return [over(y, [*body, Assign(at(y, Read(i)), Read(names[-1]))])]
+
+
+def test_rows_that_are_made_of_rows_take_no_walk_each():
+    short, long = (planned(rows_of_rows(length))[0] for length in (2, 12))
+    assert long.walks == short.walks
+    reasons = [facts.why_row for key, facts in long.storages.items() if key.local.name.startswith("t")]
+    assert reasons == ["it is made of such locals"] * 12

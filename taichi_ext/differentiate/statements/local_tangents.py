@@ -95,7 +95,11 @@ class LocalTangents:
             self.walk.plan.own_rows.note(s.local, "it is made of several locals with all columns")
         form = materialize(self.walk.builder, form)
         self.walk.builder.emit(replace(s, values=(self.walk.expressions.primal(s.values[0]),)))
-        self.known.forms[s.local] = self.known.with_own(s.local, [form])[0]
+        form = self.known.with_own(s.local, [form])[0]
+        if s.local in self.walk.plan.own_rows:
+            self.storages.begin(s.local).write([form], [0])
+        else:
+            self.known.forms[s.local] = form
 
     def _is_better_row(self, form: Form) -> bool:
         """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""

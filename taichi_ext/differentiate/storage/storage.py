@@ -10,6 +10,7 @@ separate columns, implement ``LocalStorage``, too.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
@@ -27,7 +28,7 @@ from taichi_ext.differentiate.forms.forms import (
 )
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
 from taichi_ext.differentiate.memory.registers import Registers, Slots
-from taichi_ext.differentiate.memory.rows import Rows
+from taichi_ext.differentiate.memory.rows import Rows, local_row
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
@@ -143,6 +144,11 @@ class Storage:
         if self.writer is not None:
             facts = self._with_owners(facts, form, self.writer.numbering)
         self.known.require(facts)
+        if facts.has_row and self.rows is None and self.walk.builder.discards and self.writer is None:
+            # rows that are made of this one are found in the same walk; in a sparse J, it may get columns instead
+            local, columns = self.declared.local, self.walk.facts.columns
+            memory = local_row(self.walk.builder, local.name, math.prod(local.shape) * columns, local.dtype)
+            self.rows = Rows(self.walk, self.declared, memory)
 
     def _with_owners(self, facts: StorageFacts, form: Form, sparse: Numbering) -> StorageFacts:
         """The facts with the owners of columns in registers and slots."""
