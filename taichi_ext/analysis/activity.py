@@ -22,12 +22,18 @@ class Activity:
 
     def has(self, value: ir.Value) -> bool:
         """Whether a value carries a tangent."""
-        match value:
-            case ir.Read(local=local):
-                return local in self.locals
-            case ir.Load(container=container):
-                return container in self.containers and container.dtype.is_real
-        return any(map(self.has, _operands(value)))
+        pending = [value]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, ir.Read):
+                if node.local in self.locals:
+                    return True
+            elif isinstance(node, ir.Load):
+                if node.container in self.containers and node.dtype.is_real:
+                    return True
+            else:
+                pending += _operands(node)
+        return False
 
 
 def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
@@ -138,14 +144,16 @@ def escaping_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | None
     holders: dict[Local, Op] = {}  # integers that hold such bits
 
     def bits_in(value: Value) -> Op | None:
-        if isinstance(value, Op):
-            if value.name in _COMPARISONS:
-                return None
-            if value.name == "bit_cast" and activity.has(value.args[0]):
-                return value
-        if isinstance(value, Read) and value.local in holders:
-            return holders[value.local]
-        return next((found for found in map(bits_in, children(value)) if found is not None), None)
+        pending = [value]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, Op) and node.name == "bit_cast" and activity.has(node.args[0]):
+                return node
+            if isinstance(node, Read) and node.local in holders:
+                return holders[node.local]
+            if not isinstance(node, Op) or node.name not in _COMPARISONS:
+                pending += children(node)[::-1]
+        return None
 
     for s in statements(body):
         for value in values_of(s):

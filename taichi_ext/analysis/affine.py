@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from taichi_ext.program import I32, Body, Const, Declare, For, Local, Op, Read, Value, declared, statements
+import taichi_ext.program as ir
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -16,11 +16,11 @@ from taichi_ext.simplify.usage import assigned_locals
 class VectorEntry:
     """An entry of an integer vector that does not change: the vector, and the numbers of the entry."""
 
-    local: Local
+    local: ir.Local
     entry: tuple[int, ...]
 
 
-Atom = Local | Value | VectorEntry
+Atom = ir.Local | ir.Value | VectorEntry
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Affine:
         return Affine(tuple((a, f * factor) for a, f in self.terms), self.constant * factor)
 
 
-_ranks: weakref.WeakKeyDictionary[Local | Value, int] = weakref.WeakKeyDictionary()
+_ranks: weakref.WeakKeyDictionary[ir.Local | ir.Value, int] = weakref.WeakKeyDictionary()
 _count = itertools.count()
 
 
@@ -68,30 +68,75 @@ def _sorted(factors: Mapping[Atom, int]) -> tuple[tuple[Atom, int], ...]:
     return tuple(sorted(((a, f) for a, f in factors.items() if f), key=lambda term: _rank(term[0])))
 
 
+_LINEAR = frozenset(("add", "sub", "mul", "neg", "cast"))
+NARROW = frozenset((ir.U1, ir.I8, ir.I16, ir.U8, ir.U16, ir.I32))  # types of which an i32 holds every number
+
+
+def linear_form(value: ir.Value | int, atom: Callable[[ir.Value], Affine | None]) -> Affine | None:
+    """The normal form of an expression that is computed in i32, None where there is none.
+
+    ``atom`` gives the form of what is neither a number nor a sum or product of such forms.
+    """
+    if isinstance(value, int):
+        return Affine((), value)
+    if isinstance(value, ir.Const):
+        number = int(value.value)
+        return Affine((), number) if number == ir.I32.wrapped(number) else None
+    if isinstance(value, ir.Op) and value.dtype == ir.I32 and value.name in _LINEAR:
+        parts = [linear_form(a, atom) if a.dtype in NARROW else None for a in value.args]
+        form = _combined(value.name, parts)
+        if form is not None:
+            return _wrapped(form)
+    return atom(value)
+
+
+def _combined(name: str, parts: list[Affine | None]) -> Affine | None:
+    match name, parts:
+        case "add", [Affine() as a, Affine() as b]:
+            return a + b
+        case "sub", [Affine() as a, Affine() as b]:
+            return a + b * -1
+        case "mul", [Affine(terms=()) as a, Affine() as b]:
+            return b * a.constant
+        case "mul", [Affine() as a, Affine(terms=()) as b]:
+            return a * b.constant
+        case "neg", [Affine() as a]:
+            return a * -1
+        case "cast", [Affine() as a]:
+            return a
+    return None
+
+
+def _wrapped(form: Affine) -> Affine:
+    """The form with numbers that i32 holds: a sum or product of that type wraps, whatever its factors are."""
+    factors = {atom: ir.I32.wrapped(factor) for atom, factor in form.terms}
+    return Affine(_sorted(factors), ir.I32.wrapped(form.constant))
+
+
 class Indices:
     """The normal forms of a program's integer expressions."""
 
-    def __init__(self, body: Body) -> None:
-        self.forms: dict[Local, Affine] = {}  # of integer locals
-        self.vectors: set[Local] = set()  # of integers, that do not change
-        self.clamped: dict[Local, Affine] = {}  # the forms of clamped locals within their range
+    def __init__(self, body: ir.Body) -> None:
+        self.forms: dict[ir.Local, Affine] = {}  # of integer locals
+        self.vectors: set[ir.Local] = set()  # of integers, that do not change
+        self.clamped: dict[ir.Local, Affine] = {}  # the forms of clamped locals within their range
         changed = assigned_locals(body)
-        for statement in statements(body):
-            for local in declared(statement):
+        for statement in ir.statements(body):
+            for local in ir.declared(statement):
                 if local in changed or not local.dtype.is_integer:
                     continue
                 if local.shape:
                     self.vectors.add(local)
                     continue
                 known = None
-                if isinstance(statement, Declare) and local.dtype == I32:
+                if isinstance(statement, ir.Declare) and local.dtype == ir.I32:
                     known = self.form(statement.values[0])
                     self._note_clamped(local, statement.values[0])
                 self.forms[local] = Affine(((local, 1),)) if known is None else known
 
-    def _note_clamped(self, local: Local, value: Value) -> None:
+    def _note_clamped(self, local: ir.Local, value: ir.Value) -> None:
         match value:
-            case Op(name="max", args=(Const(), Op(name="min", args=(index, Const())))):
+            case ir.Op(name="max", args=(ir.Const(), ir.Op(name="min", args=(index, ir.Const())))):
                 known = self.form(index)
                 if known is not None:
                     self.clamped[local] = known
@@ -102,32 +147,27 @@ class Indices:
             return self.clamped[affine.terms[0][0]] + Affine((), affine.constant)  # type: ignore[index]
         return affine
 
-    def name(self, local: Local) -> Affine:
+    def name(self, local: ir.Local) -> Affine:
         """A local that does not change as a normal form of its own."""
         return self.forms.setdefault(local, Affine(((local, 1),)))
 
-    def form(self, index: Value | int) -> Affine | None:
+    def form(self, index: ir.Value | int) -> Affine | None:
         """The normal form of an expression, None where there is none."""
-        if isinstance(index, int):
-            return Affine((), index)
-        match index:
-            case Const(value=value):
-                return Affine((), int(value))
-            case Read(local=local, index=()):
+        return linear_form(index, self._atom)
+
+    def _atom(self, value: ir.Value) -> Affine | None:
+        match value:
+            case ir.Read(local=local, index=()):
                 if local in self.forms:
                     return self.forms[local]
                 return self.name(local) if local.kind == "parameter" and local.dtype.is_integer else None
-            case Read(local=local, index=entry) if local in self.vectors or local.kind == "parameter":
+            case ir.Read(local=local, index=entry) if local in self.vectors or local.kind == "parameter":
                 numbers = tuple(i for i in entry if isinstance(i, int))
                 is_known = local.dtype.is_integer and len(numbers) == len(entry)
                 return Affine(((VectorEntry(local, numbers), 1),)) if is_known else None
-            case Op(name="add" | "sub" | "mul" as name, args=(a, b), dtype=dtype) if dtype == I32:
-                return _combined(name, self.form(a), self.form(b))
-            case Op(name="cast", args=(a,), dtype=dtype) if dtype == I32 and a.dtype == I32:
-                return self.form(a)
         return None
 
-    def site(self, index: Value | int) -> Affine:
+    def site(self, index: ir.Value | int) -> Affine:
         """The normal form; an index without one becomes a new atom, equal to nothing else."""
         if isinstance(index, int):
             return Affine((), index)
@@ -135,30 +175,14 @@ class Indices:
         return Affine(((index, 1),)) if known is None else known
 
 
-def _combined(name: str, a: Affine | None, b: Affine | None) -> Affine | None:
-    if a is None or b is None:
-        return None
-    if name != "mul":
-        return _wrapped(a + (b if name == "add" else b * -1))
-    if a.is_constant:
-        return _wrapped(b * a.constant)
-    return _wrapped(a * b.constant) if b.is_constant else None
-
-
-def _wrapped(form: Affine) -> Affine:
-    """The form with numbers that i32 holds: a sum or product of that type wraps, whatever its factors are."""
-    factors = {atom: I32.wrapped(factor) for atom, factor in form.terms}
-    return Affine(_sorted(factors), I32.wrapped(form.constant))
-
-
-def atom_value(atom: Atom) -> Value:
+def atom_value(atom: Atom) -> ir.Value:
     """The meaning of an atom: a local, an entry of an integer vector, or a value."""
-    if isinstance(atom, Local):
-        return Read(atom)
-    return Read(atom.local, atom.entry) if isinstance(atom, VectorEntry) else atom
+    if isinstance(atom, ir.Local):
+        return ir.Read(atom)
+    return ir.Read(atom.local, atom.entry) if isinstance(atom, VectorEntry) else atom
 
 
-def loop_atoms(s: For) -> tuple[Atom, ...]:
+def loop_atoms(s: ir.For) -> tuple[Atom, ...]:
     """The variables of a loop; the entries of one that is a vector."""
     if len(s.variables) == 1 and s.variables[0].shape:
         (vector,) = s.variables
@@ -166,6 +190,6 @@ def loop_atoms(s: For) -> tuple[Atom, ...]:
     return s.variables
 
 
-def source_of(atom: Atom) -> Local | Value:
+def source_of(atom: Atom) -> ir.Local | ir.Value:
     """The source of an atom: the local, that of an entry, or the value itself."""
     return atom.local if isinstance(atom, VectorEntry) else atom

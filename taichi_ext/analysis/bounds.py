@@ -19,16 +19,6 @@ from taichi_ext.analysis.intervals import Facts
 from taichi_ext.analysis.loops import Extents, leaves, ranges
 from taichi_ext.simplify.usage import assigned_locals
 
-_USES = (
-    ir.Declare,
-    ir.Assign,
-    ir.Update,
-    ir.Atomic,
-    ir.Return,
-    ir.Call,
-    ir.Boundary,
-)  # statements whose expressions carry tangents
-
 
 @dataclass(frozen=True)
 class Access:
@@ -103,14 +93,14 @@ class _Walk:
             return self._if(s, facts)
         if isinstance(s, (ir.For, ir.While)):
             return self._loop(s, facts)
-        new = self._checked(s, facts) if isinstance(s, _USES) else s
+        new = self._checked(s, facts) if isinstance(s, ir.WITH_TANGENTS) else s
         _note(s, facts)
         return new, facts
 
     def _if(self, s: ir.If, facts: Facts) -> tuple[ir.Statement, Facts | None]:
         then, after_then = self.block(s.then, facts.where(s.condition))
         orelse, after_else = self.block(s.orelse, facts.where(s.condition, holds=False))
-        new = _with_blocks(s, (then, orelse))
+        new = ir.with_bodies(s, (then, orelse))
         if after_then is not None and after_else is not None:
             after = after_then.joined(after_else)
             after.exact = facts.exact
@@ -130,7 +120,7 @@ class _Walk:
         else:
             inside = inside if s.condition is None else inside.where(s.condition)
             inside.is_reached = False
-        return _with_blocks(s, (self.block(s.body, inside)[0],)), facts
+        return ir.with_bodies(s, (self.block(s.body, inside)[0],)), facts
 
     def _bounds(self, s: ir.For, facts: Facts) -> list[tuple[_Bound, _Bound]]:
         """The first number and the end of each variable of a loop, as far as the text gives them."""
@@ -180,12 +170,11 @@ class _Walk:
                 self._note(entry, checks, here, s.place)
         if not found:
             return s
-        memo: dict[ir.Value, ir.Value] = {}
 
         def mark(node: ir.Value) -> ir.Value:
             return replace(node, checks=found[node]) if node in found else node  # type: ignore[call-arg]
 
-        new = ir.with_values(s, lambda value: ir.rebuilt(value, mark, memo))
+        new = ir.with_nodes(s, mark)
         return replace(new, target=mark(new.target)) if target in found else new  # type: ignore[attr-defined, call-arg]
 
     def _has_tangent(self, entry: ir.Read | ir.Load) -> bool:
@@ -249,12 +238,6 @@ class _Bound:
 
     form: Affine | None
     interval: Interval
-
-
-def _with_blocks(s: ir.Statement, new: tuple[ir.Body, ...]) -> ir.Statement:
-    """A statement with other blocks; itself where their statements are the same."""
-    is_same = all(a is b for old, now in zip(ir.bodies(s), new, strict=True) for a, b in zip(old, now, strict=True))
-    return s if is_same else ir.with_bodies(s, new)
 
 
 # --- integers that change

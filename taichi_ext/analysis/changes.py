@@ -1,12 +1,12 @@
-"""What a program reads and writes: containers, locals, local arrays, random numbers."""
+"""The containers and locals that a program reads and writes, its local arrays and random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from itertools import groupby
 
 import taichi_ext.program as ir
-from taichi_ext.simplify.usage import assigned_locals
+from taichi_ext.simplify.usage import assigned_locals, written_locals
 
 
 def written_containers(body: ir.Body | Iterable[ir.Statement], *, with_effects: bool = True) -> set[ir.Container]:
@@ -43,26 +43,25 @@ def _spread_variation(body: ir.Body, found: set[ir.Local], stored: set[ir.Contai
     for s in body:
         is_same = s.contents.is_same(found, stored)
         if is_chosen or not is_same or isinstance(s, ir.Atomic):
-            found.update(ir.declared(s))
-            if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-                found.add(s.target.local)
+            found.update(written_locals(s))
         for block in ir.bodies(s):
             is_chosen_here = is_chosen or (not is_same and isinstance(s, (ir.If, ir.For, ir.While)))
             _spread_variation(block, found, stored, is_chosen=is_chosen_here)
-            if isinstance(s, (ir.For, ir.While)) and _is_left(block, found, stored):
+            if isinstance(s, (ir.For, ir.While)) and parts_ways(block, found, stored):
                 found.update(assigned_locals(block) - {local for x in ir.statements(block) for local in ir.declared(x)})
 
 
-def _is_left(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, is_chosen: bool = False) -> bool:
-    """Whether a varying value decides when a loop, or an iteration of it, ends."""
-    for s in body:
-        if isinstance(s, ir.Jump) and is_chosen:
-            return True
-        is_same = s.contents.is_same(found, stored)
-        if isinstance(s, ir.If) and any(
-            _is_left(b, found, stored, is_chosen=is_chosen or not is_same) for b in ir.bodies(s)
-        ):
-            return True
+def parts_ways(body: ir.Body, varying: Set[ir.Local], stored: Set[ir.Container], *, is_chosen: bool = False) -> bool:
+    """Whether a varying value decides when the loop around a block, or an iteration of it, ends."""
+    pending = [(body, is_chosen)]
+    while pending:
+        block, is_chosen = pending.pop()
+        for s in block:
+            if isinstance(s, ir.Jump) and is_chosen:
+                return True
+            if isinstance(s, ir.If):
+                is_inner = is_chosen or not s.contents.is_same(varying, stored)
+                pending += [(inner, is_inner) for inner in ir.bodies(s)]
     return False
 
 
@@ -80,7 +79,7 @@ def read_containers(body: ir.Body) -> set[ir.Container]:
 
 def read_locals(body: ir.Body) -> set[ir.Local]:
     """The locals that are read."""
-    return {local for s in ir.statements(body) for local in s.contents.locals}
+    return {memory for s in body for memory in s.reads if isinstance(memory, ir.Local)}
 
 
 def draws_random_numbers(body: ir.Body) -> bool:

@@ -105,7 +105,7 @@ def _consider(
     value: ir.Value, weight: float, place: _Place, energy: ir.Container | None, uses: _Uses, found: dict[Any, Any]
 ) -> None:
     """Find the locals that a value, which is added to the energy at a place, is a weighted sum of."""
-    terms = _terms(value, weight)
+    terms = weighted_terms(value, weight)
     locals_ = [node.local for _, node in terms if isinstance(node, ir.Read)]
     others = {local for _, v in terms if not isinstance(v, ir.Read) for local in v.contents.locals}
     for factor, node in terms:
@@ -142,21 +142,23 @@ def _is_inner(path: Path) -> bool:
     return any(isinstance(s, (ir.For, ir.While)) for s, _ in path)
 
 
-def _terms(value: ir.Value, weight: float) -> list[tuple[float, ir.Value]]:
+def weighted_terms(value: ir.Value, weight: float = 1.0) -> list[tuple[float, ir.Value]]:
     """The values that a value is a sum of, each with its constant factor."""
-    if isinstance(value, ir.Op):
-        args = value.args
-        match value.name:
-            case "add" | "sub":
-                return [*_terms(args[0], weight), *_terms(args[1], weight * SIGNS[value.name])]
-            case "neg":
-                return _terms(args[0], -weight)
-            case "cast" if args[0].dtype.is_real:
-                return _terms(args[0], weight)
-            case "mul":
-                for factor, other in (args, args[::-1]):
-                    if isinstance(factor, ir.Const):
-                        return _terms(other, weight * float(factor.value))
-            case "truediv" | "raw_div" if isinstance(args[1], ir.Const) and args[1].value != 0:
-                return _terms(args[0], weight / float(args[1].value))
-    return [(weight, value)]
+    found: list[tuple[float, ir.Value]] = []
+    pending = [(weight, value)]
+    while pending:
+        factor, node = pending.pop()
+        match node:
+            case ir.Op("add" | "sub" as name, (a, b)):
+                pending += [(factor * SIGNS[name], b), (factor, a)]
+            case ir.Op("neg", (a,)):
+                pending.append((-factor, a))
+            case ir.Op("cast", (a,), dtype) if dtype.is_real or not a.dtype.is_real:  # the others round
+                pending.append((factor, a))
+            case ir.Op("mul", (ir.Const(number), a)) | ir.Op("mul", (a, ir.Const(number))):
+                pending.append((factor * float(number), a))
+            case ir.Op("truediv" | "raw_div", (a, ir.Const(number))) if number != 0:
+                pending.append((factor / float(number), a))
+            case _:
+                found.append((factor, node))
+    return found

@@ -9,6 +9,7 @@ from itertools import islice
 import taichi_ext.program as ir
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program.printer import SIGNS
+from taichi_ext.simplify.usage import written_locals
 
 
 def check_rules(program: ir.Program) -> None:
@@ -59,9 +60,7 @@ def _changed_by(s: ir.Statement) -> tuple[ir.Local, ...]:
     """The locals that a statement assigns."""
     if isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient", "rule"):
         return ()  # none of these is applied to tangents
-    target = s.target if isinstance(s, ir.Store) else None
-    own = (target.local,) if isinstance(target, ir.Read) else ()
-    return tuple(local for local in (*own, *ir.declared(s)) if local.dtype.is_real)
+    return tuple(local for local in written_locals(s) if local.dtype.is_real)
 
 
 def _rule_of(value: ir.Value, tangents: Mapping[ir.Local, ir.Boundary]) -> ir.Boundary | None:

@@ -94,6 +94,12 @@ def loop_bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
     return tuple((a, max(a, b)) for a, b in bounds)  # type: ignore[misc, type-var]
 
 
+def iterations(s: For, extents: Extents) -> int | None:
+    """How often a loop runs, None where it is not known before the kernel runs."""
+    bounds = loop_bounds(s, extents)
+    return None if bounds is None else math.prod(end - first for first, end in bounds)
+
+
 def ranges(s: For) -> list[tuple[int | Value, int | Value]]:
     """The first index and the end of each variable of a loop over ranges; nothing for a range with steps."""
     if s.kind == "range":
@@ -127,7 +133,10 @@ def span(column: Affine, loops: Iterable[Loop]) -> tuple[int, int] | None:
 
 def leaves(body: Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
     """Whether a statement leaves the loop whose body this is, or ends its iteration."""
-    return any(
-        s.kind in kinds if isinstance(s, Jump) else isinstance(s, If) and any(leaves(b, kinds) for b in bodies(s))
-        for s in body
-    )
+    pending = [*body]
+    while pending:
+        s = pending.pop()
+        if isinstance(s, Jump) and s.kind in kinds:
+            return True
+        pending += (*s.then, *s.orelse) if isinstance(s, If) else ()
+    return False

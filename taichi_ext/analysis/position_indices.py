@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import CONSTANT
+from taichi_ext.analysis.energy_sums import weighted_terms
 
 Entry = tuple[ir.Local, int | None]  # an entry of a local; None where it is not known which
 Position = frozenset[tuple[ir.Local, int]]
@@ -116,37 +117,20 @@ class Slices:
         known = self._of.get(local, {}).items()
         return [value for m, values in known if n is None or m is None or n == m for value in values]
 
-    def _slope(self, what: ir.Value | Entry, index: Entry) -> float | None:
-        """The derivative of a value by an index, where it is a number that is known."""
-        if isinstance(what, tuple):
-            if what[0] in self._indices:
-                return 1 if what == index else 0
-            definitions = self._definitions(what)
-            return self._slope(definitions[0], index) if len(definitions) == 1 else None
-        if isinstance(what, ir.Read):
-            return self._slope(_entry(what), index)
-        if not any(_entry(read) == index for read in self.reached([what])):
-            return 0
-        if not isinstance(what, ir.Op):
+    def _slope(self, entry: Entry, index: Entry) -> float | None:
+        """The derivative of an entry by an index, where it is a number that is known."""
+        if entry[0] in self._indices:
+            return 1 if entry == index else 0
+        definitions = self._definitions(entry)
+        if len(definitions) != 1:
             return None
-        slopes = [self._slope(arg, index) for arg in what.args]
-        numbers = [arg.value if isinstance(arg, ir.Const) else None for arg in what.args]
-        match what.name, slopes, numbers:
-            case "cast", [float() | int() as a], _:
-                return a
-            case "neg", [float() | int() as a], _:
-                return -a
-            case "add", [float() | int() as a, float() | int() as b], _:
-                return a + b
-            case "sub", [float() | int() as a, float() | int() as b], _:
-                return a - b
-            case "mul", [float() | int() as a, _], [_, float() | int() as c]:
-                return a * c
-            case "mul", [_, float() | int() as b], [float() | int() as c, _]:
-                return b * c
-            case "truediv" | "raw_div", [float() | int() as a, _], [_, float() | int() as c]:
-                return a / c if c else None
-        return None
+        total = 0.0
+        for factor, value in weighted_terms(definitions[0]):
+            slope = self._slope(_entry(value), index) if isinstance(value, ir.Read) else None
+            if slope is None and (isinstance(value, ir.Read) or index in map(_entry, self.reached([value]))):
+                return None
+            total += factor * (slope or 0)
+        return total
 
 
 def _operands(value: ir.Op) -> tuple[ir.Value, ...]:

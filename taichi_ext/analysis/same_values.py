@@ -1,56 +1,77 @@
-"""Whether two values of a kernel may be the same number: they are, where they are computed in the same way."""
+"""Values numbered by how they are computed: those with one number are the same where nothing changes in between."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
 
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.program import Body, Declare, Known, Load, Local, Read, Value, children, own_part, statements
+from taichi_ext.program import Body, Declare, Known, Load, Read, Value, children, own_part, statements
 from taichi_ext.simplify.usage import assigned_locals
 
 
-class _Number(NamedTuple):
-    """Equal for values that are computed in the same way, unless they use a local without a definition."""
+class ValueNumbers:
+    """Numbers that are equal for values that are written alike.
 
-    number: int
-    is_open: bool
+    Args:
+        definition: gives the value that stands for another one, as the definition of a local does; itself for most.
+    """
+
+    def __init__(self, definition: Callable[[Value], Value] = lambda value: value) -> None:
+        self._definition = definition
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[Value, int] = {}
+
+    def of(self, value: Value) -> int:
+        """The number of a value."""
+        if value not in self._known:
+            known = self._definition(value)
+            if known is not value:
+                return self._known.setdefault(value, self.of(known))
+            key = (own_part(value), *[self.of(part) for part in children(value)])
+            self._known[value] = self._numbers.setdefault(key, len(self._numbers))
+        return self._known[value]
+
+
+def is_equal(a: int | Value, b: int | Value) -> bool:
+    """Whether two values are written alike, so that they are equal where nothing changes in between."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    numbers = ValueNumbers()
+    return a is b or (own_part(a) == own_part(b) and numbers.of(a) == numbers.of(b))
 
 
 class SameValues:
-    """The values of one kernel, numbered by how they are computed."""
+    """Whether values of one kernel may be the same number: they are, where they are computed in the same way."""
 
     def __init__(self, body: Body) -> None:
         self._changed = assigned_locals(body)
         self._stored = written_containers(body)
-        self._numbers: dict[Hashable, int] = {}
-        self._locals: dict[Local, _Number] = {}
-        self._known: dict[Value, _Number] = {}
-        for s in statements(body):  # definitions stand before their uses
-            if isinstance(s, Declare) and not s.local.shape and s.local not in self._changed:
-                self._locals[s.local] = self._number(s.values[0])
+        declared = (s for s in statements(body) if isinstance(s, Declare) and not s.local.shape)
+        self._definitions = {s.local: s.values[0] for s in declared if s.local not in self._changed}
+        self._numbers = ValueNumbers(self._definition)
 
     def may_be_equal(self, a: Value, b: Value) -> bool:
         """Whether two values may be equal: False where both are computed in ways that differ."""
-        one, other = self._number(a), self._number(b)
-        return one.number == other.number or (one.is_open and other.is_open)
+        return self._numbers.of(a) == self._numbers.of(b) or (self._is_open(a) and self._is_open(b))
 
-    def _number(self, value: Value) -> _Number:
-        if value not in self._known:
-            self._known[value] = self._found(value)
-        return self._known[value]
-
-    def _found(self, value: Value) -> _Number:
-        if isinstance(value, Read) and value.local in self._locals:
-            return self._locals[value.local]
+    def _definition(self, value: Value) -> Value:
         if isinstance(value, Known):
-            return self._number(value.constant)
-        parts = tuple(map(self._number, children(value)))
-        key = (own_part(value), *(part.number for part in parts))
-        is_open = self._is_open(value) or any(part.is_open for part in parts)
-        return _Number(self._numbers.setdefault(key, len(self._numbers)), is_open)
+            return value.constant
+        return self._definitions.get(value.local, value) if isinstance(value, Read) else value
 
     def _is_open(self, value: Value) -> bool:
-        if isinstance(value, Read):
-            return value.local.kind not in ("loop", "parameter") or value.local in self._changed
-        return isinstance(value, Load) and value.container in self._stored
+        """Whether a value uses a local without a definition, or an entry that is stored to."""
+        pending, seen = [value], set[Value]()
+        while pending:
+            node = pending.pop()
+            known = self._definition(node)
+            if known is node and self._is_unknown(node):
+                return True
+            pending += () if node in seen else children(node) if known is node else (known,)
+            seen.add(node)
+        return False
+
+    def _is_unknown(self, node: Value) -> bool:
+        if isinstance(node, Read):
+            return node.local.kind not in ("loop", "parameter") or node.local in self._changed
+        return isinstance(node, Load) and node.container in self._stored

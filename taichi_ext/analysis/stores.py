@@ -15,6 +15,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, Indices
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extents, Loop, find_loops
+from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.simplify.usage import assigned_locals
 
 WHOLE = None  # in place of a component: all of them
@@ -31,10 +32,14 @@ class Site:
     depth: int  # blocks around it
     is_store: bool
 
-    def covers(self, atoms: Iterable[Atom]) -> bool:
-        """Whether each variable stands alone in one index, so that different iterations touch different entries."""
-        bare = {i.terms[0][0] for i in self.indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
-        return set(atoms) <= bare
+    def covers(self, atoms: Iterable[Atom], *, has_component: bool = False) -> bool:
+        """Whether each variable stands alone in one index, so that different iterations touch different entries.
+
+        ``has_component``: the component counts as an index.
+        """
+        indices = (*self.indices, self.component) if has_component and self.component is not None else self.indices
+        bare = {i.terms[0][0] for i in indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
+        return bare.issuperset(atoms)
 
     def is_disjoint_from(self, other: Site) -> bool:
         """Whether the two never name the same entry."""
@@ -170,15 +175,6 @@ def _whole_length(body: ir.Body, start: int) -> int:
         if n and target.container in s.value.contents.containers:  # type: ignore[attr-defined]
             return 1
     return count
-
-
-def is_equal(a: int | ir.Value, b: int | ir.Value) -> bool:
-    """Whether two values are written alike, so that they are equal where nothing changes in between."""
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    parts, others = ir.children(a), ir.children(b)
-    is_alike = len(parts) == len(others) and ir.own_part(a) == ir.own_part(b)
-    return a is b or (is_alike and all(map(is_equal, parts, others)))
 
 
 def free_loops(program: ir.Program, extents: Extents) -> frozenset[ir.Local]:

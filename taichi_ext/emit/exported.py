@@ -147,8 +147,8 @@ class _Module:
         return [name for name in self.arguments if name not in self.arrays]
 
     @property
-    def names(self) -> str:
-        return ", ".join(sorted({*self.given, *self.arguments}))
+    def names(self) -> list[str]:
+        return sorted({*self.given, *self.arguments})
 
     @property
     def is_in_place(self) -> bool:
@@ -175,13 +175,10 @@ class _Module:
             "",
             f"Written by taichi_ext from {file}; it needs Taichi alone.",
             "",
-            f"    run = bind({', '.join(f'{n}={n}' for n in sorted({*self.given, *self.arguments}))})",
+            f"    run = bind({', '.join(f'{n}={n}' for n in self.names)})",
             f"    run({', '.join(name for name, _, _ in self.jacobians)})",
             "",
-            *(
-                f"    {name}: {self.texts.get(name, 'a node of the layout')}"
-                for name in sorted({*self.given, *self.arguments})
-            ),
+            *(f"    {name}: {self.texts.get(name, 'a node of the layout')}" for name in self.names),
             "",
             *([f"A call can take other numbers, by name: {', '.join(self.numbers)}.", ""] if self.numbers else []),
             "The arrays of J, in C order:",
@@ -204,7 +201,7 @@ class _Module:
             f"    {exist}",
         ]
         lines = [
-            f"def bind({'*, ' if self.names else ''}{self.names}):",
+            f"def bind({', '.join(['*', *self.names] if self.names else [])}):",
             '    """A function that runs the kernel and fills the arrays of J, which it takes."""',
             *([f"    {exist}"] if self.given else []),
             *(f"    {check}" for check in self.checks),

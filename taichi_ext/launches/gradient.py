@@ -21,7 +21,7 @@ from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.launches.keys import GRADIENT, FieldKey, FirstOrderArray, GradientKey, NumberArgument
 from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
 from taichi_ext.launches.seeds import seeds_of
-from taichi_ext.program import Container, Local, Program, Store, mapped, rebuilt, with_values
+from taichi_ext.program import Container, Local, Program, Store, mapped, with_nodes
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
 from taichi_ext.simplify import simplify
@@ -97,7 +97,7 @@ class GradientProgram:
 
     def completed(self, found: Differentiated) -> Differentiated:
         """The program with tangents of the second order, of operations that Taichi has."""
-        body = mapped(found.program.body, lambda s: with_values(s, lambda v: rebuilt(v, written_out)))
+        body = mapped(found.program.body, lambda s: with_nodes(s, written_out))
         if self.unneeded is not None and self.unneeded not in read_containers(body):
             body = mapped(body, lambda s: () if isinstance(s, Store) and s.target.memory is self.unneeded else s)
         arrays: list[tuple[Purpose, Container]] = [(array.name, c) for c, array in self.arrays.items()]

@@ -2,6 +2,7 @@
 
 from taichi_ext.program.printer import text
 from taichi_ext.program.statements import (
+    WITH_TANGENTS,
     Argument,
     Assign,
     Atomic,
@@ -25,7 +26,9 @@ from taichi_ext.program.statements import (
     mapped,
     statements,
     values_of,
+    with_blocks,
     with_bodies,
+    with_nodes,
     with_values,
 )
 from taichi_ext.program.types import F16, F32, F64, I8, I16, I32, I64, TYPES, U1, U8, U16, U32, U64, Type

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from taichi_ext.program.values import (
     children,
     entries,
     joined_contents,
+    rebuilt,
     regrouped,
     with_children,
 )
@@ -44,7 +45,24 @@ class Statement:
     @cached_property
     def within(self) -> tuple[Statement, ...]:
         """All statements in its blocks, in the order of the text."""
-        return tuple(statement for body in bodies(self) for statement in statements(body))
+        return tuple(statements(s for body in bodies(self) for s in body))
+
+    @cached_property
+    def reads(self) -> frozenset[Local | Container]:
+        """The locals and containers that it reads, in its blocks too."""
+        parts = [s.contents for s in (self, *self.within)]
+        return frozenset().union(*(p.locals for p in parts), *(p.containers for p in parts))
+
+    @cached_property
+    def written(self) -> frozenset[Local | Container]:
+        """The locals and containers whose numbers, or their tangents, may be others after it, in its blocks too."""
+        found: set[Local | Container] = set()
+        for s in (self, *self.within):
+            if isinstance(s, Store):
+                found.add(s.target.memory)
+            elif isinstance(s, Effect):
+                found.update(s.writes, s.stopped)
+        return frozenset(found)
 
 
 Body = tuple[Statement, ...]
@@ -165,6 +183,11 @@ class Effect(Statement):
     keywords: Mapping[str, object] = field(default_factory=dict)
     writes: tuple[Container, ...] = ()  # fields that it changes
 
+    @property
+    def stopped(self) -> tuple[Container, ...]:
+        """The containers whose values count as constants after it."""
+        return tuple(a for a in self.args if isinstance(a, Container)) if self.function == "stop_grad" else ()
+
 
 @dataclass(frozen=True, eq=False)
 class Boundary(Statement):
@@ -232,6 +255,10 @@ class Program:
         return frozenset(vectors | ({"indexed components"} if any(indexed) else set()))
 
 
+# The kinds of statement whose expressions may carry tangents
+WITH_TANGENTS = (Declare, Assign, Update, Atomic, Return, Call, Boundary)
+
+
 def bodies(statement: Statement) -> tuple[Body, ...]:
     """The blocks of a statement."""
     kind = type(statement)
@@ -249,12 +276,21 @@ def with_bodies(statement: Statement, new: tuple[Body, ...]) -> Statement:
     return replace(statement, body=new[0]) if isinstance(statement, (For, While)) else statement
 
 
-def statements(body: Body) -> list[Statement]:
+def with_blocks(statement: Statement, change: Callable[[Body], Body]) -> Statement:
+    """The statement with ``change`` applied to each of its blocks."""
+    blocks = bodies(statement)
+    return with_bodies(statement, tuple([change(block) for block in blocks])) if blocks else statement
+
+
+def statements(body: Iterable[Statement]) -> list[Statement]:
     """All statements of a block and of those in it, in the order of the text."""
     found: list[Statement] = []
-    for statement in body:
+    pending = [*body][::-1]
+    while pending:
+        statement = pending.pop()
         found.append(statement)
-        found += statement.within
+        for block in bodies(statement)[::-1]:
+            pending.extend(block[::-1])
     return found
 
 
@@ -332,13 +368,16 @@ def _changed(x: object, change: Callable[[Value], Value]) -> object:
     return {k: _changed(v, change) for k, v in x.items()} if isinstance(x, Mapping) and x else x
 
 
+def with_nodes(statement: Statement, change: Callable[[Value], Value]) -> Statement:
+    """The statement with ``change`` applied to each node of its expressions, operands first; blocks stay."""
+    known: dict[Value, Value] = {}
+    return with_values(statement, lambda value: rebuilt(value, change, known))
+
+
 def mapped(body: Body, change: Callable[[Statement], Statement | Body]) -> Body:
     """The block with ``change`` applied to each statement, inner blocks first; a change may give several or none."""
     result: list[Statement] = []
     for statement in body:
-        blocks = bodies(statement)
-        if blocks:
-            statement = with_bodies(statement, tuple(mapped(block, change) for block in blocks))
-        new = change(statement)
+        new = change(with_blocks(statement, lambda block: mapped(block, change)))
         result.extend(new if isinstance(new, tuple) else (new,))
     return tuple(result)

@@ -1,14 +1,15 @@
 """Values of a program: immutable nodes of expression trees over locals, containers and constants.
 
 An expression is evaluated where the statement stands that holds it. A node may occur in several places of one
-statement; it is then evaluated once.
+statement; it is then evaluated once. Walks of expressions, which may be deep, do not recurse through functions in C
+such as ``map`` and ``any``: Python 3.12 counts that apart, and allows less of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from taichi_ext.program.types import I32, Type
@@ -301,7 +302,7 @@ _NOTHING = Contents(frozenset(), frozenset(), 0, True)
 def _contents(value: Value) -> Contents:
     known = value.__dict__.get("contents")
     if known is None:
-        locals_, containers, size, is_pure = _joined(tuple(map(_contents, children(value))))
+        locals_, containers, size, is_pure = joined_contents(children(value))
         if isinstance(value, Op):
             size, is_pure = size + 1, is_pure and value.name != "random"
         elif isinstance(value, Read):
@@ -314,10 +315,7 @@ def _contents(value: Value) -> Contents:
 
 def joined_contents(values: Iterable[Value]) -> Contents:
     """The parts of several expressions."""
-    return _joined(tuple(map(_contents, values)))
-
-
-def _joined(parts: tuple[Contents, ...]) -> Contents:
+    parts = [_contents(value) for value in values]
     if len(parts) < 2:
         return parts[0] if parts else _NOTHING
     locals_, containers, sizes, are_pure = zip(*parts, strict=True)
@@ -340,7 +338,7 @@ def with_children(value: Value, change: Callable[[Value], Value]) -> Value:
     old = children(value)
     if not old:
         return value
-    new = tuple(map(change, old))
+    new = tuple([change(part) for part in old])
     if old == new:  # nodes are equal only to themselves
         return value
     if isinstance(value, Op):
@@ -366,6 +364,5 @@ def rebuilt(value: Value, change: Callable[[Value], Value], memo: dict[Value, Va
     known: dict[Value, Value] = {} if memo is None else memo
     new = known.get(value)
     if new is None:
-        operand = partial(rebuilt, change=change, memo=known)  # an inner function would refer to itself: a cycle
-        new = known[value] = change(with_children(value, operand))
+        new = known[value] = change(with_children(value, lambda part: rebuilt(part, change, known)))
     return new

@@ -11,7 +11,16 @@ from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Assign, Declare, Known, Load, Local, Read, Tensor, Type, Update, Value, walk
-from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, value_of
+from taichi_ext.record.handles import (
+    Cell,
+    Cells,
+    DynamicList,
+    Format,
+    Record,
+    sequence_like,
+    value_of,
+    with_members,
+)
 from taichi_ext.record.literals import as_value, convert, described
 from taichi_ext.record.operations import operate, tensor
 from taichi_ext.record.recording import Recording
@@ -26,13 +35,11 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
     value = value_of(value)
     kind = "temporary" if kind == "user" and r.frame.is_library else kind
     if isinstance(value, (list, tuple)):
-        made = [declare(r, f"{name}_{n}", v, kind) for n, v in enumerate(value)]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return sequence_like(value, [declare(r, f"{name}_{n}", v, kind) for n, v in enumerate(value)])
     if isinstance(value, dict):
         return {k: declare(r, f"{name}_{k}", v, kind) for k, v in value.items()}
     if isinstance(value, Record):
-        members = {k: declare(r, f"{name}_{k}", v, kind) for k, v in value.members.items()}
-        return Record(members, value.methods, value.kind)
+        return with_members(value, lambda k, v: declare(r, f"{name}_{k}", v, kind))
     if isinstance(value, Tensor):
         local = Local(name, value.dtype, value.shape, kind)
         r.add(Declare(local, tuple(convert(e, local.dtype) for e in value.entries), place=r.place()))

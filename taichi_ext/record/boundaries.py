@@ -11,7 +11,7 @@ import numpy as np
 from taichi_ext.differentiate.forms.taichi_reverse import as_constant
 from taichi_ext.errors import InvalidRuleError
 from taichi_ext.program import Boundary, Const, Declare, Local, Op, Read, Tensor, Value, entries
-from taichi_ext.record.handles import Record, group_of, shape_of
+from taichi_ext.record.handles import Record, group_of, shape_of, with_members
 from taichi_ext.record.literals import as_value, described
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import result_type
@@ -49,8 +49,7 @@ def by_number(change: Callable[..., Value], value: object, *others: Any) -> obje
     if isinstance(value, (tuple, list)):
         return tuple(by_number(change, *parts) for parts in zip(value, *others, strict=True))
     if isinstance(value, Record):
-        members = {k: by_number(change, m, *(o.members[k] for o in others)) for k, m in value.members.items()}
-        return Record(members, value.methods, value.kind)
+        return with_members(value, lambda k, m: by_number(change, m, *(o.members[k] for o in others)))
     if isinstance(value, Tensor):
         columns = zip(value.entries, *(o.entries for o in others), strict=True)
         return Tensor(tuple(change(*numbers) for numbers in columns), value.shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import taichi_ext.program as ir
+from taichi_ext.analysis.loops import leaves
 from taichi_ext.errors import UnsupportedError
 
 _ORDERED = ("lt", "le", "gt", "ge")
@@ -182,22 +183,13 @@ def _require_supported(s: ir.Statement, varying: set[ir.Local]) -> None:
                 f"{ir.cited(op.place or s.place)}pixel: {op.name} in {what} has no level, so the places where it jumps "
                 "are not known. Compute it in a kernel before, and read it from a field."
             )
-    condition = s.condition if isinstance(s, ir.While) or (isinstance(s, ir.If) and _leaves_loop(s)) else None
+    condition = s.condition if isinstance(s, ir.While) or (isinstance(s, ir.If) and leaves((s,), ("break",))) else None
     if condition is not None and _reads(condition, varying, is_real=False):
         raise UnsupportedError(
             f"{ir.cited(s.place)}pixel: the number of iterations depends on the position, so the value jumps a little "
             "everywhere. Run a fixed number of iterations, in which an if keeps the result; for a signed distance, "
             "take the level from ray_level, and write if level > 0."
         )
-
-
-def _leaves_loop(s: ir.Statement) -> bool:
-    """Whether a branch ends the loop around it."""
-    return any(
-        (isinstance(inner, ir.Jump) and inner.kind == "break") or (isinstance(inner, ir.If) and _leaves_loop(inner))
-        for body in ir.bodies(s)
-        for inner in body
-    )
 
 
 def _real(name: str, *args: ir.Value) -> ir.Value:

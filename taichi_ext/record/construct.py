@@ -9,7 +9,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.program import Const, Known, Op, Tensor
-from taichi_ext.record.handles import Record, flattened, value_of
+from taichi_ext.record.handles import Record, flattened, value_of, with_members
 from taichi_ext.record.literals import as_value, convert, known_in
 from taichi_ext.record.operations import cast, tensor, typed_tensor
 from taichi_ext.record.recording import Recording
@@ -126,7 +126,7 @@ def filled_like(r: Recording, x: object, number: int) -> Record | Tensor | Op:
     """``ti.zero``, ``ti.one``."""
     x = value_of(x)
     if isinstance(x, Record):
-        return Record({k: filled_like(r, m, number) for k, m in x.members.items()}, x.methods, x.kind)
+        return with_members(x, lambda _, member: filled_like(r, member, number))
     name = "one" if number else "zero"
     if isinstance(x, Tensor):
         return Tensor(tuple(Op(name, (e,), e.dtype, place=r.place()) for e in x.entries), x.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Container, Load, Local, Read, Struct, Target, Tensor, Value, entries
+from taichi_ext.program import Container, Load, Local, Read, Struct, Target, Tensor, Value
 from taichi_ext.program.values import Format
 from taichi_ext.record.literals import matrix_value
 
@@ -90,10 +90,9 @@ def value_of(x: Any) -> Any:
     if isinstance(x, Cells):
         return x.value()
     if isinstance(x, Record):
-        return Record({name: value_of(member) for name, member in x.members.items()}, x.methods, x.kind)
+        return with_members(x, lambda _, member: value_of(member))
     if isinstance(x, (list, tuple)):
-        made = [value_of(e) for e in x]
-        return type(x)(*made) if hasattr(x, "_fields") else type(x)(made)
+        return sequence_like(x, [value_of(e) for e in x])
     if isinstance(x, dict):
         return {k: value_of(v) for k, v in x.items()}
     if isinstance(x, backend.Matrix):
@@ -106,6 +105,16 @@ def value_of(x: Any) -> Any:
             "@ti.func."
         )
     return x
+
+
+def with_members(x: Record, change: Callable[[str, Any], object]) -> Record:
+    """A struct like another one, with ``change`` applied to each member, which it takes with its name."""
+    return Record({name: change(name, member) for name, member in x.members.items()}, x.methods, x.kind)
+
+
+def sequence_like(x: Any, entries: Sequence[object]) -> Any:
+    """A list, tuple or named tuple like another one, of other entries."""
+    return type(x)(*entries) if hasattr(x, "_fields") else type(x)(entries)
 
 
 def place_of_local(local: Local) -> Cell | Cells:
@@ -132,16 +141,6 @@ def group_of(x: object) -> Any:
     if isinstance(x, (list, tuple)):
         return tuple(map(group_of, x))
     return x
-
-
-def numbers_of(x: object) -> Iterator[Value]:
-    """The scalars of a value."""
-    group = group_of(x)
-    if isinstance(group, tuple):
-        for part in group:
-            yield from numbers_of(part)
-    else:
-        yield from entries(group)
 
 
 def flattened(x: object) -> Iterator[object]:

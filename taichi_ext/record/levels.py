@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import taichi_ext.program as ir
+from taichi_ext.analysis.changes import read_locals
 from taichi_ext.errors import DerivativeWarning
 from taichi_ext.simplify.unrolling import renamed, substituted
+from taichi_ext.simplify.usage import written_locals
 
 _Entry = tuple[ir.Local, tuple[Any, ...]]
 
@@ -52,7 +54,7 @@ def _replaced(
     made: list[ir.Statement] = []
     for s in body:
         made += before.get(s, ())
-        made += instead.get(s, ()) or (ir.with_bodies(s, tuple(_replaced(b, before, instead) for b in ir.bodies(s))),)
+        made += instead.get(s, ()) or (ir.with_blocks(s, lambda block: _replaced(block, before, instead)),)
     return tuple(made)
 
 
@@ -117,9 +119,9 @@ class _Slice:
                 raise _Lost("the position is computed in a loop or branch with the level")
             originals.append(s)
             self.parts.insert(0, part)
-            needed = (needed | (_reads(part) & moving) | (_written(part) - holders)) - _declared(part) - holders
+            needed = (needed | (read_locals((part,)) & moving) | (_written(part) - holders)) - _declared(part) - holders
             if isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) and not s.target.index:
-                needed -= {s.target.local} - _reads(part)
+                needed -= {s.target.local} - read_locals((part,))
         if needed:
             raise _Lost(f"{min(x.name for x in needed)} is not known")
         self._keep(list(reversed(originals)), body)
@@ -222,7 +224,7 @@ def _moving(body: ir.Body, found: set[ir.Local], level: ir.Local) -> set[ir.Loca
                 continue
             moves = any(not found.isdisjoint(v.contents.locals) for v in ir.values_of(s))
             if not isinstance(s, ir.If) and (moves or is_within):
-                found.update(_written_here(s) - (set() if moves else own))
+                found.update(set(written_locals(s)) - (set() if moves else own))
             inside = _declared(s)
             for inner in ir.bodies(s):
                 scan(inner, moves or is_within, (inside if moves else own) if level in inside else set())
@@ -233,22 +235,13 @@ def _moving(body: ir.Body, found: set[ir.Local], level: ir.Local) -> set[ir.Loca
     return found
 
 
-def _written_here(s: ir.Statement) -> set[ir.Local]:
-    target = s.target if isinstance(s, ir.Store) else None
-    return {*ir.declared(s), *((target.local,) if isinstance(target, ir.Read) else ())}
-
-
 def _written(s: ir.Statement) -> set[ir.Local]:
     """The locals that a statement declares or changes, including those in its blocks."""
-    return {x for one in (s, *s.within) for x in _written_here(one)}
+    return {x for one in (s, *s.within) for x in written_locals(one)}
 
 
 def _declared(s: ir.Statement) -> set[ir.Local]:
     return {x for one in (s, *s.within) for x in ir.declared(one)}
-
-
-def _reads(s: ir.Statement) -> set[ir.Local]:
-    return {x for one in (s, *s.within) for x in one.contents.locals}
 
 
 def _pruned(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
@@ -256,7 +249,7 @@ def _pruned(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
     part, before = _kept_part(s, needed), -1
     while len(needed) > before:
         before = len(needed)
-        needed = needed | _reads(part)
+        needed = needed | read_locals((part,))
         part = _kept_part(s, needed)
     return part
 
@@ -265,13 +258,13 @@ def _kept_part(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
     def keep(one: ir.Statement) -> ir.Body:
         if isinstance(one, ir.Jump) or any(ir.bodies(one)):
             return (one,)
-        if not needed & _written_here(one):
+        if not needed.intersection(written_locals(one)):
             return ()
         if isinstance(one, (ir.Atomic, ir.Effect)) or (isinstance(one, ir.Boundary) and one.kind == "level_at"):
             raise _Lost("it depends on an atomic operation, on another edge, or on a call with effects")
         return (one,)
 
-    (part,) = (ir.with_bodies(s, tuple(ir.mapped(b, keep) for b in ir.bodies(s))),) if ir.bodies(s) else keep(s)
+    (part,) = (ir.with_blocks(s, lambda block: ir.mapped(block, keep)),) if ir.bodies(s) else keep(s)
     return part
 
 
@@ -280,7 +273,7 @@ def _changed(s: ir.Statement, keep: Any, *, is_guarded: bool) -> ir.Statement:
     names = {n.name for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, ir.Op)}
     is_guarded = is_guarded or isinstance(s, ir.While) or not names.isdisjoint(("ifte", "logical_and", "logical_or"))
     s = substituted(s, lambda node: keep(node, is_guarded))
-    return ir.with_bodies(s, tuple(tuple(_changed(i, keep, is_guarded=True) for i in block) for block in ir.bodies(s)))
+    return ir.with_blocks(s, lambda block: tuple([_changed(i, keep, is_guarded=True) for i in block]))
 
 
 def _copied(s: ir.Statement, names: Mapping[ir.Local, ir.Local], new: Mapping[_Entry, Any]) -> ir.Statement:

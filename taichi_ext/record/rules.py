@@ -11,7 +11,7 @@ from taichi_ext.backend import Func, ti
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.boundaries import as_groups, by_number, difference, results_of, stopped, structure_of, total
-from taichi_ext.record.handles import Cells, Record, value_of
+from taichi_ext.record.handles import Cells, Record, value_of, with_members
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.recording import Block, Recording
 from taichi_ext.simplify.unrolling import unrolled
@@ -210,7 +210,7 @@ def _tangent_of(r: Recording, name: str, value: object) -> tuple[object, tuple[i
         if isinstance(x, (tuple, list)):
             return tuple(made(e, f"{label}_{n}", is_member) for n, e in enumerate(x))
         if isinstance(x, Record):
-            return Record({k: made(m, f"{label}_{k}", True) for k, m in x.members.items()}, x.methods, x.kind)
+            return with_members(x, lambda k, member: made(member, f"{label}_{k}", True))
         x = as_value(x) if not isinstance(x, ir.Tensor) else x
         if is_member and not x.dtype.is_real:  # so that a struct of the same type can be made of it
             zeros = tuple(ir.Const(0, x.dtype) for _ in ir.entries(x))

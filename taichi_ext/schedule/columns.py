@@ -29,7 +29,7 @@ def _of_kernel(s: ir.Statement) -> ir.Body:
     if is_over_columns(s):
         counted = _counted(s) if is_serial(s) else s
         return counted if isinstance(counted, tuple) else (counted,)
-    return (ir.with_bodies(s, tuple(ir.mapped(inner, _counted) for inner in ir.bodies(s))),)
+    return (ir.with_blocks(s, lambda block: ir.mapped(block, _counted)),)
 
 
 def is_serial(s: ir.For) -> bool:
@@ -101,7 +101,6 @@ def _copied(s: ir.For, number: int) -> tuple[ir.Body, ir.Body]:
     """The statements of a column that comes later, before it stores, and its stores."""
     (k,) = s.variables
     renamed: dict[ir.Local, ir.Value] = {k: cast(add(ir.Read(k), number), ir.I32)}
-    memo: dict[ir.Value, ir.Value] = {}
     before: list[ir.Statement] = []
     stores: list[ir.Statement] = []
 
@@ -109,7 +108,7 @@ def _copied(s: ir.For, number: int) -> tuple[ir.Body, ir.Body]:
         return renamed.get(value.local, value) if isinstance(value, ir.Read) else value
 
     for x in s.body:
-        moved = ir.with_values(x, lambda v: ir.rebuilt(v, rename, memo))
+        moved = ir.with_nodes(x, rename)
         if isinstance(moved, ir.Assign):
             local = ir.Local("entry", moved.target.dtype, (), "kept")
             before.append(ir.Declare(local, (moved.value,), place=s.place))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
+from taichi_ext.analysis.loops import iterations
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply
 from taichi_ext.schedule.lanes import Around, Lanes, Run
 from taichi_ext.simplify.usage import all_values
@@ -60,7 +61,6 @@ class Copies:
         self.lane = ir.Local("lane", ir.I32, (), "loop")
         self.again = ir.Local("number", ir.I32, (), "loop")  # the variable of the loop, when it copies
         self.renamed: dict[ir.Local, ir.Local] = {} if loop is None else {loop.variables[0]: self.again}
-        self.memo: dict[ir.Value, ir.Value] = {}
         self.before: list[ir.Statement] = []
         self.stores: list[ir.Statement] = []
         self.starts: dict[tuple[tuple[Atom, int], ...], ir.Read] = {}
@@ -93,13 +93,10 @@ class Copies:
     def declare_again(self, s: ir.Declare) -> None:
         """Declare a local that is the same for all lanes once more, in the loop that copies."""
         local = self.renamed[s.local] = replace(s.local)
-        self.before.append(replace(ir.with_values(s, self._again), local=local))
+        self.before.append(replace(ir.with_nodes(s, self._again), local=local))
 
-    def _again(self, value: ir.Value) -> ir.Value:
-        def read(v: ir.Value) -> ir.Value:
-            return replace(v, local=self.renamed[v.local]) if isinstance(v, ir.Read) and v.local in self.renamed else v
-
-        return ir.rebuilt(value, read, self.memo)
+    def _again(self, v: ir.Value) -> ir.Value:
+        return replace(v, local=self.renamed[v.local]) if isinstance(v, ir.Read) and v.local in self.renamed else v
 
     def keep(self, s: ir.Assign | ir.Update, value: ir.Value, lane: ir.Local) -> ir.Assign:
         """A store as one to an array."""
@@ -130,7 +127,8 @@ class Copies:
         if place.terms not in self.starts:
             total: Coefficient = 0
             for atom, factor in place.terms:
-                at = self.stretch.first if atom is self.stretch.lanes.last else self._again(atom_value(atom))
+                is_lane = atom is self.stretch.lanes.last
+                at = self.stretch.first if is_lane else ir.rebuilt(atom_value(atom), self._again)
                 total = add(total, multiply(at, factor))
             start = ir.Local("start", ir.I32, (), "temporary")
             self.before.append(ir.Declare(start, (cast(total, ir.I32),)))
@@ -149,7 +147,7 @@ class Copies:
 
 
 def _iterations(loop: ir.For | None) -> int:
-    return 1 if loop is None else int(loop.domain[0].value)  # type: ignore[union-attr]
+    return 1 if loop is None else iterations(loop, {}) or 0
 
 
 def _read(s: ir.Statement) -> Iterable[ir.Value]:

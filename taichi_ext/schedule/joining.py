@@ -23,8 +23,7 @@ def with_joined_columns(body: ir.Body) -> ir.Body:
     made: list[ir.Statement] = []
     last: _Columns | None = None  # a loop over columns that can still move down
     for s in body:
-        if ir.bodies(s):
-            s = ir.with_bodies(s, tuple(map(with_joined_columns, ir.bodies(s))))
+        s = ir.with_blocks(s, with_joined_columns)
         columns = _Columns.of(s)
         if last is not None and columns is not None and last.can_join(columns):
             made.remove(last.loop)
@@ -42,13 +41,12 @@ def with_joined_guards(body: ir.Body) -> ir.Body:
     made: list[ir.Statement] = []
     last: ir.If | None = None  # a branch that can still move down
     for s in body:
-        if ir.bodies(s):
-            s = ir.with_bodies(s, tuple(map(with_joined_guards, ir.bodies(s))))
+        s = ir.with_blocks(s, with_joined_guards)
         guard = s if isinstance(s, ir.If) and _is_guard(s) else None
         if last is not None and guard is not None and _guard_of(last) is _guard_of(guard):
             made.remove(last)
             s = guard = replace(guard, then=(*last.then, *guard.then), place=last.place)
-        elif last is not None and not _are_apart(*_memory(ir.statements((last,))), s):
+        elif last is not None and not _are_apart(*_memory((last,)), s):
             last = None
         last = guard or last
         made.append(s)
@@ -99,12 +97,11 @@ class _Columns:
     def joined(self, later: _Columns) -> _Columns:
         """One loop with the statements of both."""
         (old,), (new,) = self.loop.variables, later.loop.variables
-        memo: dict[ir.Value, ir.Value] = {}
 
         def rename(value: ir.Value) -> ir.Value:
             return ir.Read(new) if isinstance(value, ir.Read) and value.local is old else value
 
-        moved = tuple(ir.with_values(s, lambda v: ir.rebuilt(v, rename, memo)) for s in self.loop.body)
+        moved = tuple(ir.with_nodes(s, rename) for s in self.loop.body)
         loop = replace(later.loop, body=(*moved, *later.loop.body), place=self.loop.place)
         return _Columns(loop, self.count, self.written | later.written, self.touched | later.touched)
 
@@ -115,20 +112,16 @@ class _Columns:
 
 def _are_apart(written: Set[ir.Local | ir.Container], touched: Set[ir.Local | ir.Container], s: ir.Statement) -> bool:
     """Whether code that writes and touches some memory can be moved after a statement."""
-    inner = tuple(ir.statements((s,)))
-    if any(isinstance(x, (ir.Jump, ir.Return, ir.Effect, ir.Boundary, ir.Call, ir.While)) for x in inner):
+    if any(isinstance(x, (ir.Jump, ir.Return, ir.Effect, ir.Boundary, ir.Call, ir.While)) for x in (s, *s.within)):
         return False
-    others = _memory(inner)
+    others = _memory((s,))
     return not (others[0] & touched or others[1] & written)
 
 
 def _memory(body: Iterable[ir.Statement]) -> tuple[set[ir.Local | ir.Container], set[ir.Local | ir.Container]]:
-    """The locals and containers that statements write, without those in their blocks, and all that they touch."""
-    written, touched = set(), set()
-    for s in body:
-        written.update([s.target.memory] if isinstance(s, ir.Store) else ())
-        touched.update(s.contents.locals | s.contents.containers)
-    return written, touched | written
+    """The locals and containers that statements write, and all that they touch."""
+    written = set().union(*(s.written for s in body))
+    return written, written.union(*(s.reads for s in body))
 
 
 def _is_in_column(loop: ir.For, shared: Set[ir.Local | ir.Container], columns: int) -> bool:

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
+from taichi_ext.analysis.loops import iterations
 from taichi_ext.differentiate.forms.build import literal
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
@@ -218,7 +219,7 @@ class _Survey:
                 close()
                 inner = times * _length(s)
                 self._note(s, 0)
-                parts.append(Around(s, tuple(self.block(b, inner) for b in ir.bodies(s))))
+                parts.append(Around(s, tuple([self.block(b, inner) for b in ir.bodies(s)])))
             elif isinstance(s, ir.Jump) or self._is_uniform(s):
                 if not isinstance(s, ir.Declare):
                     close()  # earlier statements may read variables that it changes
@@ -336,7 +337,7 @@ def _most_work(body: ir.Body, *, is_fast: bool) -> int:
     """The operations of a block, in additions, with those in its loops as often as they run."""
     work = 0
     for s in body:
-        inner = sum(_most_work(b, is_fast=is_fast) for b in ir.bodies(s))
+        inner = sum([_most_work(b, is_fast=is_fast) for b in ir.bodies(s)])
         work += sum(_work(v, is_fast=is_fast) for v in all_values(s) if isinstance(v, ir.Op))
         work += inner * _length(s) if inner else 0
     return work
@@ -369,12 +370,8 @@ def _length(s: ir.Statement) -> int:
     """How often the blocks of a statement run."""
     if isinstance(s, ir.If):
         return 1
-    bounds = (
-        [d.value for d in s.domain if isinstance(d, ir.Const)] if isinstance(s, ir.For) and s.kind == "range" else []
-    )
-    if not bounds or len(bounds) < len(s.domain):  # type: ignore[union-attr]
-        return USUAL_LENGTH
-    return max(1, int(bounds[-1] - bounds[0]) if len(bounds) > 1 else int(bounds[0]))
+    count = iterations(s, {}) if isinstance(s, ir.For) else None
+    return USUAL_LENGTH if count is None else max(1, count)
 
 
 @dataclass(frozen=True)
@@ -396,11 +393,5 @@ class _Memory:
 
 def _memory(s: ir.Statement) -> _Memory:
     """The memory of one statement."""
-    found = _Memory()
-    for x in ir.statements((s,)):
-        if isinstance(x, ir.Declare):
-            found.stored.add(x.local)
-        if isinstance(x, (ir.Assign, ir.Update)):
-            found.stored.add(x.target.memory)
-        found.read.update(x.contents.locals, x.contents.containers)
-    return found
+    declared = {x.local for x in (s, *s.within) if isinstance(x, ir.Declare)}
+    return _Memory(declared | s.written, set(s.reads))

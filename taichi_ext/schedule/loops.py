@@ -20,6 +20,7 @@ from taichi_ext.analysis.loops import is_serialized, leaves
 from taichi_ext.differentiate.forms.build import (
     add,
     cast,
+    indices_of,
     is_over_columns,
     literal,
     multiply,
@@ -32,7 +33,7 @@ from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
 from taichi_ext.schedule.machine import Machine
-from taichi_ext.schedule.stretches import in_lanes, indices_of
+from taichi_ext.schedule.stretches import in_lanes
 from taichi_ext.simplify.usage import assigned_locals
 
 SHORTEST = 8  # part of a row that is worth a loop

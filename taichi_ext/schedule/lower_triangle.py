@@ -46,7 +46,7 @@ class _Triangle:
             if is_over_columns(s):
                 s = self._until_diagonal(s, rows)
             inner = (*rows, *s.variables) if is_over_columns(s) else rows
-            made.append(ir.with_bodies(s, tuple(self.block(b, inner) for b in ir.bodies(s))) if ir.bodies(s) else s)
+            made.append(ir.with_blocks(s, lambda block, inner=inner: self.block(block, inner)))
         return tuple(made)
 
     def _index(self, s: ir.Statement) -> ir.Value | None:

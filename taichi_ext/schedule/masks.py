@@ -21,9 +21,9 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import parts_ways, written_containers
 from taichi_ext.differentiate.forms.build import cast, literal, operation
-from taichi_ext.simplify.usage import all_values, assigned_locals
+from taichi_ext.simplify.usage import all_values, assigned_locals, read_counts
 
 LEAST_GUARDED = 20  # operations of a branch that is skipped where no lane takes it
 _DIVISIONS = frozenset(("floordiv", "mod"))  # which end the process where a whole number is divided by 0
@@ -90,14 +90,7 @@ class _Masker:
 
     def has_jumps(self, body: ir.Body, *, is_masked: bool = False) -> bool:
         """Whether lanes may leave the loop around a block at different times."""
-        return any(
-            (isinstance(s, ir.Jump) and is_masked)
-            or (
-                isinstance(s, ir.If)
-                and any(self.has_jumps(b, is_masked=is_masked or not self.is_shared(s)) for b in ir.bodies(s))
-            )
-            for s in body
-        )
+        return parts_ways(body, self.varying, self.written, is_chosen=is_masked)
 
     def _needs_mask(self, s: ir.If) -> bool:
         """Whether a branch is more than a choice of numbers."""
@@ -166,8 +159,7 @@ class _Masker:
             before.append(ir.Declare(shared, (v,), place=s.place))
             return ir.Read(shared, place=v.place)
 
-        memo: dict[ir.Value, ir.Value] = {}
-        made = ir.with_values(s, lambda v: ir.rebuilt(v, read, memo))
+        made = ir.with_nodes(s, read)
         return tuple(before), made
 
     def _needs_lanes(self, s: ir.Statement) -> bool:
@@ -220,7 +212,7 @@ class _Masker:
 
     def _branch(self, s: ir.If, lanes: _Lanes) -> ir.Body:
         if self.is_shared(s):
-            return (ir.with_bodies(s, tuple(self.block(b, lanes) for b in ir.bodies(s))),)
+            return (ir.with_blocks(s, lambda block: self.block(block, lanes)),)
         if lanes.loop is not None and len(s.then) == 1 and isinstance(s.then[0], ir.Jump) and not s.orelse:
             return self._group((replace(s, then=self._leave(s.then[0], lanes)),), lanes.mask)
         taken = self.mask("taken")
@@ -343,9 +335,5 @@ def _is_to_memory(s: ir.Statement) -> bool:
 
 def _occurrences(body: ir.Body) -> Counter[ir.Local]:
     """How often each local is read or changed."""
-    found: Counter[ir.Local] = Counter()
-    for s in ir.statements(body):
-        found.update(v.local for v in all_values(s) if isinstance(v, ir.Read))
-        if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-            found[s.target.local] += 1
-    return found
+    targets = (s.target for s in ir.statements(body) if isinstance(s, ir.Store))
+    return read_counts(body) + Counter(t.local for t in targets if isinstance(t, ir.Read))

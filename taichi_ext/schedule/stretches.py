@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import add, cast, literal, multiply, operation
+from taichi_ext.differentiate.forms.build import add, cast, indices_of, literal, multiply, operation
 from taichi_ext.schedule.copies import Copies, Stretch
 from taichi_ext.schedule.elementary import as_arithmetic
 from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
 from taichi_ext.simplify.dead import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
-
-
-def indices_of(number: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
-    """The indices of an entry from its running number."""
-    found = []
-    for n, size in enumerate(shape):
-        below = math.prod(shape[n + 1 :])
-        value = number if below == 1 else operation("floordiv", number, below)
-        found.append(operation("mod", value, size) if n else value)
-    return found
 
 
 def in_lanes(lanes: Lanes) -> ir.For:

@@ -12,7 +12,7 @@ from collections import Counter
 
 import taichi_ext.program as ir
 from taichi_ext.simplify.constants import tidied
-from taichi_ext.simplify.usage import assigned_locals, kept_locals, read_counts, written_memory
+from taichi_ext.simplify.usage import assigned_locals, kept_locals, read_counts
 
 LONGEST = 12  # operations in a value that moves; longer lines are slow in Taichi's front end
 FOLDED_KINDS = ("argument", "temporary", "partial", "weight", "tangent", "inside")
@@ -29,29 +29,16 @@ class _Folding:
         self.kept = kept_locals(body)
         self.written: set[ir.Local | ir.Container] = set()
         for s in body:
-            self.written |= written_memory(s)
+            self.written |= s.written
         self.counts: Counter[ir.Local] = read_counts(body)
         self.replaced: dict[ir.Local, ir.Value] = {}
-        self._last_reads: dict[int, dict[ir.Local, int]] = {}
-        self._read_within: dict[ir.Statement, set[ir.Local]] = {}
-        self._written: dict[ir.Statement, set[ir.Local | ir.Container]] = {}
+        self._last_reads: dict[int, dict[ir.Local | ir.Container, int]] = {}
 
-    def read_within(self, s: ir.Statement) -> set[ir.Local]:
-        """The locals that a statement reads, its blocks included."""
-        if s not in self._read_within:
-            self._read_within[s] = {local for inner in ir.statements((s,)) for local in inner.contents.locals}
-        return self._read_within[s]
-
-    def last_reads(self, body: ir.Body) -> dict[ir.Local, int]:
+    def last_reads(self, body: ir.Body) -> dict[ir.Local | ir.Container, int]:
         """Where in a block each local is read for the last time."""
         if id(body) not in self._last_reads:
-            self._last_reads[id(body)] = {local: n for n, s in enumerate(body) for local in self.read_within(s)}
+            self._last_reads[id(body)] = {memory: n for n, s in enumerate(body) for memory in s.reads}
         return self._last_reads[id(body)]
-
-    def written_by(self, s: ir.Statement) -> set[ir.Local | ir.Container]:
-        if s not in self._written:
-            self._written[s] = written_memory(s)
-        return self._written[s]
 
     def block(self, body: ir.Body) -> ir.Body:
         made: list[ir.Statement] = []
@@ -63,23 +50,16 @@ class _Folding:
             if isinstance(s, ir.If) and isinstance(s.condition, ir.Const):
                 made.extend(self.block(s.then if s.condition.value else s.orelse))
                 continue
-            if ir.bodies(s):
-                s = ir.with_bodies(s, tuple(map(self.block, ir.bodies(s))))
-            made.append(s)
+            made.append(ir.with_blocks(s, self.block))
         return tuple(made)
 
     def statement(self, s: ir.Statement) -> ir.Statement:
-        memo: dict[ir.Value, ir.Value] = {}
-
         def change(node: ir.Value) -> ir.Value:
             if isinstance(node, ir.Read) and node.local in self.replaced and not node.index:
                 return self.replaced[node.local]
             return tidied(node)
 
-        def rebuild(value: ir.Value) -> ir.Value:
-            return ir.rebuilt(value, change, memo)
-
-        return ir.with_values(s, rebuild)
+        return ir.with_nodes(s, change)
 
     def is_candidate(self, s: ir.Declare) -> bool:
         local = s.local
@@ -118,9 +98,9 @@ class _Folding:
         for s in body[n + 1 :]:
             if local in s.contents.locals:
                 return not isinstance(s, ir.While)
-            if local in self.read_within(s):
+            if local in s.reads:
                 return isinstance(s, ir.If) and not sources and self.is_in_branches(s, local)
-            if sources and sources & self.written_by(s):
+            if sources and sources & s.written:
                 return False
         return False
 
@@ -129,7 +109,7 @@ class _Folding:
         if local.dtype != source.dtype:
             return False
         rest = body[n + 1 : self.last_reads(body).get(local, n) + 1]
-        changes = next((m for m, s in enumerate(rest) if source in self.written_by(s)), len(rest))
+        changes = next((m for m, s in enumerate(rest) if source in s.written), len(rest))
         return changes == len(rest) or (changes == len(rest) - 1 and not ir.bodies(rest[-1]))
 
     def is_in_branches(self, s: ir.If, local: ir.Local) -> bool:

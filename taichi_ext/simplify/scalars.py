@@ -20,7 +20,6 @@ def as_scalars(body: ir.Body) -> ir.Body:
     made = _entries(body)
     if not made:
         return body
-    memo: dict[ir.Value, ir.Value] = {}
 
     def entry(node: ir.Value) -> ir.Value:
         number = node.number if isinstance(node, ir.Read) and node.local in made else None
@@ -29,11 +28,10 @@ def as_scalars(body: ir.Body) -> ir.Body:
         return node
 
     def change(statement: ir.Statement) -> ir.Statement | ir.Body:
+        statement = ir.with_nodes(statement, entry)
         if isinstance(statement, ir.Declare) and statement.local in made:
-            values = [ir.rebuilt(v, entry, memo) for v in statement.values]
-            pairs = zip(made[statement.local], values, strict=True)
+            pairs = zip(made[statement.local], statement.values, strict=True)
             return tuple(ir.Declare(local, (v,), place=statement.place) for local, v in pairs)
-        statement = ir.with_values(statement, lambda v: ir.rebuilt(v, entry, memo))
         if isinstance(statement, ir.For) and statement.kind in _PLAIN and statement.variables[0] in made:
             return replace(statement, kind=_PLAIN[statement.kind], variables=made[statement.variables[0]])
         if isinstance(statement, ir.Store):

@@ -99,8 +99,7 @@ def _new_name(node: ir.Value, names: Mapping[ir.Local, ir.Local], known: Mapping
 
 def substituted(s: ir.Statement, change: Callable[[ir.Value], ir.Value]) -> ir.Statement:
     """The statement with ``change`` applied to each node of its expressions, and to its target."""
-    memo: dict[ir.Value, ir.Value] = {}
-    s = ir.with_values(s, lambda v: ir.rebuilt(v, change, memo))
+    s = ir.with_nodes(s, change)
     if isinstance(s, ir.Store):
         return replace(s, target=change(s.target))  # type: ignore[arg-type]
     return s

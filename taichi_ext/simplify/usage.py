@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import taichi_ext.program as ir
 
 
-def assigned_locals(body: ir.Body) -> set[ir.Local]:
+def assigned_locals(body: Iterable[ir.Statement]) -> set[ir.Local]:
     """Locals that change after their declaration."""
-    targets = (s.target for s in ir.statements(body) if isinstance(s, ir.Store))
-    return {target.local for target in targets if isinstance(target, ir.Read)}
+    return {memory for s in body for memory in s.written if isinstance(memory, ir.Local)}
+
+
+def written_locals(s: ir.Statement) -> tuple[ir.Local, ...]:
+    """The locals that a statement itself declares or changes."""
+    target = s.target.memory if isinstance(s, ir.Store) else None
+    return (*((target,) if isinstance(target, ir.Local) else ()), *ir.declared(s))
 
 
 def all_values(statement: ir.Statement) -> list[ir.Value]:
@@ -38,15 +43,3 @@ def position_locals(body: ir.Body) -> set[ir.Local]:
 
 def _boundaries(body: ir.Body) -> Iterator[ir.Boundary]:
     return (s for s in ir.statements(body) if isinstance(s, ir.Boundary))
-
-
-def written_memory(statement: ir.Statement) -> set[ir.Local | ir.Container]:
-    """The locals and containers that a statement writes to, blocks in it included."""
-    found: set[ir.Local | ir.Container] = set()
-    if isinstance(statement, ir.Store):
-        found.add(statement.target.memory)
-    elif isinstance(statement, ir.Effect):
-        found |= set(statement.writes)
-        if statement.function == "stop_grad":  # values read before it have a tangent
-            found |= {a for a in statement.args if isinstance(a, ir.Container)}
-    return found.union(*(written_memory(inner) for body in ir.bodies(statement) for inner in body))

@@ -44,11 +44,9 @@ def _block(body: ir.Body, candidates: set[ir.Local], outer: dict[ir.Local, ir.Lo
 
     made: list[ir.Statement] = []
     for s in body:
-        memo: dict[ir.Value, ir.Value] = {}
         if not s.contents.locals.isdisjoint(current):
-            s = ir.with_values(s, lambda v, memo=memo: ir.rebuilt(v, now, memo))
-        if ir.bodies(s):
-            s = ir.with_bodies(s, tuple(_block(block, candidates, current) for block in ir.bodies(s)))
+            s = ir.with_nodes(s, now)
+        s = ir.with_blocks(s, lambda block: _block(block, candidates, current))
         target = s.target if isinstance(s, (ir.Assign, ir.Update)) else None
         if not isinstance(target, ir.Read) or target.local not in candidates:
             made.append(s)
@@ -74,8 +72,7 @@ def _with_first_values(body: ir.Body, candidates: set[ir.Local]) -> ir.Body:
     made: list[ir.Statement | None] = []
     unused: dict[ir.Local, int] = {}  # declarations of which nothing has been read yet, by their places in the block
     for s in body:
-        if ir.bodies(s):
-            s = ir.with_bodies(s, tuple(_with_first_values(inner, candidates) for inner in ir.bodies(s)))
+        s = ir.with_blocks(s, lambda block: _with_first_values(block, candidates))
         target = _assigned(s)
         if isinstance(s, ir.Assign) and target in unused and target not in _named(s, values_only=True):
             made[unused.pop(target)] = None
@@ -95,9 +92,5 @@ def _assigned(s: ir.Statement) -> ir.Local | None:
 
 def _named(statement: ir.Statement, *, values_only: bool = False) -> set[ir.Local]:
     """The locals that a statement reads or assigns, blocks in it included."""
-    found: set[ir.Local] = set()
-    for s in ir.statements((statement,)):
-        found |= s.contents.locals
-        if not values_only and isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-            found.add(s.target.local)
-    return found
+    found = statement.reads if values_only else statement.reads | statement.written
+    return {memory for memory in found if isinstance(memory, ir.Local)}

@@ -15,7 +15,7 @@ def with_branches(program: ir.Program, activity: Activity) -> ir.Program:
 
 
 def _split(s: ir.Statement, activity: Activity) -> ir.Body:
-    if not isinstance(s, (ir.Declare, ir.Assign, ir.Update, ir.Atomic, ir.Return, ir.Call, ir.Boundary)):
+    if not isinstance(s, ir.WITH_TANGENTS):
         return (s,)
     if not any(_is_branch(node, activity) for value in ir.values_of(s) for node in ir.walk(value)):
         return (s,)

@@ -11,7 +11,8 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Indices
 from taichi_ext.analysis.changes import written
-from taichi_ext.analysis.stores import grouped, is_equal
+from taichi_ext.analysis.same_values import is_equal
+from taichi_ext.analysis.stores import grouped
 
 
 def with_named_indices(program: ir.Program, activity: Activity) -> ir.Program:
@@ -35,7 +36,7 @@ class _Names:
             new = [self._named(s) for s in group]
             result.extend(self.added)
             self.known[before:] = [k for k in self.known[before:] if self._is_lasting(k[0])]
-            result.extend(ir.with_bodies(s, tuple(map(self.block, ir.bodies(s)))) if ir.bodies(s) else s for s in new)
+            result += [ir.with_blocks(s, self.block) for s in new]
         del self.known[outer:]
         return tuple(result)
 
@@ -44,7 +45,7 @@ class _Names:
         return value.contents.is_same(self.changing, self.changing)
 
     def _named(self, s: ir.Statement) -> ir.Statement:
-        if not isinstance(s, (ir.Declare, ir.Assign, ir.Update, ir.Atomic, ir.Return, ir.Call, ir.Boundary)):
+        if not isinstance(s, ir.WITH_TANGENTS):
             return s
         done: dict[ir.Value, ir.Value] = {}
 

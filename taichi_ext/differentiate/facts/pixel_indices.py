@@ -22,7 +22,7 @@ def with_real_positions(program: ir.Program) -> ir.Program:
         reals.setdefault((read.local, read.index), ir.Local(f"{read.local.name}_real", program.default_real))
 
     def change(s: ir.Statement) -> ir.Statement:
-        s = ir.with_values(s, lambda value: ir.rebuilt(value, lambda node: _with_real_operands(node, reals)))
+        s = ir.with_nodes(s, lambda node: _with_real_operands(node, reals))
         if isinstance(s, ir.Boundary) and "at" in s.given:
             at = ir.regrouped(s.given["at"], tuple(_real(e, reals) for e in ir.entries(s.given["at"])))
             return replace(s, given={**s.given, "at": at})

@@ -214,6 +214,16 @@ def not_written_out(loop: ir.For, array: ir.Container, step: int = 1) -> ir.Body
     return (ir.Declare(variable, (literal(0, ir.I32),), place=place), ir.While(condition, body, place=place))
 
 
+def indices_of(number: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
+    """The indices of an entry from its running number."""
+    found = []
+    for n, size in enumerate(shape):
+        below = math.prod(shape[n + 1 :])
+        value = number if below == 1 else operation("floordiv", number, below)
+        found.append(operation("mod", value, size) if n else value)
+    return found
+
+
 def element(array: ir.Container, index: Coefficient) -> ir.Load:
     """One number of an array of one dimension."""
     return ir.Load(array, (index if isinstance(index, ir.Value) else literal(index, ir.I32),))
@@ -342,11 +352,9 @@ class Expressions:
 
     def keep(self, node: Value, dtype: Type | None = None, name: str = "t") -> Value:
         """The value in a temporary, or a local, that does not change."""
-        if node not in self.kept:
+        value = self.kept.get(node)
+        if value is None:
             value = self.builder.keep(self.primal(node), name)
             if not isinstance(node, Read) or node.index or node.local not in self.builder.frozen:
                 self.kept[node] = value
-            else:
-                return value if dtype is None else cast(value, dtype)
-        value = self.kept[node]
         return value if dtype is None else cast(value, dtype)

@@ -33,12 +33,8 @@ def with_known_operations(program: ir.Program) -> ir.Program:
     Raises:
         UnsupportedError: an operation has no replacement.
     """
-
-    def change(s: ir.Statement) -> ir.Statement:
-        memo: dict[ir.Value, ir.Value] = {}
-        return ir.with_values(s, lambda v: ir.rebuilt(v, lambda node: _with_others(node, s), memo))
-
-    return replace(program, body=ir.mapped(program.body, change))
+    body = ir.mapped(program.body, lambda s: ir.with_nodes(s, lambda node: _with_others(node, s)))
+    return replace(program, body=body)
 
 
 def _with_others(value: ir.Value, s: ir.Statement) -> ir.Value:

@@ -39,7 +39,7 @@ class Naming:
         keep: puts a value that may change into a temporary of the statement.
         parameters: the first columns and sizes of parameters by name.
         columns: the number of columns of rows.
-        is_held: tells them apart from others in a sparse Jacobian.
+        is_held: whether rows hold a column of a sparse Jacobian; None for a dense one.
         owners: the local that a column was read from, if it was in a slot.
         conditional: seeds that may be out of range, with a coefficient of 0 then.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.bounds import Access
+from taichi_ext.analysis.loops import iterations
 from taichi_ext.differentiate.forms.build import is_over_columns
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.plan.row_terms import ADDED, WORDS
@@ -152,13 +153,7 @@ def _count(body: ir.Body, shadows: set[ir.Container], found: Counter[Line], time
         if count:
             found[line_of(s.place)] += times * count
         for inner in ir.bodies(s):
-            _count(inner, shadows, found, times * _length(s) if is_over_columns(s) else times)
-
-
-def _length(loop: ir.For) -> int:
-    """The number of iterations of a loop over columns."""
-    bounds = [d.value for d in loop.domain if isinstance(d, ir.Const)]
-    return int(bounds[-1] - (bounds[0] if len(bounds) > 1 else 0)) if bounds else 1
+            _count(inner, shadows, found, times * (iterations(s, {}) or 1 if is_over_columns(s) else 1))
 
 
 def _operations(s: ir.Statement, shadows: set[ir.Container]) -> int:
@@ -174,6 +169,10 @@ def _operations(s: ir.Statement, shadows: set[ir.Container]) -> int:
 
 def _size(value: ir.Value) -> int:
     """The number of products and sums of real numbers in an expression, without those in indices."""
-    if not isinstance(value, ir.Op) or not value.dtype.is_real:
-        return 0
-    return (value.name in _COUNTED) + sum(map(_size, ir.children(value)))
+    count, pending = 0, [value]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ir.Op) and node.dtype.is_real:
+            count += node.name in _COUNTED
+            pending += node.args
+    return count

@@ -178,10 +178,14 @@ def is_same(a: Value, b: Value) -> bool:
 
 
 def _is_sum_of_squares(x: Value, definition: Callable[[Value], Value]) -> bool:
-    x = definition(x)
-    if isinstance(x, Op) and x.name == "add":
-        return all(_is_sum_of_squares(a, definition) for a in x.args)
-    return isinstance(x, Op) and x.name == "mul" and is_same(*x.args)
+    pending = [x]
+    while pending:
+        x = definition(pending.pop())
+        if isinstance(x, Op) and x.name == "add":
+            pending += x.args
+        elif not isinstance(x, Op) or x.name != "mul" or not is_same(*x.args):
+            return False
+    return True
 
 
 def sign_of(x: Value, definition: Callable[[Value], Value]) -> float:

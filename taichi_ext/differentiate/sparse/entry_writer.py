@@ -281,7 +281,7 @@ class EntryWriter:
         if not isinstance(place, stores.Site):
             return place
         opened = [a for loop in self.walk.cursor.loops[:1] for a in loop.atoms]
-        return _is_injective(place, [*dict.fromkeys((*opened, *variables))])
+        return place.covers([*opened, *variables], has_component=True)
 
     def _groups(self, forms: list[Form]) -> tuple[Group, ...]:
         found: dict[Key, list[Entry]] = {}
@@ -351,10 +351,3 @@ class EntryWriter:
         number = self.walk.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
         entry = element(array, self.walk.builder.keep(add(add(start, place), number), "place"))
         self.walk.builder.assign(entry, add(entry, value))
-
-
-def _is_injective(site: stores.Site, variables: list[Atom]) -> bool:
-    """Whether each variable is an index by itself, so that different iterations touch different entries."""
-    indices = site.indices if site.component is None else (*site.indices, site.component)
-    bare = {i.terms[0][0] for i in indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
-    return bare.issuperset(variables)

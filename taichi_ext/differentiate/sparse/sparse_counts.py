@@ -24,7 +24,6 @@ from taichi_ext.differentiate.forms.cursor import Block
 from taichi_ext.differentiate.forms.entry_sites import Axis, Site
 from taichi_ext.differentiate.forms.keys import SiteArray
 from taichi_ext.program import I32, Container, For, Read, Statement, Value, While, values_of
-from taichi_ext.simplify.usage import written_memory
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class Counts:
         # Taichi reads the ends of ti.ndrange again in each iteration
         ends = (value.contents for value in values_of(s))
         read = {memory for end in ends for memory in (*end.locals, *end.containers)}
-        return s.kind in ("ndrange", "grouped ndrange") and not read & written_memory(s)
+        return s.kind in ("ndrange", "grouped ndrange") and not read & s.written
 
     def _decide(self, s: Statement, count: int) -> None:
         if count > self.planned.get(s, 0):

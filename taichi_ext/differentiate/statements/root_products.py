@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
+from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.differentiate.forms.build import Coefficient, Number, literal, multiply, operation
-from taichi_ext.program import Const, Local, Op, Value, children, own_part
+from taichi_ext.program import Const, Local, Op, Value
 
 _QUOTIENTS = ("truediv", "raw_div")
 
@@ -46,13 +47,12 @@ class Products:
         self._definition, self._unchanging, self._has_tangent = definition, unchanging, has_tangent
         self._rooted: dict[Value, bool] = {}
         self._factors: dict[Value, Factors] = {}
-        self._keys: dict[Value, Hashable] = {}
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers = ValueNumbers(self._lasting)
 
     def begin_statement(self) -> None:
         """Forget the factors of the previous statement, whose values may have changed."""
-        for table in (self._factors, self._keys, self._numbers):
-            table.clear()
+        self._factors.clear()
+        self._numbers = ValueNumbers(self._lasting)
 
     def of_roots(self, node: Op) -> list[Factor]:
         """The factors of a product with a root among them more than once; [] for other nodes."""
@@ -70,7 +70,8 @@ class Products:
 
     def _of(self, value: Value) -> Factors:
         if value not in self._factors:
-            self._factors[value] = self._found(value) if self._has_root(value) else {self._key(value): Factor(value, 1)}
+            is_root = self._has_root(value)
+            self._factors[value] = self._found(value) if is_root else {self._numbers.of(value): Factor(value, 1)}
         return self._factors[value]
 
     def _found(self, value: Value) -> Factors:
@@ -89,20 +90,16 @@ class Products:
                 radicand = known.args[0] if isinstance(known, Op) and _is_root(known) else None
                 if radicand is not None and not is_same and not self._has_tangent(radicand):
                     radicand = None
-                return {self._key(inner): Factor(value, 1, radicand)}
+                return {self._numbers.of(inner): Factor(value, 1, radicand)}
 
     def _is_unchanging(self, value: Value) -> bool:
         """Whether a definition has the same value wherever it is evaluated."""
         return not value.contents.containers and value.contents.locals <= self._unchanging
 
-    def _key(self, value: Value) -> Hashable:
-        """Equal for values that are computed in the same way."""
-        if value not in self._keys:
-            known = self._definition(value)
-            is_known = known is not value and self._is_unchanging(known)
-            key = self._key(known) if is_known else (own_part(value), *map(self._key, children(value)))
-            self._keys[value] = self._numbers.setdefault(key, len(self._numbers))
-        return self._keys[value]
+    def _lasting(self, value: Value) -> Value:
+        """The definition of a local where it can stand for the local, else the value itself."""
+        known = self._definition(value)
+        return known if self._is_unchanging(known) else value
 
 
 def partial_of(factors: list[Factor], factor: Factor, keep: Callable[[Value], Value]) -> Coefficient:

@@ -12,7 +12,7 @@ from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import add, cast
+from taichi_ext.differentiate.forms.build import add, cast, indices_of, literal
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import (
     Form,
@@ -32,7 +32,7 @@ from taichi_ext.differentiate.statements.linearize import raise_unknown
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, Const, Declare, For, Local, Op, Read, Value, cited
+from taichi_ext.program import I32, Declare, For, Local, Read, cited
 
 ATOMIC = "order of iterations matters to an atomic"
 
@@ -182,12 +182,8 @@ def serialized(loop: For, extent: Extent | None, *, is_host: bool) -> For:
 def _over_range(loop: For, extent: Extent) -> For:
     """A loop over a dense field as a loop over the number of the entry."""
     number = Local("number", I32, (), "loop")
-    before, inner = [], math.prod(extent.shape)
-    for v, size, offset in zip(loop.variables, extent.shape, extent.offset or (0,) * len(extent.shape), strict=True):
-        inner //= size
-        index: Value = Op("floordiv", (Read(number), Const(inner, I32)), I32)
-        index = Op("mod", (index, Const(size, I32)), I32)
-        before.append(Declare(v, (cast(add(index, offset), I32),), place=loop.place))
-    total = Const(math.prod(extent.shape), I32)
+    indices = zip(loop.variables, indices_of(Read(number), extent.shape), extent.bounds, strict=True)
+    before = (Declare(v, (cast(add(i, first), I32),), place=loop.place) for v, i, (first, _) in indices)
+    total = literal(math.prod(extent.shape), I32)
     config = {**loop.config, "serialize": True}
     return replace(loop, kind="range", variables=(number,), domain=(total,), body=(*before, *loop.body), config=config)
