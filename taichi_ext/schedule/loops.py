@@ -3,6 +3,7 @@
 * A loop of arithmetic runs in *lanes*, which LLVM makes vectors (``lanes``).
 * A loop of few iterations is *spread* over the threads. Taichi gives a thread at least 512 iterations, so that shorter
   loops run on one; this one becomes a loop over several pieces for each thread, of one iteration or none.
+* A loop of few iterations that one thread runs in any case is *serial*: no thread is woken for it.
 * A loop over several dimensions runs *row by row*: as one over pieces of rows, each with a loop over its last indices,
   since finding i and j from a running number costs as much as a small body.
 
@@ -32,7 +33,7 @@ from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
-from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule.machine import LEAST_ITERATIONS, Machine
 from taichi_ext.schedule.stretches import in_lanes
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -78,11 +79,15 @@ def schedule(
         if isinstance(lanes, Lanes):
             choices.append(LoopChoice(number, f"runs in lanes, {lanes.count} iterations at a time in vectors"))
             is_few = machine.threads > 1 and 1 < lanes.stretches < machine.least
-            made = in_lanes(lanes)
-            body.append(spread(made, (lanes.stretches,), machine.least) if is_few else made)
+            made, domain = in_lanes(lanes), (lanes.stretches,)
+            if is_few:
+                made = spread(made, domain, machine.least)
+            body.append(serial(made, domain) if not is_few and is_alone(made, domain, machine) else made)
         elif is_short(s, domain, machine):
             choices.append(LoopChoice(number, "has few iterations, which are spread over all threads"))
             body.append(spread(s, domain, machine.least))
+        elif is_alone(s, domain, machine):
+            body.append(serial(s, domain))
         else:
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
     made = with_counted_columns(with_joined_columns(with_joined_guards(tuple(body))))
@@ -143,6 +148,20 @@ def _next(piece: ir.Local) -> ir.Value:
 
 def _outer(loop: ir.For, variable: ir.Local, count: int, body: ir.Body) -> ir.For:
     return ir.For("range", (variable,), (literal(count, ir.I32),), body, loop.config, place=loop.place)
+
+
+def is_alone(loop: ir.For, domain: tuple[int, ...], machine: Machine) -> bool:
+    """Whether Taichi gives a loop to one thread, as it does if the user has not configured it."""
+    return math.prod(domain) <= LEAST_ITERATIONS and not loop.config and not machine.is_checked
+
+
+def serial(loop: ir.For, domain: tuple[int, ...]) -> ir.For:
+    """A loop that runs in one thread without waking it, which takes as long as a small loop."""
+    made = loop
+    for n, (variable, size) in reversed(list(enumerate(zip(loop.variables, domain, strict=True)))):
+        body = (made,) if n < len(domain) - 1 else loop.body
+        made = ir.For("range", (variable,), (literal(size, ir.I32),), body, place=loop.place)
+    return replace(made, config={"serialize": True})
 
 
 # --- rows

@@ -9,7 +9,7 @@ from differences import check_jacobian, outputs, scalars, vector_outputs
 
 from taichi_ext import Jacobian
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
-from taichi_ext.schedule.loops import spread
+from taichi_ext.schedule.loops import serial, spread
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
 
@@ -28,6 +28,21 @@ def test_text():
                 for flat in range(((piece * 120:i32) // 1024:i32), (((piece + 1:i32) * 120:i32) // 1024:i32)):
                     i: i32 = (flat // 40:i32)
                     j: i32 = (flat % 40:i32)
+                    x[i, j] = 1.0:f64
+        """
+    )
+
+
+def test_text_of_a_serial_loop():
+    x = Container("x", F64, 2, shape=(3, 40))
+    i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
+    loop = For("field", (i, j), (x,), (Assign(Load(x, (Read(i), Read(j))), Const(1.0, F64)),))
+    program = Program("k", (), (), (serial(loop, (3, 40)),), (x,))
+    assert text(program) == textwrap.dedent(
+        """\
+        program k():
+            for i in range(3:i32) with {'serialize': True}:
+                for j in range(40:i32):
                     x[i, j] = 1.0:f64
         """
     )
@@ -187,6 +202,61 @@ def test_loops_that_are_long_enough_stay():
         expected[:, 2] = np.arange(len(expected))
         np.testing.assert_array_equal(plan(), expected)
         assert ("spread" in plan.explain()) == is_spread
+
+
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
+@pytest.mark.parametrize(("size", "is_serial"), [(1, True), (511, True), (512, True), (513, False)])
+def test_loops_of_one_thread_are_serial(size, is_serial):
+    x, y, z = scalars(np.linspace(0.2, 0.9, 7)), outputs(size), outputs(size)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            if i % 5 == 3:
+                continue
+            y[i] = ti.floor(i / 2) * x[i % 7] ** 2 + z[(i + 1) % size]
+
+    check_jacobian(k, x, y, state=[y, z])
+    plan = Jacobian(k, x, y)
+    plan()
+    assert ("serialize=True" in plan.source) == is_serial
+
+
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
+def test_serial_loops_over_two_indices_and_sums():
+    x, y, z, total = scalars(X), outputs(5, 9), outputs(4, 3), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            y[i, j] = ti.sin(x[i % 3] * j)
+        for i, j in ti.ndrange(4, 3):
+            if j == 1:
+                continue
+            z[i, j] = y[i + 1, j] * x[j]
+            total[i % 2] += y[i, j] * y[i, j + 1]
+
+    check_jacobian(k, x, [y, z, total], state=[total])
+    plan = Jacobian(k, x, [y, z, total])
+    plan()
+    assert plan.source.count("serialize=True") == 2
+
+
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
+def test_configured_loops_stay():
+    """With blocks of one iteration, Taichi gives short loops to all threads."""
+    x, y = scalars(X), outputs(12)
+
+    @ti.kernel
+    def k():
+        ti.loop_config(block_dim=1)
+        for i in y:
+            y[i] = ti.exp(x[0] * i) + x[i % 3]
+
+    check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    plan()
+    assert "serialize" not in plan.source
 
 
 @spread_only

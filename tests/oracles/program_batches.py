@@ -12,6 +12,7 @@
     python tests/oracles/program_batches.py 300 --vary                 # with these three drawn by the seed of each program
     python tests/oracles/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/oracles/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
+    python tests/oracles/program_batches.py 60 --limit schedule.loops.LEAST_ITERATIONS=0  # with no loop made serial
     python tests/oracles/program_batches.py 500 --lanes                # loops run in lanes where they can
     python tests/oracles/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
 

@@ -56,10 +56,10 @@ class _Bundle:
     def numbers(self) -> int:
         return self.starts[-1]
 
-    def allocate(self, dtype: Any) -> None:
+    def allocate(self, dtype: Any, *, is_host: bool) -> None:
         """Allocate memory for the numbers of one launch."""
-        if backend.is_host_arch():
-            self.memory = new_array(self.numbers, dtype)
+        if is_host:
+            self.memory = np.empty(max(1, self.numbers), numpy_dtype(dtype))
         else:
             self.memory = [new_array(end - start, dtype) for start, end in itertools.pairwise(self.starts)]
 
@@ -91,8 +91,9 @@ class Streams:
         assert fused.entries is not None
         self._program = fused.entries
         self.counts = SlotCounts(self.sites)
+        self._is_host = backend.is_host_arch()
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
-        self._blocks: dict[tuple[Stage, Key], dict[Key, Block]] = {}
+        self._blocks: dict[tuple[Stage, Key], dict[Key, tuple[Block, _Bundle]]] = {}
         self._stored: dict[tuple[Stage, Key], np.ndarray] = {}
         self.is_symmetric = False  # to the last bit, as the matrix of a Hessian
         self.make_room()
@@ -139,7 +140,7 @@ class Streams:
         self.counts.begin()
         for (_, key, _), bundle in self._bundles.items():
             if bundle.memory is None:
-                bundle.allocate(self._dtype(key))
+                bundle.allocate(self._dtype(key), is_host=self._is_host)
         for site in self.sites:
             if site.integers:
                 if site.number not in self._integers:
@@ -189,7 +190,8 @@ class Streams:
             blocks = self._blocks[stage, key] = {}
             for (at, to, _), bundle in self._bundles.items():
                 if (at, to) == (stage, key):
-                    blocks.update(self._bundle_blocks(bundle, key, slots, kept))
+                    found = self._bundle_blocks(bundle, key, slots, kept)
+                    blocks.update((owner, (block, bundle)) for owner, block in found.items())
 
     def _size(self, key: Key) -> int:
         """The number of entries of a container, or of a local that has separate columns in this launch."""
@@ -260,8 +262,7 @@ class Streams:
         for (at, key), blocks in self._blocks.items():
             if at == stage:
                 full = {}
-                for owner, block in blocks.items():
-                    bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
+                for owner, (block, bundle) in blocks.items():
                     full[owner] = (block, block.data(bundle.written()))
                     if block.is_in_place and not block.is_lent:
                         bundle.memory = None  # the next launch gets other memory
