@@ -89,11 +89,10 @@ class Hessian(Jacobian):
 
     def _started(self, args: tuple[object, ...] | None, out: object) -> Any:
         evaluation = super()._started(args, out)
-        if self._fixed is not None:
-            shapes = evaluation.parameter_shapes()
-            if self._mask is None or self._mask[0] != shapes:
-                self._mask = shapes, Fixed(self._fixed, shapes)
-        return with_choices(evaluation, self._project, None if self._mask is None else self._mask[1])
+        shapes = evaluation.parameter_shapes()
+        if self._mask is None or self._mask[0] != shapes:
+            self._mask = shapes, Fixed(self._fixed, shapes)
+        return with_choices(evaluation, self._project, self._mask[1])
 
     def value(self) -> Any:
         """The energy as it is now; a return value is of this thread's last call."""
@@ -305,7 +304,7 @@ def hvp(
     given, count = matrices(vectors, params, "vectors", shapes)
     if count == 0:
         raise InvalidArgumentError("vectors has no vector: its leading axis is empty.")
-    evaluation = with_choices(evaluation, None, _mask(fixed, evaluation), has_gradient=False)
+    evaluation = with_choices(evaluation, None, Fixed(fixed, shapes), has_gradient=False)
     found = hessian_times(evaluation, np.concatenate(given).astype(np.float64))
     return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(found, shapes, strict=True)], "params")
 
@@ -324,11 +323,7 @@ def _start(
     check_progress(progress)
     plan, call = prepared_form(kernel, params, energy, args, options, _use(project, options.format))
     evaluation = plan.start(call, out, progress=progress)
-    return with_choices(evaluation, project, _mask(fixed, evaluation))
-
-
-def _mask(fixed: object, evaluation: Evaluation) -> Fixed | None:
-    return None if fixed is None else Fixed(fixed, evaluation.parameter_shapes())
+    return with_choices(evaluation, project, Fixed(fixed, evaluation.parameter_shapes()))
 
 
 def _use(project: object, format: str | None) -> str:

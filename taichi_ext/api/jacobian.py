@@ -7,13 +7,13 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
-from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.plans.cache_keys import origin_of, structure_key
-from taichi_ext.api.plans.matrix import check_as_matrix, matrix_of
 from taichi_ext.api.plans.plan import Plan, prepare
 from taichi_ext.api.plans.plan_table import PlanTable
 from taichi_ext.api.plans.preparations import Preparations
+from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import with_short_traceback
 
 _plans, _preparations = PlanTable(), Preparations()
@@ -94,13 +94,8 @@ def jacobian(
                [ 4.,  4.],
                [12.,  8.]], dtype=float32)
     """
-    check_progress(progress)
-    check_as_matrix(as_matrix, format)
     options = checked_options(max_memory, tangents, chunk_size, format)
-    plan, call = prepared_form(kernel, params, outputs, args, options)
-    if as_matrix:
-        return matrix_of(plan.start(call, progress=progress), plan.prepared, out)
-    return plan.start(call, out, progress=progress).jacobian()
+    return _start(kernel, params, outputs, args, out, options, as_matrix, progress).jacobian()
 
 
 @with_short_traceback
@@ -137,14 +132,24 @@ def value_and_jacobian(
         >>> value, [float(column) for column in J]
         (15.0, [5.0, 3.0])
     """
-    check_progress(progress)
-    check_as_matrix(as_matrix, format)
     options = checked_options(max_memory, tangents, chunk_size, format)
+    return _start(kernel, params, outputs, args, out, options, as_matrix, progress).value_and_jacobian()
+
+
+def _start(
+    kernel: object,
+    params: object,
+    outputs: object,
+    args: tuple[object, ...],
+    out: object,
+    options: Options,
+    as_matrix: bool,
+    progress: bool | None,
+) -> Evaluation:
+    check_progress(progress)
+    check_as_matrix(as_matrix, options.format)
     plan, call = prepared_form(kernel, params, outputs, args, options)
-    if as_matrix:
-        evaluation = plan.start(call, progress=progress)
-        return evaluation.value_and_jacobian(lambda: matrix_of(evaluation, plan.prepared, out))
-    return plan.start(call, out, progress=progress).value_and_jacobian()
+    return plan.start(call, out, progress=progress, as_matrix=as_matrix)
 
 
 def prepared_form(

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -162,10 +162,15 @@ def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int 
     """J times the columns of ``directions``: for each output a row for each entry."""
     total = directions.shape[1]
     along = evaluation.changed(directions=directions)
-    parts = [found for _, found in along.column_blocks(chunk_size or max(1, total))]
-    if not parts:
+    if not total:
         return [np.zeros((math.prod(shape), 0), dtype) for shape, dtype in evaluation.output_shapes()]
-    return [np.concatenate(values, axis=1) for values in zip(*parts, strict=True)]
+    return side_by_side(found for _, found in along.column_blocks(chunk_size or total))
+
+
+def side_by_side(blocks: Iterable[list[np.ndarray]]) -> list[np.ndarray]:
+    """Blocks of columns by output, joined for each output."""
+    first, *others = blocks
+    return [np.concatenate(values, axis=1) for values in zip(first, *others, strict=True)] if others else first
 
 
 def transposed(

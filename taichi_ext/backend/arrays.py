@@ -267,7 +267,7 @@ def argument_problem(annotation: Any, value: object) -> str:
 
 
 def _matrix_problem(annotation: Any, value: object) -> str:
-    shape = (annotation.n,) if annotation.ndim == 1 else (annotation.n, annotation.m)
+    shape = tuple(annotation.get_shape())
     given = getattr(value, "get_shape", None)
     if given is not None:
         found = tuple(given())
@@ -331,13 +331,13 @@ def as_numpy(value: Any) -> Any:
 
 
 def put_back(obj: Any, copy: Any) -> None:
-    """Store values to a field or array, which has to exist."""
+    """Store values, such as those of ``copy_of`` or a NumPy array, to a field or array, which has to exist."""
     check_not_ended(obj)
     if isinstance(obj, np.ndarray):
         if obj.flags.writeable:  # others are only read
             obj[...] = copy
     elif is_torch_tensor(obj):
-        obj.detach().copy_(copy)
+        obj.detach().copy_(copy if is_torch_tensor(copy) else torch_from_numpy(copy, obj.device))
     elif (memory := memory_of_field(obj)) is not None:
         memory[...] = copy
     else:

@@ -321,9 +321,7 @@ def return_shape(kernel: Kernel) -> tuple[int, ...]:
     kinds: Any = kernel.return_type
     if len(kinds) == 1:
         kind = kinds[0]
-        if isinstance(kind, MatrixType):
-            return (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
-        return ()
+        return tuple(kind.get_shape()) if isinstance(kind, MatrixType) else ()
     return (sum(k.n * k.m if isinstance(k, MatrixType) else 1 for k in kinds),)
 
 

@@ -64,12 +64,7 @@ class _Node:
 
     def active(self) -> np.ndarray:
         """The indices of the cells that are active, one row for each."""
-        cells = np.zeros((1, self._rank), np.int32)
-        count = _count(self._find, cells)
-        if count > 1:
-            cells = np.zeros((count, self._rank), np.int32)
-            _count(self._find, cells)
-        return cells[:count]
+        return _found(self._find, (self._rank, np.int32))[0]
 
     def deactivate(self, saved: np.ndarray, now: np.ndarray) -> None:
         """Deactivate cells that were not active; of lists, all those that are longer than they were."""
@@ -124,12 +119,7 @@ class _Fields:
 
     def read(self) -> _Held:
         """The contents of the active cells."""
-        held = _Held(np.zeros((1, self._rank), np.int32), np.zeros((1, self._count), np.int64))
-        count = _count(self._find, *held)
-        if count > 1:
-            held = _Held(np.zeros((count, self._rank), np.int32), np.zeros((count, self._count), np.int64))
-            _count(self._find, *held)
-        return _Held(held.cells[:count], held.numbers[:count])
+        return _Held(*_found(self._find, (self._rank, np.int32), (self._count, np.int64)))
 
     def write(self, held: _Held) -> None:
         """Store to cells, which makes them active."""
@@ -141,11 +131,16 @@ class _Fields:
         self.write(_Held(cells, np.zeros((len(cells), self._count), np.int64)))
 
 
-def _count(find: Callable[..., None], *arrays: np.ndarray) -> int:
-    """How many active cells there are; as many as there is room for are written to the arrays."""
-    found = np.zeros(1, np.int32)
-    find(*arrays, found)
-    return int(found[0])
+def _found(find: Callable[..., None], *kinds: tuple[int, Any]) -> list[np.ndarray]:
+    """Arrays of these widths and types, a row for each active cell; ``find`` writes as many as there is room for."""
+    room, count = 1, np.zeros(1, np.int32)
+    while True:
+        arrays = [np.zeros((room, width), dtype) for width, dtype in kinds]
+        count[0] = 0
+        find(*arrays, count)
+        if count[0] <= room:
+            return [array[: count[0]] for array in arrays]
+        room = int(count[0])
 
 
 def _upwards(node: CoreNode | None) -> Iterator[CoreNode]:

@@ -142,10 +142,10 @@ class Comparison:
 def report_of(run: Run, way: Comparison, of: str, *, raise_on_failure: bool) -> JacobianReport:
     """The report on the derivative (J or H, ``of``) that a run computes; the state is restored."""
     try:
-        blocks, wrong, tolerance = _compare(run, way)
+        blocks, (not_finite, outside), tolerance = _compare(run, way)
     finally:
         run.finish()
-    report = JacobianReport(run.name, tuple(blocks), tuple(wrong.not_finite), tolerance, tuple(wrong.outside), of)
+    report = JacobianReport(run.name, tuple(blocks), tuple(not_finite), tolerance, tuple(outside), of)
     if raise_on_failure and not report:
         raise CheckError(str(report))
     return report
@@ -167,8 +167,8 @@ class Run:
         self.args = tuple(a.detach() if backend.is_torch_tensor(a) else a for a in self.call.args)
         self.state = State()
         for target in [*self.params, *self.output_targets]:
-            if target.kind != "return" and not self.call.is_value(target):
-                self.state.save(self._container(target))
+            if target.kind != "return" and not call.is_value(target):
+                self.state.save(call.value(target))
         for value in self.call.args:
             if backend.is_array(value):
                 self.state.save(value)
@@ -198,7 +198,7 @@ class Run:
                 like = args[param.position]
                 args[param.position] = with_entries(like, values) if self.call.kernel is None else _as_argument(values)
             else:
-                backend.put_back(self._container(param), self._like(param, values))
+                backend.put_back(self.call.value(param), values)
         return self.results(tuple(args))
 
     def results(self, args: tuple[object, ...]) -> list[np.ndarray]:
@@ -237,20 +237,12 @@ class Run:
             kind = backend.default_type(float) if self.call.kernel is None else self.call.annotation(target)
             dtype = backend.numpy_dtype_of_annotation(kind)
             return np.array(_as_array(self.call.args[target.position]), dtype)
-        copy = backend.copy_of(self._container(target))
-        return copy.cpu().numpy() if backend.is_torch_tensor(copy) else copy
+        return backend.as_numpy(backend.copy_of(self.call.value(target)))
 
     def finish(self) -> None:
         """Put everything back."""
         self.state.has_random = False
         self.state.restore()
-
-    def _container(self, target: Target) -> Any:
-        return target.field if target.kind == "field" else self.call.value(target)
-
-    def _like(self, target: Target, values: np.ndarray) -> object:
-        container = self._container(target)
-        return backend.torch_from_numpy(values, container.device) if backend.is_torch_tensor(container) else values
 
 
 def _as_argument(values: np.ndarray) -> object:
@@ -267,7 +259,7 @@ def _as_array(value: object) -> np.ndarray:
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def _compare(run: Run, way: Comparison) -> tuple[list[Block], _Wrong, float]:
+def _compare(run: Run, way: Comparison) -> tuple[list[Block], tuple[list[str], list[str]], float]:
     J = run.jacobian()
     centre = run.outputs()
     dtypes = [*(run.values(param).dtype for param in run.params), *(row[0].dtype for row in J)]
@@ -321,23 +313,15 @@ def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray
     return found
 
 
-@dataclass(frozen=True)
-class _Wrong:
-    """The values that are not finite, and the lines with indices that are outside."""
-
-    not_finite: list[str]
-    outside: list[str]
-
-
-def _wrong(run: Run, not_finite: list[str]) -> _Wrong:
-    """Where values that are not finite arose, and which indices are outside."""
+def _wrong(run: Run, not_finite: list[str]) -> tuple[list[str], list[str]]:
+    """The values that are not finite and where they arose, and the lines with indices that are outside."""
     has_checks = any(fused.facts.report.accesses for fused in run.plan.prepared.fused.values())
     if not (not_finite or has_checks):
-        return _Wrong([], [])
+        return [], []
     watch = Watch()
     try:
         run.jacobian(watch)
-        return _Wrong([*not_finite, *(watch.findings() if not_finite else ())], watch.outside())
+        return [*not_finite, *(watch.findings() if not_finite else ())], watch.outside()
     finally:
         watch.close()
 

@@ -122,7 +122,7 @@ def _side_of_target(call: KernelCall, target: Target) -> Side:
         return Side("returned", (), call.return_shape())
     if call.is_value(target):
         return Side(target.argument, (), call.value_shape(target))
-    obj = target.field if target.kind == "field" else call.value(target)
+    obj = call.value(target)
     return _side_of(obj, target.argument or call.labels.name(obj) or str(target.name).split(" (")[0])
 
 

@@ -18,6 +18,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_not_ended, flatten
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.interop.plot_axes import Block, Side, blocks_of
+from taichi_ext.solvers.extra import required
 
 _LEAST_IMAGE = 8  # entries of both axes of an output, from which on it is drawn as an image
 _MOST_PIXELS = 512  # of a side of a pattern
@@ -155,14 +156,8 @@ def plot_sparsity(
 
 def new_figure(user: str) -> Any:
     """A figure that pyplot does not manage: it is not shown twice in a notebook, and freed when it is dropped."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            f"{user} needs matplotlib, which is not installed: python -m pip install 'taichi-ext[plot]'"
-        ) from error
-    figure = Figure(layout="constrained")
-    figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]  # for notebooks without pyplot
+    figure = required("matplotlib.figure", user).Figure(layout="constrained")
+    figure._repr_png_ = functools.partial(_png, figure)  # for notebooks without pyplot
     return figure
 
 

@@ -16,16 +16,11 @@ from typing import Any
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.solvers.extra import required
 
 
 def require_torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            "torch_function needs PyTorch, which is not installed: python -m pip install 'taichi-ext[torch]'"
-        ) from error
-    return torch
+    return required("torch", "torch_function")
 
 
 @dataclass(frozen=True)

@@ -59,5 +59,5 @@ class Signature(NamedTuple):
             return None
         kind = self.annotations[name]
         if isinstance(kind, backend.MatrixType):
-            return (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
+            return tuple(kind.get_shape())
         return ()

@@ -9,7 +9,7 @@ from taichi_ext import backend
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.launches.launch import ContainerInfo, Launch
 from taichi_ext.launches.seeds import seeds_of
-from taichi_ext.program import Assign, Atomic, Container, Effect, Load, Program, Update, mapped, with_nodes
+from taichi_ext.program import Container, Effect, Load, Program, Store, mapped, with_nodes
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import check_appended, with_appends, with_clears
 from taichi_ext.record.recording import field_container
@@ -57,7 +57,7 @@ def _with_parts(program: Program, parts: dict[Container, tuple[Container, tuple[
 
     def changed(s: Any) -> Any:
         s = with_nodes(s, change)
-        if isinstance(s, (Assign, Update, Atomic)):
+        if isinstance(s, Store):
             return replace(s, target=change(s.target))
         if isinstance(s, Effect):
             return replace(s, writes=tuple(dict.fromkeys(parts[c][0] if c in parts else c for c in s.writes)))

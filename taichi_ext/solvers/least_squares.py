@@ -21,7 +21,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
-from taichi_ext.solvers.levenberg import History, Iteration, Limits, Space, minimize, print_line
+from taichi_ext.solvers.levenberg import Ended, History, Iteration, Limits, Space, minimize, print_line
 from taichi_ext.solvers.losses import LOSS_OVER, Robust
 from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
@@ -155,24 +155,31 @@ def least_squares(
             raise InvalidArgumentError(f"{name} needs method='lm'; method is {method!r}.")
     of_kernels = {"params": params, "residuals": residuals, "weights": weights, "args": args or None}
     check_shard_options(shards, of_kernels, {"start": start, "executor": executor, "init": init})
-    if shards is not None:
-        params = start
+    params = params if shards is None else start
     eliminated = _eliminated(eliminate, params)
-    if eliminated:
-        format = "csr"
+    format = "csr" if eliminated else format
     points: Weighted | ShardedProblem
     if shards is None:
         prepared = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
         problem = Problem(*prepared, None if eliminate is None else eliminated, retract)
         shapes = [part.shape for part in problem.rows]
-        points = Weighted(
-            problem, Robust(loss, f_scale, loss_over, residuals, shapes), weights_of(weights, residuals, shapes)
-        )
+        robust = Robust(loss, f_scale, loss_over, residuals, shapes)
+        points = Weighted(problem, robust, weights_of(weights, residuals, shapes))
     else:
         if method != "lm":
             raise InvalidArgumentError(f"method is {method!r}; with shards, expected 'lm'.")
         parts = Shards(kernel, shards, start, "start", init, format)
         problem = points = ShardedProblem(parts, executor, (loss, f_scale, loss_over), eliminated, retract)
+    history = _history(problem, callback, progress)
+    try:
+        ended = _ended(points, problem, params, bounds, method, {**tolerances, "max_nfev": max_nfev}, options, history)
+    finally:
+        problem.close()
+    return _result(ended, problem, params, method, history)
+
+
+def _history(problem: Problem | ShardedProblem, callback: Any, progress: bool | None) -> History:
+    """The report, which keeps the best point in the problem."""
 
     def tell(line: Iteration) -> object:
         problem.best = line.x
@@ -182,22 +189,35 @@ def least_squares(
             logging.getLogger("taichi_ext").info(str(line))
         return callback(line) if callback is not None else None
 
-    history = History(tell)
-    try:
-        low, high = bounds_of(bounds, params, problem.shapes)
-        first = start_within(problem.start, low, high, problem.parts)
-        low, high = np.broadcast_to(low, first.shape), np.broadcast_to(high, first.shape)
-        if isinstance(points, ShardedProblem) or method == "lm":
-            space, first = _space(problem, first, low, high)
-            limits = Limits(ftol, xtol, gtol, (max_nfev or 100 * len(first)) - 1, problem.noise)
-            ended = minimize(points.point, first, space, limits, history)
-        else:
-            if "x_scale" in options:
-                options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
-            options |= {**tolerances, "max_nfev": max_nfev, "method": method, "bounds": (low, high)}
-            ended = by_scipy(points, first, history, options)
-    finally:
-        problem.close()
+    return History(tell)
+
+
+def _ended(
+    points: Weighted | ShardedProblem,
+    problem: Problem | ShardedProblem,
+    params: object,
+    bounds: object,
+    method: str,
+    limits: dict[str, Any],
+    options: dict[str, object],
+    history: History,
+) -> Ended:
+    """The end of the iteration; ``limits`` are the tolerances and ``max_nfev``, ``options`` those of SciPy."""
+    low, high = bounds_of(bounds, params, problem.shapes)
+    first = start_within(problem.start, low, high, problem.parts)
+    low, high = np.broadcast_to(low, first.shape), np.broadcast_to(high, first.shape)
+    if isinstance(points, ShardedProblem) or method == "lm":
+        space, first = _space(problem, first, low, high)
+        most = (limits.pop("max_nfev") or 100 * len(first)) - 1
+        return minimize(points.point, first, space, Limits(**limits, max_iterations=most, noise=problem.noise), history)
+    if "x_scale" in options:
+        options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
+    return by_scipy(points, first, history, {**options, **limits, "method": method, "bounds": (low, high)})
+
+
+def _result(
+    ended: Ended, problem: Problem | ShardedProblem, params: object, method: str, history: History
+) -> LeastSquaresResult:
     r, J, count = ended.point.data
     leaves, rebuild = flatten(params)
     return LeastSquaresResult(

@@ -199,6 +199,17 @@ def minimize(
     return _Run(evaluate, space, limits, history).run(start)
 
 
+class _Trial(NamedTuple):
+    """A step from a point, or none: the point where it ends, and its normal equations if they are known."""
+
+    point: Point
+    system: System | None = None
+    change: float = 0.0
+    ratio: float = 0.0
+    length: float = 0.0
+    is_better: bool = False
+
+
 @dataclass
 class _Run:
     evaluate: Callable[[np.ndarray], Point]
@@ -230,24 +241,15 @@ class _Run:
             # a column that has been zero everywhere still needs some damping, in any unit
             scale = np.maximum(system.diagonal, _LEAST_DIAGONAL * np.where(most > 0, most, most.max() or 1.0))
             step, predicted = self._step(point, system, scale / radius, free)
-            trial, found, change, ratio, is_better = point, None, 0.0, 0.0, False
-            length = 0.0
+            trial = _Trial(point)
             if step is not None and predicted > 0:
-                length = float(np.linalg.norm(step))
-                trial = self._at(self.space.plus(point.x, step))
-                change = point.cost - trial.cost if np.isfinite(trial.cost) else -np.inf
-                ratio = change / predicted
-                is_better = change > 0 and ratio > _LEAST_RATIO
-                if max(predicted, abs(change)) <= limits.noise * point.cost:
-                    found = self._system(trial)
-                    is_better = self._slope(trial, found)[2] < 0.5 * cosine
-                if is_better and vanished < _MOST_VANISHED:
-                    found = found or self._system(trial)
-                    if not (found.diagonal >= _LEAST_COLUMN**2 * system.diagonal)[free].all():
-                        is_better, change, ratio, vanished = False, 0.0, 0.0, vanished + 1
-            before = point
+                trial = self._trial(point, step, predicted, cosine)
+                if trial.is_better and vanished < _MOST_VANISHED:
+                    trial, has_vanished = self._without_vanished(trial, system, free)
+                    vanished += has_vanished
+            before, (end, found, change, ratio, length, is_better) = point, trial
             if is_better:
-                point, system = trial, found or self._system(trial)
+                point, system = end, found or self._system(end)
                 free, slope, cosine = self._slope(point, system)
                 radius = min(_MOST_RADIUS, radius / max(1 / 3, 1 - (2 * min(ratio, 1.0) - 1) ** 3))
                 vanished = 0
@@ -260,6 +262,25 @@ class _Run:
                 if reason is not None:
                     break
         return Ended(point, system.gradient, *reason, self.evaluations, self.seconds)
+
+    def _trial(self, point: Point, step: np.ndarray, predicted: float, cosine: float) -> _Trial:
+        """The point at the end of a step, and whether it is better: by its cost, or by its gradient within rounding."""
+        end, found = self._at(self.space.plus(point.x, step)), None
+        change = point.cost - end.cost if np.isfinite(end.cost) else -np.inf
+        ratio = change / predicted
+        is_better = change > 0 and ratio > _LEAST_RATIO
+        if max(predicted, abs(change)) <= self.limits.noise * point.cost:
+            found = self._system(end)
+            is_better = self._slope(end, found)[2] < 0.5 * cosine
+        return _Trial(end, found, change, ratio, float(np.linalg.norm(step)), is_better)
+
+    def _without_vanished(self, trial: _Trial, system: System, free: np.ndarray) -> tuple[_Trial, bool]:
+        """The same, but rejected where it takes away all influence of a parameter; whether it does."""
+        found = trial.system or self._system(trial.point)
+        has_vanished = not (found.diagonal >= _LEAST_COLUMN**2 * system.diagonal)[free].all()
+        if has_vanished:
+            return trial._replace(system=found, change=0.0, ratio=0.0, is_better=False), True
+        return trial._replace(system=found), False
 
     def _reason(self, point: Point, cosine: float, radius: float, is_over: bool) -> tuple[int, str] | None:
         """Why the iteration ends before the next step."""

@@ -191,8 +191,8 @@ def newton(
     plan, call = prepared(Options(), "gradient")
     problem = Problem(plan, call, user="newton")
     try:
-        mask = None if fixed is None else Fixed(fixed, problem.shapes)
-        free = np.ones(len(problem.start), bool) if mask is None else ~mask.mask
+        mask = Fixed(fixed, problem.shapes)
+        free = ~mask.mask
         if not free.any():
             raise InvalidArgumentError("fixed leaves nothing that moves; leave some entries False.")
         directions = _directions_by(method, problem, mask, prepared)
@@ -277,7 +277,7 @@ def _largest(gradient: np.ndarray, free: np.ndarray) -> float:
     return float(np.abs(gradient[free]).max())
 
 
-def _directions_by(method: str, problem: Problem, fixed: Fixed | None, prepared: Callable[..., Any]) -> Directions:
+def _directions_by(method: str, problem: Problem, fixed: Fixed, prepared: Callable[..., Any]) -> Directions:
     """A method to find directions; ``prepared`` takes options and the purpose of a plan."""
     plain, projected = (prepared(Options(format="csr"), use)[0] for use in ("hessian", "projected"))
     if method == "cg":

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.second_order import point_along, point_of, with_choices
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.sparse.projection import positive_factors
-from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.extra import require_scipy, required
 from taichi_ext.solvers.problem import Problem
 
 METHODS = ("splu", "cholmod", "cg")
@@ -58,7 +57,7 @@ class FactoredDirections:
     """
 
     def __init__(
-        self, problem: Problem, plain: Plan, projected: Plan, fixed: Fixed | None, factorise: Callable[[Any], Any]
+        self, problem: Problem, plain: Plan, projected: Plan, fixed: Fixed, factorise: Callable[[Any], Any]
     ) -> None:
         self._problem, self._plain, self._projected = problem, plain, projected
         self._fixed, self._factorise = fixed, factorise
@@ -89,7 +88,7 @@ class FactoredDirections:
                 break
             eye = require_scipy("sparse", "newton").eye_array(H.shape[0])
             factors, shift = self._factorise((H + shift * eye).tocsr()), 10 * shift
-        downhill = -gradient if self._fixed is None else self._fixed.free(-gradient)
+        downhill = self._fixed.free(-gradient)
         found = downhill if factors is None else factors.solve(downhill)
         is_downhill = np.isfinite(found).all() and found @ gradient < 0
         return (found if is_downhill else downhill), is_projected
@@ -107,7 +106,7 @@ class ConjugateDirections:
         fixed: entries that do not move.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, projected: Plan, fixed: Fixed | None) -> None:
+    def __init__(self, problem: Problem, plan: Plan, projected: Plan, fixed: Fixed) -> None:
         self._problem, self._plan, self._fixed = problem, plan, fixed
         self._projected: Plan | None = projected  # None where the energy has no blocks of elements
         self.hessians = 0
@@ -121,7 +120,7 @@ class ConjugateDirections:
         return point_along(with_choices(self._problem.start_at(x, self._plan), None, self._fixed), direction)
 
     def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
-        residual = -gradient if self._fixed is None else self._fixed.free(-gradient)
+        residual = self._fixed.free(-gradient)
         step, size, precondition = np.zeros_like(x), float(residual @ residual), self._preconditioner(x)
         goal = size * min(0.25, math.sqrt(size))  # the residual at most min(0.5, sqrt |g|) |g|
         along = precondition(residual)
@@ -185,14 +184,8 @@ class Cholmod:
     """Factors by CHOLMOD, whose order of the unknowns is found once for each pattern (extra ``cholmod``)."""
 
     def __init__(self) -> None:
-        try:
-            self._cvxopt: Any = importlib.import_module("cvxopt")
-            self._cholmod: Any = importlib.import_module("cvxopt.cholmod")
-        except ImportError as error:
-            raise ImportError(
-                "newton(method='cholmod') needs CVXOPT, which is not installed: "
-                "python -m pip install 'taichi-ext[cholmod]'"
-            ) from error
+        user = "newton(method='cholmod')"
+        self._cvxopt, self._cholmod = required("cvxopt", user), required("cvxopt.cholmod", user)
         self._pattern: tuple[np.ndarray, np.ndarray] | None = None
 
     def __call__(self, H: Any) -> Any:

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from taichi_ext.api.inputs.layout import joined
 from taichi_ext.api.inputs.options import checked_options, is_positive
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.plans.matrix import joined
-from taichi_ext.api.products import block_size, matrices
+from taichi_ext.api.products import block_size, matrices, side_by_side
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
-from taichi_ext.solvers.problem import residual_vector
+from taichi_ext.solvers.problem import output_parts, residual_vector
 from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 
 _MEMORY = 2**28  # bytes of J in memory at once
@@ -188,11 +188,9 @@ def _check_size(columns: int, kind: np.dtype) -> None:
 
 def _check_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:
     """Raise for a residual, or a column of J, that is not finite."""
-    names = [str(evaluation.call.current(t).name) for t in evaluation.prepared.outputs]
-    rows = [Part(name, *shape) for name, shape in zip(names, evaluation.output_shapes(), strict=True)]
-    check_finite(r, rows, "; check_jacobian names the line where it arises.")
-    names = [f"the diagonal of J^T J, of {evaluation.call.current(t).name}," for t in evaluation.prepared.params]
-    columns = [Part(name, s, JtJ.dtype) for name, s in zip(names, evaluation.parameter_shapes(), strict=True)]
+    check_finite(r, output_parts(evaluation), "; check_jacobian names the line where it arises.")
+    params = evaluation.layout.params
+    columns = [Part(f"the diagonal of J^T J, of {p.target.name},", p.shape, JtJ.dtype) for p in params]
     advice = "; check_jacobian names the line of a NaN in J, and dtype=np.float64 holds larger sums."
     check_finite(JtJ.diagonal(), columns, advice)
 
@@ -254,13 +252,8 @@ def _dense(
 
 def _columns(evaluation: Evaluation, width: int, first: int) -> tuple[int, list[np.ndarray]]:
     """A block of columns of J, from a separate run: for each output its rows."""
-    count = min(width, evaluation.column_count() - first)
-    parts: list[list[np.ndarray]] = []
-    while count:
-        found = evaluation.columns_within_memory(first + sum(p[0].shape[1] for p in parts), count)
-        parts.append(found)
-        count -= found[0].shape[1]
-    return first, parts[0] if len(parts) == 1 else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+    end = min(first + width, evaluation.column_count())
+    return first, side_by_side(found for _, found in evaluation.column_blocks(width, first, end))
 
 
 def _add(
@@ -297,7 +290,7 @@ def _add(
 def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tuple[object, np.ndarray, np.ndarray]:
     sparse = require_scipy("sparse", "normal_equations with format='csr'")
     kind = np.result_type(kind, np.float32)  # SciPy has no float16
-    J = joined(evaluation, evaluation.blocks()).astype(kind, copy=False)
+    J = joined(evaluation.blocks(), evaluation.layout).astype(kind, copy=False)
     r = residual_vector(evaluation)
     weighted = J if w is None else sparse.diags_array(w, dtype=kind) @ J
     return sparse.csr_array(weighted.T @ J), np.asarray(weighted.T @ r.astype(kind)), r

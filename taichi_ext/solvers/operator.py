@@ -197,7 +197,7 @@ class _SymmetricProducts:
         evaluation = self._plan.start(self._call)
         self.dtype = evaluation.output_shapes()[0][1]
         self.shape = (evaluation.column_count(),) * 2
-        self._fixed = None if fixed is None else Fixed(fixed, evaluation.parameter_shapes())
+        self._fixed = Fixed(fixed, evaluation.parameter_shapes())
 
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """H times the columns of a matrix."""

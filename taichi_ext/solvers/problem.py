@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import KernelCall, Target
-from taichi_ext.api.plans.matrix import joined
+from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.layout import joined
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
@@ -69,23 +69,23 @@ class Problem:
         self._call = call
         self._targets = [call.current(t) for t in plan.prepared.params]
         for target in self._targets:
-            if self._call.is_value(target):
+            if call.is_value(target):
                 raise InvalidArgumentError(
                     f"{target.name} is a number that is passed or captured by value, in which no solution can be "
                     "stored; put it in a field."
                 )
-            container = self._container(target)
+            container = call.value(target)
             if isinstance(container, np.ndarray) and not container.flags.writeable:
                 raise InvalidArgumentError(f"{target.name} is read-only, so no solution can be stored; pass a copy.")
         self._state = _StateAtPoint(self._save_and_store)
         self._state.reason, self._state.advice = f"{user} runs the kernels once for each point", RANDOM_BEFORE
         for target in self._targets:
-            self._state.save(self._container(target))
+            self._state.save(call.value(target))
         evaluation = plan.start(call)
-        values, shapes = [self._values(t) for t in self._targets], evaluation.parameter_shapes()
+        values = [backend.as_numpy(backend.copy_of(call.value(t))) for t in self._targets]
+        shapes = evaluation.parameter_shapes()
         self.parts = [Part(str(t.name), s, v.dtype) for t, s, v in zip(self._targets, shapes, values, strict=True)]
-        names = [str(call.current(t).name) for t in plan.prepared.outputs]
-        self.rows = [Part(name, *shape) for name, shape in zip(names, evaluation.output_shapes(), strict=True)]
+        self.rows = output_parts(evaluation)
         self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
         self.best: np.ndarray | None = None
         self._x = self.start
@@ -114,7 +114,7 @@ class Problem:
         """The residuals in float64, and J as one dense matrix or as a ``SparseJacobian``."""
         evaluation = self.start_at(x)
         blocks = evaluation.blocks()
-        J = joined(evaluation, blocks) if self._layout is None else SparseJacobian(blocks, self._layout)
+        J = joined(blocks, evaluation.layout) if self._layout is None else SparseJacobian(blocks, self._layout)
         return residual_vector(evaluation), J
 
     def jacobian(self, x: np.ndarray) -> Any:
@@ -160,23 +160,15 @@ class Problem:
 
     def _save_and_store(self) -> None:
         for target in self._targets:
-            self._state.save(self._container(target))  # before it is changed
+            self._state.save(self._call.value(target))  # before it is changed
         self.store(self._x)
 
     def store(self, x: np.ndarray) -> None:
         """Store a point in the parameters."""
         for target, piece in zip(self._targets, pieces_of(x, self.shapes), strict=True):
-            container = self._container(target)
-            values = np.array(piece, self._values(target).dtype, order="C")  # a copy, of no axes too
-            is_torch = backend.is_torch_tensor(container)
-            backend.put_back(container, backend.torch_from_numpy(values, container.device) if is_torch else values)
-
-    def _container(self, target: Target) -> Any:
-        return target.field if target.kind == "field" else self._call.value(target)
-
-    def _values(self, target: Target) -> np.ndarray:
-        copy = backend.copy_of(self._container(target))
-        return copy.cpu().numpy() if backend.is_torch_tensor(copy) else np.asarray(copy)
+            container = self._call.value(target)
+            dtype = backend.as_numpy(backend.copy_of(container)).dtype
+            backend.put_back(container, np.array(piece, dtype, order="C"))  # a copy, of no axes too
 
 
 class Weighted:
@@ -222,6 +214,11 @@ class Weighted:
         _, scaled, factors = self._scaled(r)
         gradient = J.T @ (scaled if factors is None else factors * scaled)
         return J if self.roots is None else rows_times(self.roots, J), gradient
+
+
+def output_parts(evaluation: Evaluation) -> list[Part]:
+    """The outputs as parts of a vector."""
+    return [Part(str(o.target.name), o.shape, o.result_dtype) for o in evaluation.layout.outputs]
 
 
 def residual_vector(evaluation: Evaluation) -> np.ndarray:

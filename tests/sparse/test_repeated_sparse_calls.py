@@ -12,7 +12,6 @@ from numpy.testing import assert_allclose
 from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, boundary_gradient, registry
-from taichi_ext.api.runs.replay import SparseReplay
 from taichi_ext.api.runs.sparse_form import FEW_COLUMNS, transposed
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
@@ -56,7 +55,7 @@ class Chain:
 
     @property
     def is_replayed(self):
-        return isinstance(self.plan._prepared.replay, SparseReplay)
+        return self.plan._prepared.replay is not None
 
     def require_right(self, blocks):
         expected = central_differences(self.run, [self.x, self.pose], [self.out])[0]
@@ -91,7 +90,7 @@ def test_other_values_and_other_integers(chain):
 
 def test_tangents_have_the_columns_of_rows_alone(chain):
     """Those of the pose; the columns of x are not in rows."""
-    assert {shape for shape, _ in chain.plan._prepared.replay.tangents.values()} == {(3, 3)}
+    assert {given.shape for given in chain.plan._prepared.replay.tangents.values()} == {(9,)}
 
 
 def test_entries_by_columns_of_their_own_stay_where_they_are_zero(chain):
@@ -125,7 +124,7 @@ def test_tangents_begin_at_zero_in_each_call():
     plan = Jacobian(run, [x, pose], out, format="csr")
     for _ in range(3):
         assert_allclose(plan()[1].toarray(), np.diag([2.0, 4.0, 6.0]))
-    assert isinstance(plan._prepared.replay, SparseReplay) != backend.stores_by_column()
+    assert (plan._prepared.replay is not None) != backend.stores_by_column()
     used[1] = 0  # what is there from the call before is a constant
     assert_allclose(plan()[1].toarray(), np.diag([2.0, 0.0, 6.0]))
 

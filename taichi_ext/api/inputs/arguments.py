@@ -241,9 +241,8 @@ class KernelCall:
                 f"{place} is {name!r}, an argument of {self.name} that has no value in args. Give it one there; "
                 "args are passed by position, so make it an argument that takes its value by position."
             )
-        value = self.args[position]
-        if isinstance(value, backend.Field):
-            return replace(_resolve_field(place, value, self.labels), position=position, argument=name)
+        if isinstance(self.args[position], backend.Field):
+            return replace(_resolve_field(place, self.args[position], self.labels), position=position, argument=name)
         return Target("argument", f"{place} (argument {name!r})", None, position, name)
 
     def _resolve_constant(self, place: str, name: str) -> Target:
@@ -313,7 +312,8 @@ class KernelCall:
         return Target("return", f"the return value of {self.name}")
 
     def value(self, target: Target) -> Any:
-        return target.field if target.kind == "array" else self.args[target.position]
+        """The field, array or number that a target is in this call."""
+        return target.field if target.kind in ("field", "array") else self.args[target.position]
 
     def is_value(self, target: Target) -> bool:
         """Whether the target is an argument passed by value: a scalar, vector or matrix."""
@@ -342,7 +342,7 @@ class KernelCall:
             return shape
         kind = self.annotation(target)
         if isinstance(kind, backend.MatrixType):
-            dtype, shape = kind.dtype, (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
+            dtype, shape = kind.dtype, tuple(kind.get_shape())
         elif backend.is_scalar_type(kind):
             dtype, shape = kind, ()
         else:

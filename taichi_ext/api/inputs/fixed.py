@@ -19,7 +19,7 @@ class Fixed:
     """Which entries of the params are fixed.
 
     Args:
-        given: bools, structured like the params.
+        given: bools, structured like the params; None where nothing is fixed.
         shapes: of the params, those of their elements included.
 
     Attributes:
@@ -91,6 +91,8 @@ class _Places:
 
 def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
     """For each param an array of its shape; a bool for an element applies to all of its entries."""
+    if given is None:
+        return [np.zeros(shape, bool) for shape in shapes]
     leaves = [leaf for _, leaf in flatten(given, "fixed")[0]] if isinstance(given, (list, tuple, dict)) else [given]
     if len(leaves) != len(shapes):
         raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")

@@ -20,6 +20,7 @@ from taichi_ext.runtime.memory.array_tangents import Given
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.shadows import FieldTable, array_info, view_of
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds
+from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,18 @@ def _check_other(param: Placed, others: list[Placed]) -> None:
                 f"{other.target.name} and {param.target.name} share a part of their memory; name the whole field, or "
                 "each component once."
             )
+
+
+def joined(blocks: Sequence[Sequence[Any]], layout: Layout) -> Any:
+    """The blocks of J, one for each pair of output and parameter, as one matrix: an array or CSR."""
+    is_single = len(blocks) == len(blocks[0]) == 1
+    if not isinstance(blocks[0][0], np.ndarray):
+        return blocks[0][0] if is_single else scipy_sparse().block_array(blocks, format="csr")
+    parts = [
+        [np.reshape(block, (o.size, p.size)) for block, p in zip(row, layout.params, strict=True)]
+        for row, o in zip(blocks, layout.outputs, strict=True)
+    ]
+    return parts[0][0] if is_single else np.block(parts)
 
 
 def by_parameter(values: np.ndarray, shape: tuple[int, ...], layout: Layout) -> list[np.ndarray]:

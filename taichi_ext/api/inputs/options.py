@@ -37,6 +37,17 @@ def checked_options(max_memory: Any, tangents: object, chunk_size: Any, format: 
     return Options(max_memory, tangents, chunk_size, checked_format(format))
 
 
+def check_as_matrix(as_matrix: object, format: str | None) -> None:
+    """Raise for a value of ``as_matrix=`` that cannot be used, or not with this format."""
+    if not isinstance(as_matrix, bool):
+        raise InvalidArgumentError(f"as_matrix is {shown(as_matrix)}; expected True or False.")
+    if as_matrix and format == "bsr":
+        raise InvalidArgumentError(
+            "format='bsr' needs blocks of one size, and as_matrix=True puts outputs and params with elements of "
+            "different sizes into one matrix. Use format='csr'."
+        )
+
+
 def is_whole(value: object) -> bool:
     """Whether a value is a whole number of Python or NumPy; a bool is not."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

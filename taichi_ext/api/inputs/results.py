@@ -113,8 +113,6 @@ def fill_out(out: object, result: object) -> object:
         if host is not None:
             if not np.shares_memory(host, values):
                 host[...] = values
-        elif backend.is_torch_tensor(target):
-            target.copy_(backend.torch_from_numpy(values, target.device))
         else:
             backend.put_back(target, np.ascontiguousarray(values))
     return out

@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, flatten
 from taichi_ext.api.inputs.kernel_checks import check_initialised
-from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.plans.explain import Text, explain
 from taichi_ext.api.plans.export import module_text
-from taichi_ext.api.plans.matrix import check_as_matrix, matrix_of
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.prepared import Prepared, Question, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
@@ -104,6 +103,8 @@ class Plan:
         state: State | None = None,
         watch: object = None,
         progress: bool | None = False,
+        *,
+        as_matrix: bool = False,
     ) -> Evaluation:
         """One call, checked and ready to run; ``state`` saves changed containers, ``watch`` sees computed values."""
         _check_outside_kernel()
@@ -118,15 +119,17 @@ class Plan:
             self.follow_layout(call)
             self._follow_constants(call)
         prepared = self.prepared if watch is None else replace(self.prepared, fused={})
-        return self.evaluation(prepared, call, out=out, state=state, watch=watch, progress=progress)
+        options = {"out": out, "state": state, "watch": watch, "progress": progress}
+        return self.evaluation(prepared, call, as_matrix=as_matrix, **options)
 
     @staticmethod
-    def evaluation(prepared: Prepared, call: KernelCall, **options: Any) -> Evaluation:
+    def evaluation(prepared: Prepared, call: KernelCall, *, as_matrix: bool = False, **options: Any) -> Evaluation:
         """One call, with the subject and the form that its use needs."""
         use, format = prepared.question.use, prepared.format
         is_energy = use in USES and use != "gradient"
         subject = EnergyGradient() if is_energy else Outputs(is_gradient=use in USES)
-        return Evaluation(prepared, call, subject, DenseForm() if format is None else SparseForm(), **options)
+        form = DenseForm(as_matrix=as_matrix) if format is None else SparseForm(as_matrix=as_matrix)
+        return Evaluation(prepared, call, subject, form, **options)
 
     def follow_layout(self, call: KernelCall) -> None:
         """Build kernels again after a field tree was destroyed; raise if the tree held a field of this call."""
@@ -270,12 +273,8 @@ class Jacobian:
     @with_short_traceback
     def __call__(self, *, args: tuple[object, ...] | None = None, out: object = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
-        if self._as_matrix:
-            evaluation = self._started(args, None)
-            result = matrix_of(evaluation, self._prepared, out)
-        else:
-            evaluation = self._started(args, out)
-            result = evaluation.jacobian()
+        evaluation = self._started(args, out)
+        result = evaluation.jacobian()
         self._last.returned = evaluation.returned
         return result
 
@@ -283,7 +282,7 @@ class Jacobian:
         """The evaluation of a call."""
         self._plan.check_not_ended()
         call = self._last_call() if args is None else self._call.with_args(args)
-        evaluation = self._plan.start(call, out, progress=self._progress)
+        evaluation = self._plan.start(call, out, progress=self._progress, as_matrix=self._as_matrix)
         self._last.call, self._last.returned = call, None
         return evaluation
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, check_active, check_read
-from taichi_ext.api.inputs.layout import Layout, lay_out
+from taichi_ext.api.inputs.layout import Layout, joined, lay_out
 from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.inputs.results import as_torch, by_path, check_out, check_out_is_separate, fill_out, in_place
 from taichi_ext.api.runs.findings import RunLog, warn_of_indices, warn_of_python_readers
 from taichi_ext.api.runs.prepared import Prepared, values_of
 from taichi_ext.api.runs.replay import Replay
-from taichi_ext.api.runs.subject import Outputs
+from taichi_ext.api.runs.subject import Outputs, Shapes
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
@@ -35,13 +35,27 @@ from taichi_ext.stages import Stages
 
 
 class DenseForm:
-    """J as dense arrays."""
+    """J as dense arrays; ``as_matrix``: as one matrix over all outputs and parameters."""
 
     is_sparse = False
 
-    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, object]]) -> list[tuple[str, object]]:
+    def __init__(self, *, as_matrix: bool = False) -> None:
+        self.as_matrix = as_matrix
+
+    def leaves(self, evaluation: Evaluation) -> list[tuple[str, Any]]:
+        """The arrays of ``out``."""
+        return by_path(evaluation.out, 0 if self.as_matrix else evaluation.prepared.question.skeleton())
+
+    def wanted(self, layout: Layout, shapes: Shapes) -> Shapes:
+        """The shapes and types of these arrays, from those of the blocks."""
+        if not self.as_matrix:
+            return shapes
+        return [((sum(o.size for o in layout.outputs), layout.count), np.result_type(*(t for _, t in shapes)))]
+
+    def check_out(self, evaluation: Evaluation) -> list[tuple[str, object]]:
         """Raise, before anything runs, for an ``out`` that cannot take the blocks; returns the arrays to fill."""
-        check_out(leaves, evaluation.subject.wanted(evaluation.layout))
+        leaves, layout = self.leaves(evaluation), evaluation.layout
+        check_out(leaves, self.wanted(layout, evaluation.subject.wanted(layout)))
         return leaves
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
@@ -66,22 +80,28 @@ class DenseForm:
                 prepared.blocks = max(prepared.blocks, evaluation.least_runs)
                 continue
             prepared.note_fit(evaluation.sizes)
-            if is_whole and evaluation.is_repeatable():
-                prepared.replay = Replay.of(next(iter(prepared.fused.values())), evaluation.layout)
+            if is_whole and not evaluation.form.is_sparse:
+                kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
+                prepared.replay = Replay.of_field(kernels, evaluation.layout)
             found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
             return evaluation.subject.of_dense(found, evaluation.layout)
 
     def repeated(self, evaluation: Evaluation) -> Any:
         """J by a launch like that of the call before; None if there is no such launch."""
-        prepared = evaluation.prepared
-        if not isinstance(prepared.replay, Replay):
+        replay, out = evaluation.prepared.replay, evaluation.out
+        if replay is None or replay.is_sparse or not evaluation.is_repeatable or not replay.launch.is_current():
             return None
-        found = prepared.replay.run(evaluation.call.full_args, evaluation.out)
-        return None if found is None else prepared.question.result([[found]])
+        found = replay.dense(evaluation.call.full_args, out)
+        return self.structured(evaluation, [[found]]) if out is None and found is not None else found
+
+    def structured(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
+        """The blocks as one matrix, or in the structure of the outputs and params."""
+        question = evaluation.prepared.question
+        return joined(blocks, evaluation.layout) if self.as_matrix else question.result(blocks)
 
     def result(self, evaluation: Evaluation, blocks: list[list[object]]) -> Any:
-        """The blocks in the structure of the outputs and params, in ``out`` if that was given."""
-        result = evaluation.prepared.question.result(blocks)
+        """The blocks as ``structured``, in ``out`` if that was given."""
+        result = self.structured(evaluation, blocks)
         if evaluation.out is not None:
             return fill_out(evaluation.out, result)
         return as_torch(result, evaluation.call, [o.target for o in evaluation.layout.outputs])
@@ -141,9 +161,8 @@ class Evaluation:
     @cached_property
     def layout(self) -> Layout:
         """The parameters and outputs of this call."""
-        replay = self.prepared.replay
-        if replay is not None and not self.call.args and self.call.kernel is not None:
-            return replay.layout
+        if self.is_repeatable and self.prepared.replay is not None:
+            return self.prepared.replay.layout
         targets, call = self.prepared.question, self.call
         both = (map(call.current, targets.params), map(call.current, targets.outputs))
         return lay_out(call, self.prepared.fields, *map(list, both))
@@ -160,10 +179,10 @@ class Evaluation:
             blocks = self.form.blocks(self)
         return self.form.result(self, blocks)
 
-    def value_and_jacobian(self, jacobian: Callable[[], object] | None = None) -> tuple[Any, Any]:
-        """The outputs and J, in their structures; ``jacobian`` is called in place of the method if given."""
+    def value_and_jacobian(self) -> tuple[Any, Any]:
+        """The outputs and J, in their structures."""
         with self.whole():
-            result = (jacobian or self.jacobian)()
+            result = self.jacobian()
             values = values_of(self.prepared, self.call, self.returned)
         return self.prepared.question.rebuild_outputs(values), result
 
@@ -175,8 +194,7 @@ class Evaluation:
     def _checked_runs(self) -> contextlib.AbstractContextManager[None]:
         """Check ``out``; within the context, a run that fails leaves everything as it was."""
         if self.out is not None:
-            leaves = by_path(self.out, self.prepared.question.skeleton())
-            check_out_is_separate(self.form.check_out(self, leaves), self._containers())
+            check_out_is_separate(self.form.check_out(self), self._containers())
         is_pipeline = self.call.kernel is None
         return self.undone_on_error(needs_state=self.least_runs > 1 or (self.form.is_sparse and is_pipeline))
 
@@ -192,23 +210,24 @@ class Evaluation:
             self._log.runs += 1
             return self.run(DenseRows(), first, count)[1]
 
-    def column_blocks(self, count: int) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """Yield successive blocks of columns: the first column, and the columns by output."""
-        first, total = 0, self.column_count()
-        while first < total:
-            found = self.columns_within_memory(first, count)
-            yield first, found
-            count = min(count, found[0].shape[1])
-            first += count
+    def column_blocks(
+        self, count: int, first: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """Yield successive blocks of columns: the first column, and the columns by output.
 
-    def columns_within_memory(self, first: int, count: int) -> list[np.ndarray]:
-        """Like ``columns``, but returns fewer if the tangents of intermediates do not fit into memory."""
-        while True:
+        A block has at most ``count`` columns, or fewer if the tangents of intermediates do not fit into memory.
+        """
+        end = self.column_count() if end is None else end
+        while first < end:
+            count = min(count, end - first)
             try:
-                return self.columns(first, count)
+                found = self.columns(first, count)
             except OverBudgetError:
-                count = -(-min(count, self.column_count() - first) // 2)
+                count = -(-count // 2)
                 self.state = self.state or State()  # of one kernel, which has not been launched
+                continue
+            yield first, found
+            first += count
 
     def changed(
         self,
@@ -319,14 +338,11 @@ class Evaluation:
             self.subject.note_run(session, self.layout)
         return session, found
 
+    @property
     def is_repeatable(self) -> bool:
-        """Whether this is one kernel without arguments, with one parameter and one output in different fields."""
-        is_alone = self.call.kernel is not None and not self.call.args and self.watch is None
-        if not is_alone or self.form.is_sparse or not self.subject.is_repeatable or len(self.prepared.fused) != 1:
-            return False
-        (output, *others), (param, *more) = self.layout.outputs, self.layout.params
-        is_field = output.target.kind == "field" and output.key == output.container != param.container
-        return is_field and not others and not more
+        """Whether this is one kernel without arguments, which can be launched without a session."""
+        call = self.call
+        return call.kernel is not None and not call.args and self.watch is None and self.subject.is_repeatable
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
@@ -347,10 +363,9 @@ class Evaluation:
 
     def places(self) -> list[object] | None:
         """For each output the memory of ``out`` in which its Jacobian can be computed."""
-        if self.out is None or len(self.layout.params) != 1 or self.call.kernel is None:
+        if self.out is None or self.form.as_matrix or len(self.layout.params) != 1 or self.call.kernel is None:
             return None
-        leaves = by_path(self.out, self.prepared.question.skeleton())
-        return [in_place(target, list(self.call.args)) for _, target in leaves]
+        return [in_place(target, list(self.call.args)) for _, target in self.form.leaves(self)]
 
     def _containers(self) -> list[object]:
         """The arrays that ``out`` must not share memory with."""

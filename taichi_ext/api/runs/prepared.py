@@ -9,7 +9,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, check_not_ended
 from taichi_ext.api.inputs.options import Options
-from taichi_ext.api.runs.replay import Replay, SparseReplay
+from taichi_ext.api.runs.replay import Replay
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.sparse.matrices import Arithmetic
@@ -94,7 +94,7 @@ class Prepared:
     sizes_that_fit: set[object] = field(default_factory=set)
     is_checked: bool = False
     rules_seen: Hashable = None
-    replay: Replay | SparseReplay | None = None
+    replay: Replay | None = None
     sparse: SparseChoices = field(default_factory=SparseChoices)
 
     @property
@@ -130,6 +130,6 @@ def values_of(prepared: Prepared, call: KernelCall, returned: object) -> list[ob
 
 
 def _held(target: Target, call: KernelCall) -> object:
-    obj = target.field if target.kind == "field" else call.value(target)
+    obj = call.value(target)
     check_not_ended(str(target.name), obj)
     return backend.copy_of(obj)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,12 +11,9 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.layout import Layout
-from taichi_ext.differentiate.forms.keys import Key, OwnArray, Scratch, SiteArray
-from taichi_ext.launches import FieldKey, Fused
+from taichi_ext.differentiate.forms.keys import Key, SiteArray
+from taichi_ext.launches import Fused
 from taichi_ext.runtime.launching.repetitions import Repetition
-from taichi_ext.runtime.launching.sparse_target import SparseEntries
-from taichi_ext.runtime.memory.field_tangents import FieldTangents
-from taichi_ext.runtime.sparse.matrices import Arithmetic
 from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Streams
 
@@ -24,116 +22,94 @@ R = TypeVar("R", bound=SparseRows)
 
 
 @dataclass(frozen=True)
-class Replay:
-    """A dense J of one field with respect to one parameter.
+class _Tangents:
+    """An array of tangents as the kernel takes it: zeros, unless it writes all of them."""
 
-    Attributes:
-        layout: the parameter and the output.
-        launch: the kernel, which takes only J and scratch memory.
-        shape: that of J.
-        dtype: NumPy's.
-        is_covered: whether every entry of J is written.
-    """
-
-    layout: Layout
-    launch: Repetition
     shape: tuple[int, ...]
     dtype: np.dtype
     is_covered: bool
 
-    @staticmethod
-    def of(fused: Fused, layout: Layout) -> Replay | None:
-        """A launch; None if the kernel takes more than J and scratch memory."""
-        (output,), (param,) = layout.outputs, layout.params
-        shape, is_covered = (*output.shape, *param.shape), output.key in fused.facts.covered
-        scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
-        is_possible = (
-            not backend.stores_by_column() and {output.key, *scratch} >= set(fused.shadows) and math.prod(shape)
-        )
-        return (
-            Replay(layout, Repetition(fused, scratch), shape, output.result_dtype, is_covered) if is_possible else None
-        )
+    def new(self) -> np.ndarray:
+        return (np.empty if self.is_covered else np.zeros)(self.shape, self.dtype)
 
-    def run(self, args: tuple[object, ...], out: Any) -> np.ndarray | None:
-        """J, in ``out`` if that is given; None if something has changed since the previous call.
+    def clear(self, array: np.ndarray) -> None:
+        if not self.is_covered:
+            array.fill(0)
 
-        ``args`` holds the object that the kernel is bound to.
-        """
-        if not self.launch.is_current():
-            return None
-        if out is None:
-            out = (np.empty if self.is_covered else np.zeros)(self.shape, self.dtype)
-        elif not _is_fit(out, self.shape, self.dtype):
-            return None
-        elif not self.is_covered:
-            out.fill(0)
-        with backend.exclusive:  # scratch memory is shared
-            self.launch.launch(args, lambda _: out.reshape(-1))
-        return out
-
-
-def _is_fit(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> bool:
-    is_array = type(out) is np.ndarray and out.shape == shape and out.dtype == dtype
-    return is_array and out.flags.c_contiguous and out.flags.writeable
+    def fits(self, array: Any) -> bool:
+        is_array = type(array) is np.ndarray and array.shape == self.shape and array.dtype == self.dtype
+        return is_array and array.flags.c_contiguous and array.flags.writeable
 
 
 @dataclass(frozen=True)
-class SparseReplay:
-    """A sparse J of fields.
+class Replay:
+    """A launch that takes tangents that begin at zero, and memory of the kernel itself.
 
     Attributes:
         layout: the parameters and outputs.
         launch: the kernel.
-        sizes: the number of entries of each parameter, by key.
-        tangents: the shape and type of each matrix of tangents passed to the kernel, by key.
+        tangents: the tangents that it takes; for a dense J, J alone.
     """
 
     layout: Layout
     launch: Repetition
-    sizes: dict[Key, int]
-    tangents: dict[Key, tuple[tuple[int, int], np.dtype]]
+    tangents: dict[Key, _Tangents]
 
     @staticmethod
-    def of(target: SparseEntries, fields: FieldTangents, layout: Layout) -> SparseReplay | None:
-        """The last launch of a run; None if the next one may differ, or takes tangents that are not zero."""
-        fused = target.launched
-        if fused is None or Streams.of(fused).counts or backend.stores_by_column():
+    def of(fused: Fused, layout: Layout, tangents: Mapping[Key, tuple[tuple[int, ...], np.dtype]]) -> Replay | None:
+        """A launch; None if the kernel takes more than these tangents, of this shape and type, and its own memory."""
+        scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
+        known = (key in tangents or key in scratch or isinstance(key, SiteArray) for key in fused.shadows)
+        if backend.stores_by_column() or not all(known):
             return None
-        passed = [key for key in fused.shadows if not isinstance(key, OwnArray)]
-        sparse = {*target.numbering.sizes, *target.outputs}
-        if any(not isinstance(key, FieldKey) or key in sparse for key in passed):
-            return None
-        shadows = {key: fields.shadows[key] for key in passed}
-        tangents = {key: (shadow.shape, shadow.dtype) for key, shadow in shadows.items()}
-        return SparseReplay(layout, Repetition(fused, {}), dict(target.numbering.sizes), tangents)
+        given = {key: _Tangents(*kind, key in fused.facts.covered) for key, kind in tangents.items()}
+        return Replay(layout, Repetition(fused, scratch), given)
 
-    def run(self, args: tuple[object, ...], rows: type[R], arithmetic: Arithmetic, most_entries: float) -> R | None:
-        """The rows after a launch; None, before it, if something has changed since the previous call.
+    @staticmethod
+    def of_field(kernels: list[Fused], layout: Layout) -> Replay | None:
+        """The launch of one kernel for a dense J of one field with respect to one other parameter; None for others."""
+        if any(len(items) != 1 for items in (kernels, layout.outputs, layout.params)):
+            return None
+        (fused,), (output,), (param,) = kernels, layout.outputs, layout.params
+        shape = (*output.shape, *param.shape)
+        is_whole = output.target.kind == "field" and output.key == output.container != param.container
+        is_simple = is_whole and math.prod(shape) > 0
+        return Replay.of(fused, layout, {output.key: (shape, output.result_dtype)}) if is_simple else None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether J is sparse."""
+        return self.launch.fused.entries is not None
+
+    def dense(self, args: tuple[object, ...], out: Any) -> np.ndarray | None:
+        """J of a launch that is current, in ``out`` if that is given; None if J does not fit there.
 
         ``args`` holds the object that the kernel is bound to.
         """
-        streams = Streams.of(self.launch.fused)
-        if streams.entries > most_entries or not self.launch.is_current():
+        (given,) = self.tangents.values()
+        if out is None:
+            out = given.new()
+        elif not given.fits(out):
             return None
-        arithmetic.begin()
-        streams.begin()
-        for key in self.launch.kept.keys() - self.launch.fused.facts.covered:
-            self.launch.kept[key].fill(0)
-        self.launch.launch(args, lambda key: self._array(streams, key))
-        streams.end()
-        found = rows(self.sizes, arithmetic)
-        found.compose((list(streams.blocks(stage)) for stage in streams.stages()), lambda key: key)
-        return found
+        else:
+            given.clear(out)
+        with backend.exclusive:  # scratch memory is shared
+            self.launch.launch(args, lambda _: out.reshape(-1))
+        return out
 
-    def _array(self, streams: Streams, key: Key) -> Any:
-        fused, kept = self.launch.fused, self.launch.kept
-        if isinstance(key, SiteArray):
-            return streams.array(key)
-        if isinstance(key, Scratch):
-            return fused.memory.scratch[key].array
-        shape, dtype = self.tangents[key]
-        size = max(1, math.prod(shape))
-        array = np.empty(size, dtype) if key in fused.facts.covered else np.zeros(size, dtype)
-        if array.nbytes + sum(a.nbytes for a in kept.values()) <= MOST_KEPT:
+    def sparse(self, args: tuple[object, ...], rows: R) -> R:
+        """Compose the rows of a launch that is current; see ``dense``."""
+        streams = Streams.of(self.launch.fused)
+        streams.begin()
+        for key in self.tangents.keys() & self.launch.kept:
+            self.tangents[key].clear(self.launch.kept[key])
+        self.launch.launch(args, lambda key: streams.array(key) if isinstance(key, SiteArray) else self._new(key))
+        rows.compose(streams.end(), lambda key: key)
+        return rows
+
+    def _new(self, key: Key) -> np.ndarray:
+        """An array of tangents, which is kept if there is room."""
+        array, kept = self.tangents[key].new(), self.launch.kept
+        if array.nbytes + sum(kept[other].nbytes for other in self.tangents if other in kept) <= MOST_KEPT:
             kept[key] = array
         return array

@@ -59,7 +59,7 @@ def _is_same(energy: Target, param: Target) -> bool:
 
 
 def with_choices(
-    evaluation: Evaluation, projection: str | None, fixed: Fixed | None, *, has_gradient: bool = True
+    evaluation: Evaluation, projection: str | None, fixed: Fixed, *, has_gradient: bool = True
 ) -> Evaluation:
     """The same call, for H with projected blocks and fixed entries; perhaps without the gradient."""
     subject = EnergyGradient(is_projected=projection is not None, fixed=fixed, has_gradient=has_gradient)

@@ -11,16 +11,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.layout import Layout, Placed
-from taichi_ext.api.inputs.results import by_path
+from taichi_ext.api.inputs.layout import Layout, Placed, joined
 from taichi_ext.api.inputs.sparse_results import check_out, check_size, fill_out, in_format
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
-from taichi_ext.api.runs.replay import SparseReplay
+from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import container_key
+from taichi_ext.launches import FieldKey, container_key
 from taichi_ext.runtime.launching.request import Output
 from taichi_ext.runtime.launching.sparse_target import Adjoints, SparseEntries
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
@@ -31,6 +30,7 @@ from taichi_ext.runtime.sparse.matrices import scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 from taichi_ext.runtime.sparse.projection import positive_factors
 from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
+from taichi_ext.runtime.sparse.streams import Streams
 
 FEW_COLUMNS = 64  # of one parameter, held in rows of tangents if rows cannot be sparse otherwise
 MOST_COLUMNS = 512  # of all such parameters
@@ -43,28 +43,29 @@ class SparseForm(DenseForm):
 
     is_sparse = True
 
-    def __init__(self, projection: str | None = None) -> None:
+    def __init__(self, projection: str | None = None, *, as_matrix: bool = False) -> None:
+        super().__init__(as_matrix=as_matrix)
         self._projection = projection
 
-    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, object]]) -> list[tuple[str, object]]:
-        return check_out(leaves, evaluation.subject.wanted_sparse(evaluation.layout))
+    def check_out(self, evaluation: Evaluation) -> list[tuple[str, object]]:
+        layout = evaluation.layout
+        return check_out(self.leaves(evaluation), self.wanted(layout, evaluation.subject.wanted_sparse(layout)))
 
     def result(self, evaluation: Evaluation, blocks: Sequence[Sequence[object]]) -> Any:
-        question, layout = evaluation.prepared.question, evaluation.layout
+        layout, rows = evaluation.layout, evaluation.subject.rows(evaluation.layout)
+        elements = [[(o.element, p.element) for p in layout.params] for o in rows]
+        if self.as_matrix:
+            blocks, elements = [[joined(blocks, layout)]], [[(1, 1)]]
         if evaluation.out is not None:
-            leaves = by_path(evaluation.out, question.skeleton())
-            fill_out(leaves, [matrix for row in blocks for matrix in row])
+            fill_out(self.leaves(evaluation), [matrix for row in blocks for matrix in row])
             return evaluation.out
-        kind = question.options.format
+        kind, device = evaluation.prepared.format, _device(evaluation)
         assert kind is not None
-        device = _device(evaluation)
-        rows = evaluation.subject.rows(layout)
-        return question.result(
-            [
-                [in_format(m, kind, (o.element, p.element), device) for m, p in zip(row, layout.params, strict=True)]
-                for row, o in zip(blocks, rows, strict=True)
-            ]
-        )
+        found = [
+            [in_format(matrix, kind, element, device) for matrix, element in zip(row, sizes, strict=True)]
+            for row, sizes in zip(blocks, elements, strict=True)
+        ]
+        return found[0][0] if self.as_matrix else evaluation.prepared.question.result(found)
 
     def repeated(self, evaluation: Evaluation) -> Any:
         if self._projection is not None or evaluation.prepared.sparse.energy_intermediates:
@@ -254,22 +255,36 @@ def _run(
         choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
         choices.intermediates.update(target.numbering.intermediates)
     if _is_simple(evaluation) and all(o.target.kind == "field" for o in layout.outputs):
-        prepared.replay = SparseReplay.of(target, session.tangents.fields, layout)
+        prepared.replay = _replay(layout, target, session.tangents.fields.shadows)
     return rows, target
 
 
 def _is_simple(evaluation: Evaluation) -> bool:
-    """Whether a call is of one kernel without arguments, and its run need not be undone."""
-    is_alone = evaluation.call.kernel is not None and not evaluation.call.args and evaluation.watch is None
-    return is_alone and evaluation.out is None and evaluation.state is None and evaluation.subject.is_repeatable
+    """Whether a call can be made without a session, and its run need not be undone."""
+    return evaluation.is_repeatable and evaluation.out is None and evaluation.state is None
 
 
 def _repeated(evaluation: Evaluation, kind: type[R], most_entries: float) -> R | None:
     """The rows after a launch like that of the call before; None if there is no such launch."""
     replay, arithmetic = evaluation.prepared.replay, evaluation.prepared.sparse.arithmetic
-    if not isinstance(replay, SparseReplay) or not _is_simple(evaluation):
+    if replay is None or not replay.is_sparse or not _is_simple(evaluation):
         return None
-    return replay.run(evaluation.call.full_args, kind, arithmetic, most_entries)
+    if Streams.of(replay.launch.fused).entries > most_entries or not replay.launch.is_current():
+        return None
+    arithmetic.begin()
+    sizes = {p.container: p.rows for p in replay.layout.params}
+    return replay.sparse(evaluation.call.full_args, kind(sizes, arithmetic))
+
+
+def _replay(layout: Layout, target: SparseEntries, shadows: Mapping[Key, Shadow]) -> Replay | None:
+    """The launch of a run, if the next one has as many entries, and tangents that begin at zero."""
+    fused = target.launched
+    if fused is None or Streams.of(fused).counts:
+        return None
+    own = {*target.numbering.sizes, *target.outputs}  # begin as seeds, or are kept in the target
+    fields = [key for key in fused.shadows if isinstance(key, FieldKey) and key not in own]
+    tangents: dict[Key, Any] = {key: ((max(1, math.prod(shadows[key].shape)),), shadows[key].dtype) for key in fields}
+    return Replay.of(fused, layout, tangents)
 
 
 def _device(evaluation: Evaluation) -> object:

@@ -238,9 +238,7 @@ class SparseEntries(DenseRows):
         self.is_symmetric = self.is_symmetric and streams.is_symmetric
 
     def _compose(self, streams: Streams, outer: Mapping[Key, Key]) -> None:
-        streams.end()
-        stages = (list(streams.blocks(stage)) for stage in streams.stages())
-        self.sparse_rows.compose(stages, lambda key: outer.get(key, key))
+        self.sparse_rows.compose(streams.end(), lambda key: outer.get(key, key))
 
     def finish(self, *, is_direct: bool, energy: Key | None) -> None:
         if not is_direct and any(isinstance(key, View) for key in (*self.numbering.sizes, *self.outputs)):

@@ -169,8 +169,11 @@ class Streams:
         """The largest number of entries that a launch writes."""
         return sum(bundle.numbers for bundle in self._bundles.values())
 
-    def end(self) -> None:
-        """After the launch, find the pattern again if the integers that it depends on have changed."""
+    def end(self) -> Iterator[list[StageBlocks]]:
+        """The entries after the launch, stage by stage.
+
+        The pattern is found again if the integers that it depends on have changed.
+        """
         integers: dict[Any, Any] = {n: to_numpy(array) for n, array in self._integers.items()}
         integers |= {("lengths", n): np.array(length) for n, length in self.counts.lengths.items()}
         integers |= {("counts", n): counts for n, counts in self.counts.counts.items()}
@@ -178,6 +181,7 @@ class Streams:
         if not is_same:
             self._known = {n: a.copy() for n, a in integers.items()}
             self._find_blocks()
+        return (list(self._stage_blocks(stage)) for stage in sorted({site.stage for site in self.sites}))
 
     def _find_blocks(self) -> None:
         slots = {site.number: Slots(site, self._known.get(site.number), self.counts) for site in self.sites}
@@ -255,10 +259,7 @@ class Streams:
         for bundle, values in zip(self._bundles.values(), numbers, strict=True):
             bundle.memory = values
 
-    def stages(self) -> list[Stage]:
-        return sorted({site.stage for site in self.sites})
-
-    def blocks(self, stage: Stage) -> Iterator[StageBlocks]:
+    def _stage_blocks(self, stage: Stage) -> Iterator[StageBlocks]:
         for (at, key), blocks in self._blocks.items():
             if at == stage:
                 full = {}
