@@ -13,6 +13,7 @@ from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.changes import read_locals
+from taichi_ext.differentiate.facts.pixel_indices import with_real_operands
 from taichi_ext.errors import DerivativeWarning
 from taichi_ext.simplify.unrolling import renamed, substituted
 from taichi_ext.simplify.usage import written_locals
@@ -281,10 +282,7 @@ def _copied(s: ir.Statement, names: Mapping[ir.Local, ir.Local], new: Mapping[_E
 
     def change(node: ir.Value) -> ir.Value:
         if isinstance(node, ir.Op) and node.dtype.is_real:  # indices that are positions are real numbers there
-            args = tuple(new.get((a.local, a.index), a) if isinstance(a, ir.Read) else a for a in node.args)
-            if node.name == "cast" and args[0].dtype == node.dtype:
-                return args[0]
-            return node if args == node.args else ir.Op(node.name, args, node.dtype, place=node.place)
+            return with_real_operands(node, new)
         if not isinstance(node, ir.Read):
             return node
         if node.dtype.is_real and (node.local, node.index) in new:

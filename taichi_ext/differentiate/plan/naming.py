@@ -75,9 +75,9 @@ class Naming:
 
     def entry_number(self, extent: Extent, indices: Iterable[Value | int]) -> Affine:
         """The number of an entry among those of a container, in C order."""
-        affine, offsets = Affine(), extent.offset or (0,) * len(extent.shape)
-        for index, size, offset in zip(indices, extent.shape, offsets, strict=True):
-            affine = affine * size + self.normal(index) + Affine((), -offset)
+        affine = Affine()
+        for index, (first, end) in zip(indices, extent.bounds, strict=True):
+            affine = affine * (end - first) + self.normal(index) + Affine((), -first)
         return affine
 
     def settled_index(self, index: Value) -> Value:

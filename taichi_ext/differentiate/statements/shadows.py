@@ -13,7 +13,7 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
-from taichi_ext.differentiate.facts.decisions import Role
+from taichi_ext.differentiate.facts.decisions import Role, size_of
 from taichi_ext.differentiate.facts.guards import Condition, clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
 from taichi_ext.differentiate.forms.build import (
@@ -117,7 +117,7 @@ class Tangents:
 
     @property
     def size(self) -> int:
-        return math.prod(self.extent.shape) * self.components
+        return size_of(self.container, self.walk.facts.seeds)
 
     # --- reading
 

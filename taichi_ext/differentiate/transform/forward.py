@@ -9,14 +9,13 @@ The second pass emits the new statements.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from taichi_ext.analysis.activity import find_activity, useful_activity
 from taichi_ext.analysis.bounds import Access, with_checks
 from taichi_ext.differentiate.edges.edges import check_positions, own_seeds
 from taichi_ext.differentiate.facts.branches import with_branches
-from taichi_ext.differentiate.facts.decisions import Differentiated, Role, Seeds
+from taichi_ext.differentiate.facts.decisions import Differentiated, Role, Seeds, size_of
 from taichi_ext.differentiate.facts.facts import Facts
 from taichi_ext.differentiate.facts.named_indices import with_named_indices
 from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
@@ -190,5 +189,4 @@ def _compose(container: Container, seeds: Seeds, draft: Draft) -> None:
     key = seeds.sparse.keys[container]
     is_parameter = seeds.roles.get(container, Role()).first_column is not None
     if is_parameter or not (key in seeds.sparse.outputs or draft.columns.in_rows):
-        extent = seeds.extents[container]
-        draft.columns.intermediates.require(key, math.prod(extent.shape) * math.prod(container.element_shape))
+        draft.columns.intermediates.require(key, size_of(container, seeds))
