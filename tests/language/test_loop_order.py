@@ -38,8 +38,8 @@ def test_a_loop_over_a_field_as_one_over_a_number():
         """\
         program k():
             for number in range(120:i32) with {'serialize': True}:
-                i: i32 = ((number // 40:i32) % 3:i32)
-                j: i32 = (((number // 1:i32) % 40:i32) + -5:i32)
+                i: i32 = (number // 40:i32)
+                j: i32 = ((number % 40:i32) + -5:i32)
                 x[i, j] = 1.0:f64
         """
     )
