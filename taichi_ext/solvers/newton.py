@@ -257,8 +257,11 @@ class _Search:
         factor, slope = 1.0, float(gradient @ direction)
         if self._max_step is not None:
             self._problem.store(x)
-            factor = min(factor, float(self._max_step(self._structured(direction))))
-        for _ in range(_MOST_HALVED):
+            most = float(self._max_step(self._structured(direction)))
+            if not most >= 0:
+                raise InvalidArgumentError(f"max_step returned {most}; expected the factor of a step, at least 0.")
+            factor = min(factor, most)
+        for _ in range(_MOST_HALVED if factor else 0):
             trial = x + factor * direction
             if self._is_valid is None or self._is_valid(self._structured(trial)):
                 found = self._problem.value(trial)

@@ -1,9 +1,10 @@
 """``newton``: minima that are known, statics of springs, callbacks, state."""
 
+import math
 import os
 import subprocess
 import sys
-from itertools import product
+from itertools import pairwise, product
 
 import example_programs
 import numpy as np
@@ -12,7 +13,7 @@ import taichi as ti
 from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, UnsupportedError, newton, value_and_gradient
+from taichi_ext import InvalidArgumentError, UnsupportedError, hessian, newton, value_and_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -179,6 +180,47 @@ def test_callbacks_keep_steps_where_they_are_valid():
         assert_allclose(read(x)[0], (-1 + np.sqrt(1 + 4 * 5e-7)) / 2, rtol=1e-6)
         assert (min(seen) > 0) == ("max_step" in options)
     assert steps[0][0] == 1e-3
+
+
+@pytest.mark.parametrize("most", [-1.0, math.nan])
+def test_a_step_of_no_length(most):
+    """A step that may not be made does not end at a minimum, and a factor below zero is none."""
+    run, x, energy, fixed = hanging_chain(5)
+    before = read(x)
+    result = newton(run, x, energy, fixed=fixed, max_step=lambda direction: 0.0)
+    assert result.status == -2 and not result.success
+    with pytest.raises(InvalidArgumentError, match=f"max_step returned {most}; expected the factor of a step"):
+        newton(run, x, energy, fixed=fixed, max_step=lambda direction: most)
+    assert_allclose(read(x), before)
+
+
+def test_conjugate_gradients_go_downhill_where_the_energy_is_stiff_and_indefinite():
+    """Negative curvature beside stiffnesses of eight orders of magnitude, in turned directions."""
+    x, energy = vectors(np.full((12, 2), 0.1)), outputs(1)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            stiffness, angle = 10.0 ** (i % 9), 0.7 * i
+            along = ti.cos(angle) * x[i][0] + ti.sin(angle) * x[i][1]
+            across = ti.cos(angle) * x[i][1] - ti.sin(angle) * x[i][0]
+            energy[0] += 0.5 * stiffness * along**2 + (across**2 - 1) ** 2
+        for i in range(11):
+            energy[0] += 0.1 * (x[i] - x[i + 1]).norm_sqr()
+
+    assert np.linalg.eigvalsh(hessian(run, x, energy).reshape(24, 24))[0] < 0
+    slopes = []
+
+    def max_step(direction):
+        slopes.append((value_and_gradient(run, x, energy)[1] * direction).sum())
+        return 1.0
+
+    result = newton(run, x, energy, method="cg", max_step=max_step)
+    assert result.success and any(h.is_projected for h in result.history)
+    assert max(slopes) < 0
+    energies = [h.energy for h in result.history]
+    assert all(b <= a + 1e-9 * abs(a) for a, b in pairwise(energies))
+    assert np.linalg.eigvalsh(hessian(run, x, energy).reshape(24, 24))[0] > 0
 
 
 def test_ends():

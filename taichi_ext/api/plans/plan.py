@@ -44,13 +44,14 @@ class Plan:
         self._pattern = call.pattern()
         leaves, rebuild_params = flatten(params, "params")
         param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
+        word = "energy" if use in USES else "outputs"
         if outputs is None:
             output_targets = [call.return_target()]
             rebuild_outputs: Callable[[list[Any]], Any] = _only
         else:
-            leaves, rebuild_outputs = flatten(outputs, "outputs")
-            output_targets = [call.resolve("outputs", path, leaf) for path, leaf in leaves]
-        for what, targets in (("params", param_targets), ("outputs", output_targets)):
+            leaves, rebuild_outputs = flatten(outputs, word)
+            output_targets = [call.resolve(word, path, leaf) for path, leaf in leaves]
+        for what, targets in (("params", param_targets), (word, output_targets)):
             if not targets:
                 raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
         if use in USES:
