@@ -199,6 +199,15 @@ def make_kernels(w, x, y, t, nodes, counts):
         constant_arm()
         fields()
 
+    @ti.kernel
+    def read_after_the_stores():
+        a = 0.0
+        for n in range(1, 3):
+            y[3] = a
+            a = 1.3
+        a -= y[2]
+        y[5] = w[1] * x[2]
+
     return {k.__name__: k for k in locals().values() if callable(k)}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.differentiate.forms.keys import Key, SumKey, Version
+from taichi_ext.errors import InternalError
 from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix, identity, scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 from taichi_ext.runtime.sparse.streams import StageBlocks
@@ -59,8 +60,9 @@ class SparseRows:
         """Compose the entries of one launch, stage by stage, with the rows before it."""
         versions: dict[Key, list[Any]] = {}
 
-        def before(key: Key, version: int) -> dict[Key, Any]:
-            return versions.get(key, [self.blocks(key)])[version]
+        def before(key: Key, version: int) -> dict[Key, Any] | None:
+            made = versions.get(key, [self.blocks(key)])
+            return made[version] if version < len(made) else None
 
         for written in stages:
             found = {outer(w.key): self._after(w, outer, before) for w in written}
@@ -71,7 +73,7 @@ class SparseRows:
             del self._blocks[key]
 
     def _after(
-        self, written: StageBlocks, outer: Callable[[Key], Key], known: Callable[[Any, int], dict[Key, Any]]
+        self, written: StageBlocks, outer: Callable[[Key], Key], known: Callable[[Any, int], dict[Key, Any] | None]
     ) -> dict[Key, object]:
         terms: dict[Key, list[Any]] = {}
         for owner, (block, data) in written.blocks.items():
@@ -81,7 +83,12 @@ class SparseRows:
             if not isinstance(owner, Version):
                 terms.setdefault(outer(owner), []).append(matrix)
                 continue
-            for param, before in known(outer(owner.of), owner.number).items():
+            blocks = known(outer(owner.of), owner.number)
+            if blocks is None:  # columns of the row of a local that only a later store gives it
+                if matrix.data.any():
+                    raise InternalError(f"{written.key} has entries from a later version of {owner.of}: please report it")
+                continue
+            for param, before in blocks.items():
                 term = matrix if isinstance(before, str) else self._arithmetic.product(matrix, before)
                 terms.setdefault(param, []).append(term)
         for param, before in self.blocks(outer(written.key)).items():
