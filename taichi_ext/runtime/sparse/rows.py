@@ -86,7 +86,7 @@ class SparseRows:
             blocks = known(outer(owner.of), owner.number)
             if blocks is None:  # columns of the row of a local that only a later store gives it
                 if matrix.data.any():
-                    raise InternalError(f"{written.key} has entries from a later version of {owner.of}: please report it")
+                    raise InternalError(f"{written.key} takes a later version of {owner.of}: please report this kernel")
                 continue
             for param, before in blocks.items():
                 term = matrix if isinstance(before, str) else self._arithmetic.product(matrix, before)
