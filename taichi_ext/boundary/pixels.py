@@ -28,18 +28,26 @@ from taichi_ext.boundary.polygons import (
     S,
     middle_of_square,
     middle_within,
+    part_of_line,
     put_sides,
     side_of_square,
 )
 
 VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # results of a probe
 PX, PY, GX, GY, WHICH, WEIGHT, COLUMNS = range(7)  # of the table of places where the sides of a square are crossed
+PLACES = 3  # on one side of one of the smallest squares
+_GAP = 1e-3  # of the square: how far behind the first place the search for another one starts
 _ALL = 2**30
 _STEPS = 26  # of a search along a side
 _MOST = 24  # conditions in one call: 2 to the power of this
 _EQUAL = 1e-4  # relative: values that differ by less do not jump
 _ALIKE = 0.3  # by which jumps may differ between the ends of a chord, relative
 _TURN = 0.12  # by which the normals at its ends may be turned to it, radians
+_LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
+_WIDE = 0.12  # of the square: how far the middle of a side must be from its edge, for two samples of the side
+_SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
+_CURVED = 2e-3  # by how much the value at the centre may differ from the mean of the corners, of the sum of all five
+_OFF = 0.005  # of the square: by which the edge may be off the parabola between them
 
 
 def pixel(shade: object, *, at: object, antialias: bool = False) -> Any:
@@ -47,7 +55,7 @@ def pixel(shade: object, *, at: object, antialias: bool = False) -> Any:
 
     Edges are where a condition in ``shade`` changes: ``if``, ``select``, comparisons, conversions to integers,
     rounding, remainders; also in loops, in functions that it calls, and on values that it reads from fields.  A pixel
-    near which no condition changes costs two calls of ``shade``, others about a hundred for each place where an edge
+    near which no condition changes costs six calls of ``shade``, others about a hundred for each place where an edge
     crosses the sides of a square.
 
     Args:
@@ -110,14 +118,14 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, antialias: ti.template()):
         middle = middle_of_square(place, size)
         cx = x + middle[0]
         cy = y + middle[1]
-        crossed = ti.Matrix([[0.0] * COLUMNS] * SIDES)
-        jumps = ti.Matrix([[0.0] * zeros.n] * SIDES)
+        crossed = ti.Matrix([[0.0] * COLUMNS] * (PLACES * SIDES))
+        jumps = ti.Matrix([[0.0] * zeros.n] * (PLACES * SIDES))
         lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 1))
-        kind = find_crossings(shade, zeros, cx, cy, size, crossed, jumps, lines)
+        kind = find_crossings(shade, zeros, cx, cy, size, antialias, crossed, jumps, lines)
         if kind == 2 and side > 1:
             side = side // 2
         else:
-            for s in range(SIDES):
+            for s in range(PLACES * SIDES):
                 if crossed[s, WEIGHT] > 0:
                     level = probe(shade, crossed[s, PX], crossed[s, PY], int(crossed[s, WHICH]), "level")[LEVEL]
                     moved = crossed[s, WEIGHT] * (level - stop_gradient(level))
@@ -132,23 +140,55 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, antialias: ti.template()):
 
 @ti.func
 def mean_of_sides(shade: ti.template(), zeros, x, y, size, kind, lines: ti.template()):
-    """The integral of the values of a square: of one side, of both sides of a chord, or of four quarters."""
+    """The integral of the values of a square: of one side, of both sides of a chord, or of four quarters.
+
+    Each side of a chord is sampled twice: by Gauss' rule for the square root of the distance from the edge, which is
+    exact for linear values, and for roots of the distance, as the shading of a ball has at its rim.
+    """
     total = zeros + 0.0
     for k in range(4 if kind == 2 else 1 + kind):
         at = ti.Vector([0.0, 0.0, 1.0])
+        edge = ti.Vector([0.0, 0.0])
         if kind == 1:
             for c in ti.static((S, NX, NY, BULGE)):
                 lines[SIDES, c] *= -1.0
             at = middle_within(SIDES + 1, lines)
+            edge = middle_of_edge(lines)
         elif kind == 2:
             at = ti.Vector([0.25 - 0.5 * (k % 2), 0.25 - 0.5 * (k // 2), 0.25])
-        total += at[2] * size * size * probe(shade, x + size * at[0], y + size * at[1], 0, "value")[VALUE]
+        middle = ti.Vector([at[0], at[1]])
+        is_wide = kind == 1 and (middle - edge).norm() > _WIDE
+        for m in range(2 if is_wide else 1):
+            u = ti.static(0.5 - 0.5 / 3**0.5) + ti.static(1 / 3**0.5) * m
+            share = u if is_wide else 1.0
+            place = edge + 2.0 * u * u * (middle - edge) if is_wide else middle
+            value = probe(shade, x + size * place[0], y + size * place[1], 0, "value")[VALUE]
+            total += at[2] * share * size * size * value
     return total
 
 
 @ti.func
+def middle_of_edge(lines: ti.template()):
+    """The middle of the edge between the ends of the chord, relative to the centre of the square."""
+    part = part_of_line(SIDES, SIDES, lines)
+    along = 0.5 * (part[0] + part[1])
+    out = lines[SIDES, S] + lines[SIDES, BULGE]
+    return ti.Vector(
+        [-out * lines[SIDES, NX] - along * lines[SIDES, NY], -out * lines[SIDES, NY] + along * lines[SIDES, NX]]
+    )
+
+
+@ti.func
 def find_crossings(
-    shade: ti.template(), zeros, x, y, size, crossed: ti.template(), jumps: ti.template(), lines: ti.template()
+    shade: ti.template(),
+    zeros,
+    x,
+    y,
+    size,
+    antialias: ti.template(),
+    crossed: ti.template(),
+    jumps: ti.template(),
+    lines: ti.template(),
 ):
     """Put the places where the sides of a square are crossed into the tables, and the chord into the lines.
 
@@ -157,46 +197,82 @@ def find_crossings(
     kind = 0
     centre = probe(shade, x, y, _ALL, "near")
     near = stop_gradient(centre[NEAR])
-    if near < 2.0 * size:
-        seen = ti.Vector([0] * SIDES)
-        counts = ti.Vector([0] * SIDES)
-        values = ti.Matrix([[0.0] * zeros.n] * SIDES)
-        is_mixed = False
-        is_known = False  # whether the outcome at the centre also occurs at a corner
-        for c in range(SIDES):
-            side = side_of(c, x, y, size)
-            corner = probe(shade, side[0], side[1], _ALL, "seen")
-            seen[c] = corner[SEEN]
-            counts[c] = corner[COUNT]
+    seen = ti.Vector([0] * SIDES)
+    counts = ti.Vector([0] * SIDES)
+    values = ti.Matrix([[0.0] * zeros.n] * SIDES)
+    is_mixed = False
+    is_known = False  # whether the outcome at the centre also occurs at a corner
+    for c in range(SIDES):
+        side = side_of(c, x, y, size)
+        corner = probe(shade, side[0], side[1], _ALL, "seen")
+        seen[c] = corner[SEEN]
+        counts[c] = corner[COUNT]
+        for e in ti.static(range(zeros.n)):
+            values[c, e] = stop_gradient(corner[VALUE][e])
+        is_mixed |= seen[c] != centre[SEEN]
+        is_known |= seen[c] == centre[SEEN]
+    if is_mixed or near < 0.5 * size:
+        kind = 2
+    count = 0
+    ends = ti.Vector([0, 0])
+    for c in range(SIDES):
+        next = (c + 1) % SIDES
+        if seen[c] != seen[next]:
+            low_value = zeros + 0.0
+            high_value = zeros + 0.0
             for e in ti.static(range(zeros.n)):
-                values[c, e] = stop_gradient(corner[VALUE][e])
-            is_mixed |= seen[c] != centre[SEEN]
-            is_known |= seen[c] == centre[SEEN]
-        if is_mixed or near < 0.5 * size:
+                low_value[e] = values[c, e]
+                high_value[e] = values[next, e]
+            low_seen = ti.Vector([seen[c], counts[c]])
+            side = side_of(c, x, y, size)
+            along = ti.Vector([0.0, size])
+            found = count_jumps(
+                shade, side, c, size, along, low_value, high_value, low_seen, seen[next], crossed, jumps
+            )
+            if found > 0:
+                ends[count % 2] = c
+            count += found
+            if found > 1 and size < 2.0 / WHOLE:  # it cannot be divided
+                find_others(shade, side, c, size, crossed, jumps)
+    if is_known and is_mixed and count == 0 and size < 0.1:
+        kind = 0  # outcomes that change nothing
+    elif is_known and count == 2:  # noqa: SIM102  # it would be called anyway
+        if has_chord(shade, ends[0], ends[1], x, y, size, crossed, jumps, lines):
+            kind = 1
+    if ti.static(antialias):  # noqa: SIM102  # decided when the kernel is compiled
+        if kind == 0 and size > _SMOOTH and is_curved(zeros, stop_gradient(centre[VALUE]), values):
             kind = 2
-        count = 0
-        ends = ti.Vector([0, 0])
-        for c in range(SIDES):
-            next = (c + 1) % SIDES
-            if seen[c] != seen[next]:
-                low_value = zeros + 0.0
-                high_value = zeros + 0.0
-                for e in ti.static(range(zeros.n)):
-                    low_value[e] = values[c, e]
-                    high_value[e] = values[next, e]
-                low_seen = ti.Vector([seen[c], counts[c]])
-                found = count_jumps(
-                    shade, side_of(c, x, y, size), c, size, low_value, high_value, low_seen, seen[next], crossed, jumps
-                )
-                if found > 0:
-                    ends[count % 2] = c
-                count += found
-        if is_known and is_mixed and count == 0 and size < 0.1:
-            kind = 0  # outcomes that change nothing
-        elif is_known and count == 2:  # noqa: SIM102  # it would be called anyway
-            if has_chord(ends[0], ends[1], x, y, size, crossed, jumps, lines):
-                kind = 1
     return kind
+
+
+@ti.func
+def is_curved(zeros, centre, values: ti.template()):
+    """Whether the value at the centre of a square is not the mean of those at its corners."""
+    off = centre + 0.0
+    scale = centre.norm()
+    for c in range(SIDES):
+        corner = zeros + 0.0
+        for e in ti.static(range(zeros.n)):
+            corner[e] = values[c, e]
+        off -= 0.25 * corner
+        scale += corner.norm()
+    return off.norm() > _CURVED * scale
+
+
+@ti.func
+def find_others(shade: ti.template(), side, c, size, crossed: ti.template(), jumps: ti.template()):
+    """Put the places before and behind the first one on side c of a square into the tables."""
+    first = (crossed[c, PX] - side[0]) * side[2] + (crossed[c, PY] - side[1]) * side[3]
+    for k in range(1, PLACES):
+        between = ti.Vector([0.0, first]) if k == 1 else ti.Vector([first + _GAP * size, size])
+        low = probe(shade, side[0] + between[0] * side[2], side[1] + between[0] * side[3], _ALL, "seen")
+        high = probe(shade, side[0] + between[1] * side[2], side[1] + between[1] * side[3], _ALL, "seen")
+        if low[SEEN] != high[SEEN]:
+            low_value = stop_gradient(low[VALUE])
+            high_value = stop_gradient(high[VALUE])
+            low_seen = ti.Vector([low[SEEN], low[COUNT]])
+            row = c + k * SIDES
+            count_jumps(shade, side, row, size, between, low_value, high_value, low_seen, high[SEEN], crossed, jumps)
 
 
 @ti.func
@@ -211,8 +287,9 @@ def side_of(c, x, y, size):
 def count_jumps(
     shade: ti.template(),
     side,
-    c,
+    row,
     size,
+    between,
     low_value,
     high_value,
     low_seen,
@@ -220,15 +297,16 @@ def count_jumps(
     crossed: ti.template(),
     jumps: ti.template(),
 ):
-    """Put the place on side c of a square where the value jumps most into the tables.
+    """Put the place where the value jumps most, on a part of a side of a square, into a row of the tables.
 
     Returns 0 if there is none, 1 if there is, and more if other edges cross the side, too: the outcomes next to the
     jump are then not those at both ends of the side.  Of two halves whose ends both see other outcomes, the search goes
     on in that whose values differ more.
     """
-    low = 0.0
-    high = size
+    low = between[0]
+    high = between[1]
     jump = high_value - low_value
+    shown = jump
     ends = ti.Vector([low_seen[0], high_seen])
     for _ in range(_STEPS):
         if jump.norm() > _EQUAL * (low_value.norm() + high_value.norm()):
@@ -246,6 +324,8 @@ def count_jumps(
                 low_seen = ti.Vector([here[SEEN], here[COUNT]])
                 low_value = value
             jump = high_value - low_value
+            if high - low > _LAYER * size:
+                shown = jump
     last = low_seen[1]
     is_found = jump.norm() > _EQUAL * (low_value.norm() + high_value.norm())
     if is_found:
@@ -268,21 +348,27 @@ def count_jumps(
         along = slope[0] * side[2] + slope[1] * side[3]
         is_found = g2 > 0
         if is_found:
-            crossed[c, PX] = px
-            crossed[c, PY] = py
-            crossed[c, GX] = slope[0]
-            crossed[c, GY] = slope[1]
-            crossed[c, WHICH] = last
-            crossed[c, WEIGHT] = 0.5 * size * abs(along) / g2
+            crossed[row, PX] = px
+            crossed[row, PY] = py
+            crossed[row, GX] = slope[0]
+            crossed[row, GY] = slope[1]
+            crossed[row, WHICH] = last
+            crossed[row, WEIGHT] = 0.5 * size * abs(along) / g2
             for e in ti.static(range(jumps.m)):
-                jumps[c, e] = ti.select(along > 0, jump[e], -jump[e])
+                jumps[row, e] = ti.select(along > 0, shown[e], -shown[e])
     is_alone = low_seen[0] == ends[0] and high_seen == ends[1]
     return ti.select(is_found, ti.select(is_alone, 1, SIDES), 0)
 
 
 @ti.func
-def has_chord(a, b, x, y, size, crossed: ti.template(), jumps: ti.template(), lines: ti.template()):
-    """Make the chord between the places on sides a and b a line, if they are of one edge; returns whether they are."""
+def has_chord(
+    shade: ti.template(), a, b, x, y, size, crossed: ti.template(), jumps: ti.template(), lines: ti.template()
+):
+    """Make the chord between the places on sides a and b a line, if they are of one edge; returns whether they are.
+
+    The edge between them is a parabola with their normals.  They are moved along it to the two points of Gauss' rule,
+    since its speed may vary.
+    """
     first = ti.Vector([crossed[a, PX] - x, crossed[a, PY] - y]) / size
     chord = ti.Vector([crossed[b, PX] - x, crossed[b, PY] - y]) / size - first
     length = ti.max(chord.norm(), 1e-9)
@@ -302,14 +388,28 @@ def has_chord(a, b, x, y, size, crossed: ti.template(), jumps: ti.template(), li
         difference += (signs[0] * jumps[a, e] - signs[1] * jumps[b, e]) ** 2
         total += jumps[a, e] ** 2 + jumps[b, e] ** 2
     is_one = difference <= _ALIKE**2 * total and (ti.max(abs(turns[0]), abs(turns[1])) < _TURN or length < 1e-3)
+    bulge = length / 8.0 * (turns[0] - turns[1])
+    places = ti.Vector([0.0] * 4)
+    for k in range(2):
+        c = ti.select(k == 0, a, b)
+        if is_one:
+            part = ti.static(0.5 - 0.5 / 3**0.5) + ti.static(1 / 3**0.5) * k
+            places[2 * k] = x + size * (first[0] + part * chord[0] + 2.0 / 3.0 * bulge * along[1])
+            places[2 * k + 1] = y + size * (first[1] + part * chord[1] - 2.0 / 3.0 * bulge * along[0])
+            there = probe(shade, places[2 * k], places[2 * k + 1], int(crossed[c, WHICH]), "level")
+            slopes[k] = stop_gradient(there[SLOPE]).norm()
+            is_one = abs(stop_gradient(there[LEVEL])) < _OFF * size * slopes[k]
     if is_one:
         put_sides(lines)
         lines[SIDES, NX] = -along[1]
         lines[SIDES, NY] = along[0]
         lines[SIDES, S] = first.cross(along)
-        lines[SIDES, BULGE] = length / 8.0 * (turns[0] - turns[1])
-        crossed[a, WEIGHT] = 0.5 * size * length / slopes[0]
-        crossed[b, WEIGHT] = 0.5 * size * length / slopes[1]
+        lines[SIDES, BULGE] = bulge
+        for k in range(2):
+            c = ti.select(k == 0, a, b)
+            crossed[c, PX] = places[2 * k]
+            crossed[c, PY] = places[2 * k + 1]
+            crossed[c, WEIGHT] = 0.5 * size * length / slopes[k]
     return is_one
 
 

@@ -8,14 +8,14 @@ everything else is continuous, or depends on integers that come from these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.loops import leaves
 from taichi_ext.errors import UnsupportedError
 
 _ORDERED = ("lt", "le", "gt", "ge")
 _BITS = 30  # of the hash
+HASH_START = 0x12345678  # not 0: a condition that does not hold would not change it, and if, elif would look like elif
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,20 @@ class Probe:
         Raises:
             UnsupportedError: the body has an effect or a construct that a function of a position must not have.
         """
-        moving = _depending(body, self.at, is_real=True)
-        varying = _depending(body, self.at, is_real=False)
-        return ir.mapped(body, lambda s: self._with_notes(s, moving, varying))
+        moving = _depending(body, self.at)
+        return ir.mapped(body, lambda s: self._with_notes(s, moving))
 
-    def _with_notes(self, s: ir.Statement, moving: set[ir.Local], varying: set[ir.Local]) -> ir.Body:
-        _require_supported(s, varying)
+    def _with_notes(self, s: ir.Statement, moving: set[ir.Local]) -> ir.Body:
+        _require_supported(s)
         noted: set[ir.Value] = set()
 
         def notes(value: ir.Value) -> ir.Body:
             return self._notes(value, s.place, noted, moving)
 
+        if isinstance(s, ir.While) and s.condition is not None:  # it is evaluated in each iteration
+            ends = ir.If(s.condition, (), (ir.Jump("break", place=s.place),), place=s.place)
+            notes = self._notes(s.condition, s.place, noted, moving)
+            return (replace(s, condition=None, body=(*notes, ends, *s.body)),)
         values = ir.values_of(s)
         if isinstance(s, ir.Assign) and s.value.dtype.is_real and not s.target.dtype.is_real:
             values.append(ir.Op("cast", (s.value,), s.target.dtype))
@@ -69,7 +72,7 @@ class Probe:
                 sides.insert(0, ())
             guarded = (ir.If(first, sides[0], sides[1] if len(sides) > 1 else (), place=place),) if any(sides) else ()
             return (*self._notes(first, place, noted, moving), *guarded)
-        own = self._note(value, place) if isinstance(value, ir.Op) and _reads(value, moving, is_real=True) else ()
+        own = self._note(value, place) if isinstance(value, ir.Op) and _reads(value, moving) else ()
         return (*(n for v in rest for n in self._notes(v, place, noted, moving)), *own)
 
     def _note(self, op: ir.Op, place: ir.Place | None) -> ir.Body:
@@ -131,8 +134,8 @@ class Probe:
 _JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2")
 
 
-def _depending(body: ir.Body, at: ir.Tensor, *, is_real: bool) -> set[ir.Local]:
-    """The locals whose values depend on the position; with ``is_real``, without those that only jump.
+def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:
+    """The real locals whose values depend on the position, without those that only jump.
 
     Those only jump where an earlier, noted condition changes.  Values without their gradient count as constant.
     """
@@ -142,27 +145,25 @@ def _depending(body: ir.Body, at: ir.Tensor, *, is_real: bool) -> set[ir.Local]:
     while len(found) > before:
         before = len(found)
         for s in everything:
-            targets = [t for t in ir.declared(s) if not is_real or t.dtype.is_real]
+            targets = [*ir.declared(s)]
             if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read):
-                targets = [s.target.local] if not is_real or s.target.dtype.is_real else []
+                targets = [s.target.local]
             is_cut = isinstance(s, ir.Boundary) and s.kind == "stop_gradient"
-            if not is_cut and any(_reads(v, found, is_real=is_real) for v in ir.values_of(s)):
-                found.update(targets)
+            if not is_cut and any(_reads(v, found) for v in ir.values_of(s)):
+                found.update(t for t in targets if t.dtype.is_real)
     return found
 
 
-def _reads(value: ir.Value, locals_: set[ir.Local], *, is_real: bool) -> bool:
-    """Whether a value is computed from one of the locals; with ``is_real``, only by real numbers."""
+def _reads(value: ir.Value, locals_: set[ir.Local]) -> bool:
+    """Whether a value is computed from one of the locals by real numbers."""
     if isinstance(value, ir.Read) and value.local in locals_:
         return True
-    parts = value.args if isinstance(value, ir.Op) and is_real else ir.children(value)
-    if isinstance(value, ir.Load) and is_real:
-        return False  # it depends only on its indices
-    is_choice = is_real and isinstance(value, ir.Op) and value.name in ("select", "ifte")
-    return any(_reads(v, locals_, is_real=is_real) for v in (parts[1:] if is_choice else parts))
+    is_choice = isinstance(value, ir.Op) and value.name in ("select", "ifte")
+    parts = value.args[1:] if is_choice else value.args if isinstance(value, ir.Op) else ()
+    return any(_reads(v, locals_) for v in parts)
 
 
-def _require_supported(s: ir.Statement, varying: set[ir.Local]) -> None:
+def _require_supported(s: ir.Statement) -> None:
     """Raise if a statement has an effect, a custom derivative, or a construct in which no edge can be found."""
     what = "the function of a position"
     stores = isinstance(s, ir.Store) and isinstance(s.target, ir.Load)
@@ -183,13 +184,6 @@ def _require_supported(s: ir.Statement, varying: set[ir.Local]) -> None:
                 f"{ir.cited(op.place or s.place)}pixel: {op.name} in {what} has no level, so the places where it jumps "
                 "are not known. Compute it in a kernel before, and read it from a field."
             )
-    condition = s.condition if isinstance(s, ir.While) or (isinstance(s, ir.If) and leaves((s,), ("break",))) else None
-    if condition is not None and _reads(condition, varying, is_real=False):
-        raise UnsupportedError(
-            f"{ir.cited(s.place)}pixel: the number of iterations depends on the position, so the value jumps a little "
-            "everywhere. Run a fixed number of iterations, in which an if keeps the result; for a signed distance, "
-            "take the level from ray_level, and write if level > 0."
-        )
 
 
 def _real(name: str, *args: ir.Value) -> ir.Value:

@@ -9,7 +9,7 @@ from typing import Any
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import F64, I32, Const, Tensor, Value, entries, statements, values_of, walk
 from taichi_ext.record.assignments import declare, frozen
-from taichi_ext.record.conditions import Probe
+from taichi_ext.record.conditions import HASH_START, Probe
 from taichi_ext.record.edges import (
     Call,
     gradient,
@@ -208,7 +208,12 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
     body = tuple(r.blocks.pop().statements)
     count, seen, level, near = (
         frozen(r, Const(start, kind), name)
-        for name, start, kind in (("count", 0, I32), ("seen", 0, I32), ("level", 0.0, real), ("near", 1e30, real))
+        for name, start, kind in (
+            ("count", 0, I32),
+            ("seen", HASH_START, I32),
+            ("level", 0.0, real),
+            ("near", 1e30, real),
+        )
     )
     slope: Any = None
     if mode != "value":

@@ -185,10 +185,68 @@ def balls(p):
     return shade
 
 
+def metaballs(p):
+    @ti.func
+    def shade(x, y):
+        total = 0.0
+        for n in range(4):
+            total += ti.exp(-((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2) / (1.5 * p[n, 2] ** 2))
+        return ti.select(total > 0.5, 0.8, 0.1)
+
+    return shade
+
+
+def first_disc(p):
+    """The loop ends at the first disc."""
+
+    @ti.func
+    def shade(x, y):
+        c = 0.1
+        for n in range(4):
+            if (x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2 < p[n, 2] ** 2:
+                c = p[n, 3]
+                break
+        return c
+
+    return shade
+
+
+def first_of_many(p):
+    """``while`` with two reasons to end."""
+
+    @ti.func
+    def shade(x, y):
+        n = 0
+        while n < 4 and (x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2 >= p[n, 2] ** 2:
+            n += 1
+        c = 0.1
+        if n < 4:
+            c = p[n, 3]
+        return c
+
+    return shade
+
+
+def branches(p):
+    """Edges between an ``if`` and its ``elif``."""
+
+    @ti.func
+    def shade(x, y):
+        c = 0.1
+        if x + 0.2 * y < p[0]:
+            c = 0.8
+        elif x - 0.1 * y < p[1]:
+            c = 0.4
+        return c
+
+    return shade
+
+
 OVER = [[6.3, 7.2, 4.4, 0.4], [11.7, 9.1, 4.3, 0.9], [14.2, 5.6, 3.7, 0.6], [8.0, 4.0, 3.0, 0.2]]
 GLASS = [[6.3, 7.2, 4.4, 0.4, 0.5], [11.7, 9.1, 4.3, 0.9, 0.3], [12.7, 5.6, 3.7, 0.6, 0.7], [8.0, 4.0, 3.0, 0.2, 0.4]]
 SITES = np.stack(np.meshgrid([4, 10, 16], [3, 8, 13], indexing="ij"), -1).reshape(-1, 2)
 MOVED = np.random.default_rng(3).uniform((-2, -2, 0.1), (2, 2, 1), (9, 3)) + np.pad(SITES, ((0, 0), (0, 1)))
+BLOBS = [[6.3, 7.2, 2.4], [11.7, 9.1, 2.1], [9.2, 4.0, 1.7], [14.5, 11.0, 1.2]]
 CORNERS = [[6.3, 3.1], [16.2, 5.7], [9.6, 13.3]]
 PATTERN, BY = [0.3, 0.2, 3.3], [0.2, 0.03, 0.1]
 SCENES = {  # function, parameters, steps, nodes of the mean of J
@@ -203,6 +261,10 @@ SCENES = {  # function, parameters, steps, nodes of the mean of J
     "texture, looked up": (texture, PATTERN, BY, 24),
     "a line of 0.3 pixels": (line, [5.2, 0.4, 0.3], [0.25, 0.03, 0.05], 96),
     "a disc, r = 0.3": (disc, [3.1, 3.35, 0.3], [0.2, 0.2, 0.05], 96),
+    "if, elif": (branches, [8.3, 13.2], 0.2, 24),
+    "loop that ends at a disc": (first_disc, OVER, [[0.2, 0.2, 0.2, 0.05]] * 4, 24),
+    "while": (first_of_many, OVER, [[0.2, 0.2, 0.2, 0.05]] * 4, 24),
+    "metaballs": (metaballs, BLOBS, 0.2, 24),  # the speed of their edge varies within a pixel
     "signed distance, ray_level": (balls, [0.1, -0.2, 5.0, 1.3], 0.05, 12),
 }
 
@@ -223,6 +285,26 @@ def test_edges_are_found(name):
     function, given, steps, nodes = SCENES[name]
     p, image = scalars(np.array(given)), outputs(20, 16)
     check(function(p), p, image, steps, nodes)
+
+
+def test_a_march_that_ends_at_its_hit():
+    """The number of steps changes everywhere; only at the outline does the value jump."""
+    p, image = scalars([0.1, -0.2, 5.0, 1.3]), outputs(7, 6)
+
+    @ti.func
+    def shade(x, y):
+        ray = ti.Vector([(x - 9.5) / 20, (y - 7.5) / 20, 1.0]).normalized()
+        t = 0.0
+        colour = 0.1
+        while t < 10:
+            distance = (t * ray - ti.Vector([p[0], p[1], p[2]])).norm() - p[3]
+            if distance < 1e-4:
+                colour = 0.2 + 0.1 * t
+                break
+            t += distance
+        return colour
+
+    check(shade, p, image, [0.05, 0, 0, 0.05], 24)
 
 
 def test_two_edges_that_cut_the_same_corner():
@@ -330,28 +412,10 @@ def test_what_cannot_be_treated_is_refused():
     def has_an_edge(x, y):
         return edge(p[0] - x, 1.0, 0.0, at=(x, y))
 
-    @ti.func
-    def marches(x, y):
-        t = 0.0
-        for _ in range(50):
-            if x - t < 1e-3 * p[0]:
-                break
-            t += 0.5 * (x - t)
-        return t
-
-    @ti.func
-    def waits(x, y):
-        t = 0.0
-        while t < x * p[0]:
-            t += 1.0
-        return t
-
     for shade, message in (
         (stores, "must only read and compute"),
         (draws, "pixel: random in the function of a position has no level"),
         (has_an_edge, "pixel: edge in the function of a position has a derivative of its own"),
-        (marches, "pixel: the number of iterations depends on the position"),
-        (waits, "pixel: the number of iterations depends on the position"),
         (abs, "pixel: shade is .*; expected a ti.func that takes x and y"),
     ):
         with pytest.raises(UnsupportedError, match=message) as error:
