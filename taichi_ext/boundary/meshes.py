@@ -14,13 +14,29 @@ Coordinates relative to the pixel's centre keep it exact in float32.
 from typing import Any
 
 from taichi_ext.backend import ti
+from taichi_ext.boundary.edge_geometry import (
+    area_behind,
+    area_to_the_left,
+    centred,
+    homogeneous,
+    largest,
+    moved_line,
+    normal_of,
+    on_image,
+    part_within,
+    pixel_of,
+    sides_of,
+    slope_of,
+    spacing,
+)
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 
-_PARTS = 4  # of an edge of length 1 within a pixel, each of which is seen or hidden
+_PARTS = 4  # of an edge of length 1 within a pixel, each of which is seen or hidden, for visible_edge and areas
 _MARGIN = 1e-3  # pixels: rounding of the places where an edge enters a column of pixels
-_FAR = 1e9
-_FARTHEST = 1e15  # pixels: ends beyond do not count
+_FINEST = 0.125  # pixels: how exactly the place at which a jump changes is found
+_INSET = 0.05  # pixels between the ends of an edge and its first and last sample
+_ALIKE = 0.01  # of a jump: samples that differ by less belong to one piece
 _NONE, _LOCAL, _IMAGE = range(3)  # where the area behind an edge is added
 
 
@@ -79,8 +95,10 @@ def add_visible_edge(
     """Add the boundary term of an edge of a mesh to all pixels that it crosses.
 
     Call it once for each row of ``mesh_edges``, after the image is drawn.  It costs as much as the pixels that the
-    edge crosses.  The jump is measured within the faces that meet at the edge, so faces that are thinner than
-    ``beside`` count, too.  A face that is seen exactly from its side has no area; its edges share the jump.
+    edge crosses, and ``seen`` on both sides every 1/4 pixel.  A short edge, of up to 4 pixels, with as many faces on
+    its left as on its right is looked at in its middle alone.  The jump is measured within the faces that meet at the
+    edge, so faces that are thinner than ``beside`` count, too.  A face that is seen exactly from its side has no area;
+    its edges share the jump.
 
     Args:
         image: a field or array of two dimensions, with entries like the values of ``seen``; entry (i, j) is the pixel
@@ -157,49 +175,6 @@ def term_of_side(start, end, jump, x, y, antialias: ti.template()):
 
 
 @ti.func
-def area_to_the_left(a, b):
-    """The integral of ``x - left`` of the pixel dy along a side, x within the pixel: the sum over sides is the area."""
-    area = 0.0 * a[0]
-    rise = b[1] - a[1]
-    if rise != 0:
-        first = ti.max(0.0, ti.min(1.0, (-0.5 - a[1]) / rise))
-        last = ti.max(0.0, ti.min(1.0, (0.5 - a[1]) / rise))
-        p = a[0] + 0.5 + first * (b[0] - a[0])
-        q = a[0] + 0.5 + last * (b[0] - a[0])
-        low = ti.min(p, q)
-        high = ti.max(p, q)
-        within = ti.max(0.0, ti.min(1.0, high)) - ti.max(0.0, ti.min(1.0, low))
-        mean = 0.5 * (ti.max(0.0, ti.min(1.0, high)) + ti.max(0.0, ti.min(1.0, low)))
-        if high > low:
-            mean = (within * mean + ti.max(0.0, high - ti.max(low, 1.0))) / (high - low)
-        area = (last - first) * abs(rise) * mean
-    return area
-
-
-@ti.func
-def area_behind(p, q):
-    """The area of the pixel behind the way from p to q, seen from the centre; negative if that is to its right."""
-    level = p.cross(q)
-    turn = along_border(q) - along_border(p)
-    turn -= 4.0 * ti.round(0.25 * turn)
-    if level > 0 and turn < -1:
-        turn += 4.0
-    if not level > 0 and turn > 1:
-        turn -= 4.0
-    return ti.select(level == 0 and p.dot(q) >= 0, 0.0, 0.25 * turn - 0.5 * level)
-
-
-@ti.func
-def along_border(p):
-    """How far it is along the border of the pixel, to the left, to the place in the direction of a point."""
-    across = ti.max(abs(p[0]), abs(p[1]), 1e-30)
-    x = p[0] / across
-    y = p[1] / across
-    on_upright = ti.select(x > 0, 0.5 * y, 2.0 - 0.5 * y)
-    return ti.select(abs(p[0]) >= abs(p[1]), on_upright, ti.select(y > 0, 1.0 - 0.5 * x, 3.0 + 0.5 * x))
-
-
-@ti.func
 def term_of_edge(seen: ti.template(), start, end, zeros, beside, x, y, antialias: ti.template()):
     """The same of an edge whose jump is seen."""
     moved = zeros
@@ -225,105 +200,176 @@ def add_term_of_edge(
     edge: ti.template(),
     seen: ti.template(),
     zeros,
+    is_number: ti.template(),
     beside,
     thin,
     antialias: ti.template(),
 ):
-    """The boundary terms of an edge in all pixels that it crosses."""
+    """The boundary terms of an edge in all pixels that it crosses, piece by piece.
+
+    The jump is the same all along a piece, but for 1 %.  Samples are ``spacing`` apart; where two differ, the place
+    between them at which the jump changes is found by bisection.  With ``antialias`` the edge is one piece.
+    """
     width, height = image.shape[0], image.shape[1]
     start = homogeneous(points[edge[0]])
     end = homogeneous(points[edge[1]])
     x = 0.5 * (width - 1)
     y = 0.5 * (height - 1)
-    part = part_within(
-        stop_gradient(centred(start, x, y)), stop_gradient(centred(end, x, y)), 0.5 * width, 0.5 * height
-    )
-    if part[2] > 0:
-        p = on_image(part[0])
-        q = on_image(part[1])
-        low = y + ti.min(p[1], q[1])
-        high = y + ti.max(p[1], q[1])
-        first_column = pixel_of(x + ti.min(p[0], q[0]) - _MARGIN, width)
-        last_column = pixel_of(x + ti.max(p[0], q[0]) + _MARGIN, width)
-        for i in range(first_column, last_column + 1):
-            first = low
-            last = high
-            if abs(q[0] - p[0]) > _MARGIN:
-                slope = (q[1] - p[1]) / (q[0] - p[0])
-                here = p[1] + y + (i - p[0] - x) * slope
-                first = ti.max(first, here - 0.5 * abs(slope))
-                last = ti.min(last, here + 0.5 * abs(slope))
-            for j in range(pixel_of(first - _MARGIN, height), pixel_of(last + _MARGIN, height) + 1):
-                a = centred(start, i, j)
-                b = centred(end, i, j)
-                a0 = stop_gradient(a)
-                b0 = stop_gradient(b)
-                first_point, last_point, share = part_within(a0, b0, 0.5, 0.5)
-                if share > 0:
-                    p1 = on_image(first_point)
-                    q1 = on_image(last_point)
-                    kind = ti.static(_IMAGE if antialias else _NONE)
+    a = stop_gradient(centred(start, x, y))
+    b = stop_gradient(centred(end, x, y))
+    first, last, share = part_within(a, b, 0.5 * width, 0.5 * height)
+    if share > 0:
+        p = on_image(first) + ti.Vector([x, y])
+        side = on_image(last) + ti.Vector([x, y]) - p
+        length = side.norm()
+        along = side / length
+        step = spacing(points, edge, edge.n - 2, a, b, length, x, y)
+        place = ti.select(step < length, ti.min(_INSET, 0.1 * length), 0.5 * length)  # of the next sample
+        final = length - place
+        known = -1.0 + 0.0 * length  # the last sample in the piece, if there is one
+        origin = place  # its first sample
+        jump = zeros  # there
+        change = zeros  # from there to the last one
+        begin = 0.0 * length
+        while begin < length:
+            stop = length
+            following = final
+            found = zeros
+            is_other = False
+            if ti.static(not antialias):
+                found, rounding = jump_at(
+                    seen, points, edge, edge.n - 2, start, end, p + place * along, zeros, beside, thin
+                )
+                if known < 0:
+                    jump = found
+                is_other = largest(abs(found - jump) - _ALIKE * ti.max(abs(found), abs(jump)) - rounding, is_number) > 0
+                following = ti.min(place + step, final)
+                if is_other:
+                    stop = 0.5 * (known + place)
+                    if place - known > _FINEST:
+                        following = stop
+                        stop = begin
+                elif place < final:
+                    stop = begin
+            if not is_other:
+                known = place
+                change = found - jump
+            if stop > begin:
+                rate = change / ti.max(known - origin, _FINEST)
+                first_jump = jump - origin * rate
+                add_piece(
+                    image,
+                    points,
+                    edge,
+                    seen,
+                    start,
+                    end,
+                    p,
+                    along,
+                    begin,
+                    stop,
+                    first_jump,
+                    rate,
+                    zeros,
+                    beside,
+                    thin,
+                    antialias,
+                )
+                begin = stop
+                known = place
+                origin = place
+                jump = found
+                change = zeros
+            place = following
+
+
+@ti.func
+def add_piece(
+    image: ti.template(),
+    points: ti.template(),
+    edge: ti.template(),
+    seen: ti.template(),
+    start,
+    end,
+    p,
+    along,
+    begin,
+    stop,
+    jump,
+    rate,
+    zeros,
+    beside,
+    thin,
+    antialias: ti.template(),
+):
+    """The boundary term of the part of an edge between two distances from its point p, in all pixels that it crosses.
+
+    The jump at a distance is ``jump + rate * distance``.
+    """
+    width, height = image.shape[0], image.shape[1]
+    s = p + begin * along
+    e = p + stop * along
+    for i in range(pixel_of(ti.min(s[0], e[0]) - _MARGIN, width), pixel_of(ti.max(s[0], e[0]) + _MARGIN, width) + 1):
+        low = ti.min(s[1], e[1])
+        high = ti.max(s[1], e[1])
+        if abs(e[0] - s[0]) > _MARGIN:
+            slope = along[1] / along[0]
+            here = s[1] + (i - s[0]) * slope
+            low = ti.max(low, here - 0.5 * abs(slope))
+            high = ti.min(high, here + 0.5 * abs(slope))
+        for j in range(pixel_of(low - _MARGIN, height), pixel_of(high + _MARGIN, height) + 1):
+            a = centred(start, i, j)
+            b = centred(end, i, j)
+            a0 = stop_gradient(a)
+            b0 = stop_gradient(b)
+            first, last, share = part_within(a0, b0, 0.5, 0.5)
+            if share > 0:
+                p1 = on_image(first)
+                q1 = on_image(last)
+                if ti.static(antialias):
                     mx, my, m1 = moments(
-                        seen, points, edge, edge.n - 2, a0, b0, p1, q1, share, zeros, beside, thin, i, j, kind, image
+                        seen, points, edge, edge.n - 2, a0, b0, p1, q1, share, zeros, beside, thin, i, j, _IMAGE, image
                     )
                     image[i, j] += boundary_term("add_visible_edge", moved_line(a, b, mx, my, m1))
+                else:
+                    shift = ti.Vector([i, j]) - p
+                    origin = (p1 + shift).dot(along)
+                    low = ti.max(begin, origin)
+                    high = ti.min(stop, (q1 + shift).dot(along))
+                    if high > low:
+                        m = p1 + (0.5 * (low + high) - origin) * along
+                        weight = share * (high - low) / slope_of(a0, b0) * (jump + 0.5 * (low + high) * rate)
+                        image[i, j] += boundary_term(
+                            "add_visible_edge", moved_line(a, b, weight * m[0], weight * m[1], weight)
+                        )
 
 
 @ti.func
-def pixel_of(position, count):
-    """The pixel of a coordinate, or the nearest one that there is."""
-    return ti.max(0, ti.min(count - 1, int(ti.floor(position + 0.5))))
-
-
-@ti.func
-def homogeneous(p):
-    if ti.static(p.n == 3):
-        return p
-    else:
-        return ti.Vector([p[0], p[1], 1.0])
-
-
-@ti.func
-def centred(p, x, y):
-    """A point in homogeneous coordinates, relative to a pixel."""
-    return ti.Vector([p[0] - x * p[2], p[1] - y * p[2], p[2]])
-
-
-@ti.func
-def part_within(a, b, half_width, half_height):
-    """The ends of the part of an edge in a rectangle around 0, and its share: 1, 0 for none, 1/2 along the border.
-
-    It is clipped in homogeneous coordinates, where points behind the camera are outside.
-    """
-    side = b - a
-    half = ti.Vector([half_width, half_height])
-    first = 0.0 * (half_width + a[2])
-    last = first + 1.0
-    share = last
-    for c in ti.static(range(4)):
-        k = ti.static(c % 2)
-        sign = ti.static(1 - c // 2 * 2)
-        inside = half[k] * a[2] + sign * a[k]
-        change = half[k] * side[2] + sign * side[k]
-        if change > 0:
-            first = ti.max(first, -inside / change)
-        elif change < 0:
-            last = ti.min(last, -inside / change)
-        elif inside == 0:
-            share *= 0.5
-        elif not inside > 0:
-            share = 0.0
-    start = a + first * side
-    end = a + last * side
-    size = abs(a[0]) + abs(a[1]) + abs(a[2]) + abs(b[0]) + abs(b[1]) + abs(b[2])
-    if not (last > first and start[2] > 0 and end[2] > 0 and size < _FARTHEST):  # nor is a number that is not finite
-        share = 0.0
-    return start, end, share
-
-
-@ti.func
-def on_image(p):
-    return ti.Vector([p[0] / p[2], p[1] / p[2]])
+def jump_at(
+    seen: ti.template(),
+    points: ti.template(),
+    edge: ti.template(),
+    faces: ti.template(),
+    start,
+    end,
+    place,
+    zeros,
+    beside,
+    thin,
+):
+    """The jump at a place on an edge, and how far it may be off by the change of the image between the two sides."""
+    i = ti.floor(place[0] + 0.5)
+    j = ti.floor(place[1] + 0.5)
+    a = stop_gradient(centred(start, i, j))
+    b = stop_gradient(centred(end, i, j))
+    n = normal_of(a, b)
+    m = place - ti.Vector([i, j])
+    left, right, part = sides_of(points, edge, faces, a, b, m, n, 1.0, i, j, beside, thin)
+    there = place + left * n
+    back = place - right * n
+    one = stop_gradient(seen(there[0], there[1]))
+    other = stop_gradient(seen(back[0], back[1]))
+    return zeros + part * (one - other), 0.1 * beside * (abs(one) + abs(other))
 
 
 @ti.func
@@ -353,26 +399,13 @@ def moments(
     mx = zeros
     my = zeros
     m1 = zeros
-    line = a.cross(b)
-    slope = ti.sqrt(line[0] * line[0] + line[1] * line[1])
-    n = ti.Vector([line[0], line[1]]) / slope
+    slope = slope_of(a, b)
+    n = normal_of(a, b)
     length = (q - p).norm()
     count = ti.max(1, ti.min(2 * _PARTS, int(ti.ceil(_PARTS * length))))
     for k in range(count):
         m = p + (k + 0.5) / count * (q - p)
-        left = beside
-        right = beside
-        part = share
-        for o in ti.static(range(2, 2 + faces)):
-            if edge[o] >= 0:
-                c = stop_gradient(centred(homogeneous(points[edge[o]]), x, y))
-                away = reach_of_face(a, b, c, m, n)
-                if abs(away) < thin:
-                    part -= 0.5 * share
-                elif away > 0:
-                    left = ti.min(left, 0.5 * away)
-                else:
-                    right = ti.min(right, -0.5 * away)
+        left, right, part = sides_of(points, edge, faces, a, b, m, n, share, x, y, beside, thin)
         half = 0.5 / count * (q - p)
         covered = 0.0 * share
         if ti.static(kind != _NONE):
@@ -389,38 +422,6 @@ def moments(
         my += jump * m[1]
         m1 += jump
     return mx, my, m1
-
-
-@ti.func
-def reach_of_face(a, b, c, m, n):
-    """How far the face a b c reaches from the point m of its side a b along n; negative in the other direction.
-
-    It is 0 if the face is seen from its side.  The face is where all three barycentric coordinates are positive.
-    """
-    det = a.cross(b).dot(c)
-    reach = 0.0 * det
-    if abs(det) > 0:
-        way = ti.select(det > 0, 1.0, -1.0)
-        middle = ti.Vector([m[0], m[1], 1.0])
-        step = way * ti.Vector([n[0], n[1], 0.0])
-        reach = _FAR * way
-        for side in ti.static(range(2)):
-            line = b.cross(c) if ti.static(side == 0) else c.cross(a)
-            here = line.dot(middle)
-            change = line.dot(step)
-            if here * change < 0:
-                reach = way * ti.min(abs(reach), abs(here / change))
-            elif here == 0:
-                reach = 0.0
-    return reach
-
-
-@ti.func
-def moved_line(a, b, mx, my, m1):
-    """The term of the edge's motion: 0, with a tangent."""
-    line = a.cross(b)
-    value = mx * line[0] + my * line[1] + m1 * line[2]
-    return value - stop_gradient(value)
 
 
 visible_edge.boundary_body = term_of_edge  # type: ignore[attr-defined]  # the recorder walks this instead

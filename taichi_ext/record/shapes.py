@@ -143,7 +143,8 @@ def add_visible_edge(r: Recording, call: Call, function: Any, given: dict[str, A
     beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
     if r.rules.takes_derivative or antialias:
         thin, image, points = as_value(_THIN[seen.is_fine]), given["image"], given["points"]
-        call(function.boundary_body, image, points, edge, given["seen"], seen.zeros, beside, thin, antialias)
+        is_number = not isinstance(seen.zeros, Tensor)
+        call(function.boundary_body, image, points, edge, given["seen"], seen.zeros, is_number, beside, thin, antialias)
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from differences import central_differences, outputs, read, scalars, vector_outp
 from mesh_scenes import cube
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import area_in_pixels, clip, line_in_pixels
-from reverse_mode import check_transpose, gradient_field
+from reverse_mode import check_transpose, gradient, gradient_field
 
 from taichi_ext import (
     InvalidArgumentError,
@@ -265,3 +265,125 @@ def test_shaded_faces_have_sparse_rows(ti64, antialias):
     assert_allclose(J.toarray(), dense, rtol=0, atol=1e-11 * np.abs(dense).max())
     assert "in scratch memory" not in plan.explain()
     assert_allclose(vjp(k, p, image, np.ones((W, H))).reshape(-1), dense.sum(0), rtol=1e-9)
+
+
+# --- samples along an edge
+
+
+def terms_of_one_edge(row, ends, seen, W=40, H=30):
+    """J of the sum of an image by the corners of one edge, of which ``seen`` gives the image."""
+    p, image = vector_scalars(ends), outputs(W, H)
+
+    @ti.kernel
+    def k():
+        add_visible_edge(image, p, ti.Vector(row), seen)
+
+    return jacobian(k, p, image).sum((0, 1))
+
+
+def vector_scalars(values):
+    field = ti.Vector.field(2, ti.f64, shape=len(values))
+    field.from_numpy(np.array(values))
+    return field
+
+
+DIAMOND = [[3.3, 15.2], [35.7, 15.2], [19.0, 25.0], [19.0, 5.0]]  # an edge along x, a corner above it, one below
+
+
+@pytest.mark.parametrize("row", [[0, 1, 2, 3], [0, 1, 2, -1], [0, 1]], ids=["within", "rim", "ends"])
+@pytest.mark.parametrize("strip", [(10.3, 11.0), (10.3, 18.4), (3.0, 7.1), (30.0, 36.0)])
+def test_the_part_of_a_long_edge_that_is_hidden(ti64, row, strip):
+    """Where the jump changes is found to 1/16 of a pixel, wherever the edge lies."""
+    left, right = strip
+
+    @ti.func
+    def seen(x, y):
+        value = ti.select(y > 15.2, 2.0, 0.5)
+        if left < x and x < right:
+            value = 0.8
+        return value
+
+    by_ends = terms_of_one_edge(row, DIAMOND, seen)[:2, 1]
+    seen_length = 32.4 - (min(right, 35.7) - max(left, 3.3))
+    assert by_ends.sum() == pytest.approx(-1.5 * seen_length, abs=1.5 * 2 / 16)
+
+
+def test_a_jump_that_changes_along_an_edge(ti64):
+    """Between samples it is taken to be linear: the moment of the jump 1 + x / 10 over the edge."""
+
+    @ti.func
+    def seen(x, y):
+        return ti.select(y > 15.2, 1.0 + 0.1 * x, 0.0)
+
+    for row in ([0, 1, 2, 3], [0, 1, 2, -1]):
+        by_ends = terms_of_one_edge(row, DIAMOND, seen)[:2, 1]
+        t, w = np.polynomial.legendre.leggauss(4)
+        t = 0.5 + 0.5 * t
+        jump = 1 + 0.1 * (3.3 + 32.4 * t)
+        assert_allclose(by_ends, [-16.2 * (w * jump * (1 - t)).sum(), -16.2 * (w * jump * t).sum()], rtol=1e-3)
+
+
+@pytest.mark.parametrize(("strip", "share"), [((13.0, 14.9), 0.0), ((10.0, 13.2), 1.0)])
+def test_a_short_edge_has_one_sample_within_a_surface_and_all_on_its_rim(ti64, strip, share):
+    """What is documented to be missed: both faces of a short edge that are hidden in part."""
+    ends = [[12.1, 15.2], [15.9, 15.2], [14.0, 17.0], [14.0, 13.0]]
+    left, right = strip
+
+    @ti.func
+    def seen(x, y):
+        value = ti.select(y > 15.2, 2.0, 0.5)
+        if left < x and x < right:
+            value = 0.8
+        return value
+
+    within, rim = (terms_of_one_edge(row, ends, seen)[:2, 1].sum() for row in ([0, 1, 2, 3], [0, 1, 2, -1]))
+    assert within == pytest.approx(-1.5 * 3.8 * share, rel=1e-9)
+    hidden = right - max(left, 12.1)
+    assert rim == pytest.approx(-1.5 * (3.8 - hidden), abs=1.5 * 2 / 16)
+
+
+BAD = {
+    "a corner is NaN": [[1.3, 0.8], [11.9, 2.4], [4.6, 9.7], [np.nan, 3.0]],
+    "a corner is infinite": [[1.3, 0.8], [11.9, 2.4], [4.6, 9.7], [np.inf, 3.0]],
+    "all corners are NaN": [[np.nan, np.nan]] * 4,
+    "corners on a line": [[1.3, 0.8], [11.9, 2.4], [6.6, 1.6], [17.2, 3.2]],
+    "corners at a point": [[3.0, 3.0]] * 4,
+    "no faces": [],
+}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning", "ignore:outputs")
+@pytest.mark.parametrize("name", BAD)
+def test_bad_corners_in_reverse(ti64, name):
+    """NaN corners, faces without area and empty meshes: finite in all modes, and zero by corners that are bad."""
+    values = np.array(BAD[name]).reshape(-1, 2)
+    faces = [[0, 1, 2], [2, 1, 3]] if len(values) else np.zeros((0, 3), int)
+    table = mesh_edges(faces)
+    p, image = gradient_field(values if len(values) else [[1.0, 2.0]], 1), gradient_field(np.zeros((W, H)))
+    edges = ti.Vector.field(4, ti.i32, shape=max(1, len(table)))
+    if len(table):
+        edges.from_numpy(table)
+    count = len(table)
+
+    @ti.func
+    def seen(x, y):
+        at = ti.Vector([x, y])
+        u, v, w = p[0] - at, p[1 % p.shape[0]] - at, p[2 % p.shape[0]] - at
+        return 0.3 + ti.select(ti.min(u.cross(v), v.cross(w), w.cross(u)) > 0, 1.0, 0.0)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = 0.0
+        for e in range(count):
+            add_visible_edge(image, p, edges[e], seen)
+
+    weights = np.random.default_rng(0).normal(size=(W, H))
+    J = jacobian(k, p, image)
+    assert np.isfinite(J).all()
+    assert J.any() == (name in ("a corner is NaN", "a corner is infinite"))
+    expected = np.tensordot(weights, J, 2)
+    assert not J[:, :, ~np.isfinite(read(p)).all(-1)].any()
+    assert_allclose(vjp(k, p, image, weights), expected, rtol=1e-9, atol=1e-12)
+    assert_allclose(Jacobian(k, p, image, format="csr")().toarray().reshape(J.shape), J, rtol=1e-9, atol=1e-12)
+    assert_allclose(gradient(k, p, image, weights), expected, rtol=1e-9, atol=1e-12)

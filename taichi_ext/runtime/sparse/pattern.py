@@ -27,7 +27,7 @@ class Slots:
         stride = site.slots
         for axis in site.around.axes:
             stride //= max(1, axis.length)
-            self.values[axis.variable] = numbers // stride % axis.length + axis.first
+            self.values[axis.variable] = numbers // max(1, stride) % max(1, axis.length) + axis.first
         for n, atom in enumerate(site.atoms):
             assert self.integers is not None
             self.values[atom] = self.integers[:, n].astype(np.int64)
