@@ -35,6 +35,12 @@ def area_to_the_left(a, b):
 
 
 @ti.func
+def distance(p, q):
+    """The distance of two points."""
+    return (q - p).norm()
+
+
+@ti.func
 def area_behind(p, q):
     """The area of the pixel behind the way from p to q, seen from the centre; negative if that is to its right."""
     level = p.cross(q)

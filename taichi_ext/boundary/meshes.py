@@ -18,6 +18,7 @@ from taichi_ext.boundary.edge_geometry import (
     area_behind,
     area_to_the_left,
     centred,
+    distance,
     homogeneous,
     largest,
     moved_line,
@@ -221,7 +222,7 @@ def add_term_of_edge(
     if share > 0:
         p = on_image(first) + ti.Vector([x, y])
         side = on_image(last) + ti.Vector([x, y]) - p
-        length = side.norm()
+        length = distance(p, p + side)
         along = side / length
         step = spacing(points, edge, edge.n - 2, a, b, length, x, y)
         place = ti.select(step < length, ti.min(_INSET, 0.1 * length), 0.5 * length)  # of the next sample
@@ -401,7 +402,7 @@ def moments(
     m1 = zeros
     slope = slope_of(a, b)
     n = normal_of(a, b)
-    length = (q - p).norm()
+    length = distance(p, q)
     count = ti.max(1, ti.min(2 * _PARTS, int(ti.ceil(_PARTS * length))))
     for k in range(count):
         m = p + (k + 0.5) / count * (q - p)

@@ -157,7 +157,7 @@ def mean_of_sides(shade: ti.template(), zeros, x, y, size, kind, lines: ti.templ
         elif kind == 2:
             at = ti.Vector([0.25 - 0.5 * (k % 2), 0.25 - 0.5 * (k // 2), 0.25])
         middle = ti.Vector([at[0], at[1]])
-        is_wide = kind == 1 and (middle - edge).norm() > _WIDE
+        is_wide = kind == 1 and (at[0] - edge[0]) ** 2 + (at[1] - edge[1]) ** 2 > _WIDE**2
         for m in range(2 if is_wide else 1):
             u = ti.static(0.5 - 0.5 / 3**0.5) + ti.static(1 / 3**0.5) * m
             share = u if is_wide else 1.0

@@ -52,8 +52,7 @@ class Probe:
 
         if isinstance(s, ir.While) and s.condition is not None:  # it is evaluated in each iteration
             ends = ir.If(s.condition, (), (ir.Jump("break", place=s.place),), place=s.place)
-            notes = self._notes(s.condition, s.place, noted, moving)
-            return (replace(s, condition=None, body=(*notes, ends, *s.body)),)
+            return (replace(s, condition=None, body=(*notes(s.condition), ends, *s.body)),)
         values = ir.values_of(s)
         if isinstance(s, ir.Assign) and s.value.dtype.is_real and not s.target.dtype.is_real:
             values.append(ir.Op("cast", (s.value,), s.target.dtype))
@@ -156,10 +155,11 @@ def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:
 
 def _reads(value: ir.Value, locals_: set[ir.Local]) -> bool:
     """Whether a value is computed from one of the locals by real numbers."""
-    if isinstance(value, ir.Read) and value.local in locals_:
-        return True
-    is_choice = isinstance(value, ir.Op) and value.name in ("select", "ifte")
-    parts = value.args[1:] if is_choice else value.args if isinstance(value, ir.Op) else ()
+    if isinstance(value, ir.Read):
+        return value.local in locals_
+    if not isinstance(value, ir.Op):
+        return False
+    parts = value.args[1:] if value.name in ("select", "ifte") else value.args
     return any(_reads(v, locals_) for v in parts)
 
 
