@@ -52,7 +52,7 @@ def test_text():
     assert text(schedule(program, program, {shadow: q}, small).program) == textwrap.dedent(
         """\
         program k():
-            for stretch in range(15:i32):
+            for stretch in range(15:i32) with {'serialize': True}:
                 i: i32 = (stretch // 5:i32)
                 first: i32 = ((stretch % 5:i32) * 8:i32)
                 q_of: f64[8] = []

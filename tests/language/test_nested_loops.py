@@ -23,6 +23,7 @@ def nested(monkeypatch):
     found = []
     monkeypatch.setattr(loops, "SHORTEST", 0)
     monkeypatch.setattr(machine, "LEAST_ITERATIONS", 4)
+    monkeypatch.setattr(loops, "LEAST_ITERATIONS", 0)  # none is so short that it runs as a serial loop
 
     def counted(loop, shape, pieces):
         new = by_rows(loop, shape, pieces)
