@@ -114,6 +114,7 @@ from taichi_ext.backend.kernels import (
     short_name,
     source_of,
     taichi_func,
+    with_functions_in_key,
 )
 from taichi_ext.backend.layouts import (
     child_numbers,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taichi_ext.backend.contexts import make_context
-from taichi_ext.backend.kernels import FusedKernel
+from taichi_ext.backend.kernels import FusedKernel, with_functions_in_key
 from taichi_ext.backend.runtime import RUNTIME, global_variables
 
 
@@ -36,8 +36,7 @@ class EmittedKernel(FusedKernel):
             self.autodiff_mode = like.autodiff_mode
         self.positions = positions
         tree, self.text, places = source
-        definition = tree.body[0]
-        self.lines = (definition.end_lineno or 0) - definition.lineno + 2  # with the decorator's
+        self.lines = self.text.count("\n")
         context = make_context(
             kernel.func,
             (kernel.func.__code__.co_filename, self.text.split("\n"), 1),
@@ -48,7 +47,8 @@ class EmittedKernel(FusedKernel):
             places=places,
             is_brief=True,
         )
-        self.trace(tree, context, kernel.func.__name__, lambda: True)
+        with with_functions_in_key():
+            self.trace(tree, context, kernel.func.__name__, lambda: True)
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Its Python values are those of the user's kernel, which are known."""

@@ -88,6 +88,8 @@ HAZARDS = {
     # an atomic operation on a component with an index that is only known at run time: with a constant, it aborts
     "indexed components": {"make_thread_local": False},
 }
+# with offline_cache=False, the key of a compiled kernel lacks its functions: another kernel's would run
+FUNCTIONS_IN_KEY = {"offline_cache": True}
 LONG = 1000  # lines; for each value that such a kernel computes twice, Taichi would go over the whole kernel
 
 
@@ -120,6 +122,11 @@ def careful_compilation(hazards: frozenset[str], lines: int = 0) -> contextlib.A
     ``hazards`` are keys of ``HAZARDS``, ``lines`` is the length of the kernel.
     """
     return _settings(RUNTIME.state().prog.config(), _settings_of(hazards, lines))
+
+
+def with_functions_in_key() -> contextlib.AbstractContextManager[None]:
+    """Within the context, traced functions are noted for the key by which Taichi finds a compiled kernel again."""
+    return _settings(RUNTIME.state().prog.config(), FUNCTIONS_IN_KEY)
 
 
 ARGUMENTS = 64  # most elements that Taichi's launch accepts; compiled kernels take any number
@@ -397,9 +404,9 @@ def as_function(func: Func) -> object:
     return call
 
 
-def settings_text(hazards: frozenset[str], lines: int) -> str:
+def settings_text(hazards: frozenset[str], lines: int, *, has_functions: bool) -> str:
     """``careful_compilation`` as the text of a function that needs Taichi alone."""
-    settings = _settings_of(hazards, lines)
+    settings = _settings_of(hazards, lines) | (FUNCTIONS_IN_KEY if has_functions else {})
     return textwrap.dedent(f'''\
         @_contextlib.contextmanager
         def _careful_compilation():

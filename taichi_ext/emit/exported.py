@@ -117,7 +117,8 @@ def export(
         IMPORTS,
         *constants,
     ]
-    settings = backend.settings_text(program.hazards, text.count("\n"))
+    has_functions = "@ti.real_func" in text
+    settings = backend.settings_text(program.hazards, text.count("\n"), has_functions=has_functions)
     copying = () if module.is_in_place else (_COPYING,)
     functions = (text.replace("def make(", "def _make(", 1), module.bind(list(objects)), settings, CHECKS, *copying)
     return "\n".join(parts) + "\n\n" + "\n\n".join(functions)

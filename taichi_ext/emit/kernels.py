@@ -29,7 +29,7 @@ class Emitted:
 
     def __call__(self, *args: object) -> Any:
         """Run it, compiled with settings that avoid Taichi's faults."""
-        with backend.careful_compilation(self.hazards):
+        with backend.with_functions_in_key(), backend.careful_compilation(self.hazards):
             return self.kernel(*args)
 
 
@@ -46,4 +46,4 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     make = tree.body[-1]
     assert isinstance(make, ast.FunctionDef)
     messages = {number: f"{place.message()}\n" for number, place in places.items()}
-    return Emitted(kernel, ast.Module(make.body[:1], []), text, messages, program.hazards)
+    return Emitted(kernel, ast.Module(make.body[-2:-1], []), text, messages, program.hazards)

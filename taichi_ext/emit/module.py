@@ -37,13 +37,14 @@ def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[s
         names.container(container)
     annotated = [(a.name, _annotation(names, a.annotation)) for a in program.arguments if a.value is not None]
     returns = [_annotation(names, kind) for kind in program.returns]
-    lines = Lines(program, names, has_comments)
+    lines = Lines(program, names, dict(annotated), has_comments)
     lines.block(program.body)
     arrow = f" -> {returns[0]}" if len(returns) == 1 else f" -> ({', '.join(returns)})" if returns else ""
     functions = [f"{e.text}\n" for _, e in sorted(lines.expressions.elementary.items())]
     text = [
         *functions,
         f"def make({', '.join(names.objects)}):",
+        *lines.functions,
         "    @ti.kernel",
         f"    def {program.name}({', '.join(f'{name}: {kind}' for name, kind in annotated)}){arrow}:",
         *lines.lines,
@@ -51,8 +52,9 @@ def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[s
         f"    return {program.name}",
         "",
     ]
-    first = sum(e.count("\n") + 1 for e in functions) + 4
-    return "\n".join(text), dict(names.objects), {n: p for n, p in enumerate(lines.places, first) if p is not None}
+    first = sum(e.count("\n") + 1 for e in functions) + 2
+    places = [*lines.places_of_functions, None, None, *lines.places]
+    return "\n".join(text), dict(names.objects), {n: p for n, p in enumerate(places, first) if p is not None}
 
 
 def _taken(name: str, annotation: object) -> Iterator[str]:

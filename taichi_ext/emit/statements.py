@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.changes import read_locals
+from taichi_ext.analysis.changes import read_locals, written_containers
 from taichi_ext.analysis.draws import is_draw
 from taichi_ext.emit.expressions import INFIX, Expressions
 from taichi_ext.emit.names import Names
@@ -27,13 +28,15 @@ MOST_STORED = 16  # numbers of a local array that Taichi may store one by one
 class Lines:
     """Writes the statements of one program."""
 
-    def __init__(self, program: ir.Program, names: Names, has_comments: bool) -> None:
-        self.names = names
+    def __init__(self, program: ir.Program, names: Names, annotations: Mapping[str, str], has_comments: bool) -> None:
+        self.names, self.annotations = names, annotations
         self.expressions = Expressions(program, names)
         self.has_comments = has_comments
         self.read = read_locals(program.body)
         self.lines: list[str] = []
         self.places: list[ir.Place | None] = []  # of the user's statement that each line is from
+        self.functions: list[str] = []  # lines of functions that the kernel calls, and their places
+        self.places_of_functions: list[ir.Place | None] = []
         self.depth = 1
         self.last_place: tuple[str, int] | None = None
 
@@ -187,8 +190,37 @@ class Lines:
         self.names.open()
         variables = ", ".join(map(self.names.declare, s.variables))
         self.line(f"for {variables} in {_ITERABLES[s.kind].format(domain)}:", s.place)
-        self.block(s.body)
+        arguments = self._arguments(s) if s.is_function else None
+        if arguments is None:
+            self.block(s.body)
+        else:
+            self._call_of_body(s, arguments)
         self.names.close()
+
+    def _arguments(self, s: ir.For) -> dict[str, str] | None:
+        """What the body of a loop takes from outside, with types; None for other things than arrays and numbers."""
+        inner = list(ir.statements(s.body))
+        own = {local for x in inner for local in ir.declared(x)}
+        outer = {x for y in inner for x in y.contents.locals} - own
+        touched = {c for y in inner for c in y.contents.containers} | written_containers(s.body)
+        arrays = sorted(self.names.container(c) for c in touched if c.is_argument)
+        if any(x.shape for x in outer) or any("ndarray" not in self.annotations.get(a, "") for a in arrays):
+            return None
+        numbers = sorted((self.names.of(x), self.expressions.type(x.dtype)) for x in outer)
+        return {**{a: self.annotations[a] for a in arrays}, **dict(numbers)}
+
+    def _call_of_body(self, s: ir.For, arguments: dict[str, str]) -> None:
+        """The body of a loop as a function: there LLVM knows that the addresses of arrays stay the same."""
+        name = self.names.of_function(f"one_{s.variables[0].name}")
+        kernel, self.lines, self.places = (self.lines, self.places), [], []
+        depth, self.depth = self.depth, 1
+        self.line("@ti.real_func")
+        self.line(f"def {name}({', '.join(f'{a}: {kind}' for a, kind in arguments.items())}):")
+        self.block(s.body)
+        self.functions += [*self.lines, ""]
+        self.places_of_functions += [*self.places, None]
+        (self.lines, self.places), self.depth = kernel, depth
+        self.line(f"    {name}({', '.join(arguments)})")
 
     def bound(self, x: Any) -> str:
         return f"({', '.join(map(self.bound, x))})" if isinstance(x, tuple) else self.expressions.text(x)

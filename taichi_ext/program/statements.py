@@ -136,6 +136,7 @@ class For(Statement):
     domain: tuple[Any, ...]
     body: Body
     config: Mapping[str, Any] = field(default_factory=dict)  # for ti.loop_config
+    is_function: bool = False  # whether its body is a function of its own: see ``schedule.lanes``
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,11 @@ inner loops with the same bounds stay loops. The statements between their heads 
                                         for lane in range(16):
                                             y[16 * stretch + lane] = total_of[lane]
 
-Separate loops store results to memory. The last stretch of a row ends at the end of the row, and computes some
-iterations a second time.
+Separate loops store results to memory. The body of the outer loop is a function (``ir.For.is_function``), to which
+arrays are passed by value: their addresses cannot change while it runs, so that LLVM makes vectors of these stores,
+too. In the kernel itself they took 0.28 of 0.68 ms for one soft sphere.
+
+The last stretch of a row ends at the end of the row, and computes some iterations a second time.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def schedule(
             made, domain = in_lanes(lanes), (lanes.stretches,)
             if is_few:
                 made = spread(made, domain, machine.least)
-            body.append(serial(made, domain) if not is_few and is_alone(made, domain, machine) else made)
+            made = serial(made, domain) if not is_few and is_alone(made, domain, machine) else made
+            body.append(replace(made, is_function=True))
         elif is_short(s, domain, machine):
             choices.append(LoopChoice(number, "has few iterations, which are spread over all threads"))
             body.append(spread(s, domain, machine.least))

@@ -564,6 +564,33 @@ def test_decorated_functions_show_what_they_wrap():
     assert isinstance(ti.eig.__globals__["_eig2x2"].func, Func), "ti.eig is built differently"
 
 
+@pytest.mark.cpu_only("real functions do not compile on Vulkan")
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_the_key_of_a_kernel_has_its_functions_where_they_are_traced_with_the_offline_cache(is_noted):
+    ti.init(ti.cpu, offline_cache=False)
+    config = impl.get_runtime().prog.config()
+
+    def made(number):
+        y = ti.field(ti.f64, 4)
+
+        @ti.real_func
+        def one(i: ti.i32):
+            y[i] = number
+
+        @ti.kernel
+        def k():
+            for i in range(4):
+                one(i)
+
+        config.offline_cache = is_noted
+        k()
+        config.offline_cache = False
+        return y.to_numpy()
+
+    assert_array_equal(made(1.0), np.full(4, 1.0))
+    assert_array_equal(made(2.0), np.full(4, 2.0 if is_noted else 0.0), "with_functions_in_key is no longer needed")
+
+
 def test_functions_of_taichi_s_library_are_taichi_functions():
     for function in (tm.length, tm.mix, tm.smoothstep, tm.reflect, ti.polar_decompose, ti.svd, ti.sym_eig):
         found = function

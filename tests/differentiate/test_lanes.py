@@ -43,6 +43,59 @@ def test_rows_of_any_length(shape, lanes):
     check_jacobian(k, x, y)
 
 
+def test_kernels_that_differ_in_their_functions_alone(lanes):
+    """Taichi keeps compiled kernels by a key that may lack their functions, and ran those of the first kernel."""
+    y = outputs(8)
+
+    def made(x, count):
+        @ti.kernel
+        def k():
+            for j in y:
+                s = 0.0
+                for n in range(count):
+                    s += ti.sin(x[n] * (j + 1))
+                y[j] = s
+
+        return k
+
+    a, b = scalars(X), scalars([0.7, 0.2, 0.9])
+    kernels = [(made(x, count), x, count) for x in (a, b) for count in (2, 3)]
+    for k, x, count in kernels:
+        j = np.arange(1.0, 9.0)[:, None]
+        expected = j * np.cos(x.to_numpy() * j) * (np.arange(3) < count)
+        plan = Jacobian(k, x, y)
+        np.testing.assert_allclose(plan(), expected, rtol=1e-12)
+        assert "@ti.real_func" in plan.source
+
+
+def test_a_body_takes_numbers_and_arrays_from_the_kernel(lanes):
+    """A function of a body is given the kernel's arguments, and locals from before the loop."""
+    x, y = np.array(X), np.zeros((2, 11))
+    weights = np.linspace(0.1, 0.9, 22).reshape(2, 11)
+
+    @ti.kernel
+    def k(
+        x: ti.types.ndarray(dtype=ti.f64, ndim=1),
+        y: ti.types.ndarray(dtype=ti.f64, ndim=2),
+        w: ti.types.ndarray(dtype=ti.f64, ndim=2),
+        factor: ti.f64,
+        power: ti.i32,
+    ):
+        scale = factor * x[1]
+        for i, j in y:
+            s = 0.0
+            for n in range(power):
+                s += ti.sin(x[n] * w[i, j]) * scale
+            y[i, j] = s + factor
+
+    plan = Jacobian(k, x, y, args=(x, y, weights, 1.5, 3))
+    w = weights[..., None]
+    terms = np.sin(x * w)
+    expected = 1.5 * x[1] * np.cos(x * w) * w + 1.5 * terms.sum(-1, keepdims=True) * [0, 1, 0]
+    np.testing.assert_allclose(plan(), expected, rtol=1e-12)
+    assert "@ti.real_func" in plan.source
+
+
 @pytest.mark.parametrize("shape", [(8,), (2, 11)])
 def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
     x, y = scalars(np.linspace(0.2, 0.8, 9)), outputs(*shape)

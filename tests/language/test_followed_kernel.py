@@ -58,7 +58,7 @@ def test_the_page_shows_what_the_engine_prints(stages):
     recorded, with_tangents, plan, block = stages
     assert block in (ROOT / "README.md").read_text(encoding="utf-8")
     decisions = "\n".join(line.strip() for line in plan.explain().splitlines()[1:])
-    kernel = dedent(plan.source.split("@ti.kernel\n")[1].split("\n    return ")[0])
+    kernel = dedent(plan.source.split("):\n", 1)[1].split("\n    return ")[0])
     primal, differentiated = text_of(recorded), text_of(with_tangents)
     same = len(commonprefix([primal.splitlines()[1:], differentiated.splitlines()[1:]]))
     first, *rest = differentiated.splitlines()
