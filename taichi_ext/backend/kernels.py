@@ -89,7 +89,7 @@ HAZARDS = {
     "indexed components": {"make_thread_local": False},
 }
 # with offline_cache=False, the key of a compiled kernel lacks its functions: another kernel's would run
-FUNCTIONS_IN_KEY = {"offline_cache": True}
+FUNCTIONS_IN_KEY: dict[str, int] = {"offline_cache": True}
 LONG = 1000  # lines; for each value that such a kernel computes twice, Taichi would go over the whole kernel
 
 
