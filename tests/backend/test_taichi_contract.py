@@ -567,7 +567,7 @@ def test_decorated_functions_show_what_they_wrap():
 @pytest.mark.cpu_only("real functions do not compile on Vulkan")
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_the_key_of_a_kernel_has_its_functions_where_they_are_traced_with_the_offline_cache(is_noted):
-    ti.init(ti.cpu, offline_cache=False)
+    initialise(default_fp=ti.f64)  # nothing cached on disk
     config = impl.get_runtime().prog.config()
 
     def made(number):
