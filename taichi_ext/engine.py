@@ -25,7 +25,7 @@ from taichi_ext.differentiate.forms.keys import RETURN, Key, SiteArray
 from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
-from taichi_ext.program import Container, Program
+from taichi_ext.program import Container, Jump, Program, While, statements
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
@@ -176,6 +176,8 @@ def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         if is_reverse and len(registry):
             _check_rules_of(kernel, args, rules)
         program = simplify(without_unused_draws(record(kernel, args, rules, captures, is_reverse=is_reverse)))
+        if is_reverse and any(isinstance(s, (Jump, While)) for s in statements(program.body)):
+            raise backend.NeedsTranspose("a loop of which the number of iterations is not known")
         seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()), use=Use(is_reverse=is_reverse))
         program = simplify(differentiate(program, seeds).program)
         emitted = build(with_known_operations(program) if is_reverse else program)

@@ -106,6 +106,26 @@ def test_a_box_that_is_seen_from_the_side_shares_the_jump(scene):
     assert front * height * speeds[1] < column.sum() < front * height * speeds[0]
 
 
+def covered(half):
+    """The areas that a square of this half side, around the centre of the image, covers of its pixels."""
+    along = [np.clip(half - abs(np.arange(n) - n / 2) + 0.5, 0, 1) for n in (W, H)]
+    return along[0][:, None] * along[1]
+
+
+def test_the_cube_of_mitsuba_1895(scene):
+    """A cube with split corners that comes nearer, under a sky of one colour: only its outline counts.
+
+    Its front is a square, and its other sides are hidden.  Mitsuba 3.8 gave 2.7 times the derivative (mitsuba3#1895).
+    """
+    corners, faces, _ = cube()
+    scene.load(corners, faces, [0.6], (0, 0, 0, 0, 0, 4.0))
+    found, step = scene.derivative()[..., 5], 1e-6
+    ends = (covered(FOCAL / (3.0 + sign * step)) for sign in (1, -1))
+    expected = 0.5 * np.subtract(*ends) / (2 * step)
+    assert found.sum() == pytest.approx(0.5 * -2 * (2 * FOCAL) ** 2 / 3.0**3, rel=1e-3)
+    assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
+
+
 def test_float32(ti64):
     initialise(default_fp=ti.f32)
     scene = Scene(ti.f32)

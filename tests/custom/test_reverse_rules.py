@@ -135,6 +135,37 @@ def test_operations_without_others_name_the_line(name):
         k.grad()
 
 
+@pytest.mark.parametrize("kind", ["while", "break", "continue"])
+def test_loops_around_a_rule_that_end_when_the_kernel_runs(kind):
+    """Taichi's reverse mode cannot compile them, so the gradient is ``vjp``; three steps ``a <- a + 0.5 a^2``."""
+
+    @boundary_gradient(square, name="half")
+    def _(d_a, auto):
+        return 0.5 * auto
+
+    @ti.func
+    def steps(a, i):
+        if ti.static(kind == "while"):
+            n = 0
+            while n < 3:
+                a += 0.5 * square(a)
+                n += 1
+        else:
+            for n in range(4):
+                if n == 3:
+                    if ti.static(kind == "break"):
+                        break
+                    else:
+                        continue
+                a += 0.5 * square(a)
+        return a
+
+    a, slope = X, 1.0
+    for _ in range(3):
+        a, slope = a + 0.5 * a**2, slope * (1 + 0.5 * a)  # half of autodiff's slope
+    check(steps, slope)
+
+
 # --- values and their gradients ---------------------------------------------------------------------------------------
 
 
