@@ -252,6 +252,25 @@ def test_float16_becomes_float32():
     assert_array_equal(filled.data, [3.0, 5.0, 7.0])
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_loops_without_iterations(count):
+    """No iteration keeps the places of the entries that it reads and stores, or whether it stores them."""
+    x, y, place = scalars([0.3, 0.5, 0.7]), outputs(3), integers([2, 0, 1])
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            y[i] = x[i]
+        for i in range(count):
+            for j in range(count):
+                if x[j] > 0:
+                    y[place[i]] += x[place[j]] ** 2
+
+    expected = np.eye(3)
+    expected[2, 2] += count * 1.4
+    assert_allclose(jacobian(k, x, y, format="csr").toarray(), expected)
+
+
 def test_branches_loops_and_stores_over_stores():
     x, y = scalars(random(6)), outputs(6)
     which = integers([0, 1, 2, 0, 1, 2])

@@ -22,7 +22,8 @@ class Slots:
         self.site = site
         numbers, self.is_filled = counts.numbers(site)
         self.count = len(numbers)
-        self.integers = None if integers is None else integers.reshape(self.count, site.integers)
+        size = (self.count, site.integers)  # an array has one entry more if that is none
+        self.integers = None if integers is None else integers[: size[0] * size[1]].reshape(size)
         self.values: dict[Any, np.ndarray] = {}
         stride = site.slots
         for axis in site.around.axes:
