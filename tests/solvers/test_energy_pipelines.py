@@ -62,7 +62,12 @@ class Chain:
             for i in x:
                 x[i] += 0.1 * u[i] * a[1]
 
-        self.springs, self.weight, self.middle = springs, weight, middle
+        @ti.kernel
+        def shift():
+            for i in range(3):
+                x[i] += 0.25
+
+        self.springs, self.weight, self.middle, self.shift = springs, weight, middle, shift
         self.penalty, self.square, self.advance = penalty, square, advance
 
     def sums(self):
@@ -111,10 +116,18 @@ class Chain:
         self.penalty()
         self.springs()
 
+    def of_moved_params(self):
+        self.shift()
+        self.middle()
+        self.springs()
+        self.penalty()
+
 
 @pytest.mark.parametrize(
-    "name", ["sums", "sums_that_begin_again", "of_what_is_not_read", "intermediates", "steps", "of_changed_params"]
-)
+    "name",
+    ["sums", "sums_that_begin_again", "of_what_is_not_read", "intermediates", "steps", "of_changed_params",
+     "of_moved_params"],
+)  # fmt: skip
 def test_right(name):
     chain = Chain()
     require_right(getattr(chain, name), [chain.x, chain.a], chain.energy)
@@ -129,6 +142,7 @@ def test_where_sparse_ones_stay_sparse_and_the_state_is_that_of_one_run():
         (chain.through_u, ""),
         (chain.intermediates, "a kernel reads the energy"),
         (chain.of_changed_params, "a parameter is changed from Python"),
+        (chain.of_moved_params, "another kernel computes from params"),
     )
     for pipeline, reason in cases:
         plan = Hessian(pipeline, chain.x, chain.energy, format="csr")

@@ -198,6 +198,7 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_comp
                 may_compose
                 and isinstance(error, IntermediatesError)
                 and not error.sizes.keys() <= choices.energy_intermediates.keys()
+                and not error.sizes.keys() & {p.container for p in evaluation.layout.params}
             ):
                 choices.energy_intermediates.update(error.sizes)
             elif not _put_in_rows(evaluation):
