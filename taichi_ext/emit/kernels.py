@@ -45,5 +45,24 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     weakref.finalize(kernel, linecache.cache.pop, file, None)
     make = tree.body[-1]
     assert isinstance(make, ast.FunctionDef)
+    _assign_at_once(make.body[-2:-1])
     messages = {number: f"{place.message()}\n" for number, place in places.items()}
     return Emitted(kernel, ast.Module(make.body[-2:-1], []), text, messages, program.hazards)
+
+
+def _assign_at_once(body: list[ast.stmt]) -> None:
+    """Make ``target = value`` an assignment expression, where Taichi has one target only.
+
+    Of a statement, which may have several, it makes a variable for the value, and another one for a new name. Its first
+    passes go over the whole kernel for each declaration and each assignment.
+    """
+    for n, s in enumerate(body):
+        match s:
+            case ast.Assign(targets=[ast.Name() | ast.Subscript() as target]):
+                value = ast.NamedExpr(target, s.value)  # type: ignore[arg-type]
+                body[n] = ast.copy_location(ast.Expr(ast.copy_location(value, s)), s)
+            case ast.FunctionDef() | ast.For() | ast.While():
+                _assign_at_once(s.body)
+            case ast.If():
+                _assign_at_once(s.body)
+                _assign_at_once(s.orelse)

@@ -11,7 +11,7 @@ from differences import read, write
 from reemission import Reemission
 from taichi_program import end_program, initialise
 
-from taichi_ext import UnsupportedError, backend, mark, replace_gradient, step, stop_gradient
+from taichi_ext import UnsupportedError, backend, engine, mark, replace_gradient, step, stop_gradient
 from taichi_ext.emit import build, emit
 from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements, text, values_of, walk
 from taichi_ext.record import record
@@ -537,6 +537,28 @@ def test_the_text_is_known_to_messages(f):
     file = emitted.kernel._primal.func.__code__.co_filename
     assert linecache.getline(file, 11).strip().startswith("s[None] = 1.0  # test_record_emit.py:")
     del emitted
+
+
+def test_taichi_makes_a_variable_for_each_name_alone(f, monkeypatch):
+    @ti.kernel
+    def k():
+        for i in f.x:
+            a = ti.sin(f.x[i])
+            if a > 0.5:
+                a = a * a
+            f.y[i] = a
+
+    made = []
+    make = ti.lang.impl.expr_init
+    program = program_of(k)
+    monkeypatch.setattr(ti.lang.impl, "expr_init", lambda value: made.append(value) or make(value))
+    kernel = engine.compiled(k._primal, (), build(program))
+    assert len(made) == 1
+    monkeypatch.undo()
+    f.fill()
+    kernel.launch()
+    sines = np.sin(f.values[0])
+    np.testing.assert_allclose(read(f.y), np.where(sines > 0.5, sines**2, sines), rtol=1e-14)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
