@@ -316,6 +316,45 @@ def test_indices_outside_of_a_field():
     require_like_dense(run, x, energy)
 
 
+@pytest.mark.filterwarnings("ignore:[\\s\\S]*is outside of:taichi_ext.DerivativeWarning")
+def test_entries_outside_of_a_field_are_no_others_entries():
+    x, a, y = (
+        vectors(rng.uniform(0.3, 1, (5, 2))),
+        scalars(rng.uniform(0.3, 1, 4)),
+        scalars(rng.uniform(0.3, 1, (3, 4))),
+    )
+    energy, numbers = scalars(0.0), integers([-1, 2, 4, 5])
+
+    @ti.kernel
+    def of_one():
+        for i in numbers:
+            j = numbers[i]
+            energy[None] += (x[i][0] - x[j][1]) ** 2 + x[i].dot(x[j])
+
+    @ti.kernel
+    def of_two():
+        for i in numbers:
+            j = numbers[i]
+            energy[None] += (x[i][0] - x[j][1]) ** 2 + x[i].dot(x[j]) + a[i] * a[j]
+
+    @ti.kernel
+    def of_two_axes():
+        for i, j in ti.ndrange(3, 4):
+            energy[None] += (y[i, j] - y[i, j - 1]) ** 2
+
+    require_like_dense(of_one, x, energy)
+    require_like_dense(of_two, [x, a], energy)
+    require_like_dense(of_two_axes, y, energy)
+    block = np.array([[2.0, 0, 1, -2], [0, 0, 0, 1], [1, 0, 0, 0], [-2, 1, 0, 2]])
+    values, turns = np.linalg.eigh(block)
+    expected = np.diag([2.0, 0, 0, 0, 0, 0, 2, 0, 0, 0])  # of pairs with an entry outside
+    for i, j in ((1, 2), (2, 4)):
+        own = np.ix_([2 * i, 2 * i + 1, 2 * j, 2 * j + 1], [2 * i, 2 * i + 1, 2 * j, 2 * j + 1])
+        expected[own] += turns * np.maximum(values, 0) @ turns.T
+    found = Hessian(of_one, x, energy, format="csr", project="clamp")()
+    assert_allclose(found.toarray(), expected, atol=1e-12)
+
+
 def test_energies_of_fields_that_the_same_kernel_computes():
     x, density, energy = vectors(rng.uniform(0.3, 1, (5, 2))), outputs(5), scalars(0.0)
     moved, unused = vector_outputs(2, 5), outputs(5)

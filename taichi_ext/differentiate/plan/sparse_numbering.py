@@ -89,6 +89,11 @@ class Numbering:
         if not column.is_constant:
             self._owners[column] = self.owners(column) | owners
 
+    def is_alone(self, key: Key) -> bool:
+        """Whether all columns are one parameter's entries, so that the host leaves out numbers outside of them."""
+        is_sole = len(self._ranges) == 1 and self._ranges[0][2] == key
+        return is_sole and key not in self.columns.in_rows and not self.asked.has_whole_blocks
+
     def no_column(self, owner: Key) -> int:
         """The number in a slot without a column: one that rows have, if the slot may be added to a row."""
         return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1

@@ -11,7 +11,7 @@ from taichi_ext.differentiate.forms.forms import columns_only, materialize
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import Coverage, Tangents, Written
-from taichi_ext.program import Assign, Container, Load, Op, Statement, Update
+from taichi_ext.program import Assign, Const, Container, Load, Op, Statement, Update, Value
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class ContainerStores:
             return
         targets = self._targets(group)
         raw = [s.value for s in group]  # type: ignore[attr-defined]
-        forms = list(map(self.linearizer.form, raw))
+        parts = [self._unguarded(v, tangents, target) for v, target in zip(raw, targets, strict=True)]
+        forms = list(map(self.linearizer.form, parts))
         forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
@@ -49,6 +50,14 @@ class ContainerStores:
             tangents.add(site, group, written, 1 if s.op == "add" else -1)
         else:
             tangents.store(site, group, written)
+
+    def _unguarded(self, value: Value, tangents: Tangents, target: Load) -> Value:
+        """A value without a condition that is needless for its tangent."""
+        match value:
+            case Op(name="select", args=(condition, inner, Const(value=0))):
+                return inner if tangents.leaves_out(target, self.linearizer.definition(condition)) else value
+            case _:
+                return value
 
     def _update(self, site: Site, group: tuple[Statement, ...]) -> None:
         """``entry *= value`` and the like, as assignments that read the entry."""

@@ -54,13 +54,13 @@ class Linearizer:
         self._containers = containers
         self._coverage = coverage
         self.is_again = walk.facts.seeds.use.is_again
-        self._rule = functools.partial(rule_of, definition=self._definition, is_again=self.is_again)
+        self._rule = functools.partial(rule_of, definition=self.definition, is_again=self.is_again)
         self.forms: dict[Value, Form] = {}  # forms of nodes that are not smooth
         self.tapes: dict[Value, list[Step]] = {}
         self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
         self.lasting_tapes: dict[Value, list[Step]] = {}
         self.sweeps = 0
-        self._products = Products(self._definition, walk.builder.frozen, self._has_tangent)
+        self._products = Products(self.definition, walk.builder.frozen, self._has_tangent)
 
     def begin_statement(self) -> None:
         """Forget the forms of the previous statement."""
@@ -101,7 +101,7 @@ class Linearizer:
             return self._accumulated(node)
         return self.leaf_form(node)
 
-    def _definition(self, node: Value) -> Value:
+    def definition(self, node: Value) -> Value:
         """The definition of a local that does not change, to find its sign."""
         if isinstance(node, Read) and not node.index:
             return self._locals.definitions.get(node.local, node)

@@ -137,6 +137,10 @@ class Tangents:
             total = total * n + self.walk.naming.normal(i)
         return total
 
+    def leaves_out(self, target: Load, condition: Value) -> bool:
+        """Whether tangents of an entry are left out of the result where a condition does not hold."""
+        return False
+
     def entry(self, row: Coefficient, column: Coefficient, /) -> Load:
         """One entry of the shadow."""
         assert self.matrix is not None

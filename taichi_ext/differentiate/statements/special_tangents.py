@@ -26,7 +26,7 @@ from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
-from taichi_ext.program import Load
+from taichi_ext.program import U32, Const, Load, Op, Value
 
 
 @dataclass(eq=False)
@@ -47,6 +47,19 @@ class SparseTangents(Tangents):
         """Whether stores to it are entries of sparse rows."""
         return self.writer.numbering.has_entries(self.container)
 
+    def leaves_out(self, target: Load, condition: Value) -> bool:
+        """Whether a condition says that a row of a Hessian exists: others are left out, if blocks are not projected."""
+        match condition:
+            case Op("lt", (Op("cast", (index,), dtype), Const(end))) if dtype == U32 and end:
+                known, asked = self.walk.facts.indices.form(index), self.writer.numbering.asked
+            case _:
+                return False
+        if known is None or not asked.starts or asked.has_whole_blocks or self.target.key not in asked.outputs:
+            return False
+        factor = self.size // int(end)
+        rest = self.walk.facts.indices.unclamped(self.row(target)) + known * -factor
+        return rest.is_constant and 0 <= rest.constant < factor and factor * end == self.size
+
     def form(self, load: Load) -> Form:
         """The current tangent of an entry."""
         if self.matrix is not None:
@@ -57,7 +70,10 @@ class SparseTangents(Tangents):
         row = self.row(load)
         if self.has_entries:
             return self._guarded(condition, self.writer.read(self.target, row))
-        return self._guarded(condition, self.writer.seed(self.target.key, row, self.size))
+        form = self.writer.seed(self.target.key, row, self.size)
+        is_first = all(check.axis == 0 for check in load.checks)  # else the number may be that of another entry
+        is_needless = is_first and self.writer.numbering.is_alone(self.target.key)
+        return form if is_needless else self._guarded(condition, form)
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         if self.has_entries:

@@ -213,8 +213,7 @@ class Streams:
         places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
         places.append(_joined([slots[s.number].columns(g) for s, g in bundle.sources]))
         is_kept = _joined([kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources])
-        if any(s.is_symmetric for s, _ in bundle.sources):  # rows are parameter entries, even where they do not exist
-            is_kept &= (places[0] >= 0) & (places[0] < size)
+        is_kept &= (places[0] >= 0) & (places[0] < size)  # rows of a Hessian are params' entries, that may not exist
         has_rows = any(s.has_rows for s, _ in bundle.sources)
         is_whole = len(bundle.owners) == 1
         blocks, containers = {}, self._program.containers
