@@ -33,6 +33,7 @@ from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Known, Load, Local, Op, Place, Read, Value, cited
 
+SHORT = 12  # operations of a value that may be written more than once
 Step = tuple[Value, Coefficient]  # an argument that carries a tangent, and its partial
 
 
@@ -71,17 +72,20 @@ class Linearizer:
 
     def prepare(self, root: Value) -> bool:
         """Evaluate the partials of a definition; False if they depend on values that may change before the use."""
-        nodes: list[Value] = [root]
+        stack: list[tuple[Value, bool]] = [(root, False)]
         found: dict[Value, Form] = {}
         tapes: dict[Value, list[Step]] = {}
         known = (self.lasting, self.lasting_tapes, found, tapes)
-        while nodes:
-            node = nodes.pop()
+        while stack:
+            node, is_done = stack.pop()
+            if is_done:
+                tapes[node] = self.tape(node)
+                continue
             if any(node in table for table in known) or self._deferred(node) is not None:
                 continue
             if self._rule(node).kind == "smooth":
-                tapes[node] = self.tape(node)
-                nodes.extend(a for a, _ in tapes[node])
+                stack.append((node, True))
+                stack.extend((a, False) for a in self._parts(node))
                 continue
             form = {leaf: kept(self._walk.builder, c) for leaf, c in self.leaf_form(node).items()}
             if has_row(form):
@@ -162,6 +166,7 @@ class Linearizer:
         while stack:
             node, is_done = stack.pop()
             if is_done:
+                self.tape(node)
                 order.append(node)
                 continue
             name = self._name(node)
@@ -175,10 +180,18 @@ class Linearizer:
                 stack.append((deferred.root, False))
             elif self._rule(node).kind == "smooth":
                 stack.append((node, True))
-                stack.extend((a, False) for a, _ in self.tape(node))
+                stack.extend((a, False) for a in self._parts(node))
             else:
                 leaves[name] = self.leaf_form(node)
         return order, leaves
+
+    def _parts(self, node: Value) -> list[Value]:
+        """The arguments that may be in a node's tape; of a long value, their tapes come first: it can name them."""
+        is_known = node in self.lasting_tapes or node in self.tapes or node.contents.size <= SHORT
+        if is_known or not isinstance(node, Op) or (self.is_again and self._products.of_roots(node)):
+            return [a for a, _ in self.tape(node)]
+        pairs = zip(node.args, self._rule(node).partials, strict=False)
+        return [a for a, partial in pairs if partial is not None and self._walk.facts.is_active(a)]
 
     def tape(self, node: Value) -> list[Step]:
         """The arguments that carry tangents, each with its partial."""
