@@ -19,8 +19,8 @@ from taichi_ext.runtime.memory.regions import View
 _INDEX_LIMIT = 2**31 - 1
 _ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
 _ADVICE = (
-    "If its rows are sparse, use format='csr'; else fewer parameters at a time, or products with J, which do not keep "
-    "it (jvp, vjp, linear_operator)."
+    "If its rows are sparse, use format='csr' (hessian(..., format='csr') in place of hvp); else fewer parameters at a "
+    "time, or products with J, which do not keep it (jvp, vjp, linear_operator)."
 )
 
 
