@@ -348,8 +348,8 @@ def count_jumps(
         along = slope[0] * side[2] + slope[1] * side[3]
         is_found = g2 > 0
         if is_found:
-            crossed[row, PX] = px
-            crossed[row, PY] = py
+            crossed[row, PX] = stop_gradient(px)
+            crossed[row, PY] = stop_gradient(py)
             crossed[row, GX] = slope[0]
             crossed[row, GY] = slope[1]
             crossed[row, WHICH] = last
