@@ -10,7 +10,16 @@ from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
 from taichi_program import initialise
 
-from taichi_ext import UnsupportedError, coverage, jacobian, layers, nearest, value_and_jacobian
+from taichi_ext import (
+    Jacobian,
+    UnsupportedError,
+    coverage,
+    jacobian,
+    layers,
+    nearest,
+    stop_gradient,
+    value_and_jacobian,
+)
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -239,6 +248,68 @@ def test_shaded_shapes():
     expected = read(image)
     k()
     assert np.abs(read(image) - expected).max() < 0.005
+
+
+def rim_integral(disc, light, width, height):
+    """The boundary term of a ball over 0.05 in each pixel, by centre and radius: an integral along its rim."""
+    x, y, r = disc
+    angle = np.linspace(0, 2 * np.pi, 100_000, endpoint=False)
+    normal = np.stack([np.cos(angle), np.sin(angle)])
+    jump = 0.1 + 0.8 * np.maximum(0, light[:2] @ normal) - 0.05
+    pixels = tuple(np.floor(np.array([[x], [y]]) + r * normal + 0.5).astype(int))
+    total = np.zeros((width, height, 3))
+    for c, speed in enumerate((*normal, np.ones_like(angle))):
+        np.add.at(total[..., c], pixels, jump * speed * 2 * np.pi * r / angle.size)
+    return total
+
+
+def test_shaded_balls():
+    """Shading ends as a square root at the rim: the jump is that on the edge, and the inside has two samples there."""
+    light, p, image = np.array([0.4, 0.3, 0.866]), scalars([6.3, 5.7, 3.0]), outputs(14, 12)
+
+    @ti.func
+    def ball(n, x, y):
+        dx = x - p[0]
+        dy = y - p[1]
+        z = ti.sqrt(ti.max(p[2] ** 2 - dx * dx - dy * dy, 1e-9))
+        shading = ti.max(0.0, (light[0] * dx + light[1] * dy + light[2] * z) / p[2])
+        return p[2] - ti.sqrt(dx * dx + dy * dy), 0.1 + 0.8 * shading
+
+    @ti.func
+    def edge_alone(n, x, y):
+        level, value = ball(n, x, y)
+        return level, stop_gradient(value)
+
+    @ti.func
+    def with_depth(n, x, y):
+        level, value = ball(n, x, y)
+        return level, 5.0 - value, value
+
+    @ti.func
+    def colour(x, y):
+        level, value = ball(0, x, y)
+        return ti.select(level > 0, value, 0.05)
+
+    def drawn(shape, call):
+        @ti.kernel
+        def k():
+            for i, j in image:
+                image[i, j] = call(shape, 1, 0.05, at=(float(i), float(j)))
+
+        return k
+
+    plan = Jacobian(drawn(edge_alone, layers), p, image)
+    found, expected = 0, 0
+    for by in np.linspace(-0.2, 0.2, 9):  # where pixels meet the edge at other places
+        disc = np.array([6.3 + by, 5.7, 3.0 + 0.7 * by])
+        write(p, disc)
+        found, expected = found + plan(), expected + rim_integral(disc, light, 14, 12)
+    columns = np.linalg.norm(expected, axis=(0, 1))
+    assert_allclose(np.linalg.norm(found - expected, axis=(0, 1)), 0, atol=0.005 * columns.min())
+    write(p, np.array([6.3, 5.7, 3.0]))
+    for shape, call in ((ball, layers), (with_depth, nearest)):
+        errors = errors_by_column(drawn(shape, call), p, image, sampler(colour, image, 20_000), 0.2, 12)
+        assert errors.max() < 0.045
 
 
 # --- transparent shapes -----------------------------------------------------------------------------------------------

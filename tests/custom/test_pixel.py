@@ -242,6 +242,51 @@ def branches(p):
     return shade
 
 
+def portal(p):
+    """A scene that is seen through three lenses, one behind the other."""
+
+    @ti.func
+    def scene(x, y):
+        c = 0.1
+        for n in range(3):
+            if (x - 4.0 - 5.5 * n) ** 2 + (y - 6.0 - 1.5 * n - p[4]) ** 2 < (2.0 + 0.4 * n) ** 2:
+                c = 0.3 + 0.25 * n
+        return c
+
+    @ti.func
+    def shade(x, y):
+        c = scene(x, y)
+        u = x
+        v = y
+        weight = 1.0
+        for q in range(3):
+            if (u - p[0]) ** 2 + (v - p[1]) ** 2 < p[2] ** 2 * (1 - 0.25 * q) ** 2:
+                u = p[0] + p[3] * (u - p[0]) + p[5]
+                v = p[1] + p[3] * (v - p[1])
+                weight *= 0.8
+                c = weight * scene(u, v)
+        return c
+
+    return shade
+
+
+def floor_with_checkers(p):
+    """In perspective, under a horizon."""
+
+    @ti.func
+    def shade(x, y):
+        down = (y - 5.3) / 16
+        ray = ti.Vector([(x - 9.6) / 16, ti.cos(p[3]) * down + ti.sin(p[3]), ti.cos(p[3]) - ti.sin(p[3]) * down])
+        c = 0.8
+        if ray.y > 0.12:
+            t = p[2] / ray.y
+            is_dark = (int(ti.floor(p[0] + t * ray.x)) + int(ti.floor(p[1] + t * ray.z))) % 2 == 0
+            c = ti.select(is_dark, 0.2, 0.6) * ti.exp(-0.05 * t)
+        return c
+
+    return shade
+
+
 OVER = [[6.3, 7.2, 4.4, 0.4], [11.7, 9.1, 4.3, 0.9], [14.2, 5.6, 3.7, 0.6], [8.0, 4.0, 3.0, 0.2]]
 GLASS = [[6.3, 7.2, 4.4, 0.4, 0.5], [11.7, 9.1, 4.3, 0.9, 0.3], [12.7, 5.6, 3.7, 0.6, 0.7], [8.0, 4.0, 3.0, 0.2, 0.4]]
 SITES = np.stack(np.meshgrid([4, 10, 16], [3, 8, 13], indexing="ij"), -1).reshape(-1, 2)
@@ -265,11 +310,15 @@ SCENES = {  # function, parameters, steps, nodes of the mean of J
     "loop that ends at a disc": (first_disc, OVER, [[0.2, 0.2, 0.2, 0.05]] * 4, 24),
     "while": (first_of_many, OVER, [[0.2, 0.2, 0.2, 0.05]] * 4, 24),
     "metaballs": (metaballs, BLOBS, 0.2, 24),  # the speed of their edge varies within a pixel
+    "portal": (portal, [9.3, 7.6, 5.2, 1.7, 0.3, 0.4], [0.15, 0.15, 0.15, 0.05, 0.15, 0.15], 24),
+    "floor with checkers": (floor_with_checkers, [0.3, 0.7, 1.2, 0.1], [0.05, 0.05, 0.03, 0.01], 16),
     "signed distance, ray_level": (balls, [0.1, -0.2, 5.0, 1.3], 0.05, 12),
 }
 
 
 SWEPT = (
+    "portal",
+    "floor with checkers",
     "loop over Voronoi cells",
     "transparent discs",
     "triangle, a minimum",

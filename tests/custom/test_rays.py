@@ -6,8 +6,9 @@ import taichi as ti
 from differences import central_differences, outputs, scalars
 from numpy.testing import assert_allclose
 from reverse_mode import check_transpose, gradient_field
+from supersampled import errors_by_column, sampler
 
-from taichi_ext import UnsupportedError, jacobian, ray_level, value_and_jacobian
+from taichi_ext import UnsupportedError, edge, jacobian, ray_level, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -82,6 +83,47 @@ def test_a_blended_distance_agrees_with_differences_of_itself():
     [[differences]] = central_differences(k, [p], [level])
     assert_allclose(J, differences, rtol=1e-5, atol=tolerance(J))
     assert np.abs(J).max(0).min() > 1e-3
+
+
+def test_soft_shadows_by_averaging_lights():
+    """The shadow of a ball on a floor, under 16 points of a light."""
+    p, image, lights = scalars([0.2, -0.6, 0.45, 1.0]), outputs(20, 16), 16
+
+    @ti.func
+    def level(m, x, y):
+        eye = ti.Vector([0.0, -1.0, 0.0])
+        ray = ti.Vector([(x - 9.6) / 14, (y - 4.3) / 14 + 0.35, 1.0]).normalized()
+        place = eye + 2.0 / ray.y * ray
+        to_light = (ti.Vector([p[3] + 0.08 * (m - 7.5), -4.0, 2.0]) - place).normalized()
+        to_ball = ti.Vector([p[0], p[1], 4.0]) - place
+        return p[2] - (to_ball - to_ball.dot(to_light) * to_light).norm()
+
+    @ti.func
+    def colour(x, y):
+        total = 0.0
+        for m in range(lights):
+            total += ti.select(level(m, x, y) > 0, 0.2, 0.9) / lights
+        return total
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            for m in range(lights):
+                image[i, j] += edge(level(m, px, py), 0.2, 0.9, at=(px, py), antialias=True) / lights
+
+    @ti.kernel
+    def clear():
+        for i, j in image:
+            image[i, j] = 0.0
+
+    def draw():
+        clear()
+        k()
+
+    errors = errors_by_column(draw, p, image, sampler(colour, image, 4096), [0.05, 0.05, 0.05, 0.1], 12)
+    assert errors.max() < 0.005, errors
 
 
 def test_bad_input():
