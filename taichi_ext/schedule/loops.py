@@ -38,6 +38,8 @@ from taichi_ext.schedule.stretches import in_lanes
 from taichi_ext.simplify.usage import assigned_locals
 
 SHORTEST = 8  # part of a row that is worth a loop
+LONGEST = 2048  # array in a function, which Taichi compiles in a time that grows with the square of its length
+SHORT = 100  # statements of a body that LLVM compiles soon in the kernel, too
 UNKNOWN = "it ends early, or its indices are not all from 0 to sizes that are known, in the order of memory"
 
 
@@ -83,7 +85,7 @@ def schedule(
             if is_few:
                 made = spread(made, domain, machine.least)
             made = serial(made, domain) if not is_few and is_alone(made, domain, machine) else made
-            body.append(replace(made, is_function=True))
+            body.append(replace(made, is_function=_is_better_as_function(made)))
         elif is_short(s, domain, machine):
             choices.append(LoopChoice(number, "has few iterations, which are spread over all threads"))
             body.append(spread(s, domain, machine.least))
@@ -119,6 +121,12 @@ def from_zero(loop: ir.For) -> ir.For:
     flat = ir.Local("flat", ir.I32, (), "loop")
     declare = ir.Declare(loop.variables[0], (cast(add(ir.Read(flat), first), ir.I32),), place=loop.place)
     return replace(loop, variables=(flat,), domain=(count,), body=(declare, *loop.body))
+
+
+def _is_better_as_function(loop: ir.For) -> bool:
+    """Whether a body in lanes is compiled soon as a function, or would be compiled even later in the kernel."""
+    inner = ir.statements(loop.body)
+    return len(inner) > SHORT or all(math.prod(s.local.shape) <= LONGEST for s in inner if isinstance(s, ir.Declare))
 
 
 # --- short loops

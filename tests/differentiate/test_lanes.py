@@ -11,6 +11,7 @@ from taichi_program import initialise
 
 from taichi_ext import Jacobian
 from taichi_ext.schedule import lanes as schedule_lanes
+from taichi_ext.schedule import loops
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -94,6 +95,29 @@ def test_a_body_takes_numbers_and_arrays_from_the_kernel(lanes):
     expected = 1.5 * x[1] * np.cos(x * w) * w + 1.5 * terms.sum(-1, keepdims=True) * [0, 1, 0]
     np.testing.assert_allclose(plan(), expected, rtol=1e-12)
     assert "@ti.real_func" in plan.source
+
+
+def test_a_long_tape_keeps_a_short_body_in_the_kernel(lanes, monkeypatch):
+    """Taichi compiles arrays in functions in a time that grows with the square of their lengths."""
+    x, y = scalars(np.linspace(0.2, 0.8, 9)), outputs(8)
+
+    for longest, short, is_function in ((72, 100, True), (71, 100, False), (71, 10, True)):
+        monkeypatch.setattr(loops, "LONGEST", longest)  # 4 lanes, 9 iterations with 2 numbers each
+        monkeypatch.setattr(loops, "SHORT", short)
+
+        @ti.kernel
+        def k():
+            for j in y:
+                s = 0.1 * j
+                for n in range(9):
+                    s += 0.1 * ti.sin(s * x[n])
+                y[j] = s
+
+        check_jacobian(k, x, y)
+        plan = Jacobian(k, x, y)
+        plan()
+        assert ("@ti.real_func" in plan.source) == is_function
+    assert all(lanes)
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 11)])
