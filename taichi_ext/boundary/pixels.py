@@ -30,6 +30,7 @@ from taichi_ext.boundary.polygons import (
     middle_within,
     part_of_line,
     put_sides,
+    side_of,
     side_of_square,
 )
 
@@ -46,7 +47,7 @@ _TURN = 0.12  # by which the normals at its ends may be turned to it, radians
 _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
 _WIDE = 0.12  # of the square: how far the middle of a side must be from its edge, for two samples of the side
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
-_CURVED = 2e-3  # by how much the value at the centre may differ from the mean of the corners, of the sum of all five
+_CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _OFF = 0.005  # of the square: by which the edge may be off the parabola between them
 
 
@@ -239,9 +240,13 @@ def find_crossings(
     elif is_known and count == 2:  # noqa: SIM102  # it would be called anyway
         if has_chord(shade, ends[0], ends[1], x, y, size, crossed, jumps, lines):
             kind = 1
-    if ti.static(antialias):  # noqa: SIM102  # decided when the kernel is compiled
+    if ti.static(antialias):
         if kind == 0 and size > _SMOOTH and is_curved(zeros, stop_gradient(centre[VALUE]), values):
             kind = 2
+        if kind == 1 and size > _SMOOTH:
+            for c in range(SIDES):
+                if seen[c] == seen[(c + 1) % SIDES] and is_bent(shade, zeros, side_of(c, x, y, size), c, size, values):
+                    kind = 2
     return kind
 
 
@@ -260,6 +265,21 @@ def is_curved(zeros, centre, values: ti.template()):
 
 
 @ti.func
+def is_bent(shade: ti.template(), zeros, side, c, size, values: ti.template()):
+    """Whether the value in the middle of side c of a square, which no edge crosses, is not the mean of its ends."""
+    half = 0.5 * size
+    off = stop_gradient(probe(shade, side[0] + half * side[2], side[1] + half * side[3], _ALL, "seen")[VALUE])
+    scale = off.norm()
+    for n in ti.static(range(2)):
+        corner = zeros + 0.0
+        for e in ti.static(range(zeros.n)):
+            corner[e] = values[(c + n) % SIDES, e]
+        off -= 0.5 * corner
+        scale += corner.norm()
+    return off.norm() > _CURVED * scale
+
+
+@ti.func
 def find_others(shade: ti.template(), side, c, size, crossed: ti.template(), jumps: ti.template()):
     """Put the places before and behind the first one on side c of a square into the tables."""
     first = (crossed[c, PX] - side[0]) * side[2] + (crossed[c, PY] - side[1]) * side[3]
@@ -273,14 +293,6 @@ def find_others(shade: ti.template(), side, c, size, crossed: ti.template(), jum
             low_seen = ti.Vector([low[SEEN], low[COUNT]])
             row = c + k * SIDES
             count_jumps(shade, side, row, size, between, low_value, high_value, low_seen, high[SEEN], crossed, jumps)
-
-
-@ti.func
-def side_of(c, x, y, size):
-    """Where side c of a square starts, and its direction; sides go round to the left."""
-    dx = ti.select(c == 0, 1.0, ti.select(c == 2, -1.0, 0.0))
-    dy = ti.select(c == 1, 1.0, ti.select(c == 3, -1.0, 0.0))
-    return ti.Vector([x + 0.5 * size * (dy - dx), y - 0.5 * size * (dx + dy), dx, dy])
 
 
 @ti.func

@@ -374,6 +374,22 @@ def test_two_edges_that_cut_the_same_corner():
         assert_allclose(J[0, 0], [-0.7 * 0.6, -0.4 * 1.2], rtol=1e-5)  # d area / d p times the jump
 
 
+def test_a_kink_beside_an_edge():
+    """A ramp from 0 to 1 along an edge: a pixel with both is divided as one with the ramp alone."""
+    p, image = scalars([0.3, 1.2]), outputs(1, 4)
+
+    @ti.func
+    def shade(x, y):
+        return ti.select(x < p[0], 0.5, 0.0) + ti.math.smoothstep(p[1], p[1] + 1, y)
+
+    J = jacobian(drawing(shade, image, True), p, image)[0]
+    t = np.arange(5) - 0.5 - 1.2  # the borders of the pixels
+    s = np.clip(t, 0, 1)
+    ramp, integral = s**2 * (3 - 2 * s), s**3 - 0.5 * s**4 + np.maximum(0, t - 1)
+    assert_allclose(read(image)[0], 0.4 + np.diff(integral), atol=2e-3)
+    assert_allclose(J, np.stack([np.full(4, 0.5), -np.diff(ramp)], axis=1), atol=0.01)
+
+
 def test_the_value_at_the_centre_of_the_pixel():
     """Without antialiasing the value is that of the function, and J that of the mean."""
     p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(20, 16)
