@@ -202,7 +202,9 @@ def sides_of(
         if edge[o] >= 0:
             c = stop_gradient(centred(homogeneous(points[edge[o]]), x, y))
             away = reach_of_face(a, b, c, m, n)
-            if abs(away) < thin:
+            if not abs(c[0]) + abs(c[1]) + abs(c[2]) < _FARTHEST:
+                pass  # no face is seen whose corner is not finite
+            elif abs(away) < thin:
                 part -= 0.5 * share
             elif away > 0:
                 left = ti.min(left, 0.5 * away)

@@ -382,6 +382,9 @@ def test_bad_corners_in_reverse(ti64, name):
     J = jacobian(k, p, image)
     assert np.isfinite(J).all()
     assert J.any() == (name in ("a corner is NaN", "a corner is infinite"))
+    if J.any():  # half the opposite side, turned: the face that has no place covers nothing
+        opposite = np.roll(values[:3], -1, axis=0) - np.roll(values[:3], -2, axis=0)
+        assert_allclose(J.sum((0, 1))[:3], 0.5 * opposite[:, ::-1] * [1, -1], rtol=1e-6)
     expected = np.tensordot(weights, J, 2)
     assert not J[:, :, ~np.isfinite(read(p)).all(-1)].any()
     assert_allclose(vjp(k, p, image, weights), expected, rtol=1e-9, atol=1e-12)
