@@ -45,41 +45,57 @@ class Probe:
 
     def _with_notes(self, s: ir.Statement, moving: set[ir.Local]) -> ir.Body:
         _require_supported(s)
-        noted: set[ir.Value] = set()
+        outcomes: dict[ir.Value, ir.Value] = {}
 
         def notes(value: ir.Value) -> ir.Body:
-            return self._notes(value, s.place, noted, moving)
+            return self._notes(value, s.place, outcomes, moving)
 
         if isinstance(s, ir.While) and s.condition is not None:  # it is evaluated in each iteration
-            ends = ir.If(s.condition, (), (ir.Jump("break", place=s.place),), place=s.place)
-            return (replace(s, condition=None, body=(*notes(s.condition), ends, *s.body)),)
+            before = notes(s.condition)
+            ends = ir.If(_settled(s.condition, outcomes), (), (ir.Jump("break", place=s.place),), place=s.place)
+            return (replace(s, condition=None, body=(*before, ends, *s.body)),)
         values = ir.values_of(s)
         if isinstance(s, ir.Assign) and s.value.dtype.is_real and not s.target.dtype.is_real:
             values.append(ir.Op("cast", (s.value,), s.target.dtype))
-        return (*(n for v in values for n in notes(v)), s)
+        before = tuple(n for v in values for n in notes(v))
+        return (*before, ir.with_values(s, lambda v: _settled(v, outcomes)) if before else s)
 
-    def _notes(self, value: ir.Value, place: ir.Place | None, noted: set[ir.Value], moving: set[ir.Local]) -> ir.Body:
-        """The notes of the conditions in a value; conditions of a choice are noted only if they are evaluated."""
-        if value in noted or not isinstance(value, (ir.Op, ir.Read, ir.Load)):
+    def _notes(
+        self, value: ir.Value, place: ir.Place | None, outcomes: dict[ir.Value, ir.Value], moving: set[ir.Local]
+    ) -> ir.Body:
+        """The notes of the conditions in a value; conditions of a choice are noted only if they are evaluated.
+
+        Outcomes of conditions are kept in locals, which are read in the place of the conditions.
+        """
+        if value in outcomes or not isinstance(value, (ir.Op, ir.Read, ir.Load)):
             return ()
-        noted.add(value)
+        outcomes[value] = value
         rest = ir.children(value)
-        if isinstance(value, ir.Op) and value.name in ("logical_and", "logical_or", "ifte"):
-            first, *others = rest
-            sides = [self._notes(v, place, noted, moving) for v in others]
-            if value.name == "logical_or":
-                sides.insert(0, ())
-            guarded = (ir.If(first, sides[0], sides[1] if len(sides) > 1 else (), place=place),) if any(sides) else ()
-            return (*self._notes(first, place, noted, moving), *guarded)
-        own = self._note(value, place) if isinstance(value, ir.Op) and _reads(value, moving) else ()
-        return (*(n for v in rest for n in self._notes(v, place, noted, moving)), *own)
+        if not isinstance(value, ir.Op) or value.name not in ("logical_and", "logical_or", "ifte"):
+            own = self._note(value, place, outcomes) if isinstance(value, ir.Op) and _reads(value, moving) else ()
+            return (*(n for v in rest for n in self._notes(v, place, outcomes, moving)), *own)
+        first, *others = rest
+        before = self._notes(first, place, outcomes, moving)
+        known = [dict(outcomes) for _ in others]
+        sides = [self._notes(v, place, own, moving) for v, own in zip(others, known, strict=True)]
+        if not any(sides):
+            return before
+        if value.name == "ifte":
+            return (*before, ir.If(_settled(first, outcomes), *sides, place=place))
+        outcome = ir.Read(ir.Local("holds", value.dtype, (), "temporary"))
+        side = (*sides[0], ir.Assign(outcome, _settled(others[0], known[0]), place=place))
+        outcomes[value] = outcome
+        start = ir.Declare(outcome.local, (_settled(first, outcomes),), place=place)
+        return (*before, start, ir.If(outcome, *((side, ()) if value.name == "logical_and" else ((), side)), place=place))
 
-    def _note(self, op: ir.Op, place: ir.Place | None) -> ir.Body:
+    def _note(self, op: ir.Op, place: ir.Place | None, outcomes: dict[ir.Value, ir.Value]) -> ir.Body:
         """The note of one operation."""
         place, args = op.place or place, op.args
         is_real = any(a.dtype.is_real for a in args)
         if op.name in _ORDERED and is_real:
-            return self._noted(op, _real("sub", *args), place)
+            outcome = outcomes[op] = ir.Read(ir.Local("holds", op.dtype, (), "temporary"))
+            start = ir.Declare(outcome.local, (op,), place=place)
+            return (start, *self._noted(outcome, _real("sub", *args), place))
         if not is_real or op.name not in _JUMPS:
             return ()
         if op.name == "cast" and (op.dtype.is_real or op.dtype == ir.U1):
@@ -184,6 +200,12 @@ def _require_supported(s: ir.Statement) -> None:
                 f"{ir.cited(op.place or s.place)}pixel: {op.name} in {what} has no level, so the places where it jumps "
                 "are not known. Compute it in a kernel before, and read it from a field."
             )
+
+
+def _settled(value: ir.Value, outcomes: dict[ir.Value, ir.Value]) -> ir.Value:
+    """The value with the locals of outcomes in the place of conditions."""
+    own = outcomes.get(value, value)
+    return own if own is not value else ir.with_children(value, lambda part: _settled(part, outcomes))
 
 
 def _real(name: str, *args: ir.Value) -> ir.Value:
