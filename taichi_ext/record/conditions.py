@@ -86,7 +86,8 @@ class Probe:
         side = (*sides[0], ir.Assign(outcome, _settled(others[0], known[0]), place=place))
         outcomes[value] = outcome
         start = ir.Declare(outcome.local, (_settled(first, outcomes),), place=place)
-        return (*before, start, ir.If(outcome, *((side, ()) if value.name == "logical_and" else ((), side)), place=place))
+        sides = [side, ()] if value.name == "logical_and" else [(), side]
+        return (*before, start, ir.If(outcome, *sides, place=place))
 
     def _note(self, op: ir.Op, place: ir.Place | None, outcomes: dict[ir.Value, ir.Value]) -> ir.Body:
         """The note of one operation."""
