@@ -70,7 +70,7 @@ SERIES = {
     "exp, float64": (exp, (-0.2 * LOG2, 0.8 * LOG2), 10, np.float64),
     "log, float32": (log, HALF, 8, np.float32),
     "tanh, float32": (tanh, (0, 0.625**2), 5, np.float32),
-    "tanh, float64": (tanh, (0, 0.25**2), 6, np.float64),
+    "tanh, float64": (tanh, (0, 0.256**2), 6, np.float64),
     "sin, float32": (sin, QUARTER, 3, np.float32),
     "cos, float32": (cos, QUARTER, 2, np.float32),
     "asin, float32": (asin, (0, 0.25), 4, np.float32),
