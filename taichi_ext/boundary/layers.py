@@ -31,10 +31,13 @@ from taichi_ext.boundary.polygons import (
     SIDES,
     WHOLE,
     S,
+    is_wide,
+    middle_of_part,
     middle_of_square,
     middle_within,
     part_of_line,
     put_sides,
+    sample_beside,
     side_of_square,
 )
 from taichi_ext.boundary.shape_table import (
@@ -56,8 +59,6 @@ from taichi_ext.boundary.shape_table import (
 
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that a line bounds: inside, outside or in front of a shape
 _FLAT = 1e-20
-_WIDE = 0.12  # of the square: how far the middle must be from the edge, for two samples
-_NODE = 0.5 - 0.5 / 3**0.5  # the first of Gauss' rule on [0, 1]
 _NEAR = 0.1  # of the square: how far the middle of a chord may be from its edge
 
 
@@ -208,14 +209,13 @@ def mean_of_square(
                     )
                 elif i < found:
                     rim = middle_of_rim(int(seen[i, INDEX]), last, middle, lines)
-                    is_wide = (rim[0] - middle[0]) ** 2 + (rim[1] - middle[1]) ** 2 > _WIDE**2
-                    for m in range(2 if is_wide else 1):
-                        u = _NODE + (1.0 - 2.0 * _NODE) * m
-                        share = u if is_wide else 1.0
-                        way = 2.0 * u * u if is_wide else 1.0
-                        ax = x + size * (rim[0] + way * (middle[0] - rim[0]))
-                        ay = y + size * (rim[1] + way * (middle[1] - rim[1]))
-                        total += share * area * shape_at(shape, int(seen[i, INDEX]), ax, ay)[2]
+                    two = is_wide(rim, middle)
+                    for m in range(2 if two else 1):
+                        at = ti.Vector([middle[0], middle[1], 1.0])
+                        if two:
+                            at = sample_beside(m, rim, ti.Vector([middle[0], middle[1]]))
+                        value_there = shape_at(shape, int(seen[i, INDEX]), x + size * at[0], y + size * at[1])[2]
+                        total += at[2] * area * value_there
                 else:
                     total += area * background
                 for e in range(SIDES, last):
@@ -257,11 +257,7 @@ def middle_of_rim(n, last, middle, lines: ti.template()):
         if lines[e, KIND] == INSIDE and int(lines[e, OTHER]) == n:
             part = part_of_line(e, last, lines)
             if part[1] > part[0]:
-                along = 0.5 * (part[0] + part[1])
-                out = lines[e, S] + lines[e, BULGE]
-                place = ti.Vector(
-                    [-out * lines[e, NX] - along * lines[e, NY], -out * lines[e, NY] + along * lines[e, NX]]
-                )
+                place = middle_of_part(part, e, lines)
     return place
 
 

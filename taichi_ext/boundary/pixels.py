@@ -26,10 +26,13 @@ from taichi_ext.boundary.polygons import (
     SIDES,
     WHOLE,
     S,
+    is_wide,
+    middle_of_part,
     middle_of_square,
     middle_within,
     part_of_line,
     put_sides,
+    sample_beside,
     side_of,
     side_of_square,
 )
@@ -45,7 +48,6 @@ _EQUAL = 1e-4  # relative: values that differ by less do not jump
 _ALIKE = 0.3  # by which jumps may differ between the ends of a chord, relative
 _TURN = 0.12  # by which the normals at its ends may be turned to it, radians
 _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
-_WIDE = 0.12  # of the square: how far the middle of a side must be from its edge, for two samples of the side
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
 _CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _OFF = 0.005  # of the square: by which the edge may be off the parabola between them
@@ -143,8 +145,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, antialias: ti.template()):
 def mean_of_sides(shade: ti.template(), zeros, x, y, size, kind, lines: ti.template()):
     """The integral of the values of a square: of one side, of both sides of a chord, or of four quarters.
 
-    Each side of a chord is sampled twice: by Gauss' rule for the square root of the distance from the edge, which is
-    exact for linear values, and for roots of the distance, as the shading of a ball has at its rim.
+    Each side of a chord has two samples, see ``sample_beside``.
     """
     total = zeros + 0.0
     for k in range(4 if kind == 2 else 1 + kind):
@@ -154,29 +155,18 @@ def mean_of_sides(shade: ti.template(), zeros, x, y, size, kind, lines: ti.templ
             for c in ti.static((S, NX, NY, BULGE)):
                 lines[SIDES, c] *= -1.0
             at = middle_within(SIDES + 1, lines)
-            edge = middle_of_edge(lines)
+            edge = middle_of_part(part_of_line(SIDES, SIDES, lines), SIDES, lines)
         elif kind == 2:
             at = ti.Vector([0.25 - 0.5 * (k % 2), 0.25 - 0.5 * (k // 2), 0.25])
         middle = ti.Vector([at[0], at[1]])
-        is_wide = kind == 1 and (at[0] - edge[0]) ** 2 + (at[1] - edge[1]) ** 2 > _WIDE**2
-        for m in range(2 if is_wide else 1):
-            u = ti.static(0.5 - 0.5 / 3**0.5) + ti.static(1 / 3**0.5) * m
-            share = u if is_wide else 1.0
-            place = edge + 2.0 * u * u * (middle - edge) if is_wide else middle
+        two = kind == 1 and is_wide(edge, middle)
+        for m in range(2 if two else 1):
+            place = ti.Vector([at[0], at[1], 1.0])
+            if two:
+                place = sample_beside(m, edge, middle)
             value = probe(shade, x + size * place[0], y + size * place[1], 0, "value")[VALUE]
-            total += at[2] * share * size * size * value
+            total += at[2] * place[2] * size * size * value
     return total
-
-
-@ti.func
-def middle_of_edge(lines: ti.template()):
-    """The middle of the edge between the ends of the chord, relative to the centre of the square."""
-    part = part_of_line(SIDES, SIDES, lines)
-    along = 0.5 * (part[0] + part[1])
-    out = lines[SIDES, S] + lines[SIDES, BULGE]
-    return ti.Vector(
-        [-out * lines[SIDES, NX] - along * lines[SIDES, NY], -out * lines[SIDES, NY] + along * lines[SIDES, NX]]
-    )
 
 
 @ti.func

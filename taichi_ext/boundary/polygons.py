@@ -15,6 +15,7 @@ sum of ``distance of the side from the centre * length of the side``.
 from taichi_ext.backend import ti
 
 S, NX, NY, BULGE, KIND, OTHER, ENTRIES = range(7)  # the columns of the table of lines
+WIDE = 0.12  # of the square: how far the middle of an area must be from its edge, for two samples
 FINEST = 5  # how often a pixel can be halved
 WHOLE = 2**FINEST  # the side of a pixel, in smallest squares
 SIDES = 4  # of the square: the first lines
@@ -81,6 +82,32 @@ def middle_within(last, lines: ti.template()):
         for k in ti.static(range(2)):
             total[k] = ti.max(-0.5, ti.min(0.5, total[k] / total[2]))
     return total
+
+
+@ti.func
+def middle_of_part(part, e, lines: ti.template()):
+    """The middle of a part of the curved edge that line e stands for, relative to the centre of the square."""
+    along = 0.5 * (part[0] + part[1])
+    out = lines[e, S] + lines[e, BULGE]
+    return ti.Vector([-out * lines[e, NX] - along * lines[e, NY], -out * lines[e, NY] + along * lines[e, NX]])
+
+
+@ti.func
+def is_wide(edge, middle):
+    """Whether the middle of an area is so far from the middle of its edge that it has two samples."""
+    return (middle[0] - edge[0]) ** 2 + (middle[1] - edge[1]) ** 2 > WIDE**2
+
+
+@ti.func
+def sample_beside(m, edge, middle):
+    """The place of sample m of two between the middles of an edge and of the area beside it, and its share of the area.
+
+    Gauss' rule for the square root of the distance from the edge, which is exact for linear values, and for roots of
+    the distance, as the shading of a ball has at its rim.
+    """
+    u = ti.static(0.5 - 0.5 / 3**0.5) + ti.static(1 / 3**0.5) * m
+    place = edge + 2.0 * u * u * (middle - edge)
+    return ti.Vector([place[0], place[1], u])
 
 
 @ti.func
