@@ -51,13 +51,17 @@ class _Bundle:
     owners: tuple[object, ...]
     starts: list[int]  # of the numbers of each source, and the end
     memory: Any = None  # an array until it belongs to a result; on a GPU, whose arrays have no slices, one by source
+    copy: np.ndarray | None = None  # on a GPU: the numbers of the last launch, on the host
 
     @property
     def numbers(self) -> int:
         return self.starts[-1]
 
     def allocate(self, dtype: Any, *, is_host: bool) -> None:
-        """Allocate memory for the numbers of one launch."""
+        """Make room for the numbers of one launch."""
+        self.copy = None
+        if self.memory is not None:
+            return
         if is_host:
             self.memory = np.empty(max(1, self.numbers), numpy_dtype(dtype))
         else:
@@ -71,11 +75,26 @@ class _Bundle:
         return self.memory[start : max(end, start + 1)]
 
     def written(self) -> np.ndarray:
-        """The numbers of all sources."""
+        """The numbers of all sources, which may be changed."""
         if not isinstance(self.memory, list):
             return self.memory[: self.numbers]
-        pairs = zip(self.memory, itertools.pairwise(self.starts), strict=True)
-        return _joined([to_numpy(array)[: end - start] for array, (start, end) in pairs])
+        if self.copy is None:
+            pairs = zip(self.memory, itertools.pairwise(self.starts), strict=True)
+            self.copy = _joined([to_numpy(array)[: end - start] for array, (start, end) in pairs])
+        return self.copy
+
+    def give_away(self) -> None:
+        """Leave the numbers to a result: the next launch gets other memory."""
+        self.copy = None
+        if not isinstance(self.memory, list):
+            self.memory = None
+
+    def put_back(self, numbers: np.ndarray) -> None:
+        """Take these as the numbers of all sources."""
+        if isinstance(self.memory, list):
+            self.copy = numbers
+        else:
+            self.memory = numbers
 
 
 class Streams:
@@ -139,8 +158,7 @@ class Streams:
         """Allocate memory for the numbers of one launch."""
         self.counts.begin()
         for (_, key, _), bundle in self._bundles.items():
-            if bundle.memory is None:
-                bundle.allocate(self._dtype(key), is_host=self._is_host)
+            bundle.allocate(self._dtype(key), is_host=self._is_host)
         for site in self.sites:
             if site.integers:
                 if site.number not in self._integers:
@@ -239,8 +257,9 @@ class Streams:
     # --- entries after a launch
 
     def entries_of(self, site: Site, group: Group) -> np.ndarray:
-        """The numbers of a site's group, in the memory that the kernel has written."""
-        return to_numpy(self.array(site.entries(group.owner)))[: self.counts.slots(site) * len(group.entries)]
+        """The numbers of a site's group after a launch, which may be changed."""
+        bundle, source = self._places[site.entries(group.owner)]
+        return bundle.written()[bundle.starts[source] : bundle.starts[source + 1]]
 
     def is_filled(self, site: Site) -> np.ndarray:
         """A mask of the slots of a site that the kernel has filled."""
@@ -256,7 +275,7 @@ class Streams:
         """Restore saved numbers in memory."""
         numbers, self._integers = saved
         for bundle, values in zip(self._bundles.values(), numbers, strict=True):
-            bundle.memory = values
+            bundle.put_back(values)
 
     def _stage_blocks(self, stage: Stage) -> Iterator[StageBlocks]:
         for (at, key), blocks in self._blocks.items():
@@ -265,7 +284,7 @@ class Streams:
                 for owner, (block, bundle) in blocks.items():
                     full[owner] = (block, block.data(bundle.written()))
                     if block.is_in_place and not block.is_lent:
-                        bundle.memory = None  # the next launch gets other memory
+                        bundle.give_away()
                 yield StageBlocks(key, self._size(key), self._stored[stage, key], full)
 
 
