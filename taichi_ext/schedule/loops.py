@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.loops import is_serialized, leaves
+from taichi_ext.analysis.loops import is_serialized, iterations, leaves
 from taichi_ext.differentiate.forms.build import (
     add,
     cast,
@@ -71,7 +71,7 @@ def schedule(
             continue
         domain, number = _domain(s, machine), numbers.get(s.variables[0], 0)
         if domain is None:
-            body.append(from_zero(s))
+            body.append(_from_below_zero(s, machine))
             if number and not is_serialized(s):
                 choices.append(LoopChoice(number, f"does not run in lanes: {UNKNOWN}"))
             continue
@@ -112,15 +112,21 @@ def _lanes(
         return str(reason)
 
 
-def from_zero(loop: ir.For) -> ir.For:
-    """A loop that begins below zero as one from zero on: LLVM 15 may extend an index below zero without its sign."""
+def _from_below_zero(loop: ir.For, machine: Machine) -> ir.For:
+    """A loop that begins below zero as a serial one if it is short, else as one from zero on.
+
+    LLVM 15 may extend an index below zero without its sign, also that of a short parallel loop minus a constant.
+    """
     first = number_of(loop.domain[0]) if loop.kind == "range" and len(loop.domain) == 2 else None
     if first is None or first >= 0 or is_serialized(loop) or loop.variables[0] in assigned_locals(loop.body):
         return loop
-    count = cast(subtract(loop.domain[1], first), ir.I32)
+    count = iterations(loop, machine.extents)
+    if count is not None and is_alone(loop, (count,), machine):
+        return replace(loop, config={"serialize": True})
     flat = ir.Local("flat", ir.I32, (), "loop")
     declare = ir.Declare(loop.variables[0], (cast(add(ir.Read(flat), first), ir.I32),), place=loop.place)
-    return replace(loop, variables=(flat,), domain=(count,), body=(declare, *loop.body))
+    end = cast(subtract(loop.domain[1], first), ir.I32)
+    return replace(loop, variables=(flat,), domain=(end,), body=(declare, *loop.body))
 
 
 def _is_better_as_function(loop: ir.For) -> bool:
