@@ -11,4 +11,4 @@ output=$(realpath -m "${2:-gpu.md}")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python bench/table.py --no-peers --markdown "$output" ${3:+--cases "${@:3}"}
-python -m pytest -q -p no:cacheprovider
+python -m pytest -q -p no:cacheprovider --arch "$TI_ARCH"

@@ -13,7 +13,10 @@ from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Siz
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """One loop: ``atoms`` are its variables in index expressions, ``bounds`` the ranges of these, if known."""
+    """One loop: ``atoms`` are its variables in index expressions, ``bounds`` the ranges of these, if known.
+
+    ``reach`` are these ranges, too, where not all of their indices may be visited: the cells of a sparse field.
+    """
 
     statement: For | While
     is_parallel: bool
@@ -21,6 +24,7 @@ class Loop:
     bounds: tuple[tuple[int, int], ...] | None = None
     is_interrupted: bool = False  # by a continue or break: not all of its body may be reached
     changes: frozenset[Local | Container] = frozenset()  # locals and containers written in it
+    reach: tuple[tuple[int, int], ...] | None = None
 
     @property
     def iterations(self) -> int | None:
@@ -74,7 +78,10 @@ def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
     if isinstance(s, While):
         return Loop(s, False, is_interrupted=is_interrupted, changes=changes)
     is_parallel = is_top and not is_serialized(s)
-    return Loop(s, is_parallel, loop_atoms(s), loop_bounds(s, extents), is_interrupted, changes)
+    reach = bounds = loop_bounds(s, extents)
+    if s.kind in ("field", "grouped") and isinstance(s.domain[0], Container) and s.domain[0] in extents:
+        reach = extents[s.domain[0]].bounds
+    return Loop(s, is_parallel, loop_atoms(s), bounds, is_interrupted, changes, reach)
 
 
 def is_serialized(s: For) -> bool:

@@ -47,6 +47,7 @@ from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.expressions import (
     array_type,
+    block_size,
     confuses_local_arrays,
     constant,
     default_type,
@@ -186,4 +187,4 @@ from taichi_ext.backend.runtime import (
     to_numpy_type,
 )
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
-from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
+from taichi_ext.backend.threads import enter_thread, exclusive, is_inside_kernel, materialize

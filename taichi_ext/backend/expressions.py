@@ -174,12 +174,16 @@ def thread_count() -> int:
     if is_host_arch():
         return int(config.cpu_max_num_threads)
     if config.arch in (ti.cuda, ti.amdgpu):
-        return int(config.saturating_grid_dim or _MOST_BLOCKS) * int(config.max_block_dim or _MOST_THREADS)
+        return int(config.saturating_grid_dim or _MOST_BLOCKS) * block_size()
     return 0
 
 
-_MOST_BLOCKS = 1 << 13  # Taichi takes 32 for each multiprocessor, of which no device has more than 256
-_MOST_THREADS = 1 << 10
+def block_size() -> int:
+    """How many threads a GPU's block has in a loop that does not say."""
+    return int(RUNTIME.config().default_gpu_block_dim)
+
+
+_MOST_BLOCKS = 1 << 14  # Taichi takes 64 for each multiprocessor, of which no device has more than 256
 
 
 _NAMED_TYPES = {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64, "i32": ti.i32, "u64": ti.u64}

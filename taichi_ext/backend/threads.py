@@ -6,7 +6,9 @@ values are in the launch's own memory.
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 
 from taichi_ext.backend.runtime import RUNTIME, impl, ti
 from taichi_ext.errors import InvalidArgumentError
@@ -51,6 +53,27 @@ def materialize() -> None:
                 "ti.init. Declare the fields there, and call ti.sync() there before other threads begin."
             )
         RUNTIME.state().materialize()
+
+
+def enter_thread() -> None:
+    """Let this thread allocate arrays on CUDA, where Taichi 1.7.4 gives a thread its context at the first launch."""
+    if _is_other_thread() and not hasattr(_entered, "is_done") and RUNTIME.config().arch in (ti.cuda, ti.amdgpu):
+        with exclusive:
+            materialize()
+            _empty_kernel()(0)
+        _entered.is_done = True
+
+
+_entered = threading.local()
+
+
+@functools.cache
+def _empty_kernel() -> Callable[[int], None]:
+    @ti.kernel
+    def nothing(number: ti.i32):  # noqa: ANN202  # pyright: ignore[reportInvalidTypeForm]
+        pass
+
+    return nothing
 
 
 def skip_empty_layout() -> None:

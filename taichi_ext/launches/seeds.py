@@ -49,7 +49,7 @@ def seeds_of(
         arguments={local: first - launch.block.first for local, (_, first) in numbers.items()},
         limits=limits,
         wants_return=launch.wants_return,
-        device=Device(backend.is_host_arch(), backend.stores_by_column(), backend.thread_count()),
+        device=Device(backend.is_host_arch(), backend.stores_by_column(), backend.thread_count(), backend.block_size()),
         values=None if launch.numbers.shadow is None else (type_of(launch.numbers.shadow[0]), launch.numbers.shadow[1]),
         sparse=sparse,
         first_column=launch.block.first if launch.block.is_part else None,

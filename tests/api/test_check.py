@@ -328,6 +328,7 @@ def test_a_nan_that_is_real_is_reported_with_its_origin():
     assert math.isinf(report.blocks[0].worst.jacobian)
 
 
+@pytest.mark.cpu_only("CUDA computes 3 * (x - 0.3) in one rounding, which is not 0 at 0.3")
 def test_an_infinite_partial_of_a_finite_value():
     x, y = scalars([0.3, 0.8]), outputs(2)
 

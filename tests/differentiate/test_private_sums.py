@@ -32,6 +32,7 @@ def logistic():
     return run, w, energy, -s @ rows, (rows * (s * (1 - s))[:, None]).T @ rows
 
 
+@pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
 def test_gradients_and_hessians():
     run, w, energy, gradient, expected = logistic()
     for kind, found in ((Jacobian(run, w, energy), gradient), (Hessian(run, w, energy), expected)):
@@ -40,6 +41,7 @@ def test_gradients_and_hessians():
         assert "global_thread_idx" in kind.source
 
 
+@pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
 @pytest.mark.parametrize("case", ["is left out", "rows of two fields", "one component", "the kernel reads it"])
 def test_entries_above_the_diagonal_of_a_dense_hessian(case):
     """They are left out where the host can mirror the others: of sums squared, and of constant entries."""
@@ -126,6 +128,7 @@ def test_short_loops_stay_atomic():
     assert_allclose(hessian(run, x, energy, format="csr").toarray(), plan(), rtol=1e-12)
 
 
+@pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
 def test_conditions_keep_a_loop_within_the_gradient():
     """Where the sums are added up, nothing behind the end of J is read or written."""
     x, weights, energy = scalars(rng.uniform(0.5, 1, 6)), scalars(rng.uniform(0.5, 1, COUNT)), scalars(0.0)

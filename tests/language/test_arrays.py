@@ -7,7 +7,7 @@ from devices import real
 from differences import check_jacobian
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, backend, jacobian, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -226,12 +226,28 @@ def product(a: ti.types.ndarray(), b: ti.types.ndarray(), c: ti.types.ndarray())
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_array_twice_is_one_array(kind):
+    if kind != "ndarray" and not backend.is_host_arch():
+        pytest.skip("a GPU gets a copy of the host's array for each argument: see the next test")
     a, c = make(kind, X), make(kind, np.zeros(4))
     J = jacobian(product, a, c, args=(a, a, c))
     assert_allclose(content(J), np.diag(2 * X), rtol=1e-14)
     J = jacobian(product, "a", a, args=(a, a, a))
     assert_allclose(content(J), np.diag(2 * X), rtol=1e-14)
     assert_allclose(content(a), X**2, rtol=1e-15)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_array_twice_on_a_gpu(kind, monkeypatch):
+    """Taichi copies an array of the host once for each argument: a plain kernel does not see its own stores."""
+    monkeypatch.setattr(backend, "is_host_arch", lambda: False)
+    a, c = make(kind, X), make(kind, np.zeros(4))
+    assert_allclose(content(jacobian(product, a, c, args=(a, a, c))), np.diag(2 * X), rtol=1e-14)
+    if kind == "ndarray":
+        assert_allclose(content(jacobian(product, "a", a, args=(a, a, a))), np.diag(2 * X), rtol=1e-14)
+        return
+    with pytest.raises(InvalidArgumentError, match="Taichi gives the GPU two copies.*; pass copies, or a ti.ndarray"):
+        jacobian(product, "a", a, args=(a, a, a))
+    assert_array_equal(content(a), X)
 
 
 def test_equal_arrays_are_two_arrays():

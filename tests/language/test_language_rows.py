@@ -232,6 +232,59 @@ def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
     check_columns(k, x, [y, z, moved, w])
 
 
+def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
+    x, y = many(), outputs(64)
+    s = ti.field(ti.f64)
+    ti.root.pointer(ti.i, 8).dense(ti.i, 8).place(s)
+    for i in (3, 17, 18, 40, 63):
+        s[i] = 1.0
+
+    @ti.kernel
+    def k():
+        for i in s:
+            acc = x[i]
+            for j in range(MANY):
+                acc += x[j] * x[(i + j) % MANY]
+            y[i] = acc * acc * 1e-3
+
+    check_columns(k, x, [y])
+    plan = Jacobian(k, x, y)
+    plan()
+    assert "threads have no numbers" not in plan.explain()
+    assert f"start = i * {MANY}" in plan.source
+
+
+@pytest.mark.parametrize("block", [32, 128, 512])
+def test_rows_of_all_threads_of_a_gpu(monkeypatch, block):
+    """Loops that say how large a block is have as many parts of scratch memory as threads; too many run in order."""
+    x, y, count = many(), outputs(9), ti.field(ti.i32, shape=())
+    count[None] = 9
+
+    @ti.kernel
+    def k():
+        ti.loop_config(block_dim=block)
+        for i in range(count[None]):
+            acc = x[i]
+            for j in range(MANY):
+                acc += x[j] * x[(i + j) % MANY]
+            y[i] = acc * acc * 1e-3
+
+    monkeypatch.setattr(backend, "is_host_arch", lambda: False)
+    monkeypatch.setattr(backend, "stores_by_column", lambda: True)
+    monkeypatch.setattr(backend, "block_size", lambda: 128)
+    monkeypatch.setattr(backend, "thread_count", lambda: 256)
+    check_columns(k, x, [y])
+    plan = Jacobian(k, x, y)
+    plan()
+    assert f"{2 * block * MANY * 8} bytes" in plan.explain()
+    monkeypatch.setattr(backend, "thread_count", lambda: 1 << 22)
+    check_columns(k, x, [y])
+    plan = Jacobian(k, x, y)
+    plan()
+    is_serial = block * (1 << 15) * MANY >= 1 << 31
+    assert is_serial == ("too many numbers" in plan.explain())
+
+
 def test_several_loops_with_rows():
     """Each loop has local arrays; for SPIR-V, Taichi 1.7.4 can compile them in one loop of a kernel only."""
     x, w, u, y = scalars(np.linspace(0.5, 1.5, 30)), vectors([[0.3, 0.8], [1.2, 0.4]]), outputs(2), outputs(2)

@@ -18,6 +18,7 @@ START = TRUTH + 0.1
 PIXEL, AT_PIXEL = (360, 280), [-1.000078, 0.107752, 0.107752, 0.988400]
 SUMS = [-10500.16, 474.597, 474.597, 5872.767]
 SUMS_FLOAT32 = [-10499.27, 474.42, 474.53, 5872.70]  # pixels at the silhouette lose digits in sqrt(r * r - |d|^2)
+ROUNDED = "digits that pixels at the silhouette lose in float32 are others on each device"
 STEP = [0.12909, 0.11629, 0.11629, 0.13379]
 
 
@@ -161,6 +162,7 @@ class TestInFloat32:
     # Taichi's own forward mode asserts on vectors unless they are scalarized
     dtype, options = ti.f32, {"force_scalarize_matrix": True}
 
+    @pytest.mark.cpu_only(ROUNDED)
     def test_shape_type_and_numbers(self, found):
         _, result = found
         assert result.shape == (WIDTH, HEIGHT, 4)
@@ -191,6 +193,7 @@ class TestInFloat32:
         assert_allclose(current, TRUTH, rtol=1e-5)
 
 
+@pytest.mark.cpu_only(ROUNDED)
 def test_vectors_without_scalarizing_in_float32():
     """The same program as Taichi runs it by default, where its own forward mode fails."""
     initialise()

@@ -34,11 +34,13 @@ class Device:
         is_host: whether it is a CPU.
         by_column: whether columns of shadows are contiguous in memory.
         threads: the number of threads of a parallel loop; 0 if threads cannot be numbered.
+        block: how many of them a block of a GPU has, unless the loop says it.
     """
 
     is_host: bool = True
     by_column: bool = False
     threads: int = 0
+    block: int = 1
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import atom_value
+from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix
 from taichi_ext.differentiate.facts.facts import Facts
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
 from taichi_ext.differentiate.forms.build import Builder, Coefficient, Index, add, cast, element, literal, multiply
-from taichi_ext.differentiate.forms.cursor import Cursor
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Seed,
@@ -23,9 +24,11 @@ from taichi_ext.differentiate.forms.forms import (
     has_row,
     row_sum,
 )
+from taichi_ext.differentiate.forms.keys import Scratch
 from taichi_ext.differentiate.plan.row_terms import STORED, Terms, only_row
-from taichi_ext.differentiate.plan.storage_plan import Plan
-from taichi_ext.program import I32, Load, Local, Op, Read, Type, Value
+from taichi_ext.program import I32, For, Load, Local, Op, Read, Type, Value
+
+MOST_NUMBERS = 2**31 - 1  # in scratch memory: indices are of 32 bits
 
 
 @dataclass(frozen=True)
@@ -70,28 +73,37 @@ def _cleared(builder: Builder, size: int, dtype: Type, memory: RowMemory, *, is_
     return memory
 
 
-def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Coefficient]:
-    """The number of parts of scratch memory, and the number of this iteration's part.
+def scratch_part(walk: Walk, size: int, dtype: Type) -> tuple[int, Coefficient]:
+    """The number of parts of scratch memory, and the number of this iteration's part, for rows of a size.
 
     There is a part for each thread, or for each iteration if those are fewer or threads cannot be numbered.
     """
-    loop, seeds = cursor.parallel_loop, facts.seeds
+    loop, device = walk.cursor.parallel_loop, walk.facts.seeds.device
     if loop is None:
         return 1, 0
-    is_numbered = not seeds.device.is_host and all(
-        not isinstance(a, Local) or a not in facts.changed for a in loop.atoms
-    )
-    iterations = loop.iterations if is_numbered else None
-    if iterations is not None and (not seeds.device.threads or iterations < seeds.device.threads):
-        assert loop.bounds is not None
-        number: Coefficient = 0
-        for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
-            number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
-        return iterations, number
-    if not seeds.device.threads:
-        plan.keep_order(loop, "its locals have too many columns for local arrays, and threads have no numbers here")
+    parts, number = device.threads, Op("global_thread_idx", (), I32)
+    if not device.is_host:
+        assert isinstance(loop.statement, For)
+        parts = parts // device.block * int(loop.statement.config.get("block_dim") or device.block)
+        iterations = _numbered_iterations(loop, walk.facts)
+        if iterations is not None and (not parts or iterations[0] < parts):
+            parts, number = iterations
+    taken = walk.arguments.scratch_sizes.get(Scratch(dtype.name), 0)
+    if not parts or taken + parts * size > MOST_NUMBERS:
+        why = f"rows of {parts} threads would have too many numbers" if parts else "threads have no numbers here"
+        walk.plan.keep_order(loop, f"its locals have too many columns for local arrays, and {why}")
         return 1, 0
-    return seeds.device.threads, Op("global_thread_idx", (), I32)
+    return parts, number
+
+
+def _numbered_iterations(loop: Loop, facts: Facts) -> tuple[int, Coefficient] | None:
+    """How many iterations a loop has at most, and the number of this one."""
+    if loop.reach is None or any(isinstance(a, Local) and a in facts.changed for a in loop.atoms):
+        return None
+    number: Coefficient = 0
+    for atom, (first, end) in zip(loop.atoms, loop.reach, strict=True):
+        number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
+    return math.prod(end - first for first, end in loop.reach), number
 
 
 class Rows:

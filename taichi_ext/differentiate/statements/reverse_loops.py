@@ -178,7 +178,7 @@ class Reversals:
         size = iterations * width
         longest = walk.facts.seeds.limits.local_array
         if size > longest and walk.facts.seeds.device.is_host:
-            part = scratch_part(walk.facts, walk.cursor, walk.plan)
+            part = scratch_part(walk, size, dtype)
             return scratch_row(self.builder, walk.arguments, size, dtype, part, is_filled=True)
         if size > longest:
             self.go_forward(s, "its tape is too long for a local array")

@@ -150,5 +150,5 @@ class Storages:
         is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # shared by loops, so in memory in any case
         if size <= facts.seeds.limits.local_array and not is_shared:
             return local_row(builder, f"d_{local.name}", size, local.dtype)
-        part = scratch_part(facts, walk.cursor, walk.plan)
+        part = scratch_part(walk, size, local.dtype)
         return scratch_row(builder, walk.arguments, size, local.dtype, part, is_filled=is_filled)

@@ -302,11 +302,13 @@ def check_overlaps(given: Iterable[Given], written: Set[object]) -> None:
             continue
         if one.info is None or other.info is None or not one.view.fits(other.view):
             raise InvalidArgumentError(_SHARED.format(one.name, other.name) + _OTHER_TYPE)
-        is_one = one.info.key == other.info.key and not one.view.is_fortran  # Taichi copies those separately
+        is_on_gpu = one.view.space == "host" and not backend.is_host_arch()
+        is_one = one.info.key == other.info.key and not one.view.is_fortran and not is_on_gpu
         if not is_one and not written.isdisjoint((one.info.key, other.info.key)):
-            raise InvalidArgumentError(
-                _SHARED.format(one.name, other.name) + ", and the kernel writes to it; pass copies, or one array."
-            )
+            why, remedy = ", and the kernel writes to it", "pass copies, or one array"
+            if is_on_gpu:
+                why, remedy = f", of which Taichi gives the GPU two copies{why}", "pass copies, or a ti.ndarray"
+            raise InvalidArgumentError(f"{_SHARED.format(one.name, other.name)}{why}; {remedy}.")
 
 
 def _memory(region: Region) -> np.ndarray | None:

@@ -22,6 +22,7 @@ def new_array(size: int, dtype: Any, *, is_zero: bool = False) -> Any:
     if backend.is_host_arch():
         return (np.zeros if is_zero else np.empty)(max(1, size), numpy_dtype(dtype))
     with backend.suspend_following():  # it is no array of the user's
+        backend.enter_thread()
         array = ti.ndarray(dtype, shape=max(1, size))
         if is_zero:
             array.fill(0)
