@@ -1,5 +1,7 @@
 """Sparse Hessians: beside dense ones, which are tested with differences, closed forms and JAX."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -77,6 +79,10 @@ def test_springs():
 
     plan = require_like_dense(springs, x, energy)
     assert "36 with respect to" in plan.explain()  # the block of a spring, and no row of all columns
+    ((site,),) = (fused.sites for fused in plan._prepared.fused.values())
+    pairs_of_points = [(site.rows[e.part].terms, e.column.terms) for e in site.groups[0].entries]
+    runs = [len(list(run)) for _, run in itertools.groupby(pairs_of_points)]
+    assert runs == [9, 9, 9, 9]  # the numbers of two points lie together, as they do in H
 
 
 def test_tetrahedra_neo_hookean():

@@ -192,7 +192,7 @@ class EntryWriter:
         if self.numbering.asked.starts and target.key in self.numbering.asked.outputs:
             rows = [self.walk.facts.indices.unclamped(row) for row in rows]
             parts = self._mirror(rows, forms)
-        groups = self._groups(forms)
+        groups = self._groups(forms, rows if parts is not None else None)
         used = [a for form in (*rows, *(e.column for g in groups for e in g.entries)) for a, _ in form.terms]
         site = Site(
             number=len(self.sites),
@@ -283,7 +283,8 @@ class EntryWriter:
         opened = [a for loop in self.walk.cursor.loops[:1] for a in loop.atoms]
         return place.covers([*opened, *variables], has_component=True)
 
-    def _groups(self, forms: list[Form]) -> tuple[Group, ...]:
+    def _groups(self, forms: list[Form], rows: list[Affine] | None) -> tuple[Group, ...]:
+        """The entries, row by row; those of a Hessian, whose ``rows`` are given, by pairs of vertices, as in H."""
         found: dict[Key, list[Entry]] = {}
         order: dict[tuple[tuple[Atom, int], ...], int] = {(): 0}  # by first appearance
         for part, form in enumerate(forms):
@@ -296,6 +297,10 @@ class EntryWriter:
                 order.setdefault(column.terms, len(order))
             for column in sorted(columns, key=lambda c: (order[c.terms], c.constant)):
                 found.setdefault(self.numbering.owner(column), []).append(Entry(part, column))
+        if rows is not None:
+            places = [(order.get(row.terms, -1), row.constant) for row in rows]
+            for entries in found.values():
+                entries.sort(key=lambda e: (places[e.part][0], order[e.column.terms], places[e.part][1]))
         return tuple(Group(owner, tuple(entries)) for owner, entries in found.items())
 
     def _write_integers(self, site: Site, slot: Coefficient) -> None:
