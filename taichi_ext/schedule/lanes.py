@@ -24,6 +24,7 @@ The last stretch of a row ends at the end of the row, and computes some iteratio
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -38,6 +39,7 @@ from taichi_ext.schedule.masks import with_masks
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
 LANES_OF_FLOAT32, LANES_OF_FLOAT64 = 16, 8  # in one stretch: two vectors of 32 bytes
+LONG = 200  # operations written in a body of float32, from which on one vector is as fast, and LLVM done twice as soon
 MOST_NUMBERS = 12288  # in the arrays of a stretch, which are to stay in the cache next to the processor
 MOST_OPERATIONS = 500  # written in a body; LLVM's time grows faster than their number
 MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
@@ -138,6 +140,7 @@ def find_lanes(
     parts = survey.block(body, 1)
     totals = survey.totals
     count = LANES_OF_FLOAT64 if totals.widest == ir.F64 else LANES_OF_FLOAT32
+    count = max(2, count // 2) if totals.widest != ir.F64 and totals.operations > LONG else count
     repeated = -domain[-1] % count
     if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
         raise CannotError(f"its rows of {domain[-1]} iterations are too short")
@@ -214,7 +217,7 @@ class _Survey:
         def close() -> None:
             if run:
                 parts.append(Run(tuple(run)))
-            for collected in (run, memory.stored, memory.read):
+            for collected in (run, memory.stored, memory.read, memory.places):
                 collected.clear()
 
         for s in body:
@@ -232,14 +235,26 @@ class _Survey:
                 self._check(s, is_top=True)
                 for x in ir.statements((s,)):
                     self._note(x, times)
-                own = _memory(s)
+                own = self._memory(s)
                 if not memory.is_apart(own):
                     close()
                 run.append(s)
-                memory.stored.update(own.stored)
-                memory.read.update(own.read)
+                memory.add(own)
         close()
         return tuple(parts)
+
+    def _memory(self, s: ir.Statement) -> _Memory:
+        """The memory of one statement."""
+        declared = {x.local for x in (s, *s.within) if isinstance(x, ir.Declare)}
+        memory = _Memory(declared | s.written, set(s.reads))
+        for x in (s, *s.within):
+            targets = (x.target,) if isinstance(x, ir.Store) else ()
+            for v in (*targets, *all_values(x)):
+                if isinstance(v, ir.Read) and v.local.shape:
+                    place = self.indices.form(v.index[0]) if len(v.index) == 1 else None
+                    is_known = place is not None and self.varying.isdisjoint(a for a, _ in place.terms)
+                    memory.places.add((v.local, place.terms if is_known and place is not None else v))
+        return memory
 
     def _is_around(self, s: ir.Statement) -> bool:
         if not isinstance(s, (ir.For, ir.While, ir.If)) or not s.contents.is_same(self.varying, self.written):
@@ -379,22 +394,26 @@ def _length(s: ir.Statement) -> int:
 
 @dataclass(frozen=True)
 class _Memory:
-    """The locals and containers that statements and their blocks store to, and those that they read."""
+    """The locals and containers that statements and their blocks store to, and those that they read.
+
+    ``places``: those of the accesses to local arrays, without their constants.
+    """
 
     stored: set[ir.Local | ir.Container] = field(default_factory=set)
     read: set[ir.Local | ir.Container] = field(default_factory=set)
+    places: set[tuple[ir.Local, object]] = field(default_factory=set)
+
+    def add(self, later: _Memory) -> None:
+        self.stored.update(later.stored)
+        self.read.update(later.read)
+        self.places.update(later.places)
 
     def is_apart(self, later: _Memory) -> bool:
         """Whether a later statement can be in one loop with these.
 
         It reads no container that they store to, since they do so behind the loop. It stores to no array that they
-        read, or they to one that it reads: LLVM may not know that entries differ.
+        read, or they to one that it reads, but at places that differ by a constant: LLVM may not know that others do.
         """
         both = (later.read & self.stored) | {x for x in later.stored & self.read if isinstance(x, ir.Local)}
-        return not any(isinstance(x, ir.Container) or x.shape for x in both)
-
-
-def _memory(s: ir.Statement) -> _Memory:
-    """The memory of one statement."""
-    declared = {x.local for x in (s, *s.within) if isinstance(x, ir.Declare)}
-    return _Memory(declared | s.written, set(s.reads))
+        shared = Counter(x for x, _ in self.places | later.places)
+        return not any(isinstance(x, ir.Container) or (x.shape and shared[x] != 1) for x in both)

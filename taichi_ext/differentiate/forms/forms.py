@@ -57,6 +57,11 @@ class OwnSeed:
 
 
 @dataclass(frozen=True)
+class Input(OwnSeed):
+    """The seed of a number from before a loop, while the loop adds up its factors."""
+
+
+@dataclass(frozen=True)
 class Carried:
     """The seed of a number carried by a reversed loop, at the start of an iteration; it has no column either."""
 

@@ -15,6 +15,7 @@ from taichi_ext.differentiate.plan.row_terms import ADDED, WORDS
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
 BACKWARDS = "is gone over a second time, backwards, to accumulate tangents"
+INPUTS = "adds up factors, and behind it adds the tangents of"
 _COUNTED = frozenset(("add", "sub", "mul", "truediv"))
 
 

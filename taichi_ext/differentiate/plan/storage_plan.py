@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.forms.keys import Key, SumKey
-from taichi_ext.differentiate.plan.report import BACKWARDS, LocalChoice
+from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS, LocalChoice
 from taichi_ext.differentiate.plan.row_terms import RowDecision
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import Container, Local, Statement
@@ -80,7 +80,10 @@ def _described(key: object) -> str:
 
 @dataclass(frozen=True)
 class StorageKey:
-    """The key of a storage of a local: in an iteration of a reversed loop, the local has another one than before."""
+    """The key of a storage of a local: in an iteration of a reversed loop, the local has another one than before.
+
+    With a loop and ``is_before``: of its factors of the inputs of the loop.
+    """
 
     local: Local
     loop: Statement | None = None
@@ -258,8 +261,16 @@ class StoragePlan(Plan):
     walks: int = 0
 
     def loop_notes(self) -> dict[Statement, str]:
-        """How loops that may be reversed are differentiated, and why."""
-        return {s: self._loop_note(s, carried) for s, carried in self.reversed_loops.items()}
+        """How loops within others are differentiated, and why."""
+        inputs = {
+            key.loop: dict.fromkeys(seed.local.name for seed in facts.own)
+            for key, facts in self.storages.items()
+            if key.is_before and key.loop is not None and key.loop not in self.forward and facts.own
+        }
+        return {
+            **{s: f"{INPUTS} {', '.join(names)}" for s, names in inputs.items()},
+            **{s: self._loop_note(s, carried) for s, carried in self.reversed_loops.items()},
+        }
 
     def _loop_note(self, s: Statement, carried: tuple[Local, ...]) -> str:
         if s in self.forward:

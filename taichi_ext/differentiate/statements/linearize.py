@@ -15,6 +15,7 @@ from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_n
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
+    Input,
     Weight,
     accumulate,
     chosen,
@@ -266,9 +267,9 @@ class Linearizer:
 
     def _note_singular(self, form: Form) -> None:
         """Note that a partial may be infinite: a zero tangent only stays zero in forward accumulation."""
-        loop = self._walk.cursor.reversed_loop
-        if loop is not None and any(isinstance(leaf, Carried) for leaf in form):
-            self._walk.plan.forward.note(loop.statement, "an operation in it may have an infinite partial")
+        if any(isinstance(leaf, (Carried, Input)) for leaf in form):
+            for loop in self._walk.cursor.loops:
+                self._walk.plan.forward.note(loop.statement, "an operation in it may have an infinite partial")
 
     def _guarded(self, node: Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""

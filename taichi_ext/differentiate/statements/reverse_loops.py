@@ -163,7 +163,7 @@ class Reversals:
         width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
-        tape = Tape(s, loop, carried, walk.cursor.loops, _only_added(s, carried), before, own, memory, width)
+        tape = Tape(s, loop, carried, walk.cursor.loops, only_added(s, carried), before, own, memory, width)
         self.builder.frozen.update(s.variables)
         with walk.cursor.in_loop(loop, is_reversed=True):
             body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
@@ -327,7 +327,7 @@ class Reversed:
         self._go_forward()
 
 
-def _only_added(s: ir.For, carried: tuple[ir.Local, ...]) -> frozenset[ir.Local]:
+def only_added(s: ir.For | ir.While, carried: tuple[ir.Local, ...]) -> frozenset[ir.Local]:
     """The locals that the body only adds to, and does not read."""
     inner = ir.statements(s.body)
     others = {local for x in inner for local in x.contents.locals}

@@ -10,7 +10,7 @@ from taichi_ext.differentiate.facts.guards import clamped, is_inside, where
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import Coefficient, Index, add, cast, multiply
 from taichi_ext.differentiate.forms.cursor import Block, RowSources
-from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Row, is_row
+from taichi_ext.differentiate.forms.forms import Form, Input, OwnSeed, Row, is_row
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.program import I32, Local, Read, Value
 
@@ -33,6 +33,7 @@ class LocalForms:
         deferred: locals whose tangent is deferred to their use.
         forms: the tangents of other numbers that do not change.
         entry_forms: the tangents of vectors and matrices that do not change.
+        inputs: numbers from before a loop, while that adds up their factors.
         roots: for each ``sqrt_edge``, the level, the block in which it is visible, and its motion in a divided pixel.
     """
 
@@ -44,11 +45,14 @@ class LocalForms:
         self.deferred: dict[Local, Deferred] = {}
         self.forms: dict[Local, Form] = {}
         self.entry_forms: dict[Local, list[Form]] = {}
+        self.inputs: set[Local] = set()
         self.roots: dict[OwnSeed, tuple[Value, Block, Any]] = {}
 
     def form(self, value: Read) -> Form:
         """The tangent of a local, or of one of its entries."""
         local = value.local
+        if local in self.inputs:
+            return {Input(local): 1}
         if local in self._storages.by_local and value.checks:
             return self._guarded(value)
         if local in self._storages.by_local:

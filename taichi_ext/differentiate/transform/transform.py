@@ -11,6 +11,7 @@ from taichi_ext.differentiate.edges.boundaries import boundary
 from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
+from taichi_ext.differentiate.statements.loop_inputs import LoopInputs
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.differentiate.transform import special
@@ -29,6 +30,7 @@ class Transform:
         stores: the stores to containers.
         storages: the storages of locals.
         reversals: the loops whose tangents are accumulated backwards.
+        inputs: the inputs of the others.
         writer: the writer of a sparse Jacobian's entries.
     """
 
@@ -36,6 +38,7 @@ class Transform:
     stores: ContainerStores
     storages: Storages
     reversals: Reversals
+    inputs: LoopInputs
     writer: EntryWriter | None
 
     def body(
@@ -109,6 +112,9 @@ class Transform:
         walk, facts = self.context.walk, self.context.walk.facts
         if self.writer is not None:
             self.writer.counts.before(s)
+        inside = self.inputs.begin(s)
+        if inside is not None and s in self.reversals.seen:
+            self.reversals.seen.remove(s)  # type: ignore[arg-type]
         variables = tuple(v for v in s.variables if v not in facts.changed) if isinstance(s, ir.For) else ()
         walk.builder.frozen.update(variables)
         with walk.cursor.in_loop(facts.loops[s]):
@@ -121,5 +127,6 @@ class Transform:
             extent = facts.seeds.extents.get(over) if isinstance(over, ir.Container) else None
             new = serialized(new, extent, is_host=facts.seeds.device.is_host)
         walk.builder.emit(new)
+        self.inputs.end(inside)
         if self.writer is not None:
             self.writer.counts.after(s)

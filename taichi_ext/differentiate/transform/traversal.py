@@ -30,6 +30,7 @@ from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
+from taichi_ext.differentiate.statements.loop_inputs import LoopInputs
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
 from taichi_ext.differentiate.statements.special_tangents import EnergyTangents, IntermediateTangents, SparseTangents
@@ -94,7 +95,7 @@ class Traversal:
         context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
         reversals = Reversals(walk, storages)
         stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
-        transform = Transform(context, stores, storages, reversals, writer)
+        transform = Transform(context, stores, storages, reversals, LoopInputs(walk, storages, forms), writer)
         return cls(walk, numbering, writer, storages, reversals, coverage, forms, transform)
 
     def seed_arguments(self) -> None:

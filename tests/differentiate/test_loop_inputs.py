@@ -1,0 +1,214 @@
+"""Loops that add multiples of values from before them to sums: the tangents of those values are added behind the loop."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars
+
+from taichi_ext import Jacobian
+from taichi_ext.differentiate.plan.report import INPUTS
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+N = 12
+
+
+def make_kernels(x, y, z):
+    """Kernels with a loop and values from before it, by name."""
+
+    @ti.kernel
+    def network():
+        for i in y:
+            h = ti.Vector([0.0] * 3)
+            for j in ti.static(range(3)):
+                h[j] = ti.tanh(x[j] * i + x[3 + j])
+            total = x[0]
+            for j in range(3):
+                s = 0.0
+                for k in ti.static(range(3)):
+                    s += x[6 + k] * h[k] * (j + 1)
+                total += x[9 + j] * ti.tanh(s)
+            y[i] = total
+
+    @ti.kernel
+    def a_row():
+        for i in y:
+            h = 0.0
+            for n in range(N):
+                h += x[n] * x[n] * i
+            total = 0.0
+            for n in range(N):
+                total -= ti.sin(h * n) * x[n]
+            y[i] = total * h
+
+    @ti.kernel
+    def two_sums():
+        for i in y:
+            h, g = x[0] * x[1], x[2] / (x[3] + i)
+            s, t = h, 0.0
+            for n in range(N):
+                if n % 2 == 0:
+                    s += h * g * x[n]
+                else:
+                    t -= ti.exp(g * n * 0.1) + s_of(n)
+            y[i] = s * t + g
+
+    @ti.func
+    def s_of(n):
+        return 0.5 * n
+
+    @ti.kernel
+    def nested():
+        for i in y:
+            h = x[0] * x[1] + i
+            total = 0.0
+            for m in range(3):
+                g = h * x[2] * m + x[3]
+                for n in range(N):
+                    total += ti.sin(g * x[n]) + h * n
+            y[i] = total
+
+    @ti.kernel
+    def not_chosen():
+        for i in y:
+            root = ti.sqrt(x[0] * x[1] - x[0] * x[1])
+            h = x[2] * x[3] + i
+            total = 0.0
+            for n in range(N):
+                total += ti.max(root - 1.0, h * x[n])
+            y[i] = total
+
+    @ti.kernel
+    def not_reached():
+        for i in y:
+            root = ti.sqrt(x[0] * x[1] - x[0] * x[1])
+            h = x[2] * x[3] + i
+            total = 0.0
+            for n in range(N):
+                total += h * x[n]
+                if n > N:
+                    total += root
+            y[i] = total
+
+    @ti.kernel
+    def left_early():
+        for i in y:
+            h = x[0] * x[1]
+            total, n = 0.0, 0
+            while n < N:
+                if n == i + 2:
+                    break
+                total += h * x[n]
+                n += 1
+            y[i] = total
+
+    @ti.kernel
+    def of_no_iterations():
+        for i in y:
+            h = x[0] * x[1]
+            total = x[2]
+            for n in range(i - 3):
+                total += h * x[n]
+            y[i] = total
+
+    @ti.kernel
+    def around_a_recurrence():
+        for i in y:
+            h = x[0] * x[1] + 0.1 * i
+            total = 0.0
+            for m in range(2):
+                s = 0.5
+                for n in range(N):
+                    s = ti.sin(s * x[n] + h)
+                total += s * h
+            y[i] = total
+
+    @ti.kernel
+    def changed_between():
+        for i in y:
+            h = x[0] * x[1]
+            total = 0.0
+            for n in range(N):
+                total += h * x[n]
+            h *= x[4]
+            for n in range(N):
+                total += h * x[n] * n
+            y[i] = total
+
+    @ti.kernel
+    def singular():
+        for i in y:
+            h = x[0] * x[1] - x[0] * x[1]
+            total = 0.0
+            for n in range(N):
+                total += ti.sqrt(h) + x[n] * i
+            y[i] = total
+
+    @ti.kernel
+    def sum_is_read():
+        for i in y:
+            h = x[0] * x[1]
+            total = 0.1
+            for n in range(N):
+                total += 0.1 * total * h * x[n]
+            y[i] = total
+
+    @ti.kernel
+    def stored_within():
+        for i in y:
+            h = x[0] * x[1]
+            total = 0.1
+            for n in range(3):
+                total += h * x[n]
+                z[i, n] = h
+            y[i] = total
+
+    @ti.kernel
+    def input_changes():
+        for i in y:
+            h = x[0] * x[1]
+            total = 0.1
+            for n in range(N):
+                h *= 0.9
+                total += h * x[n]
+            y[i] = total
+
+    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+
+WITH_INPUTS = """
+    network a_row two_sums nested not_chosen not_reached left_early of_no_iterations around_a_recurrence changed_between
+""".split()
+WITHOUT = "singular sum_is_read stored_within input_changes".split()
+
+
+@pytest.mark.parametrize("name", [*WITH_INPUTS, *WITHOUT])
+def test_kernels(name, pytestconfig):
+    x, y, z = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3)
+    kernels = make_kernels(x, y, z)
+    assert set(kernels) == {*WITH_INPUTS, *WITHOUT}
+    written = [y, z] if name == "stored_within" else y
+    if name in ("not_chosen", "not_reached", "singular"):
+        J = Jacobian(kernels[name], x, y)()
+        factors = np.arange(4)[:, None] + x[2] * x[3]
+        expected = np.zeros((4, N)) + (np.arange(4)[:, None] if name == "singular" else factors)
+        if name != "singular":
+            values = x.to_numpy()
+            expected[:, 2] += x[3] * values.sum()
+            expected[:, 3] += x[2] * values.sum()
+        np.testing.assert_allclose(J, expected, rtol=1e-12)
+    else:
+        check_jacobian(kernels[name], x, written, state=[y, z])
+    plan = Jacobian(kernels[name], x, written)
+    plan()
+    if not pytestconfig.getoption("--chunk-size"):
+        assert (INPUTS in plan.explain()) == (name in WITH_INPUTS)
+
+
+def test_other_storage_gives_the_same():
+    x, y, z = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3)
+    for name in ("network", "nested", "a_row"):
+        k = make_kernels(x, y, z)[name]
+        whole = Jacobian(k, x, y)()
+        for options in ({"chunk_size": 9}, {"chunk_size": 2}, {"tangents": "dense"}, {"tangents": "sparse"}):
+            np.testing.assert_allclose(Jacobian(k, x, y, **options)(), whole, rtol=1e-12, atol=1e-14)
