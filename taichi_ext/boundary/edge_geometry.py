@@ -9,8 +9,8 @@ from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
 
 _FAR = 1e9
-_DENSE = 0.25  # pixels between samples along an edge
-_SHORT = 4.0  # pixels: up to this length, edges within a surface have one sample, and little longer ones few
+DENSE = 0.25  # pixels between samples along an edge
+_SPARSE = 4.0  # pixels between those of edges within a surface, up to twice this length
 _FARTHEST = 1e15  # pixels: ends beyond do not count
 
 
@@ -161,11 +161,11 @@ def spacing(points: ti.template(), edge: ti.template(), faces: ti.template(), a,
     """The distance of samples along an edge.
 
     An edge that has as many faces on its left as on its right lies within a surface.  Its jump is that of their
-    shading, and both faces are mostly hidden together, so a short one has one sample, in its middle.  The rims of
+    shading, and both faces are mostly hidden together, so few samples show where a short one is hidden.  The rims of
     surfaces, where the jump is that from one surface to another, have all.
     """
     balance = 0
-    step = _DENSE + 0.0 * length
+    step = DENSE + 0.0 * length
     for o in ti.static(range(2, 2 + faces)):
         if edge[o] >= 0:
             det = a.cross(b).dot(stop_gradient(centred(homogeneous(points[edge[o]]), x, y)))
@@ -173,9 +173,8 @@ def spacing(points: ti.template(), edge: ti.template(), faces: ti.template(), a,
         else:
             balance += ti.static(2 * faces if o < 4 else 0)
     if ti.static(faces > 0) and balance == 0:
-        step = ti.max(step, (_SHORT / length) * (_SHORT / length))
-        if length <= _SHORT:
-            step = _SHORT
+        excess = 0.5 * length / _SPARSE
+        step = ti.max(step, _SPARSE / (excess * excess * excess * excess))
     return step
 
 

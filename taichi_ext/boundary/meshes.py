@@ -15,6 +15,7 @@ from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.boundary.edge_geometry import (
+    DENSE,
     area_behind,
     area_to_the_left,
     centred,
@@ -97,7 +98,7 @@ def add_visible_edge(
 
     Call it once for each row of ``mesh_edges``, after the image is drawn.  It costs as much as the pixels that the
     edge crosses, and ``seen`` on both sides every 1/4 pixel.  A short edge, of up to 4 pixels, with as many faces on
-    its left as on its right is looked at in its middle alone.  The jump is measured within the faces that meet at the
+    its left as on its right is looked at near its ends alone.  The jump is measured within the faces that meet at the
     edge, so faces that are thinner than ``beside`` count, too.  A face that is seen exactly from its side has no area;
     its edges share the jump.
 
@@ -225,7 +226,7 @@ def add_term_of_edge(
         length = distance(p, p + side)
         along = side / length
         step = spacing(points, edge, edge.n - 2, a, b, length, x, y)
-        place = ti.select(step < length, ti.min(_INSET, 0.1 * length), 0.5 * length)  # of the next sample
+        place = ti.select(length > DENSE, ti.min(_INSET, 0.1 * length), 0.5 * length)  # of the next sample
         final = length - place
         known = -1.0 + 0.0 * length  # the last sample in the piece, if there is one
         origin = place  # its first sample

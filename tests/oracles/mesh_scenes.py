@@ -10,7 +10,7 @@ from taichi_ext import Jacobian, add_visible_edge, mesh_edges, stop_gradient
 
 W, H = 32, 24
 FOCAL = 26.0
-MOST = 64  # corners, faces and edges
+MOST = 320  # corners, faces and edges
 WIDEST = 6  # of a row of edges
 
 
@@ -115,3 +115,17 @@ def cube(sizes: Any = (1.0, 1.0, 1.0)) -> tuple[np.ndarray, np.ndarray, np.ndarr
                 corners.append(corner * sizes)
             faces += [[n, n + 1, n + 2], [n, n + 2, n + 3]]
     return np.array(corners), np.array(faces), np.repeat([0.3, 0.9, 0.5, 0.7, 0.2, 0.6], 2)
+
+
+def linked_tori(around: int = 8, across: int = 6) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two tori that pass through each other's hole, one of them turned by a right angle; shaded faces."""
+    number = np.arange(around * across).reshape(around, across)
+    p, q = np.meshgrid(*(2 * np.pi * np.arange(n) / n for n in (around, across)), indexing="ij")
+    away = 1 + 0.4 * np.cos(q)
+    one = np.stack([away * np.cos(p), away * np.sin(p), 0.4 * np.sin(q)], -1).reshape(-1, 3)
+    a, b, c = number, np.roll(number, -1, 0), np.roll(number, -1, 1)
+    faces = np.concatenate([np.stack([a, b, c], -1), np.stack([c, b, np.roll(b, -1, 1)], -1)]).reshape(-1, 3)
+    corners = np.vstack([one, one[:, [0, 2, 1]] + [1, 0, 0]])
+    faces = np.vstack([faces, faces + len(one)])
+    normals = np.cross(*(corners[faces[:, k]] - corners[faces[:, 0]] for k in (1, 2)))
+    return corners, faces, 0.55 + 0.4 * normals @ [0.36, 0.48, -0.8] / np.linalg.norm(normals, axis=1)
