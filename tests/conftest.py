@@ -66,6 +66,7 @@ def pytest_configure(config):
         "markers", "sweep: more programs of a kind that other tests have, left out of whole folders"
     )
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
+    config.addinivalue_line("markers", "double_only(reason): a test that needs a device with float64")
     devices.start(config.getoption("--arch"), config.getoption("--record"))
     taichi_program.arch = getattr(ti, config.getoption("--arch"))
 
@@ -78,6 +79,9 @@ def pytest_collection_modifyitems(config, items):
         for mark in item.iter_markers("cpu_only"):
             if taichi_program.arch != ti.cpu:
                 item.add_marker(pytest.mark.skip(reason=f"CPU only: {mark.args[0]}"))
+        for mark in item.iter_markers("double_only"):
+            if devices.is_single():
+                item.add_marker(pytest.mark.skip(reason=f"float64 only: {mark.args[0]}"))
         for mark in item.iter_markers("chosen_only"):
             reason, *options = mark.args
             for option in filter(told.get, options):

@@ -613,7 +613,7 @@ def test_the_same_array_twice_is_one_array(scene):
     assert_allclose(a, [0.39, 0.65])
 
 
-@pytest.mark.cpu_only("tensors of float64")
+@pytest.mark.double_only("tensors of float64")
 def test_torch_tensors_that_cannot_be_used(scene, refused):
     torch = pytest.importorskip("torch")
     o, k = torch.zeros(3, dtype=torch.float64), scene.arrays
@@ -685,14 +685,14 @@ def test_out_of_another_shape(scene, refused, shape):
         refused(scene.k, scene.x, scene.y, *words, out=ti.ndarray(ti.f64, shape=shape))
 
 
-@pytest.mark.cpu_only("two types of real numbers")
+@pytest.mark.double_only("two types of real numbers")
 def test_out_of_another_dtype(scene, refused):
     for out in (np.zeros((3, 2), np.float32), ti.field(ti.f32, shape=(3, 2)), ti.ndarray(ti.f32, shape=(3, 2))):
         refused(scene.k, scene.x, scene.y, "out has dtype float32", "float64", out=out)
     refused(scene.k, scene.x, scene.y, "out has dtype int64", "float64", out=np.zeros((3, 2), np.int64))
 
 
-@pytest.mark.cpu_only("two types of real numbers")
+@pytest.mark.double_only("two types of real numbers")
 def test_out_tensor_of_another_shape_dtype_or_device(scene, refused):
     torch = pytest.importorskip("torch")
     refused(scene.k, scene.x, scene.y, "out has shape (2, 3)", "(3, 2)", out=torch.zeros((2, 3), dtype=torch.float64))

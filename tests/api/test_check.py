@@ -38,7 +38,7 @@ def empty_registry():
 # --- check_jacobian: agreement ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.cpu_only("the tolerances of float64")
+@pytest.mark.double_only("the tolerances of float64")
 def test_a_right_jacobian_passes():
     x, y = scalars([0.3, 0.8]), outputs(3)
 
@@ -231,7 +231,7 @@ def test_at_most_so_many_entries():
 # --- check_jacobian: disagreement -------------------------------------------------------------------------------------
 
 
-@pytest.mark.cpu_only("the digits of float64")
+@pytest.mark.double_only("the digits of float64")
 def test_the_worst_entry_is_named():
     x, y = vectors([[0.3, 0.8], [0.5, 0.2]]), outputs(2, 3)
 
@@ -265,7 +265,7 @@ def test_the_worst_entry_is_named():
     assert check_jacobian(k, x, y, atol=1.0)
 
 
-@pytest.mark.cpu_only("in float32 the second column drowns in the roundings of the first")
+@pytest.mark.double_only("in float32 the second column drowns in the roundings of the first")
 def test_a_column_that_is_missing_is_noticed():
     """A zero in J is compared, too."""
     x, y = scalars([0.3, 1e-3]), outputs(1)
@@ -405,7 +405,7 @@ def test_no_nan_where_zero_meets_infinity():
     assert report, str(report)
 
 
-@pytest.mark.cpu_only("steps in float64")
+@pytest.mark.double_only("steps in float64")
 def test_differences_that_leave_the_domain():
     """At 1e-9 from its end smaller steps stay inside; at 1e-30 none does."""
     x, y = scalars([0.0, 0.5]), outputs(2)
@@ -469,7 +469,7 @@ def figures(report):
 LINEAR = ("rule(0) = 0", "rule(2 t) = 2 rule(t)", "rule(a + b) = rule(a) + rule(b)")
 
 
-@pytest.mark.cpu_only("the tolerances of float64")
+@pytest.mark.double_only("the tolerances of float64")
 def test_a_good_rule_passes_and_is_compared_with_autodiff():
     @boundary_gradient(area)
     def rule(a, b, d_a, d_b, out, auto):

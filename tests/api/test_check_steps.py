@@ -23,7 +23,7 @@ from taichi_ext.errors import CheckError
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
-    pytest.mark.cpu_only("the tolerances of float64"),
+    pytest.mark.double_only("the tolerances of float64"),
     pytest.mark.filterwarnings("ignore::SyntaxWarning"),  # a table of functions, written out
 ]
 

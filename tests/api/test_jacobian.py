@@ -108,7 +108,7 @@ def test_member_of_a_struct_field_as_output():
     assert_array_equal(by_name["direction"], result[1])
 
 
-@pytest.mark.cpu_only("two types of real numbers")
+@pytest.mark.double_only("two types of real numbers")
 def test_dtype_is_that_of_the_output():
     x32, x64 = scalars([0.3], ti.f32), scalars([0.7])
     y32, y64 = outputs(1, dtype=ti.f32), outputs(1)

@@ -232,7 +232,7 @@ class TestVjpByEntries:
 
         self.check(run, [x], [y, u, x], lambda: x.from_numpy(np.array([0.3, 0.4, 0.5, 0.6])))
 
-    @pytest.mark.cpu_only("differences in float64")
+    @pytest.mark.double_only("differences in float64")
     def test_rows_of_tangents_of_one_kernel_launched_several_times(self):
         """The entries of each launch are kept until the last one: the kernel writes them to the same memory again."""
         pose, x, angle, u, y = scalars([0.4, 0.7, 1.1]), scalars(np.linspace(0.5, 1.5, 80)), *map(outputs, (3, 6, 6))

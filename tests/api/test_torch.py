@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m
 import torch.autograd.forward_ad as forward_ad  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
-pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("torch's gradcheck needs float64")]
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("torch's gradcheck needs float64")]
 
 EVERYTHING = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
 # gradcheck maps by torch's prototype vmap, which no function that launches kernels can take

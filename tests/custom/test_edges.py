@@ -546,7 +546,7 @@ def gauss_newton(k, p, depth, target, start, steps):
     return errors
 
 
-@pytest.mark.cpu_only("the last digits of float64")
+@pytest.mark.double_only("the last digits of float64")
 def test_gauss_newton_from_near():
     start = SPHERE + np.array([0.1, 0.05, -0.05, 0.1])
     p, depth = scalars(SPHERE), outputs(640, 480)

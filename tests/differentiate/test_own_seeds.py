@@ -19,7 +19,7 @@ from taichi_program import initialise
 import taichi_ext
 from taichi_ext import Jacobian, boundary_gradient, coverage, edge, jacobian, registry
 
-pytestmark = pytest.mark.cpu_only("differences in float64")
+pytestmark = pytest.mark.double_only("differences in float64")
 W, H = 5, 4
 OPTIONS = [
     {},

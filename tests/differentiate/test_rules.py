@@ -455,7 +455,7 @@ def table_of(dtype):
     return jacobian(k, [x, a, b], [y, z])
 
 
-@pytest.mark.cpu_only("two types of real numbers")
+@pytest.mark.double_only("two types of real numbers")
 def test_single_precision_agrees_with_double():
     """Every rule on float32 fields agrees with the same rule on float64 fields to a few units in the last place."""
     for row, reference in zip(table_of(ti.f32), table_of(ti.f64), strict=True):

@@ -16,7 +16,7 @@ from taichi_program import initialise
 import taichi_ext
 from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry
 
-pytestmark = pytest.mark.cpu_only("differences in float64")
+pytestmark = pytest.mark.double_only("differences in float64")
 W, H = 5, 4
 TEXTS = iter(range(10000))
 KERNEL = """

@@ -92,7 +92,7 @@ def test_float32_arrays_have_float32_jacobians():
     assert_allclose(J, smooth_jacobian(X), rtol=1e-5)
 
 
-@pytest.mark.cpu_only("two types of real numbers")
+@pytest.mark.double_only("two types of real numbers")
 def test_types_can_be_mixed():
     """The type of J is that of the output."""
     x, y = X.astype(np.float32), np.zeros(3)

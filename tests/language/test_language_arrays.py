@@ -102,7 +102,7 @@ def test_single_precision_fields_and_arguments():
     assert_allclose(J[1], np.array(tangents)[:, 2], rtol=1e-5)
 
 
-@pytest.mark.cpu_only("two types of real numbers")
+@pytest.mark.double_only("two types of real numbers")
 def test_double_output_of_single_parameters():
     x, y = scalars([0.5, 0.75], ti.f32), outputs(2)
 

@@ -116,7 +116,7 @@ def test_vectors_and_functions():
     assert_allclose(jacobian(k, x, y).reshape(3, 6), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.cpu_only("two types of real numbers")
+@pytest.mark.double_only("two types of real numbers")
 def test_double_fields_among_single_locals():
     """A float64 field gets float64 tangents, also where the literals of the program are float32."""
     x, y, z = scalars(FIVE), outputs(5), outputs(5)

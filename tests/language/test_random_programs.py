@@ -19,7 +19,7 @@ from program_model import Argument, Field, Program
 from program_verdict import BY_ITSELF, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 from taichi_program import end_program
 
-pytestmark = pytest.mark.cpu_only("the reference is in float64")
+pytestmark = pytest.mark.double_only("the reference is in float64")
 
 PROGRAMS = 15
 

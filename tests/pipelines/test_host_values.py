@@ -69,7 +69,7 @@ def functions_of(texts, folder):
     return {text: getattr(module, f"f{n}") for n, text in enumerate(texts)}
 
 
-@pytest.mark.cpu_only("two types of real numbers, one of which json writes")
+@pytest.mark.double_only("two types of real numbers, one of which json writes")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_numbers_compute_as_without_a_derivative(tmp_path):
     x, y, z = scalars([0.3, 0.8, 0.5, 0.7]), outputs(4), outputs(4, dtype=ti.f32)

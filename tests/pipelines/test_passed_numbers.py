@@ -25,7 +25,7 @@ from taichi_ext import (
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
-    pytest.mark.cpu_only("numbers of float64"),
+    pytest.mark.double_only("numbers of float64"),
 ]
 X = np.array([1.0, 2.0, 3.0])
 vec2 = ti.types.vector(2, ti.f64)

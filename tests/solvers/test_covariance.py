@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
 
-pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("compared with float64")]
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("compared with float64")]
 
 X = np.linspace(-1.0, 2.0, 30)
 NOISE = np.random.default_rng(0).standard_normal(30)

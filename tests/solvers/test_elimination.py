@@ -13,7 +13,7 @@ from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
 
 sparse = pytest.importorskip("scipy.sparse")
-pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("compared with float64")]
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("compared with float64")]
 
 CAMERAS, POINTS, SEEN = 4, 11, 35
 RNG = np.random.default_rng(0)

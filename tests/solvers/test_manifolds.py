@@ -10,7 +10,7 @@ from taichi_ext import InvalidArgumentError, Manifold, least_squares, manifolds
 from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.charts import Charts
 
-pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("compared with float64")]
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("compared with float64")]
 
 RNG = np.random.default_rng(0)
 F64 = np.dtype(np.float64)

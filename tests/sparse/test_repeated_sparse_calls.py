@@ -16,7 +16,7 @@ from taichi_ext.api.runs.sparse_form import FEW_COLUMNS, transposed
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
 pytestmark = [
-    pytest.mark.cpu_only("differences in float64"),
+    pytest.mark.double_only("differences in float64"),
     pytest.mark.chosen_only("calls that take several runs are not launched at once", "--chunk-size"),
 ]
 

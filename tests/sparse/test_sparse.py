@@ -16,7 +16,7 @@ from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacob
 from taichi_ext.api.inputs.sparse_results import in_format
 from taichi_ext.runtime.sparse.pattern import block_of
 
-pytestmark = pytest.mark.cpu_only("differences in float64")
+pytestmark = pytest.mark.double_only("differences in float64")
 
 
 @pytest.fixture(autouse=True, scope="module")

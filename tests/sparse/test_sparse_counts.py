@@ -9,7 +9,7 @@ from test_sparse import integers, random, require_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 
-pytestmark = pytest.mark.cpu_only("differences in float64")
+pytestmark = pytest.mark.double_only("differences in float64")
 P, M = 80, 9
 
 
