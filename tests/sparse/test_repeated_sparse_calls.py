@@ -1,4 +1,4 @@
-"""A sparse Jacobian that is called again: what the shorter way of repeated calls assumes, broken from elsewhere."""
+"""A sparse Jacobian or Hessian that is called again: what the shorter way of repeated calls assumes, broken from elsewhere."""
 
 import gc
 import weakref
@@ -11,7 +11,18 @@ from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, boundary_gradient, registry
+from taichi_ext import (
+    Hessian,
+    InvalidArgumentError,
+    Jacobian,
+    UnsupportedError,
+    backend,
+    boundary_gradient,
+    hessian,
+    hvp,
+    registry,
+    value_and_gradient,
+)
 from taichi_ext.api.runs.sparse_form import FEW_COLUMNS, transposed
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
@@ -245,3 +256,122 @@ def test_after_another_ti_init():
     initialise(default_fp=ti.f64)
     with pytest.raises(InvalidArgumentError, match="prepare it again"):
         made.plan()
+
+
+class Pairs:
+    """An energy of pairs of points on a line, and its derivatives; a pair may be one point twice."""
+
+    def __init__(self, ends=((0, 1), (1, 2), (3, 3), (0, 4))):
+        self.x, self.energy = scalars(np.linspace(0.3, 1.4, 5)), scalars(0.0)
+        self.pairs = ti.Vector.field(2, ti.i32, 4)
+        self.pairs.from_numpy(np.array(ends, np.int32))
+        x, energy, pairs = self.x, self.energy, self.pairs
+
+        @ti.kernel
+        def run():
+            for k in pairs:
+                i, j = pairs[k][0], pairs[k][1]
+                energy[None] += (x[i] * x[j]) ** 2 + (x[i] - x[j]) ** 4
+
+        self.run = run
+        self.plan = Hessian(run, x, energy, format="csr")
+
+    def by_hand(self, fixed=()):
+        """The energy, its gradient and H."""
+        i, j = self.pairs.to_numpy().T
+        x = self.x.to_numpy()
+        a, b = x[i], x[j]
+        gradient, H = np.zeros(5), np.zeros((5, 5))
+        np.add.at(gradient, i, 2 * a * b**2 + 4 * (a - b) ** 3)
+        np.add.at(gradient, j, 2 * a**2 * b - 4 * (a - b) ** 3)
+        np.add.at(H, (i, i), 2 * b**2 + 12 * (a - b) ** 2)
+        np.add.at(H, (j, j), 2 * a**2 + 12 * (a - b) ** 2)
+        for rows, columns in ((i, j), (j, i)):
+            np.add.at(H, (rows, columns), 4 * a * b - 12 * (a - b) ** 2)
+        for k in fixed:
+            gradient[k] = H[k] = H[:, k] = 0
+            H[k, k] = 1
+        return ((a * b) ** 2 + (a - b) ** 4).sum(), gradient, H
+
+    def require_right(self, found, fixed=()):
+        value, gradient, H = found
+        for a, b in zip((value, gradient, H.toarray()), self.by_hand(fixed), strict=True):
+            assert_allclose(a, b, rtol=1e-13, atol=1e-13)
+        assert (H != H.T).nnz == 0
+
+    def call(self, plan=None):
+        self.energy.fill(0)
+        return (plan or self.plan).value_gradient_and_hessian()
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """Its second call is made without a session."""
+    made = Pairs()
+    made.call()
+    if not backend.stores_by_column():
+        monkeypatch.setattr("taichi_ext.api.runs.evaluation.Session", None)
+    return made
+
+
+def test_hessians_of_other_values_and_other_pairs(pairs):
+    before = pairs.by_hand()
+    first = pairs.call()
+    pairs.x.from_numpy(np.linspace(1.1, -0.4, 5))
+    pairs.require_right(pairs.call())
+    pairs.pairs.from_numpy(np.array([[4, 2], [2, 0], [1, 1], [1, 3]], np.int32))  # another pattern, one point twice
+    pairs.require_right(pairs.call())
+    pairs.pairs.from_numpy(np.array([[4, 2], [2, 0], [1, 0], [1, 3]], np.int32))  # none twice
+    pairs.require_right(pairs.call())
+    for a, b in zip((*first[:2], first[2].toarray()), before, strict=True):  # no call writes to earlier results
+        assert_allclose(a, b, rtol=1e-13, atol=1e-13)
+
+
+def test_hessians_with_fixed_entries_and_other_formats():
+    pairs = Pairs()
+    plan = Hessian(pairs.run, pairs.x, pairs.energy, format="bsr", fixed=np.arange(5) == 1)
+    for values in ([0.3, 0.2, 0.9, 1.0, 0.1], [1.3, 0.2, 0.9, -1.0, 0.1], [0.0, 0.0, 0.0, 0.0, 0.0]):
+        pairs.x.from_numpy(np.array(values))
+        pairs.require_right(pairs.call(plan), fixed=[1])
+
+
+@pytest.mark.parametrize("between", ["hvp", "gradient", "clamped", "dense"])
+def test_hessians_with_other_calls_in_between(between):
+    pairs = Pairs()
+    v = np.linspace(1, 2, 5)
+    for values in (np.linspace(0.2, 1, 5), np.linspace(-1, 1, 5), np.linspace(2, 1, 5)):
+        pairs.x.from_numpy(values)
+        pairs.require_right(pairs.call())
+        value, gradient, H = pairs.by_hand()
+        pairs.energy.fill(0)
+        if between == "hvp":
+            assert_allclose(hvp(pairs.run, pairs.x, v, pairs.energy), H @ v, rtol=1e-12, atol=1e-12)
+        elif between == "gradient":
+            assert_allclose(value_and_gradient(pairs.run, pairs.x, pairs.energy)[1], gradient, rtol=1e-12, atol=1e-12)
+        elif between == "clamped":
+            found = hessian(pairs.run, pairs.x, pairs.energy, format="csr", project="clamp").toarray()
+            assert np.linalg.eigvalsh(found).min() > -1e-12
+        else:
+            assert_allclose(hessian(pairs.run, pairs.x, pairs.energy), H, rtol=1e-12, atol=1e-12)
+        pairs.require_right(pairs.call())
+        assert value == pytest.approx(float(pairs.energy[None]))
+
+
+@pytest.mark.parametrize("kind", ["csr", None])
+def test_hessians_of_linear_energies(kind):
+    """No kernel has tangents of the gradient."""
+    pairs = Pairs()
+    x, energy = pairs.x, pairs.energy
+
+    @ti.kernel
+    def run():
+        for i in x:
+            energy[None] += 3 * x[i]
+
+    plan = Hessian(run, x, energy, format=kind)
+    for _ in range(3):
+        value, gradient, H = pairs.call(plan)
+        assert_allclose(value, 3 * x.to_numpy().sum(), rtol=1e-13)
+        assert_allclose(gradient, 3)
+        assert H.shape == (5, 5)
+        assert abs(H).sum() == 0

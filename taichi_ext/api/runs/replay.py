@@ -12,8 +12,9 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.layout import Layout
 from taichi_ext.differentiate.forms.keys import Key, SiteArray
-from taichi_ext.launches import Fused
+from taichi_ext.launches import GRADIENT, FirstOrderArray, Fused
 from taichi_ext.runtime.launching.repetitions import Repetition
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Streams
 
@@ -49,21 +50,27 @@ class Replay:
         layout: the parameters and outputs.
         launch: the kernel.
         tangents: the tangents that it takes; for a dense J, J alone.
+        gradient: of an energy, which the launch adds up beside H.
     """
 
     layout: Layout
     launch: Repetition
     tangents: dict[Key, _Tangents]
+    gradient: _Tangents | None = None
 
     @staticmethod
     def of(fused: Fused, layout: Layout, tangents: Mapping[Key, tuple[tuple[int, ...], np.dtype]]) -> Replay | None:
         """A launch; None if the kernel takes more than these tangents, of this shape and type, and its own memory."""
         scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
-        known = (key in tangents or key in scratch or isinstance(key, SiteArray) for key in fused.shadows)
-        if backend.stores_by_column() or not all(known):
+        known = (
+            key in tangents or key in scratch or isinstance(key, (SiteArray, FirstOrderArray)) for key in fused.shadows
+        )
+        first_order = [array.info for array in fused.first_order]
+        if backend.stores_by_column() or not all(known) or any(info.key != GRADIENT for info in first_order):
             return None
         given = {key: _Tangents(*kind, key in fused.facts.covered) for key, kind in tangents.items()}
-        return Replay(layout, Repetition(fused, scratch), given)
+        gradients = [_Tangents((max(1, i.size),), numpy_dtype(i.dtype), is_covered=False) for i in first_order]
+        return Replay(layout, Repetition(fused, scratch), given, *gradients)
 
     @staticmethod
     def of_field(kernels: list[Fused], layout: Layout) -> Replay | None:
@@ -97,15 +104,27 @@ class Replay:
             self.launch.launch(args, lambda _: out.reshape(-1))
         return out
 
-    def sparse(self, args: tuple[object, ...], rows: R) -> R:
-        """Compose the rows of a launch that is current; see ``dense``."""
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether J is symmetric to the last bit, as a Hessian is."""
+        return Streams.of(self.launch.fused).is_symmetric
+
+    def sparse(self, args: tuple[object, ...], rows: R) -> tuple[R, np.ndarray | None]:
+        """Compose the rows of a launch that is current, see ``dense``; with the gradient of an energy."""
         streams = Streams.of(self.launch.fused)
         streams.begin()
         for key in self.tangents.keys() & self.launch.kept:
             self.tangents[key].clear(self.launch.kept[key])
-        self.launch.launch(args, lambda key: streams.array(key) if isinstance(key, SiteArray) else self._new(key))
+        gradient = None if self.gradient is None else self.gradient.new()
+
+        def array(key: Key) -> object:
+            if isinstance(key, SiteArray):
+                return streams.array(key)
+            return gradient if isinstance(key, FirstOrderArray) else self._new(key)
+
+        self.launch.launch(args, array)
         rows.compose(streams.end(), lambda key: key)
-        return rows
+        return rows, gradient
 
     def _new(self, key: Key) -> np.ndarray:
         """An array of tangents, which is kept if there is room."""

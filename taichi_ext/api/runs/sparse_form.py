@@ -68,13 +68,12 @@ class SparseForm(DenseForm):
         return found[0][0] if self.as_matrix else evaluation.prepared.question.result(found)
 
     def repeated(self, evaluation: Evaluation) -> Any:
-        if self._projection is not None or evaluation.prepared.sparse.energy_intermediates:
-            return None
         with evaluation.whole():
-            rows = _repeated(evaluation, SparseRows, math.inf)
-            if rows is None:
+            found = _repeated(evaluation, SparseRows, math.inf, self._projection)
+            if found is None:
                 return None
-            blocks = evaluation.subject.of_sparse(partial(_block, rows), evaluation.layout, is_symmetric=False)
+            block, is_symmetric = partial(_block, found[0]), found[1].is_symmetric
+            blocks = evaluation.subject.of_sparse(block, evaluation.layout, is_symmetric=is_symmetric)
         return self.result(evaluation, blocks)
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
@@ -88,7 +87,7 @@ class SparseForm(DenseForm):
         intermediates = evaluation.prepared.sparse.energy_intermediates
         adjoints = _adjoints(evaluation, intermediates) if intermediates else None
         rows, target = _run(evaluation, SparseRows, math.inf, self._projection, adjoints)
-        is_symmetric = target is not None and target.is_symmetric and not intermediates
+        is_symmetric = target.is_symmetric and not intermediates
 
         def block(output: Output | Placed, param: Placed) -> Any:
             found = _block(rows, output, param, sum(intermediates.values()))
@@ -96,7 +95,7 @@ class SparseForm(DenseForm):
 
         blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         if self._projection == "on_demand":
-            assert target is not None
+            assert isinstance(target, SparseEntries)
             if target.indefinite and positive_factors(scipy_sparse().block_array(blocks, format="csc")) is None:
                 rows = target.project_saved(arithmetic)
                 blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
@@ -233,11 +232,11 @@ def _run(
     most_entries: float,
     projection: str | None,
     adjoints: Adjoints | None = None,
-) -> tuple[R, SparseEntries | None]:
-    """The rows after a run, and the target that computed them; None instead of it if a launch was repeated."""
-    found = _repeated(evaluation, kind, most_entries)
+) -> tuple[R, SparseEntries | Replay]:
+    """The rows after a run, and the target that computed them, or the launch that was repeated."""
+    found = _repeated(evaluation, kind, most_entries, projection)
     if found is not None:
-        return found, None
+        return found
     prepared, layout, choices = evaluation.prepared, evaluation.layout, evaluation.prepared.sparse
     choices.arithmetic.begin()
     keys = [p.container for p in layout.params]
@@ -265,16 +264,23 @@ def _is_simple(evaluation: Evaluation) -> bool:
     return evaluation.is_repeatable and evaluation.out is None and evaluation.state is None
 
 
-def _repeated(evaluation: Evaluation, kind: type[R], most_entries: float) -> R | None:
-    """The rows after a launch like that of the call before; None if there is no such launch."""
-    replay, arithmetic = evaluation.prepared.replay, evaluation.prepared.sparse.arithmetic
+def _repeated(
+    evaluation: Evaluation, kind: type[R], most_entries: float, projection: str | None
+) -> tuple[R, Replay] | None:
+    """The rows after a launch like that of the call before, and that; None if there is no such launch."""
+    replay, subject, choices = evaluation.prepared.replay, evaluation.subject, evaluation.prepared.sparse
     if replay is None or not replay.is_sparse or not _is_simple(evaluation):
+        return None
+    if projection is not None or choices.energy_intermediates or (replay.gradient is not None) != subject.has_gradient:
         return None
     if Streams.of(replay.launch.fused).entries > most_entries or not replay.launch.is_current():
         return None
-    arithmetic.begin()
+    choices.arithmetic.begin()
     sizes = {p.container: p.rows for p in replay.layout.params}
-    return replay.sparse(evaluation.call.full_args, kind(sizes, arithmetic))
+    rows, gradient = replay.sparse(evaluation.call.full_args, kind(sizes, choices.arithmetic))
+    if gradient is not None:
+        subject.note_gradient(gradient)
+    return rows, replay
 
 
 def _replay(layout: Layout, target: SparseEntries, shadows: Mapping[Key, Shadow]) -> Replay | None:

@@ -25,7 +25,7 @@ BlockOf = Callable[[Output | Placed, Placed], Any]  # the sparse block of a cont
 class Outputs:
     """The outputs; ``is_gradient``: whether the output is an energy, whose gradient may be zero."""
 
-    is_repeatable = True  # without a session
+    has_gradient = False  # beside J
 
     def __init__(self, *, is_gradient: bool = False) -> None:
         self.warns_of_zeros = not is_gradient
@@ -62,6 +62,9 @@ class Outputs:
     def note_run(self, session: Session, layout: Layout) -> None:
         """Called after each run."""
 
+    def note_gradient(self, gradient: np.ndarray) -> None:
+        """Called after a repeated launch."""
+
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
         """The blocks, from the rows of each container."""
         return [by_parameter(v, o.shape, layout) for v, o in zip(values, layout.outputs, strict=True)]
@@ -83,11 +86,9 @@ class EnergyGradient(Outputs):
         gradient: that of the last run.
     """
 
-    is_repeatable = False
-
     def __init__(self, *, is_projected: bool = False, fixed: Fixed | None = None, has_gradient: bool = True) -> None:
         super().__init__(is_gradient=True)
-        self._has_gradient = has_gradient
+        self.has_gradient = has_gradient
         self._fixed = fixed
         self.gradient = np.zeros(0)
         self._is_projected = is_projected
@@ -116,7 +117,7 @@ class EnergyGradient(Outputs):
             has_whole_blocks=self._is_projected,
             intermediates=frozenset(intermediates or ()),
             is_mirrored=not is_product and all(_rows(p, layout) == _columns(p) for p in layout.params),
-            has_gradient=self._has_gradient,
+            has_gradient=self.has_gradient,
         )
 
     def note_run(self, session: Session, layout: Layout) -> None:
@@ -126,6 +127,9 @@ class EnergyGradient(Outputs):
             found = np.zeros(sum(_sizes(layout).values()), numpy_dtype(energy.dtype))
             warn_at_user(f"{energy.target.name} does not depend on any of the params: its Hessian is zero.")
         self.gradient = found
+
+    def note_gradient(self, gradient: np.ndarray) -> None:
+        self.gradient = gradient
 
     def gradients(self, layout: Layout) -> list[np.ndarray]:
         """The gradient with respect to each parameter."""
