@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import iterations
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply, not_written_out
 from taichi_ext.schedule.lanes import Around, Lanes, Run
 from taichi_ext.simplify.usage import all_values
 
 SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost
+LONG = 32  # copies of one row that LLVM may write out; of more, that takes half of a first call
 MOST_TOGETHER = 4096  # numbers of a loop that are kept in one array
 
 
@@ -143,7 +144,11 @@ class Copies:
         if self.loop is None:
             return (*self.before, ir.For("range", (self.lane,), (width,), body, place=body[-1].place))
         inner = ir.For("range", (self.again,), self.loop.domain, (*self.before, *body), place=self.loop.place)
-        return (ir.For("range", (self.lane,), (width,), (inner,), place=self.loop.place),)
+        target = body[0].target
+        assert isinstance(target, ir.Load)
+        is_long = _iterations(self.loop) > LONG
+        rows = not_written_out(inner, target.container) if is_long else (inner,)
+        return (ir.For("range", (self.lane,), (width,), rows, place=self.loop.place),)
 
 
 def _iterations(loop: ir.For | None) -> int:
