@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
+from taichi_ext.backend.contexts import function_context
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.reverse_mode import NeedsTranspose, is_gradient_kernel, transpose
-from taichi_ext.backend.runtime import RUNTIME, Func, Kernel, impl, ti
+from taichi_ext.backend.runtime import RUNTIME, Func, Kernel, impl, kernel_impl, ti
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
@@ -124,3 +125,4 @@ def compile_with(
     Func.__call__ = call  # type: ignore[method-assign]
     Kernel.materialize = materialize  # type: ignore[method-assign]
     Func.do_compile = do_compile  # type: ignore[method-assign]
+    kernel_impl.ASTTransformerContext = function_context  # type: ignore[assignment, misc]

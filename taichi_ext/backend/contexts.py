@@ -16,9 +16,9 @@ from itertools import groupby
 from typing import Any
 
 from taichi_ext.backend.expressions import builder
-from taichi_ext.backend.kernels import short_name
+from taichi_ext.backend.kernels import FusedKernel, short_name
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.runtime import ASTTransformerContext, Kernel, KernelArgument, ti, transform_tree
+from taichi_ext.backend.runtime import RUNTIME, ASTTransformerContext, Kernel, KernelArgument, ti, transform_tree
 from taichi_ext.errors import UnsupportedError
 
 _RECURSION_LIMIT = 10000
@@ -130,6 +130,13 @@ def make_context(
         file=file,
         ast_builder=builder() if kernel is None else None,
     )
+
+
+def function_context(**options: Any) -> ASTTransformerContext:
+    """The state of a walk over a function, brief in a generated kernel."""
+    kernel = RUNTIME.state().current_kernel
+    is_generated = isinstance(kernel, FusedKernel) and kernel.lines > 0
+    return _BriefContext({}, **options) if is_generated else ASTTransformerContext(**options)
 
 
 def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:

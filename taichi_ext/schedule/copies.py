@@ -144,10 +144,9 @@ class Copies:
         if self.loop is None:
             return (*self.before, ir.For("range", (self.lane,), (width,), body, place=body[-1].place))
         inner = ir.For("range", (self.again,), self.loop.domain, (*self.before, *body), place=self.loop.place)
-        target = body[0].target
-        assert isinstance(target, ir.Load)
-        is_long = _iterations(self.loop) > LONG
-        rows = not_written_out(inner, target.container) if is_long else (inner,)
+        arrays = [s.target.container for s in body if isinstance(s, ir.Assign) and isinstance(s.target, ir.Load)]
+        is_long = bool(arrays) and _iterations(self.loop) > LONG
+        rows = not_written_out(inner, arrays[0]) if is_long else (inner,)
         return (ir.For("range", (self.lane,), (width,), rows, place=self.loop.place),)
 
 

@@ -1,6 +1,7 @@
 """Parallel loops whose iterations go through their inner loops together, in lanes."""
 
 import inspect
+import textwrap
 
 import numpy as np
 import pytest
@@ -482,3 +483,24 @@ def test_inverses_of_divisors(is_fast, lanes):
     plan()
     assert lanes[-1], lanes.reasons
     assert ("inverse" in plan.source) == is_fast
+
+
+def test_places_in_a_function_are_brief(monkeypatch):
+    """Taichi wraps the source lines of each node of a function, which takes longer than all else that it does there."""
+    x, y = scalars(X), outputs(8, 64)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                s += ti.sqrt(x[n] * (i + 1) + j)
+            y[i, j] = s
+
+    plan = Jacobian(k, x, y)
+    k()
+    widths, wrap = [], textwrap.TextWrapper.wrap
+    monkeypatch.setattr(textwrap.TextWrapper, "wrap", lambda self, text: widths.append(self.width) or wrap(self, text))
+    plan()
+    assert "@ti.real_func" in plan.source
+    assert 80 not in widths  # the width of places
