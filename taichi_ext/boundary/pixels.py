@@ -4,8 +4,8 @@ The engine records the conditions of the function in each call (``record/conditi
 a pixel, it is divided into squares.  If the outcomes at the corners of a square differ, a search along its sides finds
 the places where the value jumps.  The first condition that differs between the two sides of such a place has a level
 that is 0 there, and both sides execute the same code up to it.  So the boundary term is
-``jump dl level_dot / |grad level|``, where the length is the chord between two matching places, or else the mean length
-from the sides of the square as scan lines.
+``jump dl level_dot / |grad level|``, where the length is the chord between two matching places; in the smallest squares
+that of the tangents there, up to where they meet, or else the mean length from the sides of the square as scan lines.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
@@ -20,12 +20,14 @@ from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
     BULGE,
+    CURVED,
     ENTRIES,
     NX,
     NY,
     SIDES,
     WHOLE,
     S,
+    is_curved,
     is_wide,
     middle_of_part,
     middle_of_square,
@@ -35,6 +37,7 @@ from taichi_ext.boundary.polygons import (
     sample_beside,
     side_of,
     side_of_square,
+    where_lines_meet,
 )
 
 VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # results of a probe
@@ -49,7 +52,6 @@ _ALIKE = 0.3  # by which jumps may differ between the ends of a chord, relative
 _TURN = 0.12  # by which the normals at its ends may be turned to it, radians
 _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
-_CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _OFF = 0.005  # of the square: by which the edge may be off the parabola between them
 
 
@@ -230,6 +232,8 @@ def find_crossings(
     elif is_known and count == 2:  # noqa: SIM102  # it would be called anyway
         if has_chord(shade, ends[0], ends[1], x, y, size, crossed, jumps, lines):
             kind = 1
+    if kind == 2 and count == 2 and size < 2.0 / WHOLE:
+        put_tangents(ends[0], ends[1], x, y, size, crossed)
     if ti.static(antialias):
         if kind == 0 and size > _SMOOTH and is_curved(zeros, stop_gradient(centre[VALUE]), values):
             kind = 2
@@ -238,20 +242,6 @@ def find_crossings(
                 if seen[c] == seen[(c + 1) % SIDES] and is_bent(shade, zeros, side_of(c, x, y, size), c, size, values):
                     kind = 2
     return kind
-
-
-@ti.func
-def is_curved(zeros, centre, values: ti.template()):
-    """Whether the value at the centre of a square is not the mean of those at its corners."""
-    off = centre + 0.0
-    scale = centre.norm()
-    for c in range(SIDES):
-        corner = zeros + 0.0
-        for e in ti.static(range(zeros.n)):
-            corner[e] = values[c, e]
-        off -= 0.25 * corner
-        scale += corner.norm()
-    return off.norm() > _CURVED * scale
 
 
 @ti.func
@@ -266,7 +256,7 @@ def is_bent(shade: ti.template(), zeros, side, c, size, values: ti.template()):
             corner[e] = values[(c + n) % SIDES, e]
         off -= 0.5 * corner
         scale += corner.norm()
-    return off.norm() > _CURVED * scale
+    return off.norm() > CURVED * scale
 
 
 @ti.func
@@ -413,6 +403,22 @@ def has_chord(
             crossed[c, PY] = places[2 * k + 1]
             crossed[c, WEIGHT] = 0.5 * size * length / slopes[k]
     return is_one
+
+
+@ti.func
+def put_tangents(a, b, x, y, size, crossed: ti.template()):
+    """Let the edge between the places on sides a and b follow its tangents there, if they meet in the square.
+
+    So a corner in one of the smallest squares counts right, and an edge that bends there.
+    """
+    p = ti.Vector([crossed[a, PX] - x, crossed[a, PY] - y])
+    q = ti.Vector([crossed[b, PX] - x, crossed[b, PY] - y])
+    n = ti.Vector([crossed[a, GX], crossed[a, GY]])
+    m = ti.Vector([crossed[b, GX], crossed[b, GY]])
+    corner = where_lines_meet(p, n, q, m)
+    if ti.max(abs(corner[0]), abs(corner[1])) <= 0.5 * size:
+        crossed[a, WEIGHT] = (corner - p).norm() / n.norm()
+        crossed[b, WEIGHT] = (corner - q).norm() / m.norm()
 
 
 pixel.boundary_body = value_of_pixel  # type: ignore[attr-defined]  # the recorder walks this instead

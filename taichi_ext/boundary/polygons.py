@@ -19,6 +19,7 @@ WIDE = 0.12  # of the square: how far the middle of an area must be from its edg
 FINEST = 5  # how often a pixel can be halved
 WHOLE = 2**FINEST  # the side of a pixel, in smallest squares
 SIDES = 4  # of the square: the first lines
+CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
 _PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
 
@@ -135,3 +136,25 @@ def part_of_line(e, last, lines: ti.template()):
             else:
                 high = ti.min(high, -inside / along)
     return ti.Vector([low, ti.max(low, high), weight])
+
+
+@ti.func
+def where_lines_meet(p, n, q, m):
+    """The common point of two lines through p and q with the normals n and m; not finite if they are parallel."""
+    s = n.dot(p)
+    t = m.dot(q)
+    return ti.Vector([s * m[1] - t * n[1], t * n[0] - s * m[0]]) / n.cross(m)
+
+
+@ti.func
+def is_curved(zeros, centre, values: ti.template()):
+    """Whether the value at the centre of a square is not the mean of those at its corners."""
+    off = centre + 0.0
+    scale = centre.norm()
+    for c in range(SIDES):
+        corner = zeros + 0.0
+        for e in ti.static(range(zeros.n)):
+            corner[e] = values[c, e]
+        off -= 0.25 * corner
+        scale += corner.norm()
+    return off.norm() > CURVED * scale

@@ -502,3 +502,38 @@ def test_reverse_mode():
         return value
 
     check_transpose(drawing(shade, image, True), x, image)
+
+
+BOXES = [
+    [3.17, 3.22, 2.81, 2.86],
+    [1.5, 4.5, 1.5, 3.5],
+    [2.0, 5.0, 1.0, 4.0],
+    [1.125, 1.25, 0.75, 4.0625],
+    [2.3, 2.32, 1, 4],
+]
+
+
+def test_the_area_of_boxes_with_corners_anywhere():
+    """Also on the border or the centre of a pixel or square: the derivative by a side is the length of it."""
+    p, image = scalars(BOXES[0]), outputs(8, 7)
+
+    @ti.func
+    def shade(x, y):
+        return ti.select(x > p[0] and x < p[1] and y > p[2] and y < p[3], 1.0, 0.0)
+
+    plan = Jacobian(drawing(shade, image, False), p, image)
+    for box in BOXES:
+        p.from_numpy(np.array(box))
+        width, height = box[1] - box[0], box[3] - box[2]
+        assert_allclose(plan().sum((0, 1)), [-height, height, -width, width], rtol=1e-3, err_msg=str(box))
+
+
+@pytest.mark.parametrize("place", [(3.2, 3.1), (3.37, 2.81), (3.5, 3.5)])
+def test_the_area_of_small_discs(place):
+    """Down to 1.6 times the smallest square of 1/32 pixel, in which edges follow their tangents."""
+    p, image = scalars([*place, 0.3]), outputs(8, 7)
+    plan = Jacobian(drawing(disc(p), image, False), p, image)
+    for radius, most in ((0.2, 0.01), (0.15, 0.01), (0.1, 0.015), (0.07, 0.03), (0.05, 0.06)):
+        p.from_numpy(np.array([*place, radius]))
+        around = 0.7 * 2 * np.pi * radius
+        assert_allclose(plan().sum((0, 1)), [0, 0, around], atol=most * around)
