@@ -106,6 +106,7 @@ def test_methods_for_one_vector_or_for_a_matrix(problem, method, shape):
         getattr(problem[0], method)(np.ones(shape))
 
 
+@pytest.mark.double_only("the tolerances of float64")
 def test_solvers_of_scipy(ti64):
     linalg = pytest.importorskip("scipy.sparse.linalg", reason="SciPy is not installed")
     x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
