@@ -254,6 +254,7 @@ def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
     assert f"start = i * {MANY}" in plan.source
 
 
+@pytest.mark.cpu_only("threads have no numbers on Vulkan")
 @pytest.mark.parametrize("block", [32, 128, 512])
 def test_rows_of_all_threads_of_a_gpu(monkeypatch, block):
     """Loops that say how large a block is have as many parts of scratch memory as threads; too many run in order."""
