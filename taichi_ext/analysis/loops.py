@@ -78,9 +78,7 @@ def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
     if isinstance(s, While):
         return Loop(s, False, is_interrupted=is_interrupted, changes=changes)
     is_parallel = is_top and not is_serialized(s)
-    reach = bounds = loop_bounds(s, extents)
-    if s.kind in ("field", "grouped") and isinstance(s.domain[0], Container) and s.domain[0] in extents:
-        reach = extents[s.domain[0]].bounds
+    bounds, reach = loop_bounds(s, extents), _reach(s, extents)
     return Loop(s, is_parallel, loop_atoms(s), bounds, is_interrupted, changes, reach)
 
 
@@ -91,10 +89,21 @@ def is_serialized(s: For) -> bool:
 
 def loop_bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
     """The first index and the end of each variable of a loop; None if they are not known before the kernel runs."""
+    extent = _extent(s, extents)
+    return _reach(s, extents) if extent is None or extent.is_full else None
+
+
+def _extent(s: For, extents: Extents) -> Extent | None:
+    """The indices of the container that a loop runs over."""
+    over = s.domain[0] if s.kind in ("field", "grouped") else None
+    return extents.get(over) if isinstance(over, Container) else None
+
+
+def _reach(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
+    """The same, also where the loop may leave out some of its indices."""
     if s.kind in ("field", "grouped"):
-        (domain,) = s.domain
-        extent = extents.get(domain) if isinstance(domain, Container) else None
-        return extent.bounds if extent is not None and extent.is_full else None
+        extent = _extent(s, extents)
+        return None if extent is None else extent.bounds
     bounds = [(number(a, extents), number(b, extents)) for a, b in ranges(s)]
     if not bounds or any(a is None or b is None for a, b in bounds):
         return None

@@ -37,6 +37,7 @@ from taichi_ext.boundary.polygons import (
     sample_beside,
     side_of,
     side_of_square,
+    value_at_corner,
     where_lines_meet,
 )
 
@@ -211,11 +212,8 @@ def find_crossings(
     for c in range(SIDES):
         next = (c + 1) % SIDES
         if seen[c] != seen[next]:
-            low_value = zeros + 0.0
-            high_value = zeros + 0.0
-            for e in ti.static(range(zeros.n)):
-                low_value[e] = values[c, e]
-                high_value[e] = values[next, e]
+            low_value = value_at_corner(zeros, c, values)
+            high_value = value_at_corner(zeros, next, values)
             low_seen = ti.Vector([seen[c], counts[c]])
             side = side_of(c, x, y, size)
             along = ti.Vector([0.0, size])
@@ -251,9 +249,7 @@ def is_bent(shade: ti.template(), zeros, side, c, size, values: ti.template()):
     off = stop_gradient(probe(shade, side[0] + half * side[2], side[1] + half * side[3], _ALL, "seen")[VALUE])
     scale = off.norm()
     for n in ti.static(range(2)):
-        corner = zeros + 0.0
-        for e in ti.static(range(zeros.n)):
-            corner[e] = values[(c + n) % SIDES, e]
+        corner = value_at_corner(zeros, (c + n) % SIDES, values)
         off -= 0.5 * corner
         scale += corner.norm()
     return off.norm() > CURVED * scale

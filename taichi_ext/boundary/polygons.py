@@ -147,14 +147,21 @@ def where_lines_meet(p, n, q, m):
 
 
 @ti.func
+def value_at_corner(zeros, c, values: ti.template()):
+    """The value at corner c of a square, from the table of them."""
+    value = zeros + 0.0
+    for e in ti.static(range(zeros.n)):
+        value[e] = values[c, e]
+    return value
+
+
+@ti.func
 def is_curved(zeros, centre, values: ti.template()):
     """Whether the value at the centre of a square is not the mean of those at its corners."""
     off = centre + 0.0
     scale = centre.norm()
     for c in range(SIDES):
-        corner = zeros + 0.0
-        for e in ti.static(range(zeros.n)):
-            corner[e] = values[c, e]
+        corner = value_at_corner(zeros, c, values)
         off -= 0.25 * corner
         scale += corner.norm()
     return off.norm() > CURVED * scale

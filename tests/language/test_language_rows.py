@@ -111,12 +111,17 @@ def test_locals_of_the_kernel_itself():
     check_columns(k, x, [y], rtol=1e-5)
 
 
-def test_iterations_over_a_sparse_field():
-    x, y = many(), outputs(64)
+def cells():
+    """A sparse field of 64 cells, five of which are active."""
     s = ti.field(ti.f64)
     ti.root.pointer(ti.i, 8).dense(ti.i, 8).place(s)
     for i in (3, 17, 18, 40, 63):
         s[i] = 1.0
+    return s
+
+
+def test_iterations_over_a_sparse_field():
+    x, y, s = many(), outputs(64), cells()
 
     @ti.kernel
     def k():
@@ -233,11 +238,7 @@ def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
 
 
 def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
-    x, y = many(), outputs(64)
-    s = ti.field(ti.f64)
-    ti.root.pointer(ti.i, 8).dense(ti.i, 8).place(s)
-    for i in (3, 17, 18, 40, 63):
-        s[i] = 1.0
+    x, y, s = many(), outputs(64), cells()
 
     @ti.kernel
     def k():
@@ -256,7 +257,7 @@ def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
 
 @pytest.mark.cpu_only("threads have no numbers on Vulkan")
 @pytest.mark.parametrize("block", [32, 128, 512])
-def test_rows_of_all_threads_of_a_gpu(monkeypatch, block):
+def test_rows_of_all_threads_of_a_gpu(as_on_vulkan, monkeypatch, block):
     """Loops that say how large a block is have as many parts of scratch memory as threads; too many run in order."""
     x, y, count = many(), outputs(9), ti.field(ti.i32, shape=())
     count[None] = 9
@@ -270,8 +271,6 @@ def test_rows_of_all_threads_of_a_gpu(monkeypatch, block):
                 acc += x[j] * x[(i + j) % MANY]
             y[i] = acc * acc * 1e-3
 
-    monkeypatch.setattr(backend, "is_host_arch", lambda: False)
-    monkeypatch.setattr(backend, "stores_by_column", lambda: True)
     monkeypatch.setattr(backend, "block_size", lambda: 128)
     monkeypatch.setattr(backend, "thread_count", lambda: 256)
     check_columns(k, x, [y])

@@ -58,8 +58,8 @@ class Factors:
         raise AssertionError("the loop only adds to its sums")
 
     def add(self, form: Form, index: Index = 0) -> None:
-        mine = {seed: c for seed, c in form.items() if isinstance(seed, Input) and seed.local in self.inputs}
-        self.factors.add({**mine})
+        mine: Form = {seed: c for seed, c in form.items() if isinstance(seed, Input) and seed.local in self.inputs}
+        self.factors.add(mine)
         self.storage.add({seed: c for seed, c in form.items() if seed not in mine}, index)
 
 

@@ -88,13 +88,7 @@ class Reversals:
         self.storages = storages
         self.builder = walk.builder
         self.plan = walk.plan
-        self.seen: list[ir.For] = []
-
-    def is_reversed(self, s: ir.Statement) -> bool:
-        is_chosen = self.plan.is_reversed(s)
-        if isinstance(s, ir.For) and not is_chosen:
-            self.seen.append(s)
-        return is_chosen
+        self.forward: list[ir.For] = []  # loops that may be reversed in another walk
 
     def go_forward(self, s: ir.Statement, why: str) -> None:
         """Accumulate a loop forward."""
@@ -102,7 +96,7 @@ class Reversals:
 
     def choose(self) -> bool:
         """At the end of a planning walk that required nothing else, choose a loop to reverse; False if none."""
-        for s in self.seen:
+        for s in self.forward:
             carried = self._carried(s) if s not in self.plan.forward else ()
             if carried:
                 self.plan.reversed_loops.require(s, carried)

@@ -67,7 +67,7 @@ class Transform:
                         special.product(walk, s)
                     case ir.If():
                         walk.builder.emit(replace(s, then=self.body(s.then), orelse=self.body(s.orelse)))
-                    case ir.For() if self.reversals.is_reversed(s):
+                    case ir.For() if walk.plan.is_reversed(s):
                         self.reversals.loop(s, self.body)
                     case ir.For() | ir.While():
                         self._loop(s)
@@ -113,8 +113,8 @@ class Transform:
         if self.writer is not None:
             self.writer.counts.before(s)
         inside = self.inputs.begin(s)
-        if inside is not None and s in self.reversals.seen:
-            self.reversals.seen.remove(s)  # type: ignore[arg-type]
+        if inside is None and isinstance(s, ir.For):
+            self.reversals.forward.append(s)
         variables = tuple(v for v in s.variables if v not in facts.changed) if isinstance(s, ir.For) else ()
         walk.builder.frozen.update(variables)
         with walk.cursor.in_loop(facts.loops[s]):
