@@ -78,6 +78,7 @@ def taichi_func(function: Any) -> Func | None:
 SETTINGS = {
     "cache_loop_invariant_global_vars": False,  # keeps S[0] in a register over a serial loop that stores to S[j]
     "cfg_optimization": False,  # drops a store to a local vector that is read after an inner loop
+    "force_scalarize_matrix": False,  # makes a store for each number of a local array, also of those that never run
     "real_matrix_scalarize": True,  # without it, vectors in a fused kernel hold wrong values
 }
 # further settings, by the hazards of a kernel

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
@@ -16,7 +16,7 @@ from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import iterations
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply, not_written_out
 from taichi_ext.schedule.lanes import Around, Lanes, Run
-from taichi_ext.simplify.usage import all_values
+from taichi_ext.simplify.usage import all_values, assigned_locals
 
 SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost
 LONG = 32  # copies of one row that LLVM may write out; of more, that takes half of a first call
@@ -99,13 +99,12 @@ class Copies:
     def _again(self, v: ir.Value) -> ir.Value:
         return replace(v, local=self.renamed[v.local]) if isinstance(v, ir.Read) and v.local in self.renamed else v
 
-    def keep(self, s: ir.Assign | ir.Update, value: ir.Value, lane: ir.Local) -> ir.Assign:
-        """A store as one to an array."""
+    def keep(self, s: ir.Assign | ir.Update, value: ir.Value, lane: ir.Local) -> Iterator[ir.Assign]:
+        """A store as one to an array; as none where an array holds the numbers already."""
         target, lanes = s.target, self.stretch.lanes
         assert isinstance(target, ir.Load)
         name = f"{target.container.name}_of"
         kept = self.kept.setdefault(s, _Kept(ir.Local(name, target.dtype, (_iterations(self.loop),), "temporary"), 1))
-        array = self.stretch.array(kept.array)
 
         def entry(lane: ir.Local, iteration: ir.Local | None) -> ir.Read:
             place = add(multiply(0 if iteration is None else ir.Read(iteration), lanes.count), ir.Read(lane))
@@ -118,10 +117,23 @@ class Copies:
         else:
             own = cast(add(self.stretch.first, ir.Read(self.lane)), ir.I32)
             to = ir.Load(target.container, (*target.indices[:-1], own), target.component)
+        if self._is_kept(s.value):
+            self.renamed[lane] = self.lane
+            self.stores.append(replace(s, target=to, value=ir.rebuilt(value, self._again)))
+            return
+        array = self.stretch.array(kept.array)
         number = None if self.loop is None else self.again
         self.stores.append(replace(s, target=to, value=entry(self.lane, number)))
         here = None if self.loop is None else self.loop.variables[0]
-        return ir.Assign(entry(lane, here), cast(value, array.dtype), place=s.place)
+        yield ir.Assign(entry(lane, here), cast(value, array.dtype), place=s.place)
+
+    def _is_kept(self, value: ir.Value) -> bool:
+        """Whether a value is the entry of a local array at the loop's variable, and does not change in the loop."""
+        if self.loop is None or not isinstance(value, ir.Read) or len(value.index) != 1:
+            return False
+        (index,) = value.index
+        is_along = isinstance(index, ir.Read) and index.local is self.loop.variables[0]
+        return is_along and value.local not in assigned_locals(self.loop.body)
 
     def _start(self, place: Affine) -> ir.Read:
         """Where the first lane stores, without the constant."""
@@ -147,7 +159,8 @@ class Copies:
         arrays = [s.target.container for s in body if isinstance(s, ir.Assign) and isinstance(s.target, ir.Load)]
         is_long = bool(arrays) and _iterations(self.loop) > LONG
         rows = not_written_out(inner, arrays[0]) if is_long else (inner,)
-        return (ir.For("range", (self.lane,), (width,), rows, place=self.loop.place),)
+        outer = ir.For("range", (self.lane,), (width,), rows, place=self.loop.place)
+        return not_written_out(outer, arrays[0]) if is_long else (outer,)
 
 
 def _iterations(loop: ir.For | None) -> int:

@@ -141,6 +141,51 @@ def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
     assert "for number in range(9)" in plan.source
 
 
+@pytest.mark.parametrize("columns", [9, 33])
+def test_rows_that_are_added_up_are_copied_from_their_array(columns, lanes):
+    """More than 32 numbers by ``while`` loops."""
+    x, y, z = scalars(np.linspace(0.2, 0.8, columns)), outputs(2, 11), outputs(2, 11)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = 0.5
+            for n in range(columns):
+                s += ti.sin(s * x[n] + 0.1 * j) * x[(n * n + i) % columns]
+            y[i, j] = s
+            z[i, j] = 2.0 * s
+
+    check_jacobian(k, x, [y, z])
+    plan = Jacobian(k, x, [y, z])
+    plan()
+    lines = [line.strip() for line in plan.source.replace("lane_1", "lane").splitlines()]
+    copied = {line for line in lines if line.startswith(("d_y[", "d_z["))}
+    row = f"[start + lane * {columns}]"
+    assert copied == {f"d_y{row} = d_s[number * 4 + lane]", f"d_z{row} = d_z_of[number * 4 + lane]"}
+    assert ("while lane < min(4, d_y.shape[0])" in plan.source) == (columns > 32)
+    assert lanes
+
+
+@pytest.mark.parametrize(("count", "bits"), [(4, 0), (5, 1), (16, 3), (17, 7)])
+def test_llvm_knows_the_range_of_a_stretch(count, bits, lanes):
+    """The bits that numbers of stretches of four iterations have."""
+    x, y = scalars(X), outputs(count)
+
+    @ti.kernel
+    def k():
+        for j in y:
+            s = 0.0
+            for n in range(3):
+                s += ti.exp(-x[n] * j * 0.1)
+            y[j] = s
+
+    check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    plan()
+    assert f"stretch & {bits}" in plan.source
+    assert lanes
+
+
 def kernels_in_lanes(x, y, z, p):
     """Kernels with what a body in lanes may have, by name."""
     w = scalars(np.linspace(0.2, 0.9, 22).reshape(2, 11))

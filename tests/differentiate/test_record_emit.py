@@ -611,6 +611,16 @@ def test_quantised_types_are_refused():
         program_of(k)
 
 
+@pytest.mark.parametrize("is_users", [True, False])
+@pytest.mark.parametrize(("hazards", "is_on"), [((), False), (("vectors",), True)])
+def test_local_arrays_are_made_scalars_early_only_for_vectors_in_fields(hazards, is_on, is_users, monkeypatch):
+    config = ti.lang.impl.get_runtime().prog.config()
+    monkeypatch.setattr(config, "force_scalarize_matrix", is_users)
+    with backend.careful_compilation(frozenset(hazards)):
+        assert config.force_scalarize_matrix == is_on
+    assert config.force_scalarize_matrix == is_users
+
+
 @pytest.mark.parametrize(("lines", "level"), [(1000, 1), (1001, 0)])
 def test_taichi_looks_for_repeated_values_in_short_kernels_alone(lines, level):
     config = ti.lang.impl.get_runtime().prog.config()
