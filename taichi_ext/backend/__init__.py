@@ -116,6 +116,7 @@ from taichi_ext.backend.kernels import (
     source_of,
     taichi_func,
     with_functions_in_key,
+    without_fast_math,
 )
 from taichi_ext.backend.layouts import (
     child_numbers,

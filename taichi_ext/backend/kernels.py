@@ -130,6 +130,11 @@ def with_functions_in_key() -> contextlib.AbstractContextManager[None]:
     return _settings(RUNTIME.state().prog.config(), FUNCTIONS_IN_KEY)
 
 
+def without_fast_math() -> contextlib.AbstractContextManager[None]:
+    """Within the context, kernels are compiled so that sums keep their order."""
+    return _settings(RUNTIME.state().prog.config(), {"fast_math": False})
+
+
 ARGUMENTS = 64  # most elements that Taichi's launch accepts; compiled kernels take any number
 
 

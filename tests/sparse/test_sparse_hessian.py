@@ -11,6 +11,7 @@ from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Hessian, InvalidArgumentError, hessian, hvp, value_gradient_and_hessian
+from taichi_ext.runtime.sparse import pattern
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -175,6 +176,42 @@ def test_contacts_whose_pairs_change():
         assert_allclose(H.toarray(), hessian(contacts, x, energy), rtol=1e-11, atol=1e-11 * np.abs(H).max())
         assert_array_equal(H.toarray(), H.T.toarray())
     assert len(counts) > 2
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"project": "abs"}, {"fixed": True}], ids=["plain", "project", "fixed"])
+def test_blocks_that_are_mirrored(monkeypatch, n, options):
+    """From ``LONG`` numbers on only blocks above the diagonal are added up: springs within reach, in any order."""
+    x, energy = vectors(rng.normal(size=(15, n))), scalars(0.0)
+    pairs = integers([rng.choice(15, 2, replace=False) for _ in range(60)])
+
+    @ti.kernel
+    def springs():
+        for s in pairs:
+            i, j = pairs[s]
+            if (x[i] - x[j]).norm() < 2:
+                energy[None] += 0.5 * stiffness * ((x[i] - x[j]).norm() - 0.4) ** 2
+
+    if "fixed" in options:
+        options = {"fixed": np.arange(15) % 4 == 0}
+    wanted = []
+    for least in (2**30, 0):
+        monkeypatch.setattr(pattern, "LONG", least)
+        write(energy, 0.0)
+        plan = Hessian(springs, x, energy, format="csr", **options)
+        write(x, x.to_numpy() * 0.7)
+        for _ in range(2):
+            write(energy, 0.0)
+            wanted.append(plan())
+        write(x, x.to_numpy() / 0.7)
+        (fused,) = plan._prepared.fused.values()
+        ((block, _),) = next(iter(fused.memory.streams._blocks.values())).values()
+        assert (block.symmetric is None) == (least > 0)
+    for found in wanted[2:]:
+        assert_array_equal(found.indices, wanted[0].indices)
+        assert_array_equal(found.indptr, wanted[0].indptr)
+        assert_allclose(found.data, wanted[0].data, rtol=1e-12, atol=1e-12)
+        assert (found != found.T).nnz == 0
 
 
 def test_every_kind_of_parameter():

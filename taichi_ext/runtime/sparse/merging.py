@@ -12,11 +12,14 @@ import numpy as np
 
 from taichi_ext import backend
 
+NO_OVERFLOW = 2**30 - 1  # so that LLVM adds constants to a place as part of the address
+
 
 @functools.cache
 def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
-    """Kernels that gather numbers, add up stretches of them, and add up stretches of vectors."""
+    """Kernels that gather numbers, and add up stretches of them, of vectors, and of blocks of a symmetric matrix."""
     array: Any = ti.types.ndarray(ndim=1)
+    table: Any = ti.types.ndarray(ndim=2)
 
     @ti.kernel
     def gather(numbers: array, order: array, found: array):
@@ -42,7 +45,22 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
             for c in ti.static(range(length)):
                 found[length * k + c] = totals[c]
 
-    return gather, add_up, add_up_vectors
+    @ti.kernel
+    def add_up_blocks(numbers: array, order: array, blocks: table, found: array, length: ti.template()):
+        for k in range(blocks.shape[0]):
+            places = ti.Vector([blocks[k, n] & NO_OVERFLOW for n in ti.static(range(2 * length))])
+            start, end = blocks[k, 2 * length], blocks[k, 2 * length + 1]
+            first = order[start] & NO_OVERFLOW
+            totals = ti.Vector([numbers[first + c] for c in ti.static(range(length * length))])
+            for n in range(start + 1, end):
+                place = order[n] & NO_OVERFLOW
+                for c in ti.static(range(length * length)):
+                    totals[c] += numbers[place + c]
+            for i, j in ti.static(ti.ndrange(length, length)):
+                found[places[i] + j] = totals[length * i + j]
+                found[places[length + j] + i] = totals[length * i + j]
+
+    return gather, add_up, add_up_vectors, add_up_blocks
 
 
 def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> np.ndarray:
@@ -50,7 +68,7 @@ def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> 
 
     If ``length`` is more than 1, each place in the order stands for ``length`` contiguous numbers.
     """
-    gather, add_up, add_up_vectors = _kernels(backend.RUNTIME.module)
+    gather, add_up, add_up_vectors, _ = _kernels(backend.RUNTIME.module)
     with backend.suspend_following():
         if starts is None:
             found = np.empty(len(order), numbers.dtype)
@@ -61,4 +79,15 @@ def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> 
         else:
             found = np.empty(length * (len(starts) - 1), numbers.dtype)
             add_up_vectors(numbers, order, starts, found, length)
+    return found
+
+
+def merged_blocks(numbers: np.ndarray, order: np.ndarray, blocks: np.ndarray, length: int, count: int) -> np.ndarray:
+    """The sums of blocks of ``length x length`` numbers, each written to its place and, transposed, to another one.
+
+    ``blocks`` has the places of the rows in each of the two, and the stretch of ``order`` to add up.
+    """
+    found = np.empty(count, numbers.dtype)
+    with backend.suspend_following(), backend.without_fast_math():  # LLVM would add up each fourth number in a lane
+        _kernels(backend.RUNTIME.module)[3](numbers, order, blocks, found, length)
     return found

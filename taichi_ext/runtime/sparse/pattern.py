@@ -12,7 +12,8 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms.entry_sites import Group, Site
 from taichi_ext.runtime.sparse.counts import SlotCounts
 from taichi_ext.runtime.sparse.matrices import Pattern
-from taichi_ext.runtime.sparse.merging import merged
+from taichi_ext.runtime.sparse.merging import merged, merged_blocks
+from taichi_ext.runtime.sparse.symmetric_blocks import symmetric_blocks
 
 
 class Slots:
@@ -81,6 +82,7 @@ class Block:
         shape: of the block.
         has_rows: whether numbers come from rows of tangents, whose zeros are not entries.
         length: the count of contiguous entries for each place in ``order``, which has the first of them.
+        symmetric: of a symmetric matrix: the ``length x length`` blocks to add up, see ``merged_blocks``.
     """
 
     indptr: np.ndarray
@@ -90,6 +92,7 @@ class Block:
     shape: tuple[int, int]
     has_rows: bool
     length: int = 1
+    symmetric: np.ndarray | None = None
 
     @property
     def is_in_place(self) -> bool:
@@ -111,6 +114,8 @@ class Block:
             return numbers
         if not len(self.order):
             return np.zeros(0, numbers.dtype)
+        if self.symmetric is not None:
+            return merged_blocks(numbers, self.order, self.symmetric, self.length, len(self.indices))
         if self.length > 1 or len(self.order) >= LONG:
             return merged(numbers, self.order, self.starts, self.length)
         taken = numbers.take(self.order)
@@ -123,7 +128,13 @@ def sparse_dtype(dtype: Any) -> np.dtype:
 
 
 def block_of(
-    key: np.ndarray, kept: np.ndarray, shape: tuple[int, int], has_rows: bool, *, may_be_in_place: bool
+    key: np.ndarray,
+    kept: np.ndarray,
+    shape: tuple[int, int],
+    has_rows: bool,
+    *,
+    may_be_in_place: bool,
+    is_symmetric: bool = False,
 ) -> Block:
     """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept.
 
@@ -132,6 +143,10 @@ def block_of(
     width, dtype = max(1, shape[1]), np.int32 if max(*shape, len(key)) < 2**31 else np.int64
     if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
         return Block(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
+    if is_symmetric and shape[0] == shape[1] and not has_rows and len(key) >= LONG:
+        found = symmetric_blocks(key, kept, shape[0])
+        if found is not None:
+            return Block(found.indptr, found.indices, found.order, None, shape, False, found.length, found.blocks)
     numbers = None if kept.all() else np.flatnonzero(kept)
     key = key if numbers is None else key[numbers]
     order, key = _sorted(key, max(1, shape[0]) * width)
