@@ -18,7 +18,7 @@ from taichi_ext.api.inputs.results import as_torch, by_path, check_out, check_ou
 from taichi_ext.api.runs.findings import RunLog, warn_of_indices, warn_of_python_readers
 from taichi_ext.api.runs.prepared import Prepared, values_of
 from taichi_ext.api.runs.replay import Replay
-from taichi_ext.api.runs.subject import EnergyGradient, Outputs, Shapes
+from taichi_ext.api.runs.subject import Outputs, Shapes
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
@@ -80,9 +80,8 @@ class DenseForm:
                 prepared.blocks = max(prepared.blocks, evaluation.least_runs)
                 continue
             prepared.note_fit(evaluation.sizes)
-            if is_whole and not evaluation.form.is_sparse:
-                is_jacobian = not isinstance(evaluation.subject, EnergyGradient)
-                kernels = list(prepared.fused.values()) if is_jacobian and evaluation.is_repeatable else []
+            if is_whole and not evaluation.form.is_sparse and evaluation.subject.has_rows_of_outputs:
+                kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
                 prepared.replay = Replay.of_field(kernels, evaluation.layout)
             found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
             return evaluation.subject.of_dense(found, evaluation.layout)

@@ -26,6 +26,7 @@ class Outputs:
     """The outputs; ``is_gradient``: whether the output is an energy, whose gradient may be zero."""
 
     has_gradient = False  # beside J
+    has_rows_of_outputs = True
 
     def __init__(self, *, is_gradient: bool = False) -> None:
         self.warns_of_zeros = not is_gradient
@@ -85,6 +86,8 @@ class EnergyGradient(Outputs):
     Attributes:
         gradient: that of the last run.
     """
+
+    has_rows_of_outputs = False
 
     def __init__(self, *, is_projected: bool = False, fixed: Fixed | None = None, has_gradient: bool = True) -> None:
         super().__init__(is_gradient=True)
