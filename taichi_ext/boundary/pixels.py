@@ -5,7 +5,8 @@ a pixel, it is divided into squares.  If the outcomes at the corners of a square
 the places where the value jumps.  The first condition that differs between the two sides of such a place has a level
 that is 0 there, and both sides execute the same code up to it.  So the boundary term is
 ``jump dl level_dot / |grad level|``, where the length is the chord between two matching places; in the smallest squares
-that of the tangents there, up to where they meet, or else the mean length from the sides of the square as scan lines.
+that of the tangents there, up to the point in which all of them meet, or else the mean length from the sides of the
+square as scan lines.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
@@ -38,7 +39,6 @@ from taichi_ext.boundary.polygons import (
     side_of,
     side_of_square,
     value_at_corner,
-    where_lines_meet,
 )
 
 VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # results of a probe
@@ -53,6 +53,7 @@ _ALIKE = 0.3  # by which jumps may differ between the ends of a chord, relative
 _TURN = 0.12  # by which the normals at its ends may be turned to it, radians
 _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
+_APART = 0.1  # of the square: by how much tangents may miss the point in which they meet
 _OFF = 0.005  # of the square: by which the edge may be off the parabola between them
 
 
@@ -230,8 +231,8 @@ def find_crossings(
     elif is_known and count == 2:  # noqa: SIM102  # it would be called anyway
         if has_chord(shade, ends[0], ends[1], x, y, size, crossed, jumps, lines):
             kind = 1
-    if kind == 2 and count == 2 and size < 2.0 / WHOLE:
-        put_tangents(ends[0], ends[1], x, y, size, crossed)
+    if kind == 2 and count > 1 and size < 2.0 / WHOLE:
+        put_tangents(x, y, size, crossed)
     if ti.static(antialias):
         if kind == 0 and size > _SMOOTH and is_curved(zeros, stop_gradient(centre[VALUE]), values):
             kind = 2
@@ -402,19 +403,40 @@ def has_chord(
 
 
 @ti.func
-def put_tangents(a, b, x, y, size, crossed: ti.template()):
-    """Let the edge between the places on sides a and b follow its tangents there, if they meet in the square.
+def put_tangents(x, y, size, crossed: ti.template()):
+    """Let the edges in one of the smallest squares follow their tangents up to the point in which all of them meet.
 
-    So a corner in one of the smallest squares counts right, and an edge that bends there.
+    So a corner counts right, a place where edges cross or where one ends at another, and an edge that bends.  Edges
+    whose tangents do not meet in one point of the square keep their weights.
     """
-    p = ti.Vector([crossed[a, PX] - x, crossed[a, PY] - y])
-    q = ti.Vector([crossed[b, PX] - x, crossed[b, PY] - y])
-    n = ti.Vector([crossed[a, GX], crossed[a, GY]])
-    m = ti.Vector([crossed[b, GX], crossed[b, GY]])
-    corner = where_lines_meet(p, n, q, m)
-    if ti.max(abs(corner[0]), abs(corner[1])) <= 0.5 * size:
-        crossed[a, WEIGHT] = (corner - p).norm() / n.norm()
-        crossed[b, WEIGHT] = (corner - q).norm() / m.norm()
+    meeting = point_nearest_to_lines(x, y, crossed)
+    if ti.max(abs(meeting[0] - x), abs(meeting[1] - y)) <= 0.5 * size and meeting[2] < _APART * size:
+        for s in range(PLACES * SIDES):
+            if crossed[s, WEIGHT] > 0:
+                to = ti.Vector([meeting[0] - crossed[s, PX], meeting[1] - crossed[s, PY]])
+                crossed[s, WEIGHT] = to.norm() / ti.Vector([crossed[s, GX], crossed[s, GY]]).norm()
+
+
+@ti.func
+def point_nearest_to_lines(x, y, crossed: ti.template()):
+    """The point with the least squares of distances to the tangents, and its largest distance to one of them.
+
+    Not finite, or far from the square at (x, y), if they are parallel.
+    """
+    normals = ti.Matrix([[0.0, 0.0], [0.0, 0.0]])
+    weighted = ti.Vector([0.0, 0.0])
+    for s in range(PLACES * SIDES):
+        if crossed[s, WEIGHT] > 0:
+            n = ti.Vector([crossed[s, GX], crossed[s, GY]]).normalized()
+            normals += n.outer_product(n)
+            weighted += n * n.dot(ti.Vector([crossed[s, PX] - x, crossed[s, PY] - y]))
+    found = normals.inverse() @ weighted
+    apart = 0.0
+    for s in range(PLACES * SIDES):
+        if crossed[s, WEIGHT] > 0:
+            n = ti.Vector([crossed[s, GX], crossed[s, GY]]).normalized()
+            apart = ti.max(apart, abs(n.dot(found - ti.Vector([crossed[s, PX] - x, crossed[s, PY] - y]))))
+    return ti.Vector([x + found[0], y + found[1], apart])
 
 
 pixel.boundary_body = value_of_pixel  # type: ignore[attr-defined]  # the recorder walks this instead

@@ -139,14 +139,6 @@ def part_of_line(e, last, lines: ti.template()):
 
 
 @ti.func
-def where_lines_meet(p, n, q, m):
-    """The common point of two lines through p and q with the normals n and m; not finite if they are parallel."""
-    s = n.dot(p)
-    t = m.dot(q)
-    return ti.Vector([s * m[1] - t * n[1], t * n[0] - s * m[0]]) / n.cross(m)
-
-
-@ti.func
 def value_at_corner(zeros, c, values: ti.template()):
     """The value at corner c of a square, from the table of them."""
     value = zeros + 0.0

@@ -537,3 +537,27 @@ def test_the_area_of_small_discs(place):
         p.from_numpy(np.array([*place, radius]))
         around = 0.7 * 2 * np.pi * radius
         assert_allclose(plan().sum((0, 1)), [0, 0, around], atol=most * around)
+
+
+@pytest.mark.parametrize("cell", [1.03, 0.607, 0.413, 0.209])
+def test_checkers_smaller_than_a_pixel(cell):
+    """Four edges meet in each corner, and their terms have both signs. Integrals of a square wave are triangles."""
+    given = np.array([0.637, 0.27, cell])
+    p, image = scalars(given), outputs(8, 7)
+
+    @ti.func
+    def shade(x, y):
+        i, j = int(ti.floor((x - p[0]) / p[2])), int(ti.floor((y - p[1]) / p[2]))
+        return ti.select((i + j) % 2 == 0, 0.9, 0.2)
+
+    def means(values):
+        def wave(count, first):
+            ends = (np.arange(count + 1) - 0.5 - first) / values[2]
+            return np.diff(values[2] * np.abs(ends - 2 * np.floor(ends / 2 + 0.5)))
+
+        return 0.55 + 0.35 * np.outer(wave(8, values[0]), wave(7, values[1]))
+
+    expected = np.stack([(means(given + h) - means(given - h)) / 2e-6 for h in 1e-6 * np.eye(3)], axis=-1)
+    J = Jacobian(drawing(shade, image, True), p, image)()
+    assert_allclose(J, expected, atol=1e-4 * np.abs(expected).max())
+    assert_allclose(image.to_numpy(), means(given), atol=1.5e-3)
