@@ -213,7 +213,8 @@ def point_nearest_to_lines(x, y, crossed: ti.template()):
             n = ti.Vector([crossed[s, GX], crossed[s, GY]]).normalized()
             normals += n.outer_product(n)
             weighted += n * n.dot(ti.Vector([crossed[s, PX] - x, crossed[s, PY] - y]))
-    found = normals.inverse() @ weighted
+    across = ti.Vector([normals[1, 1] * weighted[0], normals[0, 0] * weighted[1]])
+    found = (across - normals[0, 1] * ti.Vector([weighted[1], weighted[0]])) / normals.determinant()
     apart = 0.0
     for s in range(PLACES * SIDES):
         if crossed[s, WEIGHT] > 0:
