@@ -213,6 +213,29 @@ def sides_of(
 
 
 @ti.func
+def sides_at(points: ti.template(), edge: ti.template(), start, end, place, beside, thin):
+    """The places on both sides of a place on an edge that are looked at, and the share of the jump that it has."""
+    i = ti.floor(place[0] + 0.5)
+    j = ti.floor(place[1] + 0.5)
+    a = stop_gradient(centred(start, i, j))
+    b = stop_gradient(centred(end, i, j))
+    n = normal_of(a, b)
+    m = place - ti.Vector([i, j])
+    left, right, part = sides_of(points, edge, edge.n - 2, a, b, m, n, 1.0, i, j, beside, thin)
+    return place + left * n, place - right * n, part
+
+
+@ti.func
+def is_seen(jump, change, is_number: ti.template()):
+    """Whether a piece has a jump; one that is no number counts."""
+    size = abs(jump) + abs(change)
+    if ti.static(is_number):
+        return size != 0
+    else:
+        return size.sum() != 0
+
+
+@ti.func
 def largest(values, is_number: ti.template()):
     if ti.static(is_number):
         return values

@@ -21,12 +21,14 @@ from taichi_ext.boundary.edge_geometry import (
     centred,
     distance,
     homogeneous,
+    is_seen,
     largest,
     moved_line,
     normal_of,
     on_image,
     part_within,
     pixel_of,
+    sides_at,
     sides_of,
     slope_of,
     spacing,
@@ -151,7 +153,12 @@ def boundary_term(name: str, moved: object) -> object:
     leave_to_engine("boundary_term", moved)
 
 
-recorded(visible_edge, add_visible_edge, boundary_term)
+def seen_together(seen: object, a: object, b: object, c: object, d: object, zeros: object) -> tuple[Any, ...]:
+    """The values of an image at four places, in a loop whose iterations can go through it together."""
+    leave_to_engine("add_visible_edge", seen)
+
+
+recorded(visible_edge, add_visible_edge, boundary_term, seen_together)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------
@@ -232,20 +239,26 @@ def add_term_of_edge(
         origin = place  # its first sample
         jump = zeros  # there
         change = zeros  # from there to the last one
+        ahead = known  # a sample that was taken with the last one
+        jump_ahead = zeros
+        rounding_ahead = zeros
         begin = 0.0 * length
         while begin < length:
             stop = length
             following = final
-            found = zeros
+            found = jump_ahead
+            rounding = rounding_ahead
             is_other = False
             if ti.static(not antialias):
-                found, rounding = jump_at(
-                    seen, points, edge, edge.n - 2, start, end, p + place * along, zeros, beside, thin
-                )
+                following = ti.min(place + step, final)
+                if place != ahead:
+                    ahead = following
+                    found, rounding, jump_ahead, rounding_ahead = jumps_at(
+                        seen, points, edge, start, end, p + place * along, p + ahead * along, zeros, beside, thin
+                    )
                 if known < 0:
                     jump = found
                 is_other = largest(abs(found - jump) - _ALIKE * ti.max(abs(found), abs(jump)) - rounding, is_number) > 0
-                following = ti.min(place + step, final)
                 if is_other:
                     stop = 0.5 * (known + place)
                     if place - known > _FINEST:
@@ -258,25 +271,25 @@ def add_term_of_edge(
                 change = found - jump
             if stop > begin:
                 rate = change / ti.max(known - origin, _FINEST)
-                first_jump = jump - origin * rate
-                add_piece(
-                    image,
-                    points,
-                    edge,
-                    seen,
-                    start,
-                    end,
-                    p,
-                    along,
-                    begin,
-                    stop,
-                    first_jump,
-                    rate,
-                    zeros,
-                    beside,
-                    thin,
-                    antialias,
-                )
+                if ti.static(antialias) or is_seen(jump, change, is_number):
+                    add_piece(
+                        image,
+                        points,
+                        edge,
+                        seen,
+                        start,
+                        end,
+                        p,
+                        along,
+                        begin,
+                        stop,
+                        jump - origin * rate,
+                        rate,
+                        zeros,
+                        beside,
+                        thin,
+                        antialias,
+                    )
                 begin = stop
                 known = place
                 origin = place
@@ -347,31 +360,17 @@ def add_piece(
 
 
 @ti.func
-def jump_at(
-    seen: ti.template(),
-    points: ti.template(),
-    edge: ti.template(),
-    faces: ti.template(),
-    start,
-    end,
-    place,
-    zeros,
-    beside,
-    thin,
+def jumps_at(
+    seen: ti.template(), points: ti.template(), edge: ti.template(), start, end, place, ahead, zeros, beside, thin
 ):
-    """The jump at a place on an edge, and how far it may be off by the change of the image between the two sides."""
-    i = ti.floor(place[0] + 0.5)
-    j = ti.floor(place[1] + 0.5)
-    a = stop_gradient(centred(start, i, j))
-    b = stop_gradient(centred(end, i, j))
-    n = normal_of(a, b)
-    m = place - ti.Vector([i, j])
-    left, right, part = sides_of(points, edge, faces, a, b, m, n, 1.0, i, j, beside, thin)
-    there = place + left * n
-    back = place - right * n
-    one = stop_gradient(seen(there[0], there[1]))
-    other = stop_gradient(seen(back[0], back[1]))
-    return zeros + part * (one - other), 0.1 * beside * (abs(one) + abs(other))
+    """The jumps at two places, each with how far it may be off by the change of the image between the sides."""
+    left, right, part = sides_at(points, edge, start, end, place, beside, thin)
+    left_ahead, right_ahead, part_ahead = sides_at(points, edge, start, end, ahead, beside, thin)
+    one, other, one_ahead, other_ahead = seen_together(seen, left, right, left_ahead, right_ahead, zeros)
+    jump = part * (one - other)
+    jump_ahead = part_ahead * (one_ahead - other_ahead)
+    rounding = 0.1 * beside * (abs(one) + abs(other))
+    return jump, rounding, jump_ahead, 0.1 * beside * (abs(one_ahead) + abs(other_ahead))
 
 
 @ti.func

@@ -55,5 +55,6 @@ _HANDLERS = {
     "layers": shapes.mean_of_shapes,
     "nearest": shapes.mean_of_shapes,
     **{f.__name__: f for f in (shapes.pixel, shapes.probe, shapes.segment_edge, shapes.visible_edge, shapes.ray_level)},
-    **{f.__name__: f for f in (shapes.add_visible_edge, shapes.shape_at, shapes.level_gradient)},
+    **{f.__name__: f for f in (shapes.add_visible_edge, shapes.seen_together, shapes.shape_at)},
+    "level_gradient": shapes.level_gradient,
 }

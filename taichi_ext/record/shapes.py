@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import F64, I32, Const, Tensor, Value, entries, statements, values_of, walk
-from taichi_ext.record.assignments import declare, frozen
+from taichi_ext.program import F64, I32, Const, For, Local, Read, Tensor, Value, entries, statements, values_of, walk
+from taichi_ext.record.assignments import assign_to, declare, frozen
+from taichi_ext.record.boundaries import stopped
 from taichi_ext.record.conditions import HASH_START, Probe
 from taichi_ext.record.edges import (
     Call,
@@ -145,6 +146,24 @@ def add_visible_edge(r: Recording, call: Call, function: Any, given: dict[str, A
         thin, image, points = as_value(_THIN[seen.is_fine]), given["image"], given["points"]
         is_number = not isinstance(seen.zeros, Tensor)
         call(function.boundary_body, image, points, edge, given["seen"], seen.zeros, is_number, beside, thin, antialias)
+
+
+def seen_together(r: Recording, call: Call, function: object, given: dict[str, Any]) -> tuple[object, ...]:
+    """The values of an image at several places, without tangents: a loop over the places."""
+    zeros, places = given["zeros"], [given[name].entries for name in "abcd"]
+    x, y = (declare(r, "place", typed_tensor(list(c), (len(places),)), "temporary") for c in zip(*places, strict=True))
+    count = len(entries(zeros))
+    size = count * len(places)
+    values = declare(r, "seen", typed_tensor([entries(zeros)[0]] * size, (size,)), "temporary")
+    sample = Read(Local("sample", I32, (), "loop"))
+    r.open_for(For("range", (sample.local,), (as_value(len(places)),), (), is_together=True, place=r.place()))
+    at = [declare(r, "at", c.at((sample,)), "kept") for c in (x, y)]
+    found = value_of(stopped(r, value_of(call(given["seen"], *at))))
+    for n, value in enumerate(entries(found)):
+        assign_to(r, values.at((operate(r, "add", sample, n * len(places)),)), value)
+    r.end_loop()
+    numbers = [[values.at((n * len(places) + k,)).target for n in range(count)] for k in range(len(places))]
+    return tuple(Tensor(tuple(v), zeros.shape) if isinstance(zeros, Tensor) else v[0] for v in numbers)
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:

@@ -136,7 +136,7 @@ def find_lanes(
     loop = replace(loop, body=body)
     if not varying | assigned_locals(body) <= own | {last}:
         raise CannotError("iterations share a local")
-    survey = _Survey(loop, domain, shadows, machine, frozenset(varying))
+    survey = Survey(loop, domain, shadows, machine, frozenset(varying))
     parts = survey.block(body, 1)
     totals = survey.totals
     count = LANES_OF_FLOAT64 if totals.widest == ir.F64 else LANES_OF_FLOAT32
@@ -183,7 +183,7 @@ def _check_float64(parts: tuple[Part, ...], body: ir.Body, totals: _Totals) -> N
         raise CannotError("it reads float64 for each lane where it computes, without a loop in between")
 
 
-class _Survey:
+class Survey:
     """The operations in the body of a parallel loop, and whether lanes can go through it together."""
 
     def __init__(

@@ -35,6 +35,7 @@ from taichi_ext.schedule.joining import with_guarded_sums, with_joined_columns, 
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
 from taichi_ext.schedule.machine import LEAST_ITERATIONS, Machine
 from taichi_ext.schedule.stretches import in_lanes
+from taichi_ext.schedule.together import with_iterations_together
 from taichi_ext.simplify.usage import assigned_locals
 
 SHORTEST = 8  # part of a row that is worth a loop
@@ -65,7 +66,7 @@ def schedule(
     numbers = {s.variables[0]: n for n, s in enumerate(parallel_loops(recorded.body), 1)}
     choices: list[LoopChoice] = []
     body: list[ir.Statement] = []
-    for s in program.body:
+    for s in with_iterations_together(program.body, machine):
         if not isinstance(s, ir.For):
             body.append(s)
             continue

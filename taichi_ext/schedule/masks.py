@@ -17,7 +17,7 @@ branch is skipped, if no lane takes part. ``active`` is a sum over the lanes::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -44,7 +44,12 @@ class _Loop:
 
 
 def with_masks(
-    body: ir.Body, varying: Set[ir.Local], written: Set[ir.Container], work_of: Callable[[ir.Body], int]
+    body: ir.Body,
+    varying: Set[ir.Local],
+    written: Set[ir.Container],
+    work_of: Callable[[ir.Body], int],
+    *,
+    by_keys: bool = False,
 ) -> tuple[ir.Body, set[ir.Local]]:
     """The body of a parallel loop with masks where lanes part, and the locals that differ from lane to lane.
 
@@ -53,8 +58,9 @@ def with_masks(
         varying: the locals that differ in it.
         written: the containers that it stores to.
         work_of: the operations in a block.
+        by_keys: whether lanes with one range of an inner loop go through it by themselves.
     """
-    masker = _Masker(body, varying, written, work_of)
+    masker = _Masker(body, varying, written, work_of, by_keys=by_keys)
     if not masker.has_jumps(body):
         return masker.block(body, _Lanes()), masker.varying
     on = masker.mask("on")
@@ -79,8 +85,15 @@ class _Masker:
     """Writes blocks for the lanes of a mask."""
 
     def __init__(
-        self, body: ir.Body, varying: Set[ir.Local], written: Set[ir.Container], work_of: Callable[[ir.Body], int]
+        self,
+        body: ir.Body,
+        varying: Set[ir.Local],
+        written: Set[ir.Container],
+        work_of: Callable[[ir.Body], int],
+        *,
+        by_keys: bool,
     ) -> None:
+        self.by_keys = by_keys
         self.varying, self.written, self.work_of = set(varying), written, work_of
         self.total, self.assigned = _occurrences(body), assigned_locals(body)
 
@@ -190,6 +203,8 @@ class _Masker:
         """Statements without loops, for the lanes of a mask; locals that others use too are declared before."""
         if mask is None or not group:
             return group
+        if self.by_keys and all(map(_is_choice, group)):
+            return tuple(x for s in group for x in self._without_branch(s, mask))
         inner = _occurrences(group)
         before: list[ir.Statement] = []
         rest: list[ir.Statement] = []
@@ -207,6 +222,22 @@ class _Masker:
             own, mask = mask, self.mask("stores")  # this one does not change before numbers are copied to memory
             before.append(ir.Declare(mask, (ir.Read(own),)))
         return (*before, *([ir.If(ir.Read(mask), tuple(rest), place=group[0].place)] if rest else []))
+
+    def _without_branch(self, s: ir.Statement, mask: ir.Local) -> ir.Body:
+        """A statement for the lanes of a mask without a branch on it, of which LLVM makes no vectors in every case."""
+        s = ir.with_nodes(s, _as_bits)
+        if isinstance(s, (ir.Assign, ir.Update)):
+            return _chosen(s, mask)
+        if not isinstance(s, ir.If):
+            return (s,)
+        taken = self.mask("taken")
+        is_taken = s.condition if s.condition.dtype == ir.U1 else operation("ne", s.condition, 0)
+        made: list[ir.Statement] = [ir.Declare(taken, (is_taken,), place=s.place)]
+        for side, block in ((ir.Read(taken), s.then), (operation("logical_not", ir.Read(taken)), s.orelse)):
+            if block:
+                both = ir.Op("bit_and", (ir.Read(mask), side), ir.U1)
+                made.append(ir.If(both, block, place=s.place))
+        return tuple(made)
 
     # --- branches
 
@@ -248,6 +279,8 @@ class _Masker:
                 return (ir.with_bodies(s, (self.block(s.body, _Lanes(mask)),)),)
         elif isinstance(s, ir.While):
             s, condition = replace(s, condition=None), s.condition
+        elif self.by_keys and isinstance(s, ir.For):
+            return self._by_keys(s, mask)
         elif s.kind == "range" and len(s.domain) < 3:
             before, s, condition = self._longest(s, mask)
             if not is_left:
@@ -266,6 +299,31 @@ class _Masker:
         inner = self.block(s.body, _Lanes(on, (), _Loop(go, on, "break" if on is go else "continue")))
         first = ir.Declare(go, (TRUE if mask is None else ir.Read(mask),))
         return (*before, first, ir.with_bodies(s, ((*head, *inner),)))
+
+    def _by_keys(self, s: ir.For, mask: ir.Local | None) -> ir.Body:
+        """A loop over a range that depends on keys, once for each of their values, for the lanes that have it.
+
+        So what the loop reads is the same for all lanes.
+        """
+        todo, on = self.mask("todo"), self.mask("on")
+        keys = keys_of(s, self.varying) or []
+        last, chosen = ({k: ir.Local(k.name, k.dtype, (), "temporary") for k in keys} for _ in range(2))
+        head: list[ir.Statement] = [*_end(todo, "break")]
+        head += [ir.Declare(x, (literal(0, x.dtype),)) for x in (*last.values(), *chosen.values())]
+        for k, x in last.items():
+            own = ir.Op("select", (ir.Read(todo), ir.Read(k), ir.Read(x)), x.dtype)
+            head.append(ir.Assign(ir.Read(x), own))
+        is_on: ir.Value = ir.Read(todo)
+        for k, x in chosen.items():
+            head.append(ir.Assign(ir.Read(x), ir.Read(last[k])))  # behind the loop over the lanes
+            is_on = operation("logical_and", is_on, operation("eq", ir.Read(k), ir.Read(x)))
+        rest = operation("logical_and", ir.Read(todo), operation("logical_not", ir.Read(on)))
+        head += (ir.Declare(on, (is_on,)), ir.Assign(ir.Read(todo), rest))
+        self.varying.difference_update(s.variables)
+        (walk,) = with_locals((s,), chosen)
+        walk = ir.with_blocks(walk, lambda block: self.block(block, _Lanes(on)))
+        first = ir.Declare(todo, (TRUE if mask is None else ir.Read(mask),))
+        return (first, ir.While(None, (*head, walk), place=s.place))
 
     def _longest(self, s: ir.For, mask: ir.Local | None) -> tuple[ir.Body, ir.For, ir.Value]:
         """A loop over a range that differs from lane to lane as one over the longest; whether a lane takes part.
@@ -302,6 +360,24 @@ class _Masker:
         return tuple(ir.Assign(ir.Read(m), FALSE, place=s.place) for m in dict.fromkeys(masks))
 
 
+def keys_of(s: ir.For, varying: Set[ir.Local]) -> list[ir.Local] | None:
+    """The whole numbers that decide over the range of a loop; None where others do, or where they change in it."""
+    bounds = [v for bound in s.domain for v in ir.walk(bound)]
+    keys = list(dict.fromkeys(v.local for v in bounds if isinstance(v, ir.Read) and v.local in varying))
+    is_simple = s.kind == "range" and all(k.dtype.is_integer and not k.shape for k in keys)
+    return keys if is_simple and not assigned_locals((s,)).intersection(keys) else None
+
+
+def with_locals(body: ir.Body, names: Mapping[ir.Local, ir.Local]) -> ir.Body:
+    """A block that reads other locals."""
+
+    def read(v: ir.Value) -> ir.Value:
+        is_other = isinstance(v, ir.Read) and v.local in names
+        return replace(v, local=names[v.local]) if is_other else v  # type: ignore[attr-defined, call-arg, type-var]
+
+    return tuple(ir.with_nodes(ir.with_blocks(s, lambda block: with_locals(block, names)), read) for s in body)
+
+
 def _count(mask: ir.Local) -> tuple[ir.Value, ir.Body]:
     """How many lanes take part."""
     active = ir.Local("active", ir.I32, (), "temporary")
@@ -327,6 +403,21 @@ def _chosen(s: ir.Assign | ir.Update, mask: ir.Local) -> ir.Body:
     value = s.value if isinstance(s, ir.Assign) else operation(s.op, target, s.value)
     chosen = ir.Op("select", (ir.Read(mask), cast(value, target.dtype), target), target.dtype, place=s.place)
     return (ir.Assign(target, chosen, place=s.place),)
+
+
+def _is_choice(s: ir.Statement) -> bool:
+    """Whether a statement can be a choice of numbers, or a branch, for the lanes that take part."""
+    is_number = isinstance(s, ir.Declare) and not s.local.shape
+    is_number |= isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read) and not s.target.index
+    is_known = all(isinstance(i, int) for v in all_values(s) if isinstance(v, ir.Read) for i in v.index)
+    return is_known and _is_safe(s) and (is_number or isinstance(s, ir.If))
+
+
+def _as_bits(v: ir.Value) -> ir.Value:
+    """An ``and`` or ``or`` of two truth values that are both computed."""
+    if not isinstance(v, ir.Op) or v.name not in ("logical_and", "logical_or") or any(a.dtype != ir.U1 for a in v.args):
+        return v
+    return ir.Op(v.name.replace("logical", "bit"), v.args, ir.U1, place=v.place)
 
 
 def _is_to_memory(s: ir.Statement) -> bool:

@@ -16,7 +16,14 @@ from taichi_ext.simplify.usage import all_values, assigned_locals
 
 
 def in_lanes(lanes: Lanes) -> ir.For:
-    """The loop as a loop over stretches of neighbours."""
+    """The loop, which changes no local outside, as a loop over stretches of neighbours."""
+    (whole,) = without_dead_code((stretches(lanes),))
+    assert isinstance(whole, ir.For)
+    return whole
+
+
+def stretches(lanes: Lanes) -> ir.For:
+    """The loop as a loop over stretches of neighbours, with statements that nothing needs."""
     loop, count = lanes.loop, lanes.count
     *sizes, size = lanes.domain
     stretch = ir.Local("stretch", ir.I32, (), "loop")
@@ -35,17 +42,8 @@ def in_lanes(lanes: Lanes) -> ir.For:
     writer = _Writer(Stretch(lanes, ir.Read(first), width))
     inner = writer.block(lanes.parts)
     arrays = [ir.Declare(a, ()) for a in writer.stretch.arrays.values()]
-    made = ir.For(
-        "range",
-        (stretch,),
-        (literal(lanes.stretches, ir.I32),),
-        (*body, *arrays, *inner),
-        loop.config,
-        place=loop.place,
-    )
-    (whole,) = without_dead_code((made,))
-    assert isinstance(whole, ir.For)
-    return whole
+    body += (*arrays, *inner)
+    return ir.For("range", (stretch,), (literal(lanes.stretches, ir.I32),), tuple(body), loop.config, place=loop.place)
 
 
 def _bounded(stretch: ir.Local, stretches: int) -> ir.Value:
