@@ -53,8 +53,8 @@ def test_text():
         """\
         program k():
             for stretch in range(15:i32) with {'serialize': True}:
-                i: i32 = (stretch // 5:i32)
-                first: i32 = ((stretch % 5:i32) * 8:i32)
+                i: i32 = ((stretch & 15:i32) // 5:i32)
+                first: i32 = (((stretch & 15:i32) % 5:i32) * 8:i32)
                 q_of: f64[8] = []
                 d_q_of: f64[8] = []
                 for lane in range(8:i32):
