@@ -210,14 +210,21 @@ def point_nearest_to_lines(x, y, crossed: ti.template()):
     weighted = ti.Vector([0.0, 0.0])
     for s in range(PLACES * SIDES):
         if crossed[s, WEIGHT] > 0:
-            n = ti.Vector([crossed[s, GX], crossed[s, GY]]).normalized()
+            n, offset = tangent_at(s, x, y, crossed)
             normals += n.outer_product(n)
-            weighted += n * n.dot(ti.Vector([crossed[s, PX] - x, crossed[s, PY] - y]))
+            weighted += n * offset
     across = ti.Vector([normals[1, 1] * weighted[0], normals[0, 0] * weighted[1]])
     found = (across - normals[0, 1] * ti.Vector([weighted[1], weighted[0]])) / normals.determinant()
     apart = 0.0
     for s in range(PLACES * SIDES):
         if crossed[s, WEIGHT] > 0:
-            n = ti.Vector([crossed[s, GX], crossed[s, GY]]).normalized()
-            apart = ti.max(apart, abs(n.dot(found - ti.Vector([crossed[s, PX] - x, crossed[s, PY] - y]))))
+            n, offset = tangent_at(s, x, y, crossed)
+            apart = ti.max(apart, abs(n.dot(found) - offset))
     return ti.Vector([x + found[0], y + found[1], apart])
+
+
+@ti.func
+def tangent_at(s, x, y, crossed: ti.template()):
+    """The tangent of an edge in place s of the table: its normal, and its distance from (x, y)."""
+    n = ti.Vector([crossed[s, GX], crossed[s, GY]]).normalized()
+    return n, n.dot(ti.Vector([crossed[s, PX] - x, crossed[s, PY] - y]))

@@ -53,6 +53,7 @@ from taichi_ext.program.values import (
     entries,
     flat_number,
     own_part,
+    read_from,
     rebuilt,
     regrouped,
     walk,

@@ -8,7 +8,7 @@ such as ``map`` and ``any``: Python 3.12 counts that apart, and allows less of i
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -354,6 +354,11 @@ def with_children(value: Value, change: Callable[[Value], Value]) -> Value:
 
 def _filled(index: tuple[int | Value, ...], new: Iterator[Value]) -> tuple[int | Value, ...]:
     return tuple(next(new) if isinstance(i, Value) else i for i in index)
+
+
+def read_from(value: Value, names: Mapping[Local, Local]) -> Value:
+    """The value; where it reads a local that has another one in ``names``, a read of that."""
+    return replace(value, local=names[value.local]) if isinstance(value, Read) and value.local in names else value
 
 
 def rebuilt(value: Value, change: Callable[[Value], Value], memo: dict[Value, Value] | None = None) -> Value:

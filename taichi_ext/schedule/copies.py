@@ -97,7 +97,7 @@ class Copies:
         self.before.append(replace(ir.with_nodes(s, self._again), local=local))
 
     def _again(self, v: ir.Value) -> ir.Value:
-        return replace(v, local=self.renamed[v.local]) if isinstance(v, ir.Read) and v.local in self.renamed else v
+        return ir.read_from(v, self.renamed)
 
     def keep(self, s: ir.Assign | ir.Update, value: ir.Value, lane: ir.Local) -> Iterator[ir.Assign]:
         """A store as one to an array; as none where an array holds the numbers already."""

@@ -56,7 +56,7 @@ def with_joined_guards(body: ir.Body) -> ir.Body:
 
 def with_guarded_sums(body: ir.Body) -> ir.Body:
     """The block with loops over columns that add nothing where indices are out of range in a branch on that."""
-    return tuple([_guarded(ir.with_blocks(s, with_guarded_sums)) for s in body])
+    return ir.mapped(body, _guarded)
 
 
 def _guarded(s: ir.Statement) -> ir.Statement:

@@ -17,7 +17,7 @@ branch is skipped, if no lane takes part. ``active`` is a sum over the lanes::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -320,7 +320,7 @@ class _Masker:
         rest = operation("logical_and", ir.Read(todo), operation("logical_not", ir.Read(on)))
         head += (ir.Declare(on, (is_on,)), ir.Assign(ir.Read(todo), rest))
         self.varying.difference_update(s.variables)
-        (walk,) = with_locals((s,), chosen)
+        (walk,) = ir.mapped((s,), lambda x: ir.with_nodes(x, lambda v: ir.read_from(v, chosen)))
         walk = ir.with_blocks(walk, lambda block: self.block(block, _Lanes(on)))
         first = ir.Declare(todo, (TRUE if mask is None else ir.Read(mask),))
         return (first, ir.While(None, (*head, walk), place=s.place))
@@ -366,16 +366,6 @@ def keys_of(s: ir.For, varying: Set[ir.Local]) -> list[ir.Local] | None:
     keys = list(dict.fromkeys(v.local for v in bounds if isinstance(v, ir.Read) and v.local in varying))
     is_simple = s.kind == "range" and all(k.dtype.is_integer and not k.shape for k in keys)
     return keys if is_simple and not assigned_locals((s,)).intersection(keys) else None
-
-
-def with_locals(body: ir.Body, names: Mapping[ir.Local, ir.Local]) -> ir.Body:
-    """A block that reads other locals."""
-
-    def read(v: ir.Value) -> ir.Value:
-        is_other = isinstance(v, ir.Read) and v.local in names
-        return replace(v, local=names[v.local]) if is_other else v  # type: ignore[attr-defined, call-arg, type-var]
-
-    return tuple(ir.with_nodes(ir.with_blocks(s, lambda block: with_locals(block, names)), read) for s in body)
 
 
 def _count(mask: ir.Local) -> tuple[ir.Value, ir.Body]:

@@ -46,12 +46,12 @@ def stretches(lanes: Lanes) -> ir.For:
     return ir.For("range", (stretch,), (literal(lanes.stretches, ir.I32),), tuple(body), loop.config, place=loop.place)
 
 
-def _bounded(stretch: ir.Local, stretches: int) -> ir.Value:
+def _bounded(stretch: ir.Local, count: int) -> ir.Value:
     """The number of a stretch, with the bits alone that it can have: LLVM then knows that no index overflows.
 
     Else it looks for a proof for each address of a loop, which took a third of the first call of bench's network.
     """
-    return operation("bit_and", ir.Read(stretch), literal((1 << (stretches - 1).bit_length()) - 1, ir.I32))
+    return operation("bit_and", ir.Read(stretch), literal((1 << (count - 1).bit_length()) - 1, ir.I32))
 
 
 class _Writer:
