@@ -19,6 +19,7 @@ from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.interop.torch_products import (
     Call,
     check_first_order,
+    is_traced,
     moving,
     require_torch,
     wants_derivative,
@@ -203,7 +204,7 @@ class TorchFunction:
                 )
         values = {n: value for n, value in constants.items() if n not in names}
         call = Call(self, wanted, tuple(names), values)
-        is_plain = not (self._has_jacobian and any(wanted))
+        is_plain = not ((self._has_jacobian or is_traced()) and any(wanted))
         function = without_jacobian() if is_plain else with_jacobian()
         results = function.apply(call, *inputs, *(constants[n] for n in names))
         return self._rebuild(list(results[: self.result_count]))

@@ -6,9 +6,11 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -75,6 +77,46 @@ def _second_derivative(name: str) -> UnsupportedError:
     )
 
 
+# --- torch.fx
+
+
+def is_traced() -> bool:
+    """Whether torch writes down a graph of operations (``make_fx``, ``torch.func.linearize``)."""
+    return _tracing_mode() is not None
+
+
+def _tracing_mode() -> Any:
+    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return None if tracing is None else tracing.get_proxy_mode()
+
+
+@contextlib.contextmanager
+def _as_constants(call: Call, tensors: Sequence[object]) -> Generator[None, None, None]:
+    """Run a kernel whose results are constants of the graph that torch writes down, if it does.
+
+    The graph cannot hold a kernel, so nothing that the kernel reads may depend on an input of the graph.
+    """
+    mode = _tracing_mode()
+    if mode is None:
+        yield
+        return
+    tracing: Any = sys.modules["torch.fx.experimental.proxy_tensor"]
+    found = (tracing.get_proxy_slot(t, mode.tracer, None) for t in tensors)
+    nodes, seen = [f.proxy.node for f in found if f is not None], set[object]()
+    while nodes:
+        node = nodes.pop()
+        if node.op == "placeholder":
+            raise UnsupportedError(
+                f"{call.function.__name__} was called while torch.fx traced its values (make_fx), and a kernel is no "
+                "operation of torch that its graph could hold. Use torch.compile with fullgraph=False, which runs "
+                "kernels between its graphs."
+            )
+        nodes += [n for n in node.all_input_nodes if n not in seen]
+        seen.update(node.all_input_nodes)
+    with tracing.disable_proxy_modes_tracing():
+        yield
+
+
 def _note_results(ctx: Any, call: Call, tensors: Sequence[Any], results: Sequence[Any]) -> None:
     """The facts about the inputs and outputs of a call that ``backward`` and ``jvp`` need."""
     ctx.call = call
@@ -127,7 +169,8 @@ def with_jacobian() -> Any:
     class KernelFunction(torch.autograd.Function):
         @staticmethod
         def forward(call: Call, *tensors: object) -> tuple[object, ...]:
-            return call.function.run_with_jacobian(call, tensors)
+            with _as_constants(call, tensors):
+                return call.function.run_with_jacobian(call, tensors)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
@@ -143,7 +186,7 @@ def with_jacobian() -> Any:
             if any(g is not None for g in gradients[count:]):
                 raise _second_derivative(ctx.call.function.__name__)
             _check_no_forward_mode(ctx)
-            wanted = ctx.call.wanted_inputs
+            wanted, blocks = ctx.call.wanted_inputs, ctx.saved_tensors  # torch.utils.checkpoint gives them once
             real = [g for g, is_real in zip(gradients[:count], ctx.is_real, strict=True) if is_real]
             found: list[Any] = [None] * len(ctx.inputs)
             for at, number in enumerate(wanted):
@@ -152,28 +195,32 @@ def with_jacobian() -> Any:
                 shape, dtype = ctx.inputs[number]
                 for row, gradient in enumerate(real):
                     if gradient is not None:
-                        block = ctx.saved_tensors[row * len(wanted) + at]
-                        part = torch.mv(block.T, gradient.reshape(-1).to(block.dtype)).reshape(shape).to(dtype)
+                        block = blocks[row * len(wanted) + at]
+                        part = (
+                            torch.mv(block.T, gradient.reshape(block.shape[0]).to(block.dtype)).reshape(shape).to(dtype)
+                        )
                         found[number] = part if found[number] is None else found[number] + part
             return (None, *found)
 
         @staticmethod
         def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
             ctx.has_tangents = True
-            wanted = ctx.call.wanted_inputs
+            wanted, blocks = ctx.call.wanted_inputs, ctx.saved_tensors
             found, row = [], 0
             for shape, is_real in zip(ctx.shapes, ctx.is_real, strict=True):
                 total = None
                 if is_real:
                     for at, number in enumerate(wanted):
                         if tangents[number] is not None:
-                            block = ctx.saved_tensors[row * len(wanted) + at]
-                            part = torch.mv(block, tangents[number].reshape(-1).to(block.dtype)).reshape(shape)
+                            block = blocks[row * len(wanted) + at]
+                            part = torch.mv(block, tangents[number].reshape(block.shape[1]).to(block.dtype)).reshape(
+                                shape
+                            )
                             total = part if total is None else total + part
                     row += 1
                 found.append(total)
             # J changes too, in a way that is not known: whatever would use its tangent is not a number
-            return (*found, *(torch.full_like(b, torch.nan) for b in ctx.saved_tensors))
+            return (*found, *(torch.full_like(b, torch.nan) for b in blocks))
 
     KernelFunction.vmap = staticmethod(_one_by_one(with_jacobian))
     return KernelFunction
@@ -190,7 +237,8 @@ def without_jacobian() -> Any:
     class PlainFunction(torch.autograd.Function):
         @staticmethod
         def forward(call: Call, *tensors: object) -> tuple[object, ...]:
-            return call.function.run_plain(call, tensors)
+            with _as_constants(call, tensors):
+                return call.function.run_plain(call, tensors)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:

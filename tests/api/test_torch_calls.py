@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import taichi as ti
 
-from taichi_ext import InvalidArgumentError, torch_function
+from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m pip install 'taichi-ext[torch]')")
 
@@ -240,3 +240,97 @@ def test_tensors_without_numbers(ti32):
     function = torch_function(square, inputs="a", outputs="b")
     with FakeTensorMode() as mode, pytest.raises(InvalidArgumentError, match="'a' is a fake tensor"):
         function(mode.from_tensor(torch.ones(3)))
+
+
+# --- calls that torch runs again, or writes down ----------------------------------------------------------------------
+
+
+@ti.kernel
+def mixed(a: A1, b: A1, out: A1, total: A1):
+    for i in a:
+        out[i] = ti.sin(a[i]) * b[0]
+        total[0] += a[i] * b[1] ** 2
+
+
+def mixed_in_torch(a, b):
+    return torch.sin(a) * b[0], (a * b[1] ** 2).sum().reshape(1)
+
+
+@pytest.fixture(params=[False, True], ids=["J", "reverse"])
+def both_outputs(request, ti32):
+    return torch_function(mixed, ["a", "b"], ["out", "total"], shapes={"total": 1}, reverse=request.param)
+
+
+A, B = torch.tensor([0.3, -0.7, 1.1]), torch.tensor([0.5, 1.5])
+
+
+def test_recomputed_by_checkpoint(both_outputs):
+    """``torch.utils.checkpoint`` gives each saved tensor once, and runs the function again in ``backward``."""
+    from torch.utils.checkpoint import checkpoint
+
+    gradients = []
+    for function in (both_outputs, mixed_in_torch):
+        a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+        out, total = checkpoint(lambda a, b, f=function: f(2 * a, b), a, b, use_reentrant=False)
+        gradients.append(torch.autograd.grad(out.pow(2).sum() * total.sum(), (a, b)))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("pack", [torch.Tensor.clone, lambda t: t.detach().double()])
+def test_saved_tensors_that_hooks_replace(pack, both_outputs):
+    def saved():
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.float())
+
+    gradients = []
+    for function in (both_outputs, mixed_in_torch):
+        a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+        with saved():
+            out, total = function(a, b)
+        gradients.append(torch.autograd.grad(out.pow(2).sum() * total.sum(), (a, b)))
+    torch.testing.assert_close(*gradients)
+
+
+def test_linearized(both_outputs):
+    """``torch.func.linearize`` writes the derivative down as a graph, where numbers of a kernel are constants."""
+    directions = torch.tensor([0.2, -1.0, 0.4]), torch.tensor([2.0, -0.3])
+    value, along = torch.func.linearize(lambda a, b: tuple(both_outputs(a, b)), A, B)
+    torch.testing.assert_close(value, mixed_in_torch(A, B))
+    for scale in (1.0, -2.0):
+        given = tuple(scale * d for d in directions)
+        torch.testing.assert_close(along(*given), torch.func.jvp(mixed_in_torch, (A, B), given)[1])
+
+
+def test_linearized_through_vmap(both_outputs):
+    rows, direction = torch.stack([A, 2 * A]), torch.stack([torch.ones(3), A])
+    along = [
+        torch.func.linearize(torch.vmap(lambda a, f=f: f(a, B)[0]), rows)[1] for f in (both_outputs, mixed_in_torch)
+    ]
+    torch.testing.assert_close(along[0](direction), along[1](direction))
+
+
+def test_values_that_depend_on_the_input_of_a_graph(both_outputs):
+    """A graph of ``make_fx`` would hold the numbers of the one call that it saw."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    both_outputs(A, B)
+    for function in (
+        lambda a: both_outputs(a * 2, B)[0],
+        torch.func.grad(lambda a: both_outputs(a, B)[0].sum()),
+        lambda a: torch.vmap(lambda a: both_outputs(a, B)[0])(torch.stack([a, a])),
+    ):
+        with pytest.raises(UnsupportedError, match="mixed was called while torch.fx traced its values"):
+            make_fx(function)(A)
+
+
+def test_an_empty_batch_of_calls_raises(both_outputs):
+    """The kernel has to run to know the shapes of its outputs."""
+    with pytest.raises(InvalidArgumentError, match="mapped over an empty batch"):
+        torch.vmap(lambda a: both_outputs(a, B)[0])(torch.ones(0, 3))
+
+
+def test_an_empty_batch_of_gradients(ti32):
+    function = torch_function(mixed, ["a", "b"], ["out", "total"], shapes={"total": 1})
+    _, pull = torch.func.vjp(lambda a: function(a, B)[0], A)
+    assert torch.vmap(pull)(torch.ones(0, 3))[0].shape == (0, 3)
+    assert torch.func.jacrev(lambda a: function(a, B)[0])(torch.ones(0)).shape == (0, 0)
+    assert torch.func.jacfwd(lambda a: function(a, B)[0])(torch.ones(0)).shape == (0, 0)
