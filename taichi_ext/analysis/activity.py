@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.program import Body, Declare, Local, Op, Read, Statement, Value, children, statements, values_of
-from taichi_ext.simplify.usage import assigned_locals
+from taichi_ext.program import Body, Declare, Local, Op, Read, Statement, Value, statements, values_of, walk
 
 # The derivative of these is zero wherever it exists.
 CONSTANT = frozenset(("floor", "ceil", "round", "floordiv", "random", "bit_cast", "zero", "one"))
@@ -135,32 +134,31 @@ def _spread(s: ir.Statement, found: Activity) -> Iterator[ir.Local | ir.Containe
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
-def escaping_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | None:
-    """The first cast to bits that are used for more than a comparison, and the statement; None if there is none.
+def returning_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | None:
+    """The first cast of bits back to a real number with a tangent, and the statement; None if there is none.
 
-    ``isnan`` and ``isinf`` compare bits: there is no derivative to lose. Bits that are kept may become a number again.
+    Bits that are compared, sorted by, or used as a whole number have no derivative to lose, as a cast has none.
     """
-    changed = assigned_locals(body)
-    holders: dict[Local, Op] = {}  # integers that hold such bits
+    everything, holders = statements(body), set[Local | ir.Container]()  # integers that hold such bits
 
-    def bits_in(value: Value) -> Op | None:
-        pending = [value]
-        while pending:
-            node = pending.pop()
-            if isinstance(node, Op) and node.name == "bit_cast" and activity.has(node.args[0]):
-                return node
-            if isinstance(node, Read) and node.local in holders:
-                return holders[node.local]
-            if not isinstance(node, Op) or node.name not in _COMPARISONS:
-                pending += children(node)[::-1]
-        return None
+    def is_bits(node: Value) -> bool:
+        if isinstance(node, (Read, ir.Load)):
+            return node.memory in holders
+        if not isinstance(node, Op) or node.dtype.is_real or node.name in _COMPARISONS:
+            return False
+        return (node.name == "bit_cast" and activity.has(node.args[0])) or any(map(is_bits, node.args))
 
-    for s in statements(body):
-        for value in values_of(s):
-            found = bits_in(value)
-            if found is None:
-                continue
-            if not isinstance(s, Declare) or s.local in changed or s.local.shape or s.local.dtype.is_real:
-                return found, s
-            holders[s.local] = found
+    def held() -> Iterator[Local | ir.Container]:
+        for s in everything:
+            if isinstance(s, Declare) and any(map(is_bits, s.values)):
+                yield s.local
+            elif isinstance(s, ir.Store) and (is_bits(s.value) or is_bits(s.target)):
+                yield from (s.target.memory, *([s.result] if isinstance(s, ir.Atomic) and s.result else []))
+
+    while new := {memory for memory in held() if not memory.dtype.is_real} - holders:
+        holders |= new
+    for s in everything:
+        for node in (node for value in values_of(s) for node in walk(value)):
+            if isinstance(node, Op) and node.name == "bit_cast" and node.dtype.is_real and is_bits(node.args[0]):
+                return node, s
     return None

@@ -30,6 +30,7 @@ from taichi_ext.record.subscripts import attribute
 from taichi_ext.record.taichi_types import COMPARISONS, NAME_OF
 
 Handler = Callable[..., Any]  # takes a recording, and the arguments of the call
+_OF_CONTAINERS = ("append", "extend", "insert", "update", "setdefault")  # methods that take values
 
 
 def method(
@@ -46,6 +47,8 @@ def method(
         container = r.container(backend.leaf_fields(base)[0])
         if backend.is_dynamic_cell(base, 0):
             return effects.list_method(r, DynamicList(base, container, ()), name, args)
+    if type(base) in (list, dict) and name in _OF_CONTAINERS and _is_local(r, base):
+        return getattr(base, name)(*args, **keywords)  # as Taichi does: a list or dict of Python's that holds values
     base = captured(base)
     if isinstance(base, (Tensor, Cells)):
         if name == "get_shape":
@@ -57,6 +60,18 @@ def method(
         raise AttributeError(f"a scalar has no method {name!r}")
     function, bound = backend.native_attribute(r.context, base, name)
     return call(r, function, [base, *args] if bound else args, keywords, is_statement)
+
+
+def _is_local(r: Recording, x: object) -> bool:
+    """Whether a list or dict was made in the kernel, or function, and is reached by the name of a variable."""
+    pending = [value for scope in r.context.local_scopes for value in scope.values()]
+    while pending:
+        value = pending.pop()
+        if value is x:
+            return True
+        if isinstance(value, (list, tuple, dict)):
+            pending += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def call(

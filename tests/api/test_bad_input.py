@@ -1088,7 +1088,7 @@ def test_construct_without_a_rule(scene, refused):
     @ti.kernel
     def k():
         for i in y:
-            y[i] += ti.cast(ti.bit_cast(x[0], ti.i64), ti.f64)  # no rule in a kernel
+            y[i] += ti.bit_cast(ti.bit_cast(x[0], ti.i64), ti.f64)  # no rule in a kernel
 
     number = line_of("# no rule in a kernel")
     words = (
@@ -1106,7 +1106,7 @@ def test_construct_without_a_rule_in_a_function(scene, refused):
 
     @ti.func
     def bits(a):
-        return ti.bit_cast(a, ti.i64)  # no rule in a function
+        return ti.bit_cast(ti.bit_cast(a, ti.i64), ti.f64)  # no rule in a function
 
     @ti.kernel
     def k():

@@ -6,6 +6,7 @@ import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import end_program
 
 from taichi_ext import jacobian
 from taichi_ext.differentiate.forms.build import GUARDED, GUARDED_BOTH, INVERSE
@@ -482,3 +483,23 @@ def test_zero_tangents_in_a_row_stay_zero_in_powers_of_negative_numbers(power):
     assert_array_equal(J[::2], 0.0)
     slope = 3.0 * (n / 2) ** 2 if power == 3 else np.nan
     assert_allclose(J[1::2], slope, rtol=1e-12)
+
+
+def test_max_and_min_with_nan_have_the_derivative_of_their_value():
+    end_program()
+    ti.init(
+        arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, fast_math=False
+    )  # fast_math assumes that no number is NaN
+    x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 8)
+    x.from_numpy(np.array([2.0, np.nan, 3.0]))
+
+    @ti.kernel
+    def k():
+        w, bad = x[0] * 5.0, x[1] * 7.0
+        y[0], y[1], y[2], y[3] = ti.max(w, bad), ti.max(bad, w), ti.min(w, bad), ti.min(bad, w)
+        y[4], y[5] = ti.max(bad, 1.0, w), ti.min(20.0, bad, w)
+        y[6], y[7] = ti.max(x[0], x[2], x[0]), ti.min(x[2], x[2] + 0.0 * x[0])
+
+    J = jacobian(k, x, y)
+    assert_array_equal(y.to_numpy(), [10, 10, 10, 10, 10, 10, 3, 3])
+    assert_array_equal(J, [[5, 0, 0]] * 6 + [[0, 0, 1]] * 2)

@@ -429,3 +429,46 @@ def test_unknown_callables_are_refused_where_they_touch_the_kernel():
 
     with pytest.raises(UnsupportedError, match="expr_init"):
         jacobian(k, x, y)
+
+
+def test_lists_and_dicts_that_grow_in_the_kernel():
+    x, y, z = scalars([0.3, 0.8, 0.5, 1.2]), outputs(4), outputs(4)
+
+    @ti.func
+    def powers(a, n: ti.template()):
+        made = [1.0 * a]
+        for k in ti.static(range(1, n)):
+            made.append(made[k - 1] * a)
+        return ti.Vector(made)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            terms, rows, named = [], [], {}
+            for j in ti.static(range(3)):
+                terms.append(x[(i + j) % 4] * (j + 1))
+                rows.append([x[i], ti.sin(x[i] * j)])
+                named.update({j: x[i] + j})
+            terms.extend([x[0], 2.0])
+            terms.insert(0, x[i] * x[i])
+            total = ti.Vector(terms)
+            named.setdefault(7, x[3])
+            y[i] = total.dot(total) + named[2] * named[7] + len(terms)
+            z[i] = ti.Matrix(rows).norm() + powers(x[i], 4).sum()
+
+    check_jacobian(k, x, [y, z])
+
+
+def test_lists_of_the_module_are_not_changed_by_a_record():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+    known = [1.0]
+
+    @ti.kernel
+    def k():
+        for i in x:
+            known.append(x[i])
+            y[i] = x[i] * 2.0
+
+    with pytest.raises(UnsupportedError, match=r"known.append\(x\[i\]\)"):
+        jacobian(k, x, y)
+    assert known == [1.0]

@@ -5,12 +5,13 @@ A line gives the partials, one per argument: a number, or a function of the argu
 
 * ``smooth``: the product, accumulated in reverse within a statement.
 * ``singular``: a partial can be infinite where the operation is finite (sqrt at 0); a zero tangent stays zero.
-* ``choice``: one of the arguments is picked, and its tangent; ``picks`` gives one condition per argument.
+* ``choice``: one of the arguments is picked, and its tangent; ``picks`` gives one condition per argument, from the
+  arguments and the result.
 * ``guarded``: the product of a possibly zero tangent and a possibly infinite partial, differentiated again.
 * ``unknown``: a value without a line: its tangent is that of what is read, or an error.
 
-Kinks follow Taichi: ``abs'(0) = 0``; at a tie, max and min take the right-hand operand; ``x % y`` has the partials
-1 and ``-floor(x / y)``.
+Kinks follow Taichi: ``abs'(0) = 0``; max and min take the operand that is the value, at a tie the right-hand one and
+beside NaN the other; ``x % y`` has the partials 1 and ``-floor(x / y)``.
 """
 
 from __future__ import annotations
@@ -81,8 +82,7 @@ def _inverse_square_sum(a: Coefficient, b: Coefficient) -> Value:
     return _div(1.0, add(_square(a), _square(b)))
 
 
-_MAX = lambda a, b: (operation("gt", a, b), None)  # noqa: E731
-_MIN = lambda a, b: (operation("lt", a, b), None)  # noqa: E731
+_FIRST = lambda a, b, o: (operation("logical_not", operation("eq", o, b)), None)  # noqa: E731
 _DIVISION = (lambda a, b, o: _div(1.0, b), lambda a, b, o: negative(multiply(o, _div(1.0, b))))
 
 _TABLE = [
@@ -114,8 +114,8 @@ _TABLE = [
         ),
         kind="singular",
     ),
-    Rule("max", (1, 1), kind="choice", picks=_MAX),
-    Rule("min", (1, 1), kind="choice", picks=_MIN),
+    Rule("max", (1, 1), kind="choice", picks=_FIRST),
+    Rule("min", (1, 1), kind="choice", picks=_FIRST),
     Rule("select", (None, 1, 1), kind="choice"),
     Rule(GUARDED, (None, None), kind="guarded"),
     Rule(GUARDED_BOTH, (None, None), kind="guarded"),

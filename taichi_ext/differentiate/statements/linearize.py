@@ -296,6 +296,7 @@ class Linearizer:
         else:
             assert rule.picks is not None
             values = [self._walk.expressions.keep(a, node.dtype) for a in args]
+            values.append(self._walk.expressions.keep(node))
             picks = tuple(p if p is None else self._walk.builder.keep(p, "is_first") for p in rule.picks(*values))
         return chosen(picks, forms, node.dtype, is_again=self.is_again)
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.activity import Activity, escaping_bits
+from taichi_ext.analysis.activity import Activity, returning_bits
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.edges.rules import RuleContext
@@ -154,8 +154,8 @@ def raise_effect(s: ir.Effect) -> None:
 
 
 def check_bits(body: ir.Body, activity: Activity) -> None:
-    """Raise if the bits of a number with a tangent are used for more than a comparison."""
-    found = escaping_bits(body, activity)
+    """Raise if the bits of a number with a tangent become a number again."""
+    found = returning_bits(body, activity)
     if found is not None:
         op, s = found
         raise_unknown("bit_cast", op.place or s.place)
