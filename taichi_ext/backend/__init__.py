@@ -124,6 +124,7 @@ from taichi_ext.backend.layouts import (
     components_under,
     has_leading_axes,
     has_one_offset,
+    has_real,
     is_dense,
     is_dynamic_cell,
     is_flat,

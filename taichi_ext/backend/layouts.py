@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from taichi_ext.backend.expressions import is_real
 from taichi_ext.backend.lifetime import is_field_alive
 from taichi_ext.backend.opaque import CoreNode
 from taichi_ext.backend.runtime import Expr, Field, core, ti
@@ -78,6 +79,11 @@ def leaf_fields(field: object) -> list[Any]:
     if isinstance(field, ti.StructField):
         return [leaf for member in field.field_dict.values() for leaf in leaf_fields(member)]
     return [field]
+
+
+def has_real(field: object) -> bool:
+    """Whether a field, or a member of a struct field, has real numbers."""
+    return any(is_real(leaf.dtype) for leaf in leaf_fields(field))
 
 
 def is_dynamic_cell(field: object, index_count: int) -> bool:

@@ -52,9 +52,8 @@ def flatten(tree: object, what: str = "", path: str = "", outer: tuple[int, ...]
         keys = tuple(tree)  # as they are now: the user's dict may change before values are put back
         return _join(parts, lambda values: dict(zip(keys, values, strict=True)))
     if isinstance(tree, backend.StructField):
-        is_real = {k: any(backend.is_real(f.dtype) for f in backend.leaf_fields(m)) for k, m in tree.field_dict.items()}
-        members = [k for k in is_real if is_real[k]] or list(is_real)  # given whole, it means its real members
-        parts = [flatten(tree.field_dict[key], what, f"{path}.{key}") for key in members]
+        real = {k: m for k, m in tree.field_dict.items() if backend.has_real(m)} or tree.field_dict
+        parts, members = [flatten(item, what, f"{path}.{key}") for key, item in real.items()], tuple(real)
         return _join(parts, lambda values: dict(zip(members, values, strict=True)))
     return [(path, tree)], lambda values: values[0]
 
