@@ -21,6 +21,7 @@ DISTRICTS = (
     "simplify",
     "analysis",
     "differentiate",
+    "adjoint",
     "schedule",
     "backend",
     "labels",

@@ -7,6 +7,7 @@ import numpy as np
 
 from taichi_ext.program import (
     Assign,
+    Atomic,
     Const,
     Container,
     Declare,
@@ -35,6 +36,7 @@ OPERATIONS = {
     "ne": operator.ne,
     "floor": math.floor,
     **{"bit_and": operator.and_, "shift_right": operator.rshift},
+    "global_thread_idx": lambda: 0,
     "bit_cast": lambda a: int(np.float64(a).view(np.int64)),
 }
 
@@ -68,6 +70,11 @@ class Interpreter:
                 self.store(target, self.value(value))
             case Update(target=target, op=op, value=value):
                 self.store(target, OPERATIONS[op](self.value(target), self.value(value)))
+            case Atomic(function=function, target=target, value=value, result=result):
+                old = self.value(target)
+                if result is not None:
+                    self.locals[result] = old
+                self.store(target, OPERATIONS[function.removeprefix("atomic_")](old, self.value(value)))
             case If(condition=condition, then=then, orelse=orelse):
                 self.run(then if self.value(condition) else orelse)
             case For(kind="range", variables=(variable,), domain=domain, body=body):

@@ -1,0 +1,18 @@
+"""The adjoint of a program: from the adjoints of what it writes to the adjoints of what it reads."""
+
+from taichi_ext.adjoint.contention import Machine
+from taichi_ext.adjoint.stage_adjoint import StageAdjoint, adjoint_of
+from taichi_ext.adjoint.stages import Stage, Staged, staged
+from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array
+
+__all__ = [
+    "AdjointArray",
+    "Machine",
+    "Stage",
+    "StageAdjoint",
+    "Staged",
+    "Tape",
+    "adjoint_array",
+    "adjoint_of",
+    "staged",
+]

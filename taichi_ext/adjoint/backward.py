@@ -1,0 +1,327 @@
+"""The way back through a block: its records from the last to the first, each by a line of a table.
+
+The adjoints of locals that a compound statement changes, or adds to, are mutable locals around it. A loop keeps those
+numbers of each iteration that its way back reads, on the tape, or in a local array where the loop is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.block import Block, Later, entry_indices
+from taichi_ext.adjoint.forward import (
+    ArrayDefinition,
+    Branch,
+    Called,
+    Compound,
+    Definition,
+    Given,
+    Loop,
+    Stored,
+    Tangent,
+    run_forward,
+)
+from taichi_ext.adjoint.jumps import without_jumps
+from taichi_ext.adjoint.normal import whole
+from taichi_ext.adjoint.sweep import Weights, is_none
+from taichi_ext.adjoint.tapes import INTEGER, REAL, converted
+from taichi_ext.differentiate.forms.build import Builder, add, cast, is_number, literal, negative, operation, subtract
+from taichi_ext.differentiate.rules.decompositions import partials_of
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
+from taichi_ext.simplify.usage import assigned_locals
+
+MOST_LOCAL = 512  # numbers of a tape that is a local array
+
+Shared = dict[Local, list[Local]]  # mutable locals that hold adjoints, one for each cotangent
+
+
+def run_back(block: Block) -> None:
+    """Put the way back through the records of a block behind its forward part."""
+    for record in reversed(block.records):
+        _BACK[type(record)](block, record)
+
+
+def _definition(block: Block, r: Definition) -> None:
+    ws = block.take(r.local)
+    if is_none(ws):
+        return
+    if not isinstance(r.value, Read) or not r.value.index:
+        block.spread(r.value, ws)
+        return
+    for array, w in zip(block.sweep.local_arrays.get(r.value.local, ()), ws, strict=False):
+        entry = Read(array, r.value.index)
+        block.emit(ir.Assign(entry, operation("add", entry, cast(w, entry.dtype))))
+
+
+def _array(block: Block, r: ArrayDefinition) -> None:
+    for index, value in zip(entry_indices(r.local), r.values, strict=False):
+        if block.sweep.has(value):
+            block.spread(value, block.array_weights(r.local, index))
+
+
+def _given(block: Block, r: Given) -> None:
+    ws = block.take(r.local)
+    if not is_none(ws):
+        ws = [block.keep(w) for w in ws]
+        for source in r.sources:
+            block.spread(source, ws)
+
+
+def _tangent(block: Block, r: Tangent) -> None:
+    source = block.sweep.sources.get(r.local)
+    if source is not None:
+        block.spread(source, block.take(r.local))
+
+
+def _stored(block: Block, r: Stored) -> None:
+    if r.old is not None:
+        block.emit(ir.Assign(r.target, r.old))
+    is_update, is_value = isinstance(r.statement, ir.Update), block.sweep.has(r.value)
+    if not r.is_active or (is_update and not is_value):
+        return
+    if isinstance(r.target, Load):
+        entries: list[ir.Target] = [*block.entries(r.target)]
+    else:
+        entries = [Read(array, r.target.index) for array in block.sweep.local_arrays[r.target.local]]
+    ws: Weights = []
+    for entry in entries:
+        if is_value:
+            ws.append(block.declare("w", entry.dtype, entry, "weight"))
+        if not is_update:
+            block.emit(ir.Assign(entry, literal(0, entry.dtype)))
+    if is_value:
+        is_less = isinstance(r.statement, ir.Update) and r.statement.op == "sub"
+        block.spread(r.value, [negative(w) for w in ws] if is_less else ws)
+
+
+def _called(block: Block, r: Called) -> None:
+    call, has = r.call, block.sweep.has
+    args = [ir.entries(a) for a in call.args if isinstance(a, (Value, ir.Tensor, ir.Struct))]
+    weights: list[Weights] = []
+    for local in call.results:
+        if local.shape:
+            weights += [block.array_weights(local, index) for index in entry_indices(local)]
+        else:
+            weights.append([block.keep(w) for w in block.take(local)])
+    builder = Builder()
+    partials = partials_of(builder, call, [tuple([block.keep(e, "t") for e in group]) for group in args])  # type: ignore[misc]
+    if partials is None:
+        raise UnsupportedError(f"{ir.cited(call.place)}The derivative of {call.function} is not known.")
+    passed: list[tuple[Value, Weights]] = []
+    for number, e in enumerate(e for group in args for e in group):
+        if has(e):
+            totals = block.sweep.none()
+            found = partials(number)
+            block.emit(*builder.body)
+            builder.body.clear()
+            for ws, p in zip(weights, found, strict=True):
+                if p is not None:
+                    products = block.times(ws, p.value, is_singular=False)
+                    totals = [add(t, w) for t, w in zip(totals, products, strict=True)]
+            passed.append((e, [block.keep(t) for t in totals]))
+    block.emit(*builder.body)
+    for e, ws in passed:
+        block.spread(e, ws)
+
+
+# --- compound statements
+
+
+def _mutable(block: Block, local: Local, ws: Weights) -> list[Local]:
+    """An adjoint in locals that change."""
+    return [block.declare(f"b_{local.name}", local.dtype, w, "tangent").local for w in ws]
+
+
+def _reads(locals_: list[Local]) -> Weights:
+    return [Read(b) for b in locals_]
+
+
+def _sums(locals_: list[Local], ws: Weights) -> list[ir.Statement]:
+    """Add an adjoint to one in locals."""
+    return [
+        ir.Assign(Read(b), cast(add(Read(b), w), b.dtype))
+        for b, w in zip(locals_, ws, strict=True)
+        if not is_number(w, 0)
+    ]
+
+
+def _after(block: Block, r: Compound) -> Shared:
+    """The adjoints of the locals that a statement changes, as they are after it."""
+    active = [(v, mutable) for v, (_, mutable) in r.carried.items() if mutable in block.sweep.active]
+    return {v: _mutable(block, v, block.take(mutable)) for v, mutable in active}
+
+
+def _inner(block: Block, r: Compound, body: ir.Body, env: dict[Local, Value], after: Shared) -> Block:
+    """A block within a statement, forward and back; the adjoints after it are moved to what it makes of the locals."""
+    inner = Block(block.sweep, dict(env), dict(r.arrays), block.definitions)
+    changed = assigned_locals(body)
+    run_forward(inner, body)
+    for v, bs in after.items():
+        if v in changed:
+            ws = [inner.keep(b) for b in _reads(bs)]
+            inner.emit(*(ir.Assign(Read(b), literal(0, b.dtype)) for b in bs))
+            inner.spread(inner.env[v], ws)
+    run_back(inner)
+    return inner
+
+
+def _outer(block: Block, blocks: list[Block]) -> tuple[Shared, list[list[ir.Statement]]]:
+    """The adjoints of locals from before a statement in mutable locals, and how each of its blocks adds to them."""
+    shared: Shared = {}
+    sums: list[list[ir.Statement]] = []
+    for inner in blocks:
+        made: list[ir.Statement] = []
+        for u, ws in inner.adjoints.items():
+            if not is_none(ws):
+                if u not in shared:
+                    shared[u] = _mutable(block, u, block.take(u))
+                made += _sums(shared[u], ws)
+        sums.append(made)
+    return shared, sums
+
+
+def _end(block: Block, r: Compound, shared: Shared, after: Shared) -> None:
+    """Go on before a statement."""
+    block.adjoints.update({u: _reads(bs) for u, bs in shared.items()})
+    for v, bs in after.items():
+        block.spread(r.carried[v][0], _reads(bs))
+
+
+def _branch(block: Block, r: Branch) -> None:
+    if r.log is not None:
+        block.emit(*block.sweep.tape.undone(r.log))
+    after = _after(block, r)
+    blocks = [_inner(block, r, body, r.env, after) for body in ir.bodies(r.statement)]
+    shared, sums = _outer(block, blocks)
+
+    def make() -> ir.Body:
+        sides = ((*inner.finished(), *made) for inner, made in zip(blocks, sums, strict=True))
+        return (ir.If(r.condition, *sides),)
+
+    block.emit(Later(make))
+    _end(block, r, shared, after)
+
+
+def _loop(block: Block, r: Loop) -> None:
+    sweep, s = block.sweep, r.statement
+    after = _after(block, r)
+    env = dict(r.env)
+    starts: dict[Local, Local] = {}  # the carried numbers at the start of an iteration
+    for v, (_, mutable) in r.carried.items():
+        starts[v] = Local(v.name, v.dtype, (), "temporary")
+        env[v] = Read(starts[v])
+        if mutable in sweep.active:
+            sweep.active.add(starts[v])
+    first, trips = _range(r)
+    index, number = Local("back", I32, (), "loop"), Local("number", I32, (), "temporary")
+    head: list[ir.Statement] = [ir.Declare(number, (operation("sub", operation("sub", trips, 1), Read(index)),))]
+    if isinstance(s, ir.For):
+        again = Local(s.variables[0].name, I32, (), "temporary")
+        env[s.variables[0]] = Read(again)
+        head.append(ir.Declare(again, (whole(add(Read(number), first)),)))
+    inner = _inner(block, r, without_jumps(s.body), env, after)
+    ends = [(after[v], inner.take(starts[v])) for v in after]
+    shared, (sums,) = _outer(block, [inner])
+    rest = (*inner.finished(), *(x for bs, ws in ends for x in _sums(bs, ws)), *sums)
+    kept = [v for v, local in starts.items() if local in _needed(rest)]
+    length = _length(r)
+    if r.log is None and length is not None and length * max(1, len(kept)) <= MOST_LOCAL:
+        head += _local_tapes(r, kept, starts, number, length)
+    else:
+        head += _taped(block, r, kept, starts)
+        if kept or r.log is not None:
+            rest = (ir.If(operation("eq", Read(sweep.tape.lost), 0), rest),)
+    block.emit(ir.For("range", (index,), (trips,), (*head, *rest)))
+    _end(block, r, shared, after)
+
+
+def _length(r: Loop) -> int | None:
+    """The number of iterations, if it is known."""
+    if r.variable is not None:
+        a, b = r.domain
+        if isinstance(a, Const) and isinstance(b, Const):
+            return max(0, int(b.value - a.value))
+    return None
+
+
+def _range(r: Loop) -> tuple[Value, Value]:
+    """The first number and the count of the iterations that ran."""
+    first = r.domain[0] if r.variable is not None else literal(0, I32)
+    if r.counter is not None:
+        return first, Read(r.counter)
+    length = _length(r)
+    return first, whole(subtract(r.domain[1], first)) if length is None else literal(length, I32)
+
+
+def _local_tapes(r: Loop, kept: list[Local], starts: dict[Local, Local], number: Local, length: int) -> ir.Body:
+    """Keep numbers in local arrays; the statements that read them again."""
+    if r.variable is not None:
+        at = whole(subtract(Read(r.variable), r.domain[0]))
+    else:
+        assert r.counter is not None
+        at = Read(r.counter)
+    made: list[ir.Statement] = []
+    for v in kept:
+        tape = Local(f"tape_{v.name}", v.dtype if v.dtype != U1 else I32, (max(1, length),), "tangent")
+        r.tapes.append(ir.Declare(tape, ()))
+        r.pushes.append(ir.Assign(Read(tape, (at,)), cast(Read(r.carried[v][1]), tape.dtype)))
+        made.append(ir.Declare(starts[v], (converted(Read(tape, (Read(number),)), v.dtype),)))
+    return tuple(made)
+
+
+def _taped(block: Block, r: Loop, kept: list[Local], starts: dict[Local, Local]) -> ir.Body:
+    """Keep numbers on the tape; the statements that take them off and undo what the iteration has logged."""
+    tape = block.sweep.tape
+    made: list[ir.Statement] = [] if r.log is None else [*tape.undone(r.log)]
+    for part, is_real in ((REAL, True), (INTEGER, False)):
+        found = [v for v in kept if v.dtype.is_real == is_real]
+        count = [r.log] if r.log is not None and not is_real else []
+        r.pushes.extend(tape.push([Read(local) for local in (*(r.carried[v][1] for v in found), *count)], part))
+        pop, numbers = tape.pop([local.dtype for local in (*found, *count)], part)
+        made += [*pop, *(ir.Declare(starts[v], (x,)) for v, x in zip(found, numbers, strict=False))]
+        if count:
+            # the log of an iteration begins behind its record, which has the length of the log before
+            assert r.log is not None
+            r.pushes.append(ir.Assign(Read(r.log), literal(0, I32)))
+            made.append(ir.Assign(Read(r.log), numbers[-1]))
+    return tuple(made)
+
+
+def _needed(body: ir.Body) -> set[Local]:
+    """The locals that a block reads for something that lasts: memory, locals from before it, control."""
+    everything = ir.statements(body)
+    declared = {local for s in everything for local in ir.declared(s)}
+    sources: dict[Local, list[Value]] = {}
+    pending: list[Value] = []
+    for s in everything:
+        target = s.target if isinstance(s, ir.Store) else None
+        if isinstance(s, ir.Declare):
+            sources.setdefault(s.local, []).extend(ir.values_of(s))
+        elif isinstance(target, Read) and target.local in declared:
+            sources.setdefault(target.local, []).extend(ir.values_of(s))
+        elif isinstance(s, ir.Call):
+            for local in s.results:
+                sources.setdefault(local, []).extend(ir.values_of(s))
+        else:
+            pending += [*ir.values_of(s), *([target] if isinstance(target, Read) else ())]
+    needed: set[Local] = set()
+    while pending:
+        for local in pending.pop().contents.locals - needed:
+            needed.add(local)
+            pending += sources.pop(local, ())
+    return needed
+
+
+_BACK: dict[type, Callable[[Block, Any], None]] = {
+    Definition: _definition,
+    ArrayDefinition: _array,
+    Given: _given,
+    Tangent: _tangent,
+    Stored: _stored,
+    Called: _called,
+    Branch: _branch,
+    Loop: _loop,
+}

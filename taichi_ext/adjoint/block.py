@@ -1,0 +1,262 @@
+"""A block of an adjoint: its statements, and the adjoints of its locals, which are passed on along expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.sweep import Sweep, Weights, is_none, substitution
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, is_number, literal, multiply, operation, select
+from taichi_ext.differentiate.rules.table import Rule, rule_of
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Const, Load, Local, Op, Read, Value
+
+_FROZEN = ("weight", "temporary", "partial")
+
+
+class Later:
+    """Statements that are known when the way back has been made."""
+
+    def __init__(self, make: Callable[[], ir.Body]) -> None:
+        self.make = make
+
+
+@dataclass(eq=False)
+class Block:
+    """A block that runs forward and backwards.
+
+    Attributes:
+        sweep: of the stage.
+        env: the values of the stage's locals in the adjoint program.
+        arrays: the local arrays of the adjoint program.
+        definitions: what locals of the adjoint program hold.
+        made: the statements.
+        records: the statements that the way back visits, as they were run forward.
+        adjoints: those of locals, where the way back is.
+    """
+
+    sweep: Sweep
+    env: dict[Local, Value]
+    arrays: dict[Local, Local]
+    definitions: dict[Local, Value] = field(default_factory=dict)
+    made: list[ir.Statement | Later] = field(default_factory=list)
+    records: list[object] = field(default_factory=list)
+    adjoints: dict[Local, Weights] = field(default_factory=dict)
+
+    def finished(self) -> ir.Body:
+        """The statements of the block."""
+        self.made = [x for s in self.made for x in (s.make() if isinstance(s, Later) else (s,))]
+        return tuple(self.made)  # type: ignore[arg-type]
+
+    # --- values and statements
+
+    def sub(self, value: Value) -> Value:
+        """A value of the stage in terms of the adjoint program."""
+        return substitution(self.env, self.arrays)(value)
+
+    def target(self, t: ir.Target) -> ir.Target:
+        """The target of a store in terms of the adjoint program."""
+        t = ir.with_children(t, self.sub)  # type: ignore[assignment]
+        return replace(t, local=self.arrays.get(t.local, t.local)) if isinstance(t, Read) else t
+
+    def emit(self, *statements: ir.Statement | Later) -> None:
+        """Put statements behind the others."""
+        self.made += statements
+
+    def declare(self, name: str, dtype: ir.Type, value: Coefficient, kind: str) -> Read:
+        """A local with a value."""
+        local = Local(name, dtype, (), kind)
+        self.emit(ir.Declare(local, (cast(value, dtype),)))
+        return Read(local)
+
+    def keep(self, x: Coefficient, name: str = "w") -> Coefficient:
+        """A value that is used more than once."""
+        if not isinstance(x, Value) or isinstance(x, Const):
+            return x
+        is_kept = isinstance(x, Read) and not x.index and x.local.kind in _FROZEN
+        return x if is_kept else self.declare(name, x.dtype, x, "weight")
+
+    def adjoint_array(self, local: Local) -> None:
+        """Make the adjoints of a local array."""
+        arrays = [Local(f"b_{local.name}", local.dtype, local.shape, "tangent") for _ in range(self.sweep.width)]
+        zeros = (literal(0, local.dtype),) * len(entry_indices(local))
+        self.sweep.local_arrays[local] = arrays
+        self.emit(*(ir.Declare(array, zeros) for array in arrays))
+
+    def array_weights(self, local: Local, index: tuple[int, ...]) -> Weights:
+        """The adjoint of one entry of a local array."""
+        return [self.keep(Read(array, index)) for array in self.sweep.local_arrays[local]]
+
+    # --- adjoints
+
+    def take(self, local: Local) -> Weights:
+        """The adjoint of a local, which is not needed again."""
+        return self.adjoints.pop(local, None) or self.sweep.none()
+
+    def accumulate(self, local: Local, ws: Weights) -> None:
+        """Add to the adjoint of a local."""
+        if local not in self.sweep.active:
+            return
+        made: Weights = []
+        for a, w in zip(self.adjoints.get(local) or self.sweep.none(), ws, strict=True):
+            total = add(a, _typed(w, local.dtype))
+            is_long = isinstance(total, Op) and total.contents.size > 2
+            made.append(self.keep(total, f"b_{local.name}") if is_long else total)
+        self.adjoints[local] = made
+
+    def spread(self, root: Value, ws: Weights) -> None:
+        """Pass the adjoint of a value to what it is computed from."""
+        if is_none(ws) or not self.sweep.has(root):
+            return
+        weights: dict[Value, Weights] = {root: ws}
+        values: dict[Value, Value] = {}
+        for node in reversed(self._active_nodes(root)):
+            weight = weights.pop(node, None)
+            if weight is None or is_none(weight):
+                continue
+            if isinstance(node, Read):
+                assert not node.index, "entries of arrays stand alone in a declaration"
+                self.accumulate(node.local, weight)
+            elif isinstance(node, Load):
+                self._scatter(node, weight)
+            else:
+                assert isinstance(node, Op)
+                for arg, part in self._products(node, weight, values):
+                    part = [_typed(p, arg.dtype) for p in part]
+                    known = weights.get(arg) or self.sweep.none()
+                    weights[arg] = [add(x, p) for x, p in zip(known, part, strict=True)]
+
+    def _active_nodes(self, root: Value) -> list[Value]:
+        """The nodes of an expression that have adjoints, operands first."""
+        order: list[Value] = []
+        seen: set[Value] = set()
+        stack = [(root, False)]
+        while stack:
+            node, is_done = stack.pop()
+            if is_done:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                if isinstance(node, Op):
+                    stack.extend((a, False) for a in node.args if self.sweep.has(a))
+        return order
+
+    def _value(self, node: Value, dtype: ir.Type | None, values: dict[Value, Value]) -> Value:
+        """The number of a node, in a local."""
+        found = node
+        if not isinstance(node, Const) and not (isinstance(node, Read) and not node.index):
+            if node not in values:
+                values[node] = self.keep(ir.with_children(node, lambda x: values.get(x, x)), "t")  # type: ignore[assignment]
+            found = values[node]
+        return found if dtype is None else cast(found, dtype)
+
+    def _definition(self, node: Value) -> Value:
+        return self.definitions.get(node.local, node) if isinstance(node, Read) and not node.index else node
+
+    def _products(self, node: Op, ws: Weights, values: dict[Value, Value]) -> list[tuple[Value, Weights]]:
+        """The operands of an operation, each with its part of the adjoint."""
+        rule = rule_of(node, self._definition)
+        active = [a for a in node.args if self.sweep.has(a)]
+        if rule.kind == "unknown":
+            raise UnsupportedError(f"{ir.cited(node.place)}The derivative of {node.name} is not known.")
+        self.sweep.is_singular |= rule.kind == "singular"
+        if len(active) > 1 or rule.kind != "smooth":
+            ws = [self.keep(w) for w in ws]
+        if rule.kind == "choice":
+            return [(a, part) for a, part in self._choices(node, rule, ws, values) if self.sweep.has(a)]
+        found = []
+        for arg, partial in zip(node.args, self._partials(node, rule, values), strict=False):
+            if not is_number(partial, 0):
+                found.append((arg, self.times(ws, partial, is_singular=rule.kind == "singular")))
+        return found
+
+    def _choices(self, node: Op, rule: Rule, ws: Weights, values: dict[Value, Value]) -> list[tuple[Value, Weights]]:
+        if node.name == "select":
+            args, is_first = node.args[1:], self._value(node.args[0], None, values)
+        else:
+            args = node.args
+            assert rule.picks is not None
+            is_first = rule.picks(*[self._value(a, node.dtype, values) for a in args])[0]
+            assert is_first is not None
+            is_first = self.keep(is_first, "is_first")
+        assert isinstance(is_first, Value)
+        first: Weights = [0 if is_number(w, 0) else select(is_first, w, 0) for w in ws]
+        second: Weights = [0 if is_number(w, 0) else select(is_first, 0, w) for w in ws]
+        return [(args[0], first), (args[1], second)]
+
+    def _partials(self, node: Op, rule: Rule, values: dict[Value, Value]) -> list[Coefficient]:
+        """The partial of each operand; 0 for those without adjoints."""
+        given: list[Value | None] | None = None
+        found: list[Coefficient] = []
+        for arg, partial in zip(node.args, rule.partials, strict=False):
+            if partial is None or not self.sweep.has(arg):
+                found.append(0)
+            elif not callable(partial):
+                found.append(partial)
+            else:
+                if given is None:
+                    dtype = node.dtype if node.name != "pow" else None
+                    given = [self._value(a, dtype, values) if "a" in rule.takes else None for a in node.args]
+                    given.append(self._value(node, None, values) if "o" in rule.takes else None)
+                found.append(partial(*given))
+        return found
+
+    def times(self, ws: Weights, partial: Coefficient, *, is_singular: bool) -> Weights:
+        """An adjoint times a partial; where one of them is 0, the other may be infinite."""
+        is_guarded = self.sweep.is_guarded and isinstance(partial, Value) and not isinstance(partial, Const)
+        if self.sweep.width > 1 or is_guarded:
+            partial = self.keep(partial, "partial")
+        found: Weights = []
+        for w in ws:
+            total = multiply(w, partial)
+            zeros = [*([w] if is_singular else ()), *([partial] if is_guarded else ())]
+            for factor in zeros:
+                if isinstance(total, Value) and isinstance(factor, Value):
+                    total = select(operation("eq", factor, 0.0), 0, total)
+            found.append(total)
+        return found
+
+    def entries(self, load: Load) -> list[Load]:
+        """The adjoints of an entry of a container."""
+        array = self.sweep.arrays[load.container]
+        return self._neighbours(array.container, multiply(array.number(load), self.sweep.width))
+
+    def _neighbours(self, array: ir.Container, first: Coefficient) -> list[Load]:
+        if self.sweep.width > 1:
+            first = self.keep(first, "entry")
+        return [Load(array, (cast(add(first, k), ir.I32),)) for k in range(self.sweep.width)]
+
+    def _scatter(self, load: Load, ws: Weights) -> None:
+        sweep = self.sweep
+        entries = self.entries(load)
+        own = sweep.own.get(load.container)
+        if own is not None:
+            assert own.shape is not None
+            row = multiply(Read(sweep.thread), own_width(own.shape[0]))
+            at = self.declare("at", ir.I32, add(row, entries[0].indices[0]), "temporary")
+            entries = [Load(own, (cast(add(at, k), ir.I32),)) for k in range(sweep.width)]
+        for entry, w in zip(entries, ws, strict=True):
+            if is_number(w, 0):
+                continue
+            w = cast(w, entry.dtype)
+            if sweep.contention.is_atomic(load.container):
+                self.emit(ir.Update(entry, "add", w))
+            else:
+                self.emit(ir.Assign(entry, operation("add", entry, w)))
+
+
+def own_width(size: int) -> int:
+    """The distance of the sums of two threads: no two share a cache line."""
+    return -(-size // 16) * 16
+
+
+def entry_indices(local: Local) -> list[tuple[int, ...]]:
+    """The indices of all entries of a local array."""
+    return list(product(*map(range, local.shape)))
+
+
+def _typed(w: Coefficient, dtype: ir.Type) -> Coefficient:
+    return cast(w, dtype) if isinstance(w, Value) else w

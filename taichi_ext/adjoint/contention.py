@@ -1,0 +1,180 @@
+"""How the iterations of a parallel loop share the adjoints that they add to.
+
+* An entry that one iteration owns needs no atomics, nor does any entry in a loop of one thread.
+* Where a loop adds often to few entries, each thread has sums of its own.
+* Where all entries lie within a fixed distance of a loop variable (stencils), the loop runs in *two colours*: the even
+  pieces of the range of that variable first, then the odd ones. No two pieces of a colour touch the same entry.
+* Otherwise adjoints are added to atomically.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.stages import Stage
+from taichi_ext.analysis.loops import Extents, loop_bounds
+from taichi_ext.program import Const, Container, Load, Local, Op, Read, Value
+from taichi_ext.simplify.usage import assigned_locals
+
+MOST_OWN = 1 << 22  # numbers of an array of which each thread has its own
+_UNKNOWN_TRIPS = 16
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What runs a stage: threads, and the shapes of its containers."""
+
+    threads: int
+    extents: Extents
+
+
+@dataclass(frozen=True, eq=False)
+class Contention:
+    """How each container's adjoints are added to.
+
+    Attributes:
+        free: containers whose entries one iteration owns.
+        own: containers of which each thread has sums of its own.
+        colours: the number of the loop variable whose range is coloured, and the reach around it.
+        is_serial: whether one thread runs the stage.
+    """
+
+    free: frozenset[Container]
+    own: frozenset[Container]
+    colours: tuple[int, int] | None
+    is_serial: bool
+
+    def is_atomic(self, c: Container) -> bool:
+        """Whether other threads may add to the same entries at the same time."""
+        return not (self.is_serial or self.colours is not None or c in self.free or c in self.own)
+
+
+def bounds_of(stage: Stage, machine: Machine) -> Bounds | None:
+    """The ranges of the variables of a parallel loop, where they are known and scalars."""
+    if stage.loop is None or any(v.shape for v in stage.loop.variables):
+        return None
+    bounds = loop_bounds(stage.loop, machine.extents)
+    return bounds if bounds is not None and len(bounds) == len(stage.loop.variables) else None
+
+
+def contention(stage: Stage, sizes: dict[Container, int], machine: Machine) -> Contention:
+    """How the adjoints of containers, of these sizes, are added to."""
+    if stage.loop is None or machine.threads == 1:
+        return Contention(frozenset(), frozenset(), None, True)
+    touched = _touched(stage)
+    free = _owned(stage, touched)
+    stored = {t.container for s in ir.statements(stage.body) for t in _targets(s)}
+    own = {c for c, n in sizes.items() if c not in free | stored and _is_often(stage, c, n * machine.threads, machine)}
+    shared = {c for c in sizes if c not in free and c not in own and c in touched}
+    colours = _colours(stage, shared, touched, machine) if shared else None
+    return Contention(frozenset(free), frozenset(own), colours, False)
+
+
+def _targets(s: ir.Statement) -> list[Load]:
+    return [s.target] if isinstance(s, ir.Store) and isinstance(s.target, Load) else []
+
+
+def _touched(stage: Stage) -> dict[Container, list[Load]]:
+    """The entries that a stage reads and writes."""
+    found: dict[Container, list[Load]] = {}
+    for s in ir.statements(stage.body):
+        loads = [n for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, Load)]
+        for t in (*loads, *_targets(s)):
+            found.setdefault(t.container, []).append(t)
+    return found
+
+
+class _Indices:
+    """Indices in terms of the variables of a loop."""
+
+    def __init__(self, stage: Stage) -> None:
+        assert stage.loop is not None
+        self.assigned = assigned_locals(stage.body)
+        self.variables = stage.loop.variables
+        self.is_plain = not any(v.shape for v in self.variables) and not self.assigned & set(self.variables)
+        declares = [s for s in ir.statements(stage.body) if isinstance(s, ir.Declare)]
+        self.values = {s.local: s.values[0] for s in declares if not s.local.shape and s.local not in self.assigned}
+
+    def shift(self, i: Value) -> tuple[Local, int] | None:
+        """The variable and the constant whose sum an index is; None if it is not one."""
+        constant = 0
+        while True:
+            if isinstance(i, Read) and i.local in self.variables:
+                return i.local, constant
+            if isinstance(i, Read) and i.local in self.values:
+                i = self.values[i.local]
+            elif isinstance(i, Op) and i.name in ("add", "sub") and isinstance(i.args[1], Const):
+                constant += int(i.args[1].value) * (1 if i.name == "add" else -1)
+                i = i.args[0]
+            elif isinstance(i, Op) and i.name == "add" and isinstance(i.args[0], Const):
+                constant += int(i.args[0].value)
+                i = i.args[1]
+            else:
+                return None
+
+
+def _owned(stage: Stage, touched: dict[Container, list[Load]]) -> set[Container]:
+    """The containers of which an iteration touches entries that no other one touches."""
+    indices = _Indices(stage)
+    if not indices.is_plain:
+        return set()
+    found = set()
+    for c, entries in touched.items():
+        forms = {tuple(indices.shift(i) for i in t.indices) for t in entries}
+        if len(forms) == 1 and {f[0] for f in next(iter(forms)) if f is not None} >= set(indices.variables):
+            found.add(c)
+    return found
+
+
+def _is_often(stage: Stage, c: Container, size: int, machine: Machine) -> bool:
+    """Whether a loop adds so often that separate sums for each thread are cleared and added up in less time."""
+    if size > MOST_OWN:
+        return False
+    bounds = bounds_of(stage, machine)
+    return bounds is None or _additions(stage.body, c, math.prod(b - a for a, b in bounds)) >= 2 * size
+
+
+def _additions(body: ir.Body, c: Container, times: int) -> int:
+    """How often the adjoint of a block adds to the adjoints of a container."""
+    total = 0
+    for s in body:
+        total += times * sum(isinstance(n, Load) and n.container is c for v in ir.values_of(s) for n in ir.walk(v))
+        trips = 1
+        if isinstance(s, ir.For):
+            a, b = s.domain
+            is_known = isinstance(a, Const) and isinstance(b, Const)
+            trips = max(0, int(b.value - a.value)) if is_known else _UNKNOWN_TRIPS
+        elif isinstance(s, ir.While):
+            trips = _UNKNOWN_TRIPS
+        total += sum(_additions(inner, c, times * trips) for inner in ir.bodies(s))
+    return total
+
+
+def _colours(
+    stage: Stage, shared: Collection[Container], touched: dict[Container, list[Load]], machine: Machine
+) -> tuple[int, int] | None:
+    """A variable of the loop, and how far from it iterations touch entries, if they do so along one axis each."""
+    indices = _Indices(stage)
+    if bounds_of(stage, machine) is None or not indices.is_plain:
+        return None
+    for k, variable in enumerate(indices.variables):
+        reaches = [_reach(indices, variable, c, touched[c]) for c in shared]
+        known = [r for r in reaches if r is not None]
+        if len(known) == len(reaches):
+            return k, max(known)
+    return None
+
+
+def _reach(indices: _Indices, variable: Local, c: Container, entries: list[Load]) -> int | None:
+    """The greatest distance from a variable at which entries are touched, along the best axis; None: any."""
+    axes = []
+    for axis in range(c.ndim):
+        shifts = [indices.shift(t.indices[axis]) for t in entries]
+        if all(s is not None and s[0] is variable for s in shifts):
+            axes.append(max(abs(s[1]) for s in shifts if s is not None))
+    return min(axes, default=None)

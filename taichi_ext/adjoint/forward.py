@@ -1,0 +1,291 @@
+"""The forward part of an adjoint: a block in locals that never change, with records of its statements.
+
+A compound statement runs plainly, and has one mutable local for each number that it changes. It is taken apart where
+its turn comes on the way back; there its body is a block of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.block import Block, Later
+from taichi_ext.adjoint.plain import Plain, exact, renamed_call
+from taichi_ext.adjoint.sweep import Sweep
+from taichi_ext.analysis.loops import leaves
+from taichi_ext.differentiate.forms.build import literal, operation
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
+from taichi_ext.simplify.usage import assigned_locals
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """A local that holds a value."""
+
+    local: Local
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayDefinition:
+    """A local array that holds values."""
+
+    local: Local
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A store to memory: ``old`` is the number from before, where it is put back."""
+
+    statement: ir.Store
+    target: ir.Target
+    value: Value
+    old: Value | None
+    is_active: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Called:
+    """A function of the library."""
+
+    call: ir.Call
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A local whose derivative is that of other values."""
+
+    local: Local
+    sources: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tangent:
+    """A tangent that a rule takes: the adjoint of its source."""
+
+    local: Local
+
+
+@dataclass(frozen=True, eq=False)
+class Compound:
+    """A branch or loop.
+
+    Attributes:
+        env: the values of locals before it.
+        arrays: local arrays.
+        carried: for each local that it changes, the value before, and the mutable local.
+        log: the local that counts records of overwritten numbers in it.
+    """
+
+    env: dict[Local, Value]
+    arrays: dict[Local, Local]
+    carried: dict[Local, tuple[Value, Local]]
+    log: Local | None
+
+
+@dataclass(frozen=True, eq=False)
+class Branch(Compound):
+    """An ``if``, with its condition in a local."""
+
+    statement: ir.If
+    condition: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Loop(Compound):
+    """A loop.
+
+    Attributes:
+        statement: the loop of the stage.
+        domain: the first number and the end of a loop over a range.
+        variable: the variable of the loop as it runs forward.
+        counter: the local that counts iterations whose number is not known before.
+        tapes: local arrays that hold numbers of each iteration; found on the way back, as the next.
+        pushes: what each iteration keeps at its start.
+    """
+
+    statement: ir.For | ir.While
+    domain: tuple[Value, ...]
+    variable: Local | None
+    counter: Local | None
+    tapes: list[ir.Statement] = field(default_factory=list)
+    pushes: list[ir.Statement] = field(default_factory=list)
+
+
+def run_forward(block: Block, body: ir.Body) -> None:
+    """Put the forward part of some statements into a block."""
+    for s in body:
+        match s:
+            case ir.Declare(local=local) if local.shape:
+                _declare_array(block, s)
+            case ir.Declare(local=local) if local.kind == "rule":
+                _declare_tangent(block, local)
+            case ir.Declare(local=local):
+                fresh(block, local, block.sub(s.values[0]))
+            case ir.Store(target=Read(local=local, index=())):
+                value = block.sub(s.value)
+                if isinstance(s, ir.Update):
+                    value = Op(s.op, (block.env[local], value), local.dtype)
+                fresh(block, local, value)
+            case ir.Store():
+                _store(block, s)
+            case ir.If():
+                _branch(block, s)
+            case ir.For() | ir.While():
+                _loop(block, s)
+            case ir.Call():
+                _call(block, s)
+            case ir.Boundary():
+                _boundary(block, s)
+            case ir.Effect():
+                pass
+            case _:
+                raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of a {type(s).__name__} is not known.")
+
+
+def fresh(block: Block, local: Local, value: Value, *, is_own: bool = True) -> Local:
+    """A new local for a version of a local; ``is_own``: whether its derivative is that of the value."""
+    new = Local(local.name, local.dtype, (), "temporary" if local.kind != "parameter" else "user")
+    block.emit(ir.Declare(new, (exact(value, local.dtype),)))
+    block.env[local] = Read(new)
+    if is_own:
+        block.definitions[new] = value
+        if local.dtype.is_real and block.sweep.has(value):
+            block.sweep.active.add(new)
+            block.records.append(Definition(new, value))
+    return new
+
+
+def _declare_array(block: Block, s: ir.Declare) -> None:
+    new = Local(s.local.name, s.local.dtype, s.local.shape, s.local.kind)
+    values = tuple(map(block.sub, s.values))
+    block.arrays[s.local] = new
+    block.emit(ir.Declare(new, values))
+    if s.local in block.sweep.activity.locals and s.local.dtype.is_real:
+        block.adjoint_array(new)
+        block.records.append(ArrayDefinition(new, values))
+
+
+def _declare_tangent(block: Block, local: Local) -> None:
+    """A tangent that a rule takes: it is 0, and its adjoint is that of the source for which it stands."""
+    new = fresh(block, local, literal(0, local.dtype), is_own=False)
+    if local.dtype.is_real:
+        block.sweep.active.add(new)
+        block.records.append(Tangent(new))
+
+
+def _store(block: Block, s: ir.Store) -> None:
+    target, value = block.target(s.target), block.sub(s.value)
+    is_array = isinstance(target, Read)
+    old: Value | None = None
+    if isinstance(target, Read) or target.container in block.sweep.dirty:
+        old = block.declare("old", target.dtype, target, "kept")
+        new = operation(s.op, old, value) if isinstance(s, ir.Update) else value
+        block.emit(ir.Assign(target, exact(new, target.dtype)))
+    is_active = (target.local in block.sweep.local_arrays) if is_array else target.container in block.sweep.arrays
+    if is_active or old is not None:
+        block.records.append(Stored(s, target, value, old, is_active and target.dtype.is_real))
+
+
+def _log(sweep: Sweep, s: ir.Statement, block: Block) -> Local | None:
+    """The count of overwritten numbers, if memory from before a statement gets other numbers in it."""
+    inner = {local for x in s.within for local in ir.declared(x)}
+    arrays = {m for m in s.written if isinstance(m, Local) and m.shape} - inner
+    if not arrays and not any(isinstance(m, Container) and m in sweep.dirty for m in s.written):
+        return None
+    return block.declare("log", I32, 0, "user").local
+
+
+def _carried(block: Block, s: ir.Statement) -> dict[Local, tuple[Value, Local]]:
+    """Locals that change in a compound statement: their values before, and mutable locals."""
+    found = {}
+    for v in sorted(assigned_locals((s,)), key=lambda v: v.name):
+        if not v.shape and v in block.env:
+            mutable = Local(v.name, v.dtype, (), "user")
+            block.emit(ir.Declare(mutable, (block.env[v],)))
+            if v.dtype.is_real and v in block.sweep.activity.locals:
+                block.sweep.active.add(mutable)
+            found[v] = block.env[v], mutable
+    return found
+
+
+def _begin(block: Block, s: ir.Statement) -> Compound:
+    log, env = _log(block.sweep, s, block), dict(block.env)
+    found = Compound(env, dict(block.arrays), _carried(block, s), log)
+    block.env.update({v: Read(mutable) for v, (_, mutable) in found.carried.items()})
+    return found
+
+
+def _branch(block: Block, s: ir.If) -> None:
+    condition = block.sub(s.condition)
+    if not isinstance(condition, Const):
+        condition = block.declare("taken", condition.dtype, condition, "kept")
+    c = _begin(block, s)
+    copy = Plain(block.sweep, dict(block.env), c.arrays, c.log)
+    block.emit(ir.If(condition, *map(copy.block, ir.bodies(s))))
+    block.records.append(Branch(c.env, c.arrays, c.carried, c.log, s, condition))
+
+
+def _loop(block: Block, s: ir.For | ir.While) -> None:
+    domain = tuple(map(block.sub, s.domain)) if isinstance(s, ir.For) else ()
+    c = _begin(block, s)
+    counter = None
+    if isinstance(s, ir.While) or leaves(s.body, ("break",)):
+        counter = block.declare("count", I32, 0, "user").local
+    variable, inner = None, dict(block.env)
+    if isinstance(s, ir.For):
+        variable = Local(s.variables[0].name, I32, (), "loop")
+        inner[s.variables[0]] = Read(variable)
+    body = Plain(block.sweep, inner, c.arrays, c.log).block(s.body)
+    record = Loop(c.env, c.arrays, c.carried, c.log, s, domain, variable, counter)
+
+    def make() -> ir.Body:
+        count = () if counter is None else (ir.Assign(Read(counter), operation("add", Read(counter), 1)),)
+        whole = (*record.pushes, *count, *body)
+        loop = ir.While(None, whole) if variable is None else ir.For("range", (variable,), domain, whole)
+        return (*record.tapes, loop)
+
+    block.emit(Later(make))
+    block.records.append(record)
+
+
+def _call(block: Block, s: ir.Call) -> None:
+    made = renamed_call(s, block.sub)
+    block.emit(made)
+    is_active = any(map(block.sweep.has, ir.values_of(made)))
+    for old, new in zip(s.results, made.results, strict=True):
+        if new.shape:
+            block.arrays[old] = new
+            if is_active:
+                block.adjoint_array(new)
+        else:
+            block.env[old] = Read(new)
+            if is_active:
+                block.sweep.active.add(new)
+    if is_active:
+        block.records.append(Called(made))
+
+
+def _boundary(block: Block, s: ir.Boundary) -> None:
+    """Values whose derivative is not that of their expression."""
+    if s.kind not in ("stop_gradient", "replace_gradient", "rule"):
+        raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of {s.kind!r} is not known.")
+    for name, locals_ in s.inner.items():
+        for local, source in zip(locals_, s.sources(name), strict=True):
+            tangent = block.env.get(local)
+            if isinstance(tangent, Read):
+                block.sweep.sources[tangent.local] = block.sub(source)
+    for n, (result, value) in enumerate(zip(s.results, s.numbers, strict=True)):
+        if s.kind == "stop_gradient" or not result.dtype.is_real:
+            sources: list[Value] = []
+        elif s.kind == "replace_gradient":
+            sources = [s.sources("surrogate")[n]]
+        else:
+            sources = [s.sources("returned")[n], *([value] if s.options["keeps_automatic"] else ())]
+        given = tuple(map(block.sub, sources))
+        new = fresh(block, result, block.sub(value), is_own=False)
+        if given:
+            block.sweep.active.add(new)
+            block.records.append(Given(new, given))

@@ -1,0 +1,162 @@
+"""The adjoint of one stage: a program that takes adjoints after the stage to adjoints before it.
+
+Each block runs forward once more, in locals that never change, then its statements are visited backwards. Memory is
+left as it was before the stage: a store is left out of the forward part unless the same iteration may load from there
+afterwards; then the old number is in a local, or within branches and loops in a log. See A. Griewank and A. Walther,
+*Evaluating Derivatives* (2008), chapters 3 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.backward import run_back
+from taichi_ext.adjoint.block import Block
+from taichi_ext.adjoint.contention import Bounds, Machine, bounds_of, contention
+from taichi_ext.adjoint.forward import run_forward
+from taichi_ext.adjoint.jumps import without_jumps
+from taichi_ext.adjoint.normal import whole
+from taichi_ext.adjoint.stages import Stage
+from taichi_ext.adjoint.sweep import Sweep, dirty_containers
+from taichi_ext.adjoint.tapes import AdjointArray, Tape
+from taichi_ext.analysis.activity import Activity
+from taichi_ext.differentiate.forms.build import add, literal, operation
+from taichi_ext.program import I32, Container, Local, Op, Read, Value
+
+_LEAST_PIECES = 512  # iterations below which Taichi runs a loop in one thread
+
+
+@dataclass(frozen=True, eq=False)
+class StageAdjoint:
+    """The adjoint of a stage.
+
+    Attributes:
+        body: its statements.
+        arrays: the adjoints of containers.
+        own: for containers of which each thread has sums of its own, the array of these.
+        tape: the stack of a thread.
+        is_singular: whether a partial may be infinite where a value is finite.
+    """
+
+    body: ir.Body
+    arrays: Mapping[Container, AdjointArray]
+    own: Mapping[Container, Container]
+    tape: Tape
+    is_singular: bool
+
+
+def adjoint_of(
+    stage: Stage,
+    activity: Activity,
+    arrays: Mapping[Container, AdjointArray],
+    machine: Machine,
+    *,
+    is_guarded: bool = False,
+) -> StageAdjoint:
+    """The adjoint of a stage.
+
+    Args:
+        stage: in normal form.
+        activity: its locals and containers that carry derivatives.
+        arrays: the arrays of adjoints.
+        machine: what runs it.
+        is_guarded: whether adjoints may be infinite where a partial is 0.
+    """
+    sizes = {c: a.container.shape[0] for c, a in arrays.items() if a.container.shape is not None}
+    real = max((c.dtype for c in arrays), key=lambda t: t.bits, default=ir.F32)
+    shared = contention(stage, sizes, machine)
+    own = {c: replace(arrays[c].container, name=f"own_{arrays[c].container.name}") for c in arrays if c in shared.own}
+    width = next((a.width for a in arrays.values()), 1)
+    sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty_containers(stage.body), own)
+    body = _Loops(sweep, bounds_of(stage, machine), machine.threads).body()
+    return StageAdjoint(body, arrays, own, sweep.tape, sweep.is_singular)
+
+
+class _Loops:
+    """The loops around an iteration and its way back."""
+
+    def __init__(self, sweep: Sweep, bounds: Bounds | None, threads: int) -> None:
+        self.sweep, self.bounds, self.threads = sweep, bounds, threads
+
+    def body(self) -> ir.Body:
+        loop, colours = self.sweep.stage.loop, self.sweep.contention.colours
+        if loop is None:
+            once = Local("once", I32, (), "loop")
+            return (ir.For("range", (once,), (literal(1, I32),), self._iteration({}, {}), {"serialize": True}),)
+        if colours is not None and self.bounds is not None:
+            return tuple([self._coloured(loop, self.bounds, *colours, colour) for colour in (0, 1)])
+        if self.bounds is not None and len(loop.variables) > 1:
+            return (self._by_rows(loop, self.bounds),)
+        variables = _variables(loop)
+        env: dict[Local, Value] = {v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}
+        arrays = {v: w for v, w in zip(loop.variables, variables, strict=True) if v.shape}
+        return (replace(loop, variables=variables, body=self._iteration(env, arrays)),)
+
+    def _iteration(self, env: dict[Local, Value], arrays: dict[Local, Local]) -> ir.Body:
+        sweep = self.sweep
+        block = Block(sweep, env, arrays)
+        run_forward(block, without_jumps(sweep.stage.body))
+        run_back(block)
+        made = block.finished()
+        if sweep.tape.is_used:
+            made = (*sweep.tape.prelude(sweep.thread), *made)
+        if not sweep.tape.is_used and not sweep.own:
+            return made
+        is_parallel = sweep.stage.loop is not None and self.threads > 1
+        thread = Op("global_thread_idx", (), I32) if is_parallel else literal(0, I32)
+        return (ir.Declare(sweep.thread, (thread,)), *made)
+
+    def _loops(
+        self, loop: ir.For, domains: list[tuple[Value, Value]], order: list[int], given: dict[int, Value]
+    ) -> ir.Body:
+        """Loops over the variables of a parallel loop in some order, the first outermost; others are given."""
+        variables = _variables(loop)
+        body = self._iteration({v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}, {})
+        for k in reversed(order):
+            body = (ir.For("range", (variables[k],), domains[k], body, place=loop.place),)
+        return (*(ir.Declare(variables[k], (value,)) for k, value in given.items()), *body)
+
+    def _by_rows(self, loop: ir.For, bounds: Bounds) -> ir.For:
+        """Threads take rows, or pieces of rows along the second variable where there are few."""
+        (first, last), domains = bounds[0], _domains(bounds)
+        rest = list(range(1, len(bounds)))
+        least = _LEAST_PIECES * self.threads
+        parts = 1 if last - first >= least or self.threads == 1 else max(1, -(-least // max(1, last - first)))
+        piece = Local("piece", I32, (), "loop")
+        row: Value = Read(piece)
+        if parts > 1:
+            row = operation("floordiv", Read(piece), parts)
+            part = operation("mod", Read(piece), parts)
+            start, size = bounds[1][0], bounds[1][1] - bounds[1][0]
+            ends = (operation("floordiv", operation("mul", p, size), parts) for p in (part, operation("add", part, 1)))
+            a, b = (whole(add(e, start)) for e in ends)
+            domains[1] = a, b
+        body = self._loops(loop, domains, rest, {0: whole(add(row, first))})
+        return ir.For("range", (piece,), (literal(max(0, last - first) * parts, I32),), body)
+
+    def _coloured(self, loop: ir.For, bounds: Bounds, k: int, reach: int, colour: int) -> ir.For:
+        """Every other piece of a loop, so that no two of them touch the same entries."""
+        first, last = bounds[k]
+        slots = _LEAST_PIECES * self.threads
+        size = max(2 * reach, 1, -(-(last - first) // (8 * self.threads)))
+        pieces = (-(-(last - first) // size) + 1 - colour) // 2  # of this colour
+        slot, number = Local("slot", I32, (), "loop"), Local("piece", I32, (), "loop")
+        ends = (Read(slot), operation("add", Read(slot), 1))
+        of_slot = tuple([operation("floordiv", operation("mul", s, pieces), slots) for s in ends])
+        place = operation("mul", operation("add", operation("mul", Read(number), 2), colour), size)
+        start = whole(add(place, first))
+        domains = _domains(bounds)
+        domains[k] = start, operation("min", add(start, size), literal(last, I32))
+        order = [k, *(n for n in range(len(bounds)) if n != k)]
+        inner = ir.For("range", (number,), of_slot, self._loops(loop, domains, order, {}))
+        return ir.For("range", (slot,), (literal(slots, I32),), (inner,))
+
+
+def _variables(loop: ir.For) -> tuple[Local, ...]:
+    return tuple([Local(v.name, v.dtype, v.shape, "loop") for v in loop.variables])
+
+
+def _domains(bounds: Bounds) -> list[tuple[Value, Value]]:
+    return [(literal(a, I32), literal(b, I32)) for a, b in bounds]

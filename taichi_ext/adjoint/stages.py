@@ -1,0 +1,219 @@
+"""A kernel as stages in normal form, each of which has an adjoint of its own.
+
+A *stage* is a parallel loop at the top of a kernel, or a run of other statements, which one thread executes. Locals of
+the kernel that several stages use are entries of an array (``crossing``), and so are returned values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.normal import normal, whole
+from taichi_ext.analysis.changes import read_containers, written_containers
+from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_bounds
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply
+from taichi_ext.program import I32, U1, Const, Container, Load, Local, Op, Read, Value
+from taichi_ext.simplify.usage import assigned_locals
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One stage of a kernel.
+
+    Attributes:
+        loop: the parallel loop; None for statements of one thread.
+        body: the body of the loop, or the statements, in normal form.
+        original: the stage as it runs forward.
+        is_ordered: whether its parallel loop has to run in order.
+    """
+
+    loop: ir.For | None
+    body: ir.Body
+    original: ir.Body
+    is_ordered: bool = False
+
+
+@dataclass(eq=False)
+class Staged:
+    """A kernel as stages.
+
+    Attributes:
+        program: the kernel.
+        stages: its stages, in their order.
+        crossing: the arrays that hold locals which several stages use, by the name of their type.
+        sizes: the sizes of these arrays.
+        returned: the type, start and count of the returned values in them.
+    """
+
+    program: ir.Program
+    stages: list[Stage] = field(default_factory=list)
+    crossing: dict[str, Container] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    returned: tuple[str, int, int] | None = None
+
+    def reserve(self, dtype: ir.Type, count: int) -> tuple[Container, int]:
+        """Room for some numbers: the array, and the first of its entries."""
+        dtype = I32 if dtype == U1 else dtype
+        name = dtype.name
+        array = self.crossing.get(name)
+        if array is None:
+            array = self.crossing[name] = Container(f"crossing_{name}", dtype, 1, is_argument=True, shape=(1,))
+        start = self.sizes.get(name, 0)
+        self.sizes[name] = start + count
+        return array, start
+
+
+def staged(program: ir.Program, extents: Extents) -> Staged:
+    """A simplified program as stages in normal form."""
+    found = Staged(program)
+    groups: list[list[ir.Statement]] = []
+    is_open = False
+    for s in _with_returns(program.body, found):
+        is_parallel = _is_parallel(s)
+        if is_open and not is_parallel:
+            groups[-1].append(s)
+        else:
+            groups.append([s])
+        is_open = not is_parallel
+    parts = _with_crossing(groups, found)
+    crossing = frozenset(found.crossing.values())
+    found.stages += [_stage(part, crossing, extents) for part in parts]
+    return found
+
+
+def _stage(group: ir.Body, crossing: frozenset[Container], extents: Extents) -> Stage:
+    loop = group[0]
+    if len(group) == 1 and isinstance(loop, ir.For) and _is_parallel(loop) and not _shares(loop, crossing):
+        return Stage(loop, _with_own_loads(loop, normal(loop.body), extents), group)
+    kept = tuple(replace(s, config={}) if isinstance(s, ir.For) else s for s in group)
+    is_ordered = any(isinstance(s, ir.For) and _keeps_order(s) and not is_serialized(s) for s in group)
+    return Stage(None, normal(kept), tuple(map(_serialized, group)) if is_ordered else group, is_ordered)
+
+
+def _is_parallel(s: ir.Statement) -> bool:
+    return isinstance(s, ir.For) and not is_serialized(s) and not leaves(s.body, ("break",)) and not _keeps_order(s)
+
+
+def _shares(s: ir.For, crossing: frozenset[Container]) -> bool:
+    """Whether iterations read locals of the kernel that others change, as short loops of one thread can."""
+    return bool(read_containers(s.body) & written_containers(s.body) & crossing)
+
+
+def _keeps_order(s: ir.For) -> bool:
+    """Whether the adjoint of a parallel loop needs the order of its iterations."""
+    atomics = (x for x in ir.statements(s.body) if isinstance(x, ir.Atomic) and isinstance(x.target, Load))
+    return any(x.result is not None or x.function not in ("atomic_add", "atomic_sub") for x in atomics)
+
+
+def _serialized(s: ir.Statement) -> ir.Statement:
+    if not isinstance(s, ir.For) or not _keeps_order(s):
+        return s
+    serial = {"parallelize": 1} if s.kind in ("field", "grouped") else {"serialize": True}
+    return replace(s, config={**s.config, **serial})
+
+
+def _with_own_loads(loop: ir.For, body: ir.Body, extents: Extents) -> ir.Body:
+    """The body of a parallel loop, where entries that its variables alone name are loaded before inner loops."""
+    bounds = loop_bounds(loop, extents)
+    if bounds is None or any(v.shape for v in loop.variables) or assigned_locals(body) & set(loop.variables):
+        return body
+    stored, ranges = written_containers(body), dict(zip(loop.variables, bounds, strict=True))
+    found: dict[Hashable, Local] = {}
+    before: list[ir.Statement] = []
+
+    def is_own(v: Value) -> bool:
+        if not isinstance(v, Load) or v.container in stored or v.container.shape is None or any(v.container.offset):
+            return False
+        sides = [ranges.get(i.local) if isinstance(i, Read) else None for i in v.indices]
+        is_inside = all(
+            b is not None and b[0] >= 0 and b[1] <= n for b, n in zip(sides, v.container.shape, strict=True)
+        )
+        return is_inside and bool(sides) and all(isinstance(i, (int, Const)) for i in v.component)
+
+    def change(s: ir.Statement, depth: int) -> ir.Statement:
+        if depth and isinstance(s, ir.Declare) and len(s.values) == 1 and is_own(s.values[0]):
+            v = s.values[0]
+            parts = (i.local if isinstance(i, Read) else getattr(i, "value", i) for i in (*v.indices, *v.component))  # type: ignore[attr-defined]
+            name = (v.container, *parts)  # type: ignore[attr-defined]
+            if name not in found:
+                found[name] = Local(s.local.name, v.dtype, (), "temporary")
+                before.append(ir.Declare(found[name], (v,), place=s.place))
+            return replace(s, values=(Read(found[name]),))
+        is_loop = isinstance(s, (ir.For, ir.While))
+        return ir.with_blocks(s, lambda block: tuple([change(x, depth + is_loop) for x in block]))
+
+    changed = [change(s, 0) for s in body]
+    return (*before, *changed)
+
+
+def _with_returns(body: ir.Body, found: Staged) -> ir.Body:
+    """The statements of a kernel, which store what it returns."""
+
+    def change(s: ir.Statement) -> ir.Statement | ir.Body:
+        if not isinstance(s, ir.Return):
+            return s
+        values = [e for group in s.values for e in ir.entries(group)]
+        kind = max((v.dtype for v in values), key=lambda t: (t.is_real, t.bits))
+        array, start = found.reserve(kind, len(values))
+        found.returned = array.dtype.name, start, len(values)
+        return tuple([ir.Assign(_entry(array, start + n), v, place=s.place) for n, v in enumerate(values)])
+
+    return ir.mapped(body, change)
+
+
+def _entry(array: Container, number: Coefficient) -> Load:
+    return Load(array, (whole(number),))
+
+
+def _with_crossing(groups: list[list[ir.Statement]], found: Staged) -> list[ir.Body]:
+    """The stages, where locals that several of them use are entries of arrays."""
+    owner = {
+        local: n
+        for n, group in enumerate(groups)
+        for s in group
+        if not isinstance(s, ir.For)
+        for local in ir.declared(s)
+    }
+    crossing: dict[Local, tuple[Container, int]] = {}
+    for n, group in enumerate(groups):
+        for memory in (m for s in group for m in sorted(s.reads | s.written, key=lambda m: m.name)):
+            if isinstance(memory, Local) and owner.get(memory, n) != n and memory not in crossing:
+                crossing[memory] = found.reserve(memory.dtype, max(1, math.prod(memory.shape)))
+    if not crossing:
+        return [tuple(group) for group in groups]
+
+    def entry_of(v: Read) -> Load:
+        array, start = crossing[v.local]
+        number: Coefficient = 0
+        for i, size in zip(v.index, v.local.shape, strict=True):
+            number = add(multiply(number, size), i)
+        return _entry(array, add(number, start))
+
+    def change(v: Value) -> Value:
+        if not isinstance(v, Read) or v.local not in crossing:
+            return v
+        entry = entry_of(v)
+        return entry if v.dtype == entry.dtype else Op("cast", (entry,), v.dtype)
+
+    def statement(s: ir.Statement) -> ir.Statement | ir.Body:
+        s = ir.with_nodes(s, change)
+        if isinstance(s, ir.Declare) and s.local in crossing:
+            array, start = crossing[s.local]
+            stores = [ir.Assign(_entry(array, start + k), v, place=s.place) for k, v in enumerate(s.values)]
+            return tuple(stores)
+        if isinstance(s, ir.Store) and isinstance(s.target, Read) and s.target.local in crossing:
+            return replace(s, target=entry_of(s.target))
+        results = ir.declared(s) if isinstance(s, (ir.Call, ir.Boundary, ir.Atomic, ir.Effect)) else ()
+        return (s, *(store for r in results if r in crossing for store in _stores(r, *crossing[r])))
+
+    return [ir.mapped(tuple(group), statement) for group in groups]
+
+
+def _stores(local: Local, array: Container, start: int) -> list[ir.Statement]:
+    """Stores of all numbers of a local to an array."""
+    entries = (Read(local, index) for index in product(*map(range, local.shape)))
+    return [ir.Assign(_entry(array, start + k), cast(e, array.dtype)) for k, e in enumerate(entries)]

@@ -1,0 +1,104 @@
+"""What the blocks of one stage share while its adjoint is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.contention import Contention
+from taichi_ext.adjoint.stages import Stage
+from taichi_ext.adjoint.tapes import AdjointArray, Tape
+from taichi_ext.analysis.activity import CONSTANT, Activity
+from taichi_ext.differentiate.forms.build import Coefficient, is_number
+from taichi_ext.program import I32, Container, Load, Local, Op, Read, Value
+
+Weights = list[Coefficient]  # an adjoint: a number for each cotangent
+
+
+def is_none(ws: Weights) -> bool:
+    """Whether an adjoint is known to be 0."""
+    return all(is_number(w, 0) for w in ws)
+
+
+@dataclass(eq=False)
+class Sweep:
+    """The adjoint of one stage as it is made.
+
+    Attributes:
+        stage: in normal form.
+        activity: the locals and containers of the stage that carry derivatives.
+        arrays: the arrays of adjoints.
+        tape: the stack of a thread.
+        contention: how adjoints are added to.
+        width: the number of cotangents.
+        is_guarded: whether adjoints may be infinite where a partial is 0.
+        dirty: containers that an iteration may load from after a store to them.
+        thread: the local with the number of the thread.
+        active: locals of the adjoint program that have adjoints.
+        local_arrays: the adjoints of local arrays.
+        sources: what the tangents that rules take stand for.
+        is_singular: whether a partial may be infinite where a value is finite.
+    """
+
+    stage: Stage
+    activity: Activity
+    arrays: Mapping[Container, AdjointArray]
+    tape: Tape
+    contention: Contention
+    width: int
+    is_guarded: bool
+    dirty: frozenset[Container]
+    own: dict[Container, Container]
+    thread: Local = field(default_factory=lambda: Local("thread", I32, (), "kept"))
+    active: set[Local] = field(default_factory=set)
+    local_arrays: dict[Local, list[Local]] = field(default_factory=dict)
+    sources: dict[Local, Value] = field(default_factory=dict)
+    is_singular: bool = False
+
+    def none(self) -> Weights:
+        """The adjoint of what nothing is computed from."""
+        return [0] * self.width
+
+    def has(self, value: Value) -> bool:
+        """Whether a value of the adjoint program has an adjoint."""
+        pending = [value]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, Read):
+                if node.local in (self.local_arrays if node.index else self.active):
+                    return True
+            elif isinstance(node, Load):
+                if node.container in self.arrays and node.dtype.is_real:
+                    return True
+            elif isinstance(node, Op) and node.dtype.is_real and node.name not in CONSTANT:
+                pending += node.args
+        return False
+
+
+def substitution(env: Mapping[Local, Value], arrays: Mapping[Local, Local]) -> Callable[[Value], Value]:
+    """A function that gives values in terms of the locals of the adjoint program."""
+
+    def change(v: Value) -> Value:
+        if isinstance(v, Read):
+            return Read(arrays.get(v.local, v.local), v.index, checks=v.checks) if v.index else env.get(v.local, v)
+        return v.constant if isinstance(v, ir.Known) else v
+
+    return lambda value: ir.rebuilt(value, change)
+
+
+def dirty_containers(body: ir.Body) -> frozenset[Container]:
+    """The containers that an iteration may load from after a store to them."""
+    stored: set[Container] = set()
+    found: set[Container] = set()
+
+    def visit(block: ir.Body) -> None:
+        for s in block:
+            found.update(s.contents.containers & stored)
+            if isinstance(s, (ir.For, ir.While, ir.Store)):  # loops come back to their start
+                stored.update(m for m in s.written if isinstance(m, Container))
+            for inner in ir.bodies(s):
+                visit(inner)
+
+    visit(body)
+    return frozenset(found)

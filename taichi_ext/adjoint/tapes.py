@@ -1,0 +1,186 @@
+"""Memory of an adjoint: arrays of adjoints, and the tape of a thread with its log of overwritten numbers.
+
+The tape is a stack in memory of the thread, not of the iteration: an iteration goes forward and back before the thread
+takes the next. Where an entry has no room, the kernel says how much is missing and pops nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.normal import whole
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, element, literal, multiply, operation, select
+from taichi_ext.program import I32, U1, Container, Load, Local, Read, Value
+
+REAL, INTEGER = 0, 1  # the two parts of a tape
+
+
+@dataclass(frozen=True, eq=False)
+class AdjointArray:
+    """The adjoints of a container: an array of one dimension.
+
+    Attributes:
+        container: the array.
+        strides: of the indices and components of the primal container.
+        offset: the number of the entry whose indices are all 0.
+        width: cotangents, which are neighbours in memory.
+    """
+
+    container: Container
+    strides: tuple[int, ...]
+    offset: int
+    width: int = 1
+
+    def number(self, target: Load) -> Value:
+        """The number of an entry."""
+        found: Coefficient = self.offset
+        for i, stride in zip((*target.indices, *target.component), self.strides, strict=True):
+            found = add(found, multiply(i, stride))
+        return whole(found)
+
+
+def adjoint_array(c: Container, name: str, shape: tuple[int, ...], width: int = 1) -> AdjointArray:
+    """The array for the adjoints of a container of this shape."""
+    sizes = (*shape, *c.element_shape)
+    strides = tuple(math.prod(sizes[n + 1 :]) for n in range(len(sizes)))
+    offset = -sum(o * s for o, s in zip(c.offset or (), strides, strict=False))
+    array = Container(name, c.dtype, 1, is_argument=True, shape=(math.prod(sizes) * width,))
+    return AdjointArray(array, strides, offset, width)
+
+
+def converted(x: Value, dtype: ir.Type) -> Value:
+    """A kept number in the type that it had."""
+    return operation("ne", x, 0) if dtype == U1 and x.dtype != U1 else cast(x, dtype)
+
+
+class Tape:
+    """The stack of a thread: real numbers and integers, and the locals that point behind their ends.
+
+    Attributes:
+        reals: the memory of all threads for real numbers.
+        integers: the same for integers.
+        status: [0] and [1] are the largest numbers of missing entries, [2] and [3] the entries of a thread.
+        lost: the local that says whether an entry had no room.
+        is_used: whether anything is pushed.
+    """
+
+    def __init__(self, real: ir.Type) -> None:
+        self.reals = Container("tape_reals", real, 1, is_argument=True)
+        self.integers = Container("tape_integers", I32, 1, is_argument=True)
+        self.status = Container("tape_status", I32, 1, is_argument=True)
+        self.lost = Local("lost", I32, (), "user")
+        self.is_used = False
+        self._ends = tuple(Local(f"end_{part}", I32, (), "user") for part in ("reals", "integers"))
+        self._last = tuple(Local(f"last_{part}", I32, (), "temporary") for part in ("reals", "integers"))
+        self._sites: list[ir.Local | Container] = []  # memory that is logged
+        self._log_sites: dict[Local, dict[int, None]] = {}  # numbers of the memory that each log may name
+
+    @property
+    def arrays(self) -> tuple[Container, Container, Container]:
+        """The arguments of the kernel."""
+        return self.reals, self.integers, self.status
+
+    def prelude(self, thread: Local) -> ir.Body:
+        """Declarations at the start of an iteration."""
+        made: list[ir.Statement] = [ir.Declare(self.lost, (literal(0, I32),))]
+        for part in (REAL, INTEGER):
+            room = Local("room", I32, (), "temporary")
+            start = operation("mul", Read(thread), Read(room))
+            last = operation("sub", operation("add", Read(self._ends[part]), Read(room)), 1)
+            made += [
+                ir.Declare(room, (element(self.status, 2 + part),)),
+                ir.Declare(self._ends[part], (start,)),
+                ir.Declare(self._last[part], (last,)),
+            ]
+        return tuple(made)
+
+    def push(self, numbers: Sequence[Value], part: int) -> ir.Body:
+        """Keep numbers, if there are any."""
+        if not numbers:
+            return ()
+        self.is_used = True
+        array, end, last = self._part(part)
+        count = len(numbers)
+        stores = [ir.Assign(element(array, add(end, n)), cast(x, array.dtype)) for n, x in enumerate(numbers)]
+        has_room = operation("le", operation("add", end, count - 1), last)
+        missing = operation("sub", operation("add", end, count), last)
+        over = (
+            ir.Atomic("atomic_max", element(self.status, part), missing),
+            ir.Assign(Read(self.lost), literal(1, I32)),
+        )
+        return ir.If(has_room, tuple(stores), over), ir.Assign(end, operation("add", end, count))
+
+    def pop(self, dtypes: Sequence[ir.Type], part: int) -> tuple[ir.Body, list[Value]]:
+        """Statements that take numbers off again, and the numbers, as long as nothing else is pushed."""
+        if not dtypes:
+            return (), []
+        array, end, last = self._part(part)
+        found = [
+            converted(element(array, operation("min", add(end, n), last)), dtype) for n, dtype in enumerate(dtypes)
+        ]
+        return (ir.Assign(end, operation("sub", end, len(dtypes))),), found
+
+    def _part(self, part: int) -> tuple[Container, Read, Read]:
+        return self.arrays[part], Read(self._ends[part]), Read(self._last[part])
+
+    # --- the log: old numbers of entries, with the memory that they are of
+
+    def logged(self, target: ir.Target, log: Local) -> ir.Body:
+        """Keep the number of an entry that is about to be overwritten; ``log`` counts the records."""
+        memory = target.memory
+        if memory not in self._sites:
+            self._sites.append(memory)
+        site = self._sites.index(memory)
+        self._log_sites.setdefault(log, {})[site] = None
+        record: list[Value] = [_number(target), literal(site, I32)]
+        is_real = target.dtype.is_real
+        reals, integers = ([target], record) if is_real else ([], [target, *record])
+        count = ir.Assign(Read(log), operation("add", Read(log), 1))
+        return (*self.push(reals, REAL), *self.push(integers, INTEGER), count)
+
+    def undone(self, log: Local) -> ir.Body:
+        """Put the numbers of a log back, the newest first."""
+        if log not in self._log_sites:
+            return ()
+        index, site = Local("index", I32, (), "kept"), Local("site", I32, (), "kept")
+        pop, (a, b) = self.pop((I32, I32), INTEGER)
+        body = [*pop, ir.Declare(index, (a,)), ir.Declare(site, (b,))]
+        for n in self._log_sites[log]:
+            target = _entry(self._sites[n], Read(index))
+            part = REAL if target.dtype.is_real else INTEGER
+            pop, (old,) = self.pop((target.dtype,), part)
+            body.append(ir.If(operation("eq", Read(site), n), (*pop, ir.Assign(target, old))))
+        count = select(operation("eq", Read(self.lost), 0), Read(log), 0)
+        return (ir.For("range", (Local("undone", I32, (), "loop"),), (count,), tuple(body)),)
+
+
+def _number(target: ir.Target) -> Value:
+    """The running number of an entry."""
+    if isinstance(target, Load):
+        c = target.container
+        return adjoint_array(c, c.name, c.shape or (1,) * c.ndim).number(target)
+    found: Coefficient = 0
+    for i, n in zip(target.index, target.local.shape, strict=True):
+        found = add(multiply(found, n), i)
+    return whole(found)
+
+
+def _entry(memory: Local | Container, number: Value) -> ir.Target:
+    """The entry of a running number."""
+    is_local = isinstance(memory, Local)
+    sizes = memory.shape if isinstance(memory, Local) else (*(memory.shape or ()), *memory.element_shape)
+    firsts = () if isinstance(memory, Local) else memory.offset
+    start = sum(o * math.prod(sizes[n + 1 :]) for n, o in enumerate(firsts))
+    rest = whole(add(number, -start))
+    found: list[Value] = []
+    for n, size in enumerate(sizes):
+        below = math.prod(sizes[n + 1 :])
+        value = rest if below == 1 else operation("floordiv", rest, below)
+        value = operation("mod", value, size) if n else value
+        found.append(whole(add(value, firsts[n] if n < len(firsts) else 0)))
+    if is_local:
+        return Read(memory, tuple(found))
+    return Load(memory, tuple(found[: memory.ndim]), tuple(found[memory.ndim :]))
