@@ -130,7 +130,7 @@ def local_array():
 
 def stencil():
     """Neighbours: two colours where there are threads."""
-    inside = op("ifte", op("gt", Read(i), 0), at(x, op("sub", Read(i), 1)), at(y, 0))
+    inside = op("ifte", op("gt", Read(i), 0), at(x, op("sub", Read(i), 1)), at(y, Read(i)))
     return [over(z, put(at(z, Read(i)), op("mul", inside, op("exp", at(x, Read(i))))))]
 
 
