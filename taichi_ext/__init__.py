@@ -34,6 +34,7 @@ from taichi_ext.interop.fit_plot import plot_fit
 from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers import manifolds
+from taichi_ext.solvers.implicit import custom_root, implicit_jacobian
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.levenberg import Iteration
 from taichi_ext.solvers.manifolds import Manifold
@@ -66,10 +67,12 @@ __all__ = [
     "check_jacobian",
     "check_rule",
     "coverage",
+    "custom_root",
     "edge",
     "hessian",
     "hessian_operator",
     "hvp",
+    "implicit_jacobian",
     "jacobian",
     "jvp",
     "layers",

@@ -75,10 +75,12 @@ from taichi_ext.backend.expressions import (
 from taichi_ext.backend.field_memory import builder_room, find_memory
 from taichi_ext.backend.following import (
     follow,
+    follow_by,
     is_followed,
     is_gradient_replaced,
     is_recorded,
     local_variables,
+    pipeline_follower,
     suspend_following,
     user_frame,
 )

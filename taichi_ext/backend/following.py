@@ -209,19 +209,24 @@ def follow(follower: object) -> Iterator[None]:
     Kernels are not launched but passed to ``follower.launch(kernel, args)``; assignments from Python are done and
     reported.
     """
-    before = _followers.get(threading.get_ident())
+    me = threading.get_ident()
+    before = _followers.get(me)
     if before is not None and type(before) is not _Stray:
         raise InvalidArgumentError(
             "A Jacobian is already being computed in this thread: jacobian cannot be called in a function that it "
             "differentiates. Compute the inner one before, and pass its numbers in a field."
         )
-    stray = _Stray()
+    stray, suspended = _Stray(), _strays.get(me) if before is None and me in _followers else None
     _begin(follower, stray)
     try:
         yield
     finally:
         stray.is_over = True
-        _end(before)
+        if suspended is None:
+            _end(before)
+        else:  # a run in which another one is suspended
+            with _lock:
+                _followers[me], _strays[me] = None, suspended
     if stray.errors:
         raise stray.errors[0]
 
@@ -250,18 +255,28 @@ def _end(before: _Stray | None) -> None:
 
 
 @contextlib.contextmanager
-def suspend_following() -> Iterator[None]:
-    """Within the context, this thread is not followed."""
+def follow_by(follower: object) -> Iterator[None]:
+    """Within the context, a thread that is followed reports to another observer; to none if that is None."""
     me = threading.get_ident()
-    follower = _followers.get(me)
-    if follower is None:
+    before = _followers.get(me)
+    if before is None:
         yield
         return
-    _followers[me] = None  # keep an entry: without any, no thread is followed
+    _followers[me] = follower  # keep an entry: without any, no thread is followed
     try:
         yield
     finally:
-        _followers[me] = follower
+        _followers[me] = before
+
+
+def suspend_following() -> contextlib.AbstractContextManager[None]:
+    """Within the context, this thread is not followed."""
+    return follow_by(None)
+
+
+def pipeline_follower() -> Any:
+    """The observer of the pipeline that this thread runs; None if it runs none that is differentiated."""
+    return _follower() if is_followed() else None
 
 
 def is_followed() -> bool:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.keys import Key
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import Fused, PipelineArgument, container_key
 from taichi_ext.runtime.launching.launch_checks import STORED, warn_of_changes, warn_of_lost_tangents
 from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.repetitions import Repetition
+from taichi_ext.runtime.launching.roots import Root, Rows, Solving
 from taichi_ext.runtime.launching.session import Launched, Session
 from taichi_ext.runtime.memory.field_tangents import row_of_entry, rows_under
 from taichi_ext.runtime.memory.shadows import rows_of_index, view_of
@@ -124,6 +131,51 @@ class Pipeline:
             if backend.is_under(info.obj, node):
                 self._tangents.clear(info.key, rows_under(info, node))
 
+    # --- solvers of implicit functions
+
+    def root(self, root: Root) -> Any:
+        """Run a solver, and give its unknowns the tangents of the implicit function."""
+        session, tangents = self._session, self._tangents
+        if not session.is_dense:
+            raise DenseRowsError(f"{root.name} solves for unknowns, which depend on all params")
+        if session.request.energy is not None:
+            raise UnsupportedError(f"Second derivatives of {root.name}, the root of an equation, are not supported.")
+        solving = Solving(session, self._save, self.host_write)
+        with backend.follow_by(solving):
+            result = root.solve()
+        for _, key, rows in list(tangents.arrays.changed()):
+            tangents.clear(key, rows)
+        tangents.arrays.remember()
+        unknowns = Rows(root.unknowns, session)
+        changed = {key: name for key, name in solving.changed.items() if key not in unknowns.containers}
+        session.accesses.lost |= {key: root.refuses(name) for key, name in changed.items()}
+        with self._undone() as written:
+            root.residual()
+            residuals = Rows(root.residuals, session)
+            right = residuals.read()
+            values = np.concatenate([backend.as_numpy(r).reshape(-1) for r in root.residuals])
+        for key in written:
+            tangents.clear(key, tangents.rows(key))
+        session.accesses.lost |= {key: root.warns(name) for key, name in changed.items()}
+        if right is not None:
+            with backend.suspend_following():
+                found = -root.step(values, right)
+            Rows(root.unknowns, session).write(found)
+        session.accesses.note(set(), tangents.arrays.shared(unknowns.containers))
+        tangents.arrays.remember()
+        return result
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[set[Key]]:
+        """Within the context, what kernels and Python store is put back at the end; tangents stay."""
+        before = self._state, self._record, self._repetitions
+        with self._session.undone() as (self._state, written):
+            self._record, self._repetitions = None, {}
+            try:
+                yield written
+            finally:
+                self._state, self._record, self._repetitions = before
+
     # --- stores and reads of Python between launches
 
     def before_host_write(self, obj: object, value: object) -> None:
@@ -132,6 +184,10 @@ class Pipeline:
             warn_at_user(STORED)
         if self._record is not None:
             self._record.store(obj, value)
+        self._save(obj)
+
+    def _save(self, obj: object) -> None:
+        """Save a field, an array or an entry before it is changed."""
         if self._state is None:
             return
         found = self._session.table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from taichi_ext import backend, engine
@@ -22,11 +23,12 @@ from taichi_ext.launches import (
 from taichi_ext.runtime.launching.fused_kernels import KernelName, KernelTable
 from taichi_ext.runtime.launching.launch_checks import check_arguments, check_gradient_is_own, check_same_program
 from taichi_ext.runtime.launching.lookahead import Lookahead
-from taichi_ext.runtime.launching.request import Request
+from taichi_ext.runtime.launching.request import Request, Restart
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents, save_changed, scratch_of
 from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds, taken_out
 from taichi_ext.runtime.python.passed_numbers import PipelineRun
 
@@ -83,18 +85,24 @@ class Accesses:
         written: containers that were written.
         overwritten: parameters that were overwritten before anything read them.
         params: the names of the parameters that have columns in this run.
+        lost: containers whose tangents a solver has cleared, see ``roots``, and what to do if one of them is read.
     """
 
     def __init__(self, params: Mapping[Key, Label | str], tangents: Tangents) -> None:
         self.params = params
         self.read, self.written = set[Key](), set[Key]()
         self.overwritten = set[Key]()
+        self.lost: dict[Key, Callable[[], None]] = {}
         self._tangents = tangents
 
     def note(self, read: Set[Key], written: Set[Key]) -> None:
         """Note containers that a kernel has read and written."""
         self.read |= read
         self.written |= written
+        for key in self.lost.keys() & (read | written):
+            found = self.lost.pop(key)
+            if key not in written:
+                found()
         self.note_overwritten(written)
 
     def note_overwritten(self, containers: Iterable[Key]) -> None:
@@ -232,6 +240,11 @@ class Session:
         self.accesses.note(*tangents.arrays.accesses(fused, bound.binding))
         return Launched(fused, bound.launch.args, passed, changes, result)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether tangents are rows, rather than entries of a sparse J."""
+        return self._target.is_dense
+
     def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[object], list[Callable[[], None]]]:
         """The arguments of a kernel after those of the user, and the functions to call after the launch."""
         tangents, passed, after = self.tangents, [], []
@@ -267,6 +280,21 @@ class Session:
                 restart.state.check_repetition()
         if restart.record is not None:
             restart.record.arrays(fused.primal, fused.facts.read_arguments, values)
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[tuple[State, set[Key]]]:
+        """Within the context, what launches store is saved in a state, and put back at the end; tangents stay.
+
+        Gives the state, and the set of the containers that are written.
+        """
+        request, state, before, written = self.request, State(), self.accesses.written, set[Key]()
+        self.request = replace(request, restart=Restart(state))
+        self.accesses.written = written
+        try:
+            yield state, written
+        finally:
+            self.request, self.accesses.written = request, before | written
+            state.undo()
 
     def check_program(self) -> None:
         """Raise where the run began in another Taichi program."""

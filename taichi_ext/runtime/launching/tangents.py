@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.keys import VALUES, Key
 from taichi_ext.launches import ColumnBlock, ContainerInfo, Fused, Role, SparseTarget, container_key
@@ -142,6 +144,15 @@ class Tangents:
                 self.shadow(key).clear_rows(rows)
             self.first_order.clear(key, rows)
         return is_active
+
+    def rows(self, key: Key) -> Any:
+        """The rows of a field, component or array in the tangents of its container."""
+        return self._of(key).rows(key)
+
+    def replace(self, key: Key, tangents: np.ndarray) -> None:
+        """Replace the tangents of a field, component or array."""
+        self.shadow(container_key(key)).set_rows(self.rows(key), tangents)
+        self.columns.changes += 1
 
     def field_keys(self) -> list[Key]:
         """The fields that may carry tangents."""

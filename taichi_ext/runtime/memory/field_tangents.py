@@ -57,10 +57,14 @@ class FieldTangents:
             self._columns.seed_rows(shadow, column, rows_of(part, self.info(key)))
         return shadow
 
+    def rows(self, key: Key) -> slice:
+        """The rows of a field or component in the shadow of the field."""
+        return rows_of(key, self.info(key))
+
     def values(self, key: Key) -> np.ndarray:
         """The tangents of an output, a row for each entry."""
         values = self.shadows[container_key(key)].to_numpy()
-        return values if key in self.shadows else np.ascontiguousarray(values[rows_of(key, self.info(key))])
+        return values if key in self.shadows else np.ascontiguousarray(values[self.rows(key)])
 
     def is_stored(self, key: Key) -> bool:
         """Whether a container has tangents in memory."""
