@@ -179,7 +179,8 @@ class Block:
         else:
             args = node.args
             assert rule.picks is not None
-            is_first = rule.picks(*[self._value(a, node.dtype, values) for a in args])[0]
+            given = [self._value(a, node.dtype, values) for a in (*args, node)]
+            is_first = rule.picks(*given)[0]
             assert is_first is not None
             is_first = self.keep(is_first, "is_first")
         assert isinstance(is_first, Value)

@@ -269,7 +269,7 @@ def test_a_loop_over_neighbours_runs_in_two_colours_without_atomics():
 
 
 def test_few_entries_have_sums_of_each_thread():
-    stages = Stages(sums, 4)
+    stages = Stages(sums, 2)
     made, _ = stages.adjoint(stages.staged.stages[0], frozenset((x, y)))
     assert x in made.own and y not in made.own  # an iteration owns its entry of y
 
