@@ -209,24 +209,19 @@ def follow(follower: object) -> Iterator[None]:
     Kernels are not launched but passed to ``follower.launch(kernel, args)``; assignments from Python are done and
     reported.
     """
-    me = threading.get_ident()
-    before = _followers.get(me)
-    if before is not None and type(before) is not _Stray:
+    if is_followed():
         raise InvalidArgumentError(
             "A Jacobian is already being computed in this thread: jacobian cannot be called in a function that it "
             "differentiates. Compute the inner one before, and pass its numbers in a field."
         )
-    stray, suspended = _Stray(), _strays.get(me) if before is None and me in _followers else None
+    me, stray = threading.get_ident(), _Stray()
+    before = (_followers[me], _strays[me]) if me in _followers else None
     _begin(follower, stray)
     try:
         yield
     finally:
         stray.is_over = True
-        if suspended is None:
-            _end(before)
-        else:  # a run in which another one is suspended
-            with _lock:
-                _followers[me], _strays[me] = None, suspended
+        _end(before)
     if stray.errors:
         raise stray.errors[0]
 
@@ -240,12 +235,12 @@ def _begin(follower: object, stray: _Stray) -> None:
             setattr(owner, attribute, stand_in)
 
 
-def _end(before: _Stray | None) -> None:
-    """Follow this thread as before."""
+def _end(before: tuple[object, _Stray] | None) -> None:
+    """Follow this thread as before: who followed it and those that it starts."""
     me = threading.get_ident()
     with _lock:
         if before is not None:
-            _followers[me] = _strays[me] = before
+            _followers[me], _strays[me] = before
             return
         _followers.pop(me, None)
         _strays.pop(me, None)
@@ -280,9 +275,8 @@ def pipeline_follower() -> Any:
 
 
 def is_followed() -> bool:
-    """Whether this thread is running a pipeline that is differentiated."""
-    follower = _follower()
-    return follower is not None and type(follower) is not _Stray
+    """Whether this thread is running a pipeline that is differentiated, and no solver in it that runs as it is."""
+    return getattr(_follower(), "differentiates", False)
 
 
 def is_gradient_replaced() -> bool:

@@ -13,6 +13,7 @@ from taichi_ext import (
     implicit_jacobian,
     jacobian,
     jvp,
+    newton,
     value_and_gradient,
     vjp,
 )
@@ -491,3 +492,88 @@ def test_second_derivatives_are_refused():
 
     with pytest.raises(UnsupportedError, match="Second derivatives of"):
         hessian(run, p, y)
+
+
+# --- solvers of this package
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1])
+def test_newton_of_this_package_as_the_solver(chunk_size):
+    n = 6
+    load, x, g, energy = fields(2, n, n, ())
+    load.from_numpy(np.array([0.4, 0.9]))
+
+    @ti.kernel
+    def potential():
+        energy[None] = 0.0
+        for i in x:
+            before = x[i - 1] if i > 0 else 0.0
+            energy[None] += (x[i] - before) ** 2 + 0.25 * x[i] ** 4 - load[0] * x[i] * ti.sin(load[1] * i)
+
+    @ti.kernel
+    def balance():
+        for i in x:
+            before = x[i - 1] if i > 0 else 0.0
+            g[i] = 2 * (x[i] - before) + x[i] ** 3 - load[0] * ti.sin(load[1] * i)
+            if i < n - 1:
+                g[i] -= 2 * (x[i + 1] - x[i])
+
+    def solve():
+        x.fill(0.1)
+        newton(potential, x, energy, gtol=1e-12)
+
+    root = custom_root(solve, balance, x, g)
+
+    def run():
+        root()
+
+    J = jacobian(run, load, x, chunk_size=chunk_size)
+    np.testing.assert_allclose(J, differences(run, load, x), rtol=1e-5, atol=1e-7)
+
+
+def test_a_sparse_solver_of_taichi():
+    n = 10
+    k, u, v, r = fields(n + 1, n, n, n)
+    k.from_numpy(0.4 + 0.1 * np.sin(np.arange(n + 1)))
+
+    @ti.kernel
+    def assemble(A: ti.types.sparse_matrix_builder(), b: ti.types.ndarray()):
+        for i in range(n):
+            b[i] = v[i]
+            A[i, i] += 1.0 + k[i] + k[i + 1]
+            if i > 0:
+                A[i, i - 1] -= k[i]
+            if i < n - 1:
+                A[i, i + 1] -= k[i + 1]
+
+    @ti.kernel
+    def residual():
+        for i in u:
+            left = u[i - 1] if i > 0 else 0.0
+            right = u[i + 1] if i < n - 1 else 0.0
+            r[i] = (1.0 + k[i] + k[i + 1]) * u[i] - k[i] * left - k[i + 1] * right - v[i]
+
+    @ti.kernel
+    def keep():
+        for i in v:
+            v[i] = u[i] + 0.1
+
+    def solve():
+        builder = ti.linalg.SparseMatrixBuilder(n, n, max_num_triplets=3 * n, dtype=ti.f64)
+        b = ti.ndarray(ti.f64, n)
+        assemble(builder, b)
+        solver = ti.linalg.SparseSolver(dtype=ti.f64, solver_type="LU")
+        A = builder.build()
+        solver.analyze_pattern(A)
+        solver.factorize(A)
+        u.from_numpy(solver.solve(b).to_numpy())
+
+    root = custom_root(solve, residual, u, r)
+
+    def run():
+        u.fill(0.3)
+        for _ in range(3):
+            keep()
+            root()
+
+    np.testing.assert_allclose(jacobian(run, k, u), differences(run, k, u), rtol=1e-6, atol=1e-9)

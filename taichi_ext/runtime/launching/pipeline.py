@@ -30,6 +30,8 @@ from taichi_ext.runtime.python.watch import PythonRun, watching
 class Pipeline:
     """Follows a Python function: ``backend.follow`` reports the function's accesses to fields and arrays to it."""
 
+    differentiates = True
+
     def __init__(self, session: Session) -> None:
         arrays, restart = session.tangents.arrays, session.request.restart
         self._session = session
@@ -140,6 +142,8 @@ class Pipeline:
             raise DenseRowsError(f"{root.name} solves for unknowns, which depend on all params")
         if session.request.energy is not None:
             raise UnsupportedError(f"Second derivatives of {root.name}, the root of an equation, are not supported.")
+        for unknown in root.unknowns:
+            self._save(unknown)
         solving = Solving(session, self._save, self.host_write)
         with backend.follow_by(solving):
             result = root.solve()

@@ -78,7 +78,7 @@ class Solving:
         self, session: Session, save: Callable[[object], None], host_write: Callable[[Any, object], None]
     ) -> None:
         self._session, self._save, self.host_write = session, save, host_write
-        self._changed: dict[object, list[object]] = {}  # what kernels change, by kernel and arguments
+        self._changed: dict[object, list[object] | None] = {}  # what kernels change, by kernel and arguments
         self._kept: list[object] = []  # keeps these alive
         self.changed: dict[Key, Label | str] = {}  # names of containers that may have had tangents, by key
 
@@ -87,15 +87,25 @@ class Solving:
         with backend.exclusive:
             name = (id(kernel), *map(id, args))
             if name not in self._changed:
-                self._changed[name] = _changed_by(kernel, args, self._session)
+                self._changed[name] = _changed_by(kernel, args)
                 self._kept.append((kernel, args))
-            for obj in self._changed[name]:
+            changed = self._changed[name]
+            suspects = self._with_numbers(kernel, args) if changed is None else [(obj, None) for obj in changed]
+            for obj, _ in suspects:
                 self._save(obj)
             with backend.suspend_following():
                 result = kernel(*args)
-            for obj in self._changed[name]:
+                found = [obj for obj, before in suspects if before is None or _differs(obj, before)]
+            for obj in found:
                 self._clear(obj)
             return result
+
+    def _with_numbers(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+        """The fields and arrays that a kernel which cannot be recorded may change, with their numbers."""
+        given = (v for v in backend.leaf_values(kernel, args) if backend.is_array(v) or isinstance(v, backend.Field))
+        known = (info.obj for info in self._session.table.infos.values() if not backend.ended_problem(info.obj))
+        with backend.suspend_following():
+            return [(obj, np.array(backend.as_numpy(obj))) for obj in (*given, *known)]
 
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to store to a field or array."""
@@ -105,10 +115,6 @@ class Solving:
         """The value that Python reads: nothing in a solver is followed."""
         return value
 
-    def root(self, root: Root) -> Any:
-        """A solver within a solver."""
-        return root.solve()
-
     def _clear(self, obj: Any) -> None:
         part = _part(obj, self._session)
         if part is not None:
@@ -116,18 +122,21 @@ class Solving:
             self._session.tangents.clear(container_key(key), self._session.tangents.rows(key))
 
 
-def _changed_by(kernel: backend.Kernel, args: tuple[Any, ...], session: Session) -> list[object]:
-    """The fields and arrays that a launch may change: all that are known, if the kernel cannot be recorded."""
+def _changed_by(kernel: backend.Kernel, args: tuple[Any, ...]) -> list[object] | None:
+    """The fields and arrays that a launch changes; None if the kernel cannot be recorded."""
     if backend.is_reading_kernel(kernel):
         return []
-    values = backend.leaf_values(kernel, args)
     try:
         written = written_containers(record(kernel, args).body)
     except UnsupportedError:
-        given = [v for v in values if backend.is_array(v) or isinstance(v, backend.Field)]
-        return [*given, *(info.obj for info in session.table.infos.values())]
+        return None
+    values = backend.leaf_values(kernel, args)
     positions = {leaf.name: leaf.position for leaf in backend.leaf_arguments(kernel)}
     return [values[positions[c.name]] if c.is_argument else c.object for c in written]
+
+
+def _differs(obj: Any, before: np.ndarray) -> bool:
+    return not np.array_equal(backend.as_numpy(obj), before, equal_nan=True)
 
 
 def _part(obj: Any, session: Session) -> tuple[Key, Label | str] | None:
