@@ -17,10 +17,9 @@ from taichi_ext.adjoint.forward import (
     Called,
     Compound,
     Definition,
-    Given,
     Loop,
     Stored,
-    Tangent,
+    Weighted,
     run_forward,
 )
 from taichi_ext.adjoint.jumps import without_jumps
@@ -62,18 +61,13 @@ def _array(block: Block, r: ArrayDefinition) -> None:
             block.spread(value, block.array_weights(r.local, index))
 
 
-def _given(block: Block, r: Given) -> None:
+def _weighted(block: Block, r: Weighted) -> None:
     ws = block.take(r.local)
     if not is_none(ws):
         ws = [block.keep(w) for w in ws]
-        for source in r.sources:
-            block.spread(source, ws)
-
-
-def _tangent(block: Block, r: Tangent) -> None:
-    source = block.sweep.sources.get(r.local)
-    if source is not None:
-        block.spread(source, block.take(r.local))
+        for argument, weight in zip(r.arguments, r.weights, strict=True):
+            if block.sweep.has(argument):
+                block.spread(argument, block.times(ws, weight, is_singular=True))
 
 
 def _stored(block: Block, r: Stored) -> None:
@@ -318,8 +312,7 @@ def _needed(body: ir.Body) -> set[Local]:
 _BACK: dict[type, Callable[[Block, Any], None]] = {
     Definition: _definition,
     ArrayDefinition: _array,
-    Given: _given,
-    Tangent: _tangent,
+    Weighted: _weighted,
     Stored: _stored,
     Called: _called,
     Branch: _branch,

@@ -54,18 +54,12 @@ class Called:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """A local whose derivative is that of other values."""
+class Weighted:
+    """A local whose derivative is that of a sum of arguments with weights."""
 
     local: Local
-    sources: tuple[Value, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Tangent:
-    """A tangent that a rule takes: the adjoint of its source."""
-
-    local: Local
+    arguments: tuple[Value, ...]
+    weights: tuple[Value, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +114,6 @@ def run_forward(block: Block, body: ir.Body) -> None:
         match s:
             case ir.Declare(local=local) if local.shape:
                 _declare_array(block, s)
-            case ir.Declare(local=local) if local.kind == "rule":
-                _declare_tangent(block, local)
             case ir.Declare(local=local):
                 fresh(block, local, block.sub(s.values[0]))
             case ir.Store(target=Read(local=local, index=())):
@@ -166,14 +158,6 @@ def _declare_array(block: Block, s: ir.Declare) -> None:
     if s.local in block.sweep.activity.locals and s.local.dtype.is_real:
         block.adjoint_array(new)
         block.records.append(ArrayDefinition(new, values))
-
-
-def _declare_tangent(block: Block, local: Local) -> None:
-    """A tangent that a rule takes: it is 0, and its adjoint is that of the source for which it stands."""
-    new = fresh(block, local, literal(0, local.dtype), is_own=False)
-    if local.dtype.is_real:
-        block.sweep.active.add(new)
-        block.records.append(Tangent(new))
 
 
 def _store(block: Block, s: ir.Store) -> None:
@@ -270,22 +254,17 @@ def _call(block: Block, s: ir.Call) -> None:
 
 def _boundary(block: Block, s: ir.Boundary) -> None:
     """Values whose derivative is not that of their expression."""
-    if s.kind not in ("stop_gradient", "replace_gradient", "rule"):
-        raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of {s.kind!r} is not known.")
-    for name, locals_ in s.inner.items():
-        for local, source in zip(locals_, s.sources(name), strict=True):
-            tangent = block.env.get(local)
-            if isinstance(tangent, Read):
-                block.sweep.sources[tangent.local] = block.sub(source)
     for n, (result, value) in enumerate(zip(s.results, s.numbers, strict=True)):
-        if s.kind == "stop_gradient" or not result.dtype.is_real:
-            sources: list[Value] = []
+        arguments: list[Value] = []
+        weights: list[Value] = []
+        if s.kind == "weighted":
+            arguments, weights = s.sources("arguments"), s.sources("weights")
         elif s.kind == "replace_gradient":
-            sources = [s.sources("surrogate")[n]]
-        else:
-            sources = [s.sources("returned")[n], *([value] if s.options["keeps_automatic"] else ())]
-        given = tuple(map(block.sub, sources))
+            arguments, weights = [s.sources("surrogate")[n]], [literal(1, result.dtype)]
+        elif s.kind != "stop_gradient":
+            raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of {s.kind!r} is not known.")
+        sources = [block.sub(v) for v in arguments]
         new = fresh(block, result, block.sub(value), is_own=False)
-        if given:
+        if result.dtype.is_real and any(map(block.sweep.has, sources)):
             block.sweep.active.add(new)
-            block.records.append(Given(new, given))
+            block.records.append(Weighted(new, tuple(sources), tuple(map(block.sub, weights))))

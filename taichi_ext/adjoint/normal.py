@@ -13,7 +13,7 @@ from dataclasses import replace
 import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply, operation, subtract
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, U1, Const, Container, Load, Local, Op, Read, Value
+from taichi_ext.program import I32, U1, Const, Container, Known, Load, Local, Op, Read, Value
 from taichi_ext.simplify.usage import assigned_locals
 
 _LAZY = ("ifte", "logical_and", "logical_or")
@@ -145,6 +145,8 @@ class _Normal:
         if found is None:
             if isinstance(value, Op) and value.name in _LAZY:
                 found = self._lazy(value, out, known)
+            elif isinstance(value, Known) and value.source.contents.containers:  # a number that has an adjoint
+                found = self._hoist(value.source, out, known)
             else:
                 found = ir.with_children(value, lambda x: self._hoist(x, out, known))
                 if isinstance(found, Load) or (isinstance(found, Read) and found.index):

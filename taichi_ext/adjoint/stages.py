@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 import taichi_ext.program as ir
+from taichi_ext.adjoint.lowering import lowered
 from taichi_ext.adjoint.normal import normal, whole
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_bounds
@@ -68,7 +69,12 @@ class Staged:
 
 
 def staged(program: ir.Program, extents: Extents) -> Staged:
-    """A simplified program as stages in normal form."""
+    """A simplified program as stages in normal form.
+
+    Raises:
+        UnsupportedError: a derivative is not known.
+    """
+    program = lowered(program, extents)
     found = Staged(program)
     groups: list[list[ir.Statement]] = []
     is_open = False

@@ -37,7 +37,6 @@ class Sweep:
         thread: the local with the number of the thread.
         active: locals of the adjoint program that have adjoints.
         local_arrays: the adjoints of local arrays.
-        sources: what the tangents that rules take stand for.
         is_singular: whether a partial may be infinite where a value is finite.
     """
 
@@ -53,7 +52,6 @@ class Sweep:
     thread: Local = field(default_factory=lambda: Local("thread", I32, (), "kept"))
     active: set[Local] = field(default_factory=set)
     local_arrays: dict[Local, list[Local]] = field(default_factory=dict)
-    sources: dict[Local, Value] = field(default_factory=dict)
     is_singular: bool = False
 
     def none(self) -> Weights:

@@ -127,7 +127,9 @@ def _spread(s: ir.Statement, found: Activity) -> Iterator[ir.Local | ir.Containe
                 yield result
         case ir.Call(results=results) | ir.Boundary(results=results):
             is_constant = isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient")
-            if not is_constant and any(map(found.has, ir.values_of(s))):
+            is_weighted = isinstance(s, ir.Boundary) and s.kind == "weighted"
+            sources = s.sources("arguments") if is_weighted else ir.values_of(s)  # type: ignore[union-attr]
+            if not is_constant and any(map(found.has, sources)):
                 yield from (r for r in results if r.dtype.is_real)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taichi_ext.differentiate.edges import edges
 from taichi_ext.differentiate.edges.rules import RuleContext, rule
-from taichi_ext.differentiate.forms.forms import Form, materialize
+from taichi_ext.differentiate.forms.forms import Form
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Boundary, cited, with_values
 
@@ -24,10 +24,7 @@ def boundary(ctx: RuleContext, s: Boundary) -> None:
 
 def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
     """Keep the statement, so that its results have this derivative in a second differentiation, too."""
-    for result, form in zip(s.results, forms, strict=True):
-        ctx.walk.builder.frozen.add(result)
-        ctx.forms.forms[result] = materialize(ctx.walk.builder, form)
-    ctx.walk.builder.emit(with_values(s, ctx.primal))
+    ctx.keep(with_values(s, ctx.primal), forms)  # type: ignore[arg-type]
 
 
 def _stop(ctx: RuleContext, s: Boundary) -> None:
@@ -43,7 +40,8 @@ def _replace(ctx: RuleContext, s: Boundary) -> None:
         _kept(ctx, s, [ctx.linearizer.form(source) for source in s.sources("surrogate")])
         return
     for result, value, source in zip(s.results, s.numbers, s.sources("surrogate"), strict=True):
-        ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source))
+        kept = ctx.walk.expressions.keep(source) if ctx.walk.facts.seeds.use.is_lowered else source
+        ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source), [(kept, 1)])
 
 
 _NAMES = {"rule": "a function with a rule of its own"}

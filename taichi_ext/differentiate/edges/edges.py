@@ -271,4 +271,5 @@ def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: l
     form: Form = {}
     for argument, partial in parts:
         accumulate(form, argument.form, partial.value)
-    ctx.declare(s, result, cast(value.value, result.dtype), form)
+    values = [(argument.value, partial.value) for argument, partial in parts]
+    ctx.declare(s, result, cast(value.value, result.dtype), form, values)
