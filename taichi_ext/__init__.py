@@ -1,9 +1,5 @@
 """The Jacobian of a Taichi kernel in one launch, and custom derivatives for functions and expressions."""
 
-from taichi_ext.version import __version__  # first: raises for releases of Taichi that are not supported
-
-# isort: split
-
 from taichi_ext import backend
 from taichi_ext.api.hessian import Hessian, hessian, hvp, value_and_gradient, value_gradient_and_hessian
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
@@ -43,6 +39,7 @@ from taichi_ext.solvers.normal_equations import NormalEquations, normal_equation
 from taichi_ext.solvers.operator import hessian_operator, linear_operator
 from taichi_ext.solvers.results import LeastSquaresResult
 from taichi_ext.solvers.shards import map_jacobian
+from taichi_ext.version import __version__
 
 __all__ = [
     "CheckError",

@@ -205,14 +205,15 @@ def compiled(
     like: object = None,
 ) -> backend.EmittedKernel:
     """The emitted kernel, traced once: it takes the arguments of the user's kernel and ``extra`` arrays behind them."""
-    positions = [n for n, a in enumerate(kernel.arguments) if not isinstance(a.annotation, backend.ti.template)]
+    kinds = [a.annotation for a in backend.arguments(kernel)]
+    positions = [n for n, kind in enumerate(kinds) if backend.is_passed(kind, args[n])]
     features = backend.argument_features(kernel, args)
     return backend.EmittedKernel(
         emitted.kernel._primal,
         (emitted.tree, emitted.text, emitted.places),
         [*positions, *range(len(args), len(args) + len(extra))],
         [args[p] for p in positions] + [None] * len(extra),
-        (*(features[p] for p in positions), *extra),
+        (*(backend.passed_feature(kinds[p], features[p]) for p in positions), *extra),
         hazards=emitted.hazards,
         like=like,
     )

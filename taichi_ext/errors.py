@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import NoReturn, ParamSpec, TypeVar
 
-import taichi as ti
+from taichi_ext.host import RUNTIME, CompilationError
 
 _LONGEST = 100  # characters of a value that a message shows
-INNER = ("taichi_ext", ti.__name__, "contextlib")  # packages whose frames say nothing to users
+INNER = ("taichi_ext", RUNTIME.name, "contextlib")  # packages whose frames say nothing to users
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
 
-class UnsupportedError(ti.TaichiCompilationError):
+class UnsupportedError(CompilationError):
     """A construct whose derivative is not known.
 
     It is raised while a kernel is differentiated.  The message starts with the file, the line and the source text of
@@ -32,11 +32,11 @@ class InvalidArgumentError(ValueError):
     """An argument of a taichi_ext call is invalid; the message names it and the fix."""
 
 
-class InvalidRuleError(InvalidArgumentError, ti.TaichiCompilationError):
+class InvalidRuleError(InvalidArgumentError, CompilationError):
     """A user's rule or edge does not fit the kernel that uses it; the message starts with file and line."""
 
 
-class EndedFieldError(InvalidArgumentError, ti.TaichiCompilationError):
+class EndedFieldError(InvalidArgumentError, CompilationError):
     """A kernel names a field that no longer exists; the message starts with file and line."""
 
 

@@ -26,7 +26,7 @@ def add_gradient(kernel: backend.Kernel, args: tuple[object, ...]) -> None:
     """
     with backend.exclusive:
         program = simplify(record(kernel, args))
-    body, names = program.body, {a.name: n for n, a in enumerate(kernel.arguments)}
+    body, names = program.body, {a.name: n for n, a in enumerate(backend.arguments(kernel))}
     objects = {c: args[names[c.name]] if c.is_argument else c.object for c in program.containers}
     grads = {c: backend.gradient_of(x) for c, x in objects.items() if c.dtype.is_real}
     read, written = read_containers(body), written_containers(body)

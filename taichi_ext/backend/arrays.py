@@ -16,6 +16,7 @@ from taichi_ext.backend.runtime import (
     Expr,
     Field,
     MatrixType,
+    concrete,
     cook_dtype,
     core,
     primitive_types,
@@ -250,7 +251,7 @@ def _tensor_problem(tensor: Tensor) -> str:
 
 def argument_problem(annotation: Any, value: object) -> str:
     """The problem with passing a value to a kernel argument, or an empty text."""
-    problem = ended_problem(value)
+    problem, annotation = ended_problem(value), concrete(annotation, value)
     if problem:
         return problem
     number = (int, float, np.integer, np.floating)

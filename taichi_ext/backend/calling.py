@@ -6,11 +6,11 @@ import ast
 import contextlib
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from taichi_ext.backend.expressions import source_location
-from taichi_ext.backend.runtime import RUNTIME, ASTTransformer, ASTTransformerContext, mesh
+from taichi_ext.backend.runtime import ASTTransformer, ASTTransformerContext, mesh, sealed_with
 
 
 def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[object, object]:
@@ -78,13 +78,6 @@ class _Seal:
         raise SealedError
 
 
-@contextlib.contextmanager
-def sealed() -> Iterator[None]:
+def sealed() -> contextlib.AbstractContextManager[None]:
     """Within the context, called functions may only compute expressions."""
-    runtime: Any = RUNTIME.state()  # says that it holds nothing
-    before = runtime.compiling_callable, runtime.current_kernel
-    runtime.compiling_callable = runtime.current_kernel = _Seal()
-    try:
-        yield
-    finally:
-        runtime.compiling_callable, runtime.current_kernel = before
+    return sealed_with(_Seal())

@@ -19,7 +19,7 @@ import numpy as np
 
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.opaque import Walk
-from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Kernel, ti
+from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Kernel, build_call, is_decorated, ti
 
 _NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
 _LARGEST_ARRAY = 4096  # entries, of those that are compared
@@ -34,7 +34,7 @@ class Capture:
         self._frozen = frozen(value)
         self.text = text  # as the source has it
         self.is_number = isinstance(value, _NUMBERS)
-        self._same = weakref.ref(value) if isinstance(value, types.FunctionType) else None
+        self._same = weakref.ref(value) if isinstance(value, types.FunctionType) or is_decorated(value) else None
         self.value = value if self.is_number else None  # keeps no field alive
 
     @property
@@ -81,7 +81,7 @@ def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[],
     return lambda: functools.reduce(getattr, others, read())
 
 
-def frozen(value: object) -> Any:
+def frozen(value: Any) -> Any:
     """A key that is equal for values that mean the same in a kernel; None for values that are not followed."""
     if isinstance(value, _NUMBERS):
         return (type(value).__name__, repr(value))
@@ -95,8 +95,9 @@ def frozen(value: object) -> Any:
         return tuple((repr(k), frozen(v)) for k, v in value.items())
     if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
         return ("array", value.shape, value.dtype.str, value.tobytes())
-    if isinstance(value, types.FunctionType):
-        return _frozen_function(inspect.unwrap(value))
+    if isinstance(value, types.FunctionType) or is_decorated(value):
+        function: Any = value
+        return _frozen_function(inspect.unwrap(function))
     return ("object", id(value)) if isinstance(value, (ti.Field, ti.Ndarray)) else None
 
 
@@ -269,7 +270,7 @@ def follow_captures() -> None:
     """From now on, the Python values that kernels are compiled with can be noted."""
     for kind, note in (("build_Name", _note_name), ("build_Attribute", _note_attribute)):
         setattr(ASTTransformer, kind, staticmethod(_followed(getattr(ASTTransformer, kind), note)))
-    setattr(ASTTransformer, "build_Call", staticmethod(_followed_call(ASTTransformer.build_Call)))  # noqa: B010
+    setattr(ASTTransformer, "build_Call", staticmethod(_followed_call(build_call)))  # noqa: B010
 
 
 def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callable[..., object]:
@@ -311,7 +312,7 @@ _first: weakref.WeakKeyDictionary[Kernel, tuple[Any, dict[Any, Captures]]] = wea
 
 def first_captures(kernel: Kernel, features: object, captures: Captures) -> Captures:
     """The values that a kernel was first compiled with for such arguments: these, if it has not been before."""
-    program = RUNTIME.state().prog
+    program = RUNTIME.program()
     known = _first.get(kernel)
     if known is None or known[0]() is not program:
         known = _first[kernel] = (weakref.ref(program), {})
@@ -323,4 +324,4 @@ def has_changed(kernel: Any) -> bool:
     known = _first.get(kernel._primal)
     if known is None:
         return False
-    return known[0]() is not RUNTIME.state().prog or any(c.changed() is not None for c in known[1].values())
+    return known[0]() is not RUNTIME.program() or any(c.changed() is not None for c in known[1].values())

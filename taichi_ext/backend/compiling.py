@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
@@ -12,11 +13,26 @@ from taichi_ext.backend.contexts import function_context
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.reverse_mode import NeedsTranspose, is_gradient_kernel, transpose
-from taichi_ext.backend.runtime import RUNTIME, Func, Kernel, impl, kernel_impl, ti
+from taichi_ext.backend.runtime import (
+    COMPILED_TABLES,
+    FUNCTION_TABLE,
+    TYPED_CONTEXT,
+    CompilationError,
+    Func,
+    Kernel,
+    compiled_kernels,
+    compiling,
+    current_kernel,
+    finish,
+    forget_compiled,
+    impl,
+    keep_compiled,
+    set_compiling,
+)
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
-class NeedsEngine(ti.TaichiCompilationError):
+class NeedsEngine(CompilationError):
     """Raised while Taichi compiles a kernel that only the engine can build, which it then does."""
 
 
@@ -67,23 +83,29 @@ def compile_with(
     compiled_with: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
     compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__
 
-    def materialize(self: Kernel, key: object = None, args: Any = None, arg_features: object = None) -> None:
+    def materialize(
+        self: Kernel, key: object = None, args: Any = None, arg_features: object = None, py_args: Any = None
+    ) -> None:
         with exclusive:
+            args = args if py_args is None else py_args  # the same in another runtime
+            compile_natively = partial(compile_kernel, self, key, args, arg_features)
             skip_empty_layout()
             if _again is not None:
-                _again.renew(self, "compiled_kernels", {})
+                for table in COMPILED_TABLES:
+                    _again.renew(self, table, {})
             if is_reverse(self) and compiled_with.get(self) != rules():
-                self.compiled_kernels.clear()
+                forget_compiled(self)
                 compiled_with[self] = rules()
-            if key in self.compiled_kernels:
-                compile_kernel(self, key, args, arg_features)
+            if key in compiled_kernels(self):
+                compile_natively()
                 return
             captures = Captures()
             for given in args or ():
                 check_not_ended(given, "A field that is passed here")
             try:
                 with noting(captures):
-                    compile_kernel(self, key, args, arg_features)
+                    compile_natively()
+                finish(self, key)
                 if _again is None:
                     first_captures(self, arg_features, captures)
             except NeedsEngine:
@@ -95,17 +117,17 @@ def compile_with(
                 if _again is None:
                     first_captures(self, arg_features, traced.captures)
                 traced.compile()
-                self.compiled_kernels[key] = traced.cpp
+                keep_compiled(self, key, traced)
                 self.has_print |= traced.has_print
 
     def do_compile(self: Func, key: object, args: object, arg_features: object) -> None:
-        callable_before = RUNTIME.state().compiling_callable
+        callable_before = compiling()
         try:
             compile_function(self, key, args, arg_features)
         except NeedsEngine:
             # Taichi would take the function for compiled when the next kernel calls it
-            RUNTIME.state().compiling_callable = callable_before
-            for table in (self.compiled, self.taichi_functions):
+            set_compiling(callable_before)
+            for table in (self.compiled, getattr(self, FUNCTION_TABLE)):
                 del table[key.instance_id]  # type: ignore[attr-defined]
             self.func_id, Func.function_counter = Func.function_counter, Func.function_counter + 1
             raise
@@ -113,10 +135,10 @@ def compile_with(
     def call(self: Func, *args: object, **keywords: object) -> Any:
         if _again is not None and self.is_real_function:
             _again.renew(self, "compiled", {})
-            _again.renew(self, "taichi_functions", {})
+            _again.renew(self, FUNCTION_TABLE, {})
             _again.renew(self, "func_id", Func.function_counter)
             Func.function_counter += 1
-        is_users = impl.inside_kernel() and not isinstance(RUNTIME.state().current_kernel, FusedKernel)
+        is_users = impl.inside_kernel() and not isinstance(current_kernel(), FusedKernel)
         if is_users and has_rule(self) and is_gradient_kernel():
             raise NeedsEngine(self.func.__qualname__)
         return call_function(self, *args, **keywords)
@@ -125,4 +147,4 @@ def compile_with(
     Func.__call__ = call  # type: ignore[method-assign]
     Kernel.materialize = materialize  # type: ignore[method-assign]
     Func.do_compile = do_compile  # type: ignore[method-assign]
-    kernel_impl.ASTTransformerContext = function_context  # type: ignore[assignment, misc]
+    setattr(*TYPED_CONTEXT, function_context)

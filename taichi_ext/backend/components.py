@@ -53,7 +53,7 @@ def _make_and_note(self: ti.MatrixField, *args: Any, **kwargs: object) -> None:
 
 
 ti.MatrixField.__init__ = _make_and_note
-if RUNTIME.state().prog is not None:  # there may be fields that were made before this module was imported
+if RUNTIME.program() is not None:  # there may be fields that were made before this module was imported
     for _made in gc.get_objects():
         if type(_made) is ti.MatrixField and "vars" in _made.__dict__:
             _note(_made)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import sys
 import types
@@ -18,33 +17,39 @@ from typing import Any
 from taichi_ext.backend.expressions import builder
 from taichi_ext.backend.kernels import FusedKernel, short_name
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.runtime import RUNTIME, ASTTransformerContext, Kernel, KernelArgument, ti, transform_tree
+from taichi_ext.backend.runtime import (
+    ASTTransformerContext,
+    CompilationError,
+    Context,
+    Kernel,
+    brief_message,
+    context_options,
+    current_kernel,
+    ti,
+    walk_tree,
+)
 from taichi_ext.errors import UnsupportedError
 
 _RECURSION_LIMIT = 10000
 
 
-class _Context(ASTTransformerContext):
+class _Context(Context):
     """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines again."""
 
     def __init__(self, places: dict[object, str], **options: Any) -> None:
         super().__init__(**options)
         self._places = places
 
-    def get_var_by_name(self, name: str) -> object:
-        value = super().get_var_by_name(name)
+    def value_named(self, name: str) -> object:
+        value = super().value_named(name)
         check_not_ended(value, f"The field {name}")
         return value
 
-    def value_named(self, name: str) -> object:
-        """The value of a name."""
-        return self.get_var_by_name(name)
-
-    def get_pos_info(self, node: ast.expr | ast.stmt) -> str:
+    def place_of(self, node: ast.expr | ast.stmt) -> str:
         body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
         key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)
         if key not in self._places:
-            self._places[key] = self._marked(node) or super().get_pos_info(node)
+            self._places[key] = self._marked(node) or super().place_of(node)
         return self._places[key]
 
     def _marked(self, node: ast.expr | ast.stmt) -> str:
@@ -70,16 +75,16 @@ class _BriefContext(_Context):
         super().__init__(places, **options)
         self._found: dict[str, object] = {}
 
-    def get_var_by_name(self, name: str) -> object:
+    def value_named(self, name: str) -> object:
         for scope in reversed(self.local_scopes):
             if name in scope:
                 return scope[name]
         if name not in self._found:
             value = self.global_vars.get(name)
-            self._found[name] = value if isinstance(value, ti.Matrix) else super().get_var_by_name(name)
+            self._found[name] = value if isinstance(value, ti.Matrix) else super().value_named(name)
         return self._found[name]
 
-    def get_pos_info(self, node: ast.expr | ast.stmt) -> str:
+    def place_of(self, node: ast.expr | ast.stmt) -> str:
         line = node.lineno
         if line not in self._places:
             assert self.src is not None
@@ -107,41 +112,21 @@ def make_context(
     ``places`` keeps the texts of places in the source from one walk to the next. With ``is_brief``, these texts are
     file, line and source line, without marks.
     """
-    file, lines, start = source
-    if kernel is None:
-        owner = types.SimpleNamespace(
-            func=function,
-            arguments=[KernelArgument(ti.template(), name, inspect.Parameter.empty) for name in names],
-            return_type=None,
-            has_print=False,
-        )
-    else:
-        owner = kernel
-    return (_BriefContext if is_brief else _Context)(
-        places,
-        excluded_parameters=() if kernel is None else kernel.template_slot_locations,
-        is_kernel=kernel is not None,
-        func=owner,
-        arg_features=argument_features,
-        global_vars=scope,
-        argument_data=arguments,
-        src=lines,
-        start_lineno=start,
-        file=file,
-        ast_builder=builder() if kernel is None else None,
-    )
+    own_builder = builder() if kernel is None else None
+    options = context_options(function, source, scope, kernel, names, arguments, argument_features, own_builder)
+    return (_BriefContext if is_brief else _Context)(places, **options)
 
 
 def function_context(**options: Any) -> ASTTransformerContext:
     """The state of a walk over a function, brief in a generated kernel."""
-    kernel = RUNTIME.state().current_kernel
+    kernel = current_kernel()
     is_generated = isinstance(kernel, FusedKernel) and kernel.lines > 0
     return _BriefContext({}, **options) if is_generated else ASTTransformerContext(**options)
 
 
 def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
     """Trace a rewritten tree; returns the function's result."""
-    transform_tree(tree, ctx)
+    walk_tree(tree, ctx)
     return ctx.return_data
 
 
@@ -152,12 +137,15 @@ def deep_recursion(kernel: Kernel) -> Iterator[None]:
     sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
     try:
         yield
-    except (RecursionError, ti.TaichiCompilationError) as error:
-        lines = str(error).splitlines()
+    except (RecursionError, CompilationError) as error:
+        text = brief_message(str(error))
+        lines = text.splitlines()
         if not isinstance(error, RecursionError) and not any(n.startswith("RecursionError:") for n in lines):
-            brief = "".join(lines for lines, _ in groupby(re.split(r'^(?=File ")', str(error), flags=re.MULTILINE)))
-            if isinstance(error, UnsupportedError) and brief != str(error):  # from endless recursion
+            brief = "".join(lines for lines, _ in groupby(re.split(r'^(?=File ")', text, flags=re.MULTILINE)))
+            if isinstance(error, UnsupportedError) and brief != text:  # from endless recursion
                 raise UnsupportedError(brief) from error.__cause__
+            if text != str(error):
+                raise type(error)(text) from error.__cause__
             raise
         place = "\n".join(lines[:2]) + "\n" if len(lines) > 1 else ""
         raise UnsupportedError(

@@ -13,6 +13,7 @@ from taichi_ext.backend.opaque import DataType
 from taichi_ext.backend.runtime import (
     RUNTIME,
     Expr,
+    compiling,
     core,
     integer_types,
     matrix,
@@ -25,7 +26,7 @@ from taichi_ext.backend.runtime import (
 
 def builder() -> Any:
     """The AST builder of the kernel being traced."""
-    return RUNTIME.state().compiling_callable.ast_builder()
+    return compiling().ast_builder()
 
 
 def debug_info() -> object:

@@ -67,7 +67,7 @@ def memory_of_field(field: object) -> np.ndarray | None:
 def _addresses() -> dict[int, int]:
     """The known addresses of the field trees of the current program."""
     global _known
-    program, version = RUNTIME.state().prog, layout_version()
+    program, version = RUNTIME.program(), layout_version()
     if _known.program() is not program or _known.version != version:
         _known = _Trees(weakref.ref(program), version, {})
     return _known.addresses

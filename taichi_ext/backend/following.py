@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from taichi_ext.backend.entries import FieldEntry
-from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
+from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, ti
+from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, process_args, ti
 from taichi_ext.errors import INNER, InvalidArgumentError, UnsupportedError
 
 _followers: dict[int, Any] = {}

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
-import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -21,25 +19,32 @@ from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import DataType, is_host_arch
 from taichi_ext.backend.lifetime import Uses
 from taichi_ext.backend.runtime import (
+    MARKS,
     RUNTIME,
     ASTResolver,
     ASTTransformerContext,
     AutodiffMode,
-    BoundMethod,
     Func,
     Kernel,
-    KernelArgument,
     MatrixType,
     StructType,
+    SyntaxFault,
+    arguments,
+    bound,
+    compile_kernel,
     cook_dtype,
+    extended,
+    func_of,
     getsourcefile,
     getsourcelines,
-    kernel_impl,
-    ndarray_type,
+    is_marked,
+    launch_fused,
+    position,
     primitive_types,
     ti,
     to_numpy_type,
-    transform_tree,
+    tracing,
+    walk_tree,
 )
 from taichi_ext.backend.threads import exclusive
 
@@ -66,8 +71,10 @@ def taichi_func(function: Any) -> Func | None:
     """The ``Func`` behind a ``@ti.func``, looking through wrappers such as Taichi's own precondition checks."""
     seen = 0
     while seen < 8:
-        if isinstance(getattr(function, "func", None), Func):
-            return function.func
+        function = (bound(function) or (function,))[0]
+        func = func_of(function)
+        if func is not None:
+            return func
         if not hasattr(function, "__wrapped__"):
             return None
         function, seen = function.__wrapped__, seen + 1
@@ -122,30 +129,17 @@ def careful_compilation(hazards: frozenset[str], lines: int = 0) -> contextlib.A
 
     ``hazards`` are keys of ``HAZARDS``, ``lines`` is the length of the kernel.
     """
-    return _settings(RUNTIME.state().prog.config(), _settings_of(hazards, lines))
+    return _settings(RUNTIME.program().config(), _settings_of(hazards, lines))
 
 
 def with_functions_in_key() -> contextlib.AbstractContextManager[None]:
     """Within the context, traced functions are noted for the key by which Taichi finds a compiled kernel again."""
-    return _settings(RUNTIME.state().prog.config(), FUNCTIONS_IN_KEY)
+    return _settings(RUNTIME.program().config(), FUNCTIONS_IN_KEY)
 
 
 def without_fast_math() -> contextlib.AbstractContextManager[None]:
     """Within the context, kernels are compiled so that sums keep their order."""
-    return _settings(RUNTIME.state().prog.config(), {"fast_math": False})
-
-
-ARGUMENTS = 64  # most elements that Taichi's launch accepts; compiled kernels take any number
-
-
-def _with_more_arguments(function: Any) -> types.FunctionType:
-    """Taichi's launch without its limit on arguments, a constant of its code: fused kernels may have more arrays."""
-    code = function.__code__
-    constants = tuple(sys.maxsize if type(c) is int and c == ARGUMENTS else c for c in code.co_consts)
-    return types.FunctionType(code.replace(co_consts=constants), function.__globals__, function.__name__)
-
-
-_launch_kernel = _with_more_arguments(Kernel.launch_kernel)
+    return _settings(RUNTIME.program().config(), {"fast_math": False})
 
 
 class _DroppedError(Exception):
@@ -156,15 +150,7 @@ class FusedKernel(Kernel):
     """A kernel traced from a given tree rather than from a function's source; it is never found by name."""
 
     def __init__(self, primal: Kernel, extra: list[str], *, hazards: frozenset[str] = frozenset()) -> None:
-        # Not super().__init__(): that would register the kernel in the runtime for ever.
-        vars(self).update(vars(primal))
-        self.grad = None
-        annotation = ndarray_type.NdarrayType(ndim=1)
-        own = [KernelArgument(annotation, name, inspect.Parameter.empty) for name in extra]
-        self.arguments = [*primal.arguments, *own]
-        self.kernel_cpp = None
-        self.compiled_kernels = {}
-        self.has_print = False
+        extended(self, primal, extra)
         self.extra = extra
         self.cpp = None
         self.compiled: object = None
@@ -195,21 +181,14 @@ class FusedKernel(Kernel):
 
         def generate(kernel_cxx: Any) -> None:
             if runtime.inside_kernel:
-                raise ti.TaichiSyntaxError("A Jacobian cannot be taken inside a kernel.")
+                raise SyntaxFault("A Jacobian cannot be taken inside a kernel.")
             self.kernel_cpp = kernel_cxx
-            runtime.inside_kernel = True
-            runtime.current_kernel = self
-            runtime.compiling_callable = kernel_cxx
-            try:
+            with tracing(self, kernel_cxx, ctx):
                 ctx.ast_builder = kernel_cxx.ast_builder()
                 with self.noted():
-                    transform_tree(tree, ctx)
+                    walk_tree(tree, ctx)
                 if not is_final():
                     raise _DroppedError
-            finally:
-                runtime.inside_kernel = False
-                runtime.current_kernel = None
-                runtime.compiling_callable = None
 
         with contextlib.suppress(_DroppedError):
             self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
@@ -223,13 +202,13 @@ class FusedKernel(Kernel):
         if self.compiled is None:
             reverse: dict[str, int] = {"fast_math": False} if is_reverse(self) else {}
             with careful_compilation(self.hazards, self.lines), _settings(prog.config(), reverse):
-                self.compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), self.cpp)
+                self.compiled = compile_kernel(prog, self.cpp)
         return self.compiled
 
     def launch(self, *args: Any) -> Any:
         self.uses.check_not_ended()
         self.compile()
-        return _launch_kernel(self, self.cpp, *args)
+        return launch_fused(self, args)
 
 
 def short_name(kernel: Kernel) -> str:
@@ -254,7 +233,7 @@ def is_library_kernel(kernel: Kernel) -> bool:
 
 def is_plain_call(kernel: Kernel) -> bool:
     """Whether a kernel takes only templates, returns and prints nothing, and can check nothing while it runs."""
-    is_bare = len(kernel.template_slot_locations) == len(kernel.arguments) and kernel.return_type is None
+    is_bare = len(kernel.template_slot_locations) == len(arguments(kernel)) and kernel.return_type is None
     return is_bare and not kernel.has_print and not RUNTIME.config().debug and is_host_arch()
 
 
@@ -278,55 +257,21 @@ class RepeatedLaunch:
         self._runtime.prog.launch_kernel(self._compiled, self._context)
 
     def _set(self, given: Mapping[int, Any]) -> None:
-        for position, value in given.items():
+        for number, value in given.items():
             if isinstance(value, int):
-                self._context.set_arg_int((position,), value)
+                self._context.set_arg_int(position(number), value)
             else:
                 address = value.__array_interface__["data"][0]
-                self._context.set_arg_external_array_with_shape((position,), address, value.nbytes, value.shape, 0)
-
-
-def array_feature(dtype: object) -> tuple[object, ...]:
-    """Template key of a one-dimensional scalar array argument."""
-    return (dtype, 1, False, ndarray_type.NdarrayType(ndim=1).boundary)
+                shape = position(number), address, value.nbytes, value.shape, 0
+                self._context.set_arg_external_array_with_shape(*shape)
 
 
 NUMBER_FEATURE = "#"  # template key of a number, by which Taichi does not tell kernels apart
 
 
-def argument_features(kernel: Kernel, args: tuple[object, ...]) -> tuple[object, ...]:
-    return kernel.mapper.extract(args)
-
-
-# the code of the functions that @ti.kernel returns
-_DECORATED = tuple(
-    code
-    for code in kernel_impl._kernel_impl.__code__.co_consts
-    if isinstance(code, types.CodeType) and code.co_name == "wrapped"
-)
-
-
-def primal_kernel(obj: Any) -> tuple[Kernel, tuple[object, ...]] | None:
-    """The ``Kernel`` behind a decorated function or a bound method, and the arguments that the binding adds.
-
-    A function of the user's that ``functools.wraps(kernel)`` has given the attributes of a kernel is none.
-    """
-    if isinstance(obj, BoundMethod):
-        return obj._primal, () if obj._is_staticmethod else (obj._kernel_owner,)
-    if getattr(obj, "__code__", None) in _DECORATED and hasattr(obj, "_primal"):
-        return obj._primal, ()
-    if isinstance(obj, Kernel):
-        return obj, ()
-    return None
-
-
 def program() -> Any:
     """The current Taichi program, None before ``ti.init``; it changes identity at each ``ti.init``."""
-    return RUNTIME.state().prog
-
-
-def process_args(kernel: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, ...]:
-    return tuple(kernel_impl._process_args(kernel, args, kwargs))
+    return RUNTIME.program()
 
 
 def return_shape(kernel: Kernel) -> tuple[int, ...]:
@@ -359,11 +304,6 @@ def is_scalar_type(annotation: object) -> bool:
     return id(annotation) in primitive_types.type_ids
 
 
-def is_reference(annotation: object) -> bool:
-    """Whether an argument of a real function is passed by reference."""
-    return isinstance(annotation, primitive_types.RefType)
-
-
 eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
 randn_function = ti.randn.__globals__["_randn"]  # the ti.func behind ti.randn
 
@@ -390,13 +330,13 @@ def numpy_dtype_of_annotation(annotation: object) -> np.dtype:
 
 def known_in_kernels(function: Any) -> Any:
     """A Python function that kernels may call: Taichi takes it for one of its own."""
-    function._is_wrapped_kernel = True
+    setattr(function, MARKS[0], True)
     return function
 
 
 def is_known_in_kernels(function: object) -> bool:
     """Whether a function is a kernel, a ``ti.func`` or one that kernels may call."""
-    return hasattr(function, "_is_wrapped_kernel") or hasattr(function, "_is_taichi_function")
+    return is_marked(function)
 
 
 def as_function(func: Func) -> object:
@@ -406,7 +346,8 @@ def as_function(func: Func) -> object:
         return func.__call__(*args)
 
     call.func = func  # type: ignore[attr-defined]
-    call._is_taichi_function = True  # type: ignore[attr-defined]
+    setattr(call, MARKS[1], True)
+    call.wrapper = func  # type: ignore[attr-defined]
     return call
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.backend.runtime import ArgPack, ArgPackType, Kernel, StructType, ndarray_type, ti
+from taichi_ext.backend.runtime import ArgPack, ArgPackType, Kernel, StructType, arguments, member_of, ndarray_type, ti
 
 COMPOUND = (StructType, ArgPackType)
 
@@ -32,7 +32,7 @@ class LeafArgument:
         """Its value in a call with these arguments."""
         value = args[self.position]
         for member in self.path:
-            value = value[member]
+            value = member_of(value, member)
         return value
 
 
@@ -44,7 +44,7 @@ def leaf_arguments(kernel: Kernel) -> tuple[LeafArgument, ...]:
     known = _leaves.get(kernel)
     if known is None:
         known = tuple(
-            leaf for n, a in enumerate(kernel.arguments) for leaf in _parts(LeafArgument(a.name, a.annotation, n))
+            leaf for n, a in enumerate(arguments(kernel)) for leaf in _parts(LeafArgument(a.name, a.annotation, n))
         )
         _leaves[kernel] = known
     return known
@@ -67,7 +67,7 @@ def leaf_values(kernel: Kernel, args: tuple[object, ...]) -> tuple[object, ...]:
 def with_leaf_values(kernel: Kernel, values: Sequence[object]) -> tuple[object, ...]:
     """The arguments of a call whose leaf arguments have these values; structs and packs are new ones."""
     rest = iter(values)
-    return tuple(_rebuilt(a.annotation, rest) for a in kernel.arguments)
+    return tuple(_rebuilt(a.annotation, rest) for a in arguments(kernel))
 
 
 def _rebuilt(annotation: object, values: Iterator[object]) -> object:
@@ -91,7 +91,7 @@ def compound_problem(annotation: Any, value: object) -> str:
 
 
 def is_array_annotation(annotation: object) -> bool:
-    return isinstance(annotation, ndarray_type.NdarrayType)
+    return isinstance(annotation, ndarray_type.NdarrayType) or annotation is getattr(ti, "Tensor", None)
 
 
 _array_positions: weakref.WeakKeyDictionary[Kernel, tuple[int, ...]] = weakref.WeakKeyDictionary()

@@ -97,7 +97,7 @@ _current: _Layout | None = None
 
 def _layout() -> _Layout:
     global _current
-    program = RUNTIME.state().prog
+    program = RUNTIME.program()
     if _current is None or _current.program() is not program:
         _current = _Layout(weakref.ref(program))
     return _current
@@ -115,7 +115,7 @@ def tree_serial(node: CoreNode) -> int:
 
 def is_tree_alive(serial: int) -> bool:
     """Whether the tree with a serial number still exists."""
-    return RUNTIME.state().prog is not None and _layout().lives(serial)
+    return RUNTIME.program() is not None and _layout().lives(serial)
 
 
 class InTree:
@@ -161,7 +161,7 @@ def moment() -> Moment:
 
 def lost_since(before: Moment) -> str:
     """The fields that existed at a moment and no longer do, in words; empty where all of them exist."""
-    program = RUNTIME.state().prog
+    program = RUNTIME.program()
     if program is None or before.program() is not program:
         return "ti.init or ti.reset was called"
     lost = (text for serial, text in _layout().lost[before.destroyed :] if serial <= before.serial)
@@ -171,7 +171,7 @@ def lost_since(before: Moment) -> str:
 
 def is_field_alive(field: Field) -> bool:
     """Whether a field is one of the program that runs, and its tree has not been destroyed."""
-    return RUNTIME.state().prog is not None and all(_layout().has(component) for component in field.vars)
+    return RUNTIME.program() is not None and all(_layout().has(component) for component in field.vars)
 
 
 def is_made_since(obj: object, before: Moment) -> bool:
@@ -186,13 +186,13 @@ def is_made_since(obj: object, before: Moment) -> bool:
 
 
 _PROGRAM, _SERIAL = "_taichi_ext_program", "_taichi_ext_serial"
-_first_program = RUNTIME.state().prog and weakref.ref(RUNTIME.state().prog)  # of arrays made before this import
+_first_program = RUNTIME.program() and weakref.ref(RUNTIME.program())  # of arrays made before this import
 
 
 def is_array_alive(array: ti.Ndarray) -> bool:
     """Whether a ti.ndarray is one of the program that runs."""
     program = array.__dict__.get(_PROGRAM, _first_program)
-    return program is not None and program() is not None and program() is RUNTIME.state().prog
+    return program is not None and program() is not None and program() is RUNTIME.program()
 
 
 def ended_problem(obj: object) -> str:
@@ -226,12 +226,12 @@ _make_array, _destroy, _finalize = ti.Ndarray.__init__, SNodeTree.destroy, ti.Fi
 
 def _remember_program(self: ti.Ndarray) -> None:
     _make_array(self)
-    self.__dict__[_PROGRAM] = weakref.ref(RUNTIME.state().prog)
+    self.__dict__[_PROGRAM] = weakref.ref(RUNTIME.program())
     self.__dict__[_SERIAL] = next(_counter)
 
 
 def _note_destroyed(self: SNodeTree) -> None:
-    number = None if self.destroyed or self.prog is not RUNTIME.state().prog else self.id
+    number = None if self.destroyed or self.prog is not RUNTIME.program() else self.id
     text = "" if number is None else _first_field(self.prog.get_snode_root(number))
     if number is not None:
         _layout().before_destroy(number)
@@ -258,16 +258,17 @@ def _note_finalized(self: ti.FieldsBuilder, *args: object, **kwargs: object) -> 
     return tree
 
 
-_delete_array = ti.ScalarNdarray.__del__
+_OWNER: Any = ti.ScalarNdarray if "__del__" in vars(ti.ScalarNdarray) else ti.Ndarray
+_delete_array: Any = _OWNER.__del__
 
 
-def _delete_if_alive(self: ti.ScalarNdarray) -> None:
+def _delete_if_alive(self: Any) -> None:
     """Taichi deletes by address, from whatever program runs: there may be an array of that one at the address."""
     if is_array_alive(self):
         _delete_array(self)
 
 
 ti.Ndarray.__init__ = _remember_program
-ti.ScalarNdarray.__del__ = _delete_if_alive
+_OWNER.__del__ = _delete_if_alive
 SNodeTree.destroy = _note_destroyed
 ti.FieldsBuilder._finalize = _note_finalized

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from taichi_ext.backend.runtime import Ndarray, core
+from taichi_ext.backend.runtime import DataType as HostDataType
+from taichi_ext.backend.runtime import Ndarray
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
             ...
 else:
     Array = np.ndarray | Ndarray  # there may be no torch
-    DataType = core.DataType
+    DataType = HostDataType
 
 
 class CoreNode(Protocol):

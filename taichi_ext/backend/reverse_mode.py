@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.backend.arrays import as_numpy, is_torch_tensor, put_back
-from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, ti
+from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, CompilationError, Kernel, current_kernel, keep_replaced
 
 
-class NeedsTranspose(ti.TaichiCompilationError):
+class NeedsTranspose(CompilationError):
     """Raised while the engine builds a kernel for reverse mode, by a construct that it cannot differentiate."""
 
 
@@ -20,10 +20,10 @@ TRANSPOSED = object()  # in place of such a kernel, compiled
 
 def is_gradient_kernel() -> bool:
     """Whether a kernel is being compiled for Taichi's reverse mode; raises where it is for its forward mode."""
-    kernel = RUNTIME.state().current_kernel
+    kernel = current_kernel()
     mode = AutodiffMode.NONE if kernel is None else kernel.autodiff_mode
     if mode == AutodiffMode.FORWARD:
-        raise ti.TaichiCompilationError(
+        raise CompilationError(
             "A custom gradient is used in a kernel that is compiled for ti.ad.FwdMode, which cannot take it; use "
             "taichi_ext.jacobian, or kernel.grad() and ti.ad.Tape."
         )
@@ -42,14 +42,11 @@ def transpose_with(add_gradient: Callable[[Kernel, tuple[object, ...]], None]) -
 def transpose(kernel: Kernel, key: object) -> None:
     """Run the function of ``transpose_with`` in place of a kernel for a gradient, for arguments of these types."""
 
-    def launch_kernel(t_kernel: object, *args: object) -> object:
-        if t_kernel is not TRANSPOSED:
-            return Kernel.launch_kernel(kernel, t_kernel, *args)
+    def launch(args: tuple[object, ...]) -> object:
         assert _add_gradient is not None
         return _add_gradient(_primal(kernel), args)
 
-    kernel.compiled_kernels[key] = TRANSPOSED
-    kernel.launch_kernel = launch_kernel  # type: ignore[method-assign]  # Taichi looks it up on the instance
+    keep_replaced(kernel, key, TRANSPOSED, launch)
 
 
 def _primal(gradient: Kernel) -> Kernel:

@@ -225,7 +225,7 @@ def sparse_part(node: CoreNode | ti.SNode) -> SparsePart | None:
     outer = [n for n in _upwards(node.ptr if isinstance(node, ti.SNode) else node) if n.type not in _DENSE]
     if not outer:
         return None
-    program, version = RUNTIME.state().prog, layout_version()
+    program, version = RUNTIME.program(), layout_version()
     if _parts[0]() is not program or _parts[1] != version:
         _parts = weakref.ref(program), version, {}
     top = outer[-1]

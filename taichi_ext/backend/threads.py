@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from taichi_ext.backend.runtime import RUNTIME, impl, ti
 from taichi_ext.errors import InvalidArgumentError
@@ -31,16 +32,17 @@ impl.inside_kernel = is_inside_kernel
 
 
 _program_thread = threading.main_thread()
-_create_program = impl.PyTaichi.create_program
+_State = type(RUNTIME.state())
+_create_program = _State.create_program
 
 
-def _remember_thread(self: impl.PyTaichi) -> None:
+def _remember_thread(self: Any) -> None:
     global _program_thread
     _program_thread = threading.current_thread()
     _create_program(self)
 
 
-impl.PyTaichi.create_program = _remember_thread
+_State.create_program = _remember_thread
 
 
 def materialize() -> None:

@@ -12,6 +12,6 @@ def tree_of(node: CoreNode) -> int:
         return int(node.get_snode_tree_id())
     while node.parent is not None:
         node = node.parent
-    program: Any = RUNTIME.state().prog
+    program: Any = RUNTIME.program()
     roots = [program.get_snode_root(n).id for n in range(program.get_snode_tree_size())]
     return roots.index(node.id)

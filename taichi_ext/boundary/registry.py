@@ -133,7 +133,7 @@ class Registry:
 
     def _follow(self, rule: GradientRule, func: Any) -> None:
         """Check a rule for a function that was defined again; warn once if the function has changed."""
-        _check_parameters(rule.function, rule.parameters, [a.name for a in func.arguments], rule.target_name)
+        _check_parameters(rule.function, rule.parameters, [a.name for a in backend.arguments(func)], rule.target_name)
         code, before = func.func.__code__, rule.target.func.__code__
         text = f"{rule.target_name} ({code.co_filename}:{code.co_firstlineno})"
         if _content(code) != _content(before) and text not in self._warned:
@@ -335,7 +335,7 @@ def boundary_gradient(
                     f"boundary_gradient takes a @ti.func or the name of a mark; {target!r} is neither."
                 )
             target_name = func.func.__qualname__.split("<locals>.")[-1]
-            _check_parameters(function, parameters, [a.name for a in func.arguments], target_name)
+            _check_parameters(function, parameters, [a.name for a in backend.arguments(func)], target_name)
         code = function.__code__
         place = f"{code.co_filename}:{code.co_firstlineno}"
         rule = GradientRule(

@@ -190,7 +190,7 @@ class _Subject:
             used = [p.removeprefix("d_") for p in rule.parameters if p not in ("out", "auto")]
             names = ["out", *dict.fromkeys([*used, *(n for n in inputs if n != "out")])]
         else:
-            names = [a.name for a in rule.target.arguments]
+            names = [a.name for a in backend.arguments(rule.target)]
         self.slots, self.points = make_slots(names, inputs, dtype)
         self.real = [slot for slot in self.slots if slot.tangent is not None]
         if not self.real:

@@ -198,7 +198,7 @@ class _Module:
         arguments = ", ".join([*self.arguments, *(t.name for t in self.tangents)])
         exist = f"_check_exist({_by_name(sorted(self.given))})"
         again = [
-            "if not _kernel._primal.compiled_kernels:  # Taichi clears them where a tree is destroyed",
+            f"if not _kernel._primal.{backend.COMPILED_TABLES[0]}:  # Taichi clears them where a tree is destroyed",
             f"    {exist}",
         ]
         lines = [

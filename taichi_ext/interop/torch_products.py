@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from taichi_ext import backend
 from taichi_ext.api.jacobian import jacobian
-from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.solvers.extra import required
 
@@ -323,7 +323,7 @@ def _transposed(call: Call, tensors: Sequence[object], gradients: Sequence[objec
         arguments[name].grad.copy_(gradient)
     try:
         function.launch_reverse(arguments)
-    except (RuntimeError, AssertionError, ti.TaichiCompilationError) as error:
+    except (RuntimeError, AssertionError, backend.CompilationError) as error:
         raise UnsupportedError(
             f"Taichi's reverse mode does not take {function.__name__}: {error}\nLeave out reverse=True."
         ) from error

@@ -45,7 +45,7 @@ class Signature(NamedTuple):
         bound = backend.primal_kernel(kernel)
         if bound is None:
             return cls(list(inspect.signature(kernel).parameters), {})
-        annotations = {a.name: a.annotation for a in bound[0].arguments[len(bound[1]) :]}
+        annotations = {a.name: a.annotation for a in backend.arguments(bound[0])[len(bound[1]) :]}
         return cls(list(annotations), annotations)
 
     def is_value(self, name: str) -> bool:

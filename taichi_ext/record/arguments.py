@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Argument, Container, Local
-from taichi_ext.record.handles import Record, group_of, place_of_local, value_of
+from taichi_ext.record.handles import Cell, Cells, Record, group_of, place_of_local, value_of
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
 
@@ -16,12 +15,15 @@ from taichi_ext.record.taichi_types import type_of
 def bind_arguments(r: Recording) -> None:
     """Bind the names of the kernel's arguments to values and containers of the program."""
     made = []
-    for argument in r.kernel.arguments:
+    for argument in backend.arguments(r.kernel):
         name, annotation = argument.name, argument.annotation
-        if isinstance(annotation, ti.template):
+        if backend.is_template(annotation):
             made.append(Argument(name, annotation))
             continue
         place = _parameter(r, name, r.context.value_named(name), annotation)
+        if isinstance(place, backend.Field):
+            made.append(Argument(name, annotation))
+            continue
         if isinstance(place, backend.AnyArray):
             container = r.containers[id(place)]
             made.append(Argument(name, array_annotation(container), container))
@@ -37,14 +39,19 @@ def _numbers_in(place: object) -> Any:
     """The value of an argument, without the arrays in a pack."""
     if not isinstance(place, Record):
         return value_of(place)
-    members = {k: _numbers_in(m) for k, m in place.members.items() if not isinstance(m, backend.AnyArray)}
+    members = {k: _numbers_in(m) for k, m in place.members.items() if isinstance(m, (Record, Cell, Cells))}
     return Record(members, place.methods, place.kind)
 
 
 def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
     """An argument; members of a struct or pack are locals and arrays, named as they are read."""
+    if backend.is_template(kind) or isinstance(bound, backend.Field):
+        return bound
     if isinstance(kind, backend.COMPOUND):
-        members = {k: _parameter(r, f"{name}.{k}", bound[k], member) for k, member in kind.members.items()}
+        members = {
+            k: _parameter(r, f"{name}.{k}", backend.bound_member(r.context, name, bound, k), member)
+            for k, member in kind.members.items()
+        }
         return Record(members, getattr(kind, "methods", {}), kind)
     if isinstance(bound, backend.AnyArray):
         dtype, shape = backend.array_type(bound)
@@ -66,7 +73,11 @@ def annotation_text(annotation: object) -> object:
         return tensor_annotation(type_of(annotation.dtype).name, (annotation.n, annotation.m)[: annotation.ndim])
     if annotation in (int, float, bool):
         return annotation.__name__
-    return f"ti.{type_of(annotation)}" if isinstance(annotation, backend.DataType) else annotation
+    return (
+        f"ti.{type_of(annotation)}"
+        if isinstance(annotation, backend.DataType)
+        else backend.native_annotation(annotation)
+    )
 
 
 def tensor_annotation(dtype: str, shape: tuple[int, ...]) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Assign, Declare, Known, Load, Local, Read, Tensor, Type, Update, Value, walk
 from taichi_ext.record.handles import (
@@ -83,7 +82,7 @@ def frozen(r: Recording, value: object, name: str = "value") -> Any:
 
 def _require_mutable(r: Recording, name: str) -> None:
     if name in r.context.kernel_args:
-        raise ti.TaichiSyntaxError(
+        raise backend.SyntaxFault(
             f'Kernel argument "{name}" is immutable in the kernel. '
             f"If you want to change its value, please create a new variable."
         )
@@ -123,7 +122,7 @@ def unpack(r: Recording, value: Any, places: tuple[Any, ...]) -> None:
         value = list(value.members.values())
     parts = list(value.entries) if isinstance(value, Tensor) else list(value)
     if len(parts) != len(places):
-        raise ti.TaichiSyntaxError("The number of targets is not equal to value length")
+        raise backend.SyntaxFault("The number of targets is not equal to value length")
     if not all(isinstance(place, str) and not r.context.is_var_declared(place) for place in places):
         parts = [declare(r, "value", p, "temporary") for p in parts]
     for place, part in zip(places, parts, strict=True):
@@ -160,7 +159,7 @@ def parts_for(target: object, value: object) -> list[Value]:
         value = tensor(value)
     entries = value.entries if isinstance(value, Tensor) else [value] * count
     if len(entries) != count:
-        raise ti.TaichiTypeError(f"A value of {len(entries)} entries is assigned to a place of {count}.")
+        raise backend.TypeFault(f"A value of {len(entries)} entries is assigned to a place of {count}.")
     return [as_value(e) for e in entries]
 
 

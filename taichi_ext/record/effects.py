@@ -45,7 +45,7 @@ WITHOUT_TANGENTS: frozenset[Any] = frozenset(
 def atomic(r: Recording, name: str, target: object, value: object, *, is_statement: bool) -> Tensor | Cell | None:
     """``ti.atomic_add(target, value)`` and similar functions, entry by entry; returns the old value."""
     if not isinstance(target, (Cell, Cells)):
-        raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
+        raise backend.SyntaxFault(f"cannot use a non-writable target as the first operand of {name!r}")
     results: list[Value] = []
     for cell, part in zip(cells_of(target), parts_for(target, value), strict=True):
         result = None if is_statement else Local("old", cell.target.dtype, (), "temporary")

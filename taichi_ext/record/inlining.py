@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, For, Local
 from taichi_ext.program.types import I32
@@ -26,13 +25,13 @@ def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywor
     """A call of a ti.func or real function."""
     try:
         given = backend.process_args(func, tuple(args), keywords)
-    except ti.TaichiSyntaxError as error:  # Taichi's message shows the values of the recorded kernel
-        names = ", ".join(a.name for a in func.arguments)
+    except backend.SyntaxFault as error:  # Taichi's message shows the values of the recorded kernel
+        names = ", ".join(a.name for a in backend.arguments(func))
         passed = ", ".join([str(len(args)), *(f"{k}=" for k in keywords)])
         raise UnsupportedError(
             f"{func.func.__name__} takes the arguments ({names}); the call passes {passed}."
         ) from error
-    bound = [_bind(r, func, a, v) for a, v in zip(func.arguments, given, strict=True)]
+    bound = [_bind(r, func, a, v) for a, v in zip(backend.arguments(func), given, strict=True)]
     rule = find_rule(r, func)
     if rule is not None:
         return ruled_call(r, rule, func, bound, lambda f, passed: walk_typed(r, f, passed))
@@ -55,7 +54,7 @@ def walk_typed(r: Recording, func: backend.Func, bound: Sequence[object]) -> Any
 def _bind(r: Recording, func: backend.Func, argument: Any, value: object) -> object:
     """An argument: templates and references as they are, others as copies of the given type."""
     annotation = argument.annotation
-    if isinstance(annotation, ti.template) or backend.is_reference(annotation):
+    if backend.is_template(annotation) or backend.is_reference(annotation):
         return value
     if value is None or callable(value) or isinstance(value, (backend.Field, backend.AnyArray, str)):
         return value

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.backend import ti
 from taichi_ext.errors import raise_baked
 from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
 from taichi_ext.record.constants import known
@@ -33,7 +32,7 @@ def typed_tensor(flat: Sequence[object], shape: tuple[int, ...], dtype: Type | N
     """A vector or matrix of given entries; its type is by default the common type of the entries."""
     values = [as_value(e) for e in flat]
     if len(values) != math.prod(shape):
-        raise ti.TaichiSyntaxError(f"{len(values)} entries are given for a value of shape {shape}")
+        raise backend.SyntaxFault(f"{len(values)} entries are given for a value of shape {shape}")
     if not values:  # the index of a field without dimensions
         return Tensor((), shape)
     kind = promoted([v.dtype for v in values]) if dtype is None else dtype
@@ -48,7 +47,7 @@ def operate(r: Recording, name: str, *args: object) -> Any:
     if not shapes:
         return scalar_operation(r, name, given)
     if len(shapes) > 1:
-        raise ti.TaichiTypeError(f"operands of the shapes {sorted(shapes)} do not fit in {name!r}")
+        raise backend.TypeFault(f"operands of the shapes {sorted(shapes)} do not fit in {name!r}")
     (shape,) = shapes
     if name == "atan2" and any(e.dtype == F64 for a in given if isinstance(a, Tensor) for e in a.entries):
         return whole_call(r, name, given, shape)

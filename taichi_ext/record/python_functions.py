@@ -184,7 +184,7 @@ class PythonScope:
             update_place(self.recording, target, name, value)
             return target
         if isinstance(target, (Value, Tensor)):
-            raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
+            raise backend.SyntaxFault(f"cannot use a non-writable target as the first operand of {name!r}")
         own = getattr(type(target), f"__i{PYTHON_NAMES.get(name, name)}__", None)
         if isinstance(own, types.FunctionType) and not backend.is_library(own):
             return self.recording.library.call(own, target, value)

@@ -153,7 +153,7 @@ def record(
         r = Recording(kernel, _library, rules or NoRules(), constants, is_reverse)
         scope = {**backend.global_variables(kernel.func), **r.library.names}
         for position in kernel.template_slot_locations:
-            scope[kernel.arguments[position].name] = args[position]
+            scope[backend.arguments(kernel)[position].name] = args[position]
         throwaway = backend.FusedKernel(kernel, [])
         throwaway.captures = captures or throwaway.captures
         throwaway.captures.reader = constants

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import taichi_ext.program as ir
-from taichi_ext.backend import Func, ti
+from taichi_ext import backend
+from taichi_ext.backend import Func
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.boundaries import as_groups, by_number, difference, results_of, stopped, structure_of, total
@@ -69,7 +70,7 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
     """A call of a function that has a rule: its body sees copies of the arguments."""
     inputs: dict[str, Any] = {}
     passed: list[Any] = []
-    for argument, given in zip(func.arguments, bound, strict=True):
+    for argument, given in zip(backend.arguments(func), bound, strict=True):
         value = value_of(given)
         if not isinstance(value, (ir.Value, ir.Tensor, Record)):
             inputs[argument.name] = value
@@ -78,7 +79,7 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
         own = inputs[argument.name] = frozen(r, value, argument.name)
         if "auto" not in rule.parameters and argument.name in rule.taken:
             own = stopped(r, own)
-        is_template = isinstance(argument.annotation, ti.template)
+        is_template = backend.is_template(argument.annotation)
         passed.append(own if is_template else declare(r, argument.name, own, "argument"))
     block = r.blocks[-1].statements
     before = len(block)

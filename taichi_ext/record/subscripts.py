@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Const, Declare, Known, Local, Size, Tensor, Value
 from taichi_ext.program.types import I32
@@ -37,7 +36,7 @@ def index_list(index: Any) -> list[Any]:
 
 def _whole(i: Any) -> int:
     if isinstance(i, float) or not hasattr(i, "__index__"):
-        raise ti.TaichiTypeError(f"{i!r} is used as an index; expected an integer.")
+        raise backend.TypeFault(f"{i!r} is used as an index; expected an integer.")
     return int(i)
 
 
@@ -52,7 +51,7 @@ def load(r: Recording, base: Any, index: Any) -> object:
     if isinstance(base, Record):
         return base.members[index[0]]
     if isinstance(base, (Value, Cell, DynamicList)):
-        raise ti.TaichiSyntaxError("A scalar is indexed.")
+        raise backend.SyntaxFault("A scalar is indexed.")
     key = value_of(index[0]) if len(index) == 1 else tuple(value_of(i) for i in index)
     if isinstance(key, Known):
         raise_baked("An index")
@@ -89,7 +88,7 @@ def _load_container(r: Recording, base: object, index: list[object]) -> object:
     if len(outer) < c.ndim or (rest and not c.element_shape):
         if isinstance(base, backend.Field) and backend.is_dynamic_cell(base, len(index)):
             return DynamicList(base, c, tuple(map(as_value, index)))
-        raise ti.TaichiSyntaxError(f"{c.name} has {c.ndim} axes; {len(index)} indices are given.")
+        raise backend.SyntaxFault(f"{c.name} has {c.ndim} axes; {len(index)} indices are given.")
     place = Cells(c, tuple(map(as_value, outer)), c.element_shape)
     if not c.element_shape:
         return place.at(())
@@ -99,7 +98,7 @@ def _load_container(r: Recording, base: object, index: list[object]) -> object:
 def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> object:
     """An entry of a vector or matrix, or a part of it."""
     if len(index) != len(base.shape):
-        raise ti.TaichiSyntaxError(f"{len(index)} indices are given for a value of shape {base.shape}.")
+        raise backend.SyntaxFault(f"{len(index)} indices are given for a value of shape {base.shape}.")
     if any(isinstance(i, slice) for i in index):
         axes = _axes(base, index)
         found = tuple(as_value(entry(r, base, list(i))) for i in itertools.product(*axes))
@@ -107,7 +106,7 @@ def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> object:
     if not any(isinstance(i, Value) for i in index):
         for i, size in zip(index, base.shape, strict=True):
             if not 0 <= i < size:
-                raise ti.TaichiSyntaxError(f"The index {i} is out of range for a value of shape {base.shape}.")
+                raise backend.SyntaxFault(f"The index {i} is out of range for a value of shape {base.shape}.")
         if isinstance(base, Cells):
             return base.at(tuple(index))
         return base.entries[index[0] if len(index) == 1 else index[0] * base.shape[1] + index[1]]

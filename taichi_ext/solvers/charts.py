@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.products import jvp
-from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.elimination import SparseJacobian
@@ -93,7 +93,7 @@ class Charts:
         try:
             found = self.plus(x, np.zeros(self._triples[-1][2].stop))
             self._derivatives(x)
-        except (InvalidArgumentError, ti.TaichiCompilationError) as error:
+        except (InvalidArgumentError, backend.CompilationError) as error:
             raise InvalidArgumentError(
                 f"retract must be a ti.func of a point and of its local coordinates that reads both: {error}"
             ) from error

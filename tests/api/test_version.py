@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import taichi_ext
-from taichi_ext.version import check_taichi_version
+from taichi_ext.host.choice import check_version
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.cpu_only("what no device changes")
 def test_releases_of_taichi_that_are_wrong_are_refused(version):
     text = ".".join(map(str, version))
     with pytest.raises(ImportError, match=rf"Taichi {text} is installed.*force_scalarize_matrix.*pip install"):
-        check_taichi_version(version)
+        check_version("taichi", version)
 
 
 @pytest.mark.parametrize("version", [(1, 7, 2), (1, 7, 3), (1, 7, 4)], ids=str)
 def test_releases_of_taichi_that_are_right_are_taken(version):
-    check_taichi_version(version)
+    check_version("taichi", version)
 
 
 def test_a_release_that_is_wrong_is_refused_at_import_before_its_internals_are_used():
@@ -52,7 +52,7 @@ def test_a_release_that_is_wrong_is_refused_at_import_before_its_internals_are_u
 def test_the_oldest_release_is_that_of_the_requirements():
     (required,) = re.findall(r'"taichi>=([\d.]+),<1\.8"', PYPROJECT)
     with pytest.raises(ImportError, match=f"Taichi {re.escape(required)} or later"):
-        check_taichi_version((1, 7, 1))
+        check_version("taichi", (1, 7, 1))
 
 
 def test_the_version_is_that_of_the_project_and_of_its_citation():

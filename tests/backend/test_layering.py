@@ -8,13 +8,15 @@ import pytest
 import taichi as ti
 from package_modules import MODULES, PACKAGE, imports, name_of, nodes_of, own_imports, tree_of
 
-from taichi_ext.backend.runtime import RUNTIME, Runtime
+from taichi_ext.host import RUNTIME, Runtime
 
 PRIVATE = "backend"
 PUBLIC = ("taichi", "taichi.math", "taichi.types", "taichi.types.ndarray_type", "taichi.types.primitive_types")
-INSIDE = sorted((PACKAGE / PRIVATE).glob("*.py"))  # where Taichi's internals are used
+HOST = sorted((PACKAGE / "host").glob("*.py"))  # what Taichi does in its own way
+INSIDE = [*sorted((PACKAGE / PRIVATE).glob("*.py")), *HOST]  # where Taichi's internals are used
 # From the bottom up: a district imports only from those before it.
 DISTRICTS = (
+    "host",
     "version",
     "errors",
     "program",
@@ -92,14 +94,16 @@ def test_imports_go_one_way():
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
     assert order.index(PRIVATE) < order.index("record.recorder") < order.index("engine") < order.index("api.jacobian")
-    assert all(name.startswith(f"{PRIVATE}.") or name == "errors" for m in INSIDE for name in graph[name_of(m)])
+    assert all(
+        name.startswith((f"{PRIVATE}.", "host")) or name == "errors" for m in INSIDE for name in graph[name_of(m)]
+    )
     assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in graph[name_of(m)])
 
 
 def internal_names():
     """What the package has of Taichi past its public modules, and the names that it looks up there."""
     imported = {}
-    for node in nodes_of(PACKAGE / PRIVATE / "runtime.py"):
+    for node in nodes_of(PACKAGE / "host" / "taichi.py"):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "taichi" and node.module not in PUBLIC:
             imported.update((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
     nodes = (node for module in INSIDE for node in nodes_of(module))
@@ -181,10 +185,10 @@ def docstrings():
 
 
 def test_one_module_imports_taichi():
-    """Another runtime takes its place in ``backend/runtime.py``; the demonstration is what a user writes."""
+    """Another runtime takes its place in ``host``; the demonstration is what a user writes."""
     found = {name_of(m) for m in MODULES for _, names in imports(m) if any(n.split(".")[0] == "taichi" for n in names)}
-    assert found == {"version", "errors", "backend.runtime", "demo.demo", "demo.picture"}
-    assert (Runtime(sys, *[None] * 3).header, RUNTIME.header) == ("import sys as ti", "import taichi as ti")
+    assert found == {"host.taichi", "demo.demo", "demo.picture"}
+    assert (Runtime(sys, *[None] * 4).header, RUNTIME.header) == ("import sys as ti", "import taichi as ti")
     imported = {n.value for m in MODULES for n in nodes_of(m) if isinstance(n, ast.Constant)} - docstrings()
     assert not [text for text in imported if isinstance(text, str) and "import taichi" in text]
 

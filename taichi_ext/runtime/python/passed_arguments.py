@@ -120,7 +120,7 @@ def taken_out(
 def _check_passed(kernel: backend.Kernel, leaf: Any, names: frozenset[str]) -> None:
     """Raise if a kernel takes numbers with tangents as an argument that cannot carry them."""
     kind = leaf.annotation
-    if isinstance(kind, backend.ti.template):
+    if backend.is_template(kind):
         problem = f"the template {leaf.name!r}, which is compiled into the kernel. Give the argument a type, as ti.f32"
     elif backend.is_array_annotation(kind):
         problem = f"a part of the array {leaf.name!r}. Pass numbers or vectors, and compute in the kernel"
