@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 import taichi_ext.program as ir
+from taichi_ext.adjoint.draws import recorded_draws
 from taichi_ext.adjoint.lowering import lowered
 from taichi_ext.adjoint.normal import normal, whole
 from taichi_ext.analysis.changes import read_containers, written_containers
-from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_bounds
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply
+from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_bounds, loop_reach
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply
 from taichi_ext.program import I32, U1, Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -30,12 +31,16 @@ class Stage:
         body: the body of the loop, or the statements, in normal form.
         original: the stage as it runs forward.
         is_ordered: whether its parallel loop has to run in order.
+        draws: arrays in which its run records random numbers; its adjoint reads them as they are behind it.
+        again: the stage as it runs forward a second time, with the recorded numbers; None where it is as the first.
     """
 
     loop: ir.For | None
     body: ir.Body
     original: ir.Body
     is_ordered: bool = False
+    draws: frozenset[Container] = frozenset()
+    again: ir.Body | None = None
 
 
 @dataclass(eq=False)
@@ -45,8 +50,8 @@ class Staged:
     Attributes:
         program: the kernel.
         stages: its stages, in their order.
-        crossing: the arrays that hold locals which several stages use, by the name of their type.
-        sizes: the sizes of these arrays.
+        crossing: the arrays that each launch has of its own, by name: locals that several stages use, draws.
+        sizes: the sizes of these arrays, by the same names.
         returned: the type, start and count of the returned values in them.
     """
 
@@ -56,10 +61,10 @@ class Staged:
     sizes: dict[str, int] = field(default_factory=dict)
     returned: tuple[str, int, int] | None = None
 
-    def reserve(self, dtype: ir.Type, count: int) -> tuple[Container, int]:
+    def reserve(self, dtype: ir.Type, count: int, purpose: str = "") -> tuple[Container, int]:
         """Room for some numbers: the array, and the first of its entries."""
         dtype = I32 if dtype == U1 else dtype
-        name = dtype.name
+        name = f"{purpose}{dtype.name}"
         array = self.crossing.get(name)
         if array is None:
             array = self.crossing[name] = Container(f"crossing_{name}", dtype, 1, is_argument=True, shape=(1,))
@@ -87,8 +92,25 @@ def staged(program: ir.Program, extents: Extents) -> Staged:
         is_open = not is_parallel
     parts = _with_crossing(groups, found)
     crossing = frozenset(found.crossing.values())
-    found.stages += [_stage(part, crossing, extents) for part in parts]
+    found.stages += [_with_draws(_stage(part, crossing, extents), found, extents) for part in parts]
     return found
+
+
+def _with_draws(stage: Stage, found: Staged, extents: Extents) -> Stage:
+    """The stage where the random numbers that it draws are recorded."""
+    number, loop = len(found.sizes), stage.loop
+    made = recorded_draws(
+        loop,
+        stage.body,
+        None if loop is None else loop_reach(loop, extents),
+        lambda dtype, count: found.reserve(dtype, count, f"draws_{number}_")[0],
+    )
+    if made is None:
+        return stage
+    once = ir.For("range", (Local("once", I32, (), "loop"),), (literal(1, I32),), (), {"serialize": True})
+    recording, again = (replace(loop or once, body=body) for body in made)
+    draws = frozenset(c for name, c in found.crossing.items() if name.startswith(f"draws_{number}_"))
+    return replace(stage, body=made[1], original=(recording,), draws=draws, again=(again,))
 
 
 def _stage(group: ir.Body, crossing: frozenset[Container], extents: Extents) -> Stage:

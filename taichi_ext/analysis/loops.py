@@ -78,7 +78,7 @@ def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
     if isinstance(s, While):
         return Loop(s, False, is_interrupted=is_interrupted, changes=changes)
     is_parallel = is_top and not is_serialized(s)
-    bounds, reach = loop_bounds(s, extents), _reach(s, extents)
+    bounds, reach = loop_bounds(s, extents), loop_reach(s, extents)
     return Loop(s, is_parallel, loop_atoms(s), bounds, is_interrupted, changes, reach)
 
 
@@ -90,7 +90,7 @@ def is_serialized(s: For) -> bool:
 def loop_bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
     """The first index and the end of each variable of a loop; None if they are not known before the kernel runs."""
     extent = _extent(s, extents)
-    return _reach(s, extents) if extent is None or extent.is_full else None
+    return loop_reach(s, extents) if extent is None or extent.is_full else None
 
 
 def _extent(s: For, extents: Extents) -> Extent | None:
@@ -99,7 +99,7 @@ def _extent(s: For, extents: Extents) -> Extent | None:
     return extents.get(over) if isinstance(over, Container) else None
 
 
-def _reach(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
+def loop_reach(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
     """The same, also where the loop may leave out some of its indices."""
     if s.kind in ("field", "grouped"):
         extent = _extent(s, extents)

@@ -1,5 +1,7 @@
 """Adjoints of programs written by hand, without Taichi: run by an interpreter, compared with differences."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -30,6 +32,7 @@ from taichi_ext.program import (
     While,
     statements,
 )
+from taichi_ext.simplify import simplify
 
 N = 5
 x, y, z = (Container(name, F64, 1, shape=(N,)) for name in "xyz")
@@ -189,7 +192,10 @@ class Stages:
         activity = find_activity(Program("stage", (), (), stage.body, ()), active)
         sizes = {c: (len(v),) for c, v in (*GIVEN.items(), *self.crossing.items())}
         arrays = {c: adjoint_array(c, f"adj_{c.name}", sizes[c], width) for c in (activity.containers | active)}
-        return adjoint_of(stage, activity, arrays, self.machine), activity.containers
+        made = adjoint_of(stage, activity, arrays, self.machine)
+        # without numbers that the way back does not need, which are not on the tape
+        body = simplify(Program("adjoint", (), (), made.body, ())).body
+        return replace(made, body=body), activity.containers
 
     def gradient(self, given, cotangents, tape_size=10_000):
         """The adjoints of x and y, for cotangents of z along the last axis."""
@@ -226,6 +232,17 @@ def differences(stages, step=1e-6):
     return np.array(found)
 
 
+def drawn():
+    """Random numbers, some of them in a branch in a loop."""
+    new = let(a, Op("random", (), F64))
+    kick = If(
+        op("gt", Read(a), 0.5), (put(s, op("add", Read(s), op("mul", at(x, Read(i)), Op("random", (), F64)))),), ()
+    )
+    return [
+        over(z, let(s, at(y, Read(i))), times(n, (3,), new, kick), put(at(z, Read(i)), op("mul", Read(s), Read(s))))
+    ]
+
+
 each_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
 
@@ -245,6 +262,19 @@ def test_several_cotangents_go_back_together(make):
     stages = Stages(make, 2)
     *found, _ = stages.gradient(GIVEN, np.eye(N)[:, :3])
     assert_allclose(np.concatenate(found), differences(stages)[:, :3], rtol=1e-7, atol=1e-8)
+
+
+def test_draws_are_recorded_and_read_again():
+    stages = Stages(drawn, 1)
+    (stage,) = stages.staged.stages
+    states = stages.forward(GIVEN)
+    stages.crossing = {c: states[-1][c] for c in stage.draws}
+    assert all(len(np.unique(v)) > 1 for v in stages.crossing.values())
+    stages.staged.stages[0] = replace(stage, original=stage.again)
+    assert_array_equal(stages.forward(GIVEN)[-1][z], states[-1][z])
+    cotangents = np.random.default_rng(1).standard_normal((N, 1))
+    *found, _ = stages.gradient(GIVEN, cotangents)
+    assert_allclose(np.concatenate(found), differences(stages) @ cotangents, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("make", [of_unknown_length, in_place], ids=["tape", "log"])

@@ -54,6 +54,7 @@ class Interpreter:
     def __init__(self, arrays):
         self.arrays = arrays
         self.locals = {}
+        self.generator = np.random.default_rng(0)
 
     def run(self, body):
         for statement in body:
@@ -138,6 +139,8 @@ class Interpreter:
                 return array[index]
             case Op(name="cast", args=(a,), dtype=dtype):
                 return float(self.value(a)) if dtype.is_real else int(self.value(a))
+            case Op(name="random"):
+                return self.generator.random()
             case Op(name="ifte", args=(c, a, b)):
                 return self.value(a) if self.value(c) else self.value(b)
             case Op(name=name, args=args):
