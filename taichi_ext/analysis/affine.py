@@ -6,9 +6,9 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import taichi_ext.program as ir
+from taichi_ext.cached import cached_property
 from taichi_ext.simplify.usage import assigned_locals
 
 

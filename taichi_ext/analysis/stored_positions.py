@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import taichi_ext.program as ir
@@ -21,6 +20,7 @@ from taichi_ext.analysis.activity import CONSTANT
 from taichi_ext.analysis.affine import Affine, Indices, source_of
 from taichi_ext.analysis.changes import read_containers, varying_locals, written_containers
 from taichi_ext.analysis.same_values import SameValues
+from taichi_ext.cached import cached_property
 
 Position = frozenset[tuple[ir.Local, int]]  # entries of locals; a ``sqrt_edge`` counts as one
 Key = tuple[Affine | None, ...]  # the indices of an entry, None where they are not known

@@ -6,11 +6,11 @@ import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from taichi_ext import backend
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.backend import ti
+from taichi_ext.cached import cached_property
 from taichi_ext.emit.exported_checks import CHECKS, IMPORTS
 from taichi_ext.emit.module import factory
 from taichi_ext.errors import UnsupportedError

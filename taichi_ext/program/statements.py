@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
+from taichi_ext.cached import cached_property
 from taichi_ext.program.types import F32, I32, Type
 from taichi_ext.program.values import (
     Container,
@@ -211,6 +211,11 @@ class Boundary(Statement):
     results: tuple[Local, ...]  # a scalar for each entry of the values
     inner: Mapping[str, tuple[Local, ...]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The function that the user has called."""
+        return self.options.get("what") or self.kind
 
     @property
     def numbers(self) -> list[Value]:

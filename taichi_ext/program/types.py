@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+
+from taichi_ext.cached import cached_property
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.solvers.blocks import MOST_WIDE, Cut, Products
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
@@ -198,7 +198,7 @@ class SparseSystem:
         pairs = itertools.combinations_with_replacement(layout.order, 2)
         return cls(layout, {(a, b): cut.dense_blocks(a, b, None) for a, b in pairs if cut.blocks[a][b].nnz}, gradient)
 
-    @functools.cached_property
+    @cached_property
     def JtJ(self) -> Any:
         """JtJ as a CSR array."""
         return self._assembled(self._matrix, range(len(self._layout.columns)))

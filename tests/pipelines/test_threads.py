@@ -14,7 +14,8 @@ from numpy.testing import assert_allclose
 from taichi.lang import impl
 from taichi_program import end_program, initialise
 
-from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, jvp, value_and_jacobian
+from taichi_ext.cached import cached_property
 
 A1 = ti.types.ndarray(ti.f64, ndim=1)
 
@@ -227,6 +228,56 @@ class TestCalls:
 
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert seen == [4.0, 1.0, 4.0]
+
+
+def test_a_property_that_waits_keeps_no_other_object_waiting():
+    """On Python 3.10 and 3.11, ``functools.cached_property`` has one lock for all objects of a class."""
+
+    class Owner:
+        def __init__(self, wait):
+            self.wait, self.calls = wait, 0
+
+        @cached_property
+        def value(self):
+            self.calls += 1
+            return self.wait()
+
+    is_waiting, may_end, found = threading.Event(), threading.Event(), []
+    slow = Owner(lambda: is_waiting.set() or may_end.wait(60))
+    waiting = threading.Thread(target=lambda: found.append(slow.value))
+    waiting.start()
+    is_waiting.wait(60)
+    quick = Owner(lambda: "quick")
+    reading = threading.Thread(target=lambda: found.append(quick.value), daemon=True)
+    reading.start()
+    reading.join(10)
+    may_end.set()
+    waiting.join()
+    reading.join()
+    assert found == ["quick", True]
+    assert (quick.value, quick.calls) == ("quick", 1)
+    assert isinstance(Owner.value, cached_property)
+
+
+@pytest.mark.usefixtures("ti64")
+def test_calls_do_not_wait_for_each_other():
+    """A thread reads a property under the lock for launches, while another one waits for that lock in a property."""
+    fields = [(scalars([1.0, 2.0, 3.0]), outputs(3)) for _ in range(8)]
+    ti.sync()
+
+    def work(number):
+        x, y = fields[number]
+
+        @ti.kernel
+        def k():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        for _ in range(20):
+            found = jvp(k, x, np.ones(3), y) if number % 2 else jacobian(k, x, y, chunk_size=2).sum(axis=1)
+            assert_allclose(found, [2.0, 4.0, 6.0])
+
+    in_threads(work)
 
 
 @pytest.mark.usefixtures("ti64")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from taichi_ext.api.runs.prepared import Prepared, values_of
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import Outputs, Shapes
 from taichi_ext.boundary.registry import registry
+from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused

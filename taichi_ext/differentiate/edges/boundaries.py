@@ -11,7 +11,7 @@ from taichi_ext.program import Boundary, cited, with_values
 
 def boundary(ctx: RuleContext, s: Boundary) -> None:
     """Declare the results of a boundary."""
-    name = s.options.get("what") or _NAMES.get(s.kind, s.kind)
+    name = _NAMES.get(s.name, s.name)
     if ctx.walk.facts.seeds.use.is_again and (
         "what" in s.options or s.kind not in ("stop_gradient", "replace_gradient")
     ):

@@ -118,7 +118,7 @@ def gradient(ctx: RuleContext, s: Boundary) -> None:
     form = ctx.form(value)
     found = _by_position(ctx, s, form)
     if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
-        _check_not_flat(ctx, s, s.options["what"])
+        _check_not_flat(ctx, s)
     for result, c in zip(s.results, found, strict=True):
         ctx.declare(s, result, cast(coefficient(c, result.dtype), result.dtype), {})
 
@@ -167,7 +167,7 @@ def check_positions(body: Body, *, takes_derivative: bool) -> None:
     found = find_stored_position(body, {**positions, **shapes})
     if found is None:
         return
-    name, what = found.load.container.name, found.use.options.get("what", found.use.kind)
+    name, what = found.load.container.name, found.use.name
     stored, reader = "a value that depends on the position of the pixel", "level"
     if found.is_root:
         stored, reader = "a sqrt_edge of the same level", "inside or outside"
@@ -182,7 +182,7 @@ def check_positions(body: Body, *, takes_derivative: bool) -> None:
 def _check_index(found: IndexInLevel | None) -> None:
     if found is None:
         return
-    name, what = found.index.name, found.use.options.get("what", found.use.kind)
+    name, what = found.index.name, found.use.name
     raise UnsupportedError(
         f"{cited(found.read.place or found.use.place)}"
         f"{what}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
@@ -203,7 +203,7 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
         number = value.number if isinstance(value, Read) and value.dtype.is_real else None
         if not isinstance(value, Read) or number is None:
             raise UnsupportedError(
-                f"{cited(s.place)}{s.kind}: at must be two real variables, for example px = float(i), or the "
+                f"{cited(s.place)}{s.name}: at must be two real variables, for example px = float(i), or the "
                 "indices of a loop, or one of these for an interval; level is computed from them."
             )
         found.append((value.local, number))
@@ -219,19 +219,19 @@ def _motion(ctx: RuleContext, s: Boundary) -> tuple[Argument, ...]:
     """0, with the tangent of the part of the pixel that the level covers."""
     if "at" not in s.given:
         raise UnsupportedError(
-            f"{cited(s.place)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
+            f"{cited(s.place)}{s.name} needs at=(px, py), the position of the pixel, where a derivative is taken."
         )
     if "motion" not in s.given:  # a constant level
-        _check_not_flat(ctx, s, s.kind)
+        _check_not_flat(ctx, s)
         return ()
     return (Argument(ctx, entries(s.given["motion"])[0]),)
 
 
-def _check_not_flat(ctx: RuleContext, s: Boundary, kind: str) -> None:
+def _check_not_flat(ctx: RuleContext, s: Boundary) -> None:
     names, remedy = ("x and y", "compute it from them in the shape")
-    if kind in _LEVELS:
+    if s.name in _LEVELS:
         names, remedy = "at=(px, py)", "compute it in the same kernel from the same variables"
-    ctx.walk.problems.append(f"{cited(s.place)}{kind}: level does not depend on {names}; {remedy}.")
+    ctx.walk.problems.append(f"{cited(s.place)}{s.name}: level does not depend on {names}; {remedy}.")
 
 
 def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:

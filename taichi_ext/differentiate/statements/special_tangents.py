@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NoReturn
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import Site
+from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.facts.guards import is_inside
 from taichi_ext.differentiate.forms.build import cast, element, negative
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext.cached import cached_property
+
 FEW_TERMS = 2**13  # products of up to so many terms list them: SciPy takes 0.1 ms for any product
 MOST_KEPT = 2**29  # bytes that a plan keeps for patterns
 
@@ -54,7 +56,7 @@ class Pattern:
         matrix.data = data
         return matrix
 
-    @functools.cached_property
+    @cached_property
     def _empty(self) -> Any:
         """A CSR array without numbers: SciPy then checks the index arrays once, not for each array that shares them."""
         numbers = np.zeros(len(self.indices), np.int8)

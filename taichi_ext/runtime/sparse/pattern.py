@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from taichi_ext.analysis.affine import Affine
+from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.forms.entry_sites import Group, Site
 from taichi_ext.runtime.sparse.counts import SlotCounts
 from taichi_ext.runtime.sparse.matrices import Pattern
