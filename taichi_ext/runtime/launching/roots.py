@@ -21,7 +21,7 @@ from taichi_ext.labels import Label
 from taichi_ext.launches import container_key
 from taichi_ext.record import record
 from taichi_ext.runtime.launching.session import Session
-from taichi_ext.runtime.memory.shadows import view_of
+from taichi_ext.runtime.memory.shadows import FieldTable, view_of
 from taichi_ext.runtime.python.warning import warn_at_user
 
 
@@ -78,18 +78,12 @@ class Solving:
         self, session: Session, save: Callable[[object], None], host_write: Callable[[Any, object], None]
     ) -> None:
         self._session, self._save, self.host_write = session, save, host_write
-        self._changed: dict[object, list[object] | None] = {}  # what kernels change, by kernel and arguments
-        self._kept: list[object] = []  # keeps these alive
         self.changed: dict[Key, Label | str] = {}  # names of containers that may have had tangents, by key
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         """Launch a kernel without tangents."""
         with backend.exclusive:
-            name = (id(kernel), *map(id, args))
-            if name not in self._changed:
-                self._changed[name] = _changed_by(kernel, args)
-                self._kept.append((kernel, args))
-            changed = self._changed[name]
+            changed = _changed_by(kernel, args, self._session.table)
             suspects = self._with_numbers(kernel, args) if changed is None else [(obj, None) for obj in changed]
             for obj, _ in suspects:
                 self._save(obj)
@@ -122,17 +116,26 @@ class Solving:
             self._session.tangents.clear(container_key(key), self._session.tangents.rows(key))
 
 
-def _changed_by(kernel: backend.Kernel, args: tuple[Any, ...]) -> list[object] | None:
+def _changed_by(kernel: backend.Kernel, args: tuple[Any, ...], table: FieldTable) -> list[object] | None:
     """The fields and arrays that a launch changes; None if the kernel cannot be recorded."""
     if backend.is_reading_kernel(kernel):
         return []
-    try:
-        written = written_containers(record(kernel, args).body)
-    except UnsupportedError:
+    name = id(kernel), backend.argument_features(kernel, args)
+    if name not in table.changes:
+        try:
+            written = written_containers(record(kernel, args).body)
+        except UnsupportedError:
+            written = None
+        table.changes[name] = (
+            kernel,
+            None if written is None else [c.name if c.is_argument else c.object for c in written],
+        )
+    _, written = table.changes[name]
+    if written is None:
         return None
     values = backend.leaf_values(kernel, args)
     positions = {leaf.name: leaf.position for leaf in backend.leaf_arguments(kernel)}
-    return [values[positions[c.name]] if c.is_argument else c.object for c in written]
+    return [values[positions[x]] if isinstance(x, str) else x for x in written]
 
 
 def _differs(obj: Any, before: np.ndarray) -> bool:

@@ -25,11 +25,18 @@ _ADVICE = (
 
 
 class FieldTable:
-    """The fields used by kernels so far, by their placed components."""
+    """The fields used by kernels so far, by their placed components.
+
+    Attributes:
+        infos: the fields as containers.
+        changes: the fields and names of arguments that kernels without tangents change, by kernel and types of
+            arguments, with the kernel; None where they are not known.
+    """
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
         self.infos: dict[Key, ContainerInfo] = {}
+        self.changes: dict[object, tuple[object, list[Any] | None]] = {}
         self._parts: dict[Key, ContainerInfo] = {}  # components, by key
         self._components: dict[int, tuple[ContainerInfo, int, object]] = {}  # by id: container, number, the component
         self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the node of a component in the layout
