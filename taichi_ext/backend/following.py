@@ -276,7 +276,8 @@ def pipeline_follower() -> Any:
 
 def is_followed() -> bool:
     """Whether this thread is running a pipeline that is differentiated, and no solver in it that runs as it is."""
-    return getattr(_follower(), "differentiates", False)
+    follower = _follower()
+    return follower is not None and type(follower) is not _Stray and not getattr(follower, "runs_plainly", False)
 
 
 def is_gradient_replaced() -> bool:

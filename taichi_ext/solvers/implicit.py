@@ -20,7 +20,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import Options, check_number, checked_choice
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.passed_numbers import plain_number
@@ -49,6 +49,8 @@ class ImplicitSolver:
         follower = backend.pipeline_follower()
         if follower is None:
             return self._solve(*args)
+        if not hasattr(follower, "root"):
+            raise UnsupportedError(f"{_name(self._solve)} is the solver of a custom_root, which has forward mode only.")
         plain = tuple(map(plain_number, args))
         return follower.root(
             Root(

@@ -30,8 +30,6 @@ from taichi_ext.runtime.python.watch import PythonRun, watching
 class Pipeline:
     """Follows a Python function: ``backend.follow`` reports the function's accesses to fields and arrays to it."""
 
-    differentiates = True
-
     def __init__(self, session: Session) -> None:
         arrays, restart = session.tangents.arrays, session.request.restart
         self._session = session

@@ -74,6 +74,8 @@ class Solving:
         host_write: notes a store of Python, see ``Pipeline``.
     """
 
+    runs_plainly = True  # so that solvers of this package can run in it
+
     def __init__(
         self, session: Session, save: Callable[[object], None], host_write: Callable[[Any, object], None]
     ) -> None:
