@@ -25,7 +25,7 @@ from taichi_ext.differentiate.forms.keys import RETURN, Key, SiteArray
 from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
-from taichi_ext.program import Container, Jump, Program, While, statements
+from taichi_ext.program import Container, Jump, Local, Program, While, statements
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
@@ -155,13 +155,22 @@ def _kernel(
     return kernel
 
 
+def recorded(
+    launch: launches.Launch, rules: RulesInUse, captures: backend.Captures
+) -> tuple[Program, dict[Container, launches.ContainerInfo], dict[Local, Key]]:
+    """A kernel as it is: its program, its containers, and the arguments and numbers that are parameters."""
+    constants = launches.constants_of(launch)
+    program, infos = _recorded(launch, rules, captures, constants)
+    program = simplify(without_unused_draws(program))
+    numbers = launches.number_locals(program, launch, constants)
+    return program, infos, {local: key for local, (key, _) in numbers.items()}
+
+
 def flow(launch: launches.Launch) -> launches.Flow:
     """From where to where tangents go in a kernel, which is not differentiated."""
     with backend.deep_recursion(launch.kernel):
-        constants = launches.constants_of(launch)
-        recorded, infos = _recorded(launch, RulesInUse(takes_derivative=True), backend.Captures(), constants)
-        program = simplify(without_unused_draws(recorded))
-        return launches.Flow(program, infos, frozenset(launches.number_locals(program, launch, constants)))
+        program, infos, numbers = recorded(launch, RulesInUse(takes_derivative=True), backend.Captures())
+        return launches.Flow(program, infos, frozenset(numbers))
 
 
 def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:

@@ -1,5 +1,6 @@
 """The adjoint of a program: from the adjoints of what it writes to the adjoints of what it reads."""
 
+from taichi_ext.adjoint.block import own_width
 from taichi_ext.adjoint.contention import Machine
 from taichi_ext.adjoint.stage_adjoint import StageAdjoint, adjoint_of
 from taichi_ext.adjoint.stages import Stage, Staged, staged
@@ -14,5 +15,6 @@ __all__ = [
     "Tape",
     "adjoint_array",
     "adjoint_of",
+    "own_width",
     "staged",
 ]

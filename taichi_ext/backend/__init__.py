@@ -72,7 +72,7 @@ from taichi_ext.backend.expressions import (
     thread_count,
     type_names,
 )
-from taichi_ext.backend.field_memory import builder_room, find_memory
+from taichi_ext.backend.field_memory import builder_room, find_memory, memory_of_field
 from taichi_ext.backend.following import (
     follow,
     follow_by,

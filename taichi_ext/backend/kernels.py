@@ -238,7 +238,7 @@ def is_plain_call(kernel: Kernel) -> bool:
 
 
 class RepeatedLaunch:
-    """A launch of a compiled kernel that takes NumPy arrays and integers, set up once to be made many times.
+    """A launch of a compiled kernel that takes NumPy arrays and numbers, set up once to be made many times.
 
     Arguments ``given`` at the start, by position, are kept and passed to each launch; the others are given to each.
     """
@@ -258,8 +258,9 @@ class RepeatedLaunch:
 
     def _set(self, given: Mapping[int, Any]) -> None:
         for number, value in given.items():
-            if isinstance(value, int):
-                self._context.set_arg_int(position(number), value)
+            if isinstance(value, (int, float)):
+                set_number = self._context.set_arg_int if isinstance(value, int) else self._context.set_arg_float
+                set_number(position(number), value)
             else:
                 address = value.__array_interface__["data"][0]
                 shape = position(number), address, value.nbytes, value.shape, 0

@@ -56,7 +56,7 @@ PARTS = {
         "edges",
         "transform",
     ),
-    "runtime": ("memory", "python", "sparse", "launching"),
+    "runtime": ("memory", "python", "sparse", "launching", "reverse"),
     "api": ("inputs", "runs", "plans"),
 }
 LONGEST = 430

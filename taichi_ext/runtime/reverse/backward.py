@@ -1,0 +1,247 @@
+"""The way back: adjoints of what a run has computed, from the last launch to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.adjoint import Tape, own_width
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Container
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
+from taichi_ext.runtime.memory.regions import Region, View
+from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
+from taichi_ext.runtime.reverse.history import Event, Form, Launched, StagePlan, Stored, launch
+from taichi_ext.runtime.reverse.kernels import AdjointKernel, numpy_type
+
+
+class Adjoints:
+    """The adjoints of cells and of numbers in Python; arrays that share memory share them.
+
+    Args:
+        cells: the fields and arrays of the run.
+        width: the number of cotangents.
+    """
+
+    def __init__(self, cells: Cells, width: int) -> None:
+        self.cells, self.width = cells, width
+        self._arrays: dict[Hashable, np.ndarray] = {}
+        self._numbers: dict[int, np.ndarray] = {}
+
+    def _owner(self, cell: Cell) -> Any:
+        """The holder of the adjoints: the region of an array, the key of a field, or the numbers of a launch."""
+        if cell.key is None:
+            return cell
+        return self.cells.regions.find(cell.key) if isinstance(cell.key, View) else cell.key
+
+    def has(self, cell: Cell) -> bool:
+        """Whether an entry may have an adjoint."""
+        return self._owner(cell) in self._arrays
+
+    def whole(self, cell: Cell) -> np.ndarray:
+        """The adjoints of all the memory that a cell lies in, zeros at first."""
+        owner = self._owner(cell)
+        found = self._arrays.get(owner)
+        if found is None:
+            is_region = isinstance(owner, Region)
+            size = owner.layout.size if is_region else cell.size
+            dtype = numpy_dtype(backend.named_type(owner.layout.dtype)) if is_region else cell.dtype
+            found = self._arrays[owner] = np.zeros(max(1, size) * self.width, dtype)
+        return found
+
+    def rows(self, cell: Cell) -> slice | np.ndarray:
+        """Which of these belong to the cell, in the order of its entries."""
+        owner = self._owner(cell)
+        if not isinstance(owner, Region):
+            return slice(None)
+        return slice(None) if owner.is_whole(cell.key) else owner.rows(cell.key)  # type: ignore[arg-type]
+
+    def matrix(self, cell: Cell) -> np.ndarray:
+        """``whole``, a row for each number."""
+        return self.whole(cell).reshape(-1, self.width)
+
+    def of(self, cell: Cell) -> np.ndarray:
+        """A row for each entry of a cell."""
+        return self.matrix(cell)[self.rows(cell)]
+
+    def add(self, cell: Cell, rows: Any, values: np.ndarray) -> None:
+        """Add to the adjoints of entries, each of which is named once."""
+        own = self.rows(cell)
+        matrix = self.matrix(cell)
+        numbers = np.arange(len(matrix))[own][rows]
+        matrix[numbers] += values
+
+    def clear(self, cell: Cell, rows: Any) -> None:
+        """Entries have become constants."""
+        for other in cell.all:
+            if self.has(other):
+                numbers = np.arange(len(self.matrix(cell)))[self.rows(cell)][rows]
+                self.matrix(cell)[numbers] = 0
+                return
+
+    def borrow(self, cell: Cell, *, is_shared: bool) -> tuple[np.ndarray, Any]:
+        """The adjoints of a cell as a kernel takes them, and a function to call after the launch, if there is one.
+
+        ``is_shared``: whether the kernel is given another part of the same memory, too, and only reads both.
+        """
+        whole, rows = self.whole(cell), self.rows(cell)
+        if isinstance(rows, slice) and not is_shared:
+            start, stop, _ = rows.indices(len(whole) // self.width)
+            return whole[start * self.width : stop * self.width], None
+        part = np.zeros((max(1, cell.size), self.width), whole.dtype)
+        if is_shared:
+            return part.reshape(-1), lambda: self.add(cell, slice(None), part[: cell.size])
+        part[: cell.size] = self.of(cell)
+
+        def give_back() -> None:
+            self.matrix(cell)[rows] = part[: cell.size]
+
+        return part.reshape(-1), give_back
+
+    # --- numbers
+
+    def number(self, key: int) -> np.ndarray | None:
+        """The adjoint of a number in Python; None if nothing depends on it."""
+        return self._numbers.get(key)
+
+    def add_form(self, form: Form, values: np.ndarray) -> None:
+        """Add to the adjoints of numbers that another one was computed from."""
+        for key, partial in form.items():
+            known = self._numbers.get(key)
+            part = np.where(values == 0, 0.0, partial * values)  # 0 stays 0 where a partial is infinite
+            self._numbers[key] = part if known is None else known + part
+
+
+class Backward:
+    """Goes back over events.
+
+    Args:
+        adjoints: with the cotangents of the outputs.
+        capacity: entries of a thread's tape, of real numbers and of integers.
+        is_guarded: whether adjoints may be infinite where a partial is 0.
+
+    Attributes:
+        is_singular: whether a partial may have been infinite.
+        final: copies of what has been undone, with the numbers from after the run.
+        missing: how many entries of a thread's tape were missing.
+    """
+
+    def __init__(self, adjoints: Adjoints, capacity: Sequence[int], *, is_guarded: bool = False) -> None:
+        self.adjoints = adjoints
+        self.is_guarded = is_guarded
+        self.is_singular = False
+        self.final: dict[Hashable, Copy] = {}
+        self.missing = [0, 0]
+        self._keeps_final = True
+        self._capacity = capacity
+        self._threads = backend.thread_count() or 1
+        self._tapes: dict[Hashable, np.ndarray] = {}
+        self._own: dict[Hashable, np.ndarray] = {}
+
+    def event(self, event: Event) -> None:
+        """Go back over one event: memory is afterwards as before it, as far as adjoints read it."""
+        if isinstance(event, Launched):
+            for n in reversed(range(len(event.plans))):
+                self._undo(event.saved[n])
+                self._stage(event, n)
+            for cell, row, form in event.given:
+                if self.adjoints.has(cell):
+                    self.adjoints.add_form(form, self.adjoints.matrix(cell)[row].astype(np.float64))
+        elif isinstance(event, Stored):
+            self._undo(event.saved)
+            if event.form and self.adjoints.has(event.cells[0]):
+                self.adjoints.add_form(
+                    event.form, self.adjoints.of(event.cells[0])[event.rows].reshape(-1).astype(float)
+                )
+            if event.rows is not None:
+                self.adjoints.clear(event.cells[0], event.rows)
+        else:
+            adjoint = self.adjoints.number(event.number)
+            if adjoint is not None:
+                self.adjoints.add(event.cell, [event.row], adjoint[None])
+
+    def keep_final(self, cells: Iterable[Cell]) -> None:
+        """Keep what cells hold now: nothing else will be undone."""
+        for cell in cells:
+            self.final.setdefault((cell, ()), Copy(cell, ()))
+        self._keeps_final = False
+
+    def restore(self) -> None:
+        """Store the numbers from after the run again."""
+        for copy in reversed(self.final.values()):  # parts may overlap: the one that was saved first counts
+            copy.put_back()
+        self.final.clear()
+
+    def _undo(self, saved: list[Copy]) -> None:
+        for copy in reversed(saved):
+            name = copy.cell, copy.box
+            if self._keeps_final and name not in self.final and copy.cell.key is not None:
+                self.final[name] = Copy(copy.cell, copy.box)
+            copy.put_back()
+
+    def _stage(self, event: Launched, n: int) -> None:
+        plan = event.plans[n]
+        adjoint = plan.adjoint
+        if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
+            return
+        self.is_singular |= adjoint.is_singular
+        if self.is_guarded:
+            adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
+        extra, after = self._extra(event, plan, adjoint)
+        launch(event.call, adjoint.stage, event.args, extra, keep=not event.own and not after)
+        for give_back in after:
+            give_back()
+        for c, own in adjoint.own:
+            cell = event.cell(c)
+            sums = self._sums(own)
+            total = sums.reshape(self._threads, -1)[:, : cell.size * self.adjoints.width].sum(axis=0)
+            self.adjoints.add(cell, slice(None), total.reshape(-1, self.adjoints.width))
+            sums[:] = 0
+        if adjoint.tape is not None:
+            status = self._tapes["status"]
+            self.missing = [max(known, int(count)) for known, count in zip(self.missing, status, strict=False)]
+            status[:2] = 0
+
+    def _extra(self, event: Launched, plan: StagePlan, adjoint: AdjointKernel) -> tuple[list[Any], list[Any]]:
+        """The arguments of an adjoint after the user's, and the functions to call after its launch."""
+        primal = {array: c for c, array in adjoint.arrays.items()}
+        sums = {own for _, own in adjoint.own}
+        extra: list[Any] = []
+        after: list[Any] = []
+        for c in adjoint.stage.extra:
+            if c in primal:
+                cell = event.cell(primal[c])
+                others = [event.cell(other) for other in adjoint.arrays if other is not primal[c]]
+                is_shared = any(other in cell.related for other in others) and isinstance(cell.key, View)
+                array, give_back = self.adjoints.borrow(cell, is_shared=is_shared)
+                after += [] if give_back is None else [give_back]
+                extra.append(array)
+            elif c in sums:
+                extra.append(self._sums(c))
+            elif c in event.own:
+                extra.append(event.own[c].obj)
+            else:
+                assert adjoint.tape is not None
+                extra.append(self._tape(adjoint.tape, c))
+        return extra, after
+
+    def _sums(self, c: Container) -> np.ndarray:
+        """Sums of each thread."""
+        assert c.shape is not None
+        if c not in self._own:
+            self._own[c] = np.zeros(own_width(c.shape[0]) * self._threads, numpy_type(c))
+        return self._own[c]
+
+    def _tape(self, tape: Tape, c: Container) -> np.ndarray:
+        if not backend.is_host_arch():
+            raise UnsupportedError("A kernel needs a tape, which this device does not have.")
+        if c is tape.status:
+            return self._tapes.setdefault("status", np.array([0, 0, *self._capacity], np.int32))
+        capacity = self._capacity[0 if c is tape.reals else 1]
+        name = c.dtype, c is tape.reals
+        if name not in self._tapes:
+            self._tapes[name] = np.zeros(capacity * self._threads, numpy_type(c))
+        return self._tapes[name]

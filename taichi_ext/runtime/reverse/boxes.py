@@ -1,0 +1,103 @@
+"""The parts of containers that a stage reads or writes, as far as the arguments of a launch say which.
+
+A kernel that is given its step, as in ``x[t + 1, i] = f(x[t, i])``, writes one row of a field that holds all steps.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import taichi_ext.program as ir
+from taichi_ext.program import Const, Container, Load, Local, Op, Read, Value
+from taichi_ext.runtime.reverse.cells import Box
+from taichi_ext.simplify.usage import assigned_locals
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": min,
+    "max": max,
+    "neg": operator.neg,
+    "cast": int,
+}
+_MOST = 8  # different parts of one container
+
+Place = tuple[Value, ...]  # the first indices of an entry, as far as they are the same in all of a launch
+
+
+class Places:
+    """The entries that a block loads, or that it stores to, by container."""
+
+    def __init__(self, body: ir.Body, arguments: Iterable[Local]) -> None:
+        self._arguments = frozenset(arguments)
+        changed = assigned_locals(body)
+        everything = list(ir.statements(body))
+        self._values = {
+            s.local: s.values[0]
+            for s in everything
+            if isinstance(s, ir.Declare) and s.local not in changed and not s.local.shape
+        }
+        self._fixed: dict[Value, bool] = {}
+        loads = (v for s in everything for x in ir.values_of(s) for v in ir.walk(x) if isinstance(v, Load))
+        self.loads = self._by_container(loads)
+        targets = [s.target for s in everything if isinstance(s, ir.Store) and isinstance(s.target, Load)]
+        self.stores = self._by_container(targets)
+        for s in everything:
+            for c in s.writes if isinstance(s, ir.Effect) else ():
+                self.stores[c] = [()]
+
+    def _by_container(self, accesses: Iterable[Load]) -> dict[Container, list[Place]]:
+        found: dict[Container, dict[object, Place]] = {}
+        for load in accesses:
+            place: list[Value] = []
+            for i in load.indices:
+                if not self._is_fixed(i):
+                    break
+                place.append(i)
+            name = tuple(map(_written, place))
+            found.setdefault(load.container, {}).setdefault(name, tuple(place))
+        return {c: list(places.values()) if len(places) <= _MOST else [()] for c, places in found.items()}
+
+    def _is_fixed(self, value: Value) -> bool:
+        """Whether a value is the same in all of a launch, and can be computed from its arguments."""
+        known = self._fixed.get(value)
+        if known is None:
+            if isinstance(value, Read):
+                is_named = value.local in self._arguments and not value.index
+                inner = self._values.get(value.local)
+                known = is_named or (inner is not None and not value.index and self._is_fixed(inner))
+            elif isinstance(value, Op):
+                known = value.name in _OPERATIONS and not value.dtype.is_real and all(map(self._is_fixed, value.args))
+            else:
+                known = isinstance(value, Const)
+            self._fixed[value] = known
+        return known
+
+    def boxes(self, places: Iterable[Place], c: Container, arguments: Mapping[Local, int]) -> list[Box]:
+        """The parts of a container in a launch with these arguments."""
+        shape, offset = c.shape or (), c.offset or (0,) * c.ndim
+        found: dict[Box, None] = {}
+        for place in places:
+            box = tuple(self._number(i, arguments) - o for i, o in zip(place, offset, strict=False))
+            is_inside = all(0 <= i < n for i, n in zip(box, shape, strict=False)) and len(shape) >= len(box)
+            found[box if is_inside else ()] = None
+        return [()] if () in found else list(found)
+
+    def _number(self, value: Value, arguments: Mapping[Local, int]) -> int:
+        if isinstance(value, Read):
+            given = arguments.get(value.local)
+            return self._number(self._values[value.local], arguments) if given is None else given
+        if isinstance(value, Op):
+            return int(_OPERATIONS[value.name](*(self._number(a, arguments) for a in value.args)))
+        assert isinstance(value, Const)
+        return int(value.value)
+
+
+def _written(value: Value) -> object:
+    """A name that is equal for values that are written alike."""
+    return (ir.own_part(value), tuple(map(_written, ir.children(value))))

@@ -1,0 +1,231 @@
+"""The memory that a run in reverse mode uses, and copies of it from before it was overwritten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
+from taichi_ext.runtime.memory.regions import Regions, View
+
+Box = tuple[int, ...]  # the first indices of the entries of a field or array that are meant; () for all
+
+
+@dataclass(eq=False)
+class Cell:
+    """A field, an array, or the numbers that one launch takes and returns.
+
+    Attributes:
+        key: of the field or array; None for the numbers of a launch.
+        obj: the object itself.
+        shape: that of elements included.
+        dtype: NumPy's.
+        is_active: whether an entry may depend on the parameters.
+        related: other arrays that share memory with it.
+        wanted: the parts whose present numbers are needed on the way back.
+    """
+
+    key: Hashable
+    obj: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    is_active: bool = False
+    related: list[Cell] = field(default_factory=list)
+    wanted: set[Box] = field(default_factory=set)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def all(self) -> Iterator[Cell]:
+        """It, and those that share memory with it."""
+        yield self
+        yield from self.related
+
+    def carries(self) -> bool:
+        """Whether an entry may depend on the parameters, perhaps by another array in the same memory."""
+        return any(cell.is_active for cell in self.all)
+
+
+def meet(a: Box, b: Box) -> bool:
+    """Whether two parts of one cell have an entry in common."""
+    return all(i == j for i, j in zip(a, b, strict=False))
+
+
+class Copy:
+    """The numbers of a part of a cell, as they are when it is made."""
+
+    def __init__(self, cell: Cell, box: Box) -> None:
+        self.cell, self.box = cell, box
+        memory = _memory(cell)
+        with backend.suspend_following():
+            if memory is not None:
+                self._parts: list[Any] = [memory[box].copy()]
+            else:
+                self.box = ()
+                self._parts = [_copied(part) for part in _parts(cell.obj)]
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+        return sum(_size(part) for part in self._parts)
+
+    def put_back(self) -> None:
+        """Store the numbers again."""
+        memory = _memory(self.cell)
+        if memory is not None:
+            if memory.flags.writeable:  # others are only read
+                memory[self.box] = self._parts[0]
+            return
+        with backend.suspend_following():
+            for obj, copy in zip(_parts(self.cell.obj), self._parts, strict=True):
+                if isinstance(obj, backend.SparsePart):
+                    copy.put_back()
+                else:
+                    backend.put_back(obj, copy)
+
+
+def _memory(cell: Cell) -> np.ndarray | None:
+    """The numbers of a cell where they lie, shaped like it; None where they have to be copied by kernels."""
+    obj = cell.obj
+    return backend.memory_of_field(obj) if isinstance(obj, backend.Field) else backend.host_values(obj)
+
+
+def _parts(obj: object) -> list[object]:
+    return backend.storage_parts(obj) if isinstance(obj, backend.Field) else [obj]
+
+
+def _copied(part: Any) -> Any:
+    return part.copy() if isinstance(part, backend.SparsePart) else backend.copy_of(part)
+
+
+def _size(part: Any) -> int:
+    if hasattr(part, "nbytes"):
+        return int(part.nbytes)
+    arrays = [*part.nodes, *(array for held in part.fields for array in held)]  # of a part that is not dense
+    return sum(int(array.nbytes) for array in arrays)
+
+
+class Cells:
+    """The fields and arrays of one run, by key.
+
+    Args:
+        table: the fields that kernels use.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+        self._known: dict[Hashable, Cell] = {}
+        self._nodes: dict[int, tuple[Cell, int]] = {}  # by the node of a component: its field, and its number
+        self._parts: dict[object, list[Cell]] = {}  # the fields in each part of the layout that is not dense
+        self.regions = Regions()  # of the memory of arrays, for adjoints
+
+    def __iter__(self) -> Iterator[Cell]:
+        return iter(list(self._known.values()))
+
+    def of_field(self, obj: Any) -> Cell:
+        """The cell of a scalar or matrix field, or of the field that a component belongs to."""
+        info = self.table.field(obj)
+        whole = backend.whole_field(obj) if info is None else info.obj
+        key = ("integers", backend.field_identity(whole)) if info is None else info.key
+        known = self._known.get(key)
+        if known is None:
+            known = Cell(key, whole, backend.full_field_shape(whole), backend.numpy_dtype_of(whole))
+            for number, component in enumerate(backend.field_components(whole)):
+                self._nodes[backend.node_of(component)] = known, number
+            for part in backend.storage_parts(whole):  # fields in one part of the layout share what is active
+                if isinstance(part, backend.SparsePart):
+                    known.related += self._parts.setdefault(part, [])
+                    for other in self._parts[part]:
+                        other.related.append(known)
+                    self._parts[part].append(known)
+            self._known[key] = known
+        return known
+
+    def of_entry(self, entry: backend.FieldEntry) -> tuple[Cell, tuple[int, ...], int] | None:
+        """The field that a number belongs to, its index, and its row; None for a field that nothing has used."""
+        found = self._nodes.get(entry.node)
+        if found is None:
+            return None
+        cell, component = found
+        rank = len(cell.obj.shape)
+        offset = backend.field_offset(cell.obj) or (0,) * rank
+        index = tuple(i - o for i, o in zip(entry.index, offset, strict=False))[:rank]
+        index += tuple(int(i) for i in np.unravel_index(component, cell.shape[rank:])) if cell.shape[rank:] else ()
+        return cell, index, int(np.ravel_multi_index(index, cell.shape)) if index else 0
+
+    def of_array(self, view: View, name: object, obj: Any) -> Cell:
+        """The cell of an array."""
+        known = self._known.get(view)
+        if known is None:
+            known = self._known[view] = Cell(view, obj, view.shape, numpy_dtype(backend.named_type(view.dtype)))
+            for other in self.sharing(view):
+                if not view.fits(other.key):  # type: ignore[arg-type]
+                    raise UnsupportedError(f"{name} and another array share memory as numbers of different types.")
+                if other is not known:
+                    known.related.append(other)
+                    other.related.append(known)
+            self.regions.include(view, name, obj)
+        return known
+
+    def sharing(self, view: View) -> list[Cell]:
+        """The arrays that have memory in common with one."""
+        return [c for key, c in self._known.items() if isinstance(key, View) and key.overlaps(view)]
+
+    def find(self, key: Hashable) -> Cell | None:
+        """The cell of a key, if there is one."""
+        return self._known.get(key)
+
+
+class Log:
+    """Copies of what is overwritten, for the way back.
+
+    Attributes:
+        nbytes: their memory.
+        is_keeping: whether copies are made.
+        first: a copy of each cell from before it was first written in the run, in that order.
+        entries: single numbers of other fields, and what they were.
+        keeps_first: whether the run can be undone.
+    """
+
+    def __init__(self, *, keeps_first: bool) -> None:
+        self.nbytes = 0
+        self.keeps_first = keeps_first
+        self.entries: dict[object, tuple[backend.FieldEntry, object]] = {}
+        self.is_keeping = True
+        self.first: dict[Cell, Copy] = {}
+
+    def want(self, cell: Cell, boxes: Iterable[Box]) -> None:
+        """The way back will read these parts as they are now."""
+        if self.is_keeping:
+            cell.wanted.update(boxes)
+
+    def before_write(self, cell: Cell, boxes: Sequence[Box]) -> list[Copy]:
+        """Parts are about to be overwritten; returns the copies that the way back needs."""
+        if self.keeps_first and cell not in self.first and cell.key is not None:
+            self.first[cell] = Copy(cell, ())
+        if not self.is_keeping:
+            return []
+        is_shared = any(other.wanted for other in cell.related)
+        met = [box for box in boxes if is_shared or any(meet(box, wanted) for wanted in cell.wanted)]
+        copies = [Copy(cell, box) for box in met]
+        for box in met:
+            cell.wanted = {wanted for wanted in cell.wanted if wanted[: len(box)] != box}
+        self.nbytes += sum(copy.nbytes for copy in copies)
+        return copies
+
+    def undo(self) -> None:
+        """Put everything back as it was before the run."""
+        for entry, number in self.entries.values():
+            entry.write(number)
+        for copy in reversed(self.first.values()):
+            if not backend.ended_problem(copy.cell.obj):
+                copy.put_back()

@@ -1,0 +1,205 @@
+"""What has happened in a run: launches by stages, and stores of Python, each of which can be undone and done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.program import Container
+from taichi_ext.runtime.memory.array_tangents import Binding
+from taichi_ext.runtime.reverse.boxes import Place, Places
+from taichi_ext.runtime.reverse.cells import Box, Cell, Copy, Log
+from taichi_ext.runtime.reverse.kernels import AdjointKernel, StagedKernel, StageKernel
+
+Form = dict[int, float]  # how a number in Python depends on others: partials by their numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A kernel and its arguments; launches that differ in numbers alone share it.
+
+    Attributes:
+        kernel: as stages.
+        args: the user's arguments, kept alive.
+        cells: of the containers that it names.
+        binding: the arrays among the arguments.
+        plans: of its stages, by number and active containers.
+        repeated: launches that are set up once.
+    """
+
+    kernel: StagedKernel
+    args: tuple[Any, ...]
+    cells: Mapping[Container, Cell]
+    binding: Binding
+    plans: dict[Hashable, StagePlan] = field(default_factory=dict)
+    repeated: dict[Hashable, Any] = field(default_factory=dict)
+
+    def is_current(self) -> bool:
+        """Whether its arrays are where they were."""
+        return self.binding.is_current()
+
+
+Access = tuple[Container, list[Place] | None, Places]  # None: all of it
+
+
+@dataclass(frozen=True, eq=False)
+class StagePlan:
+    """A stage with its adjoint, for some active containers.
+
+    Attributes:
+        forward: the stage.
+        adjoint: None if nothing in it has a derivative.
+        reads: what the adjoint reads.
+        writes: what the stage writes.
+        results: containers with derivatives that it writes.
+    """
+
+    forward: StageKernel
+    adjoint: AdjointKernel | None
+    reads: list[Access]
+    writes: list[Access]
+    results: list[Container]
+
+
+def accesses(kernel: StageKernel, containers: frozenset[Container], *, is_store: bool) -> list[Access]:
+    """The parts of containers that a stage loads, or stores to."""
+    known = kernel.places.stores if is_store else kernel.places.loads
+    found: list[Access] = []
+    for c in containers:
+        places = known.get(c, [()])
+        found.append((c, None if () in places else places, kernel.places))
+    return found
+
+
+@dataclass(eq=False)
+class Launched:
+    """A launch.
+
+    Attributes:
+        call: the kernel and its arguments.
+        args: those of this launch.
+        own: arrays of numbers that it is given, that cross its stages, and that it returns.
+        given: the numbers that depend on parameters: entries of arrays among these, and how.
+        read: numbers that Python gets from it, by their entries.
+        plans: of its stages.
+        saved: by stage, what it has overwritten and the way back needs.
+        has_run: whether random numbers have been drawn.
+    """
+
+    call: Call
+    args: tuple[Any, ...]
+    own: dict[Container, Cell]
+    given: list[tuple[Cell, int, Form]]
+    read: list[tuple[Cell, int, int]] = field(default_factory=list)
+    plans: list[StagePlan] = field(default_factory=list)
+    saved: list[list[Copy]] = field(default_factory=list)
+    has_run: bool = False
+
+    def cell(self, c: Container) -> Cell:
+        """The cell of a container."""
+        return self.own[c] if c in self.own else self.call.cells[c]
+
+    def boxes(self, access: Access) -> Sequence[Box]:
+        """The parts of a cell that a stage of this launch reads or writes."""
+        c, places, found = access
+        if places is None:
+            return ((),)
+        arguments = {local: int(self.args[position]) for local, position in self.call.kernel.integers}
+        return found.boxes(places, c, arguments)
+
+    def again(self, log: Log) -> None:
+        """Launch it, or once more with everything as it was before."""
+        self.saved = [self._run(plan, n, log) for n, plan in enumerate(self.plans)]
+        self.has_run = True
+
+    def _run(self, plan: StagePlan, n: int, log: Log) -> list[Copy]:
+        """Launch a stage; returns copies of what it overwrites and the way back needs."""
+        for access in plan.reads:
+            log.want(self.cell(access[0]), self.boxes(access))
+        saved = [copy for access in plan.writes for copy in log.before_write(self.cell(access[0]), self.boxes(access))]
+        kernel = self.call.kernel.forward(n, is_again=self.has_run)
+        launch(self.call, kernel, self.args, [self.own[c].obj for c in kernel.extra], keep=not self.own)
+        return saved
+
+    def forget(self) -> None:
+        """Drop what is kept for the way back."""
+        self.saved = [[] for _ in self.plans]
+
+    @property
+    def written(self) -> list[Cell]:
+        """The cells that it writes."""
+        return [self.cell(c) for plan in self.plans for c, _, _ in plan.writes]
+
+
+def launch(call: Call, kernel: StageKernel, args: tuple[Any, ...], extra: Sequence[Any], *, keep: bool) -> None:
+    """Launch a stage; one that takes numbers and NumPy arrays alone is set up once.
+
+    ``keep``: whether ``extra`` are the same arrays in each launch.
+    """
+    positions = [p for p in kernel.kernel.positions if p < len(args)]
+    given = [args[p] for p in positions]
+    is_simple = all(type(x) is int or type(x) is float for x in given) and backend.is_host_arch()
+    if not is_simple or not keep or backend.is_debug() or not all(isinstance(x, np.ndarray) for x in extra):
+        kernel.kernel.launch(*args, *extra)
+        return
+    known, ids = call.repeated.get(kernel), [id(x) for x in extra]
+    if known is None or known[1] != ids:
+        made = backend.RepeatedLaunch(kernel.kernel, dict(enumerate([*given, *extra])))
+        known = call.repeated[kernel] = made, ids, extra
+    known[0](dict(enumerate(given)))
+
+
+@dataclass(eq=False)
+class Stored:
+    """A store of Python to a field or array, or another change that no kernel of the user makes.
+
+    Attributes:
+        cells: that it changes.
+        rows: of the first of them, whose entries are constants from then on; None for none.
+        redo: makes the change again.
+        saved: what the way back needs.
+        form: how the stored number depends on others.
+    """
+
+    cells: list[Cell]
+    rows: Any
+    redo: Callable[[], object]
+    box: Box = ()
+    saved: list[Copy] = field(default_factory=list)
+    form: Form = field(default_factory=dict)
+
+    def again(self, log: Log) -> None:
+        """Make the change once more."""
+        self.saved = [copy for cell in self.cells for copy in log.before_write(cell, (self.box,))]
+        self.redo()
+
+    def forget(self) -> None:
+        """Drop what is kept for the way back."""
+        self.saved = []
+
+    @property
+    def written(self) -> list[Cell]:
+        """The cells that it changes."""
+        return self.cells
+
+
+@dataclass(eq=False)
+class Read:
+    """A number that Python has read from an entry."""
+
+    cell: Cell
+    row: int
+    number: int
+
+    def again(self, log: Log) -> None:
+        """Nothing: the number is known."""
+
+    def forget(self) -> None:
+        """Nothing."""
+
+
+Event = Launched | Stored | Read

@@ -1,0 +1,335 @@
+"""Kernels as stages that are launched one by one, forward and back: recorded, transformed, emitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import taichi_ext.program as ir
+from taichi_ext import backend, engine, launches
+from taichi_ext.adjoint import AdjointArray, Machine, Staged, Tape, adjoint_array, adjoint_of, staged
+from taichi_ext.analysis.activity import Activity, find_activity
+from taichi_ext.analysis.changes import read_containers, written_containers
+from taichi_ext.analysis.loops import Extent
+from taichi_ext.boundary.registry import RulesInUse, registry
+from taichi_ext.differentiate.facts.arguments import shadow_argument
+from taichi_ext.emit import build
+from taichi_ext.program import Container, Load, Local, Read, Value
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
+from taichi_ext.runtime.reverse.boxes import Places
+from taichi_ext.simplify import simplify
+
+
+@dataclass(frozen=True, eq=False)
+class StageKernel:
+    """A stage as it is launched forward or back.
+
+    Attributes:
+        kernel: takes the arguments of the user's kernel, then its own.
+        extra: its own arguments, in order.
+        places: the entries that it reads and writes.
+        reads: the containers of the user's kernel, and of numbers, of which it needs the entries.
+        writes: those that it changes.
+    """
+
+    kernel: Any
+    extra: tuple[Container, ...]
+    places: Places
+    reads: frozenset[Container]
+    writes: frozenset[Container]
+
+
+@dataclass(frozen=True, eq=False)
+class AdjointKernel:
+    """The adjoint of a stage for some active containers.
+
+    Attributes:
+        stage: the kernel; it needs the entries of ``stage.reads`` as they were before the stage.
+        arrays: the adjoints of containers.
+        own: containers with sums of each thread, and these.
+        tape: the stack of a thread; None if it is not used.
+        active: the containers that have derivatives after the stage.
+        is_singular: whether a partial may be infinite where a value is finite.
+        before: the containers that have derivatives before the stage.
+    """
+
+    stage: StageKernel
+    arrays: Mapping[Container, Container]
+    own: tuple[tuple[Container, Container], ...]
+    tape: Tape | None
+    active: frozenset[Container]
+    is_singular: bool
+    before: frozenset[Container] = frozenset()
+
+
+@dataclass(frozen=True)
+class NumberPlace:
+    """Where a number that a launch is given stands among the numbers of its type.
+
+    Attributes:
+        key: the name of the argument, or the key of the Python number.
+        container: the numbers.
+        start: the first of its entries.
+        shape: of a vector or matrix.
+    """
+
+    key: Hashable
+    container: Container
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class StagedKernel:
+    """A kernel for arguments of some types and shapes.
+
+    Attributes:
+        kernel: the user's.
+        program: its program.
+        keys: the keys of fields and arrays in a launch, by container.
+        staged: its stages.
+        extents: of its containers.
+        numbers: the arguments and Python numbers that may depend on parameters.
+        positions: of array arguments, by container.
+        captures: the Python values that it was recorded with.
+        rules: the version of the registry, and the rules in use.
+    """
+
+    kernel: Any
+    args: tuple[Any, ...]
+    program: ir.Program
+    infos: Mapping[Container, Any]
+    staged: Staged
+    extents: Mapping[Container, Extent]
+    numbers: tuple[NumberPlace, ...]
+    positions: Mapping[Container, int]
+    captures: Any
+    rules: Any
+    uses: Any
+    integers: tuple[tuple[Local, int], ...]  # arguments by position that indices may be computed from
+    folded: Mapping[Value, Value]  # numbers that Python has computed from parameters, by their expressions
+    _forward: dict[tuple[int, bool], StageKernel] = field(default_factory=dict)
+    _adjoints: dict[Hashable, AdjointKernel] = field(default_factory=dict)
+
+    @property
+    def own_containers(self) -> tuple[Container, ...]:
+        """The arrays of numbers that each launch has: given ones, locals between stages, returned ones."""
+        return (*dict.fromkeys(n.container for n in self.numbers), *self.staged.crossing.values())
+
+    def is_current(self) -> bool:
+        """Whether the rules of the registry are those that it was built with."""
+        return all(registry.rule_for(target) is rule for target, rule in self.rules.found.items())
+
+    def size_of(self, c: Container) -> int:
+        """How many numbers an array of the launch has."""
+        own = [n.start + math.prod(n.shape) for n in self.numbers if n.container is c]
+        names = [name for name, array in self.staged.crossing.items() if array is c]
+        return max(1, *own) if own else max(1, self.staged.sizes[names[0]])
+
+    def forward(self, n: int, *, is_again: bool = False) -> StageKernel:
+        """A stage as it runs forward; ``is_again``: with the random numbers of its first run."""
+        stage = self.staged.stages[n]
+        is_again = is_again and stage.again is not None
+        if (n, is_again) not in self._forward:
+            body = stage.again if is_again and stage.again is not None else stage.original
+            body = ir.mapped(body, lambda s: ir.with_nodes(s, self._folded))
+            made = self._compiled(f"{self.program.name}_{n}", body, [])
+            reads = made.reads | (read_containers(stage.body) & set(self.own_containers))
+            made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
+            self._forward[n, is_again] = made
+        return self._forward[n, is_again]
+
+    def _folded(self, value: Value) -> Value:
+        """Where Python has folded numbers, their value is that of the plain kernel."""
+        return self.folded.get(value, value)
+
+    def adjoint(
+        self, n: int, active: frozenset[Container], threads: int, width: int, *, is_guarded: bool = False
+    ) -> AdjointKernel:
+        """The adjoint of a stage; ``active`` are the containers with derivatives before it."""
+        name = n, active, width, is_guarded
+        if name not in self._adjoints:
+            activity = self._activity(self.staged.stages[n].body, active)
+            made = self._made(n, activity, Machine(threads, self.extents), width, is_guarded)
+            self._adjoints[name] = replace(made, before=active)
+        return self._adjoints[name]
+
+    def guarded(self, n: int, plain: AdjointKernel, width: int, threads: int) -> AdjointKernel:
+        """The same adjoint for adjoints that may be infinite where a partial is 0."""
+        return self.adjoint(n, plain.before, threads, width, is_guarded=True)
+
+    def _made(self, n: int, activity: Activity, machine: Machine, width: int, is_guarded: bool) -> AdjointKernel:
+        stage = self.staged.stages[n]
+        used = read_containers(stage.body) | written_containers(stage.body)
+        arrays: dict[Container, AdjointArray] = {}
+        for k, c in enumerate(sorted(activity.containers & used, key=lambda c: c.name)):
+            shape = (self.size_of(c),) if c in self.own_containers else c.shape or ()
+            arrays[c] = adjoint_array(c, f"adj_{k}_{c.name}" if c.name.isidentifier() else f"adj_{k}", shape, width)
+        made = adjoint_of(stage, activity, arrays, machine, is_guarded=is_guarded)
+        tape = made.tape
+        body = simplify(replace(self.program, body=made.body)).body
+        touched = read_containers(body) | written_containers(body)
+        uses_tape = tape.is_used and tape.status in touched
+        own = tuple((c, o) for c, o in made.own.items() if o in touched)
+        extra = [a.container for a in arrays.values() if a.container in touched]
+        extra += [tape.reals, tape.integers, tape.status] if uses_tape else []
+        kernel = self._compiled(f"{self.program.name}_{n}_adjoint", body, [*extra, *(o for _, o in own)])
+        kernel = replace(kernel, reads=kernel.reads - stage.draws)
+        by_container = {c: a.container for c, a in arrays.items()}
+        used_tape = tape if uses_tape else None
+        return AdjointKernel(kernel, by_container, own, used_tape, activity.containers, made.is_singular)
+
+    def _activity(self, body: ir.Body, active: frozenset[Container]) -> Activity:
+        boundaries = (s for s in ir.statements(body) if isinstance(s, ir.Boundary))
+        own = [local for s in boundaries for locals_ in s.inner.values() for local in locals_]
+        return find_activity(replace(self.program, body=body), active, own)
+
+    def _compiled(self, name: str, body: ir.Body, own: list[Container]) -> StageKernel:
+        reads, writes = read_containers(body), written_containers(body)
+        extra = (*own, *(c for c in self.own_containers if c in reads | writes))
+        program = replace(
+            self.program,
+            name=name,
+            body=body,
+            arguments=(*self.program.arguments, *map(shadow_argument, extra)),
+            returns=(),
+            containers=(*self.program.containers, *extra),
+        )
+        with backend.deep_recursion(self.kernel):
+            emitted = build(program)
+            features = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for c in extra)
+            kernel = engine.compiled(self.kernel, self.args, emitted, features)
+            kernel.return_type = None
+            kernel.uses = self.uses
+            kernel.compile()
+        known = frozenset((*self.program.containers, *self.own_containers))
+        places = Places(body, (local for local, _ in self.integers))
+        return StageKernel(kernel, extra, places, known & (reads | self._visited(body)), known & writes)
+
+    def _visited(self, body: ir.Body) -> set[Container]:
+        """The fields whose active cells decide which iterations run."""
+        fields = [c for c in self.program.containers if not c.is_argument and not backend.is_dense(c.object)]
+        domains = [s.domain[0] for s in ir.statements(body) if isinstance(s, ir.For) and s.kind in ("field", "grouped")]
+        is_known = all(isinstance(d, Container) for d in domains)
+        return {c for c in fields if c in domains} if is_known else set(fields)
+
+
+def staged_kernel(launch: launches.Launch) -> StagedKernel:
+    """A kernel as stages, for a launch.
+
+    Raises:
+        UnsupportedError: it has no adjoint.
+    """
+    with backend.deep_recursion(launch.kernel):
+        captures, rules = backend.Captures(), RulesInUse(takes_derivative=True)
+        program, infos, locals_ = engine.recorded(launch, rules, captures)
+        leaves = {leaf.name: n for n, leaf in enumerate(backend.leaf_arguments(launch.kernel))}
+        values: Any = backend.leaf_values(launch.kernel, launch.args)
+        shapes = {c: tuple(values[leaves[c.name]].shape[: c.ndim]) for c in program.containers if c.is_argument}
+        program, renamed = _with_shapes(program, {c: s for c, s in shapes.items() if c.shape != s})
+        infos = {renamed.get(c, c): info for c, info in infos.items()}
+        fields = {c.name: c.object for c in program.containers if not c.is_argument}
+        integers = [
+            (argument.value.local, leaves[argument.name])
+            for argument in program.arguments
+            if isinstance(argument.value, Read) and argument.name in leaves and not argument.value.dtype.is_real
+        ]
+        program, numbers, folded = _with_numbers(program, locals_)
+        extents = {c: _extent(c) for c in program.containers}
+        kernel = StagedKernel(
+            launch.kernel,
+            launch.args,
+            program,
+            infos,
+            staged(program, extents),
+            extents,
+            numbers,
+            {c: leaves[c.name] for c in program.containers if c.is_argument},
+            captures,
+            rules,
+            backend.Uses(backend.short_name(launch.kernel), fields),
+            tuple(integers),
+            folded,
+        )
+        features = backend.argument_features(launch.kernel, launch.args)
+        launches.check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+        rules.count_uses()
+        return kernel
+
+
+def _extent(c: Container) -> Extent:
+    return Extent(c.shape or (), c.offset, c.is_argument or backend.is_dense(c.object))
+
+
+def _with_shapes(
+    program: ir.Program, shapes: Mapping[Container, tuple[int, ...]]
+) -> tuple[ir.Program, dict[Container, Container]]:
+    """The program with the shapes of its array arguments."""
+    new = {c: replace(c, shape=shape) for c, shape in shapes.items()}
+
+    def change(v: Value) -> Value:
+        is_one = isinstance(v, (Load, ir.Size)) and v.container in new
+        return replace(v, container=new[v.container]) if is_one else v  # type: ignore[attr-defined]
+
+    def changed(s: ir.Statement) -> ir.Statement:
+        s = ir.with_nodes(s, change)
+        if isinstance(s, ir.Store) and isinstance(s.target, Load):
+            s = replace(s, target=change(s.target))
+        if isinstance(s, ir.For) and s.domain and s.domain[0] in new:
+            s = replace(s, domain=(new[s.domain[0]],))  # type: ignore[index]
+        return s
+
+    arguments = tuple(replace(a, value=new.get(a.value, a.value)) for a in program.arguments)  # type: ignore[arg-type]
+    containers = tuple(new.get(c, c) for c in program.containers)
+    return replace(program, body=ir.mapped(program.body, changed), containers=containers, arguments=arguments), new
+
+
+def _with_numbers(
+    program: ir.Program, locals_: Mapping[Local, Hashable]
+) -> tuple[ir.Program, tuple[NumberPlace, ...], dict[Value, Value]]:
+    """The program with numbers that may depend on parameters as entries of arrays, which have adjoints.
+
+    Returns:
+        The program, the places of the numbers, and the numbers that Python has computed from parameters, by the
+        expressions that stand for them.
+    """
+    places: dict[Local, NumberPlace] = {}
+    containers: dict[str, Container] = {}
+    ends: dict[str, int] = {}
+    for local, key in locals_.items():
+        name = local.dtype.name
+        made = Container(f"numbers_{name}", local.dtype, 1, is_argument=True)
+        start = ends.get(name, 0)
+        ends[name] = start + math.prod(local.shape)
+        places[local] = NumberPlace(key, containers.setdefault(name, made), start, local.shape)
+    if not places:
+        return program, (), {}
+    folded: dict[Value, Value] = {}
+
+    def change(v: Value) -> Value:
+        if isinstance(v, ir.Known):
+            source = ir.rebuilt(v.source, change)
+            if source is v.source:
+                return v
+            folded[source] = v.constant
+            return source
+        if not isinstance(v, Read) or v.local not in places:
+            return v
+        place = places[v.local]
+        number: Any = ir.Const(place.start, ir.I32)
+        strides = [math.prod(place.shape[n + 1 :]) for n in range(len(place.shape))]
+        for i, stride in zip(v.index, strides, strict=True):
+            i = i if isinstance(i, Value) else ir.Const(i, ir.I32)
+            part = ir.Op("mul", (i, ir.Const(stride, ir.I32)), ir.I32)
+            number = ir.Op("add", (number, part), ir.I32)
+        return Load(place.container, (number,))
+
+    body = ir.mapped(program.body, lambda s: ir.with_nodes(s, change))
+    return replace(program, body=body), tuple(places.values()), folded
+
+
+def numpy_type(c: Container) -> Any:
+    """NumPy's type of a container's numbers."""
+    return numpy_dtype(backend.named_type(c.dtype.name))

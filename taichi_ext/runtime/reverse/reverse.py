@@ -1,0 +1,201 @@
+"""The gradient of a kernel or pipeline in reverse mode: products of cotangents with J, for a few plain runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.differentiate.forms.keys import RETURN
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import FieldKey, rows_of
+from taichi_ext.runtime.memory.shadows import FieldTable, available_memory
+from taichi_ext.runtime.reverse.backward import Adjoints, Backward
+from taichi_ext.runtime.reverse.cells import Cell, Cells, Log
+from taichi_ext.runtime.reverse.forward import Forward, Kernels
+from taichi_ext.runtime.reverse.schedule import Schedule
+
+MOST_ROWS = 8  # cotangents in one way back
+_CAPACITY = 1 << 10  # entries of a thread's tape at first
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run.
+
+    Attributes:
+        kernel: a kernel, or None.
+        function: a function that launches kernels, if it is no kernel.
+        args: all arguments.
+        names: of the arguments of a function.
+        passed: the first columns of its arguments that are numbers and parameters, by position.
+    """
+
+    kernel: Any
+    function: Any
+    args: tuple[Any, ...]
+    names: Sequence[str] = ()
+    passed: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Products:
+    """Cotangents times J.
+
+    Attributes:
+        rows: an array with a row for each column of J, and a column for each cotangent.
+        returned: what the kernel or function has returned.
+        read: the keys of what kernels have read.
+        written: of what they have written.
+        launches: how many there were.
+        snapshots: the most that were held at one time.
+        repeated: launches that were made again on the way back.
+        peak: the most bytes that were kept.
+    """
+
+    rows: np.ndarray
+    returned: Any
+    read: set[Any]
+    written: set[Any]
+    launches: int
+    snapshots: int
+    repeated: int
+    peak: int
+
+
+class Reverse:
+    """A kernel or pipeline prepared for reverse mode; calls from several threads share its kernels.
+
+    Args:
+        table: the fields that kernels use.
+    """
+
+    def __init__(self, table: FieldTable) -> None:
+        self._table = table
+        self._kernels = Kernels({}, [_CAPACITY, _CAPACITY])
+
+    def vjp(
+        self,
+        run: Run,
+        request: Any,
+        cotangents: Sequence[np.ndarray],
+        *,
+        max_memory: float | None = None,
+        advance: Callable[[int, int], None] = lambda done, total: None,
+        check: Callable[[Forward], None] | None = None,
+        restores: bool = False,
+    ) -> Products:
+        """Run it once, and multiply cotangents with its Jacobian.
+
+        Args:
+            run: the call.
+            request: its parameters and outputs, see ``Request``.
+            cotangents: for each output a matrix with a row for each entry and a column for each cotangent.
+            max_memory: bytes for what is kept for the way back; half of the free memory if None.
+            advance: is told how many events of how many the way back has passed.
+            check: called with the run before the way back; if it raises, everything is as it was before.
+            restores: whether everything is put back as it was before the run.
+
+        Raises:
+            UnsupportedError: the adjoint of something in it is not known; everything is as it was before.
+            InvalidArgumentError: ``max_memory`` is too small.
+        """
+        total = cotangents[0].shape[1] if cotangents else 0
+        width = max(1, -(-total // max(1, -(-total // MOST_ROWS))))
+        is_undoable = run.kernel is None or restores or check is not None
+        cells, log = Cells(self._table), Log(keeps_first=is_undoable)
+        schedule = Schedule(cells, log, available_memory() / 2 if max_memory is None else max_memory)
+        forward = Forward(request, self._kernels, schedule, width)
+        try:
+            returned = self._forward(forward, run)
+            if check is not None:
+                check(forward)
+        except (InvalidArgumentError, UnsupportedError):
+            log.undo()
+            raise
+        found = []
+        for first in range(0, total, width):
+            block = [c[:, first : first + width] for c in cotangents]
+            padded = [np.pad(c, ((0, 0), (0, width - c.shape[1]))) for c in block]
+            found.append(self._back(forward, padded, advance)[:, : block[0].shape[1]])
+        if restores:
+            log.undo()
+        rows = np.concatenate(found, axis=1) if found else np.zeros((request.block.count, 0))
+        return Products(
+            rows,
+            returned,
+            forward.read,
+            forward.written,
+            len(schedule.events),
+            schedule.most,
+            schedule.repeated,
+            schedule.peak,
+        )
+
+    @property
+    def numbers(self) -> list[str]:
+        """The Python numbers that kernels read."""
+        return [text for kernel in self._kernels.staged.values() for text in kernel.captures.numbers]
+
+    def _forward(self, forward: Forward, run: Run) -> Any:
+        if run.kernel is None:
+            return forward.run(run.function, run.args, list(run.names), run.passed or {})
+        return forward.launch(run.kernel, run.args)
+
+    def _back(self, forward: Forward, cotangents: list[np.ndarray], advance: Any) -> np.ndarray:
+        """One way back; another one if a tape was too short, or an infinite partial met one that is 0."""
+        schedule, capacity, is_guarded = forward.schedule, self._kernels.capacity, False
+        while True:
+            adjoints = Adjoints(schedule.cells, forward.width)
+            backward = Backward(adjoints, capacity, is_guarded=is_guarded)
+            _seed(forward, adjoints, cotangents)
+            with backend.suspend_following():
+                try:
+                    schedule.back(backward, advance)
+                finally:
+                    backward.restore()
+            if any(backward.missing):
+                for part, missing in enumerate(backward.missing):
+                    capacity[part] += int(missing * 1.25)
+                continue
+            found = _gradient(forward, adjoints, cotangents)
+            if is_guarded or not backward.is_singular or np.isfinite(found).all():
+                return found
+            is_guarded = True
+
+
+def _seed(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) -> None:
+    """Start with the cotangents of the outputs."""
+    for output, given in zip(forward.request.outputs, cotangents, strict=True):
+        if output.key == RETURN:
+            assert forward.returned is not None
+            cell, start, count = forward.returned
+            adjoints.add(cell, slice(start, start + count), given)
+        else:
+            cell, rows = _place(forward, output.key)
+            adjoints.add(cell, rows, given)
+
+
+def _place(forward: Forward, key: Any) -> tuple[Cell, slice]:
+    """The cell of a parameter or output, and its rows."""
+    cell = forward.cell_of(key)
+    return cell, rows_of(key, forward.table.infos[key.whole]) if isinstance(key, FieldKey) else slice(None)
+
+
+def _gradient(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) -> np.ndarray:
+    """The adjoints of the parameters, a row for each column of J."""
+    request = forward.request
+    dtype = np.result_type(*(c.dtype for c in cotangents)) if cotangents else np.dtype(np.float64)
+    found = np.zeros((request.block.count, adjoints.width), dtype)
+    for seed in request.seeds:
+        cell, rows = _place(forward, seed.key)
+        if adjoints.has(cell):
+            found[seed.first : seed.first + seed.size] = adjoints.of(cell)[rows]
+    for column in range(request.block.count):
+        number = adjoints.number(column)
+        if number is not None:
+            found[column] = number
+    return found

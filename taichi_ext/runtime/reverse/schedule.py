@@ -1,0 +1,275 @@
+"""How the state of a long run is had again on its way back: what was overwritten is kept, or snapshots are.
+
+A run is divided into *units*, each of them as long as the log of what it overwrites fits into a quarter of the memory.
+Where the logs of all units fit, nothing is computed twice. Otherwise snapshots of the state are placed between units
+during the run, by Wang, Moin and Iaccarino's algorithm ("Minimal repetition dynamic checkpointing algorithm for
+unsteady adjoint calculation", SIAM J. Sci. Comput. 31(4), 2009), which needs no count of units in advance. On the way
+back each unit is run again from the nearest snapshot, and further snapshots are placed by the binomial schedule of
+Griewank and Walther ("Algorithm 799: revolve", ACM Trans. Math. Softw. 26(1), 2000).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.reverse.backward import Backward
+from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
+from taichi_ext.runtime.reverse.history import Event, Launched, Read
+
+_SHARE = 4  # of the memory, that the log of one unit takes
+_ENDLESS = 1 << 30  # the level of the state at the start
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """The state between two units.
+
+    Attributes:
+        unit: the one that it comes before.
+        level: snapshots of a lower level before it can be given up.
+        copies: of what had been written by then.
+    """
+
+    unit: int
+    level: int
+    copies: list[Copy]
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+        return sum(copy.nbytes for copy in self.copies)
+
+
+class Schedule:
+    """What has happened in a run, and what is kept of it.
+
+    Args:
+        cells: the fields and arrays.
+        log: copies of what is overwritten.
+        max_memory: bytes for the log and snapshots.
+
+    Attributes:
+        events: in their order.
+        peak: the most bytes that were kept.
+        repeated: launches that were made again on the way back.
+        most: the largest number of snapshots at one time.
+    """
+
+    def __init__(self, cells: Cells, log: Log, max_memory: float) -> None:
+        self.cells, self.log = cells, log
+        self.events: list[Event] = []
+        self.peak = self.repeated = self.most = 0
+        self._limit = max_memory
+        self._starts = [0]  # of the units, by event
+        self._sizes = [0]  # of the logs of units; those of units that are no longer kept are 0
+        self._kept = 0  # the first unit whose log is kept
+        self._snapshots = [Snapshot(0, _ENDLESS, [])]
+        self._written: dict[Cell, None] = {}
+        self._largest = self._snapshots[0]
+        self._is_long = False  # whether the present unit should end
+
+    # --- the run forward
+
+    def begin(self) -> None:
+        """An event is about to happen."""
+        if self._is_long:
+            self._is_long = False
+            self._place()
+            self._starts.append(len(self.events))
+            self._sizes.append(0)
+
+    def add(self, event: Event) -> None:
+        """An event happens now; more of it may follow until ``end``."""
+        self.events.append(event)
+        if not isinstance(event, Launched):
+            self._account(event)
+
+    def end(self) -> None:
+        """The last event is over."""
+        self._account(self.events[-1])
+
+    def save_unknown(self, obj: Any) -> None:
+        """Python stores to a field that no kernel has used yet."""
+        if isinstance(obj, backend.FieldEntry):
+            self.log.entries.setdefault(obj.name, (obj, obj.read()))
+
+    def _account(self, event: Event) -> None:
+        if isinstance(event, Read):
+            return
+        for cell in event.written:
+            if cell.key is not None:
+                self._written[cell] = None
+        self._sizes[-1] = self.log.nbytes - sum(self._sizes[:-1])
+        self._is_long = self._sizes[-1] > self._limit / _SHARE
+        while self._kept_bytes() > self._limit and self._kept < len(self._starts) - 1:
+            self._drop_log()
+        state, longest = self._first_bytes(), max(self._sizes)
+        need = 2 * state + longest if self._kept else state + longest
+        if self._kept_bytes() > self._limit and need > self._limit:
+            raise InvalidArgumentError(_TOO_LITTLE.format(self._limit, need, state, longest))
+        self._note()
+
+    def _kept_bytes(self) -> int:
+        return self._first_bytes() + self.log.nbytes + sum(s.nbytes for s in self._snapshots)
+
+    def _first_bytes(self) -> int:
+        return sum(copy.nbytes for copy in self.log.first.values())
+
+    def _drop_log(self) -> None:
+        """Forget the log of the oldest unit that has one."""
+        first, end = self._range(self._kept)
+        for event in self.events[first:end]:
+            event.forget()
+        self.log.nbytes -= self._sizes[self._kept]
+        self._sizes[self._kept] = 0
+        self._kept += 1
+
+    def _range(self, unit: int) -> tuple[int, int]:
+        ends = [*self._starts[1:], len(self.events)]
+        return self._starts[unit], ends[unit]
+
+    def _place(self) -> None:
+        """Make a snapshot of the state before the unit that begins now, in place of another if there is no room."""
+        new = self._snapshot(len(self._starts))
+        while len(self._snapshots) - 1 > self._slots(new):
+            last, above = self._snapshots[-2], 0
+            expendable = []
+            for snapshot in reversed(self._snapshots):
+                expendable += [snapshot] * (snapshot.level < above)
+                above = max(above, snapshot.level)
+            if expendable:
+                self._snapshots.remove(expendable[-1])
+            elif last.level < _ENDLESS:
+                new.level = last.level + 1
+                self._snapshots.remove(last)
+            else:
+                break
+        self._note()
+
+    def _snapshot(self, unit: int) -> Snapshot:
+        """A copy of the present state, which comes before a unit."""
+        made = Snapshot(unit, 0, [Copy(cell, ()) for cell in self._written])
+        self._snapshots.append(made)
+        return made
+
+    def _slots(self, snapshot: Snapshot) -> int:
+        """How many snapshots the memory has room for, beside the state at the start and the log of a unit."""
+        room = self._limit - self._first_bytes() - max(self._sizes)
+        return int(max(1, room // max(1, snapshot.nbytes)))
+
+    def _note(self) -> None:
+        self.peak = max(self.peak, self._kept_bytes())
+        self.most = max(self.most, len(self._snapshots) - 1)
+
+    # --- the way back
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing has to be computed again."""
+        return self._kept == 0
+
+    def back(self, backward: Backward, progress: Callable[[int, int], None]) -> None:
+        """Go back over all events; ``progress`` is told how many of how many are done."""
+        count, done = len(self._starts), 0
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            progress(done, len(self.events))
+
+        for unit in reversed(range(self._kept, count)):
+            self._events_back(unit, backward, advance)
+        if self.is_whole:
+            return
+        backward.keep_final(self._written)
+        self._largest = max(self._snapshots, key=lambda s: s.nbytes)
+        end = self._kept
+        kept = list(self._snapshots)
+        for snapshot in reversed(kept):
+            if snapshot.unit < end:
+                self._stretch_back(snapshot, end, backward, advance)
+                end = snapshot.unit
+            self._snapshots.remove(snapshot)
+        self._snapshots = kept
+
+    def _events_back(self, unit: int, backward: Backward, advance: Callable[[int], None]) -> None:
+        first, end = self._range(unit)
+        for event in reversed(self.events[first:end]):
+            backward.event(event)
+        advance(end - first)
+
+    def _stretch_back(self, start: Snapshot, end: int, backward: Backward, advance: Callable[[int], None]) -> None:
+        """Go back over the units from a snapshot to an end."""
+        while end > start.unit:
+            self._restore(start)
+            slots = self._slots(self._largest) - len(self._snapshots) + 1
+            if end - start.unit == 1 or slots <= 0:
+                self._forward(start.unit, end - 1)
+                self._unit_back(end - 1, backward, advance)
+                end -= 1
+                continue
+            middle = start.unit + split(end - start.unit, slots)
+            self._forward(start.unit, middle)
+            inner = self._snapshot(middle)
+            self._stretch_back(inner, end, backward, advance)
+            self._snapshots.remove(inner)
+            end = middle
+
+    def _forward(self, first: int, end: int) -> None:
+        """Run units again without keeping anything."""
+        self.log.is_keeping = False
+        for unit in range(first, end):
+            self._again(unit)
+
+    def _unit_back(self, unit: int, backward: Backward, advance: Any) -> None:
+        """Run a unit again, keeping what is overwritten, and go back over it."""
+        self.log.is_keeping, before = True, self.log.nbytes
+        for cell in self.cells:
+            cell.wanted.clear()
+        self._again(unit)
+        self._note()
+        self._events_back(unit, backward, advance)
+        first, end = self._range(unit)
+        for event in self.events[first:end]:
+            event.forget()
+        self.log.nbytes = before
+
+    def _again(self, unit: int) -> None:
+        first, end = self._range(unit)
+        for event in self.events[first:end]:
+            event.again(self.log)
+        self.repeated += end - first
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        """Put the state back."""
+        known = {copy.cell for copy in snapshot.copies}
+        for cell, copy in reversed(self.log.first.items()):
+            if cell not in known:
+                copy.put_back()
+        for copy in snapshot.copies:
+            copy.put_back()
+
+
+_TOO_LITTLE = (
+    "max_memory={:.0f} is too little for the gradient, which needs {} bytes: the state that kernels change takes {}, "
+    "and the numbers that one step overwrites take {}. Allow more max_memory."
+)
+
+
+def longest(slots: int, repetitions: int) -> int:
+    """How many units can be gone back over if each of them runs forward at most so often: ``slots + r choose r``."""
+    return math.comb(slots + repetitions, repetitions) if repetitions >= 0 and slots >= 0 else 0
+
+
+@functools.cache
+def split(length: int, slots: int) -> int:
+    """The number of units to run before the next snapshot, by Griewank and Walther's formula."""
+    r = next(r for r in itertools.count(1) if longest(slots, r) >= length)
+    return max(1, min(longest(slots, r - 1), length - longest(slots - 1, r - 1)))
