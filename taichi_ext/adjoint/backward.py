@@ -7,10 +7,12 @@ numbers of each iteration that its way back reads, on the tape, or in a local ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.block import Block, Later, entry_indices
+from taichi_ext.adjoint.costly import cone_of, find_costly, single_declarations
 from taichi_ext.adjoint.forward import (
     ArrayDefinition,
     Branch,
@@ -24,7 +26,7 @@ from taichi_ext.adjoint.forward import (
 )
 from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
-from taichi_ext.adjoint.sweep import Weights, is_none
+from taichi_ext.adjoint.sweep import Weights, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, REAL, converted
 from taichi_ext.differentiate.forms.build import Builder, add, cast, is_number, literal, negative, operation, subtract
 from taichi_ext.differentiate.rules.decompositions import partials_of
@@ -155,8 +157,9 @@ def _inner(block: Block, r: Compound, body: ir.Body, env: dict[Local, Value], af
     run_forward(inner, body)
     for v, bs in after.items():
         if v in changed:
-            ws = [inner.keep(b) for b in _reads(bs)]
-            inner.emit(*(ir.Assign(Read(b), literal(0, b.dtype)) for b in bs))
+            ws = inner.moved[v] = [inner.keep(b) for b in _reads(bs)]
+            zeros = [ir.Assign(Read(b), literal(0, b.dtype)) for b in bs]
+            inner.emit(Later(lambda v=v, zeros=zeros: () if v in inner.unchanged else tuple(zeros)))
             inner.spread(inner.env[v], ws)
     run_back(inner)
     return inner
@@ -211,25 +214,42 @@ def _loop(block: Block, r: Loop) -> None:
             sweep.active.add(starts[v])
     first, trips = _range(r)
     index, number = Local("back", I32, (), "loop"), Local("number", I32, (), "temporary")
-    head: list[ir.Statement] = [ir.Declare(number, (operation("sub", operation("sub", trips, 1), Read(index)),))]
+    again = Local("again", I32, (), "temporary")
     if isinstance(s, ir.For):
         again = Local(s.variables[0].name, I32, (), "temporary")
         env[s.variables[0]] = Read(again)
-        head.append(ir.Declare(again, (whole(add(Read(number), first)),)))
     inner = _inner(block, r, without_jumps(s.body), env, after)
-    ends = [(after[v], inner.take(starts[v])) for v in after]
+    ends = {v: inner.take(starts[v]) for v in after}
+    inner.unchanged |= {v for v, ws in inner.moved.items() if _is_same(ws, ends[v])}
     shared, (sums,) = _outer(block, [inner])
-    rest = (*inner.finished(), *(x for bs, ws in ends for x in _sums(bs, ws)), *sums)
+    changed = [x for v, ws in ends.items() if v not in inner.unchanged for x in _sums(after[v], ws)]
+    rest = (*inner.finished(), *changed, *sums)
     kept = [v for v, local in starts.items() if local in _needed(rest)]
     length = _length(r)
-    if r.log is None and length is not None and length * max(1, len(kept)) <= MOST_LOCAL:
-        head += _local_tapes(r, kept, starts, number, length)
+    is_local = r.log is None and length is not None and length * max(1, len(kept)) <= MOST_LOCAL
+    if is_local and length is not None:
+        rest = _with_local_tapes(block, r, kept, _Iteration(starts, number, again), length, rest)
     else:
-        head += _taped(block, r, kept, starts)
+        head = _taped(block, r, kept, starts)
         if kept or r.log is not None:
             rest = (ir.If(operation("eq", Read(sweep.tape.lost), 0), rest),)
-    block.emit(ir.For("range", (index,), (trips,), (*head, *rest)))
+        rest = (*head, *rest)
+    is_ordered = bool(changed) or not (is_local or not kept) or _overwrites(s)
+    place: Value = operation("sub", operation("sub", trips, 1), Read(index)) if is_ordered else Read(index)
+    names = [ir.Declare(number, (place,)), ir.Declare(again, (whole(add(Read(number), first)),))]
+    block.emit(ir.For("range", (index,), (trips,), (*names, *rest)))
     _end(block, r, shared, after)
+
+
+def _is_same(a: Weights, b: Weights) -> bool:
+    """Whether two adjoints are the same locals."""
+    return all(isinstance(x, Read) and isinstance(y, Read) and x.local is y.local for x, y in zip(a, b, strict=True))
+
+
+def _overwrites(s: ir.Statement) -> bool:
+    """Whether a loop overwrites memory, so that its iterations have to be gone back through in order."""
+    memory = (x for x in s.within if isinstance(x, ir.Assign) and (isinstance(x.target, Load) or x.target.index))
+    return any(True for _ in memory)
 
 
 def _length(r: Loop) -> int | None:
@@ -250,20 +270,43 @@ def _range(r: Loop) -> tuple[Value, Value]:
     return first, whole(subtract(r.domain[1], first)) if length is None else literal(length, I32)
 
 
-def _local_tapes(r: Loop, kept: list[Local], starts: dict[Local, Local], number: Local, length: int) -> ir.Body:
-    """Keep numbers in local arrays; the statements that read them again."""
-    if r.variable is not None:
-        at = whole(subtract(Read(r.variable), r.domain[0]))
-    else:
-        assert r.counter is not None
-        at = Read(r.counter)
-    made: list[ir.Statement] = []
-    for v in kept:
-        tape = Local(f"tape_{v.name}", v.dtype if v.dtype != U1 else I32, (max(1, length),), "tangent")
+@dataclass(frozen=True)
+class _Iteration:
+    """The locals of an iteration on the way back: carried numbers at its start, its number, the loop's variable."""
+
+    starts: dict[Local, Local]
+    number: Local
+    again: Local
+
+
+def _with_local_tapes(block: Block, r: Loop, kept: list[Local], i: _Iteration, length: int, rest: ir.Body) -> ir.Body:
+    """The way back through an iteration, whose carried numbers and costly values are kept in local arrays."""
+    assert r.variable is not None
+    at = whole(subtract(Read(r.variable), r.domain[0]))
+
+    def keep(local: Local, value: Value) -> ir.Declare:
+        dtype = local.dtype if local.dtype != U1 else I32
+        tape = Local(f"tape_{local.name}", dtype, (max(1, length),), "tangent")
         r.tapes.append(ir.Declare(tape, ()))
-        r.pushes.append(ir.Assign(Read(tape, (at,)), cast(Read(r.carried[v][1]), tape.dtype)))
-        made.append(ir.Declare(starts[v], (converted(Read(tape, (Read(number),)), v.dtype),)))
-    return tuple(made)
+        r.pushes.append(ir.Assign(Read(tape, (at,)), cast(value, dtype)))
+        return ir.Declare(local, (converted(Read(tape, (Read(i.number),)), local.dtype),))
+
+    given = {*i.starts.values(), i.number, i.again}
+    costly = find_costly(rest, given, block.sweep.dirty)[: MOST_LOCAL // max(1, length) - len(kept)]
+    single = single_declarations(rest)
+    env: dict[Local, Value] = {i.starts[v]: Read(mutable) for v, (_, mutable) in r.carried.items()}
+    env |= {i.again: Read(r.variable), i.number: at}
+    read: dict[ir.Statement, ir.Statement] = {}
+    for s in costly:
+        for d in cone_of(s, single):
+            if d.local not in env:
+                new = Local(d.local.name, d.local.dtype, (), "temporary")
+                r.pushes.append(ir.Declare(new, tuple(map(substitution(env, {}), d.values))))
+                env[d.local] = Read(new)
+        read[s] = keep(s.local, env[s.local])
+    rest = tuple([read.get(s, s) for s in rest])
+    needed = _needed(rest)
+    return (*(keep(i.starts[v], Read(r.carried[v][1])) for v in kept if i.starts[v] in needed), *rest)
 
 
 def _taped(block: Block, r: Loop, kept: list[Local], starts: dict[Local, Local]) -> ir.Body:

@@ -35,6 +35,8 @@ class Block:
         made: the statements.
         records: the statements that the way back visits, as they were run forward.
         adjoints: those of locals, where the way back is.
+        moved: for locals that the block changes, the adjoints after it, as they were moved into it.
+        unchanged: locals of which the adjoints before the block are those after it.
     """
 
     sweep: Sweep
@@ -44,6 +46,8 @@ class Block:
     made: list[ir.Statement | Later] = field(default_factory=list)
     records: list[object] = field(default_factory=list)
     adjoints: dict[Local, Weights] = field(default_factory=dict)
+    moved: dict[Local, Weights] = field(default_factory=dict)
+    unchanged: set[Local] = field(default_factory=set)
 
     def finished(self) -> ir.Body:
         """The statements of the block."""

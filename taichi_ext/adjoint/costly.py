@@ -1,0 +1,83 @@
+"""Values of an iteration that its way back reads and that are kept instead of computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import taichi_ext.program as ir
+from taichi_ext.analysis.changes import written
+from taichi_ext.program import Container, Local, Op, Read, Value
+
+LEAST_COST = 8  # of a value that is kept
+_COSTLY = frozenset(("exp", "log", "sin", "cos", "tan", "tanh", "pow", "sqrt", "rsqrt", "truediv", "asin", "acos"))
+_OPERATION = 4  # the cost of one of these, against that of a load
+
+
+def single_declarations(body: ir.Body) -> dict[Local, ir.Declare]:
+    """The numbers that a block declares and never changes."""
+    changed = written(body)
+    return {s.local: s for s in body if isinstance(s, ir.Declare) and not s.local.shape and s.local not in changed}
+
+
+def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Container]) -> list[ir.Declare]:
+    """The declarations of a block whose values are kept, later ones first.
+
+    Args:
+        body: one iteration, forward and back.
+        given: locals from around it that are the same whenever the values are computed.
+        changed: containers that are not.
+    """
+    changes = written(body) | set(changed)
+    single = single_declarations(body)
+    inner = {local for s in ir.statements(body) for local in ir.declared(s)}
+    found: list[ir.Declare] = []
+    roots = [v for s in ir.statements(body) if getattr(s, "local", None) not in single for v in ir.values_of(s)]
+    for s in reversed(single.values()):
+        if not s.local.dtype.is_real or not _is_costly(s.values[0]):
+            continue
+        if s.local not in _needed(roots, single, {d.local for d in found}):
+            continue
+        cone = cone_of(s, single)
+        values = [d.values[0] for d in cone]
+        reads = {local for v in values for local in v.contents.locals}
+        containers = {c for v in values for c in v.contents.containers}
+        is_same = all(local in single or local in given or local not in inner | changes for local in reads)
+        if is_same and not containers & changes and sum(map(_cost, values)) >= LEAST_COST:
+            found.append(s)
+    return found
+
+
+def _needed(roots: list[Value], single: Mapping[Local, ir.Declare], kept: Collection[Local]) -> set[Local]:
+    """The locals that some values are computed from, if some of them are kept."""
+    found: set[Local] = set()
+    pending = list(roots)
+    while pending:
+        for local in pending.pop().contents.locals - found:
+            found.add(local)
+            if local in single and local not in kept:
+                pending += single[local].values
+    return found
+
+
+def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declare]:
+    """The declarations that the value of one is computed from, in order, with itself at the end."""
+    found: dict[Local, ir.Declare] = {}
+
+    def visit(d: ir.Declare) -> None:
+        for local in sorted(d.values[0].contents.locals & single.keys(), key=lambda x: x.name):
+            if local not in found:
+                visit(single[local])
+        found[d.local] = d
+
+    visit(s)
+    return list(found.values())
+
+
+def _is_costly(v: Value) -> bool:
+    return any(isinstance(n, Op) and n.name in _COSTLY for n in ir.walk(v))
+
+
+def _cost(v: Value) -> int:
+    nodes = ir.walk(v)
+    loads = sum(isinstance(n, ir.Load) or (isinstance(n, Read) and bool(n.index)) for n in nodes)
+    return loads + _OPERATION * sum(isinstance(n, Op) and n.name in _COSTLY for n in nodes)
