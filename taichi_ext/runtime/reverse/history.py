@@ -15,7 +15,19 @@ from taichi_ext.runtime.reverse.boxes import Place, Places
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy, Log
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, StagedKernel, StageKernel
 
-Form = dict[int, float]  # how a number in Python depends on others: partials by their numbers
+
+class Form(dict[int, float]):
+    """How a number in Python depends on others: partials by their numbers. It can be added and scaled."""
+
+    __array_ufunc__ = None
+
+    def __mul__(self, factor: float) -> Form:
+        return Form({key: partial * factor for key, partial in self.items()})
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Form) -> Form:
+        return Form({key: self.get(key, 0.0) + other.get(key, 0.0) for key in {**self, **other}})
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +182,7 @@ class Stored:
     redo: Callable[[], object]
     box: Box = ()
     saved: list[Copy] = field(default_factory=list)
-    form: Form = field(default_factory=dict)
+    form: Form = field(default_factory=Form)
 
     def again(self, log: Log) -> None:
         """Make the change once more."""

@@ -14,8 +14,9 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import FieldKey, rows_of
 from taichi_ext.runtime.memory.shadows import FieldTable, available_memory
 from taichi_ext.runtime.reverse.backward import Adjoints, Backward
+from taichi_ext.runtime.reverse.calls import Kernels
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Log
-from taichi_ext.runtime.reverse.forward import Forward, Kernels
+from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.schedule import Schedule
 
 MOST_ROWS = 8  # cotangents in one way back

@@ -1,0 +1,100 @@
+"""NumPy arrays and tensors that Python can change unnoticed, between the launches of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.runtime.memory.regions import Region
+from taichi_ext.runtime.reverse.cells import Cell, Cells
+
+
+@dataclass(frozen=True)
+class Change:
+    """Entries of an array that Python has changed; memory is as it was before.
+
+    Attributes:
+        cell: the array.
+        name: its name.
+        rows: the entries.
+        redo: makes the change again.
+    """
+
+    cell: Cell
+    name: Any
+    rows: np.ndarray
+    redo: Any
+
+
+class HostArrays:
+    """The arrays of a run that Python can change unnoticed, and their bytes after the last launch.
+
+    Args:
+        cells: those of the run.
+        stores: the stores of Python that were seen.
+    """
+
+    def __init__(self, cells: Cells, stores: Any) -> None:
+        self._cells, self._stores = cells, stores
+        self._copies: dict[Region, np.ndarray] = {}
+
+    def is_active_memory(self, array: Any) -> bool:
+        """Whether an array shares memory with one that may depend on parameters."""
+        if not len(self._cells.regions):
+            return False
+        space, start, end = backend.memory_span(array)
+        regions = self._cells.regions.between(space, start, end)
+        return any(cell.carries() for region in regions for cell in self._cells.sharing(region.layout))
+
+    def remember(self, written: Iterable[Cell] | None = None) -> None:
+        """Copy the bytes of arrays that may have changed since the last copy: those written, or all."""
+        self._stores.clear()
+        changed = None if written is None else {self._cells.regions.find(c.key) for c in written if c.key is not None}  # type: ignore[arg-type]
+        for region in self._cells.regions:
+            if region in self._copies and changed is not None and region not in changed:
+                continue
+            memory = _memory(region)
+            if memory is not None:
+                self._copies[region] = memory.copy()
+
+    def changes(self) -> Iterator[Change]:
+        """What Python has changed since the last launch."""
+        for region in list(self._cells.regions):
+            memory, before = _memory(region), self._copies.get(region)
+            stored = self._stores.within(region.layout)
+            if memory is None or before is None or (stored is None and np.array_equal(memory, before)):
+                continue
+            rows = _changed_rows(region, memory, before, stored)
+            if len(rows):
+                yield self._change(region, memory, before, rows)
+
+    def _change(self, region: Region, memory: np.ndarray, before: np.ndarray, rows: np.ndarray) -> Change:
+        if backend.host_values(region.owners[-1][1]) is None:
+            raise UnsupportedError("Python changes an array on a device between kernels.")
+        cell = self._cells.of_array(region.layout, region.name, memory.view(_dtype(region)))
+        now = memory.copy()
+        memory[...] = before
+        self._copies[region] = now
+        return Change(cell, region.name, rows, lambda: np.copyto(memory, now))
+
+
+def _changed_rows(region: Region, memory: np.ndarray, before: np.ndarray, stored: np.ndarray | None) -> np.ndarray:
+    numbers, old = memory.view(_dtype(region)), before.view(_dtype(region))
+    changed = (numbers != old) & ~((numbers != numbers) & (old != old))
+    if stored is not None:
+        changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
+    return region.changed_rows(changed)
+
+
+def _dtype(region: Region) -> Any:
+    return backend.to_numpy_type(backend.named_type(region.layout.dtype))
+
+
+def _memory(region: Region) -> np.ndarray | None:
+    """The bytes of a region; None if Python cannot change them unnoticed."""
+    return backend.memory_of(region.owners[-1][1], region.layout.start, region.layout.end - region.layout.start)

@@ -1,0 +1,195 @@
+"""Calls of kernels in a run: the kernel as stages, the cells of its containers, and what is active in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.launches import ColumnBlock, Launch, NumberArgument, NumberColumns, check_unchanged
+from taichi_ext.runtime.launching.fused_kernels import KernelName
+from taichi_ext.runtime.memory.array_tangents import Binding, array_arguments, check_overlaps
+from taichi_ext.runtime.reverse.cells import Cell, Cells
+from taichi_ext.runtime.reverse.history import Call, Form, Launched, StagePlan, accesses
+from taichi_ext.runtime.reverse.kernels import NumberPlace, StagedKernel, numpy_type, staged_kernel
+
+Passed = Mapping[str, Sequence[Form]]  # how the entries of leaf arguments depend on other numbers, by name
+
+
+@dataclass(eq=False)
+class Kernels:
+    """The kernels of one prepared form, kept between its calls.
+
+    Attributes:
+        staged: by name.
+        capacity: entries of a thread's tape, of real numbers and of integers.
+    """
+
+    staged: dict[KernelName, StagedKernel]
+    capacity: list[int]
+
+    def find(self, name: KernelName, launch: Launch) -> StagedKernel:
+        """The kernel for a launch."""
+        known = self.staged.get(name)
+        if known is None or not known.is_current():
+            known = self.staged[name] = staged_kernel(launch)
+        check_unchanged(known.kernel, known.captures.changed_at_launch())
+        return known
+
+
+class Calls:
+    """The calls of one run.
+
+    Args:
+        request: the parameters and outputs.
+        kernels: those of the prepared form.
+        cells: the fields and arrays.
+        width: the number of cotangents.
+
+    Attributes:
+        read: the keys of what kernels have read.
+        written: of what they have written.
+    """
+
+    def __init__(self, request: Any, kernels: Kernels, cells: Cells, width: int) -> None:
+        self.read: set[Any] = set()
+        self.written: set[Any] = set()
+        self._request, self._kernels, self._cells, self._width = request, kernels, cells, width
+        self._threads = backend.thread_count() or 1
+        self._known: dict[object, Call] = {}
+
+    def launched(
+        self, kernel: backend.Kernel, args: tuple[Any, ...], values: Sequence[Any], passed: Passed
+    ) -> Launched:
+        """A launch that is about to be made: its kernel, its numbers, and the plans of its stages.
+
+        Args:
+            kernel: the user's.
+            args: all its arguments.
+            values: its leaf arguments.
+            passed: those that depend on parameters.
+        """
+        args = _typed(kernel, args)
+        call = self._call(kernel, args, values, frozenset(passed))
+        event = self._event(call, args, values, passed)
+        event.plans += [self._plan(event, n) for n in range(len(call.kernel.staged.stages))]
+        return event
+
+    def _call(
+        self, kernel: backend.Kernel, args: tuple[Any, ...], values: Sequence[Any], passed: frozenset[str]
+    ) -> Call:
+        name = (id(kernel), passed, *(type(a) if isinstance(a, (int, float)) else id(a) for a in args))
+        known = self._known.get(name)
+        if known is not None and known.is_current():
+            check_unchanged(known.kernel.kernel, known.kernel.captures.changed_at_launch())
+            return known
+        registered = {id(array.value): array for array in self._request.arrays}
+        binding = array_arguments(kernel, tuple(values), registered)
+        staged = self._staged(kernel, args, values, passed, binding)
+        leaves, places = backend.leaf_arguments(kernel), backend.array_positions(kernel)
+        given = {leaves[n].name: array for n, array in zip(places, binding.given, strict=True)}
+        cells = {}
+        for c in staged.program.containers:
+            array = given.get(c.name) if c.is_argument else None
+            if array is None:
+                cells[c] = self._cells.of_field(c.object)
+            else:
+                cells[c] = self._cells.of_array(array.view, array.name, array.value)
+        written = {c for n in range(len(staged.staged.stages)) for c in staged.forward(n).writes}
+        check_overlaps(binding.given, {info.key for c, info in staged.infos.items() if c in written})
+        made = self._known[name] = Call(staged, args, cells, binding)
+        return made
+
+    def _staged(
+        self,
+        kernel: backend.Kernel,
+        args: tuple[Any, ...],
+        values: Sequence[Any],
+        passed: frozenset[str],
+        binding: Binding,
+    ) -> StagedKernel:
+        """The kernel as stages, for arguments of these types and shapes."""
+        numbers = self._request.numbers
+        columns = NumberColumns({**numbers.arguments, **dict.fromkeys(passed, 0)}, numbers.constants)
+        launch = Launch(
+            kernel=kernel,
+            args=args,
+            block=ColumnBlock(1),
+            fields=self._cells.table,
+            roles={},
+            arrays=binding.arrays,
+            numbers=columns,
+            wants_return=False,
+            strategy="auto",
+            sparse=None,
+            energy=None,
+            is_repeated=True,
+        )
+        shapes = tuple((i, tuple(values[i].shape)) for i in backend.array_positions(kernel))
+        same = tuple((i, info.key) for i, info in binding.arrays.items())
+        variant = tuple(sorted(columns.arguments)), tuple(variable.key for variable, _ in columns.constants)
+        features = backend.argument_features(kernel, args)
+        return self._kernels.find(KernelName(id(kernel), features, (shapes, same), variant), launch)
+
+    def _event(self, call: Call, args: tuple[Any, ...], values: Sequence[Any], passed: Passed) -> Launched:
+        """A launch with the numbers that it is given."""
+        kernel, own = call.kernel, {}
+        for c in kernel.own_containers:
+            array = np.zeros(kernel.size_of(c), numpy_type(c))
+            own[c] = Cell(None, array, array.shape, array.dtype)
+        event = Launched(call, args, own, [])
+        leaves = {leaf.name: value for leaf, value in zip(backend.leaf_arguments(kernel.kernel), values, strict=True)}
+        for place in kernel.numbers:
+            cell = own[place.container]
+            value, forms = self._number(place, leaves, passed)
+            numbers = value.to_list() if isinstance(value, backend.Matrix) else value
+            cell.obj[place.start : place.start + len(forms)] = np.asarray(numbers, cell.dtype).reshape(-1)
+            cell.is_active = True
+            event.given += [(cell, place.start + n, form) for n, form in enumerate(forms) if form]
+            self.read.add(place.key)
+        return event
+
+    def _number(self, place: NumberPlace, leaves: Mapping[str, Any], passed: Passed) -> tuple[Any, Sequence[Form]]:
+        """A number or vector that a launch is given, and how its entries depend on others."""
+        numbers, count = self._request.numbers, math.prod(place.shape)
+        if not isinstance(place.key, NumberArgument):
+            variable, first = next((v, first) for v, first in numbers.constants if v.key == place.key)
+            return variable.read(), [Form({first + n: 1.0}) for n in range(count)]
+        name = place.key.name
+        if name in passed:
+            return leaves[name], passed[name]
+        first = numbers.arguments[name]
+        return leaves[name], [Form({first + n: 1.0}) for n in range(count)]
+
+    def _plan(self, event: Launched, n: int) -> StagePlan:
+        """A stage with its adjoint for what is active now, and what becomes active by it."""
+        call, kernel = event.call, event.call.kernel
+        forward = kernel.forward(n)
+        touched = forward.reads | forward.writes
+        active = frozenset(c for c in touched if c.dtype.is_real and event.cell(c).carries())
+        name = n, active
+        plan = call.plans.get(name)
+        if plan is None:
+            adjoint = kernel.adjoint(n, active, self._threads, self._width) if active else None
+            results = [c for c in adjoint.active if c in forward.writes] if adjoint is not None else []
+            adjoint = adjoint if results else None
+            reads = [] if adjoint is None else accesses(adjoint.stage, adjoint.stage.reads, is_store=False)
+            writes = accesses(forward, forward.writes, is_store=True)
+            plan = call.plans[name] = StagePlan(forward, adjoint, reads, writes, results)
+        for c in plan.results:
+            event.cell(c).is_active = True
+        infos = kernel.infos
+        self.read |= {event.cell(c).key for c in forward.reads if c in infos}
+        self.written |= {event.cell(c).key for c in forward.writes if c in infos}
+        return plan
+
+
+def _typed(kernel: backend.Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, with Python's floats for real numbers."""
+    kinds = [a.annotation for a in kernel.arguments]
+    is_real = [backend.is_scalar_type(k) and backend.is_real(backend.cook_dtype(k)) for k in kinds]
+    return tuple(float(a) if real else a for a, real in zip(args, is_real, strict=True))
