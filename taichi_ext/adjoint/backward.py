@@ -218,6 +218,9 @@ def _loop(block: Block, r: Loop) -> None:
     if isinstance(s, ir.For):
         again = Local(s.variables[0].name, I32, (), "temporary")
         env[s.variables[0]] = Read(again)
+    is_pairs = sweep.gather is not None and isinstance(s, ir.For) and s.variables[0] is sweep.gather.variable
+    if is_pairs and sweep.gather is not None:
+        sweep.gather.again = again
     inner = _inner(block, r, without_jumps(s.body), env, after)
     ends = {v: inner.take(starts[v]) for v in after}
     inner.unchanged |= {v for v, ws in inner.moved.items() if _is_same(ws, ends[v])}
@@ -234,7 +237,9 @@ def _loop(block: Block, r: Loop) -> None:
         if kept or r.log is not None:
             rest = (ir.If(operation("eq", Read(sweep.tape.lost), 0), rest),)
         rest = (*head, *rest)
-    is_ordered = bool(changed) or not (is_local or not kept) or _overwrites(s)
+    is_ordered = bool(changed) or r.log is not None or bool(kept and not is_local) or _overwrites(s)
+    if is_pairs and sweep.gather is not None and not is_ordered:
+        sweep.gather.back = index
     place: Value = operation("sub", operation("sub", trips, 1), Read(index)) if is_ordered else Read(index)
     names = [ir.Declare(number, (place,)), ir.Declare(again, (whole(add(Read(number), first)),))]
     block.emit(ir.For("range", (index,), (trips,), (*names, *rest)))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 import taichi_ext.program as ir
-from taichi_ext.adjoint.sweep import Sweep, Weights, is_none, substitution
+from taichi_ext.adjoint.stages import is_entry
+from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, is_number, literal, multiply, operation, select
 from taichi_ext.differentiate.rules.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
@@ -235,7 +236,11 @@ class Block:
         return [Load(array, (cast(add(first, k), ir.I32),)) for k in range(self.sweep.width)]
 
     def _scatter(self, load: Load, ws: Weights) -> None:
-        sweep = self.sweep
+        sweep, gather = self.sweep, self.sweep.gather
+        if gather is not None and (gather.is_only or is_entry(load, gather.again)):
+            if gather.is_only and is_entry(load, gather.again):
+                self._add_to_sums(gather, load, ws)
+            return
         entries = self.entries(load)
         own = sweep.own.get(load.container)
         if own is not None:
@@ -251,6 +256,14 @@ class Block:
                 self.emit(ir.Update(entry, "add", w))
             else:
                 self.emit(ir.Assign(entry, operation("add", entry, w)))
+
+    def _add_to_sums(self, gather: Gather, load: Load, ws: Weights) -> None:
+        dtype, key = load.container.dtype, (load.container, load.component)
+        if key not in gather.sums:
+            gather.sums[key] = [Local(f"sum_{load.container.name}", dtype, (), "tangent") for _ in ws]  # type: ignore[index]
+        for local, w in zip(gather.sums[key], ws, strict=True):  # type: ignore[index]
+            if not is_number(w, 0):
+                self.emit(ir.Assign(Read(local), cast(add(Read(local), w), dtype)))
 
 
 def own_width(size: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import taichi_ext.program as ir
-from taichi_ext.adjoint.stages import Stage
+from taichi_ext.adjoint.stages import Stage, is_entry
 from taichi_ext.analysis.loops import Extents, loop_bounds
 from taichi_ext.program import Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.simplify.usage import assigned_locals
@@ -62,11 +62,14 @@ def bounds_of(stage: Stage, machine: Machine) -> Bounds | None:
     return bounds if bounds is not None and len(bounds) == len(stage.loop.variables) else None
 
 
-def contention(stage: Stage, sizes: dict[Container, int], machine: Machine) -> Contention:
-    """How the adjoints of containers, of these sizes, are added to."""
+def contention(
+    stage: Stage, sizes: dict[Container, int], machine: Machine, gathered: Local | None = None
+) -> Contention:
+    """How the adjoints of containers, of these sizes, are added to; ``gathered``: what a variable names is not."""
     if stage.loop is None or machine.threads == 1:
         return Contention(frozenset(), frozenset(), None, True)
-    touched = _touched(stage)
+    touched = {c: [t for t in ts if not is_entry(t, gathered)] for c, ts in _touched(stage).items()}
+    touched = {c: entries for c, entries in touched.items() if entries}
     free = _owned(stage, touched)
     stored = {t.container for s in ir.statements(stage.body) for t in _targets(s)}
     own = {c for c, n in sizes.items() if c not in free | stored and _is_often(stage, c, n * machine.threads, machine)}

@@ -33,7 +33,7 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
     found: list[ir.Declare] = []
     roots = [v for s in ir.statements(body) if getattr(s, "local", None) not in single for v in ir.values_of(s)]
     for s in reversed(single.values()):
-        if not s.local.dtype.is_real or not _is_costly(s.values[0]):
+        if not s.local.dtype.is_real or not is_costly(s.values[0]):
             continue
         if s.local not in _needed(roots, single, {d.local for d in found}):
             continue
@@ -73,7 +73,8 @@ def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declar
     return list(found.values())
 
 
-def _is_costly(v: Value) -> bool:
+def is_costly(v: Value) -> bool:
+    """Whether a value has an operation that takes long."""
     return any(isinstance(n, Op) and n.name in _COSTLY for n in ir.walk(v))
 
 

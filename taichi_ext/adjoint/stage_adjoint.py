@@ -16,10 +16,11 @@ from taichi_ext.adjoint.backward import run_back
 from taichi_ext.adjoint.block import Block
 from taichi_ext.adjoint.contention import Bounds, Machine, bounds_of, contention
 from taichi_ext.adjoint.forward import run_forward
+from taichi_ext.adjoint.gather import gathered, inner_loop
 from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import Stage
-from taichi_ext.adjoint.sweep import Sweep, dirty_containers
+from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
 from taichi_ext.adjoint.tapes import AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.differentiate.forms.build import add, literal, operation
@@ -64,14 +65,27 @@ def adjoint_of(
         machine: what runs it.
         is_guarded: whether adjoints may be infinite where a partial is 0.
     """
-    sizes = {c: a.container.shape[0] for c, a in arrays.items() if a.container.shape is not None}
-    real = max((c.dtype for c in arrays), key=lambda t: t.bits, default=ir.F32)
-    shared = contention(stage, sizes, machine)
-    own = {c: replace(arrays[c].container, name=f"own_{arrays[c].container.name}") for c in arrays if c in shared.own}
-    width = next((a.width for a in arrays.values()), 1)
-    sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty_containers(stage.body), own)
-    body = _Loops(sweep, bounds_of(stage, machine), machine.threads).body()
-    return StageAdjoint(body, arrays, own, sweep.tape, sweep.is_singular)
+    bounds = bounds_of(stage, machine)
+
+    def made(gather: Gather | None) -> tuple[Sweep, _Loops]:
+        sizes = {c: a.container.shape[0] for c, a in arrays.items() if a.container.shape is not None}
+        real = max((c.dtype for c in arrays), key=lambda t: t.bits, default=ir.F32)
+        shared = contention(stage, sizes, machine, None if gather is None else gather.variable)
+        own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
+        width, dirty = next((a.width for a in arrays.values()), 1), dirty_containers(stage.body)
+        sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty, own, gather)
+        return sweep, _Loops(sweep, bounds, machine.threads)
+
+    pairs = inner_loop(stage.body, bounds, set(arrays))
+    if pairs is not None:
+        variable, domain = pairs.variables[0], pairs.domain
+        (sweep, loops), (_, sums) = made(Gather(variable, domain, False)), made(Gather(variable, domain, True))
+        body, first = loops.body(), sums.gathered()
+        if first is not None and not sweep.tape.is_used:
+            return StageAdjoint((first, *body), arrays, sweep.own, sweep.tape, sweep.is_singular)
+    sweep, loops = made(None)
+    body = loops.body()
+    return StageAdjoint(body, arrays, sweep.own, sweep.tape, sweep.is_singular)
 
 
 class _Loops:
@@ -93,6 +107,15 @@ class _Loops:
         env: dict[Local, Value] = {v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}
         arrays = {v: w for v, w in zip(loop.variables, variables, strict=True) if v.shape}
         return (replace(loop, variables=variables, body=self._iteration(env, arrays)),)
+
+    def gathered(self) -> ir.For | None:
+        """The loop that gathers, if there can be one."""
+        loop = self.sweep.stage.loop
+        assert loop is not None
+        assert self.bounds is not None
+        (variable,) = _variables(loop)
+        iteration = self._iteration({loop.variables[0]: Read(variable)}, {})
+        return gathered(self.sweep, iteration, variable, self.bounds)
 
     def _iteration(self, env: dict[Local, Value], arrays: dict[Local, Local]) -> ir.Body:
         sweep = self.sweep

@@ -245,3 +245,9 @@ def _stores(local: Local, array: Container, start: int) -> list[ir.Statement]:
     """Stores of all numbers of a local to an array."""
     entries = (Read(local, index) for index in product(*map(range, local.shape)))
     return [ir.Assign(_entry(array, start + k), cast(e, array.dtype)) for k, e in enumerate(entries)]
+
+
+def is_entry(load: Load, variable: Local | None) -> bool:
+    """Whether an entry is named by one variable alone."""
+    index = load.indices[0] if len(load.indices) == 1 else None
+    return isinstance(index, Read) and index.local is variable and all(isinstance(c, int) for c in load.component)

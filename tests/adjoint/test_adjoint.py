@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from program_interpreter import Interpreter
 
-from taichi_ext.adjoint import Machine, adjoint_array, adjoint_of, staged
+from taichi_ext.adjoint import Machine, adjoint_array, adjoint_of, gather, staged
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.program import (
@@ -143,6 +143,19 @@ def sums():
     return [over(y, body), over(y, Update(at(z, 2), "sub", op("sqrt", at(z, 1))))]
 
 
+def sums_of_sums():
+    """Additions to an entry that the same loop reads: the order of the way back counts."""
+    return [
+        over(z, times(n, (3,), Update(at(z, Read(i)), "add", op("mul", op("sin", at(z, Read(i))), at(x, Read(n))))))
+    ]
+
+
+def all_pairs():
+    """Entries that an inner loop names by its variable alone."""
+    pair = op("exp", op("mul", op("sub", at(x, Read(i)), at(x, Read(n))), at(y, Read(n))))
+    return [over(z, let(s, 0.0), times(n, (N,), Update(Read(s), "add", pair)), put(at(z, Read(i)), Read(s)))]
+
+
 def crossing():
     """A local of the kernel that a parallel loop adds to, and a returned number."""
     add = over(x, Update(Read(s), "add", op("mul", at(x, Read(i)), at(x, Read(i)))))
@@ -167,7 +180,7 @@ def with_steps():
 
 
 PROGRAMS = [straight_line, recurrence, of_unknown_length, left_early, in_place, local_array, stencil, sums, crossing]
-PROGRAMS += [taken_numbers, with_steps]
+PROGRAMS += [sums_of_sums, all_pairs, taken_numbers, with_steps]
 
 
 class Stages:
@@ -302,6 +315,16 @@ def test_few_entries_have_sums_of_each_thread():
     stages = Stages(sums, 2)
     made, _ = stages.adjoint(stages.staged.stages[0], frozenset((x, y)))
     assert x in made.own and y not in made.own  # an iteration owns its entry of y
+
+
+def test_adjoints_of_all_pairs_are_gathered(monkeypatch):
+    monkeypatch.setattr(gather, "LEAST_PAIRS", 1)
+    stages = Stages(all_pairs, 4)
+    made, _ = stages.adjoint(stages.staged.stages[0], frozenset((x, y)))
+    assert not made.own
+    assert not [s for s in statements(made.body) if isinstance(s, Update)]
+    test_adjoints_are_those_of_differences(all_pairs, 4)
+    test_several_cotangents_go_back_together(all_pairs)
 
 
 def test_zero_times_infinity_is_zero_where_adjoints_are_guarded():
