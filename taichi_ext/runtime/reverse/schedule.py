@@ -122,6 +122,16 @@ class Schedule:
         """Forget logs of earlier units until there is room for what comes."""
         while self._kept_bytes() + size > self._limit and self._kept < len(self._starts) - 1:
             self._drop_log()
+        while self._kept and self._kept_bytes() > self._limit and self._expendable():
+            self._snapshots.remove(self._expendable()[0])
+
+    def _expendable(self) -> list[Snapshot]:
+        """The snapshots that have one of a higher level behind them."""
+        found, above = list[Snapshot](), 0
+        for snapshot in reversed(self._snapshots):
+            found += [snapshot] * (snapshot.level < above)
+            above = max(above, snapshot.level)
+        return found[::-1]
 
     def _kept_bytes(self) -> int:
         return self._first_bytes() + self.log.nbytes + sum(s.nbytes for s in self._snapshots)
@@ -150,15 +160,11 @@ class Schedule:
         """Make a snapshot of the state before the unit that begins now, in place of another if there is no room."""
         size, level = sum(map(_bytes, self._written)), 0
         while len(self._snapshots) > self._slots(size):
-            last, above = self._snapshots[-1], 0
-            expendable = []
-            for snapshot in reversed(self._snapshots):
-                expendable += [snapshot] * (snapshot.level < above)
-                above = max(above, snapshot.level)
+            last, expendable = self._snapshots[-1], self._expendable()
             if not expendable and last.level == _ENDLESS:
                 break
             level = level if expendable else last.level + 1
-            self._snapshots.remove(expendable[-1] if expendable else last)
+            self._snapshots.remove(expendable[0] if expendable else last)
         self._make_room(size + self._largest_event)
         self._snapshot(len(self._starts)).level = level
         self._note()
