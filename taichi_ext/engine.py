@@ -98,7 +98,9 @@ def _recorded(
     launch: launches.Launch, rules: RulesInUse, captures: backend.Captures, constants: Constants | None
 ) -> tuple[Program, dict[Container, launches.ContainerInfo]]:
     """A summary of the kernel and its containers."""
-    recorded, infos = launches.with_whole_fields(record(launch.kernel, launch.args, rules, captures, constants), launch)
+    order = 1 if launch.energy is None else 2
+    recorded = record(launch.kernel, launch.args, rules, captures, constants, order=order)
+    recorded, infos = launches.with_whole_fields(recorded, launch)
     if has_node_calls(recorded.body):
         return launches.with_node_calls(recorded, launch, infos, constants)
     return recorded, infos

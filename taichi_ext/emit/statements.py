@@ -226,8 +226,10 @@ class Lines:
         return f"({', '.join(map(self.bound, x))})" if isinstance(x, tuple) else self.expressions.text(x)
 
     def call(self, function: str, args: tuple[object, ...]) -> str:
-        """A function of Taichi's library; the inverse is a method."""
+        """A function of Taichi's library; the inverse is a method, and "_at" gives what is known already."""
         texts = list(map(self.expressions.argument, args))
+        if function.endswith("_at"):
+            return ", ".join(texts[1 : 1 + len(texts) // 2])
         return f"{texts[0]}.inverse()" if function == "inverse" else f"ti.{function}({', '.join(texts)})"
 
     def effect(self, s: ir.Effect) -> None:

@@ -21,6 +21,7 @@ from taichi_ext.backend import matrix_ops, ops, ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER
+from taichi_ext.record.decompositions import decomposition
 from taichi_ext.record.handles import Callback, Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
 from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.literals import captured
@@ -206,6 +207,7 @@ _SPECIAL: dict[Any, Handler] = {
     **{getattr(ops, f"atomic_{n}"): effects.atomic for n in ("add", "sub", "mul", "min", "max", "and", "or", "xor")},
     **{f: _any_all(f) for f in (builtins.any, builtins.all)},
     **{f: functools.partial(effects.kept_call, function=f) for f in effects.KEPT_CALLS},
+    **{f: functools.partial(decomposition, function=f) for f in (ti.svd, ti.sym_eig)},
     operator.matmul: matmul,
     operator.pos: lambda r, x: value_of(x),
     ti.eig: _eig,

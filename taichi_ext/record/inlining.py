@@ -98,8 +98,9 @@ def walk_function(r: Recording, func: backend.Func, bound: Sequence[object]) -> 
 
 
 def _is_library(function: object) -> bool:
-    """Whether messages cite the call of a function, not its own lines: one of Taichi's, or of this package's edges."""
-    return backend.is_library(function) or backend.module_of(function).startswith("taichi_ext.boundary.")
+    """Whether messages cite the call of a function, not its own lines: one of Taichi's, or of this package."""
+    own = ("taichi_ext.boundary.", "taichi_ext.record.")
+    return backend.is_library(function) or backend.module_of(function).startswith(own)
 
 
 def _has_loops(tree: ast.Module) -> bool:

@@ -21,6 +21,7 @@ from taichi_ext.program import Program, Return
 from taichi_ext.program.types import I32
 from taichi_ext.record.arguments import bind_arguments, returned_annotations
 from taichi_ext.record.constants import Constants
+from taichi_ext.record.decompositions import with_tangents_at
 from taichi_ext.record.handles import group_of, value_of
 from taichi_ext.record.levels import with_levels
 from taichi_ext.record.literals import as_value
@@ -130,6 +131,7 @@ def record(
     constants: Constants | None = None,
     *,
     is_reverse: bool = False,
+    order: int = 1,
 ) -> Program:
     """The program of a kernel, for arguments of the types of these.
 
@@ -141,6 +143,7 @@ def record(
         constants: the Python numbers that are parameters; takes the locals of the program for them.
         is_reverse: write users' rules, and gradients that are stopped or replaced, so that Taichi's own reverse mode
             differentiates them.
+        order: of the derivatives that are computed from it.
 
     Returns:
         The program.
@@ -150,7 +153,7 @@ def record(
     """
     with backend.deep_recursion(kernel):
         rewritten = rewrite(kernel.func, None)
-        r = Recording(kernel, _library, rules or NoRules(), constants, is_reverse)
+        r = Recording(kernel, _library, rules or NoRules(), constants, is_reverse, order)
         scope = {**backend.global_variables(kernel.func), **r.library.names}
         for position in kernel.template_slot_locations:
             scope[backend.arguments(kernel)[position].name] = args[position]
@@ -172,5 +175,5 @@ def record(
         throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
         throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
         containers, returns = tuple(r.containers.values()), returned_annotations(kernel)
-        body, file = with_levels(r.body()), rewritten.source[0]
+        body, file = with_levels(with_tangents_at(r.body())), rewritten.source[0]
         return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())

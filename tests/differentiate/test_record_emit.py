@@ -477,8 +477,11 @@ def test_library_calls_stay_calls(f):
             f.m[i] = V @ f.m[i].inverse()
 
     program = program_of(k)
-    assert [s.function for s in statements(program.body) if isinstance(s, Call)] == ["svd", "inverse"]
-    assert [l.shape for s in statements(program.body) if isinstance(s, Call) for l in s.results] == [(2, 2)] * 4
+    assert [s.function for s in statements(program.body) if isinstance(s, Call) and not s.function.endswith("_at")] == [
+        "svd",
+        "inverse",
+    ]
+    assert [l.shape for s in statements(program.body) if isinstance(s, Call) for l in s.results] == [(2, 2)] * 7
 
 
 def test_types(f):

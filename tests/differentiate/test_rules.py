@@ -6,7 +6,7 @@ import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
-from taichi_program import end_program
+from taichi_program import initialise
 
 from taichi_ext import jacobian
 from taichi_ext.differentiate.forms.build import GUARDED, GUARDED_BOTH, INVERSE
@@ -486,10 +486,7 @@ def test_zero_tangents_in_a_row_stay_zero_in_powers_of_negative_numbers(power):
 
 
 def test_max_and_min_with_nan_have_the_derivative_of_their_value():
-    end_program()
-    ti.init(
-        arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, fast_math=False
-    )  # fast_math assumes that no number is NaN
+    initialise(default_fp=ti.f64, fast_math=False)  # fast_math assumes that no number is NaN
     x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 8)
     x.from_numpy(np.array([2.0, np.nan, 3.0]))
 

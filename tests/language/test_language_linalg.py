@@ -49,27 +49,6 @@ def test_svd_of_an_expression():
     check_jacobian(k, x, y, **ITERATIVE)
 
 
-@SIZES
-def test_singular_values_that_are_equal(n):
-    """U V^T, V S V^T and U S V^T are smooth where singular values are equal, although U, S and V are not."""
-    x, r, p, a = matrices([np.eye(n) * 1.5]), *(matrix_outputs(n, n, 1) for _ in range(3))
-
-    @ti.kernel
-    def k():
-        u, s, v = ti.svd(x[0])
-        r[0] = u @ v.transpose()
-        a[0] = u @ s @ v.transpose()
-        if ti.static(n == 2):
-            p[0] = v @ s @ v.transpose()
-
-    rotation, stretch = polar_of_identity(n)
-    identity = np.eye(n * n).reshape(1, n, n, 1, n, n)
-    if n == 2:
-        check_jacobian(k, x, [r, a, p], expected=[[rotation / 1.5], [identity], [stretch]], atol=1e-7)
-    else:
-        check_jacobian(k, x, [r, a], expected=[[rotation / 1.5], [identity]], atol=1e-7)
-
-
 def polar_of_identity(n):
     """d R and d P by A at A = 1 for A = R P: the antisymmetric and the symmetric part."""
     shape = (1, n, n, 1, n, n)
@@ -102,21 +81,6 @@ def test_sym_eig(n):
         values[0], q[0] = ti.sym_eig(a)
 
     check_jacobian(k, x, [values, q], **ITERATIVE)
-
-
-@SIZES
-def test_functions_of_a_symmetric_matrix_with_equal_eigenvalues(n):
-    x, y = matrices([np.eye(n) * 2.0]), outputs(2)
-
-    @ti.kernel
-    def k():
-        a = (x[0] + x[0].transpose()) * 0.5
-        values, _ = ti.sym_eig(a)
-        y[0] = values.sum()
-        y[1] = values.norm_sqr()
-
-    expected = np.stack([np.eye(n), 4 * np.eye(n)]).reshape(2, 1, n, n)
-    check_jacobian(k, x, y, expected=expected, atol=1e-7)
 
 
 def test_eig():

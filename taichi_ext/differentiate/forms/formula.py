@@ -99,9 +99,3 @@ class Formula:
         """A / b, and 0 where b is 0."""
         is_zero = self.term(_value(b)).equals(0)
         return self.select(is_zero, 0, self.term(_value(a)) / self.select(is_zero, 1, b))
-
-    def tied(self, a: Operand, b: Operand) -> Term:
-        """A / b, and 0 only where both are 0."""
-        a, b = self.term(_value(a)).kept(), self.term(_value(b)).kept()
-        both = (a.equals(0) & b.equals(0)).kept("are_zero")
-        return self.select(both, 0, a / self.select(both, 1, b))

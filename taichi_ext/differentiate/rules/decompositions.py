@@ -10,11 +10,7 @@ its derivative where singular values are equal.)  For a symmetric A = Q L Q^T, `
 For A = R P, ``R^T dA - dA^T R = Omega P + P Omega`` with ``dR = R Omega``.  For A x = b, ``A dx = db - dA x``, and
 ``d(A^-1) = -A^-1 dA A^-1``.
 
-Where two singular values are equal, their vectors are only determined up to a rotation.  It is assumed not to change,
-and S gets off-diagonal entries to compensate: U S V^T, V S V^T, U S U^T and U V^T keep their exact derivatives there; a
-function of the diagonal of S alone, put between U and V, does not.  Where two eigenvalues of a symmetric matrix are
-equal and the tangent would separate them, the derivative of the eigenvectors is infinite, as it is here; eigenvalues
-and their symmetric functions keep their derivatives.
+Equal values are told apart where a kernel is recorded (``record/decompositions.py``).
 """
 
 from __future__ import annotations
@@ -95,30 +91,26 @@ def _flat(grid: Grid) -> list[object]:
 
 
 def _svd(c: _Context) -> Partials:
-    n, f = c.n, c.formula
+    n = c.n
     u, s, v = map(c.grid, c.call.results)
     sums = {(i, j): (s[i][i] + s[j][j]).kept() for i in range(n) for j in range(i + 1, n)}
-    gaps = {(i, j): (s[j][j] - s[i][i]).kept() for i in range(n) for j in range(n) if i != j}
+    gaps = {(i, j): (s[j][j] - s[i][i]).kept() for i in range(n) for j in range(i + 1, n)}
 
     def differential(entry: int) -> list[object]:
         row, column = divmod(entry, n)
         w = [[(u[row][k] * v[column][m]).kept() for m in range(n)] for k in range(n)]
-        odd = _antisymmetric(n, lambda i, j: f.ratio(w[i][j] - w[j][i], sums[i, j]))
-        even = _antisymmetric(n, lambda i, j: f.ratio(w[i][j] + w[j][i], gaps[i, j]))
+        odd = _antisymmetric(n, lambda i, j: (w[i][j] - w[j][i]) / sums[i, j])
+        even = _antisymmetric(n, lambda i, j: (w[i][j] + w[j][i]) / gaps[i, j])
         turn_u = [[None if i == j else (even[i][j] + odd[i][j]) * 0.5 for j in range(n)] for i in range(n)]
         turn_v = [[None if i == j else (even[i][j] - odd[i][j]) * 0.5 for j in range(n)] for i in range(n)]
-        ds = [[w[i][i] if i == j else _shared(w, i, j) for j in range(n)] for i in range(n)]
+        ds = [[w[i][i] if i == j else None for j in range(n)] for i in range(n)]
         return _flat(_times(u, turn_u)) + _flat(ds) + _flat(_times(v, turn_v))
-
-    def _shared(w: Grid, i: int, j: int) -> object:
-        """The remaining part of the rotation of U and V where two singular values are equal."""
-        return f.select(gaps[i, j].equals(0), (w[i][j] + w[j][i]) * 0.5, 0)
 
     return differential
 
 
 def _sym_eig(c: _Context) -> Partials:
-    n, f = c.n, c.formula
+    n = c.n
     values, vectors = c.call.results
     lam, q = c.vector(values), c.grid(vectors)
     gaps = {(i, j): (lam[j] - lam[i]).kept() for i in range(n) for j in range(i + 1, n)}
@@ -126,7 +118,7 @@ def _sym_eig(c: _Context) -> Partials:
     def differential(entry: int) -> list[object]:
         row, column = divmod(entry, n)
         w = [[(q[row][k] * q[column][m]).kept() for m in range(n)] for k in range(n)]
-        turn = _antisymmetric(n, lambda i, j: f.tied((w[i][j] + w[j][i]) * 0.5, gaps[i, j]))
+        turn = _antisymmetric(n, lambda i, j: (w[i][j] + w[j][i]) * 0.5 / gaps[i, j])
         return [w[i][i] for i in range(n)] + _flat(_times(q, turn))
 
     return differential
@@ -202,8 +194,8 @@ def _atan2(c: _Context) -> Partials:
 
 
 _RULES: dict[str, Callable[[_Context], Partials]] = {
-    "svd": _svd,
-    "sym_eig": _sym_eig,
+    "svd_at": _svd,
+    "sym_eig_at": _sym_eig,
     "polar_decompose": _polar,
     "solve": _solve,
     "inverse": _inverse,

@@ -1,0 +1,285 @@
+"""Functions of singular values and eigenvalues that are equal, or nearly, against their closed forms.
+
+For Y = U f(S) V^T and W = U^T dA V, ``U^T dY V`` has the entries ``f[s_i, s_j] (w_ij + w_ji) / 2``, with the divided
+difference f[s, s] = f'(s), plus ``(f(s_i) + f(s_j)) / (s_i + s_j) (w_ij - w_ji) / 2``; for Y = Q f(L) Q^T it has
+``f[l_i, l_j] w_ij`` (Y. Daleckii and S. Krein, 1965; N. Higham, "Functions of Matrices", theorem 3.11).
+"""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import matrices
+from numpy.testing import assert_allclose
+from taichi_program import initialise
+
+from taichi_ext import Hessian, Jacobian, jacobian, vjp
+
+NAMES = ("same", "log", "clamp")
+FUNCTIONS = {  # with their derivatives
+    "same": (lambda s: s, lambda s: 1.0 + 0.0 * s),
+    "log": (np.log, lambda s: 1.0 / s),
+    "clamp": (lambda s: np.clip(s, 0.8, 1.5), lambda s: 1.0 * ((s > 0.8) & (s < 1.5))),
+}
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(6)
+GAPS = (0.0, 1e-16, 1e-13, 1e-10, 1e-8, 1e-7, 1e-6, 1e-4, 1e-3)
+VALUES = [(1, 1, 1), (1, 1, 2), (2, 1, 1), (1.2, 0.9, 1.2), (0.9, 1.3, 1.1), (3, 3e-3, 3e-3)]
+VALUES += [(1.1 * (1 + g), 1.1, 0.9) for g in GAPS] + [(1 + g, 1, 1 - g) for g in GAPS]
+
+
+def divided(name, a, b):
+    f, slope = FUNCTIONS[name]
+    if abs(a - b) > 1e-2 * max(a, b):
+        return (f(a) - f(b)) / (a - b)
+    return np.dot(WEIGHTS, slope((a + b) / 2 + NODES * (a - b) / 2)) / 2  # the mean of the slope
+
+
+def derivative_of_svd(A, name):
+    (U, s, Vt), f = np.linalg.svd(A), FUNCTIONS[name][0]
+    W = np.einsum("ki,jl->ijkl", U, Vt)  # of all directions at once
+    even, odd = (W + W.swapaxes(0, 1)) / 2, (W - W.swapaxes(0, 1)) / 2
+    differences = np.array([[divided(name, a, b) for b in s] for a in s])
+    sums = (f(s)[:, None] + f(s)) / (s[:, None] + s)
+    return np.einsum("ai,ijkl,jb->abkl", U, differences[..., None, None] * even + sums[..., None, None] * odd, Vt)
+
+
+def derivative_of_eig(A, name):
+    values, Q = np.linalg.eigh(A)
+    differences = np.array([[divided(name, a, b) for b in values] for a in values])
+    W = (np.einsum("ki,lj->ijkl", Q, Q) + np.einsum("li,kj->ijkl", Q, Q)) / 2
+    return np.einsum("ai,ijkl,bj->abkl", Q, differences[..., None, None] * W, Q)
+
+
+@ti.func
+def applied(name: ti.template(), s):
+    r = 1.0 * s
+    if ti.static(name == "log"):
+        r = ti.log(s)
+    if ti.static(name == "clamp"):
+        r = ti.min(ti.max(s, 0.8), 1.5)
+    return r
+
+
+def rotations(n):
+    rng = np.random.default_rng(n)
+    found = [np.linalg.qr(rng.standard_normal((n, n)))[0] for _ in range(2)]
+    return [q * np.append(np.ones(n - 1), np.linalg.det(q)) for q in found]
+
+
+def kernels(n, dtype):
+    """A, and kernels of f(A) with the outputs of each f."""
+    A = ti.Matrix.field(n, n, dtype, ())
+    svd, eig = ([ti.Matrix.field(n, n, dtype, ()) for _ in NAMES] for _ in range(2))
+
+    @ti.kernel
+    def of_svd():
+        for _ in range(1):
+            U, S, V = ti.svd(A[None])
+            for k in ti.static(range(len(NAMES))):
+                F = ti.Matrix.zero(dtype, n, n)
+                for d in ti.static(range(n)):
+                    F[d, d] = applied(NAMES[k], S[d, d])
+                svd[k][None] = U @ F @ V.transpose()
+
+    @ti.kernel
+    def of_eig():
+        for _ in range(1):
+            L, Q = ti.sym_eig((A[None] + A[None].transpose()) * 0.5)
+            for k in ti.static(range(len(NAMES))):
+                total = ti.Matrix.zero(dtype, n, n)
+                for d in range(n):  # an index that is only known at run time
+                    q = ti.Vector.zero(dtype, n)
+                    for i in ti.static(range(n)):
+                        q[i] = Q[i, d]
+                    total += applied(NAMES[k], L[d]) * q.outer_product(q)
+                eig[k][None] = total
+
+    return A, of_svd, svd, of_eig, eig
+
+
+@pytest.mark.usefixtures("ti64")
+@pytest.mark.parametrize("n", [2, 3])
+def test_functions_near_ties(n):
+    A, of_svd, svd, of_eig, eig = kernels(n, ti.f64)
+    left, right = rotations(n)
+    J_svd, J_eig = Jacobian(of_svd, A, svd), Jacobian(of_eig, A, eig)
+    for values in VALUES:
+        D = np.diag(values[:n]).astype(float)
+        for M in (D, left @ D @ right.T):
+            A.from_numpy(M)
+            for name, J in zip(NAMES, J_svd(), strict=True):
+                T = derivative_of_svd(M, name)
+                # Taichi's svd of 2 x 2 matrices takes numbers below 1e-5 for 0
+                assert_allclose(
+                    J, T, atol=(2e-6 if n == 2 else 3e-7) * max(1.0, abs(T).max()), err_msg=f"{name} {values}"
+                )
+        for M in (D, left @ D @ left.T):
+            M = (M + M.T) / 2
+            A.from_numpy(M)
+            for name, J in zip(NAMES, J_eig(), strict=True):
+                T = derivative_of_eig(M, name)
+                assert_allclose(
+                    J, T, atol=1e-5 if min(values) < 0.1 else 3e-7 * max(1.0, abs(T).max()), err_msg=f"{name} {values}"
+                )
+
+
+@pytest.mark.usefixtures("ti64")
+@pytest.mark.parametrize("n", [2, 3])
+def test_matrices_of_lower_rank(n):
+    """U S V^T is A, and the sum of the squares of the singular values is that of the entries of A."""
+    A, same, total = matrices([np.zeros((n, n))]), ti.Matrix.field(n, n, ti.f64, ()), ti.field(ti.f64, ())
+
+    @ti.kernel
+    def k():
+        U, S, V = ti.svd(A[0])
+        same[None] = U @ S @ V.transpose()
+        total[None] = S.norm_sqr()
+
+    for values in ((0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (2.0, 0.7, 0.0), (1e-9, 0.0, 0.0)):
+        left, right = rotations(n)
+        M = left @ np.diag(values[:n]) @ right.T
+        A.from_numpy(M[None])
+        J = jacobian(k, A, [same, total])
+        assert_allclose(J[0].reshape(n * n, n * n), np.eye(n * n), atol=1e-7)
+        assert_allclose(J[1].reshape(n, n), 2 * M, atol=1e-7)
+
+
+@pytest.mark.usefixtures("ti64")
+@pytest.mark.parametrize("n", [2, 3])
+def test_second_derivatives_near_ties(n, monkeypatch):
+    """Of the sum of log(s)^2, and of the sum of the squares of eigenvalues minus their logarithms."""
+    monkeypatch.setitem(FUNCTIONS, "hencky", (lambda s: 2 * np.log(s) / s, lambda s: 2 * (1 - np.log(s)) / s**2))
+    monkeypatch.setitem(FUNCTIONS, "neo", (lambda s: 2 * s - 1 / s, lambda s: 2 + 1 / s**2))
+    A, e_svd, e_eig = matrices([np.eye(n)]), ti.field(ti.f64, ()), ti.field(ti.f64, ())
+
+    @ti.kernel
+    def of_svd():
+        _U, S, _V = ti.svd(A[0])
+        total = 0.0
+        for d in ti.static(range(n)):
+            total += ti.log(S[d, d]) ** 2
+        e_svd[None] = total
+
+    @ti.kernel
+    def of_eig():
+        L, _Q = ti.sym_eig((A[0] + A[0].transpose()) * 0.5)
+        total = 0.0
+        for d in ti.static(range(n)):
+            total += L[d] ** 2 - ti.log(L[d])
+        e_eig[None] = total
+
+    H_svd, H_eig = Hessian(of_svd, A, e_svd), Hessian(of_eig, A, e_eig)
+    left, right = rotations(n)
+    for values in ((1, 1, 1), (1.2, 1.2, 0.9), (1, 1 + 1e-9, 0.9), (1, 1 + 1e-5, 0.9), (0.9, 1, 1.3)):
+        M = left @ np.diag(values[:n]) @ right.T
+        A.from_numpy(M[None])
+        assert_allclose(H_svd().reshape((n,) * 4), derivative_of_svd(M, "hencky"), atol=1e-4, err_msg=str(values))
+        M = left @ np.diag(values[:n]) @ left.T
+        M = (M + M.T) / 2
+        A.from_numpy(M[None])
+        assert_allclose(H_eig().reshape((n,) * 4), derivative_of_eig(M, "neo"), atol=1e-4, err_msg=str(values))
+
+
+@pytest.mark.usefixtures("ti64")
+def test_decompositions_of_decompositions():
+    """The exponential of the Hencky strain, taken from a second decomposition, is the stretch: twice F is not at a tie."""
+    F, y = matrices([np.eye(3)]), ti.Matrix.field(3, 3, ti.f64, ())
+
+    @ti.func
+    def strain(A):
+        U, S, _ = ti.svd(A)
+        E = ti.Matrix.zero(ti.f64, 3, 3)
+        for d in ti.static(range(3)):
+            E[d, d] = ti.log(S[d, d])
+        return U @ E @ U.transpose()
+
+    @ti.kernel
+    def k():
+        for _ in range(1):
+            E = strain(F[0])
+            L, Q = ti.sym_eig((E + E.transpose()) * 0.5)
+            total = ti.Matrix.zero(ti.f64, 3, 3)
+            for d in ti.static(range(3)):
+                total[d, d] = ti.exp(L[d])
+            y[None] = Q @ total @ Q.transpose()
+
+    J = jacobian(k, F, y).reshape(3, 3, 3, 3)
+    W = np.einsum("ik,jl->ijkl", np.eye(3), np.eye(3))
+    assert_allclose(J, (W + W.swapaxes(0, 1)) / 2, atol=3e-7)  # the left stretch at F = 1
+    assert_allclose(y.to_numpy(), np.eye(3), atol=1e-14)
+
+
+@pytest.mark.usefixtures("ti64")
+def test_values_are_those_of_the_plain_kernel_and_all_modes_agree():
+    """A step of sand: a strain that is projected, under a condition, in a loop over particles."""
+    n, size = 3, 5
+    rng = np.random.default_rng(3)
+    F, P, volume = ti.Matrix.field(n, n, ti.f64, size), ti.Matrix.field(n, n, ti.f64, size), ti.field(ti.f64, size)
+
+    @ti.kernel
+    def project():
+        for p in F:
+            U, S, V = ti.svd(F[p])
+            e, new = ti.Vector.zero(ti.f64, n), ti.Matrix.zero(ti.f64, n, n)
+            trace = 0.0
+            for d in ti.static(range(n)):
+                e[d] = ti.log(ti.max(S[d, d], 0.05))
+                trace += e[d]
+            if trace < 0.0:
+                shear = e - trace / n
+                e -= 0.3 * shear / (1.0 + shear.norm_sqr())
+            ti.atomic_add(volume[p], trace)
+            for d in ti.static(range(n)):
+                new[d, d] = ti.exp(e[d])
+            P[p] = U @ new @ V.transpose()
+
+    start = np.eye(n) * 0.9 + np.zeros((size, 1, 1))
+    start[2:] += 0.1 * rng.standard_normal((size - 2, n, n))
+    start[4] *= 1.6
+    F.from_numpy(start)
+    project()
+    plain = P.to_numpy(), volume.to_numpy()
+    volume.fill(0.0)
+    J = jacobian(project, F, [P, volume])
+    assert_allclose(P.to_numpy(), plain[0], rtol=1e-14)  # with fast_math
+    assert_allclose(volume.to_numpy(), plain[1], rtol=1e-14)
+
+    def stretch(A):
+        U, s, Vt = np.linalg.svd(A)
+        e = np.log(s)
+        shear = e - e.sum() / n
+        e = e - 0.3 * shear / (1 + shear @ shear) * (e.sum() < 0)
+        return np.append((U * np.exp(e) @ Vt).ravel(), np.log(s).sum())
+
+    for p in range(size):
+        D = np.stack(
+            [(stretch(start[p] + d) - stretch(start[p] - d)) / 2e-5 for d in 1e-5 * np.eye(9).reshape(9, 3, 3)], -1
+        )
+        assert_allclose(J[0][p, :, :, p].reshape(9, 9), D[:9], atol=1e-6)
+        assert_allclose(J[1][p, p].reshape(9), D[9], atol=1e-6)
+    weights = rng.standard_normal((size, n, n))
+    for found in (
+        vjp(project, F, P, weights),
+        np.tensordot(weights, jacobian(project, F, P, format="csr").toarray().reshape(J[0].shape), 3),
+    ):
+        assert_allclose(np.reshape(found, F.to_numpy().shape), np.tensordot(weights, J[0], 3), atol=1e-6)
+
+
+def test_functions_near_ties_in_float32():
+    """The last test here: it ends the program of the others."""
+    n = 3
+    initialise(default_fp=ti.f32)
+    A, of_svd, svd, of_eig, eig = kernels(n, ti.f32)
+    left, right = rotations(n)
+    J_svd, J_eig = Jacobian(of_svd, A, svd), Jacobian(of_eig, A, eig)
+    for values in VALUES:
+        if min(values) < 0.1:
+            continue
+        M = (left @ np.diag(values[:n]) @ right.T).astype(np.float32)
+        A.from_numpy(M)
+        for name, J in zip(NAMES, J_svd(), strict=True):
+            assert_allclose(J, derivative_of_svd(M.astype(float), name), atol=4e-3, err_msg=f"{name} {values}")
+        M = (left @ np.diag(values[:n]) @ left.T).astype(np.float32)
+        M = (M + M.T) / 2
+        A.from_numpy(M)
+        for name, J in zip(NAMES, J_eig(), strict=True):
+            assert_allclose(J, derivative_of_eig(M.astype(float), name), atol=4e-3, err_msg=f"{name} {values}")
