@@ -92,6 +92,7 @@ from taichi_ext.backend.kernels import (
     careful_compilation,
     deactivated_node,
     eig_function,
+    is_fill,
     is_known_in_kernels,
     is_library,
     is_library_kernel,

@@ -10,10 +10,13 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, process_args, ti
+from taichi_ext.backend.threads import is_inside_kernel
 from taichi_ext.errors import INNER, InvalidArgumentError, UnsupportedError
 
 _followers: dict[int, Any] = {}
@@ -23,23 +26,29 @@ _lock = threading.Lock()
 
 
 class _Stray:
-    """Follows a thread that a pipeline has started: no derivative goes through its launches and stores."""
+    """Follows a thread that a pipeline has started, for the follower of that; it must not launch kernels, nor store."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: Any) -> None:
+        self.main = main
         self.errors: list[UnsupportedError] = []
         self.is_over = False  # the pipeline has returned
 
     def launch(self, kernel: Kernel, args: tuple[object, ...]) -> Any:
         if is_reading_kernel(kernel):
-            with suspend_following():
-                return kernel(*args)
+            return self.main.launch(kernel, args)
         raise self._error(f"{kernel.func.__qualname__} is launched in")
 
     def before_host_write(self, obj: object, value: object) -> None:
         raise self._error("A field or array is written in")
 
-    def host_read(self, obj: object, value: object) -> object:
-        return value
+    def host_read(self, obj: object, index: object, value: object) -> object:
+        return self.main.host_read(obj, index, value)
+
+    def note_field(self, field: object) -> None:
+        self.main.note_field(field)
+
+    def with_tangents(self, entries: object) -> Any:
+        return self.main.with_tangents(entries)
 
     def _error(self, what: str) -> UnsupportedError:
         self.errors.append(
@@ -138,9 +147,23 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
     def read(self: object, *args: object, **keywords: object) -> object:
         found, follower = place(self, *args), _follower()
         value = _originals[name](self, *args, **keywords)
-        return value if follower is None or found is None else follower.host_read(found[0], value)
+        if follower is None:
+            _note_unfollowed(found)
+            return value
+        if found is None:
+            follower.note_field(self)
+            return value
+        return follower.host_read(*found, value)
 
     return read
+
+
+def _note_unfollowed(found: Place | None) -> None:
+    """Tell pipelines of a read by a thread that was started before."""
+    if found is not None and threading.get_ident() not in _followers:
+        for follower in list(_followers.values()):
+            if follower is not None and type(follower) is not _Stray:
+                follower.host_read(*found, None)
 
 
 def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., None]:
@@ -149,17 +172,42 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
     def write(self: object, *args: object, **keywords: object) -> None:
         found, follower = place(self, *args), _follower()
         if follower is None or found is None:
+            if follower is not None:
+                follower.note_field(self)
             _originals[name](self, *args, **keywords)
             return
-        follower.before_host_write(found[0], [*args, *keywords.values()][-1])
+        value = [*args, *keywords.values()][-1]
+        if isinstance(self, ti.ScalarField):
+            follower.note_field(self)
+        follower.before_host_write(found[0], value)
         if name.endswith("from_numpy"):
             _originals[name](self, *args, **keywords)  # launches kernels, which are followed
             return
         with suspend_following():
             _originals[name](self, *args, **keywords)
-        follower.host_write(*found)
+        follower.host_write(*found, value)
 
     return write
+
+
+def _matrix_made(self: Any, entries: Any, dt: object = None) -> None:
+    """A matrix of numbers with tangents, of which NumPy would take the floats, keeps them."""
+    _originals["matrix"](self, entries, dt)
+    follower = None if self.is_host_access or is_inside_kernel() else _follower()
+    if follower is not None:
+        found = follower.with_tangents(entries)
+        self.entries = self.entries if found is None else found
+
+
+def _matrix_read(self: Any) -> object:
+    """The numbers of a matrix: with tangents for Taichi's operators, floats for others."""
+    is_operator = (sys._getframe(1).f_globals.get("__name__") or "").split(".")[0] == RUNTIME.name
+    if not is_operator or not self.is_host_access:
+        found: Any = _originals["matrix to_numpy"](self)
+        return found.astype(float) if found.dtype == object and not is_operator else found
+    values, follower = self.to_list(), _follower()
+    found = None if follower is None else follower.with_tangents(values)
+    return np.array(values) if found is None else found
 
 
 # All that Python can do to a field or array.  Other calls end in one of these, or in a kernel of Taichi's own,
@@ -174,12 +222,14 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
 #   from_numpy, from_torch, from_paddle, copy_from             kernels; from_numpy warns of numbers with a tangent
 #   field.fill, S.fill, S.copy_from, S.from_numpy              kernels, for each member
 #   deactivate_all of a node, ti.deactivate_all_snodes         kernels, which clear tangents (Pipeline._clear_under)
-#   NumPy arrays and tensors, changed in place                 seen by rewritten code (runtime.python.watch)
+#   NumPy arrays and tensors, changed in place                 seen by their numbers
 #
 # (owner, attribute, its replacement while a pipeline is followed)
 _FOLLOWED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "call": (Kernel, "__call__", _followed_call),
     "thread start": (threading.Thread, "start", _followed_start),
+    "matrix": (ti.Matrix, "__init__", _matrix_made),
+    "matrix to_numpy": (ti.Matrix, "to_numpy", _matrix_read),
 }
 _NDARRAYS = (ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray)
 _ACCESSES: list[tuple[type | types.ModuleType, str, str, Callable[..., Place | None]]] = [
@@ -214,7 +264,7 @@ def follow(follower: object) -> Iterator[None]:
             "A Jacobian is already being computed in this thread: jacobian cannot be called in a function that it "
             "differentiates. Compute the inner one before, and pass its numbers in a field."
         )
-    me, stray = threading.get_ident(), _Stray()
+    me, stray = threading.get_ident(), _Stray(follower)
     before = (_followers[me], _strays[me]) if me in _followers else None
     _begin(follower, stray)
     try:

@@ -292,6 +292,11 @@ def is_reading_kernel(kernel: Kernel) -> bool:
     return is_library_kernel(kernel) and kernel.func.__name__ in _READING_KERNELS
 
 
+def is_fill(kernel: Kernel) -> bool:
+    """Whether a kernel is Taichi's own that stores a number to each entry of a field."""
+    return is_library_kernel(kernel) and kernel.func.__name__ == "fill_field"
+
+
 def return_dtype(kernel: Kernel) -> DataType | None:
     """The scalar type of a kernel's return value; None when it mixes types."""
     returned: Any = kernel.return_type

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from taichi_ext import backend
 from taichi_ext.boundary.kernel_scope import recorded, require_kernel
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidRuleError
+
+_NUMBERS: Any = (float, int, np.number)
 
 
 def mark(name: str, value: object, **along: object) -> Any:
@@ -45,11 +49,11 @@ def mark(name: str, value: object, **along: object) -> Any:
     return value
 
 
-def stop_gradient(value: object) -> Any:
+def stop_gradient(value: Any) -> Any:
     """The value, with a derivative of zero.
 
     Args:
-        value: a scalar, vector or matrix in a kernel.
+        value: a scalar, vector or matrix in a kernel; in the Python code of a pipeline, a number.
 
     Returns:
         The value.  In Taichi's reverse mode it is exact for ``abs(value) >= 2**-460``, in float32 from ``2**-41`` on.
@@ -67,6 +71,9 @@ def stop_gradient(value: object) -> Any:
         >>> jacobian(k, x, y)
         array(2.)
     """
+    if isinstance(value, _NUMBERS) and not backend.is_inside_kernel():
+        stop = getattr(value, "stopped", None)  # of a dual number in a pipeline
+        return value if stop is None else stop()
     require_kernel("stop_gradient", value)
     _leave_reverse_mode_to_engine("stop_gradient")
     return value

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
 from operator import or_
-from typing import Any, NoReturn
+from typing import Any
 
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.rewriter import BINARY, COMPARE
@@ -24,8 +24,7 @@ from taichi_ext.record.trees import copied
 SCOPE = "<py>"
 _NAME = "<function>"  # no function has this name, so names within keep their meaning
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
-KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # these look at the calling frame
-OWN_CODES: dict[types.CodeType, types.CodeType] = {}  # of functions that run with other code for a while, by that
+_KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # these look at the calling frame
 _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 
 
@@ -60,28 +59,22 @@ def is_rewritten(function: types.FunctionType) -> bool:
 def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | None:
     node = definition(code, qualname)
     try:
-        return None if node is None else compiled(_Rewriter().of_definition(node), code, (SCOPE,))
+        return None if node is None else _compiled(_Rewriter().of_definition(node), code, (SCOPE,))
     except RecursionError:
-        raise_too_deep(code, qualname)
-
-
-def raise_too_deep(code: types.CodeType, qualname: str) -> NoReturn:
-    """Raise because operations that became calls nest deeper than Python can compile."""
-    raise UnsupportedError(
-        f"{code.co_filename}:{code.co_firstlineno}: an expression or block of {qualname!r} nests deeper than Python "
-        "can follow once its operations are watched for tangents. Compute parts of it in variables."
-    ) from None
+        raise UnsupportedError(
+            f"{code.co_filename}:{code.co_firstlineno}: an expression or block of {qualname!r} nests deeper than "
+            "Python can follow once its operations are watched for tangents. Compute parts of it in variables."
+        ) from None
 
 
 def definition(code: types.CodeType, qualname: str) -> Any:
     """The ``def`` or ``lambda`` that a code object was compiled from, without decorators, defaults and annotations."""
-    code = OWN_CODES.get(code, code)
     tree = _module(code)
     if tree is None:
         return None
     found = [_alone(node, qualname) for node in ast.walk(tree) if _may_be(node, code)]
     if len(found) > 1:  # several lambdas in one line
-        found = [node for node in found if is_same_code(code, compiled(node, code, ()))]
+        found = [node for node in found if _is_same_code(code, _compiled(node, code, ()))]
     return found[0] if found else None
 
 
@@ -143,7 +136,7 @@ def _alone(node: Any, qualname: str) -> object:
     return node
 
 
-def compiled(node: object, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
+def _compiled(node: object, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
     """The code of a definition within a scope that has some names and the free names of ``code``."""
     is_lambda = isinstance(node, ast.Lambda)
     names = [ast.arg(arg=name) for name in (*free, *code.co_freevars)]
@@ -159,7 +152,7 @@ def compiled(node: object, code: types.CodeType, free: tuple[str, ...]) -> types
     return found
 
 
-def is_same_code(a: object, b: object) -> bool:
+def _is_same_code(a: object, b: object) -> bool:
     if isinstance(a, str) and isinstance(b, str) and ".<locals>." in b:
         return a.split(".")[-1] == b.split(".")[-1]  # before Python 3.11, paths of inner functions are constants
     if not isinstance(a, types.CodeType) or not isinstance(b, types.CodeType):
@@ -167,28 +160,22 @@ def is_same_code(a: object, b: object) -> bool:
     attributes = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     is_alike = all(getattr(a, n) == getattr(b, n) for n in attributes)
     is_alike = is_alike and len(a.co_consts) == len(b.co_consts)
-    return is_alike and all(map(is_same_code, a.co_consts, b.co_consts))
+    return is_alike and all(map(_is_same_code, a.co_consts, b.co_consts))
 
 
-class ScopeRewriter(ast.NodeTransformer):
-    """Turns operations into calls of the functions of a scope; subclasses choose them.
+class _Rewriter(ast.NodeTransformer):
+    """Turns operations into calls of the functions of a scope."""
 
-    Attributes:
-        scope: the expression of the scope.
-        slicing: the function that makes a slice, and its first arguments.
-    """
-
-    scope: ast.expr
-    slicing: tuple[str, ...] = ("slice",)
+    scope = ast.Name(id=SCOPE, ctx=ast.Load())
 
     def of_definition(self, node: Any) -> Any:
         """A definition, its body rewritten."""
-        is_lambda = isinstance(node, ast.Lambda)
-        node.body = self.visit(node.body) if is_lambda else self.statements(node.body)
+        if isinstance(node, ast.Lambda):
+            node.body = self.visit(node.body)
+        else:
+            module = ast.Module(body=node.body, type_ignores=[])
+            node.body = self.generic_visit(module).body  # pyright: ignore[reportAttributeAccessIssue]
         return ast.fix_missing_locations(node)
-
-    def statements(self, body: list[Any]) -> list[Any]:
-        return self.generic_visit(ast.Module(body=body, type_ignores=[])).body  # pyright: ignore[reportAttributeAccessIssue]
 
     def library(self, name: str, node: Any, *args: Any, keywords: Any = ()) -> Any:
         """A call of a function of the scope; arguments that are no nodes are constants."""
@@ -204,14 +191,10 @@ class ScopeRewriter(ast.NodeTransformer):
     def index(self, node: Any) -> Any:
         if isinstance(node, ast.Slice):
             parts = [None if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
-            return self.library(self.slicing[0], node, *self.slicing[1:], *parts)
+            return self.library("slice", node, *parts)
         if isinstance(node, ast.Tuple):
             return ast.copy_location(ast.Tuple(elts=[self.index(e) for e in node.elts], ctx=ast.Load()), node)
         return self.visit(node)
-
-
-class _Rewriter(ScopeRewriter):
-    scope = ast.Name(id=SCOPE, ctx=ast.Load())
 
     def visit_arguments(self, node: ast.arguments) -> object:
         node.defaults = [self.visit(e) for e in node.defaults]
@@ -266,7 +249,7 @@ class _Rewriter(ScopeRewriter):
 
     def call(self, name: str, node: ast.Call) -> Any:
         function = node.func
-        if isinstance(function, ast.Name) and function.id in KEPT:
+        if isinstance(function, ast.Name) and function.id in _KEPT:
             return self.generic_visit(node)
         args, keywords = ([self.visit(x) for x in given] for given in (node.args, node.keywords))
         if isinstance(function, ast.Attribute):

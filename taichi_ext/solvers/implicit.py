@@ -23,7 +23,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.passed_numbers import plain_number
+from taichi_ext.runtime.python.dual_numbers import plain_number
 from taichi_ext.runtime.python.warning import warn_at_user
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.operator import linear_operator

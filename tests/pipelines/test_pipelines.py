@@ -9,7 +9,6 @@ from differences import check_jacobian, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
-from taichi_ext.runtime.launching.launch_checks import STORED
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -383,9 +382,9 @@ def test_warnings_are_those_of_all_runs_together(chunk_size):
 
     with pytest.warns(DerivativeWarning) as caught:
         J = jacobian(run, [x, c, t], [y, z], chunk_size=chunk_size)
-    assert [str(w.message).split(" (")[0] for w in caught] == [STORED, "params[2]"]
+    assert [str(w.message).split(" (")[0] for w in caught] == ["params[2]"]
     assert_allclose(J[0][0], np.diag([0, *2 * np.array(X[1:])]), rtol=1e-14)
-    assert_allclose(J[1][1], np.diag([2 * X[0], 0, 0]), rtol=1e-14)
+    assert_allclose(J[1][1], np.outer([2 * X[0], 2 * X[0], 0], [1, 0, 0]), rtol=1e-14)
     for block in (*J[0][1:], J[1][0], J[1][2]):
         assert not block.any()
 
@@ -435,7 +434,7 @@ def test_value_written_back_by_hand_warns_with_the_line():
 
     def run():
         square(x, t)
-        t[1] = t[0]
+        t[1] = float(str(t[0]))
         add(t, y, 1.0)
 
     with pytest.warns(DerivativeWarning, match="tangent is lost") as caught:
@@ -444,7 +443,7 @@ def test_value_written_back_by_hand_warns_with_the_line():
     (warning,) = [w for w in caught if issubclass(w.category, DerivativeWarning)]
     assert warning.filename == __file__
     with open(__file__) as source:
-        assert source.readlines()[warning.lineno - 1].strip() == "t[1] = t[0]"
+        assert source.readlines()[warning.lineno - 1].strip() == "t[1] = float(str(t[0]))"
 
 
 def test_branch_on_an_active_value():

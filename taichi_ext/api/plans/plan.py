@@ -17,7 +17,8 @@ from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_opti
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.plans.explain import Text, explain
 from taichi_ext.api.plans.export import module_text
-from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
+from taichi_ext.api.runs.dense_form import DenseForm
+from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import Prepared, Question, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, check_active, check_read
-from taichi_ext.api.inputs.layout import Layout, joined, lay_out
-from taichi_ext.api.inputs.progress import progress_bar
-from taichi_ext.api.inputs.results import as_torch, by_path, check_out, check_out_is_separate, fill_out, in_place
+from taichi_ext.api.inputs.layout import Layout, lay_out
+from taichi_ext.api.inputs.results import check_out_is_separate, in_place
+from taichi_ext.api.runs.arbiter import Arbiter
 from taichi_ext.api.runs.findings import RunLog, warn_of_indices, warn_of_python_readers
 from taichi_ext.api.runs.prepared import Prepared, values_of
-from taichi_ext.api.runs.replay import Replay
-from taichi_ext.api.runs.subject import Outputs, Shapes
+from taichi_ext.api.runs.subject import Outputs
 from taichi_ext.boundary.registry import registry
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.forms.keys import Key
@@ -28,83 +27,37 @@ from taichi_ext.runtime.launching.pipeline import Pipeline
 from taichi_ext.runtime.launching.request import Request, Restart
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.launching.tangents import DenseRows
+from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.warning import warn_at_user
 from taichi_ext.stages import Stages
 
+_EARLIER = (
+    "Python stores numbers to entries of an array that they hold already, which was only found after the first {} "
+    "columns of J: these count on the tangents of the entries. Use jacobian, or the same prepared form again."
+)
 
-class DenseForm:
-    """J as dense arrays; ``as_matrix``: as one matrix over all outputs and parameters."""
 
-    is_sparse = False
+class StoresFoundError(Exception):
+    """The columns so far count on tangents of entries that Python stores to, see ``Arbiter``."""
 
-    def __init__(self, *, as_matrix: bool = False) -> None:
-        self.as_matrix = as_matrix
 
-    def leaves(self, evaluation: Evaluation) -> list[tuple[str, Any]]:
-        """The arrays of ``out``."""
-        return by_path(evaluation.out, 0 if self.as_matrix else evaluation.prepared.question.skeleton())
+class Form(Protocol):
+    """The form of the blocks, see ``DenseForm`` and ``SparseForm``."""
 
-    def wanted(self, layout: Layout, shapes: Shapes) -> Shapes:
-        """The shapes and types of these arrays, from those of the blocks."""
-        if not self.as_matrix:
-            return shapes
-        return [((sum(o.size for o in layout.outputs), layout.count), np.result_type(*(t for _, t in shapes)))]
+    is_sparse: bool
+    as_matrix: bool
 
-    def check_out(self, evaluation: Evaluation) -> list[tuple[str, object]]:
-        """Raise, before anything runs, for an ``out`` that cannot take the blocks; returns the arrays to fill."""
-        leaves, layout = self.leaves(evaluation), evaluation.layout
-        check_out(leaves, self.wanted(layout, evaluation.subject.wanted(layout)))
-        return leaves
+    def check_out(self, evaluation: Evaluation) -> list[tuple[str, object]]: ...
 
-    def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
-        """The blocks of J: all columns, in as few runs as memory allows."""
-        prepared, total = evaluation.prepared, evaluation.column_count()
-        while True:
-            parts: list[list[np.ndarray]] = []
-            is_whole, count = evaluation.least_runs == 1, max(1, -(-total // evaluation.least_runs))
-            places = evaluation.places() if is_whole else None
-            progress = False if is_whole else evaluation.progress
-            try:
-                with progress_bar(progress, f"Columns of J, {evaluation.call.name}", total) as advance:
-                    for first in range(0, max(1, total), count):
-                        if first:
-                            evaluation.restore()
-                        is_repeated = first + count < total
-                        parts.append(evaluation.run(DenseRows(), first, count, places, is_repeated=is_repeated)[1])
-                        advance(count)
-            except OverBudgetError:
-                evaluation.least_runs *= 2
-                evaluation.restore()
-                prepared.blocks = max(prepared.blocks, evaluation.least_runs)
-                continue
-            prepared.note_fit(evaluation.sizes)
-            if is_whole and not evaluation.form.is_sparse and evaluation.subject.has_rows_of_outputs:
-                kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
-                prepared.replay = Replay.of_field(kernels, evaluation.layout)
-            found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
-            return evaluation.subject.of_dense(found, evaluation.layout)
+    def leaves(self, evaluation: Evaluation) -> list[tuple[str, Any]]: ...
 
-    def repeated(self, evaluation: Evaluation) -> Any:
-        """J by a launch like that of the call before; None if there is no such launch."""
-        replay, out = evaluation.prepared.replay, evaluation.out
-        if replay is None or replay.is_sparse or not evaluation.is_repeatable or not replay.launch.is_current():
-            return None
-        found = replay.dense(evaluation.call.full_args, out)
-        return self.structured(evaluation, [[found]]) if out is None and found is not None else found
+    def blocks(self, evaluation: Evaluation) -> list[list[Any]]: ...
 
-    def structured(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
-        """The blocks as one matrix, or in the structure of the outputs and params."""
-        question = evaluation.prepared.question
-        return joined(blocks, evaluation.layout) if self.as_matrix else question.result(blocks)
+    def repeated(self, evaluation: Evaluation) -> Any: ...
 
-    def result(self, evaluation: Evaluation, blocks: list[list[object]]) -> Any:
-        """The blocks as ``structured``, in ``out`` if that was given."""
-        result = self.structured(evaluation, blocks)
-        if evaluation.out is not None:
-            return fill_out(evaluation.out, result)
-        return as_torch(result, evaluation.call, [o.target for o in evaluation.layout.outputs])
+    def result(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any: ...
 
 
 class Evaluation:
@@ -131,7 +84,7 @@ class Evaluation:
         prepared: Prepared,
         call: KernelCall,
         subject: Outputs,
-        form: DenseForm,
+        form: Form,
         *,
         out: object = None,
         state: State | None = None,
@@ -149,6 +102,8 @@ class Evaluation:
         self.watch = watch
         self.progress = progress
         self._directions = directions
+        self._arbiter: Arbiter | None = None
+        self._stores: dict[int, np.ndarray] | None = None  # of numbers that were there already
         self.least_runs = prepared.blocks
         chunk_size = prepared.question.options.chunk_size
         if chunk_size is not None:
@@ -196,7 +151,10 @@ class Evaluation:
         if self.out is not None:
             check_out_is_separate(self.form.check_out(self), self._containers())
         is_pipeline = self.call.kernel is None
-        return self.undone_on_error(needs_state=self.least_runs > 1 or (self.form.is_sparse and is_pipeline))
+        has_stores = bool(self.prepared.stores)
+        return self.undone_on_error(
+            needs_state=self.least_runs > 1 or (is_pipeline and (self.form.is_sparse or has_stores))
+        )
 
     def columns(self, first: int, count: int) -> list[np.ndarray]:
         """Some columns of each output, a row for each entry, from a separate run.
@@ -208,7 +166,13 @@ class Evaluation:
             if self._log.runs:
                 self.restore()
             self._log.runs += 1
-            return self.run(DenseRows(), first, count)[1]
+            try:
+                return self.run(DenseRows(), first, count)[1]
+            except StoresFoundError:
+                self.restore()
+                if first:
+                    warn_at_user(_EARLIER.format(first))
+                return self.run(DenseRows(), first, count)[1]
 
     def column_blocks(
         self, count: int, first: int = 0, end: int | None = None
@@ -233,7 +197,7 @@ class Evaluation:
         self,
         *,
         subject: Outputs | None = None,
-        form: DenseForm | None = None,
+        form: Form | None = None,
         directions: np.ndarray | None = None,
     ) -> Evaluation:
         """The same call with another subject or form, or for products with J (see ``directions``)."""
@@ -315,7 +279,12 @@ class Evaluation:
             max_memory=self._max_memory(),
             strategy=self.prepared.question.options.tangents,
             watch=self.watch,
-            restart=Restart(self.state, self._log.record(is_part=not is_direct and is_part), is_repeated),
+            restart=Restart(
+                self.state,
+                self._log.record(is_part=not is_direct and is_part),
+                is_repeated,
+                None if is_direct else self._trace(first, count),
+            ),
             energy=self.subject.energy(
                 self.layout, is_product=given is not None, intermediates=None if target.is_dense else intermediates
             ),
@@ -336,7 +305,34 @@ class Evaluation:
             if given is None:
                 self._log.note_columns(found, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
+            if not is_repeated and first + count >= total:
+                self._judge()
         return session, found
+
+    def _trace(self, first: int, count: int) -> Trace | None:
+        """What takes the numbers that the Python code of a pipeline passes on, in the first call."""
+        trace = None
+        if self._stores is not None:
+            trace = Trace(stores=self._stores)
+        elif not self.prepared.is_judged or self.prepared.stores:
+            if self._arbiter is None or not first:
+                self._arbiter = Arbiter(self.call, self.layout, self._directions)
+            trace = self._arbiter.trace
+        if trace is not None:
+            trace.begin(first, count)
+        return trace
+
+    def _judge(self) -> None:
+        """Warn of derivatives that the Python code of a pipeline loses, in the first call."""
+        prepared, arbiter, self._arbiter = self.prepared, self._arbiter, None
+        if arbiter is None or self.state is None or (prepared.is_judged and not arbiter.is_doubtful(prepared.stores)):
+            return
+        prepared.is_judged = True
+        found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields)
+        prepared.stores = {**prepared.stores, **found.seen}
+        if found.equal:
+            self._stores = found.equal
+            raise StoresFoundError
 
     @property
     def is_repeatable(self) -> bool:
@@ -414,11 +410,3 @@ class Evaluation:
         self._log.record_independent_outputs(
             (placed.target, session.tangents.is_fresh(output.key)) for placed, output in both
         )
-
-
-def _apart(values: list[np.ndarray]) -> list[np.ndarray]:
-    """The same values, with separate memory for an output that is named twice."""
-    if len(values) == 1:
-        return values
-    is_shared = [any(np.may_share_memory(v, other) for other in values[:n]) for n, v in enumerate(values)]
-    return [v.copy() if shared else v for v, shared in zip(values, is_shared, strict=True)]

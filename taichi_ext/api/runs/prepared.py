@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,8 @@ class Prepared:
         layout: the version of the layout of all fields that the kernels were built for.
         blocks: the least number of runs for all columns.
         sizes_that_fit: the shapes of arguments for which a call has fitted into free memory.
+        is_judged: whether an ``Arbiter`` has looked for derivatives that Python loses.
+        stores: entries of arrays that Python stores to, by event, see ``Arbiter``.
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
         replay: the fast path for a repeated launch, where there is one.
@@ -92,6 +94,8 @@ class Prepared:
     layout: int = 0
     blocks: int = 1
     sizes_that_fit: set[object] = field(default_factory=set)
+    is_judged: bool = False
+    stores: Mapping[int, Any] = field(default_factory=dict)
     is_checked: bool = False
     rules_seen: Hashable = None
     replay: Replay | None = None

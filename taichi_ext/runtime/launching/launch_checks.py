@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.record.variables import Variable, attribute_variable
 from taichi_ext.runtime.python.warning import warn_at_user
-
-STORED = (
-    "A number that was read from a field or array with a tangent is stored from Python: the stored number counts as a "
-    "constant, and its tangent is lost. Assign it in a kernel."
-)
 
 
 def check_gradient_is_own(kernel: backend.Kernel) -> None:
@@ -55,19 +50,6 @@ def _parameter_in(value: object, keys: Set[object]) -> str:
         return ""
     found = (name for name in value.keys if attribute_variable(value, name).key in keys)
     return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
-
-
-def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[object, ...], is_lost: Callable[[object], bool]) -> None:
-    """Warn if a number that Python has read from a container with tangents is passed to a kernel."""
-    if not any(map(is_lost, args)):
-        return
-    if backend.is_library_kernel(kernel):  # field.fill(value), field.from_torch(tensor)
-        warn_at_user(STORED)
-    else:
-        warn_at_user(
-            f"A number that was read from a field or array with a tangent is passed to {kernel.func.__qualname__}: "
-            "it counts as a constant, its tangent is lost. Read it in the kernel."
-        )
 
 
 def warn_of_changes(name: object, count: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,30 +14,36 @@ from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import Fused, PipelineArgument, container_key
-from taichi_ext.runtime.launching.launch_checks import STORED, warn_of_changes, warn_of_lost_tangents
+from taichi_ext.runtime.launching.launch_checks import warn_of_changes
 from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.repetitions import Repetition
 from taichi_ext.runtime.launching.roots import Root, Rows, Solving
 from taichi_ext.runtime.launching.session import Launched, Session
+from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.field_tangents import row_of_entry, rows_under
 from taichi_ext.runtime.memory.shadows import rows_of_index, view_of
-from taichi_ext.runtime.python.active_numbers import ActiveNumbers
-from taichi_ext.runtime.python.passed_numbers import PipelineRun, with_tangents
-from taichi_ext.runtime.python.reachable import reachable_arrays
-from taichi_ext.runtime.python.warning import warn_at_user
-from taichi_ext.runtime.python.watch import PythonRun, watching
+from taichi_ext.runtime.python.dual_numbers import (
+    DualNumber,
+    PipelineRun,
+    dual_entries,
+    dual_like,
+    dual_math,
+    is_dual,
+    plain_number,
+)
+from taichi_ext.runtime.python.reachable import forget_tangents, reachable_arrays
 
 
 class Pipeline:
     """Follows a Python function: ``backend.follow`` reports the function's accesses to fields and arrays to it."""
 
     def __init__(self, session: Session) -> None:
-        arrays, restart = session.tangents.arrays, session.request.restart
+        restart = session.request.restart
         self._session = session
         self._tangents = session.tangents
-        self._state, self._record = restart.state, restart.record
-        self._python = PythonRun(ActiveNumbers(arrays.is_active_memory), arrays.stores)
-        self._numbers: PipelineRun | None = None  # if arguments of the function are parameters
+        self._state, self._record, self._trace = restart.state, restart.record, restart.trace
+        self._numbers = PipelineRun()
+        self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
         self._repetitions: dict[object, tuple[int, Repetition, object]] = {}  # by kernel and arguments
         self._lookahead = Lookahead(Pipeline.run.__code__)
 
@@ -49,18 +56,28 @@ class Pipeline:
             names: the names of the arguments.
             passed: the first columns of arguments that are numbers and parameters, by position.
         """
-        session, given, numbers = self._session, list(args), PipelineRun(warn_at_user)
+        session, given, numbers = self._session, list(args), self._numbers
         if self._state is not None:
             for array in reachable_arrays(function, args):
                 self._state.save(array)
         self._tangents.arrays.remember()
+        if self._trace is not None:
+            self._trace.remember(filter(is_host_array, args))
+            if passed:
+                self._trace.note_read()
         for position, column in passed.items():
-            self._numbers = numbers
-            given[position] = with_tangents(args[position], names[position], column, numbers)
-        with backend.follow(self), watching(self._python, function), numbers:
+            rows = (self._tangents.columns.rows_of(n, 1)[0] for n in count(column))
+            given[position] = dual_like(args[position], rows, numbers, names[position], column)
+        with backend.follow(self), dual_math(), numbers:
             result = function(*given)
+        if numbers.has_numbers:
+            result = forget_tangents(result, function, args)
         session.accesses.note({PipelineArgument(name) for name in numbers.passed}, set())
         session.check_program()
+        if self._trace is not None:
+            if self._tangents.arrays.has_host_memory():
+                self._trace.note_read()
+            session.clear(self._trace.end(self._tangents.along))
         self._follow_host_arrays()
         if self._record is not None:
             self._record.end()
@@ -71,6 +88,9 @@ class Pipeline:
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         """Run a kernel and its tangents."""
         with backend.exclusive:
+            if backend.is_fill(kernel) and is_dual(args[1]):
+                self._fill(*args)
+                return None
             if self._record is not None:
                 self._record.launch(kernel, args)
             name = (id(kernel), *map(id, args))
@@ -81,13 +101,22 @@ class Pipeline:
                 with backend.suspend_following():
                     return kernel(*args)
             self._follow_host_arrays()
-            warn_of_lost_tangents(kernel, backend.leaf_values(kernel, args), self._python.is_lost)
             launched = self._session.launch(kernel, args, lookahead=self._lookahead, run=self._numbers)
             self._tangents.arrays.remember()  # before Python goes on
             if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
                 self._keep(name, launched)
-            is_active = launched.fused.facts.returns_active
-            return self._python.read(launched.result) if is_active else launched.result
+            if not launched.fused.facts.returns_active:
+                return launched.result
+            if self._trace is not None:
+                self._trace.note_read()
+            return self._session.result(launched, self._numbers)
+
+    def _fill(self, field: Any, value: Any) -> None:
+        """Store a number with a tangent to each entry of a field."""
+        self.before_host_write(field, value)
+        with backend.suspend_following():
+            field.fill(plain_number(value))
+        self.host_write(field, ..., value)
 
     def _is_as_before(self, name: object) -> bool:
         """Whether a launch was made before and nothing that it depends on has changed."""
@@ -113,7 +142,7 @@ class Pipeline:
         """Whether a kernel is one of Taichi's own without tangents; if it deactivates nodes, clear their tangents."""
         if backend.is_reading_kernel(kernel):
             for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
-                self.host_read(source, None)
+                self.host_read(source, ..., None)
             return True
         node = backend.deactivated_node(kernel, args)
         if node is not None:
@@ -170,22 +199,22 @@ class Pipeline:
     @contextlib.contextmanager
     def _undone(self) -> Iterator[set[Key]]:
         """Within the context, what kernels and Python store is put back at the end; tangents stay."""
-        before = self._state, self._record, self._repetitions
+        before = self._state, self._record, self._trace, self._repetitions
         with self._session.undone() as (self._state, written):
-            self._record, self._repetitions = None, {}
+            self._record, self._trace, self._repetitions = None, None, {}
             try:
                 yield written
             finally:
-                self._state, self._record, self._repetitions = before
+                self._state, self._record, self._trace, self._repetitions = before
 
     # --- stores and reads of Python between launches
 
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to assign to a field or array, or through a host accessor of a matrix field."""
-        if self._python.is_lost(value):
-            warn_at_user(STORED)
         if self._record is not None:
             self._record.store(obj, value)
+        if self._trace is not None:
+            self._trace.store(value)
         self._save(obj)
 
     def _save(self, obj: object) -> None:
@@ -198,35 +227,65 @@ class Pipeline:
         else:
             self._state.save(obj if found is None else found[0].obj)
 
-    def host_write(self, obj: Any, index: object) -> None:
-        """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
-        if not isinstance(obj, backend.FieldEntry):
-            self._clear(view_of(obj), slice(None) if index is ... else rows_of_index(obj, index))
+    def host_write(self, obj: Any, index: object, value: object) -> None:
+        """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""
+        has_tangent = isinstance(value, DualNumber) and value.run is self._numbers
+        place = self._place(obj, index, is_added=has_tangent)
+        if place is None:
             return
-        found = self._session.table.by_entry(obj)
-        if found is not None:
-            info, component = found
-            self._clear(info.key, row_of_entry(info, component, obj.index))
-
-    def _clear(self, key: Key, rows: object) -> None:
-        """Clear the tangents of entries that Python has stored to; they are constants from now on."""
-        if self._tangents.clear(key, rows):
+        key, rows = place
+        if self._tangents.clear(key, rows):  # the entries are constants from now on
             self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
+        if has_tangent:
+            assert isinstance(value, DualNumber)
+            self._numbers.passed |= value.names
+            self._session.accesses.note(set(), self._tangents.arrays.shared([key]))
+            self._tangents.store_row(key, rows, value.tangent)
 
-    def host_read(self, obj: Any, value: object) -> object:
-        """The value that Python reads; it is remembered if it has a tangent."""
+    def host_read(self, obj: Any, index: object, value: object) -> object:
+        """The value that Python reads, a number with its tangent."""
         if self._record is not None:
             self._record.note_read()
+        place, trace = self._place(obj, index), self._trace
+        if place is not None and self._tangents.carries(place[0]):
+            if trace is not None:
+                trace.note_read()
+            if isinstance(value, float) and self._session.request.energy is None:
+                tangent, column = self._tangents.row(place[0], int(place[1]))
+                value = DualNumber(value, tangent, self._numbers, column=column)
+        if trace is not None:
+            trace.read(value)
+        return value
+
+    def note_field(self, field: object) -> None:
+        """Python accesses entries of a field, perhaps before a kernel does."""
+        self._touched[id(field)] = field
+
+    def with_tangents(self, entries: Any) -> np.ndarray | None:
+        """The entries of a vector or matrix, if there are numbers with tangents among them."""
+        return dual_entries(entries)
+
+    def _place(self, obj: Any, index: object, *, is_added: bool = False) -> tuple[Key, Any] | None:
+        """The container of an access from Python, and the rows of its tangents; None for one that has none."""
         table = self._session.table
-        if isinstance(obj, backend.Ndarray):
-            key = view_of(obj)
-        elif isinstance(obj, backend.Field):
+        if isinstance(obj, backend.Field):
             info = table.field(obj)
-            key = None if info is None else info.key
-        else:
+            return None if info is None else (info.key, slice(None))
+        if isinstance(obj, backend.FieldEntry):
             found = table.by_entry(obj)
-            key = None if found is None else found[0].key
-        return self._python.read(value) if key is not None and self._tangents.carries(key) else value
+            if found is None and is_added:
+                for field in self._touched.values():
+                    for part in backend.leaf_fields(field):
+                        table.field(part)
+                found = table.by_entry(obj)
+            return None if found is None else (found[0].key, row_of_entry(*found, obj.index))
+        key = view_of(obj)
+        if is_added and backend.is_real(obj.dtype):
+            self._tangents.arrays.include(obj, key)
+        if index is ...:
+            return key, slice(None)
+        rows = rows_of_index(obj, index)
+        return key, int(rows[0]) if rows.size == 1 else rows
 
     def _follow_host_arrays(self) -> None:
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""

@@ -46,11 +46,13 @@ class Restart:
         state: saves the containers that the run changes.
         record: the launches and stores of a pipeline, if its columns take several runs.
         is_repeated: whether the state is restored and the run repeated afterwards.
+        trace: takes the numbers that Python passes on, for a comparison with a run with other params (``Trace``).
     """
 
     state: State | None = None
     record: RunRecord | None = None
     is_repeated: bool = False
+    trace: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

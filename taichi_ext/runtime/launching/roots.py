@@ -77,7 +77,7 @@ class Solving:
     runs_plainly = True  # so that solvers of this package can run in it
 
     def __init__(
-        self, session: Session, save: Callable[[object], None], host_write: Callable[[Any, object], None]
+        self, session: Session, save: Callable[[object], None], host_write: Callable[[Any, object, object], None]
     ) -> None:
         self._session, self._save, self.host_write = session, save, host_write
         self.changed: dict[Key, Label | str] = {}  # names of containers that may have had tangents, by key
@@ -107,9 +107,15 @@ class Solving:
         """Python is about to store to a field or array."""
         self._save(obj)
 
-    def host_read(self, obj: object, value: object) -> object:
+    def host_read(self, obj: object, index: object, value: object) -> object:
         """The value that Python reads: nothing in a solver is followed."""
         return value
+
+    def note_field(self, field: object) -> None:
+        """Python accesses entries of a field."""
+
+    def with_tangents(self, entries: object) -> None:
+        """The entries of a vector with tangents: there are none."""
 
     def _clear(self, obj: Any) -> None:
         part = _part(obj, self._session)

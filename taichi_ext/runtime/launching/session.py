@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.forms.keys import Key, LaunchArray, OwnArray, Scratch
+from taichi_ext.differentiate.forms.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.labels import Label
 from taichi_ext.launches import (
     ColumnBlock,
@@ -21,16 +26,21 @@ from taichi_ext.launches import (
     container_key,
 )
 from taichi_ext.runtime.launching.fused_kernels import KernelName, KernelTable
-from taichi_ext.runtime.launching.launch_checks import check_arguments, check_gradient_is_own, check_same_program
+from taichi_ext.runtime.launching.launch_checks import (
+    check_arguments,
+    check_gradient_is_own,
+    check_same_program,
+    warn_of_changes,
+)
 from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.request import Request, Restart
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents, save_changed, scratch_of
 from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
 from taichi_ext.runtime.memory.regions import View
-from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.memory.shadows import FieldTable, Shadow
 from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.dual_numbers import UNKNOWN, PipelineRun, dual_like
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds, taken_out
-from taichi_ext.runtime.python.passed_numbers import PipelineRun
 
 Check = Callable[[Fused, Mapping[Key, Key]], None]  # takes a new kernel, and the keys of the run by the kernel's keys
 
@@ -61,6 +71,7 @@ class _Bound(NamedTuple):
         launch: the call, with the tangents of containers.
         name: that of the kernel in the table of kernels.
         values: its leaf arguments.
+        passed: the entries of leaf arguments with tangents, by name.
         numbers: arguments and Python numbers that are parameters.
         binding: the arrays among the arguments.
     """
@@ -68,6 +79,7 @@ class _Bound(NamedTuple):
     launch: Launch
     name: KernelName
     values: tuple[object, ...]
+    passed: Mapping[str, Sequence[Any]]
     numbers: NumberSeeds
     binding: Binding
 
@@ -163,18 +175,36 @@ class Session:
         """
         with backend.exclusive:
             bound = self._bound(kernel, args, run)
-            launch, name, first = bound.launch, bound.name, self.request.block.first
-            fused = self._kernels.find(name, first, launch.roles)
-            if fused is None:
-                backend.materialize()  # fields that the pipeline has just made
-                if lookahead is not None and self._target.is_dense and launch.energy is None:
-                    launch = lookahead.foreseen(launch, bound.outer, self.tangents.carries)
-                fused = engine.fuse(launch, self.request.watch)
-                self._kernels.check_fields(name.features, fused)
-                if check is not None:
-                    check(fused, bound.outer)
-                self._kernels.add(name, first, bound.launch.roles, fused)
+            fused = self._found(bound, check, lookahead)
+            if self._note(fused, bound):  # roles may be others now
+                bound = self._bound(kernel, args, run)
+                fused = self._found(bound, check, lookahead)
             return self._launched(fused, bound)
+
+    def _found(self, bound: _Bound, check: Check | None, lookahead: Lookahead | None) -> Fused:
+        """The kernel with tangents for a call, built if there is none yet."""
+        launch, name, first = bound.launch, bound.name, self.request.block.first
+        fused = self._kernels.find(name, first, launch.roles)
+        if fused is None:
+            backend.materialize()  # fields that the pipeline has just made
+            if lookahead is not None and self._target.is_dense and launch.energy is None:
+                launch = lookahead.foreseen(launch, bound.outer, self.tangents.carries)
+            fused = engine.fuse(launch, self.request.watch)
+            self._kernels.check_fields(name.features, fused)
+            if check is not None:
+                check(fused, bound.outer)
+            self._kernels.add(name, first, bound.launch.roles, fused)
+        return fused
+
+    def _note(self, fused: Fused, bound: _Bound) -> bool:
+        """Note the numbers of a launch; whether stores of Python to its arrays have cleared tangents."""
+        trace, tangents = self.request.restart.trace, self.tangents
+        if trace is None:
+            return False
+        if tangents.arrays.has_host_memory():
+            trace.note_read()
+        read = fused.facts.read_arguments
+        return self.clear(trace.launch(fused.primal, bound.values, read, bound.passed, tangents.along))
 
     def _bound(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun | None) -> _Bound:
         """A call with its arrays and numbers, and the roles of containers now."""
@@ -185,7 +215,9 @@ class Session:
         check_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
         args, values, passed = taken_out(kernel, args, run)
-        numbers = request.numbers.with_passed(passed, request.directions, request.block.first, tangents.columns.count)
+        if passed and not self._target.is_dense:
+            raise DenseRowsError("Python passes a number that depends on params to a kernel")
+        numbers = request.numbers.with_passed(passed, tangents.columns)
         binding = tangents.arrays.bind(kernel, values)
         roles = {key: tangents.role(key) for key in tangents.fields.names() if isinstance(key, FieldKey)}
         roles |= {local: tangents.role(key) for local, key in binding.outer.items()}
@@ -200,7 +232,7 @@ class Session:
             roles=roles,
             arrays=binding.arrays,
             numbers=numbers.columns,
-            wants_return=request.wants_return and self.is_direct,
+            wants_return=request.wants_return if self.is_direct else self._has_dual_result(kernel),
             strategy=request.strategy,
             sparse=self._target.of_launch(names),
             energy=tangents.first_order.target(names),
@@ -211,7 +243,22 @@ class Session:
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         name = KernelName(id(kernel), features, shapes, (block.count, block.is_part, variant, numbers.key))
-        return _Bound(launch, name, values, numbers, binding)
+        return _Bound(launch, name, values, passed, numbers, binding)
+
+    def _has_dual_result(self, kernel: backend.Kernel) -> bool:
+        """Whether Python gets the numbers that a kernel of a pipeline returns with their tangents."""
+        if kernel.return_type is None or not self._target.is_dense or self.request.energy is not None:
+            return False
+        dtype = backend.return_dtype(kernel)
+        return dtype is not None and backend.is_real(dtype)
+
+    def result(self, launched: Launched, run: PipelineRun) -> Any:
+        """The value that a kernel of a pipeline has returned, its numbers with tangents."""
+        value = launched.result
+        if self.request.energy is not None or backend.return_dtype(launched.fused.primal) is None:
+            return value
+        dense = self._target.is_dense
+        return dual_like(value, iter(self.tangents.values(RETURN)) if dense else repeat(UNKNOWN), run)
 
     def _launched(self, fused: Fused, bound: _Bound) -> Launched:
         """Run a kernel with tangents."""
@@ -224,6 +271,10 @@ class Session:
         tangents.set_numbers(bound.numbers)
         passed: list[Any] = []
         after: list[Callable[[], None]] = []
+        if RETURN in fused.shadows and not self.is_direct:
+            count = math.prod(backend.return_shape(fused.primal))
+            dtype = backend.return_dtype(fused.primal)
+            tangents.fields.shadows[RETURN] = Shadow("the return value", count, tangents.columns.count, dtype)
         changes = tangents.changes
 
         def launch() -> Any:
@@ -238,12 +289,26 @@ class Session:
             give_back()
         tangents.note_written(fused, [outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)])
         self.accesses.note(*tangents.arrays.accesses(fused, bound.binding))
+        if self.request.restart.trace is not None:
+            self.request.restart.trace.after_launch(fused.primal, values)
         return Launched(fused, bound.launch.args, passed, changes, result)
 
     @property
     def is_dense(self) -> bool:
         """Whether tangents are rows, rather than entries of a sparse J."""
         return self._target.is_dense
+
+    def clear(self, stores: Iterable[tuple[View, np.ndarray]]) -> bool:
+        """Clear the tangents of entries of arrays that Python has stored to; whether there were any."""
+        is_changed = False
+        for view, entries in stores:
+            rows = self.tangents.arrays.rows(view)
+            rows = np.arange(rows.start, rows.stop)[entries] if isinstance(rows, slice) else rows[entries]
+            if self.tangents.clear(view, rows):
+                is_changed = True
+                self.accesses.note_overwritten(self.tangents.arrays.shared([view]))
+                warn_of_changes(self.tangents.arrays.name(view), len(rows))
+        return is_changed
 
     def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[object], list[Callable[[], None]]]:
         """The arguments of a kernel after those of the user, and the functions to call after the launch."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.keys import VALUES, Key
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.launches import ColumnBlock, ContainerInfo, Fused, Role, SparseTarget, container_key
 from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents
@@ -17,6 +18,7 @@ from taichi_ext.runtime.memory.first_order import FirstOrderTangents
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, Shadow, TangentColumns
 from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.dual_numbers import UNKNOWN
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds
 
 
@@ -114,6 +116,29 @@ class Tangents:
         """The tangents of an output or parameter, a row for each entry."""
         rows = self._target.rows(container_key(key))
         return self._of(key).values(key) if rows is None else rows
+
+    def row(self, key: Key, row: int) -> tuple[Any, int | None]:
+        """The tangent of an entry that Python reads, and the column that it stands for, if any."""
+        if not self._target.is_dense:
+            return UNKNOWN, None
+        column = self._of(key).column(key, row)
+        found = self.columns.rows_of(column, 1)[0] if column is not None else self._of(key).row(key, row)
+        return np.zeros(self.columns.count) if found is None else np.array(found, np.float64), column
+
+    def along(self, key: View, direction: np.ndarray) -> np.ndarray | None:
+        """The tangents of an array times a direction; None if it has none, NaN where they are not known."""
+        if not self.carries(key):
+            return None
+        is_known = self._target.is_dense and not self.first_order.has(key)
+        return self.arrays.along(key, direction) if is_known else np.full(key.size, np.nan)
+
+    def store_row(self, key: Key, rows: Any, tangent: Any) -> None:
+        """Set the tangents of entries that Python has stored a number with a tangent to."""
+        if tangent is UNKNOWN:
+            raise DenseRowsError("Python stores a number that depends on params")
+        shadow = self.shadow(key)
+        self.columns.changes += shadow.is_fresh
+        shadow.set_rows(rows, tangent)
 
     def is_stored(self, key: Key) -> bool:
         """Whether a container has tangents in memory."""

@@ -15,7 +15,6 @@ from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role
-from taichi_ext.runtime.memory.array_stores import ArrayStores
 from taichi_ext.runtime.memory.regions import Region, Regions, View
 from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns, array_info, view_of
 
@@ -65,7 +64,6 @@ class ArrayTangents:
         self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
         self._registered: dict[int, Given] = {}  # parameters and outputs, by identity
         self._bindings: dict[object, Binding] = {}
-        self.stores = ArrayStores()
         self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
 
     # --- which array is which
@@ -115,6 +113,10 @@ class ArrayTangents:
                     self._sow(region)
         return binding
 
+    def include(self, array: Any, key: View) -> None:
+        """Give an array tangents that no kernel has used yet."""
+        self._include(Given("an array", key, array, None))
+
     def _include(self, array: Given) -> None:
         if self.regions.find(array.view) is not None:
             return
@@ -156,6 +158,10 @@ class ArrayTangents:
                 self._relatives[key] = {other for other in self.infos if other.overlaps(key)}
             known |= self._relatives[key]
         return known
+
+    def name(self, key: View) -> Label | str:
+        """The name of the memory of an array, in messages."""
+        return self._region(key).name
 
     # --- tangents
 
@@ -234,39 +240,52 @@ class ArrayTangents:
         values = region.shadow.to_numpy()
         return values if region.is_whole(view) else values[region.rows(view)]
 
+    def column(self, key: View, row: int) -> int | None:
+        """The column that an entry stands for, if it is one of a parameter that nothing has been stored to."""
+        region = self.regions.find(key)
+        column = None if region is None else region.first_seed(key)
+        return None if column is None else column + row
+
+    def row(self, key: View, row: int) -> np.ndarray | None:
+        """The tangent of one entry, a number for each column."""
+        region = self.regions.find(key)
+        return None if region is None or region.shadow is None else self.values(key)[row]
+
+    def along(self, key: View, direction: np.ndarray) -> np.ndarray:
+        """The tangents of an array times a direction."""
+        region = self.regions.find(key)
+        column = None if region is None else region.first_seed(key)
+        if column is not None:
+            return self._columns.along(column, key.size, direction)
+        return np.full(key.size, np.nan) if region is None or region.seeds else self.values(key) @ direction
+
     # --- changes by Python between launches
 
-    def is_active_memory(self, array: Any) -> bool:
-        """Whether a NumPy array or tensor shares memory with one that may carry tangents."""
-        if not len(self.regions):
-            return False
-        space, start, end = backend.memory_span(array)
-        return any(region.is_active for region in self.regions.between(space, start, end))
+    def has_host_memory(self) -> bool:
+        """Whether Python can read arrays with tangents unnoticed."""
+        return any(region.copy is not None and region.is_active for region in self.regions)
 
     def remember(self) -> None:
         """Save the numbers of arrays that carry tangents and that Python can change unnoticed."""
-        self.stores.clear()
         for region in self.regions:
             if region.is_active:
                 memory = _memory(region)
                 region.copy = None if memory is None else memory.copy()
 
     def changed(self) -> Iterator[tuple[Label | str, View, np.ndarray]]:
-        """The entries that Python has stored to, or that have changed since the last launch.
+        """The entries that have changed since the last launch.
 
         Yields name and layout of each region, and the rows.
         """
         for region in self.regions:
             if region.copy is None or not region.is_active:
                 continue
-            memory, stored = _memory(region), self.stores.within(region.layout)
-            if memory is None or (stored is None and np.array_equal(memory, region.copy)):
+            memory = _memory(region)
+            if memory is None or np.array_equal(memory, region.copy):
                 continue
             dtype = backend.to_numpy_type(backend.named_type(region.layout.dtype))
             numbers, before = memory.view(dtype), region.copy.view(dtype)
             changed = (numbers != before) & ~((numbers != numbers) & (before != before))
-            if stored is not None:
-                changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
             if changed.any():
                 yield region.name, region.layout, region.changed_rows(changed)
 

@@ -66,6 +66,19 @@ class FieldTangents:
         values = self.shadows[container_key(key)].to_numpy()
         return values if key in self.shadows else np.ascontiguousarray(values[self.rows(key)])
 
+    def column(self, key: Key, row: int) -> int | None:
+        """The column that an entry stands for, if it is one of a parameter that nothing has been stored to."""
+        for part, column in self._seeds.get(key, {}).items():
+            rows = range(row + 1)[rows_of(part, self.info(key))]
+            if row in rows:
+                return column + rows.index(row)
+        return None
+
+    def row(self, key: Key, row: int) -> np.ndarray | None:
+        """The tangent of one entry that carries one, a number for each column."""
+        shadow = self.shadows.get(key)
+        return None if shadow is None else shadow.to_numpy()[row]
+
     def is_stored(self, key: Key) -> bool:
         """Whether a container has tangents in memory."""
         return container_key(key) in self.shadows

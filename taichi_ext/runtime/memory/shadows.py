@@ -201,13 +201,14 @@ class TangentColumns:
 
     Attributes:
         count: the number of columns.
+        first: the first of them.
         changes: the number of changes of the set of shadows, or of whether they are zero.
     """
 
     def __init__(self, block: ColumnBlock, directions: np.ndarray | None, max_memory: float) -> None:
         self.count = block.count
         self.changes = 0
-        self._first = block.first
+        self.first = block.first
         self._directions = directions
         self._left = max_memory
 
@@ -217,11 +218,31 @@ class TangentColumns:
         self.changes += 1
         return Shadow(name, rows, self.count, dtype)
 
+    @property
+    def has_directions(self) -> bool:
+        """Whether the tangents of the parameters are directions, rather than the columns of J."""
+        return self._directions is not None
+
+    def rows_of(self, column: int, count: int) -> np.ndarray:
+        """The tangents of a parameter's entries, whose columns are those from one on."""
+        if self._directions is None:
+            return np.eye(count, self.count, k=column - self.first)
+        return self._directions[column : column + count]
+
+    def along(self, column: int, count: int, direction: np.ndarray) -> np.ndarray:
+        """The tangents of a parameter's entries, whose columns are those from one on, times a direction."""
+        if self._directions is not None:
+            return self._directions[column : column + count] @ direction
+        found, places = np.zeros(count), np.arange(column, column + count) - self.first
+        is_inside = (places >= 0) & (places < len(direction))
+        found[is_inside] = direction[places[is_inside]]
+        return found
+
     def seed_rows(self, shadow: Shadow, column: int, rows: Any) -> None:
         """Set the rows of a parameter to its seeds: its columns, or the given directions."""
         self.changes += 1
         if self._directions is None:
-            shadow.set_identity(column - self._first, rows)
+            shadow.set_identity(column - self.first, rows)
         else:
             shadow.set_rows(rows, self._directions[column : column + shadow.row_count(rows)])
 

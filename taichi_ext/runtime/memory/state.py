@@ -123,6 +123,27 @@ class State:
                 f"begin like it. Destroy it after the call, or make it in the pipeline. {self.advice}"
             )
 
+    def as_now(self) -> State:
+        """A state with the same objects, as they are now."""
+        other = State()
+        with backend.suspend_following():
+            for name, (obj, _) in self._log.items():
+                if not backend.ended_problem(obj):
+                    is_entry, is_part = isinstance(obj, backend.FieldEntry), isinstance(obj, backend.SparsePart)
+                    other._log[name] = obj, obj.read() if is_entry else obj.copy() if is_part else backend.copy_of(obj)
+        for space, saved in self._memory.items():
+            found = [(s, backend.memory_of(s.owner, s.start, s.copy.size)) for s in saved]
+            other._memory[space] = [
+                _Stretch(s.owner, s.start, memory.copy()) for s, memory in found if memory is not None
+            ]
+        return other
+
+    def begin_again(self) -> None:
+        """Put everything back for a run that may change arrays before kernels get them."""
+        self.undo()
+        for stretch in (s for saved in self._memory.values() for s in saved):
+            stretch.is_used = True
+
     def undo(self) -> None:
         """Restore the saved objects that still exist; the others were created in the run, and are created again."""
         with backend.suspend_following():

@@ -12,8 +12,8 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import NumberColumns
 from taichi_ext.record.variables import Variable, number_shape
-from taichi_ext.runtime.memory.shadows import Shadow
-from taichi_ext.runtime.python.passed_numbers import PipelineRun, Tangent, is_passed, plain_number, quoted
+from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns
+from taichi_ext.runtime.python.dual_numbers import DualNumber, PipelineRun, is_dual, plain_number
 
 
 @dataclass(frozen=True)
@@ -49,103 +49,92 @@ class NumberSeeds:
         made.set_rows(slice(None), self.tangents)
         return made
 
-    def with_passed(
-        self, passed: dict[str, list[Tangent]], directions: np.ndarray | None, first: int, columns: int
-    ) -> NumberSeeds:
-        """The numbers of a launch with ``passed`` tangents, by the names of its leaf arguments.
-
-        The run computes the columns from the first on, or the products with directions.
-        """
+    def with_passed(self, passed: dict[str, list[Any]], columns: TangentColumns) -> NumberSeeds:
+        """The numbers of a launch with ``passed``, dual or plain ones, by the names of its leaf arguments."""
         if not passed:
             return self
-        starts = {name: next(iter(entries[0]), 0) for name, entries in passed.items()}
+        starts: dict[str, Any] = {name: getattr(entries[0], "column", None) for name, entries in passed.items()}
         if (
-            directions is None
+            not columns.has_directions
             and self.tangents is None
             and all(
-                entry == {starts[name] + n: 1.0} for name, entries in passed.items() for n, entry in enumerate(entries)
+                is_dual(n) and first is not None and n.column == first + place
+                for first, entries in zip(starts.values(), passed.values(), strict=True)
+                for place, n in enumerate(entries)
             )
         ):
             return NumberSeeds(starts, self.constants)  # the parameters themselves
-        rows: list[Tangent] = []
-        constants, given = self.constants, self.tangents
-        if given is None:
-            given, at = np.zeros((0, columns)), self.constants
+        constants, rows = self.constants, [] if self.tangents is None else [self.tangents]
+        count = columns.first + sum(map(len, rows))  # rows are numbered like the columns of the block
+        if self.tangents is None:
             constants = ()
-            for variable, column in at:
-                constants += ((variable, first + len(rows)),)
-                rows += [{column + n: 1.0} for n in range(math.prod(number_shape(variable.read()) or ()))]
+            for variable, column in self.constants:
+                rows.append(columns.rows_of(column, math.prod(number_shape(variable.read()) or ())))
+                constants += ((variable, count),)
+                count += len(rows[-1])
         arguments: dict[str, int] = {}
+        zero = np.zeros(columns.count)
         for name, entries in passed.items():
-            arguments[name] = first + len(given) + len(rows)
-            rows += entries
-        return NumberSeeds(arguments, constants, np.concatenate([given, _matrix(rows, directions, first, columns)]))
-
-
-def _matrix(rows: list[Tangent], directions: np.ndarray | None, first: int, columns: int) -> np.ndarray:
-    """Tangents as rows: the columns of J from the first on, or the products with directions."""
-    made = np.zeros((len(rows), columns))
-    for row, tangent in zip(made, rows, strict=True):
-        for column, coefficient in tangent.items():
-            if directions is not None:
-                row += coefficient * directions[column]
-            elif first <= column < first + columns:
-                row[column - first] += coefficient
-    return made
+            arguments[name] = count
+            rows.append(np.array([n.tangent if is_dual(n) else zero for n in entries]).reshape(len(entries), -1))
+            count += len(entries)
+        return NumberSeeds(arguments, constants, np.concatenate(rows))
 
 
 def taken_out(
     kernel: backend.Kernel, args: tuple[Any, ...], run: PipelineRun | None
-) -> tuple[tuple[object, ...], tuple[object, ...], dict[str, list[Tangent]]]:
-    """The arguments of a launch as plain values, and its leaf arguments; the tangents of entries of these, by name."""
+) -> tuple[tuple[object, ...], tuple[object, ...], dict[str, list[Any]]]:
+    """The arguments of a launch as plain values, and its leaf arguments; entries of these with tangents, by name."""
     values = backend.leaf_values(kernel, args)
-    found = tuple(map(_entries, values)) if run is not None else ()
-    if run is None or not any(is_passed(n) for entries in found for n in entries):
+    found = tuple(map(entries_of, values))
+    if not any(is_dual(n) for entries in found for n in entries):
         return args, values, {}
-    convert = float if backend.is_library_kernel(kernel) else plain_number  # a store from Python warns
     plain: list[Any] = []
-    tangents: dict[str, list[Tangent]] = {}
+    tangents: dict[str, list[Any]] = {}
     for leaf, value, entries in zip(backend.leaf_arguments(kernel), values, found, strict=True):
-        own = [n if is_passed(n) and n.run is run else None for n in entries]
-        names = frozenset().union(*(n.names for n in own if n is not None))
-        if names and convert is not float:
-            _check_passed(kernel, leaf, names)
-            run.passed |= names
-            tangents[leaf.name] = [{} if n is None else n.tangent for n in own]
-        numbers = np.array([float(convert(n)) for n in entries]) if any(map(is_passed, entries)) else None
+        own = [n if is_dual(n) and n.run is run else plain_number(n) for n in entries]
+        duals = [n for n in own if is_dual(n)]
+        if run is not None and duals and _can_carry(kernel, leaf, duals):
+            run.passed.update(*(n.names for n in duals))
+            tangents[leaf.name] = own
+        numbers = np.array([float(plain_number(n)) for n in entries]) if any(map(is_dual, entries)) else None
         plain.append(value if numbers is None else _like(value, numbers))
     return backend.with_leaf_values(kernel, tuple(plain)), tuple(plain), tangents
 
 
-def _check_passed(kernel: backend.Kernel, leaf: Any, names: frozenset[str]) -> None:
-    """Raise if a kernel takes numbers with tangents as an argument that cannot carry them."""
+def _can_carry(kernel: backend.Kernel, leaf: Any, duals: list[DualNumber]) -> bool:
+    """Whether a kernel takes numbers with tangents as an argument that carries them.
+
+    Raises:
+        UnsupportedError: it does not, and they are computed from arguments of the pipeline that are parameters.
+    """
     kind = leaf.annotation
     if backend.is_template(kind):
         problem = f"the template {leaf.name!r}, which is compiled into the kernel. Give the argument a type, as ti.f32"
-    elif backend.is_array_annotation(kind):
-        problem = f"a part of the array {leaf.name!r}. Pass numbers or vectors, and compute in the kernel"
     elif backend.is_scalar_type(kind) and backend.is_integer(backend.cook_dtype(kind)):
         problem = f"the integer {leaf.name!r}; whole numbers have no derivative. Leave it out of params"
     else:
-        return
-    raise UnsupportedError(
-        f"{quoted(names)} is a parameter, and is passed to {backend.short_name(kernel)} as {problem}."
-    )
+        return True
+    names = sorted(frozenset[str]().union(*(n.names for n in duals)))
+    if names and not backend.is_library_kernel(kernel):
+        raise UnsupportedError(
+            f"{', '.join(map(repr, names))} is a parameter, and is passed to {backend.short_name(kernel)} as {problem}."
+        )
+    return False
 
 
-def _entries(value: object) -> list[Any]:
+def entries_of(value: object) -> list[Any]:
+    """The numbers of a vector, matrix or sequence of numbers; anything else as it is."""
     if isinstance(value, backend.Matrix) and not value.is_host_access:
         return list(np.asarray(value.entries, object).flat)
     if isinstance(value, (list, tuple)):
-        return [entry for part in value for entry in _entries(part)]
-    return list(value.flat) if isinstance(value, np.ndarray) and value.dtype == object else [value]
+        return [entry for part in value for entry in entries_of(part)]
+    return [value]
 
 
 def _like(value: object, numbers: np.ndarray) -> object:
-    """A number, array, vector, matrix or list of numbers of the shape of another."""
-    if is_passed(value):
+    """A number, vector, matrix or list of numbers of the shape of another."""
+    if is_dual(value):
         return float(numbers[0])
-    if isinstance(value, np.ndarray):
-        return numbers.reshape(value.shape)
     shape = np.shape(value.entries if isinstance(value, backend.Matrix) else np.array(value, object))
     return backend.Matrix(numbers.reshape(shape).tolist())

@@ -1,4 +1,4 @@
-"""The arrays that a Python function can access and that can be found without running it."""
+"""The objects that a Python function can access and that can be found without running it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.labels import outside_names
+from taichi_ext.runtime.python.dual_numbers import is_dual, plain_number
 
 _DEEPEST = 4  # containers in containers
+_SIMPLE = (int, float, str, bytes, types.ModuleType, type)
+_OPEN = (types.FunctionType, types.MethodType)
 _LIBRARIES = (backend.RUNTIME.name, "taichi_ext", "numpy", "torch", "scipy")
 
 
@@ -24,8 +27,37 @@ def reachable_arrays(function: object, args: object) -> Iterator[object]:
     yield from _within(function, seen, 0)
 
 
+def forget_tangents(result: Any, function: object, args: object) -> Any:
+    """Put floats in place of numbers with tangents that a run has left in objects that the function can access.
+
+    Returns the result of the function, also without tangents.
+    """
+    _forget((result, function, args), set(), 0)
+    return _plain(result)
+
+
+def _forget(value: Any, seen: set[int], depth: int) -> None:
+    if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE) or backend.is_array(value):
+        return
+    seen.add(id(value))
+    holder = value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
+    if isinstance(holder, (list, dict)) and not isinstance(value, _OPEN):
+        for key, inner in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if is_dual(inner) or (isinstance(inner, tuple) and _plain(inner) is not inner):
+                holder[key] = _plain(inner)
+    for inner in _items(value):
+        _forget(inner, seen, depth + 1)
+
+
+def _plain(value: Any) -> Any:
+    """A number, or a tuple of some, without tangents."""
+    if type(value) is tuple and any(map(is_dual, value)):
+        return tuple(map(plain_number, value))
+    return plain_number(value)
+
+
 def _within(value: Any, seen: set[int], depth: int) -> Iterator[object]:
-    if id(value) in seen or depth > _DEEPEST or isinstance(value, (int, float, str, bytes, types.ModuleType, type)):
+    if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE):
         return
     if not backend.is_array(value):
         seen.add(id(value))

@@ -26,13 +26,18 @@ def saying_once(said: set[object]) -> Iterator[None]:
 
 def warn_at_user(message: str) -> None:
     """A warning at the line of the user's code that led here, once in each ``saying_once``."""
-    frame, said = backend.user_frame(), _said.get()
+    frame = backend.user_frame()
+    warn_at(message, None if frame is None else (frame.f_code.co_filename, frame.f_lineno))
+
+
+def warn_at(message: str, place: tuple[str, int] | None) -> None:
+    """A warning at a file and line, once in each ``saying_once``."""
+    said = _said.get()
     if said is not None:
-        place = (message, frame and (frame.f_code.co_filename, frame.f_lineno))
-        if place in said:
+        if (message, place) in said:
             return
-        said.add(place)
-    if frame is None:
-        warnings.warn(message, DerivativeWarning, stacklevel=3)
+        said.add((message, place))
+    if place is None:
+        warnings.warn(message, DerivativeWarning, stacklevel=4)
     else:
-        warnings.warn_explicit(message, DerivativeWarning, frame.f_code.co_filename, frame.f_lineno)
+        warnings.warn_explicit(message, DerivativeWarning, *place)

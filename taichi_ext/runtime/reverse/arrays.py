@@ -36,24 +36,14 @@ class HostArrays:
 
     Args:
         cells: those of the run.
-        stores: the stores of Python that were seen.
     """
 
-    def __init__(self, cells: Cells, stores: Any) -> None:
-        self._cells, self._stores = cells, stores
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
         self._copies: dict[Region, np.ndarray] = {}
-
-    def is_active_memory(self, array: Any) -> bool:
-        """Whether an array shares memory with one that may depend on parameters."""
-        if not len(self._cells.regions):
-            return False
-        space, start, end = backend.memory_span(array)
-        regions = self._cells.regions.between(space, start, end)
-        return any(cell.carries() for region in regions for cell in self._cells.sharing(region.layout))
 
     def remember(self, written: Iterable[Cell] | None = None) -> None:
         """Copy the bytes of arrays that may have changed since the last copy: those written, or all."""
-        self._stores.clear()
         changed = None if written is None else {self._cells.regions.find(c.key) for c in written if c.key is not None}  # type: ignore[arg-type]
         for region in self._cells.regions:
             if region in self._copies and changed is not None and region not in changed:
@@ -66,10 +56,9 @@ class HostArrays:
         """What Python has changed since the last launch."""
         for region in list(self._cells.regions):
             memory, before = _memory(region), self._copies.get(region)
-            stored = self._stores.within(region.layout)
-            if memory is None or before is None or (stored is None and np.array_equal(memory, before)):
+            if memory is None or before is None or np.array_equal(memory, before):
                 continue
-            rows = _changed_rows(region, memory, before, stored)
+            rows = _changed_rows(region, memory, before)
             if len(rows):
                 yield self._change(region, memory, before, rows)
 
@@ -83,11 +72,9 @@ class HostArrays:
         return Change(cell, region.name, rows, lambda: np.copyto(memory, now))
 
 
-def _changed_rows(region: Region, memory: np.ndarray, before: np.ndarray, stored: np.ndarray | None) -> np.ndarray:
+def _changed_rows(region: Region, memory: np.ndarray, before: np.ndarray) -> np.ndarray:
     numbers, old = memory.view(_dtype(region)), before.view(_dtype(region))
     changed = (numbers != old) & ~((numbers != numbers) & (old != old))
-    if stored is not None:
-        changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
     return region.changed_rows(changed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,22 +12,23 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import PipelineArgument
 from taichi_ext.runtime.launching.launch_checks import (
-    STORED,
     check_arguments,
     check_gradient_is_own,
     check_same_program,
     warn_of_changes,
-    warn_of_lost_tangents,
 )
 from taichi_ext.runtime.launching.request import Request
-from taichi_ext.runtime.memory.array_stores import ArrayStores
 from taichi_ext.runtime.memory.field_tangents import rows_under
 from taichi_ext.runtime.memory.shadows import rows_of_index, view_of
-from taichi_ext.runtime.python.active_numbers import ActiveNumbers
+from taichi_ext.runtime.python.dual_numbers import (
+    DualNumber,
+    PipelineRun,
+    dual_entries,
+    dual_like,
+    dual_math,
+    is_dual,
+)
 from taichi_ext.runtime.python.passed_arguments import taken_out
-from taichi_ext.runtime.python.passed_numbers import PassedNumber, PipelineRun, is_passed, with_tangents
-from taichi_ext.runtime.python.warning import warn_at_user
-from taichi_ext.runtime.python.watch import PythonRun, watching
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Cell, Copy
@@ -58,10 +60,8 @@ class Forward:
         self._program = backend.program()
         self._count = max((s.first + s.size for s in request.seeds), default=0)  # of numbers, with those read
         self._count = max(self._count, request.block.count)
-        stores = ArrayStores()
-        self._arrays = HostArrays(self.cells, stores)
-        self._python = PythonRun(ActiveNumbers(self._arrays.is_active_memory), stores)
-        self._numbers = PipelineRun(warn_at_user)
+        self._arrays = HostArrays(self.cells)
+        self._numbers = PipelineRun()
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
         for seed in request.seeds:
@@ -78,9 +78,10 @@ class Forward:
         """Run a function; see ``Pipeline``."""
         given = list(args)
         for position, column in passed.items():
-            given[position] = with_tangents(args[position], names[position], column, self._numbers)
+            forms = (Form({n: 1.0}) for n in count(column))
+            given[position] = dual_like(args[position], forms, self._numbers, names[position], column)
         self._arrays.remember()
-        with backend.follow(self), watching(self._python, function), self._numbers:
+        with backend.follow(self), dual_math(), self._numbers:
             result = function(*given)
         self.read |= {PipelineArgument(name) for name in self._numbers.passed}
         check_same_program(self._program)
@@ -96,7 +97,6 @@ class Forward:
             if self._runs_plainly(kernel, args):
                 return kernel(*args) if backend.is_reading_kernel(kernel) else None
             self._follow_arrays()
-            warn_of_lost_tangents(kernel, backend.leaf_values(kernel, args), self._python.is_lost)
             event = self._launched(kernel, args)
             self._arrays.remember(event.written)
             return self._result(event)
@@ -107,7 +107,7 @@ class Forward:
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
         args, values, passed = taken_out(kernel, args, self._numbers)
         self.schedule.begin()
-        forms = {name: list(map(Form, entries)) for name, entries in passed.items()}
+        forms = {k: [n.tangent if is_dual(n) else Form() for n in entries] for k, entries in passed.items()}
         event = self._calls.launched(kernel, args, values, forms)
         self.schedule.add(event)
         event.again(self.log)
@@ -148,13 +148,13 @@ class Forward:
         """A number that Python gets from an entry, which depends on parameters."""
         number, self._count = self._count, self._count + 1
         self.schedule.add(Read(cell, row, number))
-        return PassedNumber(value, {number: 1.0}, frozenset({"a number that was read"}), self._numbers)
+        return DualNumber(value, Form({number: 1.0}), self._numbers)
 
     def _runs_plainly(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> bool:
         """Whether a kernel is one of Taichi's own that copies out, or deactivates nodes."""
         if backend.is_reading_kernel(kernel):
             for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
-                self.host_read(source, None)
+                self.host_read(source, ..., None)
             return True
         node = backend.deactivated_node(kernel, args)
         if node is None:
@@ -183,8 +183,8 @@ class Forward:
 
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to assign to a field or array, or through a host accessor of a matrix field."""
-        if self._python.is_lost(value):
-            warn_at_user(STORED)
+        if is_dual(value) and value.run is self._numbers:  # type: ignore[attr-defined]
+            raise UnsupportedError("Python stores a number that depends on parameters.")
         if isinstance(obj, backend.Field):  # kernels store to it, and are followed
             return
         with backend.suspend_following():
@@ -196,7 +196,7 @@ class Forward:
             box = box if isinstance(obj, backend.FieldEntry) else ()
             self._pending = self._store([cell], None, lambda: None, box=box)
 
-    def host_write(self, obj: Any, index: object) -> None:
+    def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
         with backend.suspend_following():
             place = self._place(obj, index)
@@ -218,8 +218,15 @@ class Forward:
         cell = self.cells.of_array(view_of(obj), "an array", obj)
         return cell, (), slice(None) if index is ... else rows_of_index(obj, index)
 
-    def host_read(self, obj: Any, value: object) -> object:
-        """The value that Python reads; it is remembered if it depends on parameters."""
+    def note_field(self, field: object) -> None:
+        """Python accesses entries of a field."""
+
+    def with_tangents(self, entries: Any) -> Any:
+        """The entries of a vector or matrix, if there are numbers with tangents among them."""
+        return dual_entries(entries)
+
+    def host_read(self, obj: Any, index: object, value: object) -> object:
+        """The value that Python reads, a number with its tangent."""
         if isinstance(obj, backend.FieldEntry):
             found = self.cells.of_entry(obj)
             if found is None or not found[0].carries():
@@ -230,7 +237,7 @@ class Forward:
             return value
         if isinstance(value, float):
             raise UnsupportedError("Python reads a number of a ti.ndarray that depends on parameters.")
-        return self._python.read(value)
+        return value
 
     def root(self, root: Any) -> Any:
         """The solver of an implicit function."""
@@ -247,4 +254,4 @@ def _nested(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
 
 def _converted(kind: Any, value: Any) -> Any:
     """A returned number as Taichi returns it."""
-    return value if is_passed(value) or backend.is_real(backend.cook_dtype(kind)) else int(value)
+    return value if is_dual(value) or backend.is_real(backend.cook_dtype(kind)) else int(value)

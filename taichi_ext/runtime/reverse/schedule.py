@@ -72,7 +72,8 @@ class Schedule:
         self._kept = 0  # the first unit whose log is kept
         self._snapshots = [Snapshot(0, _ENDLESS, [])]
         self._written: dict[Cell, None] = {}
-        self._largest = self._snapshots[0]
+        self._state_bytes = 0
+        self._largest_event = 0  # bytes that one event has added to the log
         self._is_long = False  # whether the present unit should end
 
     # --- the run forward
@@ -106,15 +107,31 @@ class Schedule:
         for cell in event.written:
             if cell.key is not None:
                 self._written[cell] = None
+        before = self._sizes[-1]
         self._sizes[-1] = self.log.nbytes - sum(self._sizes[:-1])
+        self._largest_event = max(self._largest_event, self._sizes[-1] - before)
         self._is_long = self._sizes[-1] > self._limit / _SHARE
-        while self._kept_bytes() > self._limit and self._kept < len(self._starts) - 1:
-            self._drop_log()
+        self._note()
+        self._make_room(self._largest_event)
         state, longest = self._first_bytes(), max(self._sizes)
         need = 2 * state + longest if self._kept else state + longest
         if self._kept_bytes() > self._limit and need > self._limit:
             raise InvalidArgumentError(_TOO_LITTLE.format(self._limit, need, state, longest))
-        self._note()
+
+    def _make_room(self, size: int) -> None:
+        """Forget logs of earlier units until there is room for what comes."""
+        while self._kept_bytes() + size > self._limit and self._kept < len(self._starts) - 1:
+            self._drop_log()
+        while self._kept and self._kept_bytes() > self._limit and self._expendable():
+            self._snapshots.remove(self._expendable()[0])
+
+    def _expendable(self) -> list[Snapshot]:
+        """The snapshots that have one of a higher level behind them."""
+        found, above = list[Snapshot](), 0
+        for snapshot in reversed(self._snapshots):
+            found += [snapshot] * (snapshot.level < above)
+            above = max(above, snapshot.level)
+        return found[::-1]
 
     def _kept_bytes(self) -> int:
         return self._first_bytes() + self.log.nbytes + sum(s.nbytes for s in self._snapshots)
@@ -124,12 +141,16 @@ class Schedule:
 
     def _drop_log(self) -> None:
         """Forget the log of the oldest unit that has one."""
-        first, end = self._range(self._kept)
-        for event in self.events[first:end]:
-            event.forget()
-        self.log.nbytes -= self._sizes[self._kept]
+        self.log.nbytes -= self._forget(self._kept)
         self._sizes[self._kept] = 0
         self._kept += 1
+
+    def _forget(self, unit: int) -> int:
+        """Drop the log of a unit; returns its bytes."""
+        first, end = self._range(unit)
+        for event in self.events[first:end]:
+            event.forget()
+        return self._sizes[unit]
 
     def _range(self, unit: int) -> tuple[int, int]:
         ends = [*self._starts[1:], len(self.events)]
@@ -137,20 +158,15 @@ class Schedule:
 
     def _place(self) -> None:
         """Make a snapshot of the state before the unit that begins now, in place of another if there is no room."""
-        new = self._snapshot(len(self._starts))
-        while len(self._snapshots) - 1 > self._slots(new):
-            last, above = self._snapshots[-2], 0
-            expendable = []
-            for snapshot in reversed(self._snapshots):
-                expendable += [snapshot] * (snapshot.level < above)
-                above = max(above, snapshot.level)
-            if expendable:
-                self._snapshots.remove(expendable[-1])
-            elif last.level < _ENDLESS:
-                new.level = last.level + 1
-                self._snapshots.remove(last)
-            else:
+        size, level = sum(map(_bytes, self._written)), 0
+        while len(self._snapshots) > self._slots(size):
+            last, expendable = self._snapshots[-1], self._expendable()
+            if not expendable and last.level == _ENDLESS:
                 break
+            level = level if expendable else last.level + 1
+            self._snapshots.remove(expendable[0] if expendable else last)
+        self._make_room(size + self._largest_event)
+        self._snapshot(len(self._starts)).level = level
         self._note()
 
     def _snapshot(self, unit: int) -> Snapshot:
@@ -159,10 +175,10 @@ class Schedule:
         self._snapshots.append(made)
         return made
 
-    def _slots(self, snapshot: Snapshot) -> int:
+    def _slots(self, size: int) -> int:
         """How many snapshots the memory has room for, beside the state at the start and the log of a unit."""
-        room = self._limit - self._first_bytes() - max(self._sizes)
-        return int(max(1, room // max(1, snapshot.nbytes)))
+        room = self._limit - self._first_bytes() - max(self._sizes) - self._largest_event
+        return int(max(1, room // max(1, size)))
 
     def _note(self) -> None:
         self.peak = max(self.peak, self._kept_bytes())
@@ -184,13 +200,17 @@ class Schedule:
             done += more
             progress(done, len(self.events))
 
+        is_whole = self.is_whole
         for unit in reversed(range(self._kept, count)):
             self._events_back(unit, backward, advance)
-        if self.is_whole:
+            if not is_whole:  # which makes room for snapshots
+                self.log.nbytes -= self._forget(unit)
+        if is_whole:
             return
         backward.keep_final(self._written)
-        self._largest = max(self._snapshots, key=lambda s: s.nbytes)
+        self._state_bytes = sum(map(_bytes, self._written))
         end = self._kept
+        self._kept = count
         kept = list(self._snapshots)
         for snapshot in reversed(kept):
             if snapshot.unit < end:
@@ -209,7 +229,7 @@ class Schedule:
         """Go back over the units from a snapshot to an end."""
         while end > start.unit:
             self._restore(start)
-            slots = self._slots(self._largest) - len(self._snapshots) + 1
+            slots = self._slots(self._state_bytes) - len(self._snapshots) + 1
             if end - start.unit == 1 or slots <= 0:
                 self._forward(start.unit, end - 1)
                 self._unit_back(end - 1, backward, advance)
@@ -236,9 +256,7 @@ class Schedule:
         self._again(unit)
         self._note()
         self._events_back(unit, backward, advance)
-        first, end = self._range(unit)
-        for event in self.events[first:end]:
-            event.forget()
+        self._forget(unit)
         self.log.nbytes = before
 
     def _again(self, unit: int) -> None:
@@ -257,6 +275,10 @@ class Schedule:
             copy.put_back()
 
 
+def _bytes(cell: Cell) -> int:
+    return cell.size * cell.dtype.itemsize
+
+
 _TOO_LITTLE = (
     "max_memory={:.0f} is too little for the gradient, which needs {} bytes: the state that kernels change takes {}, "
     "and the numbers that one step overwrites take {}. Allow more max_memory."
@@ -264,8 +286,11 @@ _TOO_LITTLE = (
 
 
 def longest(slots: int, repetitions: int) -> int:
-    """How many units can be gone back over if each of them runs forward at most so often: ``slots + r choose r``."""
-    return math.comb(slots + repetitions, repetitions) if repetitions >= 0 and slots >= 0 else 0
+    """How many units can be gone back over, from a stored state, if each runs again at most so often before its turn.
+
+    It is ``s + r choose r`` for s snapshots, the state at the start among them, and r repetitions.
+    """
+    return math.comb(slots + 1 + repetitions, repetitions)
 
 
 @functools.cache

@@ -1,0 +1,306 @@
+"""Find numbers that Python passes on without the derivative that they have: by runs with other params.
+
+A pipeline whose Python reads numbers that depend on the params is run again, without tangents: with the params moved
+along a random direction, and as they are.  A number that is passed or stored must move as its tangent says; one that
+moves without has lost its derivative on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.layout import Layout, Placed
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.launches import Fused
+from taichi_ext.record.variables import with_entries
+from taichi_ext.runtime.launching.trace import CHANGED, READ, Event, PathChangedError, PlainRun, Trace, is_host_array
+from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
+from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.warning import warn_at
+
+_STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
+_SMALLER = 8.0  # the second step is smaller by this factor
+_CURVATURE = 0.02  # how far moves may differ from the tangents, relative to them
+_ROUNDINGS = 32.0  # of a number, that are no move
+_ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of numbers computed from them
+_MOST_MOVED = 256  # entries of a field whose memory is not dense
+_PLAIN = (
+    "Compute it in a kernel, or from numbers such as y[0] with Python's operators and functions of NumPy and math. "
+    "stop_gradient(y[0]) says that a constant is meant."
+)
+_LOST = "{} depends on the params, but Python has computed it without its derivative: it counts as a constant, its "
+_LOST += "tangent is lost. " + _PLAIN
+_PARTLY = "{} depends on the params in more ways than its tangent says: a part of its tangent is lost in Python. "
+_PARTLY += _PLAIN
+_DIFFERS = "{} differs from run to run (random numbers, a counter, a clock), so that it cannot be told whether it "
+_DIFFERS += "depends on the params: it counts as a constant."
+_NOT_AGAIN = "Python reads numbers that depend on the params, and the pipeline cannot be run again to find out whether "
+_NOT_AGAIN += "what it passes on depends on them ({}): it counts as a constant."
+
+
+class Arbiter:
+    """The arbiter of one call of a pipeline.
+
+    Args:
+        call: the pipeline and its arguments.
+        layout: the parameters.
+        directions: of products with J, the tangents of the parameters.
+
+    Attributes:
+        trace: takes the numbers of the runs with tangents.
+    """
+
+    def __init__(self, call: KernelCall, layout: Layout, directions: np.ndarray | None) -> None:
+        self._call, self._params = call, [p for p in layout.params if p.target.variable is None]
+        self._generators = _generators()
+        dtypes: list[Any] = [backend.default_type(float), *(p.dtype for p in self._params if p.dtype is not None)]
+        self._precision = max(float(np.finfo(numpy_dtype(t)).eps) for t in dtypes)
+        sizes = np.zeros(layout.count)  # of the steps
+        for p in self._params:
+            sizes[p.first : p.first + p.size] = _sizes(self._values(p).reshape(-1), self._is_dense(p))
+        sizes *= self._precision**_STEP
+        count = layout.count if directions is None else directions.shape[1]
+        along = np.random.default_rng(0).uniform(0.5, 1.0, count) * _signs(count)
+        if directions is None:
+            along = self._delta = along * sizes
+        else:
+            self._delta = directions @ along
+            is_moved = (self._delta != 0) & (sizes > 0)
+            factor = np.min(sizes[is_moved] / np.abs(self._delta[is_moved]), initial=np.inf)
+            factor = factor if np.isfinite(factor) else 0.0
+            along, self._delta = factor * along, factor * self._delta
+        self.trace = Trace(along)
+
+    def _values(self, p: Placed) -> np.ndarray:
+        """A copy of the current value of a parameter."""
+        value = self._call.value(p.target)
+        if self._call.is_value(p.target):
+            return np.array(value.to_numpy() if isinstance(value, backend.Matrix) else value, np.float64)
+        return np.array(backend.as_numpy(backend.copy_of(value)))
+
+    def _is_dense(self, p: Placed) -> bool:
+        return p.target.field is None or backend.is_dense(p.target.field)
+
+    def judge(self, state: State, kernels: Sequence[tuple[Any, Fused]], table: FieldTable) -> Stores:
+        """Compare the run with others, and warn; everything is put back as it is now.
+
+        Args:
+            state: everything that the run has changed, as it was before.
+            kernels: those with tangents, by name.
+            table: the fields that they use.
+
+        Returns:
+            What Python stores to arrays that have tangents.
+        """
+        first, stores = self.trace, Stores()
+        if first.start is None or first.is_empty or not self._delta.any():
+            return stores
+        try:
+            state.check_repetition()
+        except InvalidArgumentError:
+            self._warn_of_all("it draws random numbers in kernels" if state.has_random else "it destroys fields")
+            return stores
+        now, generators = state.as_now(), _generators()
+
+        def run(factor: float, *, is_last: bool = False) -> list[Event]:
+            state.begin_again()
+            _set_generators(self._generators)
+            trace = Trace(np.zeros(0), start=first.start)
+            trace.begin()
+            args = self._moved(state, factor)
+            trace.remember(filter(is_host_array, args))
+            plain = PlainRun(trace, state, kernels, table, is_last=is_last)
+            with contextlib.suppress(PathChangedError), backend.follow(plain):
+                self._call.function(*args)
+                trace.end(_no_tangents)
+            return trace.events
+
+        try:
+            moved = run(1.0)
+            is_suspect = any(
+                bad.any() for _, bad in _mismatches(first.events, moved, first.events, 1.0, self._precision)
+            )
+            smaller = run(1 / _SMALLER) if is_suspect else moved
+            last = run(0.0, is_last=True)
+            self._warn(moved, smaller, last)
+            return _stores(first, moved)
+        except Exception as error:  # the user's code cannot run again
+            self._warn_of_all(f"{type(error).__name__}: {error}")
+            return stores
+        finally:
+            state.undo()
+            now.undo()
+            _set_generators(generators)
+
+    def _moved(self, state: State, factor: float) -> tuple[Any, ...]:
+        """Move the parameters; returns the arguments."""
+        args = [a.detach() if backend.is_torch_tensor(a) else a for a in self._call.args]
+        for p in self._params if factor else ():
+            values = self._values(p)
+            move = factor * self._delta[p.first : p.first + p.size].reshape(values.shape)
+            moved = (values + move).astype(values.dtype)
+            if self._call.is_value(p.target):
+                args[p.target.position] = with_entries(args[p.target.position], moved)
+                continue
+            obj = self._call.value(p.target)
+            state.save(obj)
+            if self._is_dense(p):
+                backend.put_back(obj, moved)
+                continue
+            for index in np.argwhere(move):  # cells that are there
+                at, component = tuple(index[: len(obj.shape)]), tuple[Any, ...](index[len(obj.shape) :])
+                if component:
+                    obj[at][component if len(component) > 1 else component[0]] = moved[tuple(index)]
+                else:
+                    obj[at] = moved[tuple(index)]
+        return tuple(args)
+
+    def is_doubtful(self, seen: Mapping[int, np.ndarray]) -> bool:
+        """Whether entries that Python stored to in an earlier call have kept their numbers now."""
+        events = dict(enumerate(self.trace.events, self.trace.start or 0))
+        for n, entries in seen.items():
+            changed = events[n].changed if n in events else None
+            if changed is not None and entries[-1] < changed.size and not changed[entries].all():
+                return True
+        return False
+
+    # --- the verdict
+
+    def _warn(self, moved: list[Event], smaller: list[Event], last: list[Event]) -> None:
+        first, precision = self.trace.events, self._precision
+        found = _mismatches(first, moved, last, 1.0, precision)
+        again = _mismatches(first, smaller, last, 1 / _SMALLER, precision)
+        for n, event in enumerate(first):
+            if n >= len(last) or not event.is_like(last[n]):
+                warn_at(_DIFFERS.format("What this line does"), event.place)
+                return
+            if n >= len(found) or event.use in (READ, CHANGED):
+                continue
+            size = np.maximum(np.abs(event.numbers), np.abs(last[n].numbers))
+            differs = np.abs(event.numbers - last[n].numbers) > max(_ROUNDING, 1e3 * precision) * size
+            differs &= found[n][1]
+            if differs.any():
+                warn_at(_DIFFERS.format(_subject(event, differs)), event.place)
+            if n >= len(again):
+                continue
+            with np.errstate(all="ignore"):
+                ratio = _SMALLER * again[n][0] / found[n][0]  # 1 for a derivative, and not for a jump
+            lost = found[n][1] & again[n][1] & (ratio > 0.5) & (ratio < 2.0) & ~differs
+            if lost.any():
+                text = _LOST if not event.moves[lost].any() else _PARTLY
+                warn_at(text.format(_subject(event, lost)), event.place)
+
+    def _warn_of_all(self, reason: str) -> None:
+        """Warn at the first line that passes a number without a tangent."""
+        for event in self.trace.events:
+            if event.use not in (READ, CHANGED) and (event.moves == 0).any():
+                warn_at(_NOT_AGAIN.format(reason), event.place)
+                return
+
+
+def _mismatches(
+    first: list[Event], moved: list[Event], last: list[Event], factor: float, precision: float
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each event how far it moves beyond what its tangents say, and whether that is more than rounding.
+
+    ``factor`` is how far the params were moved, relative to the direction of the tangents.
+    """
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    is_exact = True  # whether what Python has read moves as its tangents say
+    for r, m, n in zip(first, moved, last, strict=False):
+        if not (r.is_like(m) and r.is_like(n)):
+            break
+        with np.errstate(all="ignore"):
+            move, told = m.numbers - n.numbers, factor * r.moves
+            size, noise = np.maximum(np.abs(m.numbers), np.abs(n.numbers)), np.abs(n.numbers - r.numbers)
+            bound = _ROUNDINGS * precision * size + 4 * noise
+            bad = np.abs(move - told) > bound + _CURVATURE * np.maximum(np.abs(move), np.abs(told))
+        bad &= _is_judged(r, m) & (np.isfinite(told) & ((told == 0) | is_exact))
+        if r.use == READ:
+            is_exact = is_exact and not bad.any()
+            bad[:] = False
+        found.append((move - told, bad))
+    return found
+
+
+def _is_judged(event: Event, moved: Event) -> Any:
+    """The entries of an array that Python may have changed; a change of an array with tangents has a warning."""
+    if not event.is_array or event.changed is None or moved.changed is None:
+        return True
+    changed = event.changed | moved.changed
+    if event.is_active or not changed.any():
+        return False
+    return changed if changed.shape == event.numbers.shape else True
+
+
+@dataclass(frozen=True)
+class Stores:
+    """Stores of Python to arrays with tangents, as entries of an array by event.
+
+    Attributes:
+        seen: all of them.
+        equal: those of numbers that were there already.
+    """
+
+    seen: dict[int, np.ndarray] = field(default_factory=dict)
+    equal: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+def _stores(first: Trace, moved: list[Event]) -> Stores:
+    """The entries that change by Python where the params are as they are, or where they are moved."""
+    found = Stores()
+    for n, (r, m) in enumerate(zip(first.events, moved, strict=False), first.start or 0):
+        if not r.is_like(m):
+            break
+        if r.is_active and r.changed is not None and m.changed is not None:
+            for kind, mask in ((found.seen, m.changed | r.changed), (found.equal, m.changed & ~r.changed)):
+                kind.update({n: np.flatnonzero(mask)} if mask.any() else {})
+    return found
+
+
+def _subject(event: Event, entries: np.ndarray) -> str:
+    if event.is_array:
+        count = np.count_nonzero(entries) if event.changed is None or event.changed.size == entries.size else "Some"
+        return f"{count} entries of an array {event.use}: each"
+    return f"A number {event.use}"
+
+
+def _sizes(values: np.ndarray, is_dense: bool) -> np.ndarray:
+    """For each entry of a parameter a length to move it by; 0 for entries that may not be there, and most of these."""
+    sizes = np.where(np.isfinite(values), np.abs(values.astype(np.float64)), 0.0)
+    if is_dense:
+        typical = float(np.median(sizes[sizes > 0])) if sizes.any() else 1.0
+        return np.where(np.isfinite(values), np.where(sizes > 0, sizes, typical), 0.0)
+    others = np.flatnonzero(sizes)
+    sizes[np.random.default_rng(0).permutation(others)[_MOST_MOVED:]] = 0.0
+    return sizes
+
+
+def _signs(count: int) -> np.ndarray:
+    return np.random.default_rng(1).choice([-1.0, 1.0], count)
+
+
+def _no_tangents(view: object, direction: object) -> None:
+    return None
+
+
+def _generators() -> list[tuple[Callable[[Any], object], Any]]:
+    """The states of the random generators of Python and the libraries in use, each with a function that sets it."""
+    found = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    torch = sys.modules.get("torch")
+    return found if torch is None else [*found, (torch.set_rng_state, torch.get_rng_state())]
+
+
+def _set_generators(states: list[tuple[Callable[[Any], object], Any]]) -> None:
+    for set_state, state in states:
+        set_state(state)

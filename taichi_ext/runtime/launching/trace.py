@@ -1,0 +1,302 @@
+"""The numbers that Python passes to kernels and stores in one run of a pipeline, for a comparison with other runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.launches import Fused
+from taichi_ext.runtime.launching.tangents import save_changed
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import FieldTable, view_of
+from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.dual_numbers import is_dual
+from taichi_ext.runtime.python.passed_arguments import entries_of
+
+_MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
+_MOST_ARRAYS = 64  # whose changes by Python are known exactly
+STORED, READ, CHANGED = "stored to a field or array", "read", "changed after the last kernel"
+_NONE = np.zeros(0)
+Along = Callable[[View, np.ndarray], "np.ndarray | None"]
+
+
+@dataclass(eq=False)
+class Event:
+    """Numbers that Python passes to a kernel, stores or reads, or an array that it passes.
+
+    Attributes:
+        use: the use, as messages name it.
+        kernel: the kernel, if any.
+        place: the user's file and line.
+        numbers: the numbers; of a large array, sums of them.
+        moves: how far their tangents say that they move with the params; NaN where that is not known.
+        changed: of an array, whether Python has changed each entry since the last launch; None: perhaps all.
+        is_array: whether it is an array.
+        is_active: of an array, whether it has tangents.
+    """
+
+    use: str
+    kernel: object
+    place: tuple[str, int] | None
+    numbers: np.ndarray
+    moves: np.ndarray
+    changed: np.ndarray | None = None
+    is_array: bool = False
+    is_active: bool = False
+
+    def is_like(self, other: Event) -> bool:
+        """Whether both may be the same event of two runs."""
+        is_same = self.use == other.use and self.kernel is other.kernel and self.is_array == other.is_array
+        return is_same and self.numbers.shape == other.numbers.shape
+
+
+@dataclass(eq=False)
+class Trace:
+    """The events of a run, from the first read on of a number that may depend on the params.
+
+    Attributes:
+        direction: how the params move, a number for each column of the runs; None if events are only counted.
+        stores: entries of arrays that Python stores to, though they may have the stored numbers already, by event.
+        start: the event at the first such read; None before.
+        events: the events from there on.
+    """
+
+    direction: np.ndarray | None = None
+    stores: Mapping[int, np.ndarray] = field(default_factory=dict)
+    start: int | None = None
+    events: list[Event] = field(default_factory=list)
+    _at: int = 0
+    _along: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    _arrays: dict[View, tuple[Any, np.ndarray]] = field(default_factory=dict)  # with their numbers after a launch
+    _thread: int = field(default_factory=threading.get_ident)
+
+    def begin(self, first: int = 0, count: int = 0) -> None:
+        """Start a run for some of the columns; the moves of all of them are added up."""
+        self._at = 0
+        self._along = self._along if self.direction is None else self.direction[first : first + count]
+        self._arrays.clear()
+
+    def note_read(self) -> None:
+        """Python reads numbers that may depend on the params."""
+        self.start = self._at if self.start is None else self.start
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was passed or stored after the first read."""
+        return all(event.use == READ for event in self.events)
+
+    def read(self, value: object) -> None:
+        """Python has read a number of a field or array."""
+        if isinstance(value, float) and threading.get_ident() == self._thread:
+            self._add(READ, None, [value])
+
+    def store(self, value: object) -> None:
+        """Python is about to store a number."""
+        if not backend.is_array(value):
+            self._add(STORED, None, entries_of(value))
+
+    def launch(
+        self,
+        kernel: backend.Kernel,
+        values: Sequence[Any],
+        read: Set[str],
+        passed: Mapping[str, Sequence[object]],
+        along: Along,
+    ) -> list[tuple[View, np.ndarray]]:
+        """A kernel is about to be launched.
+
+        Args:
+            kernel: the kernel.
+            values: its leaf arguments.
+            read: the names of arrays that it reads.
+            passed: the entries of arguments with tangents, by name.
+            along: the tangents of an array times a direction; None if it has none.
+
+        Returns:
+            Entries of arrays that Python has stored to, see ``stores``.
+        """
+        is_own = not backend.is_library_kernel(kernel)
+        use, user = (f"passed to {kernel.func.__qualname__}", kernel) if is_own else (STORED, None)
+        leaves, found = backend.leaf_arguments(kernel), list[tuple[View, np.ndarray]]()
+        numbers = [passed.get(leaf.name) or entries_of(v) for leaf, v in zip(leaves, values, strict=True)]
+        self._add(use, user, chain.from_iterable(numbers))
+        for position, array in _host_arrays(kernel, values):
+            if leaves[position].name in read:
+                found += self._add_array(use, user, array, along)
+        return found
+
+    def after_launch(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
+        """A kernel has been launched."""
+        self.remember(array for _, array in _host_arrays(kernel, values))
+
+    def remember(self, arrays: Iterable[Any]) -> None:
+        """Changes of these arrays from now on are those of Python."""
+        for array in arrays:
+            if len(self._arrays) >= _MOST_ARRAYS:
+                del self._arrays[next(iter(self._arrays))]
+            self._arrays[view_of(array)] = array, _numbers(array).copy() if self.direction is not None else _NONE
+
+    def end(self, along: Along) -> list[tuple[View, np.ndarray]]:
+        """The run has ended."""
+        arrays = [array for array, _ in self._arrays.values()]
+        return [entries for array in arrays for entries in self._add_array(CHANGED, None, array, along)]
+
+    def _add(self, use: str, kernel: object, numbers: Iterable[object]) -> None:
+        """Note numbers; those that are not real ones have no derivative."""
+        floats = [n for n in numbers if isinstance(n, (float, np.floating))]
+        if not floats:
+            return
+        at = self._next()
+        if at is not None:
+            moves = [self._move(n) if is_dual(n) else 0.0 for n in floats]
+            self._keep(at, Event(use, kernel, _place(), np.array(floats, np.float64), np.array(moves)))
+
+    def _move(self, number: Any) -> float:
+        is_known = isinstance(number.tangent, np.ndarray) and not number.is_stopped
+        return float(number.tangent @ self._along) if is_known else np.nan
+
+    def _add_array(self, use: str, kernel: object, array: Any, along: Along) -> Iterable[tuple[View, np.ndarray]]:
+        view, index = view_of(array), self._at
+        at = self._next()
+        if at is not None:
+            numbers, known = _numbers(array), self._arrays.get(view)
+            changed = None if known is None else (numbers != known[1]) & ~(np.isnan(numbers) & np.isnan(known[1]))
+            moves = along(view, self._along)
+            parts = _sums(numbers), _sums(np.zeros(numbers.shape) if moves is None else moves)
+            self._keep(at, Event(use, kernel, _place(), *parts, changed, is_array=True, is_active=moves is not None))
+        return ((view, self.stores[index]),) if index in self.stores else ()
+
+    def _next(self) -> int | None:
+        """The number of this event among those that are kept; None if it is not."""
+        self._at += 1
+        is_kept = self.direction is not None and self.start is not None and self._at > self.start
+        return self._at - 1 - (self.start or 0) if is_kept else None
+
+    def _keep(self, at: int, event: Event) -> None:
+        if at >= len(self.events):
+            self.events.append(event)
+        elif self.events[at].moves.shape == event.moves.shape:  # other columns of the same run
+            self.events[at].moves += event.moves
+
+
+def _place() -> tuple[str, int] | None:
+    frame = backend.user_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _host_arrays(kernel: backend.Kernel, values: Sequence[Any]) -> list[tuple[int, Any]]:
+    """The arrays of real numbers among the leaf arguments that Python can read and change unnoticed."""
+    return [(n, values[n]) for n in backend.array_positions(kernel) if is_host_array(values[n])]
+
+
+def is_host_array(array: Any) -> bool:
+    """Whether a value is a NumPy array or tensor of real numbers."""
+    if isinstance(array, backend.Ndarray) or not backend.is_array(array):
+        return False
+    return backend.is_real(backend.outer_array_dtype(array))
+
+
+def _numbers(array: Any) -> np.ndarray:
+    return backend.as_numpy(array).reshape(-1)
+
+
+def _sums(numbers: np.ndarray) -> np.ndarray:
+    """The numbers, or sums with random signs of as many parts as are kept."""
+    if numbers.size <= _MOST_NUMBERS:
+        return numbers.astype(np.float64)
+    starts = np.arange(0, numbers.size, -(-numbers.size // _MOST_NUMBERS))
+    return np.add.reduceat(numbers * _signs(numbers.size), starts)
+
+
+@lru_cache(maxsize=4)
+def _signs(size: int) -> np.ndarray:
+    return np.random.default_rng(size).choice([-1.0, 1.0], size)
+
+
+class PlainRun:
+    """Follows a run without tangents, which ``backend.follow`` reports to it.
+
+    Args:
+        trace: takes its events.
+        state: takes what it changes.
+        kernels: the kernels with tangents, of all runs.
+        table: the fields that they use.
+        is_last: whether what it changes need not be undone.
+    """
+
+    def __init__(
+        self, trace: Trace, state: State, kernels: Iterable[tuple[Any, Fused]], table: FieldTable, *, is_last: bool
+    ) -> None:
+        self.trace, self._state, self._table, self._is_last = trace, state, table, is_last
+        self._kernels = {(name[0], _without_numbers(name[1])): fused for name, fused in kernels}
+
+    def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
+        """Run a kernel; raises ``PathChangedError`` if what it changes is not known."""
+        with backend.exclusive:
+            node = backend.deactivated_node(kernel, args)
+            features = _without_numbers(backend.argument_features(kernel, args))
+            fused = self._kernels.get((id(kernel), features))
+            if backend.is_fill(kernel):
+                self.before_host_write(*args)
+            is_known = fused is not None or node is not None
+            is_known = is_known or backend.is_reading_kernel(kernel) or backend.is_fill(kernel)
+            if not is_known and not self._is_last:
+                raise PathChangedError
+            values = backend.leaf_values(kernel, args)
+            if node is not None:
+                self._state.save_part(node)
+            if fused is not None and not backend.is_fill(kernel):
+                save_changed(self._state, fused, self._table, tuple(values))
+                self.trace.launch(kernel, values, fused.facts.read_arguments, {}, _no_tangents)
+            with backend.suspend_following():
+                result = kernel(*args)
+            if fused is not None:
+                self.trace.after_launch(kernel, values)
+            return result
+
+    def root(self, root: Any) -> Any:
+        """A solver of an implicit function; what it changes was saved in the run before."""
+        with backend.suspend_following():
+            return root.solve()
+
+    def before_host_write(self, obj: object, value: object) -> None:
+        """Python is about to store to a field or array."""
+        self.trace.store(value)
+        if isinstance(obj, backend.FieldEntry):
+            self._state.save_entry(obj)
+        else:
+            self._state.save(obj)
+
+    def host_write(self, obj: object, index: object, value: object) -> None:
+        """Python has stored to a field or array."""
+
+    def host_read(self, obj: object, index: object, value: object) -> object:
+        """Python reads a field or array."""
+        self.trace.read(value)
+        return value
+
+    def note_field(self, field: object) -> None:
+        """Python accesses entries of a field."""
+
+    def with_tangents(self, entries: object) -> None:
+        """The entries of a vector with tangents: there are none."""
+
+
+def _without_numbers(features: Iterable[object]) -> tuple[object, ...]:
+    """The types of arguments, and nothing of numbers that are compiled into a kernel."""
+    return tuple(backend.NUMBER_FEATURE if isinstance(f, float) else f for f in features)
+
+
+class PathChangedError(BaseException):  # which code of users does not catch
+    """A run launches kernels that the run before did not."""
+
+
+def _no_tangents(view: View, direction: np.ndarray) -> None:
+    return None

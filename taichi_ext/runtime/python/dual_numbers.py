@@ -1,0 +1,353 @@
+"""Dual numbers: floats with a tangent, which Python gets in a pipeline in place of numbers that depend on params.
+
+They are read from fields and arrays, returned by kernels, or arguments of the pipeline.  Python's operators, and
+functions of NumPy and ``math``, apply the chain rule; all else takes them for floats.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taichi_ext import backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(eq=False)
+class PipelineRun:
+    """One run of a pipeline, to which dual numbers belong.
+
+    Attributes:
+        is_over: whether the pipeline has returned; from then on the numbers are plain ones.
+        passed: the names of arguments of the pipeline that kernels were given.
+        has_numbers: whether Python got a number with a tangent.
+    """
+
+    is_over: bool = False
+    passed: set[str] = field(default_factory=set)
+    has_numbers: bool = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over = True
+
+
+class _Unknown:
+    """The tangent of a number that Python reads while entries of a sparse J are computed, scaled or not."""
+
+    __array_ufunc__ = None
+
+    def _same(self, _: object) -> _Unknown:
+        return self
+
+    __mul__ = __rmul__ = __add__ = __radd__ = _same
+
+
+UNKNOWN = _Unknown()
+
+
+class DualNumber(np.float64):
+    """A float that depends on parameters.  It is one of NumPy, whose operators leave those with it to this class.
+
+    Attributes:
+        value: the float.
+        tangent: its derivative, a row for the columns of the run, or another vector: it can be added and scaled.
+        run: the run of the pipeline that it belongs to.
+        names: of the arguments of the pipeline that it depends on.
+        column: the column of J that it stands for, if it is an entry of a parameter itself.
+        is_stopped: whether ``stop_gradient`` is a part of it, so that it may move without a tangent.
+    """
+
+    __slots__ = ("column", "is_stopped", "names", "run", "tangent", "value")
+
+    value: float
+    tangent: Any
+    run: PipelineRun
+    names: frozenset[str]
+    column: int | None
+    is_stopped: bool
+
+    def __new__(
+        cls,
+        value: float,
+        tangent: Any,
+        run: PipelineRun,
+        names: frozenset[str] = frozenset(),
+        *,
+        column: int | None = None,
+        is_stopped: bool = False,
+    ) -> DualNumber:
+        self = np.float64.__new__(cls, value)
+        self.value, self.tangent, self.run, self.names = value, tangent, run, names
+        self.column, self.is_stopped = column, is_stopped
+        run.has_numbers = True
+        return self
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> object:
+        """NumPy's functions of single numbers give dual numbers; those of arrays take the floats."""
+        name = function.__name__
+        if method == "__call__" and not options and name in _PARTIALS and all(map(_is_scalar, inputs)):
+            return _applied(function, _PARTIALS[name], inputs)
+        is_exact = any(isinstance(x, np.ndarray) and x.dtype == object for x in inputs)  # entries may be dual numbers
+        given = (np.array(x, object) if is_exact and is_dual(x) else plain_number(x) for x in inputs)
+        return getattr(function, method)(*given, **options)
+
+    def clip(self, least: Any = None, most: Any = None, **options: Any) -> Any:
+        """The number within bounds, as ``np.clip`` calls it."""
+        if any(v is not None for v in options.values()) or not all(x is None or _is_scalar(x) for x in (least, most)):
+            return np.clip(self.value, plain_number(least), plain_number(most), **options)
+        found: Any = self if least is None else np.maximum(self, least)
+        return found if most is None else np.minimum(found, most)
+
+    def stopped(self) -> float | DualNumber:
+        """The number with a derivative of zero, as the user wants it."""
+        return self.value if self.run.is_over else DualNumber(self.value, self.tangent * 0.0, self.run, is_stopped=True)
+
+    def __copy__(self) -> float | DualNumber:
+        return self.value if self.run.is_over else self
+
+    def __deepcopy__(self, _: object) -> float | DualNumber:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:  # type: ignore[override]
+        return float, (self.value,)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    @property
+    def real(self) -> DualNumber:  # type: ignore[override]
+        """The number itself."""
+        return self
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other) if _is_scalar(other) else divmod(self.value, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self) if _is_scalar(other) else divmod(other, self.value)
+
+
+def is_dual(x: object) -> bool:
+    """Whether a value is a ``DualNumber``."""
+    return type(x) is DualNumber
+
+
+def dual_entries(rows: Any) -> np.ndarray | None:
+    """The entries of a vector or matrix as objects, if there are dual numbers among them."""
+    rows = rows if isinstance(rows, (list, tuple)) else ()
+    if any(map(is_dual, rows)) or any(is_dual(n) for row in rows if isinstance(row, (list, tuple)) for n in row):
+        return np.array(rows, object)
+    return None
+
+
+def plain_number(x: Any) -> Any:
+    """A number without its tangent."""
+    return x.value if type(x) is DualNumber else x
+
+
+def _is_scalar(x: object) -> bool:
+    return isinstance(x, (float, int, np.floating, np.integer, np.bool_))
+
+
+def _applied(function: Callable[..., Any], partials: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    """The result of a function of single numbers by the chain rule."""
+    value = function(*map(plain_number, operands))
+    duals = [(n, p) for n, p in zip(operands, partials, strict=True) if type(n) is DualNumber and not n.run.is_over]
+    if not duals or not _is_scalar(value):
+        return value
+    floats = [float(plain_number(n)) for n in (value, *operands)]
+    total: Any = None
+    for number, partial in duals:
+        factor, tangent = _number(partial, floats), number.tangent
+        if math.isfinite(factor) or not isinstance(tangent, np.ndarray):
+            term = tangent * factor
+        else:  # a tangent that is zero stays zero
+            term = np.array([t * factor if t else 0.0 for t in tangent])
+        total = term if total is None else total + term
+    first = duals[0][0]
+    names, is_stopped = first.names, first.is_stopped
+    for number, _ in duals[1:]:
+        names, is_stopped = names | number.names, is_stopped or number.is_stopped
+    return DualNumber(floats[0], total, first.run, names, is_stopped=is_stopped)
+
+
+def _number(partial: Callable[..., float], floats: Sequence[float]) -> float:
+    try:
+        return partial(*floats)
+    except (ZeroDivisionError, OverflowError):
+        return math.inf
+    except (ValueError, TypeError):  # where the function itself is NaN, or not real
+        return math.nan
+
+
+def _by_exponent(y: float, a: float, b: float) -> float:
+    if a == 0:
+        return 0.0 if b > 0 else -math.inf
+    return y * math.log(a) if a > 0 else math.nan
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv")
+_ONE: tuple[Callable[..., float], ...] = (lambda y, x: 1.0,)
+_ZERO: tuple[Callable[..., float], ...] = (lambda y, x: 0.0,)
+# Partials at y = f(a, b) or y = f(x), by the names of operators, of functions of NumPy and of ``math``.
+_PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
+    "add": (lambda y, a, b: 1.0, lambda y, a, b: 1.0),
+    "sub": (lambda y, a, b: 1.0, lambda y, a, b: -1.0),
+    "mul": (lambda y, a, b: b, lambda y, a, b: a),
+    "truediv": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
+    "pow": (lambda y, a, b: b * a ** (b - 1) if b else 0.0, _by_exponent),
+    "mod": (lambda y, a, b: 1.0, lambda y, a, b: -float(a // b)),
+    "fmod": (lambda y, a, b: 1.0, lambda y, a, b: -float(math.trunc(a / b))),
+    "floordiv": (lambda y, a, b: 0.0, lambda y, a, b: 0.0),
+    "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
+    "hypot": (lambda y, a, b: a / y if y else 0.0, lambda y, a, b: b / y if y else 0.0),
+    "maximum": (lambda y, a, b: float(a >= b), lambda y, a, b: float(a < b)),
+    "minimum": (lambda y, a, b: float(a <= b), lambda y, a, b: float(a > b)),
+    "copysign": (lambda y, a, b: y / a if a else 0.0, lambda y, a, b: 0.0),
+    "logaddexp": (lambda y, a, b: math.exp(a - y), lambda y, a, b: math.exp(b - y)),
+    "neg": (lambda y, x: -1.0,),
+    "pos": _ONE,
+    "conjugate": _ONE,
+    "abs": (lambda y, x: math.copysign(1.0, x) if x else 0.0,),
+    "sqrt": (lambda y, x: 0.5 / y,),
+    "cbrt": (lambda y, x: 1 / (3 * y * y),),
+    "exp": (lambda y, x: y,),
+    "exp2": (lambda y, x: y * math.log(2),),
+    "expm1": (lambda y, x: y + 1,),
+    "log": (lambda y, x: 1 / x,),
+    "log1p": (lambda y, x: 1 / (1 + x),),
+    "log2": (lambda y, x: 1 / (x * math.log(2)),),
+    "log10": (lambda y, x: 1 / (x * math.log(10)),),
+    "sin": (lambda y, x: math.cos(x),),
+    "cos": (lambda y, x: -math.sin(x),),
+    "tan": (lambda y, x: 1 + y * y,),
+    "sinh": (lambda y, x: math.cosh(x),),
+    "cosh": (lambda y, x: math.sinh(x),),
+    "tanh": (lambda y, x: 1 - y * y,),
+    "arcsin": (lambda y, x: 1 / math.sqrt(1 - x * x),),
+    "arccos": (lambda y, x: -1 / math.sqrt(1 - x * x),),
+    "arctan": (lambda y, x: 1 / (1 + x * x),),
+    "arcsinh": (lambda y, x: 1 / math.sqrt(1 + x * x),),
+    "arccosh": (lambda y, x: 1 / math.sqrt(x * x - 1),),
+    "arctanh": (lambda y, x: 1 / (1 - x * x),),
+    "erf": (lambda y, x: 2 / math.sqrt(math.pi) * math.exp(-x * x),),
+    "erfc": (lambda y, x: -2 / math.sqrt(math.pi) * math.exp(-x * x),),
+    "deg2rad": (lambda y, x: math.pi / 180,),
+    "rad2deg": (lambda y, x: 180 / math.pi,),
+    "square": (lambda y, x: 2 * x,),
+    "reciprocal": (lambda y, x: -y * y,),
+    **dict.fromkeys(("sign", "rint", "floor", "ceil", "trunc", "heaviside"), _ZERO),
+}
+# other names of the same functions: of NumPy, then of ``math``
+_SAME = {"subtract": "sub", "multiply": "mul", "divide": "truediv", "true_divide": "truediv", "power": "pow"}
+_SAME |= {"remainder": "mod", "floor_divide": "floordiv", "negative": "neg", "positive": "pos", "absolute": "abs"}
+_SAME |= {"fabs": "abs", "fmax": "maximum", "fmin": "minimum", "float_power": "pow", "degrees": "rad2deg"}
+_SAME |= {"radians": "deg2rad", "acos": "arccos", "asin": "arcsin", "atan": "arctan", "atan2": "arctan2"}
+_SAME |= {"acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
+_PARTIALS |= {name: _PARTIALS[same] for name, same in _SAME.items()}
+
+# methods of the plain value; where they give numbers, their derivative is 0, as in kernels
+_PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__", "__floor__", "__ceil__", "__round__")
+
+
+def _operator(name: str, *, is_reflected: bool = False) -> Callable[..., Any]:
+    function, partials = getattr(operator, name, abs), _PARTIALS[name]
+
+    def apply(*operands: Any) -> Any:
+        operands = operands[::-1] if is_reflected else operands
+        if len(operands) == 1 or (_is_scalar(operands[0]) and _is_scalar(operands[1])):
+            return _applied(function, partials, operands)
+        return NotImplemented
+
+    return apply
+
+
+def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: function(self.value, plain_number(other)) if _is_scalar(other) else NotImplemented
+
+
+for _name in _OPERATORS:
+    setattr(DualNumber, f"__{_name}__", _operator(_name))
+    setattr(DualNumber, f"__r{_name}__", _operator(_name, is_reflected=True))
+for _name in ("neg", "pos", "abs"):
+    setattr(DualNumber, f"__{_name}__", _operator(_name))
+for _name in (*_PLAIN, "is_integer", "hex", "as_integer_ratio"):
+    setattr(DualNumber, _name, lambda self, *args, name=_name: getattr(self.value, name)(*args))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(DualNumber, f"__{_name}__", _comparison(getattr(operator, _name)))
+
+
+def dual_like(value: Any, rows: Iterator[Any], run: PipelineRun, name: str = "", column: int | None = None) -> Any:
+    """A number, vector, matrix or sequence of numbers like ``value``, each with its tangent.
+
+    Args:
+        value: the numbers.
+        rows: their tangents.
+        run: the run that they belong to.
+        name: of the argument of the pipeline that it is, if any.
+        column: the first of the columns that it stands for, if any.
+    """
+    if isinstance(value, (list, tuple)):
+        found = []
+        for part in value:
+            found.append(dual_like(part, rows, run, name, column))
+            column = None if column is None else column + 1
+        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+    if isinstance(value, backend.Matrix):
+        entries = np.array(value.to_list(), object)
+        made = backend.Matrix(entries.tolist())
+        made.entries = np.empty(entries.shape, object)
+        made.entries.ravel()[:] = dual_like(list(entries.flat), rows, run, name, column)
+        return made
+    names = frozenset({name} if name else ())
+    return DualNumber(float(plain_number(value)), next(rows), run, names, column=column)
+
+
+# --- math, whose functions take the float of any number ---------------------------------------------------------------
+
+_WHOLE = ("floor", "ceil", "trunc")
+_MATH = {name: getattr(math, name) for name in _PARTIALS if hasattr(math, name) and name not in _WHOLE}
+_lock = threading.Lock()
+_users = 0  # runs of pipelines
+
+
+def _of_math(original: Callable[..., Any], partials: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def function(*args: Any) -> Any:
+        for x in args:
+            if type(x) is DualNumber and all(map(_is_scalar, args)) and len(args) == len(partials):
+                return _applied(original, partials, args)
+        return original(*args)
+
+    return function
+
+
+_STAND_INS = {name: _of_math(function, _PARTIALS[name]) for name, function in _MATH.items()}
+
+
+@contextmanager
+def dual_math() -> Iterator[None]:
+    """Within the context, functions that are looked up in the module ``math`` take dual numbers."""
+    global _users
+    with _lock:
+        _users += 1
+        math.__dict__.update(_STAND_INS)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                math.__dict__.update(_MATH)

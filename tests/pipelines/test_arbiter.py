@@ -1,0 +1,562 @@
+"""Numbers that the Python code of a pipeline computes: their derivative is right, or a warning names the line.
+
+The derivative of each program is known from central differences of plain runs.
+"""
+
+import array
+import contextlib
+import csv
+import ctypes
+import decimal
+import functools
+import io
+import itertools
+import json
+import math
+import operator
+import pickle
+import queue
+import random
+import sqlite3
+import struct
+import threading
+import types
+import warnings
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, read, scalars, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import DerivativeWarning, jacobian, stop_gradient
+
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("programs of the host's memory")]
+
+AT = np.array([1.1, 1.7, 0.7])
+ARRAY = ti.types.ndarray(dtype=ti.f64, ndim=1)
+Pair = namedtuple("Pair", "first second")
+
+
+class Scene:
+    """Squares of the parameters in ``y`` and ``v``; sums over the parameters, with numbers that Python has computed."""
+
+    def __init__(self):
+        self.x, self.y, self.v, self.s = scalars(AT), outputs(3), vectors([[0.0, 0.0]] * 3), outputs(1)
+        x, y, v, s = self.x, self.y, self.v, self.s
+
+        @ti.kernel
+        def square():
+            for i in x:
+                y[i] = x[i] ** 2
+                v[i] = ti.Vector([x[i] ** 2, 3.0 * x[i]])
+
+        @ti.kernel
+        def add(a: ti.f64):
+            s[0] = 0.0
+            for i in x:
+                s[0] += a * x[i]
+
+        @ti.kernel
+        def add_array(a: ARRAY):
+            s[0] = 0.0
+            for i in x:
+                s[0] += a[i] * x[i]
+
+        @ti.kernel
+        def load(a: ARRAY):
+            for i in x:
+                a[i] = x[i] ** 2
+
+        @ti.kernel
+        def add_vector(a: ti.types.vector(2, ti.f64)):
+            s[0] = 0.0
+            for i in x:
+                s[0] += a[0] * x[i] + a[1] ** 2
+
+        @ti.kernel
+        def add_field():
+            s[0] = 0.0
+            for i in x:
+                s[0] += y[i] ** 2 * x[0]
+
+        @ti.kernel
+        def cubes() -> ti.f64:
+            total = 0.0
+            for i in x:
+                total += x[i] ** 3
+            return total
+
+        @ti.kernel
+        def pair() -> ti.types.vector(2, ti.f64):
+            return ti.Vector([x[0] * x[1], x[2]])
+
+        self.square, self.add, self.add_array, self.load = square, add, add_array, load
+        self.add_vector, self.add_field, self.cubes, self.pair = add_vector, add_field, cubes, pair
+
+    def reset(self):
+        write(self.x, AT)
+        for field in (self.y, self.v, self.s):
+            write(field, 0.0)
+
+    def differences(self, program, h=1e-6):
+        """The derivative of the sum by central differences."""
+        found = np.zeros(3)
+        for i, sign in itertools.product(range(3), (1, -1)):
+            self.reset()
+            write(self.x, AT + sign * h * np.eye(3)[i])
+            program(self)
+            found[i] += sign * read(self.s)[0] / (2 * h)
+        self.reset()
+        return found
+
+
+@pytest.fixture(scope="module")
+def scene(ti64):
+    return Scene()
+
+
+RIGHT, SAID = {}, {}
+
+
+def right(function):
+    RIGHT[function.__name__] = function
+
+
+def said(function):
+    SAID[function.__name__] = function
+
+
+# --- programs with the right derivative -------------------------------------------------------------------------------
+
+
+@right
+def operators(c):
+    c.square()
+    c.add((c.y[0] * 3 - c.y[1] / c.y[2]) ** 2 + -c.y[0] + abs(c.y[1]) // 1 + divmod(c.y[1], 1.5)[1])
+
+
+@right
+def functions_of_numpy_and_math(c):
+    c.square()
+    c.add(np.sqrt(c.y[0]) + math.log(c.y[1]) * np.exp(-c.y[2]) + math.hypot(c.y[0], 2.0) + np.clip(c.y[0], 0.0, 9.0))
+
+
+@right
+def numbers_of_numpy(c):
+    c.square()
+    c.add(np.float64(2.0) * c.y[0] + c.y[2] / np.int64(3) + np.full(2, 2.0)[1] * c.y[0])
+
+
+@right
+def objects_and_dicts(c):
+    c.square()
+    held = types.SimpleNamespace(energy=c.y[0], pair=Pair(c.y[1], 2.0))
+    named = {"a": held.energy * 2, "b": [held.pair.first]}
+    c.add(named["a"] + named["b"][0] * held.pair.second)
+
+
+@right
+def generators(c):
+    c.square()
+    c.add(sum(c.y[i] * w for i, w in enumerate((1.0, 2.0, 3.0))) + max(c.y[i] for i in range(3)))
+
+
+@right
+def iterators_in_c(c):
+    c.square()
+    numbers = [c.y[0], c.y[1], c.y[2]]
+    c.add(
+        functools.reduce(operator.mul, numbers) + list(itertools.accumulate(numbers))[1] + sum(map(math.sqrt, numbers))
+    )
+
+
+@right
+def sorted_numbers(c):
+    c.square()
+    c.add(sorted([c.y[0], c.y[1], c.y[2]])[1] * max(c.y[2], 0.1) + min(c.y[0], c.y[1]))
+
+
+@right
+def a_thread_computes(c):
+    c.square()
+    with ThreadPoolExecutor(1) as pool:
+        c.add(pool.submit(lambda v: v**2, c.y[0]).result())
+
+
+@right
+def a_thread_reads(c):
+    c.square()
+    found = queue.Queue()
+    thread = threading.Thread(target=lambda: found.put(c.y[0] * c.y[1]))
+    thread.start()
+    thread.join()
+    c.add(found.get())
+
+
+@right
+def a_callback_is_given_numbers(c):
+    c.square()
+    c.add((lambda f, *args: f(*args))(lambda a, b: a * b + 1, c.y[0], c.y[1]))
+
+
+@right
+def a_loop_on_a_value(c):
+    c.square()
+    step = 1.0
+    while step < 30 * c.y[0]:
+        step = step * (1.0 + c.y[2])
+    c.add(step)
+
+
+@right
+def returned_numbers(c):
+    c.add(c.cubes() ** 2 + c.pair()[0])
+
+
+@right
+def returned_vectors(c):
+    c.add_vector(c.pair() * 2.0)
+
+
+@right
+def entries_of_vectors(c):
+    c.square()
+    c.add(c.v[0][0] * c.v[1].y + c.v[2][1])
+
+
+@right
+def vectors_of_numbers(c):
+    c.square()
+    c.add_vector(ti.Vector([c.y[0], c.y[1] * 2]) + c.v[2] * 3.0)
+
+
+@right
+def methods_of_vectors(c):
+    c.square()
+    c.add(c.v[0].norm() + c.v[1].dot(c.v[2]))
+
+
+@right
+def stored_in_a_field(c):
+    c.square()
+    c.y[1] = c.y[0] * c.y[2]
+    c.y[0] += 1.0
+    c.add_field()
+
+
+@right
+def stored_in_all_of_a_field(c):
+    c.square()
+    c.y.fill(c.y[1])
+    c.add_field()
+
+
+@right
+def stored_in_a_vector(c):
+    c.square()
+    c.v[0] = [c.y[1], 4.0]
+    c.v[1][0] = c.y[0] ** 2
+    c.add(c.v[0][0] * c.v[1][0])
+
+
+@right
+def stored_in_the_output(c):
+    c.square()
+    c.s[0] = c.y[0] * c.y[1]
+
+
+@right
+def a_parameter_that_python_reads(c):
+    c.add(c.x[1] * 2.0)
+
+
+@right
+def a_parameter_that_python_changes(c):
+    c.x[0] = c.x[1] * c.x[0]
+    c.square()
+    c.add(c.y[0])
+
+
+@right
+def a_test_of_the_type(c):
+    c.square()
+    c.add(c.y[0] ** 2 if isinstance(c.y[0], float) else 1.0)
+
+
+@right
+def copies(c):
+    c.square()
+    c.add(Pair(c.y[0], 1.0)._replace(second=c.y[1]).second * [c.y[0]].copy()[0])
+
+
+@right
+def a_file_of_others(c):
+    """Text of numbers that do not depend on the params is no reason to warn."""
+    c.square()
+    file = io.StringIO()
+    csv.writer(file).writerow([0.25])
+    print(f"{c.y[0]:.3f}", json.dumps([c.y[1]]), file=io.StringIO())
+    c.add(float(file.getvalue()))
+
+
+@right
+def logged(c):
+    c.square()
+    c.log = [c.y[0], float(c.y[1]), c.y.to_numpy()]
+    c.add(2.0)
+
+
+@right
+def integers(c):
+    """Whole numbers have no derivative, as in kernels."""
+    c.square()
+    c.add(int(10 * c.y[0]) * 0.5 + round(c.y[1]) + (3.0 if c.y[0] > 1 else 4.0) + math.floor(c.y[2]))
+
+
+@right
+def said_to_be_constant(c):
+    c.square()
+    c.add(c.y[0] - stop_gradient(c.y[0]) + float(AT[0] ** 2))
+
+
+@right
+def random_numbers_of_python(c):
+    c.square()
+    random.seed(0)
+    c.add(c.y[0] * random.random() + np.random.default_rng(0).normal())
+
+
+# --- programs that lose a derivative ----------------------------------------------------------------------------------
+
+
+@said
+def to_numpy(c):
+    c.square()
+    c.add(c.y.to_numpy()[0] * 2)
+
+
+@said
+def a_generator_over_an_array(c):
+    c.square()
+    c.add(sum(n * 0.5 for n in c.y.to_numpy()))
+
+
+@said
+def a_conversion(c):
+    c.square()
+    c.add(float(c.y[0]))
+
+
+@said
+def a_part_that_is_lost(c):
+    c.square()
+    c.add(c.y[0] + 0.3 * float(c.y[1]))
+
+
+@said
+def a_list_of_numbers_for_numpy(c):
+    c.square()
+    c.add(np.linalg.norm([c.y[0], c.y[1]]))
+
+
+@said
+def rows_of_a_history(c):
+    history = np.zeros((3, 3))
+    c.load(history[0])
+    history[1] = history[0]
+    history[2] = 2 * history[1]
+    c.add_array(history[2])
+
+
+@said
+def a_view(c):
+    whole = np.zeros(6)
+    c.load(whole[:3])
+    whole[3:] = whole[:3] ** 2
+    c.add_array(whole[3:])
+
+
+@said
+def a_copy(c):
+    a = np.zeros(3)
+    c.load(a)
+    c.add_array(a.copy())
+
+
+@said
+def changed_in_place(c):
+    a = np.zeros(3)
+    c.load(a)
+    a *= 2.0
+    c.add_array(a)
+
+
+@said
+def an_array_for_a_field(c):
+    c.square()
+    c.y.from_numpy(2 * c.y.to_numpy())
+    c.add_field()
+
+
+@said
+def text(c):
+    c.square()
+    file = io.StringIO()
+    csv.writer(file).writerow([c.y[0]])
+    c.add(float(file.getvalue()))
+
+
+@said
+def json_and_pickle(c):
+    c.square()
+    c.add(json.loads(json.dumps({"a": c.y[0]}))["a"] + pickle.loads(pickle.dumps(c.y[1])))
+
+
+@said
+def bytes_and_buffers(c):
+    c.square()
+    held = ctypes.c_double(c.y[0])
+    c.add(held.value + struct.unpack("d", struct.pack("d", c.y[1]))[0] + array.array("d", [c.y[2]])[0])
+
+
+@said
+def a_database(c):
+    c.square()
+    with contextlib.closing(sqlite3.connect(":memory:")) as base:
+        base.execute("create table numbers (v real)")
+        base.execute("insert into numbers values (?)", (c.y[0],))
+        c.add(base.execute("select v from numbers").fetchone()[0])
+
+
+@said
+def printed(c):
+    c.square()
+    file = io.StringIO()
+    with contextlib.redirect_stdout(file):
+        print(c.y[0])
+    c.add(float(file.getvalue()))
+
+
+@said
+def another_arithmetic(c):
+    c.square()
+    c.add(float(decimal.Decimal(c.y[0]) * 2))
+
+
+@said
+def an_object_that_is_a_float(c):
+    class Total:
+        value = 0.0
+
+        def __float__(self):
+            return float(self.value)
+
+    c.square()
+    total = Total()
+    total.value = c.y[0] * 2
+    c.add(float(total))
+
+
+@said
+def a_thread_with_an_array(c):
+    c.square()
+    with ThreadPoolExecutor(1) as pool:
+        c.add(pool.submit(lambda: float(c.y.to_numpy().sum())).result())
+
+
+@said
+def a_quadrature(c):
+    integrate = pytest.importorskip("scipy.integrate")
+    c.square()
+    slope = c.y[0]
+    c.add(integrate.quad(lambda t: slope * t, 0.0, 1.0)[0])
+
+
+@said
+def a_root(c):
+    optimize = pytest.importorskip("scipy.optimize")
+    c.square()
+    target = c.y[0]
+    c.add(optimize.brentq(lambda t: t**3 - target, 0.0, 5.0))
+
+
+@said
+def an_interpolation(c):
+    interpolate = pytest.importorskip("scipy.interpolate")
+    c.square()
+    c.add(float(interpolate.CubicSpline([0, 1, 2], c.y.to_numpy())(0.5)))
+
+
+@said
+def a_linear_system(c):
+    c.square()
+    c.add(np.linalg.solve([[c.y[0], 1.0], [0.0, c.y[1]]], [1.0, 2.0])[0])
+
+
+@said
+def a_tensor(c):
+    torch = pytest.importorskip("torch")
+    c.square()
+    c.add((c.y.to_torch() * torch.arange(3)).sum().item())
+
+
+@said
+def a_module(c):
+    torch = pytest.importorskip("torch")
+    c.square()
+    layer = torch.nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():
+        layer.weight.copy_(c.y.to_torch()[None])
+        c.add(float(layer(torch.ones(3, dtype=torch.float64))))
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def evaluated(scene, program, **options):
+    """J of a program, and the warnings of lost derivatives."""
+    scene.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        J = jacobian(lambda: program(scene), scene.x, scene.s, **options)
+    return J, [w for w in caught if w.category is DerivativeWarning and "prepared" not in str(w.message)]
+
+
+def after(scene, program):
+    """All fields after a plain run."""
+    scene.reset()
+    program(scene)
+    return [read(field) for field in (scene.x, scene.y, scene.v, scene.s)]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_programs_with_the_right_derivative(scene, name):
+    program, options = RIGHT[name], [{}, {"chunk_size": 2}, {"format": "csr"}]
+    expected, left = scene.differences(program), after(scene, program)
+    for option in options[: 3 if name in ("operators", "stored_in_a_field", "returned_vectors", "integers") else 1]:
+        J, caught = evaluated(scene, program, **option)
+        assert not caught, [str(w.message) for w in caught]
+        J = J.toarray()[0] if option.get("format") else J[0]
+        if name == "said_to_be_constant":  # in which they are no constants
+            expected = np.full(3, AT[0] ** 2) + [2 * AT[0] * AT.sum(), 0.0, 0.0]
+        assert_allclose(J, expected, rtol=1e-6, atol=1e-7)
+        for field, values in zip((scene.x, scene.y, scene.v, scene.s), left, strict=True):
+            assert_allclose(read(field), values, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_programs_that_lose_a_derivative(scene, name):
+    program = SAID[name]
+    expected, left = scene.differences(program), after(scene, program)
+    J, caught = evaluated(scene, program)
+    assert not np.allclose(J, expected, rtol=1e-4), "it is right, so it belongs to the others"
+    first = program.__code__.co_firstlineno
+    lines = [w.lineno for w in caught]
+    assert lines, "the derivative is lost without a warning"
+    assert all(w.filename == __file__ for w in caught)
+    assert all(first < line < first + 15 for line in lines)
+    for field, values in zip((scene.x, scene.y, scene.v, scene.s), left, strict=True):
+        assert_array_equal(read(field), values)

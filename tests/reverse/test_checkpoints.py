@@ -1,0 +1,142 @@
+"""Long simulations in little memory: what is kept, which snapshots are placed, and that the gradient is the same."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import taichi as ti
+from numpy.testing import assert_array_equal
+from reverse_calls import Prepared
+from taichi_program import initialise
+
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.reverse.schedule import longest, split
+
+N = 12
+STEP_BYTES = 8 * N  # that one step overwrites and its adjoint reads
+
+
+@pytest.fixture(scope="module")
+def chain():
+    """A simulation in place: its run, its state, and the loss."""
+    initialise(default_fp=ti.f64)
+    u, v, c = (ti.field(ti.f64, shape=N) for _ in range(3))
+    loss = ti.field(ti.f64, shape=())
+    c.from_numpy(np.linspace(0.5, 1.5, N))
+
+    @ti.kernel
+    def push():
+        for i in u:
+            v[i] += 0.1 * (u[(i + 1) % N] + u[(i - 1) % N] - (2 + c[i]) * u[i])
+
+    @ti.kernel
+    def move():
+        for i in u:
+            u[i] += 0.1 * v[i]
+
+    @ti.kernel
+    def measure():
+        for i in u:
+            loss[None] += u[i] ** 2
+
+    def run(steps):
+        measure()
+        for _ in range(steps):
+            push()
+            move()
+        measure()
+
+    def reset():
+        u.from_numpy(np.linspace(-1, 1, N))
+        v.fill(0)
+        loss[None] = 0
+
+    return run, u, v, c, loss, reset
+
+
+def gradient(chain, steps, **options):
+    run, u, v, c, loss, reset = chain
+    reset()
+    (found,), how = Prepared(run, [c], [loss], (steps,)).products(None, (steps,), **options)
+    return found[0], how, np.concatenate([u.to_numpy(), v.to_numpy(), [loss[None]]])
+
+
+@pytest.mark.parametrize("kept", [3, 8, 20, 45])
+def test_the_gradient_is_the_same_to_the_bit(chain, kept):
+    whole, how, state = gradient(chain, 50)
+    assert how.repeated == how.snapshots == 0
+    state_bytes = 2 * STEP_BYTES + 8
+    found, how, after = gradient(chain, 50, max_memory=2 * state_bytes + kept * STEP_BYTES)
+    assert_array_equal(found, whole)
+    assert_array_equal(after, state)
+    assert how.peak <= 2 * state_bytes + kept * STEP_BYTES
+    assert how.repeated
+    assert how.snapshots
+
+
+def test_ten_thousand_steps_in_the_memory_of_twenty(chain):
+    run, u, v, c, loss, reset = chain
+    limit = 20 * (2 * STEP_BYTES + 8)  # 20 states
+    found, how, _ = gradient(chain, 10_000, max_memory=limit)
+    assert how.peak <= limit
+    assert how.snapshots <= 20
+    assert how.launches == 20_002
+    # each step is run so often at most, beside the first time
+    assert how.repeated <= 6 * how.launches
+    direction = np.cos(np.arange(N))
+    values = []
+    for sign in (1, -1):
+        reset()
+        c.from_numpy(np.linspace(0.5, 1.5, N) + sign * 1e-6 * direction)
+        run(10_000)
+        values.append(loss[None])
+    c.from_numpy(np.linspace(0.5, 1.5, N))
+    assert found @ direction == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
+
+
+def test_too_little_memory_for_one_step(chain):
+    run, u, v, c, loss, reset = chain
+    reset()
+    before = u.to_numpy()
+    with pytest.raises(InvalidArgumentError, match="max_memory=300 is too little .* needs \\d+ bytes"):
+        Prepared(run, [c], [loss], (40,))(None, (40,), max_memory=300)
+    assert_array_equal(u.to_numpy(), before)
+    assert loss[None] == 0
+
+
+def test_progress_tells_of_the_way_back(chain):
+    told = []
+    gradient(chain, 20, max_memory=900, advance=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1] == (42, 42)
+
+
+# --- the schedule -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def least(length, slots):
+    """The units that are run forward to go back over some from a stored state, each of them once more for itself."""
+    if length <= 1:
+        return length
+    if not slots:
+        return length * (length + 1) // 2
+    return min(m + least(length - m, slots - 1) + least(m, slots) for m in range(1, length))
+
+
+@functools.cache
+def by_split(length, slots):
+    if length <= 1 or not slots:
+        return least(length, slots)
+    m = split(length, slots)
+    return m + by_split(length - m, slots - 1) + by_split(m, slots)
+
+
+def test_splits_are_the_best_ones():
+    for length, slots in itertools.product(range(2, 60), range(1, 8)):
+        assert by_split(length, slots) == least(length, slots), (length, slots)
+
+
+def test_the_longest_run_by_repetitions():
+    assert [longest(2, r) for r in range(5)] == [1, 4, 10, 20, 35]

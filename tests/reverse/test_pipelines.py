@@ -1,0 +1,458 @@
+"""Gradients of pipelines in reverse mode: views, stores of Python, numbers; against J in forward mode and differences."""
+
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+from numpy.testing import assert_allclose, assert_array_equal
+from reverse_calls import Prepared, expected
+from taichi_program import initialise
+
+from taichi_ext import DerivativeWarning
+
+N = 5
+RTOL = 1e-10
+
+
+@pytest.fixture(scope="module", autouse=True)
+def program():
+    initialise(default_fp=ti.f64)
+
+
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).uniform(0.2, 1.2, shape)
+
+
+def require_same(function, params, outputs, reset, args=(), width=2, **options):
+    """Products, values and state are those of J; returns the products."""
+    reset()
+    prepared = Prepared(function, params, outputs, args)
+    cotangents = [
+        np.random.default_rng(n).standard_normal((width, *o.shape))
+        for n, o in enumerate(prepared.plan.start(prepared.call).layout.outputs)
+    ]
+    wanted = expected(function, params, outputs, cotangents, args)
+    state = [np.array(o.to_numpy() if hasattr(o, "to_numpy") else o) for o in outputs or ()]
+    for _ in range(2):
+        reset()
+        found = prepared(cotangents, args, **options)
+        for got, want in zip(found, wanted, strict=True):
+            assert_allclose(got, want, rtol=RTOL, atol=1e-12)
+        for output, value in zip(outputs or (), state, strict=True):
+            now = output.to_numpy() if hasattr(output, "to_numpy") else output
+            assert_allclose(now, value, rtol=1e-13, atol=1e-15)
+    return found
+
+
+@ti.kernel
+def mix(a: ti.types.ndarray(dtype=ti.f64, ndim=1), b: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+    for i in a:
+        b[i] = ti.sin(b[i]) * a[i] + b[i]
+
+
+@ti.kernel
+def products_of(a: ti.types.ndarray(dtype=ti.f64, ndim=1), b: ti.types.ndarray(dtype=ti.f64, ndim=1), c: ti.template()):
+    for i in c:
+        c[i] += a[i] * b[i] + a[0] * b[1]
+
+
+# --- memory that is shared --------------------------------------------------------------------------------------------
+
+
+def overlapping(B):
+    mix(B[0:3], B[3:6])
+    mix(B[2:5], B[5:8])
+    mix(B[4:7], B[1:4])
+
+
+@pytest.mark.parametrize("max_memory", [None, 700])
+def test_views_that_overlap_from_launch_to_launch(max_memory):
+    B = np.zeros(8)
+
+    def reset():
+        B[:] = drawn(8)
+
+    require_same(overlapping, [B], [B], reset, (B,), max_memory=max_memory)
+
+
+def test_a_transposed_view_and_a_row_share_adjoints():
+    B, c = np.zeros((3, 3)), ti.field(ti.f64, shape=3)
+
+    @ti.kernel
+    def whole(a: ti.types.ndarray(dtype=ti.f64, ndim=2), c: ti.template()):
+        for i, j in ti.ndrange(3, 3):
+            c[i] += a[i, j] ** 2 * (j + 1)
+
+    def run(B):
+        whole(B.T, c)
+        mix(B[0], B[1])
+        whole(B, c)
+
+    def reset():
+        B[:] = drawn(3, 3)
+        c.fill(0)
+
+    require_same(run, [B], [c, B], reset, (B,))
+
+
+def test_two_views_that_are_read_in_one_launch():
+    """Each iteration adds to two entries that another one adds to, too."""
+    B, c = np.zeros(1001), ti.field(ti.f64, shape=1000)
+
+    def run(B):
+        products_of(B[:1000], B[1:], c)
+
+    def reset():
+        B[:] = drawn(1001)
+        c.fill(0)
+
+    reset()
+    cotangent = np.random.default_rng(0).standard_normal(1000)
+    found = Prepared(run, [B], [c], (B,))([cotangent[None]], (B,))[0][0]
+    own = np.zeros(1001)
+    own[:1000] += cotangent * drawn(1001)[1:]
+    own[1:] += cotangent * drawn(1001)[:1000]
+    own[0] += cotangent.sum() * drawn(1001)[2]
+    own[2] += cotangent.sum() * drawn(1001)[0]
+    assert_allclose(found, own, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "ndarray"])
+def test_arrays_of_each_kind(kind):
+    make = {"numpy": np.zeros, "ndarray": lambda n: ti.ndarray(ti.f64, shape=n)}
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        make["torch"] = lambda n: torch.zeros(n, dtype=torch.float64)
+    a, b = make[kind](N), make[kind](N)
+
+    def run(a, b):
+        mix(a, b)
+        mix(b, a)
+
+    def reset():
+        for n, x in enumerate((a, b)):
+            if kind == "ndarray":
+                x.from_numpy(drawn(N, seed=n))
+            else:
+                x[:] = drawn(N, seed=n) if kind == "numpy" else torch.from_numpy(drawn(N, seed=n))
+
+    require_same(run, [a, b], [b], reset, (a, b))
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def test_components_and_members():
+    v, S = ti.Vector.field(3, ti.f64, shape=N), ti.Struct.field({"m": ti.f64, "u": ti.types.vector(2, ti.f64)}, shape=N)
+
+    @ti.kernel
+    def step():
+        for i in v:
+            S[i].m = v[i].norm() * S[i].m
+            v[i] *= S[i].u[0]
+            S[i].u = S[i].u * v[i][1] + S[i].m
+
+    def run():
+        for _ in range(3):
+            step()
+        v[1] = [0.1, 0.2, 0.3]
+        S[2].m = 0.7
+        step()
+
+    def reset():
+        v.from_numpy(drawn(N, 3))
+        S.m.from_numpy(drawn(N, seed=1))
+        S.u.from_numpy(drawn(N, 2, seed=2))
+
+    require_same(run, [v.get_scalar_field(1), S.m], [S.u, v], reset)
+
+
+@pytest.mark.parametrize("layout", ["pointer", "bitmasked", "dynamic"])
+def test_sparse_fields_whose_cells_become_active(layout):
+    """A loop over active cells visits, on the way back, those that were active at the time."""
+    x, y = ti.field(ti.f64), ti.field(ti.f64, shape=8)
+    node = ti.root.dynamic(ti.i, 8) if layout == "dynamic" else getattr(ti.root, layout)(ti.i, 4).dense(ti.i, 2)
+    node.place(x)
+
+    @ti.kernel
+    def add(scale: ti.f64):
+        for i in x:
+            y[i] += scale * x[i]
+
+    @ti.kernel
+    def grow(first: int, last: int):
+        ti.loop_config(serialize=True)
+        for i in range(first, last):
+            x[i] = y[i - first] ** 2 + 0.5
+
+    def run():
+        grow(0, 2)
+        add(1.3)
+        grow(2, 6)
+        add(0.7)
+
+    def reset():
+        ti.deactivate_all_snodes()
+        y.from_numpy(drawn(8))
+
+    require_same(run, [y], [y], reset)
+
+
+def test_a_field_with_an_offset():
+    x, y = ti.field(ti.f64, shape=(4, 3), offset=(-2, 5)), ti.field(ti.f64, shape=(4, 3))
+
+    @ti.kernel
+    def run_one(t: int):
+        for j in range(5, 8):
+            x[t, j] = ti.sin(x[t - 1, j]) + x[t, j]
+
+    @ti.kernel
+    def end():
+        for i, j in y:
+            y[i, j] = x[i - 2, j + 5] ** 2
+
+    def run():
+        for t in range(-1, 2):
+            run_one(t)
+        x[0, 6] = 0.3
+        end()
+
+    def reset():
+        x.from_numpy(drawn(4, 3))
+        y.fill(0)
+
+    require_same(run, [x], [y], reset)
+
+
+def test_a_trajectory_in_one_field_is_not_copied():
+    """Each launch writes one row of it, and reads another: nothing has to be kept."""
+    steps = 50
+    x, loss = ti.field(ti.f64, shape=(steps + 1, N)), ti.field(ti.f64, shape=())
+
+    @ti.kernel
+    def step(t: int):
+        for i in range(N):
+            x[t + 1, i] = ti.sin(x[t, i]) + x[t, i]
+
+    @ti.kernel
+    def end():
+        for i in range(N):
+            loss[None] += x[steps, i] ** 2
+
+    def run():
+        for t in range(steps):
+            step(t)
+        end()
+
+    x.from_numpy(np.concatenate([drawn(1, N), np.zeros((steps, N))]))
+    values = x.to_numpy()[0]
+    (found,), how = Prepared(run, [x], [loss]).products()
+    want = np.ones(N)
+    for _ in range(steps):
+        want = want * (np.cos(values) + 1)
+        values = np.sin(values) + values
+    assert_allclose(found[0, 0], 2 * values * want, rtol=1e-12)
+    assert_array_equal(found[0, 1:], 0)
+    assert how.peak <= x.to_numpy().nbytes + 8  # the copy from before the run
+
+
+# --- Python between launches ------------------------------------------------------------------------------------------
+
+
+def test_stores_of_python_between_launches():
+    x, y, k = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N), ti.field(ti.i32, shape=N)
+    a = np.zeros(N)
+
+    @ti.kernel
+    def step():
+        for i in x:
+            y[i] += x[i] * x[k[i]]
+        for i in x:
+            x[i] = ti.cos(y[i]) * x[i]
+
+    def run(a):
+        step()
+        x[1] = 0.4
+        k[0] = 3  # which the adjoint of the first launch must not see
+        step()
+        x.from_numpy(np.full(N, 0.3))
+        mix(a, a)
+        step()
+        x.copy_from(y)
+        y.fill(0.2)
+        k.fill(2)
+        step()
+
+    def reset():
+        x.from_numpy(drawn(N))
+        y.from_numpy(drawn(N, seed=1))
+        k.from_numpy(np.arange(N, dtype=np.int32))
+        a[:] = drawn(N, seed=2)
+
+    for max_memory in (None, 900):
+        require_same(run, [x, y], [x, y], reset, (a,), max_memory=max_memory)
+
+
+def test_numpy_in_place_between_launches():
+    """Numbers that Python changes are constants, and those from before are read on the way back."""
+    a, b = np.zeros(N), np.zeros(N)
+
+    def run(a, b):
+        mix(a, b)
+        a[1:3] = [0.7, 0.9]
+        mix(a, b)
+        b *= 0.5
+        mix(b, a)
+
+    def reset():
+        a[:], b[:] = drawn(N), drawn(N, seed=1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        require_same(run, [a, b], [a], reset, (a, b))
+    assert any(w.category is DerivativeWarning and "changed from Python" in str(w.message) for w in caught)
+
+
+def test_deactivation_makes_constants():
+    x, y = ti.field(ti.f64), ti.field(ti.f64, shape=4)
+    node = ti.root.pointer(ti.i, 4)
+    node.place(x)
+
+    @ti.kernel
+    def square():
+        for i in x:
+            y[i] += x[i] ** 2
+
+    @ti.kernel
+    def fill():
+        for i in y:
+            x[i] = y[i] + 0.5
+
+    def run():
+        square()
+        node.deactivate_all()
+        fill()
+        square()
+
+    def reset():
+        node.deactivate_all()
+        y.from_numpy(drawn(4))
+        for i in (1, 2):
+            x[i] = 0.3 * i
+
+    require_same(run, [x, y], [y], reset)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@ti.kernel
+def scaled(x: ti.template(), p: ti.f64, w: ti.types.vector(2, ti.f64)) -> ti.f64:
+    total = 0.0
+    for i in x:
+        x[i] = ti.sin(x[i] * p) + w[1] * w[0]
+    for i in range(N):
+        total += x[i] ** 2
+    return total * p
+
+
+gravity = 0.8
+
+
+@ti.kernel
+def fall(x: ti.template(), dt: ti.f64):
+    for i in x:
+        x[i] += dt * gravity * 2 * x[i]
+
+
+def test_arguments_of_a_kernel():
+    x = ti.field(ti.f64, shape=N)
+    require_same(scaled, ["p", "w", x], None, lambda: x.from_numpy(drawn(N)), (x, 0.6, ti.Vector([0.3, 0.4])))
+
+
+def test_python_numbers_and_arguments_of_a_pipeline():
+    x = ti.field(ti.f64, shape=N)
+
+    def run(p, w):
+        for t in range(3):
+            scaled(x, p * w[0] + t, ti.Vector([w[1], p]))
+            fall(x, p / 2)
+
+    require_same(run, ["p", "w", "gravity", x], [x], lambda: x.from_numpy(drawn(N)), (0.5, (0.7, 0.2)))
+
+
+def test_numbers_that_python_reads_and_passes_on():
+    x, y = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N)
+
+    def run():
+        s = scaled(x, 0.5, ti.Vector([0.1, 0.2]))
+        fall(y, s * 0.1 + x[2] * x[3])
+        fall(x, y[1])
+
+    def plain(values):
+        x.from_numpy(values[:N])
+        y.from_numpy(values[N:])
+        run()
+        return x.to_numpy().sum() + 2 * y.to_numpy().sum()
+
+    start = np.concatenate([drawn(N), drawn(N, seed=1)])
+    x.from_numpy(start[:N])
+    y.from_numpy(start[N:])
+    found = np.concatenate(Prepared(run, [x, y], [x, y])([np.ones((1, N)), np.full((1, N), 2.0)]), axis=1)[0]
+    steps = np.eye(2 * N) * 1e-5
+    want = [(plain(start + e) - plain(start - e)) / 2e-5 for e in steps]
+    assert_allclose(found, want, rtol=1e-7)
+
+
+def test_the_last_of_many_cotangents_come_in_other_blocks():
+    x = ti.field(ti.f64, shape=N)
+    run = lambda: fall(x, 0.3)
+    require_same(run, [x], [x], lambda: x.from_numpy(drawn(N)), width=11)
+
+
+def test_random_numbers_are_those_of_the_run():
+    """The way back, and recomputation, use the draws of the only run."""
+    x, d = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=40)
+
+    @ti.kernel
+    def step(t: int):
+        r = ti.random(ti.f64)
+        d[t] = r
+        for i in x:
+            x[i] = ti.sin(x[i] * (0.5 + r))
+
+    def run():
+        for t in range(40):
+            step(t)
+
+    for max_memory in (None, 1000):
+        x.from_numpy(drawn(N))
+        (found,), how = Prepared(run, [x], [x]).products(max_memory=max_memory)
+        value, want = drawn(N), np.ones(N)
+        for r in d.to_numpy():
+            want, value = want * (0.5 + r) * np.cos(value * (0.5 + r)), np.sin(value * (0.5 + r))
+        assert_allclose(x.to_numpy(), value, rtol=1e-12)
+        assert_allclose(found[0], want, rtol=1e-10)
+    assert how.repeated
+
+
+def test_infinite_partials_meet_zeros():
+    """The root of 0 has an infinite derivative, and what it is multiplied with is 0."""
+    x, y = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=2)
+
+    @ti.kernel
+    def root():
+        for i in x:
+            y[i] = ti.sqrt(x[i] * x[i])
+
+    @ti.kernel
+    def end():
+        for i in x:
+            y[i] = y[i] * x[1]
+
+    def run():
+        root()
+        end()
+
+    require_same(run, [x], [y], lambda: x.from_numpy(np.array([0.0, 0.5])))
