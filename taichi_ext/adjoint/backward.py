@@ -50,7 +50,7 @@ def _definition(block: Block, r: Definition) -> None:
     if is_none(ws):
         return
     if not isinstance(r.value, Read) or not r.value.index:
-        block.spread(r.value, ws)
+        block.spread(r.value, ws, r.local)
         return
     for array, w in zip(block.sweep.local_arrays.get(r.value.local, ()), ws, strict=False):
         entry = Read(array, r.value.index)

@@ -111,12 +111,12 @@ class Block:
             made.append(self.keep(total, f"b_{local.name}") if is_long else total)
         self.adjoints[local] = made
 
-    def spread(self, root: Value, ws: Weights) -> None:
-        """Pass the adjoint of a value to what it is computed from."""
+    def spread(self, root: Value, ws: Weights, local: Local | None = None) -> None:
+        """Pass the adjoint of a value, which a local may hold, to what it is computed from."""
         if is_none(ws) or not self.sweep.has(root):
             return
         weights: dict[Value, Weights] = {root: ws}
-        values: dict[Value, Value] = {}
+        values: dict[Value, Value] = {} if local is None or local.dtype != root.dtype else {root: Read(local)}
         for node in reversed(self._active_nodes(root)):
             weight = weights.pop(node, None)
             if weight is None or is_none(weight):

@@ -1,6 +1,7 @@
 """The normal form of a block: every load stands alone in a declaration, so that its adjoint has one place.
 
 * Where operands may not be evaluated (``ifte``), a branch takes their place.
+* Costly values that occur more than once have one name.
 * A load whose indices do not change has one name until its memory is written.
 * ``while condition`` is ``while True`` with a branch that leaves it, and inner loops have one variable.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 
 import taichi_ext.program as ir
+from taichi_ext.adjoint.common import with_common_values
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply, operation, subtract
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, U1, Const, Container, Known, Load, Local, Op, Read, Value
@@ -31,7 +33,7 @@ def whole(x: Coefficient) -> Value:
 
 def normal(body: ir.Body) -> ir.Body:
     """A block in normal form."""
-    return _Normal(frozenset(assigned_locals(body))).block(body)
+    return with_common_values(_Normal(frozenset(assigned_locals(body))).block(body))
 
 
 def lower_loop(s: ir.For, hoist: Hoist, keep: Hoist) -> tuple[Local, tuple[Value, Value], ir.Body]:
