@@ -1,4 +1,7 @@
-"""Random numbers: the draws of each iteration are recorded as it runs forward, and read again by its adjoint."""
+"""Random numbers, and other results that a second run would not give: they are recorded as an iteration runs forward.
+
+Its adjoint reads them again. Calls that append to lists, or ask for their length, have such results, too.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import taichi_ext.program as ir
+from taichi_ext.adjoint.tapes import converted
 from taichi_ext.analysis.draws import is_draw
-from taichi_ext.differentiate.forms.build import Coefficient, add, element, literal, multiply, operation, subtract
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, element, literal, multiply, operation, subtract
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Const, Container, Local, Read, Value
 
@@ -17,7 +22,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 def recorded_draws(
-    loop: ir.For | None, body: ir.Body, bounds: Bounds | None, reserve: Callable[[ir.Type, int], Container]
+    loop: ir.For | None, body: ir.Body, bounds: Bounds | None, reserve: Callable[[ir.Type, int], tuple[Container, int]]
 ) -> tuple[ir.Body, ir.Body] | None:
     """The body of a stage that records its draws, and that which reads them; None where nothing is drawn.
 
@@ -25,7 +30,7 @@ def recorded_draws(
         loop: the parallel loop of the stage; None for statements of one thread.
         body: in normal form.
         bounds: the ranges of its variables.
-        reserve: gives an array of this type with room for this many numbers.
+        reserve: room for some numbers of a type: an array, and the first of its entries.
 
     Raises:
         UnsupportedError: the number of draws is not known before the kernel runs.
@@ -34,44 +39,56 @@ def recorded_draws(
     if not counts:
         return None
     if loop is not None and bounds is None:
-        raise UnsupportedError(f"{ir.cited(loop.place)}The number of random numbers that this loop draws is not known.")
+        raise UnsupportedError(f"{ir.cited(loop.place)}How many numbers this loop draws is not known.")
     number = literal(0, I32) if loop is None or bounds is None else _number(loop, bounds)
     iterations = math.prod(b - a for a, b in bounds or ())
     recording, reading = body, body
     for dtype, most in sorted(counts.items(), key=lambda item: item[0].name):
-        array, drawn = reserve(dtype, most * iterations), Local("drawn", I32, (), "user")
-        place = element(array, add(multiply(number, most), Read(drawn)))
+        drawn = Local("drawn", I32, (), "user")
+        array, start = reserve(dtype, most * iterations)
+        place = element(array, add(add(multiply(number, most), Read(drawn)), start))
         count = ir.Assign(Read(drawn), operation("add", Read(drawn), 1))
-
-        def recorded(
-            s: ir.Statement, dtype: ir.Type = dtype, place: ir.Load = place, count: ir.Assign = count
-        ) -> ir.Body:
-            is_own = isinstance(s, ir.Declare) and is_draw(s) and s.local.dtype == dtype
-            return (s, ir.Assign(place, Read(s.local)), count) if is_own else (s,)  # type: ignore[attr-defined]
-
-        def read(s: ir.Statement, dtype: ir.Type = dtype, place: ir.Load = place, count: ir.Assign = count) -> ir.Body:
-            is_own = isinstance(s, ir.Declare) and is_draw(s) and s.local.dtype == dtype
-            return (replace(s, values=(place,)), count) if is_own else (s,)  # type: ignore[call-arg]
-
         begin = ir.Declare(drawn, (literal(0, I32),))
-        recording = (begin, *ir.mapped(recording, recorded))
-        reading = (begin, *ir.mapped(reading, read))
+        recording = (begin, *ir.mapped(recording, partial(_recorded, dtype, place, count)))
+        reading = (begin, *ir.mapped(reading, partial(_read, dtype, place, count)))
     return recording, reading
+
+
+def _recorded(dtype: ir.Type, place: ir.Load, count: ir.Assign, s: ir.Statement) -> ir.Body:
+    """A statement that also records its results of one type."""
+    stores = [
+        (ir.Assign(place, cast(Read(local), place.dtype)), count) for local in _results(s) if local.dtype == dtype
+    ]
+    return (s, *(x for pair in stores for x in pair))
+
+
+def _read(dtype: ir.Type, place: ir.Load, count: ir.Assign, s: ir.Statement) -> ir.Body:
+    """A statement whose results of one type are read."""
+    own = [local for local in _results(s) if local.dtype == dtype]
+    reads = [(ir.Declare(local, (converted(place, dtype),), place=s.place), count) for local in own]
+    others = tuple([local for local in _results(s) if local.dtype != dtype])
+    rest = (replace(s, results=others),) if isinstance(s, ir.Effect) else (s,) if others or not own else ()
+    return (*rest, *(x for pair in reads for x in pair))
+
+
+def _results(s: ir.Statement) -> tuple[Local, ...]:
+    """The results of a statement that are recorded."""
+    return ir.declared(s) if isinstance(s, ir.Effect) or is_draw(s) else ()
 
 
 def _counts(body: ir.Body, times: int) -> Counter[ir.Type]:
     """The most numbers of each type that a block draws."""
     found: Counter[ir.Type] = Counter()
     for s in body:
-        if isinstance(s, ir.Declare) and is_draw(s):
-            found[s.local.dtype] += times
+        for local in _results(s):
+            if local.shape:
+                raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of this call is not known.")
+            found[local.dtype] += times
         for inner in ir.bodies(s):
             trips = _trips(s)
             counts = _counts(inner, times * (1 if trips is None else trips))
             if counts and trips is None:
-                raise UnsupportedError(
-                    f"{ir.cited(s.place)}The number of random numbers that this loop draws is not known."
-                )
+                raise UnsupportedError(f"{ir.cited(s.place)}How many numbers this loop draws is not known.")
             found += counts
     return found
 

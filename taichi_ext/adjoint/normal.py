@@ -194,8 +194,9 @@ class _Normal:
 
         match s:
             case ir.Effect():
-                if s.writes or s.stopped or s.results:
+                if s.stopped:
                     raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of {s.function!r} is not known.")
+                out.append(ir.with_values(s, hoist))
             case ir.Declare(local=local, values=(Load() as load,)) if not local.shape:
                 self._declare(s, ir.with_children(load, hoist), out)
             case ir.Declare() | ir.Call() | ir.Boundary():

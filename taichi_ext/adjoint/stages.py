@@ -103,7 +103,7 @@ def _with_draws(stage: Stage, found: Staged, extents: Extents) -> Stage:
         loop,
         stage.body,
         None if loop is None else loop_reach(loop, extents),
-        lambda dtype, count: found.reserve(dtype, count, f"draws_{number}_")[0],
+        lambda dtype, count: found.reserve(dtype, count, f"draws_{number}_"),
     )
     if made is None:
         return stage
