@@ -73,6 +73,7 @@ class Schedule:
         self._snapshots = [Snapshot(0, _ENDLESS, [])]
         self._written: dict[Cell, None] = {}
         self._state_bytes = 0
+        self._longest = 0  # bytes of the log of a unit
         self._largest_event = 0  # bytes that one event has added to the log
         self._is_long = False  # whether the present unit should end
 
@@ -110,10 +111,11 @@ class Schedule:
         before = self._sizes[-1]
         self._sizes[-1] = self.log.nbytes - sum(self._sizes[:-1])
         self._largest_event = max(self._largest_event, self._sizes[-1] - before)
+        self._longest = max(self._longest, self._sizes[-1])
         self._is_long = self._sizes[-1] > self._limit / _SHARE
         self._note()
         self._make_room(self._largest_event)
-        state, longest = self._first_bytes(), max(self._sizes)
+        state, longest = self._first_bytes(), self._longest
         need = 2 * state + longest if self._kept else state + longest
         if self._kept_bytes() > self._limit and need > self._limit:
             raise InvalidArgumentError(_TOO_LITTLE.format(self._limit, need, state, longest))
@@ -177,7 +179,7 @@ class Schedule:
 
     def _slots(self, size: int) -> int:
         """How many snapshots the memory has room for, beside the state at the start and the log of a unit."""
-        room = self._limit - self._first_bytes() - max(self._sizes) - self._largest_event
+        room = self._limit - self._first_bytes() - self._longest - self._largest_event
         return int(max(1, room // max(1, size)))
 
     def _note(self) -> None:
