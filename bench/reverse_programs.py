@@ -1,7 +1,5 @@
 """Programs for gradients: a loss of many numbers, in single kernels and in simulations whose state is overwritten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
