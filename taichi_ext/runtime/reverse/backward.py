@@ -24,12 +24,15 @@ class Adjoints:
     Args:
         cells: the fields and arrays of the run.
         width: the number of cotangents.
+
+    Attributes:
+        numbers: the adjoints of numbers in Python.
     """
 
     def __init__(self, cells: Cells, width: int) -> None:
         self.cells, self.width = cells, width
         self._arrays: dict[Hashable, np.ndarray] = {}
-        self._numbers: dict[int, np.ndarray] = {}
+        self.numbers: dict[int, np.ndarray] = {}
 
     def _owner(self, cell: Cell) -> Any:
         """The holder of the adjoints: the region of an array, the key of a field, or the numbers of a launch."""
@@ -71,8 +74,10 @@ class Adjoints:
         """Add to the adjoints of entries, each of which is named once."""
         own = self.rows(cell)
         matrix = self.matrix(cell)
-        numbers = np.arange(len(matrix))[own][rows]
-        matrix[numbers] += values
+        if isinstance(own, slice) and own == slice(None) and isinstance(rows, slice):
+            matrix[rows] += values
+        else:
+            matrix[np.arange(len(matrix))[own][rows]] += values
 
     def clear(self, cell: Cell, rows: Any) -> None:
         """Entries have become constants."""
@@ -105,14 +110,14 @@ class Adjoints:
 
     def number(self, key: int) -> np.ndarray | None:
         """The adjoint of a number in Python; None if nothing depends on it."""
-        return self._numbers.get(key)
+        return self.numbers.get(key)
 
     def add_form(self, form: Form, values: np.ndarray) -> None:
         """Add to the adjoints of numbers that another one was computed from."""
         for key, partial in form.items():
-            known = self._numbers.get(key)
+            known = self.numbers.get(key)
             part = np.where(values == 0, 0.0, partial * values)  # 0 stays 0 where a partial is infinite
-            self._numbers[key] = part if known is None else known + part
+            self.numbers[key] = part if known is None else known + part
 
 
 class Backward:

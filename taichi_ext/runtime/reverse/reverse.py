@@ -195,8 +195,7 @@ def _gradient(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]
         cell, rows = _place(forward, seed.key)
         if adjoints.has(cell):
             found[seed.first : seed.first + seed.size] = adjoints.of(cell)[rows]
-    for column in range(request.block.count):
-        number = adjoints.number(column)
-        if number is not None:
+    for column, number in adjoints.numbers.items():
+        if column < request.block.count:  # others were read in between
             found[column] = number
     return found
