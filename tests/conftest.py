@@ -6,6 +6,9 @@ import re
 import traceback
 from pathlib import Path
 
+import runtimes as runtimes  # first: it says what Taichi is
+
+# isort: split
 import devices
 import pytest
 import taichi as ti
@@ -20,6 +23,12 @@ from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 NOT_RUN_AGAIN = "computed in several runs .* draws random numbers"
 shared: dict = {}  # fixtures that several tests share, in the order of their setup, and what asked for them
 is_unusable = pytest.StashKey[bool]()
+
+
+# what one runtime alone has
+collect_ignore = ["backend/test_quadrants.py"]
+if runtimes.RUNTIME == "quadrants":
+    collect_ignore = ["backend/test_layering.py", "backend/test_taichi_contract.py", "backend/test_taichi_faults.py"]
 
 
 def pytest_addoption(parser):

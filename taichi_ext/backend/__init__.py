@@ -187,6 +187,7 @@ from taichi_ext.backend.runtime import (
     bound_member,
     cook_dtype,
     fill_function,
+    foreign_problem,
     global_variables,
     i32,
     is_class_kernel,

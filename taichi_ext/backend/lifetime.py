@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.backend.opaque import CoreNode
-from taichi_ext.backend.runtime import RUNTIME, Expr, Field, SNodeTree, ti
+from taichi_ext.backend.runtime import RUNTIME, Expr, Field, SNodeTree, foreign_problem, ti
 from taichi_ext.backend.trees import tree_of
 from taichi_ext.errors import EndedFieldError
 
@@ -196,14 +196,16 @@ def is_array_alive(array: ti.Ndarray) -> bool:
 
 
 def ended_problem(obj: object) -> str:
-    """Why a field or ti.ndarray cannot be used any more; empty where it can, and for anything else."""
+    """Why a field or ti.ndarray cannot be used, or no longer; empty where it can, and for anything else."""
     if isinstance(obj, ti.StructField):
         return next(filter(None, map(ended_problem, obj.field_dict.values())), "")
     if isinstance(obj, ti.Field) and not is_field_alive(obj):
         return _GONE
     if isinstance(obj, ti.Ndarray) and not is_array_alive(obj):
         return "no longer exists: ti.init was called since it was made; create it again"
-    return _GONE if isinstance(obj, InTree) and not is_tree_alive(obj.tree_serial) else ""
+    if isinstance(obj, InTree) and not is_tree_alive(obj.tree_serial):
+        return _GONE
+    return foreign_problem(obj)
 
 
 def check_not_ended(obj: object, what: str = "") -> None:

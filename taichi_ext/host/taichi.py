@@ -197,9 +197,9 @@ def func_of(function: Any) -> Func | None:
     return func if isinstance(func, Func) else None
 
 
-def bound(function: object) -> tuple[object, object] | None:
-    """A ``@ti.func`` and the object that it is a method of; None for anything else. Taichi's are Python's methods."""
-    return None
+def bound(function: Any) -> tuple[Any, object] | None:
+    """A function and the object that it is a method of; None for anything else."""
+    return (function.__func__, function.__self__) if inspect.ismethod(function) else None
 
 
 def is_decorated(obj: object) -> bool:

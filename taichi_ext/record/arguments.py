@@ -21,7 +21,7 @@ def bind_arguments(r: Recording) -> None:
             made.append(Argument(name, annotation))
             continue
         place = _parameter(r, name, r.context.value_named(name), annotation)
-        if isinstance(place, backend.Field):
+        if place is None or isinstance(place, backend.Field):
             made.append(Argument(name, annotation))
             continue
         if isinstance(place, backend.AnyArray):
@@ -45,7 +45,7 @@ def _numbers_in(place: object) -> Any:
 
 def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
     """An argument; members of a struct or pack are locals and arrays, named as they are read."""
-    if backend.is_template(kind) or isinstance(bound, backend.Field):
+    if backend.is_template(kind) or bound is None or isinstance(bound, backend.Field):
         return bound
     if isinstance(kind, backend.COMPOUND):
         members = {

@@ -79,11 +79,9 @@ def call(
     r: Recording, function: Any, args: list[object], keywords: dict[str, object], is_statement: bool = False
 ) -> Any:
     """``function(*args, **keywords)``."""
-    bound = backend.bound(function)
-    if bound is not None:
-        return call(r, bound[0], [bound[1], *args], keywords, is_statement)
-    if inspect.ismethod(function) and not isinstance(function.__self__, type):
-        return call(r, function.__func__, [function.__self__, *args], keywords, is_statement)
+    method = backend.bound(function)
+    if method is not None and not isinstance(method[1], type):
+        return call(r, method[0], [method[1], *args], keywords, is_statement)
     if isinstance(function, Callback):
         return call(r, function.function, [*args, *function.args], keywords, is_statement)
     if hasattr(function, "boundary_kind"):

@@ -30,8 +30,9 @@ def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords
     def call(func: Any, *args: object) -> Any:
         if isinstance(func, Callback):
             func, args = func.function, (*args, *func.args)
-        if inspect.ismethod(func):
-            func, args = func.__func__, (func.__self__, *args)
+        method = backend.bound(func)
+        if method is not None:
+            func, args = method[0], (method[1], *args)
         known = backend.taichi_func(func)
         assert known is not None
         return inline_call(r, known, list(args), {})

@@ -165,6 +165,11 @@ class Recording:
     def container(self, obj: object) -> ir.Container:
         """The container of a field or array argument."""
         if id(obj) not in self.containers:
+            if isinstance(obj, backend.AnyArray):
+                raise UnsupportedError(
+                    "An array that is a member of an object is read or written here. Pass it to the kernel as an "
+                    "argument, or keep the values in a field."
+                )
             self.containers[id(obj)] = field_container(obj, self._name(obj))  # which keeps it alive
         return self.containers[id(obj)]
 

@@ -60,8 +60,10 @@ PARTS = {
     "api": ("inputs", "runs", "plans"),
 }
 LONGEST = 430
+QUADRANTS = {"quadrants"}
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
+    **dict.fromkeys(("quadrants", "quadrants_arguments"), QUADRANTS),  # in place of Taichi
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure"},
     "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},
@@ -107,7 +109,7 @@ def internal_names():
     for node in nodes_of(PACKAGE / "host" / "taichi.py"):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "taichi" and node.module not in PUBLIC:
             imported.update((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
-    nodes = (node for module in INSIDE for node in nodes_of(module))
+    nodes = (node for module in INSIDE if "quadrants" not in module.stem for node in nodes_of(module))
     looked_up = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
     return {*imported.values(), *(f"{imported[n.value.id]}.{n.attr}" for n in looked_up if n.value.id in imported)}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import taichi as ti
+from runtimes import RUNTIME
 from taichi._lib import core
 from taichi.lang import impl
 from taichi.lang.util import to_numpy_type
@@ -91,7 +92,7 @@ def _layout(field: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...]] | N
 
     None where a field lies otherwise than in one dense block, the parts of its elements one after the other.
     """
-    if ti.__name__ == "quadrants":  # whose runtime is laid out otherwise
+    if RUNTIME == "quadrants":  # its runtime is laid out otherwise
         return None
     nodes, kinds = [part.ptr.snode() for part in field.vars], core.SNodeType
     block, size = nodes[0].parent, np.dtype(to_numpy_type(field.dtype)).itemsize

@@ -8,12 +8,14 @@ import weakref
 import pytest
 import taichi as ti
 from field_pool import pool
-from taichi.lang import impl
+
+from taichi_ext import backend
 
 arch = ti.cpu
 started: dict = {}  # the options of the current program
 cache = tempfile.TemporaryDirectory(prefix="taichi-ext-tests-")
-os.environ["TI_OFFLINE_CACHE_FILE_PATH"] = cache.name  # of programs that tests start without initialise, too
+for variable in ("TI_OFFLINE_CACHE_FILE_PATH", "QD_OFFLINE_CACHE_FILE_PATH"):
+    os.environ[variable] = cache.name  # of programs that tests start without initialise, too
 
 
 def initialise(**options) -> None:
@@ -37,7 +39,7 @@ def end_program() -> None:
     program with it, and a program that is still referred to then takes fields of the next one when it goes.
     """
     pool.forget()
-    program = getattr(impl.get_runtime(), "_prog", None) if ti.__name__ == "quadrants" else impl.get_runtime().prog
+    program = backend.program()
     if program is None:
         ti.reset()
         return

@@ -55,7 +55,7 @@ def flatten(tree: object, what: str = "", path: str = "", outer: tuple[int, ...]
         real = {k: m for k, m in tree.field_dict.items() if backend.has_real(m)} or tree.field_dict
         parts, members = [flatten(item, what, f"{path}.{key}") for key, item in real.items()], tuple(real)
         return _join(parts, lambda values: dict(zip(members, values, strict=True)))
-    return [(path, tree)], lambda values: values[0]
+    return [(path, backend.unwrapped(tree))], lambda values: values[0]
 
 
 def _join(parts: list[Flat], make: Callable[[list[Any]], Any]) -> Flat:
@@ -202,12 +202,12 @@ class KernelCall:
 
     def resolve(self, what: str, path: str, leaf: Any) -> Target:
         """A leaf of params or outputs as a target; ``what`` is the word used in messages."""
-        place, leaf = f"{what}{path}", backend.unwrapped(leaf)
+        place = f"{what}{path}"
         if isinstance(leaf, str):
             return self._resolve_name(place, leaf)
         if isinstance(leaf, backend.Field):
             return _resolve_field(place, leaf, self.labels)
-        problem = backend.array_problem(leaf) if backend.is_array(leaf) else ""
+        problem = backend.array_problem(leaf) if backend.is_array(leaf) else backend.foreign_problem(leaf)
         if problem:
             raise InvalidArgumentError(f"{place} {problem}.")
         if not backend.is_array(leaf):

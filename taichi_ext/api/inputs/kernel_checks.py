@@ -26,6 +26,9 @@ def check_kernel(kernel: object) -> None:
 
 def _kernel_problem(kernel: object) -> str:
     """Why an object is not a kernel or pipeline, and what to give instead; empty if it is one."""
+    foreign = backend.foreign_problem(kernel)
+    if foreign:
+        return foreign.removeprefix("is ")
     bound = backend.primal_kernel(kernel)
     name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]
     if bound is not None:

@@ -38,6 +38,7 @@ def structure_key(tree: object, args: tuple[object, ...], depth: int = 0) -> obj
     """Equal for two calls that name the same fields, argument positions and names in the same structure."""
     if not isinstance(args, (tuple, list)) or depth > _DEEPEST:
         return id(tree)
+    tree = backend.unwrapped(tree)
     if isinstance(tree, (list, tuple)):
         return (type(tree), *(structure_key(t, args, depth + 1) for t in tree))
     if isinstance(tree, dict):
@@ -49,6 +50,6 @@ def structure_key(tree: object, args: tuple[object, ...], depth: int = 0) -> obj
     if isinstance(tree, backend.Field):
         return backend.field_identity(tree)  # components are other objects each time
     for position, value in enumerate(args):
-        if backend.is_same_array(value, tree):
+        if backend.is_same_array(backend.unwrapped(value), tree):
             return ("position", position)
     return id(tree)

@@ -299,7 +299,7 @@ def array_arguments(
     leaves = backend.leaf_arguments(kernel)
     for position in backend.array_positions(kernel):
         argument, value = leaves[position], args[position]
-        if isinstance(value, backend.Field):  # an argument of a type that takes both
+        if not backend.is_passed(argument.annotation, value):  # an argument of a type that takes fields or None, too
             continue
         name = f"array argument {argument.name!r}"
         if not backend.is_array(value):

@@ -67,18 +67,19 @@ def _within(value: Any, seen: set[int], depth: int) -> Iterator[object]:
         yield value
 
 
-def _items(value: object) -> Iterable[object]:
+def _items(value: Any) -> Iterable[object]:
     """The objects within an object that may be arrays, or hold some."""
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, dict):
         return list(value.values())
-    if inspect.ismethod(value):
-        return value.__self__, value.__func__
+    method = backend.bound(value)
+    if method is not None:
+        return method
     module = backend.module_of(value if callable(value) else type(value))
     if module.split(".")[0] in _LIBRARIES:
         return ()
-    if inspect.isfunction(value):
+    if inspect.isfunction(value) or backend.is_decorated(value):
         if backend.primal_kernel(value) is not None or backend.taichi_func(value) is not None:
             return ()  # kernels get their arrays as arguments
         outside = [found for _, found in outside_names(value)]

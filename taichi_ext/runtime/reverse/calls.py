@@ -190,6 +190,6 @@ class Calls:
 
 def _typed(kernel: backend.Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments, with Python's floats for real numbers."""
-    kinds = [a.annotation for a in kernel.arguments]
+    kinds = [a.annotation for a in backend.arguments(kernel)]
     is_real = [backend.is_scalar_type(k) and backend.is_real(backend.cook_dtype(k)) for k in kinds]
     return tuple(float(a) if real else a for a, real in zip(args, is_real, strict=True))
