@@ -78,15 +78,16 @@ def count_jumps(
     low = between[0]
     high = between[1]
     jump = high_value - low_value
+    scale = abs(low_value) + abs(high_value)
     shown = jump
     ends = ti.Vector([low_seen[0], high_seen])
     for _ in range(_STEPS):
-        if jump.norm() > _EQUAL * (low_value.norm() + high_value.norm()):
+        if has_jump(jump, scale):
             q = 0.5 * (low + high)
             here = probe(shade, side[0] + q * side[2], side[1] + q * side[3], ALL, "seen")
             value = stop_gradient(here[VALUE])
             if here[SEEN] == high_seen or (
-                here[SEEN] != low_seen[0] and (value - low_value).norm_sqr() > (high_value - value).norm_sqr()
+                here[SEEN] != low_seen[0] and is_farther(value - low_value, high_value - value, scale)
             ):
                 high = q
                 high_seen = here[SEEN]
@@ -96,10 +97,11 @@ def count_jumps(
                 low_seen = ti.Vector([here[SEEN], here[COUNT]])
                 low_value = value
             jump = high_value - low_value
+            scale = ti.max(scale, abs(low_value) + abs(high_value))
             if high - low > _LAYER * size:
                 shown = jump
     last = low_seen[1]
-    is_found = jump.norm() > _EQUAL * (low_value.norm() + high_value.norm())
+    is_found = has_jump(jump, scale)
     if is_found:
         before = 0  # the number of the first condition that differs lies behind it
         for _ in range(_MOST):
@@ -127,9 +129,29 @@ def count_jumps(
             crossed[row, WHICH] = last
             crossed[row, WEIGHT] = 0.5 * size * abs(along) / g2
             for e in ti.static(range(jumps.m)):
-                jumps[row, e] = ti.select(along > 0, shown[e], -shown[e])
+                shown_here = ti.select(abs(jump[e]) > _EQUAL * scale[e], shown[e], 0.0)
+                jumps[row, e] = ti.select(along > 0, shown_here, -shown_here)
     is_alone = low_seen[0] == ends[0] and high_seen == ends[1]
     return ti.select(is_found, ti.select(is_alone, 1, SIDES), 0)
+
+
+@ti.func
+def has_jump(jump, scale):
+    """Whether an entry of a value jumps; each has a scale of its own, since they may have different units."""
+    found = False
+    for e in ti.static(range(jump.n)):
+        found |= abs(jump[e]) > _EQUAL * scale[e]
+    return found
+
+
+@ti.func
+def is_farther(first, second, scale):
+    """Whether the first of two differences is the larger one, its entries measured by their scales."""
+    total = 0.0 * scale[0]
+    for e in ti.static(range(scale.n)):
+        if scale[e] > 0:
+            total += (first[e] / scale[e]) ** 2 - (second[e] / scale[e]) ** 2
+    return total > 0
 
 
 @ti.func

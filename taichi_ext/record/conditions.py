@@ -2,8 +2,10 @@
 
 A recorded body is rewritten so that it counts its conditions as they are evaluated, and keeps a hash of their outcomes,
 and either the level of one of them or the distance of the nearest edge.  A level is 0 where its condition changes.  A
-body can jump at comparisons of real numbers, conversions to integers, roundings, remainders and the cut of ``atan2``;
-everything else is continuous, or depends on integers that come from these.
+body can jump at comparisons of real numbers, conversions to integers, roundings, remainders, the cut of ``atan2``, and
+where a divisor is 0; everything else is continuous, or depends on integers that come from these.  Real numbers that are
+tested for equality are equal in a whole region only by ``max``, ``min`` or ``abs``, so these count as conditions, too,
+where there is such a test.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ class Probe:
 
     The hash takes the conditions up to number ``which``, whose level is ``level``.  ``near`` is the least distance of
     an edge, from its level and its slope at the position ``at``, in steps of (1/2, 1/2) pixels and similar ones.  A
-    local that is not needed is None.
+    local that is not needed is None.  ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change.
     """
 
     count: ir.Local
@@ -33,6 +35,7 @@ class Probe:
     level: ir.Local | None
     near: ir.Local | None
     at: ir.Tensor
+    has_kinks: bool = False
 
     def in_body(self, body: ir.Body) -> ir.Body:
         """A body with its conditions noted.
@@ -41,7 +44,8 @@ class Probe:
             UnsupportedError: the body has an effect or a construct that a function of a position must not have.
         """
         moving = _depending(body, self.at)
-        return ir.mapped(body, lambda s: self._with_notes(s, moving))
+        probe = replace(self, has_kinks=any(_is_equality(v) for s in ir.statements(body) for v in ir.values_of(s)))
+        return ir.mapped(body, lambda s: probe._with_notes(s, moving))
 
     def _with_notes(self, s: ir.Statement, moving: set[ir.Local]) -> ir.Body:
         _require_supported(s)
@@ -57,6 +61,8 @@ class Probe:
         values = ir.values_of(s)
         if isinstance(s, ir.Assign) and s.value.dtype.is_real and not s.target.dtype.is_real:
             values.append(ir.Op("cast", (s.value,), s.target.dtype))
+        if isinstance(s, ir.Atomic) and s.function in ("atomic_max", "atomic_min"):
+            values.append(ir.Op(s.function.removeprefix("atomic_"), (s.target, s.value), s.target.dtype))
         before = tuple(n for v in values for n in notes(v))
         return (*before, ir.with_values(s, lambda v: _settled(v, outcomes)) if before else s)
 
@@ -97,15 +103,20 @@ class Probe:
             outcome = outcomes[op] = ir.Read(ir.Local("holds", op.dtype, (), "temporary"))
             start = ir.Declare(outcome.local, (op,), place=place)
             return (start, *self._noted(outcome, _real("sub", *args), place))
+        if op.name in _KINKS and is_real and self.has_kinks:
+            first, second = args if len(args) == 2 else (args[0], ir.Const(0.0, args[0].dtype))
+            return self._noted(ir.Op("gt", (first, second), ir.U1), _real("sub", first, second), place)
         if not is_real or op.name not in _JUMPS:
             return ()
+        if op.name == "truediv":
+            level = _signed(args[1])
+            return () if level is None else self._noted(_is_positive(level), level, place)
         if op.name == "cast" and (op.dtype.is_real or op.dtype == ir.U1):
             return ()
         if op.name == "atan2":
             y, x = args
             is_cut = ir.Op("lt", (x, ir.Const(0.0, x.dtype)), ir.U1)
-            above = ir.Op("gt", (y, ir.Const(0.0, y.dtype)), ir.U1)
-            return (ir.If(is_cut, self._noted(above, y, place), place=place),)
+            return (ir.If(is_cut, self._noted(_is_positive(y), y, place), place=place),)
         if op.name in ("mod", "floordiv"):
             steps = _real("floor", _real("truediv", *args))
             nearest = _real("round", _real("truediv", *args))
@@ -147,7 +158,35 @@ class Probe:
         )
 
 
-_JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2")
+_JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2", "truediv")
+_KINKS = ("max", "min", "abs")
+_ONE_SIGN = ("sqrt", "exp")  # without a zero, or with zeros that are single points, such as those of a norm
+
+
+def _is_equality(value: ir.Value) -> bool:
+    """Whether real numbers are tested for equality in a value."""
+    ops = (v for v in ir.walk(value) if isinstance(v, ir.Op) and v.name in ("eq", "ne"))
+    return any(a.dtype.is_real for op in ops for a in op.args)
+
+
+def _is_positive(value: ir.Value) -> ir.Value:
+    return ir.Op("gt", (value, ir.Const(0.0, value.dtype)), ir.U1)
+
+
+def _signed(divisor: ir.Value) -> ir.Value | None:
+    """The value whose sign changes where a divisor is 0 along a line; None if there is no such line."""
+    if isinstance(divisor, ir.Const):
+        return None
+    if not isinstance(divisor, ir.Op):
+        return divisor
+    if divisor.name == "abs":
+        return divisor.args[0]
+    if divisor.name == "cast":
+        return _signed(divisor.args[0])
+    square = divisor.args[0] if divisor.name == "sqrt" else None
+    if isinstance(square, ir.Op) and square.name == "mul" and square.args[0] == square.args[1]:
+        return square.args[0]
+    return None if divisor.name in _ONE_SIGN else divisor
 
 
 def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:
@@ -162,7 +201,7 @@ def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:
         before = len(found)
         for s in everything:
             targets = [*ir.declared(s)]
-            if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read):
+            if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
                 targets = [s.target.local]
             is_cut = isinstance(s, ir.Boundary) and s.kind == "stop_gradient"
             if not is_cut and any(_reads(v, found) for v in ir.values_of(s)):

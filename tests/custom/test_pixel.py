@@ -561,3 +561,125 @@ def test_checkers_smaller_than_a_pixel(cell):
     J = Jacobian(drawing(shade, image, True), p, image)()
     assert_allclose(J, expected, atol=1e-4 * np.abs(expected).max())
     assert_allclose(image.to_numpy(), means(given), atol=1.5e-3)
+
+
+def borders(shade, p, shape=(12, 10)):
+    """J of an antialiased image summed over its pixels."""
+    image = outputs(*shape)
+    return jacobian(drawing(shade, image, True), p, image).sum((0, 1))
+
+
+def labels(p, find):
+    """Three labels, of the nearest of three points; ``find`` makes the function that gives the label of distances."""
+
+    @ti.func
+    def shade(x, y):
+        d = ti.Vector([0.0, 0.0, 0.0])
+        for n in ti.static(range(3)):
+            d[n] = (x - p[2 * n]) ** 2 + (y - p[2 * n + 1]) ** 2
+        return find(d)
+
+    return shade
+
+
+@ti.func
+def by_order(d):
+    v = 0.7
+    if d[0] <= d[1] and d[0] <= d[2]:
+        v = 0.2
+    elif d[1] <= d[2]:
+        v = 0.5
+    return v
+
+
+@ti.func
+def by_equality(d):
+    least = ti.min(d[0], d[1], d[2])
+    return ti.select(least == d[0], 0.2, ti.select(least == d[1], 0.5, 0.7))
+
+
+@ti.func
+def by_inequality(d):
+    least = d.min()
+    v = 0.2
+    if least != d[0]:
+        v = 0.5
+        if d[1] != least:
+            v = 0.7
+    return v
+
+
+@ti.func
+def by_atomic(d):
+    least = d[0]
+    for n in range(1, 3):
+        ti.atomic_min(least, d[n])
+    v = 0.0
+    for n in range(3):
+        if d[n] == least:
+            v = ti.select(n == 0, 0.2, ti.select(n == 1, 0.5, 0.7))
+    return v
+
+
+@pytest.mark.parametrize("find", [by_equality, by_inequality, by_atomic])
+def test_labels_that_are_found_by_equality(find):
+    p = scalars(np.array([3.2, 2.4, 8.6, 4.1, 5.3, 8.2]))
+    expected = borders(labels(p, by_order), p)
+    assert np.abs(expected).max() > 0.5
+    assert_allclose(borders(labels(p, find), p), expected, rtol=1e-2)
+
+
+def test_a_sign_by_equality_with_the_absolute_value():
+    p = scalars(np.array([5.37]))
+
+    @ti.func
+    def shade(x, y):
+        s = x - p[0] - 0.2 * y
+        return ti.select(ti.abs(s) == s, 1.5, 0.5)
+
+    assert_allclose(borders(shade, p), [-10.0], rtol=1e-9)
+
+
+@ti.func
+def by_absolute(s):
+    return s / ti.abs(s)
+
+
+@ti.func
+def by_square(s):
+    return s / ti.sqrt(s * s)
+
+
+@ti.func
+def by_inverse(s):
+    return ti.atan2(1.0 / s, 1.0) * (2 / np.pi)
+
+
+@pytest.mark.parametrize("sign", [by_absolute, by_square, by_inverse])
+def test_jumps_where_a_divisor_is_zero(sign):
+    p = scalars(np.array([5.37]))
+
+    @ti.func
+    def shade(x, y):
+        s = x - p[0] - 0.2 * y
+        return 3.0 + 0.7 * sign(s)
+
+    expected = -14.0
+    if sign is by_inverse:  # which falls between the borders of the image, and jumps in it
+        right, left = (edge - p[0] - 0.2 * np.arange(10) for edge in (11.5, -0.5))
+        expected = 0.7 * 2 / np.pi * (np.arctan(1 / left) - np.arctan(1 / right)).sum()
+    assert_allclose(borders(shade, p), [expected], atol=0.02 * 14.0)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_a_mask_beside_numbers_of_another_unit(scale):
+    p, image = scalars(np.array([6.3, 5.6, 3.2, 5.0])), vector_outputs(2, 14, 12)
+
+    @ti.func
+    def shade(x, y):
+        mask = ti.select((x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2, 1.0, 0.0)
+        return ti.Vector([mask, scale * (p[3] + 0.1 * x)])
+
+    J = jacobian(drawing(shade, image, True), p, image).sum((0, 1))
+    assert_allclose(J[0], [0.0, 0.0, 2 * np.pi * 3.2, 0.0], rtol=2e-3, atol=5e-3)
+    assert_allclose(J[1] / scale, [0.0, 0.0, 0.0, 14 * 12], rtol=1e-9, atol=1e-9)
