@@ -9,6 +9,7 @@ Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, chapter 15).  The i
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -20,13 +21,15 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import Options, check_number, checked_choice
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import plain_number
 from taichi_ext.runtime.python.warning import warn_at_user
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.operator import linear_operator
+
+Solve = Callable[[np.ndarray, bool], np.ndarray]  # takes columns of right-hand sides, and whether to transpose dr/dx
 
 _METHODS = ("auto", "direct", "cg", "gmres")
 _FEW = 256  # unknowns, up to which dr/dx is dense
@@ -49,8 +52,6 @@ class ImplicitSolver:
         follower = backend.pipeline_follower()
         if follower is None:
             return self._solve(*args)
-        if not hasattr(follower, "root"):
-            raise UnsupportedError(f"{_name(self._solve)} is the solver of a custom_root, which has forward mode only.")
         plain = tuple(map(plain_number, args))
         return follower.root(
             Root(
@@ -59,13 +60,15 @@ class ImplicitSolver:
                 residual=lambda: self._residual(*args),
                 unknowns=self._equation.unknowns,
                 residuals=self._equation.residuals,
-                step=lambda values, right: self._step(plain, values, right),
+                step=functools.partial(self._step, plain),
             )
         )
 
-    def _step(self, args: tuple[object, ...], values: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def _step(
+        self, args: tuple[object, ...], values: np.ndarray, right: np.ndarray, *, transposed: bool = False
+    ) -> np.ndarray:
         """The solution for each column of ``right``; warns where the residuals are not zero."""
-        found = self._equation.solved(args, np.column_stack([values, right]))
+        found = self._equation.solved(args, values[:, None], right, transposed=transposed)
         off, size = np.abs(found[:, 0]).max(initial=0.0), np.abs(self._equation.solution()).max(initial=0.0)
         if not off <= self._tol * max(size, np.finfo(np.float64).tiny):
             warn_at_user(
@@ -105,58 +108,65 @@ class Equation:
         """The unknowns as one vector."""
         return np.concatenate([backend.as_numpy(x).reshape(-1) for x in self.unknowns])
 
-    def solved(self, args: tuple[object, ...], right: np.ndarray, *, transposed: bool = False) -> np.ndarray:
-        """The solution of ``(dr/dx) y = b`` for each column b; of the transposed system, if wanted."""
-        right = np.asarray(right, np.float64)
+    def solved(
+        self, args: tuple[object, ...], values: np.ndarray, right: np.ndarray, *, transposed: bool = False
+    ) -> np.ndarray:
+        """The columns of ``(dr/dx)^-1 values`` and of ``(dr/dx)^-1 right``, or ``(dr/dx)^-T right`` if transposed."""
         method = self._linear
         if method == "auto":
             method = "direct" if self._count <= _MANY else "gmres"
-        found = (
-            self._directly(args, right, transposed=transposed)
-            if method == "direct"
-            else self._iteratively(args, right, method, transposed=transposed)
-        )
-        if not np.isfinite(found).all() and np.isfinite(right).all():
+        solve = self._factors(args) if method == "direct" else self._iterations(args, method)
+        if transposed:
+            found = np.hstack([solve(values.astype(np.float64), False), solve(right.astype(np.float64), True)])
+        else:
+            found = solve(np.hstack([values, right]).astype(np.float64), False)
+        if not np.isfinite(found).all() and np.isfinite(values).all() and np.isfinite(right).all():
             raise self._singular()
         return found
 
-    def _directly(self, args: tuple[object, ...], right: np.ndarray, *, transposed: bool) -> np.ndarray:
-        matrix = self._matrix(args, "csr" if self._count > _FEW else None)
-        matrix = matrix.T if transposed else matrix
+    def _factors(self, args: tuple[object, ...]) -> Solve:
+        """Decompose dr/dx."""
+        matrix = self._matrix(args, "csr" if self._count > _FEW else None).astype(np.float64)
         if self._count <= _FEW:
-            matrix = matrix.astype(np.float64)
             with np.errstate(all="ignore"):
                 if not np.linalg.cond(matrix, 1) < 1 / np.finfo(np.float64).eps:
                     raise self._singular()
-            return np.linalg.solve(matrix, right)
+
+            def solve(right: np.ndarray, transposed: bool) -> np.ndarray:
+                return np.linalg.solve(matrix.T if transposed else matrix, right)
+
+            return solve
         splu = require_scipy("sparse.linalg", "custom_root with more than 256 unknowns").splu
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                factors = splu(matrix.tocsc().astype(np.float64))
+                factors = splu(matrix.tocsc())
             except RuntimeError:  # exactly singular
                 raise self._singular() from None
         pivots = np.abs(factors.U.diagonal())
         if pivots.min() <= np.finfo(np.float64).eps * pivots.max():
             raise self._singular()
-        return factors.solve(right)
+        return lambda b, transposed: factors.solve(b, "T" if transposed else "N")
 
-    def _iteratively(self, args: tuple[object, ...], right: np.ndarray, method: str, *, transposed: bool) -> np.ndarray:
+    def _iterations(self, args: tuple[object, ...], method: str) -> Solve:
+        """Multiply with dr/dx."""
         solver = getattr(require_scipy("sparse.linalg", f"custom_root with linear={method!r}"), method)
         operator = linear_operator(*self._call, args=args)
-        if transposed and method == "gmres":
-            operator = operator.T
         rtol = 1e-10 if operator.dtype == np.float64 else 1e-6
-        columns = []
-        for b in right.T:
-            found, status = solver(operator, b, rtol=rtol, atol=0.0)
-            if status:
-                raise InvalidArgumentError(
-                    f"linear={method!r} has not solved the linear system of {self._name} in {status} iterations. Use "
-                    "linear='direct'" + (", or 'gmres' if it is not symmetric." if method == "cg" else ".")
-                )
-            columns.append(found)
-        return np.column_stack(columns)
+
+        def solve(right: np.ndarray, transposed: bool) -> np.ndarray:
+            columns = []
+            for b in right.T:
+                found, status = solver(operator.T if transposed and method == "gmres" else operator, b, rtol=rtol)
+                if status:
+                    raise InvalidArgumentError(
+                        f"linear={method!r} has not solved the linear system of {self._name} in {status} iterations. "
+                        "Use linear='direct'" + (", or 'gmres' if it is not symmetric." if method == "cg" else ".")
+                    )
+                columns.append(found)
+            return np.column_stack(columns)
+
+        return solve
 
     def _matrix(self, args: tuple[object, ...], format: str | None) -> Any:
         """dr/dx at the present state, which is left as it is."""
@@ -292,7 +302,8 @@ def implicit_jacobian(
     equation = Equation(residual, unknowns, residuals, linear)
     plan, call = prepared_form(residual, params, residuals, args, Options())
     shapes = plan.start(call).parameter_shapes()
-    found = -equation.solved(args, matrix_of(residual, params, residuals, args))
+    right = matrix_of(residual, params, residuals, args)
+    found = -equation.solved(args, np.zeros((len(right), 0)), right)
     (leaves, rebuild), (given, rebuild_params) = flatten(unknowns), flatten(params)
     assert len(given) == len(shapes)
     rows = np.split(found, np.cumsum([_count(x) for _, x in leaves])[:-1])

@@ -577,3 +577,38 @@ def test_a_sparse_solver_of_taichi():
             root()
 
     np.testing.assert_allclose(jacobian(run, k, u), differences(run, k, u), rtol=1e-6, atol=1e-9)
+
+
+def test_snapshots_in_reverse_mode():
+    k, u, run, _, _ = heat(n=6, steps=12, solver="numpy")
+    cotangents = np.random.default_rng(2).normal(size=(2, *u.shape))
+    expected = cotangents @ jacobian(run, k, u)
+    for max_memory in (None, 3000):
+        np.testing.assert_allclose(vjp(run, k, u, cotangents, max_memory=max_memory), expected, rtol=1e-9)
+
+
+def test_what_else_a_solver_changes_in_reverse_mode():
+    p, x, r, other, y, solve, residual = cube_root()
+
+    @ti.kernel
+    def reads():
+        r[None] = x[None] ** 3 - other[None] / 2
+
+    @ti.kernel
+    def after():
+        y[None] = x[None] + other[None]
+
+    refused, warned = custom_root(solve, reads, x, r), custom_root(solve, residual, x, r)
+
+    def bad():
+        refused()
+
+    def lossy():
+        warned()
+        after()
+
+    with pytest.raises(InvalidArgumentError, match=r"reads the field other.*, which the solver changes"):
+        vjp(bad, p, x, 1.0)
+    with pytest.warns(DerivativeWarning, match="other of shape .* was changed by"):
+        found = vjp(lossy, p, y, 1.0)
+    np.testing.assert_allclose(found, 1 / 12, rtol=1e-6)

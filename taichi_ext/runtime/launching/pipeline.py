@@ -13,11 +13,12 @@ from taichi_ext import backend
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, PipelineArgument, container_key
 from taichi_ext.runtime.launching.launch_checks import warn_of_changes
 from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.repetitions import Repetition
-from taichi_ext.runtime.launching.roots import Root, Rows, Solving
+from taichi_ext.runtime.launching.roots import Root, Rows, Solving, part_of
 from taichi_ext.runtime.launching.session import Launched, Session
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.field_tangents import row_of_entry, rows_under
@@ -44,6 +45,7 @@ class Pipeline:
         self._state, self._record, self._trace = restart.state, restart.record, restart.trace
         self._numbers = PipelineRun()
         self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
+        self._changed: dict[Key, Label | str] = {}  # names of containers that a solver has changed, by key
         self._repetitions: dict[object, tuple[int, Repetition, object]] = {}  # by kernel and arguments
         self._lookahead = Lookahead(Pipeline.run.__code__)
 
@@ -171,20 +173,22 @@ class Pipeline:
             raise UnsupportedError(f"Second derivatives of {root.name}, the root of an equation, are not supported.")
         for unknown in root.unknowns:
             self._save(unknown)
-        solving = Solving(session, self._save, self.host_write)
+        solving = Solving(session.table, self._save, self._clear_changed, self.host_write)
+        self._changed = {}
         with backend.follow_by(solving):
             result = root.solve()
         for _, key, rows in list(tangents.arrays.changed()):
             tangents.clear(key, rows)
         tangents.arrays.remember()
         unknowns = Rows(root.unknowns, session)
-        changed = {key: name for key, name in solving.changed.items() if key not in unknowns.containers}
+        changed = {key: name for key, name in self._changed.items() if key not in unknowns.containers}
         session.accesses.lost |= {key: root.refuses(name) for key, name in changed.items()}
         with self._undone() as written:
             root.residual()
             residuals = Rows(root.residuals, session)
             right = residuals.read()
-            values = np.concatenate([backend.as_numpy(r).reshape(-1) for r in root.residuals])
+            with backend.suspend_following():
+                values = np.concatenate([backend.as_numpy(r).reshape(-1) for r in root.residuals])
         for key in written:
             tangents.clear(key, tangents.rows(key))
         session.accesses.lost |= {key: root.warns(name) for key, name in changed.items()}
@@ -195,6 +199,13 @@ class Pipeline:
         session.accesses.note(set(), tangents.arrays.shared(unknowns.containers))
         tangents.arrays.remember()
         return result
+
+    def _clear_changed(self, obj: Any) -> None:
+        """A solver has changed a field or array: it has no tangents any more."""
+        part = part_of(obj, self._session)
+        if part is not None:
+            key, self._changed[container_key(key)] = part
+            self._tangents.clear(container_key(key), self._tangents.rows(key))
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[set[Key]]:

@@ -69,23 +69,27 @@ class Solving:
     """Follows a solver: its launches and stores are made as they are, and clear the tangents of what they change.
 
     Args:
-        session: of the pipeline.
+        table: the fields of the pipeline.
         save: saves a field or array before it is changed.
+        clear: takes a field or array that has been changed.
         host_write: notes a store of Python, see ``Pipeline``.
     """
 
     runs_plainly = True  # so that solvers of this package can run in it
 
     def __init__(
-        self, session: Session, save: Callable[[object], None], host_write: Callable[[Any, object, object], None]
+        self,
+        table: FieldTable,
+        save: Callable[[Any], None],
+        clear: Callable[[Any], None],
+        host_write: Callable[[Any, object, object], None],
     ) -> None:
-        self._session, self._save, self.host_write = session, save, host_write
-        self.changed: dict[Key, Label | str] = {}  # names of containers that may have had tangents, by key
+        self._table, self._save, self._clear, self.host_write = table, save, clear, host_write
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         """Launch a kernel without tangents."""
         with backend.exclusive:
-            changed = _changed_by(kernel, args, self._session.table)
+            changed = _changed_by(kernel, args, self._table)
             suspects = self._with_numbers(kernel, args) if changed is None else [(obj, None) for obj in changed]
             for obj, _ in suspects:
                 self._save(obj)
@@ -99,7 +103,7 @@ class Solving:
     def _with_numbers(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
         """The fields and arrays that a kernel which cannot be recorded may change, with their numbers."""
         given = (v for v in backend.leaf_values(kernel, args) if backend.is_array(v) or isinstance(v, backend.Field))
-        known = (info.obj for info in self._session.table.infos.values() if not backend.ended_problem(info.obj))
+        known = (info.obj for info in self._table.infos.values() if not backend.ended_problem(info.obj))
         with backend.suspend_following():
             return [(obj, np.array(backend.as_numpy(obj))) for obj in (*given, *known)]
 
@@ -116,12 +120,6 @@ class Solving:
 
     def with_tangents(self, entries: object) -> None:
         """The entries of a vector with tangents: there are none."""
-
-    def _clear(self, obj: Any) -> None:
-        part = _part(obj, self._session)
-        if part is not None:
-            key, self.changed[container_key(key)] = part
-            self._session.tangents.clear(container_key(key), self._session.tangents.rows(key))
 
 
 def _changed_by(kernel: backend.Kernel, args: tuple[Any, ...], table: FieldTable) -> list[object] | None:
@@ -150,7 +148,7 @@ def _differs(obj: Any, before: np.ndarray) -> bool:
     return not np.array_equal(backend.as_numpy(obj), before, equal_nan=True)
 
 
-def _part(obj: Any, session: Session) -> tuple[Key, Label | str] | None:
+def part_of(obj: Any, session: Session) -> tuple[Key, Label | str] | None:
     """The key and name of a field, component or array that can have tangents in a session."""
     if backend.is_array(obj):
         view = view_of(obj)
@@ -166,7 +164,7 @@ class Rows:
 
     def __init__(self, objects: Sequence[Any], session: Session) -> None:
         self._tangents = session.tangents
-        self.keys = [part[0] for part in (_part(obj, session) for obj in objects) if part is not None]
+        self.keys = [part[0] for part in (part_of(obj, session) for obj in objects) if part is not None]
         self.containers = set(map(container_key, self.keys))
         self._sizes = [backend.as_numpy(obj).size for obj in objects]
 

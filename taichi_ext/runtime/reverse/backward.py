@@ -14,8 +14,9 @@ from taichi_ext.program import Container
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.regions import Region, View
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
-from taichi_ext.runtime.reverse.history import Event, Form, Launched, StagePlan, Stored, launch
+from taichi_ext.runtime.reverse.history import Event, Form, Launched, Read, StagePlan, Stored, launch
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, numpy_type
+from taichi_ext.runtime.reverse.roots import Constants, Transposed
 
 
 class Adjoints:
@@ -163,7 +164,9 @@ class Backward:
                 )
             if event.rows is not None:
                 self.adjoints.clear(event.cells[0], event.rows)
-        else:
+        elif isinstance(event, (Constants, Transposed)):
+            event.back(self.adjoints, self._undo)
+        elif isinstance(event, Read):
             adjoint = self.adjoints.number(event.number)
             if adjoint is not None:
                 self.adjoints.add(event.cell, [event.row], adjoint[None])

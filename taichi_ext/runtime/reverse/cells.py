@@ -194,6 +194,7 @@ class Log:
         first: a copy of each cell from before it was first written in the run, in that order.
         entries: single numbers of other fields, and what they were.
         keeps_first: whether the run can be undone.
+        whole: takes a copy of each cell before it is written next; None for none.
     """
 
     def __init__(self, *, keeps_first: bool) -> None:
@@ -201,6 +202,7 @@ class Log:
         self.keeps_first = keeps_first
         self.entries: dict[object, tuple[backend.FieldEntry, object]] = {}
         self.is_keeping = True
+        self.whole: dict[Cell, Copy] | None = None
         self.first: dict[Cell, Copy] = {}
 
     def want(self, cell: Cell, boxes: Iterable[Box]) -> None:
@@ -212,6 +214,8 @@ class Log:
         """Parts are about to be overwritten; returns the copies that the way back needs."""
         if self.keeps_first and cell not in self.first and cell.key is not None:
             self.first[cell] = Copy(cell, ())
+        if self.whole is not None and cell not in self.whole and cell.key is not None:
+            self.whole[cell] = Copy(cell, ())
         if not self.is_keeping:
             return []
         is_shared = any(other.wanted for other in cell.related)

@@ -18,6 +18,7 @@ from taichi_ext.runtime.launching.launch_checks import (
     warn_of_changes,
 )
 from taichi_ext.runtime.launching.request import Request
+from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.field_tangents import rows_under
 from taichi_ext.runtime.memory.shadows import rows_of_index, view_of
 from taichi_ext.runtime.python.dual_numbers import (
@@ -33,6 +34,7 @@ from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Cell, Copy
 from taichi_ext.runtime.reverse.history import Form, Launched, Read, Stored
+from taichi_ext.runtime.reverse.roots import Roots
 
 
 class Forward:
@@ -62,6 +64,7 @@ class Forward:
         self._count = max(self._count, request.block.count)
         self._arrays = HostArrays(self.cells)
         self._numbers = PipelineRun()
+        self._roots = Roots(self.cells, schedule)
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
         for seed in request.seeds:
@@ -99,7 +102,14 @@ class Forward:
             self._follow_arrays()
             event = self._launched(kernel, args)
             self._arrays.remember(event.written)
+            self._roots.note(event)
             return self._result(event)
+
+    def root(self, root: Root) -> Any:
+        """Run the solver of an implicit function."""
+        result = self._roots.run(root, self._follow_arrays)
+        self._arrays.remember()
+        return result
 
     def _launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched:
         check_gradient_is_own(kernel)
@@ -238,10 +248,6 @@ class Forward:
         if isinstance(value, float):
             raise UnsupportedError("Python reads a number of a ti.ndarray that depends on parameters.")
         return value
-
-    def root(self, root: Any) -> Any:
-        """The solver of an implicit function."""
-        raise UnsupportedError(f"{root.name} solves an implicit equation.")
 
 
 def _nested(values: list[Any], shape: tuple[int, ...]) -> list[Any]:

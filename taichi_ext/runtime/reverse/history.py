@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -213,5 +213,22 @@ class Read:
     def forget(self) -> None:
         """Nothing."""
 
+    @property
+    def written(self) -> list[Cell]:
+        """Nothing."""
+        return []
 
-Event = Launched | Stored | Read
+
+class Event(Protocol):
+    """Something that has happened in a run."""
+
+    def again(self, log: Log) -> object:
+        """Let it happen once more, with everything as it was before."""
+
+    def forget(self) -> None:
+        """Drop what is kept for the way back."""
+
+    @property
+    def written(self) -> list[Cell]:
+        """The cells that it changes."""
+        ...

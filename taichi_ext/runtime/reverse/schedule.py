@@ -10,10 +10,11 @@ Griewank and Walther ("Algorithm 799: revolve", ACM Trans. Math. Softw. 26(1), 2
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.reverse.backward import Backward
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
-from taichi_ext.runtime.reverse.history import Event, Launched, Read
+from taichi_ext.runtime.reverse.history import Event, Launched
 
 _SHARE = 4  # of the memory, that the log of one unit takes
 _ENDLESS = 1 << 30  # the level of the state at the start
@@ -76,16 +77,26 @@ class Schedule:
         self._longest = 0  # bytes of the log of a unit
         self._largest_event = 0  # bytes that one event has added to the log
         self._is_long = False  # whether the present unit should end
+        self._is_held = False
 
     # --- the run forward
 
     def begin(self) -> None:
         """An event is about to happen."""
-        if self._is_long:
+        if self._is_long and not self._is_held:
             self._is_long = False
             self._place()
             self._starts.append(len(self.events))
             self._sizes.append(0)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the context, all events belong to one unit."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
 
     def add(self, event: Event) -> None:
         """An event happens now; more of it may follow until ``end``."""
@@ -103,8 +114,6 @@ class Schedule:
             self.log.entries.setdefault(obj.name, (obj, obj.read()))
 
     def _account(self, event: Event) -> None:
-        if isinstance(event, Read):
-            return
         for cell in event.written:
             if cell.key is not None:
                 self._written[cell] = None
