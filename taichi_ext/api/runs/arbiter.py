@@ -89,7 +89,7 @@ class Arbiter:
         return np.array(backend.as_numpy(backend.copy_of(value)))
 
     def _is_dense(self, p: Placed) -> bool:
-        return p.target.field is None or backend.is_dense(p.target.field)
+        return not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
 
     def judge(self, state: State, kernels: Sequence[tuple[Any, Fused]], table: FieldTable) -> Stores:
         """Compare the run with others, and warn; everything is put back as it is now.
