@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import taichi as ti
+
+from taichi_ext.backend import ti
 
 INK, GREY, FAINT = 0x1F2430, 0x6B7280, 0xDDE1E7
 BLUE, ORANGE = 0x2563A8, 0xD9622B
