@@ -405,6 +405,43 @@ def test_numbers_that_python_reads_and_passes_on():
     assert_allclose(found, want, rtol=1e-7)
 
 
+@pytest.mark.parametrize("max_memory", [None, 700])
+def test_numbers_that_python_computes_and_stores(max_memory):
+    x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
+    q, a = ti.Vector.field(2, ti.f64, shape=2), ti.ndarray(ti.f64, shape=4)
+
+    @ti.kernel
+    def square(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i in x:
+            a[i] = x[i] * x[i]
+            y[i] = y[i] * a[i]
+
+    @ti.kernel
+    def add():
+        for i in q:
+            y[i] += q[i][0] * q[i][1]
+
+    def run(a):
+        square(a)
+        product = a[2] * x[1]
+        y[1] = product * 3
+        a[0] = product
+        q[1] = [product, x[3]]
+        q[0][1] = product
+        square(a)
+        add()
+        x[2] = y[3] * y[3]
+        square(a)
+
+    def reset():
+        x.from_numpy(drawn(4))
+        y.from_numpy(drawn(4, seed=1))
+        a.fill(0.2)
+        q.fill(0.4)
+
+    require_same(run, [x, y, q], [y, x], reset, (a,), max_memory=max_memory)
+
+
 def test_the_last_of_many_cotangents_come_in_other_blocks():
     x = ti.field(ti.f64, shape=N)
     run = lambda: fall(x, 0.3)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import PipelineArgument
 from taichi_ext.runtime.launching.launch_checks import (
     check_arguments,
@@ -32,7 +31,7 @@ from taichi_ext.runtime.python.dual_numbers import (
 from taichi_ext.runtime.python.passed_arguments import taken_out
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
-from taichi_ext.runtime.reverse.cells import Cell, Copy
+from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
 from taichi_ext.runtime.reverse.history import Form, Launched, Read, Stored
 from taichi_ext.runtime.reverse.roots import Roots
 
@@ -50,6 +49,7 @@ class Forward:
         returned: the entries that the last launch of a kernel returned.
         read: the keys of what kernels have read.
         written: of what they have written.
+        reads_params: whether Python has read numbers that depend on parameters: it may lose derivatives.
     """
 
     def __init__(self, request: Request, kernels: Kernels, schedule: Any, width: int) -> None:
@@ -57,6 +57,7 @@ class Forward:
         self.cells, self.log = schedule.cells, schedule.log
         self.table = self.cells.table
         self.returned: tuple[Cell, int, int] | None = None
+        self.reads_params = False
         self._calls = Calls(request, kernels, self.cells, width)
         self.read, self.written = self._calls.read, self._calls.written
         self._program = backend.program()
@@ -64,6 +65,7 @@ class Forward:
         self._count = max(self._count, request.block.count)
         self._arrays = HostArrays(self.cells)
         self._numbers = PipelineRun()
+        self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
         self._roots = Roots(self.cells, schedule)
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
@@ -157,6 +159,7 @@ class Forward:
     def _number(self, value: float, cell: Cell, row: int) -> Any:
         """A number that Python gets from an entry, which depends on parameters."""
         number, self._count = self._count, self._count + 1
+        self.reads_params = True
         self.schedule.add(Read(cell, row, number))
         return DualNumber(value, Form({number: 1.0}), self._numbers)
 
@@ -180,9 +183,7 @@ class Forward:
 
     # --- stores and reads of Python
 
-    def _store(
-        self, cells: list[Cell], rows: Any, redo: Any, do: Any = None, box: Any = (), form: Any = None
-    ) -> Stored:
+    def _store(self, cells: list[Cell], rows: Any, redo: Any, do: Any = None, box: Box = ()) -> Stored:
         self.schedule.begin()
         event = Stored(cells, rows, redo, box)
         event.saved = [copy for cell in cells for copy in self.log.before_write(cell, (box,))]
@@ -193,12 +194,10 @@ class Forward:
 
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to assign to a field or array, or through a host accessor of a matrix field."""
-        if is_dual(value) and value.run is self._numbers:  # type: ignore[attr-defined]
-            raise UnsupportedError("Python stores a number that depends on parameters.")
         if isinstance(obj, backend.Field):  # kernels store to it, and are followed
             return
         with backend.suspend_following():
-            place = self._place(obj, ...)
+            place = self._place(obj, ..., is_added=self._is_own(value))
             if place is None:
                 self.schedule.save_unknown(obj)
                 return
@@ -216,20 +215,32 @@ class Forward:
             event = self._pending
             event.rows, event.redo = rows, Copy(cell, event.box).put_back
             self.written.add(cell.key)
+            if self._is_own(value):
+                assert isinstance(value, DualNumber)
+                self._numbers.passed |= value.names
+                event.form, cell.is_active = value.tangent, True
 
-    def _place(self, obj: Any, index: object) -> tuple[Cell, Any, Any] | None:
-        """The cell that Python stores to, the part of it, and its rows; None for a field that nothing has used."""
+    def _is_own(self, value: object) -> bool:
+        """Whether a number depends on parameters of this run."""
+        return isinstance(value, DualNumber) and value.run is self._numbers
+
+    def _place(self, obj: Any, index: object, *, is_added: bool = False) -> tuple[Cell, Any, Any] | None:
+        """The cell that Python accesses, the part of it, and its rows; None for a field that nothing has used."""
         if isinstance(obj, backend.FieldEntry):
-            found = self.cells.of_entry(obj)
-            if found is None and self.table.by_entry(obj) is not None:
+            known = self.cells.of_entry(obj)
+            if known is None and is_added:
+                for field in self._touched.values():
+                    for part in backend.leaf_fields(field):
+                        self.cells.of_field(part)
+            elif known is None and self.table.by_entry(obj) is not None:
                 self.cells.of_field(self.table.by_entry(obj)[0].obj)
-                found = self.cells.of_entry(obj)
-            return found
+            return known or self.cells.of_entry(obj)
         cell = self.cells.of_array(view_of(obj), "an array", obj)
         return cell, (), slice(None) if index is ... else rows_of_index(obj, index)
 
     def note_field(self, field: object) -> None:
-        """Python accesses entries of a field."""
+        """Python accesses entries of a field, perhaps before a kernel does."""
+        self._touched[id(field)] = field
 
     def with_tangents(self, entries: Any) -> Any:
         """The entries of a vector or matrix, if there are numbers with tangents among them."""
@@ -237,17 +248,18 @@ class Forward:
 
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""
-        if isinstance(obj, backend.FieldEntry):
-            found = self.cells.of_entry(obj)
-            if found is None or not found[0].carries():
-                return value
-            return self._number(float(value), found[0], found[2])  # type: ignore[arg-type]
-        cell = self.cells.find(view_of(obj)) if isinstance(obj, backend.Ndarray) else self.cells.of_field(obj)
-        if cell is None or not cell.carries():
+        if isinstance(obj, backend.Field):
+            self.reads_params |= self.cells.of_field(obj).carries()
             return value
-        if isinstance(value, float):
-            raise UnsupportedError("Python reads a number of a ti.ndarray that depends on parameters.")
-        return value
+        if isinstance(obj, backend.Ndarray) and self.cells.find(view_of(obj)) is None:
+            return value
+        place = self._place(obj, index)
+        if place is None or not place[0].carries():
+            return value
+        self.reads_params = True
+        row = place[2] if isinstance(place[2], int) else np.ravel(place[2])
+        is_number = isinstance(value, float) and np.size(row) == 1
+        return self._number(float(value), place[0], int(np.ravel(row)[0])) if is_number else value  # type: ignore[arg-type]
 
 
 def _nested(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
