@@ -63,7 +63,9 @@ def run(tmp_path, monkeypatch, capsys):
         file.write_text(text, encoding="utf-8")
         capsys.readouterr()
         names = runpy.run_path(str(file))
-        printed = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(("[Taichi]", "[Quadrants]"))]
+        printed = [
+            line for line in capsys.readouterr().out.splitlines() if not line.startswith(("[Taichi]", "[Quadrants]"))
+        ]
         return names, printed
 
     monkeypatch.setenv("TI_CPU_MAX_NUM_THREADS", "2")
