@@ -19,6 +19,7 @@ from taichi_ext.runtime.launching.launch_checks import (
 from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.field_tangents import rows_under
+from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import rows_of_index, view_of
 from taichi_ext.runtime.python.dual_numbers import (
     DualNumber,
@@ -49,7 +50,6 @@ class Forward:
         returned: the entries that the last launch of a kernel returned.
         read: the keys of what kernels have read.
         written: of what they have written.
-        reads_params: whether Python has read numbers that depend on parameters: it may lose derivatives.
     """
 
     def __init__(self, request: Request, kernels: Kernels, schedule: Any, width: int) -> None:
@@ -57,7 +57,7 @@ class Forward:
         self.cells, self.log = schedule.cells, schedule.log
         self.table = self.cells.table
         self.returned: tuple[Cell, int, int] | None = None
-        self.reads_params = False
+        self._has_reads = False  # of numbers that depend on parameters
         self._calls = Calls(request, kernels, self.cells, width)
         self.read, self.written = self._calls.read, self._calls.written
         self._program = backend.program()
@@ -76,6 +76,11 @@ class Forward:
         """The cell of a parameter or output."""
         known = self.cells.find(key)
         return self.cells.of_field(self.table.infos[getattr(key, "whole", key)].obj) if known is None else known
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether Python may have read numbers that depend on parameters, and lost their derivatives."""
+        return self._has_reads or any(cell.carries() for cell in self.cells if isinstance(cell.key, View))
 
     # --- runs
 
@@ -159,7 +164,7 @@ class Forward:
     def _number(self, value: float, cell: Cell, row: int) -> Any:
         """A number that Python gets from an entry, which depends on parameters."""
         number, self._count = self._count, self._count + 1
-        self.reads_params = True
+        self._has_reads = True
         self.schedule.add(Read(cell, row, number))
         return DualNumber(value, Form({number: 1.0}), self._numbers)
 
@@ -249,14 +254,14 @@ class Forward:
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""
         if isinstance(obj, backend.Field):
-            self.reads_params |= self.cells.of_field(obj).carries()
+            self._has_reads |= self.cells.of_field(obj).carries()
             return value
         if isinstance(obj, backend.Ndarray) and self.cells.find(view_of(obj)) is None:
             return value
         place = self._place(obj, index)
         if place is None or not place[0].carries():
             return value
-        self.reads_params = True
+        self._has_reads = True
         row = place[2] if isinstance(place[2], int) else np.ravel(place[2])
         is_number = isinstance(value, float) and np.size(row) == 1
         return self._number(float(value), place[0], int(np.ravel(row)[0])) if is_number else value  # type: ignore[arg-type]
