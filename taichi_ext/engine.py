@@ -153,7 +153,8 @@ def _kernel(
     fields = {c.name: c.object for c in recorded.containers if not c.is_argument}
     kernel.uses = backend.Uses(backend.short_name(launch.kernel), fields)
     features = backend.argument_features(launch.kernel, launch.args)
-    launches.check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+    backend.first_captures(launch.kernel, features, captures)
+    captures.are_current(launch.kernel)
     return kernel
 
 

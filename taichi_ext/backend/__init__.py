@@ -39,7 +39,7 @@ from taichi_ext.backend.calling import (
     sealed,
     thread_functions,
 )
-from taichi_ext.backend.captures import Captures, first_captures, frozen, has_changed, read_member
+from taichi_ext.backend.captures import Captures, first_captures, frozen, has_changed
 from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
 from taichi_ext.backend.components import component_index, field_identity, whole_field
 from taichi_ext.backend.contexts import deep_recursion, make_context, walk
@@ -152,6 +152,7 @@ from taichi_ext.backend.lifetime import (
     lost_since,
     moment,
 )
+from taichi_ext.backend.noting import note_function, read_member
 from taichi_ext.backend.opaque import Array, CoreNode, DataType
 from taichi_ext.backend.reverse_mode import (
     NeedsTranspose,

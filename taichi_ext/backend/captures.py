@@ -1,41 +1,61 @@
 """Python values that Taichi puts into a kernel when it compiles it, and whether they have changed since.
 
-Taichi compiles a kernel once and does not notice when a global or an attribute that it names is assigned again.
+Taichi compiles a kernel once and does not notice when a global, attribute or item that it names is assigned again.
+Numbers and texts are compared by value; vectors, tuples, lists, dicts and arrays by what they hold; functions by their
+code and closure; fields and all other objects by identity. Of a plain Python function that Taichi calls, the numbers,
+fields and functions are compared that its code names.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import functools
 import inspect
 import linecache
+import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
 
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.opaque import Walk
-from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Kernel, build_call, is_decorated, ti
+from taichi_ext.backend.paths import NUMBERS, Path, is_taichi, python_function, python_reads, reference_to
+from taichi_ext.backend.runtime import RUNTIME, Kernel, is_decorated, ti
+from taichi_ext.errors import UnsupportedError
 
-_NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
+CONTAINERS = (list, tuple, dict)
+_COMPARED = (*CONTAINERS, types.MethodType, np.ndarray, ti.Matrix, ti.Struct)  # by what they hold
 _LARGEST_ARRAY = 4096  # entries, of those that are compared
+_LONGEST = 1024  # items of a list, tuple or dict, of those that are compared
+_MOST_ITEMS = 8  # of a container that are compared separately: otherwise all of it is compared
+_DEEPEST = 8  # containers and functions in each other
+_GONE = (AttributeError, KeyError, IndexError, ReferenceError, ValueError)  # an owner, or a variable, has been deleted
+
+Place = tuple[str, int, str]  # file, line, function
 
 
 class Capture:
-    """A global, or an attribute of an object, as it was when a kernel was compiled."""
+    """A global, attribute or item as it was when a kernel was compiled.
 
-    def __init__(self, read: Callable[[], object], text: str, place: tuple[str, int, str], value: object) -> None:
-        self._read = read
-        self._place = place
-        self._frozen = frozen(value)
-        self.text = text  # as the source has it
-        self.is_number = isinstance(value, _NUMBERS)
-        self._same = weakref.ref(value) if isinstance(value, types.FunctionType) or is_decorated(value) else None
+    Attributes:
+        read: gives its present value.
+        namespace: see ``Path.namespace``.
+        text: it, as the source has it.
+        key: equal for values that mean the same in a kernel.
+        reference: gives the value that it was, if that is compared by identity.
+        is_still: whether a value is certainly the same, quickly; if not, the keys decide.
+        uses: the number of its uses other than to read an attribute or item of it.
+        items: the number of its items that are captures of their own.
+    """
+
+    def __init__(self, path: Path, place: Place, value: object) -> None:
+        self.read, self.namespace, self.text, self._place = path.reader(), path.namespace(), path.text, place
+        self.key = frozen(value)
+        self.reference = None if isinstance(value, _COMPARED) else reference_to(value)
+        self.is_still = _quick_test(value)
+        self.is_number = isinstance(value, NUMBERS)
         self.value = value if self.is_number else None  # keeps no field alive
+        self.uses, self.items = 1, 0
 
     @property
     def place(self) -> str:
@@ -43,71 +63,92 @@ class Capture:
         file, line, function = self._place
         return f'File "{file}", line {line}, in {function}:\n{linecache.getline(file, line).rstrip()}'
 
-    def current(self) -> object:
-        """Its present value."""
-        return self._read()
-
     def has_changed(self) -> bool:
         """Whether it is another value than it was."""
         try:
-            now = self._read()
-        except (AttributeError, KeyError, ReferenceError, ValueError):  # its owner is gone, or it has been deleted
+            now = self.read()
+        except _GONE:
             return False
-        same = self.value if self._same is None else self._same()
-        return now is not same and frozen(now) != self._frozen
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether it is compared at every launch: numbers and functions, which is quick."""
-        return self.is_number or self._same is not None
+        return not self.is_still(now) and frozen(now) != self.key
 
 
-def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[], object]:
-    """Reads an attribute of an object, or a name from outside of a function."""
-    with contextlib.suppress(TypeError):  # else it is kept alive
-        owner = weakref.proxy(owner)
-    first, *others = names
-    if is_global:
-        code = owner.__code__
-        if first in code.co_freevars:
-            cell = owner.__closure__[code.co_freevars.index(first)]
-            read = lambda: cell.cell_contents  # noqa: E731
-        else:
-            read = lambda: owner.__globals__[first]  # noqa: E731
-    else:
-        read = functools.partial(getattr, owner, first)
-    if not others:
-        return read
-    return lambda: functools.reduce(getattr, others, read())
+class _Same:
+    """An object, referred to weakly where possible: equal to itself alone."""
+
+    def __init__(self, obj: object) -> None:
+        self.get = reference_to(obj)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.get() is not None and self.get() is other.get()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
-def frozen(value: Any) -> Any:
-    """A key that is equal for values that mean the same in a kernel; None for values that are not followed."""
-    if isinstance(value, _NUMBERS):
-        return (type(value).__name__, repr(value))
+def _quick_test(value: Any) -> Callable[[Any], bool]:
+    if isinstance(value, NUMBERS):
+        return lambda now: now is value
+    if isinstance(value, types.MethodType):
+        function, owner = reference_to(value.__func__), reference_to(value.__self__)
+        return lambda now: type(now) is types.MethodType and now.__func__ is function() and now.__self__ is owner()
+    if isinstance(value, CONTAINERS):
+        kept = _leaves(value)
+        if len(kept) > _LONGEST or not all(isinstance(leaf, NUMBERS) for leaf in kept):
+            return lambda now: False
+        return lambda now: (
+            isinstance(now, CONTAINERS) and len(f := _leaves(now)) == len(kept) and all(map(operator.is_, f, kept))
+        )
+    reference = reference_to(value)
     if isinstance(value, ti.Matrix):
-        return ("matrix", repr(value.to_list()))
-    if isinstance(value, ti.Struct):
-        return ("struct", *((name, frozen(getattr(value, name))) for name in value.keys))
-    if isinstance(value, (list, tuple)):
-        return tuple(frozen(v) for v in value)
-    if isinstance(value, dict):
-        return tuple((repr(k), frozen(v)) for k, v in value.items())
-    if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
-        return ("array", value.shape, value.dtype.str, value.tobytes())
-    if isinstance(value, types.FunctionType) or is_decorated(value):
-        function: Any = value
-        return _frozen_function(inspect.unwrap(function))
-    return ("object", id(value)) if isinstance(value, (ti.Field, ti.Ndarray)) else None
+        data = _numbers(value).tobytes()
+        return lambda now: now is not None and now is reference() and now.entries.tobytes() == data
+    is_fixed = not isinstance(value, (np.ndarray, ti.Struct))
+    return lambda now: now is not None and now is reference() and is_fixed
 
 
-def _frozen_function(function: Any) -> Any:
-    """The code of a function and the values that it has from around it; None for functions of Taichi and our own."""
-    if _is_taichi(function) or hasattr(function, "_is_wrapped_kernel") or not hasattr(function, "__code__"):
-        return None
+def _leaves(container: Any, depth: int = 0) -> list[object]:
+    """What a container holds, within others that it holds, too, with the sizes of those; no more than are compared."""
+    leaves: list[object] = []
+    for item in (*container, *container.values()) if isinstance(container, dict) else container:
+        is_inner = isinstance(item, CONTAINERS) and depth < _DEEPEST
+        leaves += [len(item), *_leaves(item, depth + 1)] if is_inner else [item]
+        if len(leaves) > _LONGEST:
+            break
+    return leaves
+
+
+def _numbers(array: Any) -> np.ndarray:
+    return np.asarray(array.entries if isinstance(array, ti.Matrix) else array)
+
+
+def frozen(value: Any, depth: int = 0) -> Any:
+    """A key that is equal for values that mean the same in a kernel."""
+    if isinstance(value, NUMBERS):
+        return (type(value), value if value and value == value else repr(value))  # 0.0 is not -0.0, nan is nan
+    if depth < _DEEPEST:
+        if isinstance(value, CONTAINERS):
+            leaves = _leaves(value)
+            is_long = len(leaves) > _LONGEST
+            return (len(value), id(value)) if is_long else tuple(frozen(leaf, depth + 1) for leaf in leaves)
+        if isinstance(value, ti.Struct):
+            return ("struct", *((name, frozen(getattr(value, name), depth + 1)) for name in value.keys))
+        if isinstance(value, types.MethodType):
+            return ("method", frozen(value.__func__, depth + 1), _Same(value.__self__))
+        if isinstance(value, types.FunctionType) or is_decorated(value):
+            return _frozen_function(value, depth + 1)
+    if isinstance(value, ti.Matrix) or (isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY):
+        numbers = _numbers(value)
+        return ("array", numbers.shape, numbers.dtype.str, numbers.tobytes())
+    return _Same(value)
+
+
+def _frozen_function(value: Any, depth: int) -> Any:
+    """The code of a function and the values that it has from around it; functions of Taichi and our own as objects."""
+    function: Any = inspect.unwrap(value)
+    if is_taichi(function) or hasattr(function, "_is_wrapped_kernel") or not hasattr(function, "__code__"):
+        return _Same(value)
     cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
-    numbers = tuple(frozen(v) for v in (*cells, *(function.__defaults__ or ())) if isinstance(v, _NUMBERS))
-    return ("function", function.__code__, numbers)
+    values = (*cells, *(function.__defaults__ or ()), function.__kwdefaults__)
+    return ("function", function.__code__, frozen(values, depth))
 
 
 class Reader(Protocol):
@@ -125,203 +166,151 @@ class Captures:
 
     def __init__(self) -> None:
         self._all: dict[object, Capture] = {}
-        self._followed: tuple[Capture, ...] = ()
+        self._tests: _Tests | None = None
+        self.first = _First(self)
+        self._agrees = self  # the first values that these have been found to agree with
         self.reader: Reader | None = None
 
     @property
     def numbers(self) -> list[str]:
         """The texts of the real numbers among them, as the source has them."""
         kinds = (int, float, np.integer, np.floating)
-        return [c.text for c in self._followed if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
+        return [c.text for c in self._all.values() if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
 
-    def note(
-        self,
-        owner: object,
-        names: tuple[str, ...],
-        is_global: bool,
-        node: Any,
-        context: Walk,
-        value: object,
-    ) -> None:
-        """Keep the value of a global or attribute, unless it is known or none that can be followed."""
-        key = (id(owner), names)
-        if key in self._all or frozen(value) is None:
-            return
-        check_not_ended(value, f"The field {_text(node, names)}")  # of plain kernels too, which would die
-        place = (context.file, node.lineno + context.lineno_offset, context.func.func.__name__)
-        read = _reader(owner, names, is_global)
-        self._all[key] = capture = Capture(read, _text(node, names), place, value)
-        if capture.is_followed:
-            self._followed += (capture,)
+    def note(self, path: Path, value: Any, place: Place) -> bool:
+        """Keep a value; False where it is none that can be compared."""
+        if path.key in self._all:
+            self._all[path.key].uses += 1
+            return True
+        if isinstance(value, types.ModuleType) or _is_own(value) or _is_own(path.owner):
+            return False
+        check_not_ended(value, f"The field {path.text}")  # of plain kernels too, which would die
+        capture = Capture(path, place, value)
+        if isinstance(capture.key, _Same) and capture.has_changed():  # each time that it is read
+            return False
+        self._all[path.key], self._tests = capture, None
+        function, bound = python_function(value)
+        for read, found in () if function is None else python_reads(function, bound):
+            self.note(read, found, place)
+        return True
 
-    def follow(self, key: object, is_parameter: bool) -> None:
-        """Compare a vector that is a parameter at every launch, as numbers and functions are."""
-        capture = self._all.get(key)
-        if is_parameter and capture is not None and capture not in self._followed:
-            self._followed += (capture,)
+    def note_part(self, whole: Path, step: Any, value: Any, place: Place) -> None:
+        """Keep an attribute or item of a value, which itself is compared only if it is used otherwise, too."""
+        of, path = self._all.get(whole.key), whole.part(step)
+        if isinstance(step, tuple) and path.key not in self._all:
+            if of is None or of.items == _MOST_ITEMS:
+                return
+            of.items += 1
+        if self.note(path, value, place) and of is not None:
+            of.uses -= 1
+
+    def add(self, others: Captures) -> None:
+        """Compare those of another compilation, too."""
+        for key, capture in others._all.items():  # of the same class
+            mine = self._all.setdefault(key, capture)
+            mine.uses += 0 if mine is capture else max(0, capture.uses)
+        self._tests = None
 
     def changed(self) -> Capture | None:
         """A value that has changed."""
-        return next((capture for capture in self._all.values() if capture.has_changed()), None)
+        if self._tests is None:
+            self._tests = _Tests(c for c in self._all.values() if c.uses > 0)
+        return self._tests.changed()
 
-    def changed_at_launch(self) -> Capture | None:
-        """A number or function that has changed; checked quickly."""
-        for capture in self._followed:
-            if capture.has_changed():
+    def are_current(self, kernel: Kernel) -> bool:
+        """Whether a kernel that was compiled with them computes what the plain kernel would; False: compile it again.
+
+        Raises:
+            UnsupportedError: the plain kernel, or the first one with tangents, was compiled with other values.
+        """
+        changed, first = self.changed(), self.first.captures
+        if changed is None and first is self._agrees:
+            return True
+        other = first.changed()
+        if other is not None:
+            raise UnsupportedError(_message(kernel, other))
+        if changed is None:
+            self.add(first)
+            self._agrees = first
+        return changed is None
+
+
+class _Tests:
+    """The tests of some captures, made to be quick: variables of one namespace are read together."""
+
+    def __init__(self, captures: Iterable[Capture]) -> None:
+        self._named: dict[object, tuple[Callable[[], dict[str, Any]], list[tuple[str, Any, Capture]]]] = {}
+        self._others: list[tuple[Callable[[], Any], Callable[[Any], bool], Capture]] = []
+        for c in captures:
+            if c.namespace is None or c.reference is None:
+                self._others.append((c.read, c.is_still, c))
+            else:
+                name, key, names = c.namespace
+                self._named.setdefault(key, (names, []))[1].append((name, c.reference, c))
+
+    def changed(self) -> Capture | None:
+        for names, variables in self._named.values():
+            try:
+                now = names()
+            except _GONE:
+                continue
+            for name, reference, capture in variables:
+                value = now.get(name)
+                if (value is None or value is not reference()) and capture.has_changed():
+                    return capture
+        for read, is_still, capture in self._others:
+            try:
+                value = read()
+            except _GONE:
+                continue
+            if not is_still(value) and frozen(value) != capture.key:
                 return capture
         return None
 
 
-def _text(node: ast.AST, names: tuple[str, ...]) -> str:
-    base: Any = node
-    while isinstance(base, ast.Attribute):
-        base = base.value
-    return ast.unparse(node) if isinstance(base, ast.Name) else ".".join(names)
+class _First:
+    """The values that count for a kernel with such arguments: the plain kernel's, once Taichi has compiled it."""
+
+    def __init__(self, captures: Captures) -> None:
+        self.captures = captures
 
 
-# --- notes taken while Taichi walks a kernel
+def _message(kernel: Kernel, changed: Capture) -> str:
+    values = f" from {changed.value!r} to {changed.read()!r}" if changed.is_number else ""
+    return (
+        f"{changed.place}\n{changed.text} has changed{values} since {kernel.func.__qualname__} was compiled. "
+        "Taichi puts Python values into a kernel when it first compiles it, and does not notice when they change. "
+        "Pass what changes as an argument of the kernel (a field as a ti.template()), or keep numbers in a field."
+    )
 
 
-_noting: list[Captures] = []
+def _is_own(value: object) -> bool:
+    """Whether something is a value of the kernel that is compiled, as Taichi or the recorder has it."""
+    module = type(value).__module__
+    return module.startswith("taichi_ext.") or module == f"{RUNTIME.name}.lang.expr"
 
 
-@contextlib.contextmanager
-def noting(captures: Captures) -> Iterator[None]:
-    """Note the Python values that are named while a kernel is compiled."""
-    _noting.append(captures)
-    try:
-        yield
-    finally:
-        _noting.pop()
+# --- what kernels were first compiled with
 
 
-def _note_name(context: Walk, node: Any) -> None:
-    name, function = node.id, context.func.func
-    if name not in context.global_vars or any(name in scope for scope in context.local_scopes):
-        node.root = (node.ptr, ())
-    elif not _is_taichi(function):
-        node.root = (function, (name,))
-        _noting[-1].note(function, (name,), True, node, context, context.global_vars[name])
-        reader = _noting[-1].reader
-        if reader is not None:
-            before = node.ptr
-            node.ptr = reader.read_name(function, name, before)
-            _noting[-1].follow((id(function), (name,)), node.ptr is not before)
+_kernels: weakref.WeakKeyDictionary[Kernel, tuple[Any, dict[Any, _First]]] = weakref.WeakKeyDictionary()
 
 
-def _note_attribute(context: Walk, node: Any) -> None:
-    if isinstance(node.value, ast.Constant):
-        return  # evaluated for a call that reads an attribute, which is noted itself
-    owner, names = getattr(node.value, "root", (node.value.ptr, ()))
-    is_struct = isinstance(node.value.ptr, ti.Struct)
-    if owner is None or (not is_struct and (_is_taichi(owner) or _is_taichi(node.value.ptr))):
-        return
-    node.root = (owner, (*names, node.attr))
-    _noting[-1].note(owner, node.root[1], bool(names) and owner is context.func.func, node, context, node.ptr)
-    reader = _noting[-1].reader
-    if reader is not None:
-        before = node.ptr
-        node.ptr = reader.read_attribute(node.value.ptr, node.attr, before)
-        _noting[-1].follow((id(owner), node.root[1]), node.ptr is not before)
-
-
-def read_member(struct: object, name: str) -> object:
-    """The value of a member of a struct of Python numbers, in the kernel that is walked."""
-    value = getattr(struct, name)
-    reader = _noting[-1].reader if _noting else None
-    return value if reader is None else reader.read_attribute(struct, name, value)
-
-
-def _is_attribute_read(node: object) -> bool:
-    """Whether a call reads an attribute by name, as rewritten sources do: ``<ad>.attribute(owner, "name")``."""
-    function = node.func if isinstance(node, ast.Call) else None
-    if isinstance(function, ast.Attribute):
-        return function.attr == "attribute" and isinstance(function.value, ast.Name) and function.value.id == "<ad>"
-    return isinstance(function, ast.Name) and function.id == "<ad>.attribute"
-
-
-def _as_attribute(node: Any) -> Any:
-    """Such a call as the attribute that it represents."""
-    if not _is_attribute_read(node):
-        return node
-    attribute = ast.Attribute(value=_as_attribute(node.args[0]), attr=node.args[1].value, ctx=ast.Load())
-    ast.copy_location(attribute, node)
-    attribute.ptr = node.ptr  # type: ignore[attr-defined]
-    if hasattr(node, "root"):
-        attribute.root = node.root  # type: ignore[attr-defined]
-    return attribute
-
-
-def _note_attribute_read(context: Walk, node: Any) -> None:
-    attribute = _as_attribute(node)
-    _note_attribute(context, attribute)
-    node.ptr = attribute.ptr
-    if hasattr(attribute, "root"):
-        node.root = attribute.root
-
-
-def _is_taichi(obj: object) -> bool:
-    """Whether an object is, or belongs to, one of Taichi's own."""
-    module = getattr(obj, "__module__", None) or getattr(obj, "__name__", None) or ""
-    return RUNTIME.owns(str(module)) or RUNTIME.owns(type(obj).__module__)
-
-
-def follow_captures() -> None:
-    """From now on, the Python values that kernels are compiled with can be noted."""
-    for kind, note in (("build_Name", _note_name), ("build_Attribute", _note_attribute)):
-        setattr(ASTTransformer, kind, staticmethod(_followed(getattr(ASTTransformer, kind), note)))
-    setattr(ASTTransformer, "build_Call", staticmethod(_followed_call(build_call)))  # noqa: B010
-
-
-def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callable[..., object]:
-    def wrapped(context: object, node: object) -> object:
-        result = build(context, node)
-        if _noting:
-            note(context, node)
-        return result
-
-    return wrapped
-
-
-def _followed_call(build: Callable[..., object]) -> Callable[..., object]:
-    def wrapped(context: Walk, node: Any) -> object:
-        reader = _noting[-1].reader if _noting else None
-        is_static = reader is not None and any(
-            ASTResolver.resolve_to(node.func, static, context.global_vars) for static in (ti.static, ti.static_assert)
-        )
-        if not is_static:
-            result = build(context, node)
-            if _noting and _is_attribute_read(node):
-                _note_attribute_read(context, node)
-            return result
-        assert reader is not None
-        reader.enter_static(1)
-        try:
-            return build(context, node)
-        finally:
-            reader.enter_static(-1)
-
-    return wrapped
-
-
-# --- notes of the first compilation of a kernel
-
-
-_first: weakref.WeakKeyDictionary[Kernel, tuple[Any, dict[Any, Captures]]] = weakref.WeakKeyDictionary()
-
-
-def first_captures(kernel: Kernel, features: object, captures: Captures) -> Captures:
-    """The values that a kernel was first compiled with for such arguments: these, if it has not been before."""
+def first_captures(kernel: Kernel, features: object, captures: Captures, *, is_plain: bool = False) -> Captures:
+    """The values that count for a kernel with such arguments: these, if it is the plain one or the first one."""
     program = RUNTIME.program()
-    known = _first.get(kernel)
+    known = _kernels.get(kernel)
     if known is None or known[0]() is not program:
-        known = _first[kernel] = (weakref.ref(program), {})
-    return known[1].setdefault(features, captures)
+        known = _kernels[kernel] = (weakref.ref(program), {})
+    captures.first = known[1].setdefault(features, _First(captures))
+    if is_plain:
+        captures.first.captures = captures
+    return captures.first.captures
 
 
 def has_changed(kernel: Any) -> bool:
     """Whether a kernel was compiled in another Taichi program, or with Python values that are others now."""
-    known = _first.get(kernel._primal)
+    known = _kernels.get(kernel._primal)
     if known is None:
         return False
-    return known[0]() is not RUNTIME.program() or any(c.changed() is not None for c in known[1].values())
+    return known[0]() is not RUNTIME.program() or any(f.captures.changed() is not None for f in known[1].values())

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
+from taichi_ext.backend.captures import Captures, first_captures
 from taichi_ext.backend.contexts import function_context
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.lifetime import check_not_ended
+from taichi_ext.backend.noting import follow_captures, keep_function, note_function, noting
 from taichi_ext.backend.reverse_mode import NeedsTranspose, is_gradient_kernel, transpose
 from taichi_ext.backend.runtime import (
     COMPILED_TABLES,
@@ -107,7 +108,7 @@ def compile_with(
                     compile_natively()
                 finish(self, key)
                 if _again is None:
-                    first_captures(self, arg_features, captures)
+                    first_captures(self, arg_features, captures, is_plain=True)
             except NeedsEngine:
                 try:
                     traced = trace(self, args)
@@ -115,15 +116,19 @@ def compile_with(
                     transpose(self, key)
                     return
                 if _again is None:
-                    first_captures(self, arg_features, traced.captures)
+                    first_captures(self, arg_features, traced.captures, is_plain=True)
                 traced.compile()
                 keep_compiled(self, key, traced)
                 self.has_print |= traced.has_print
 
     def do_compile(self: Func, key: object, args: object, arg_features: object) -> None:
         callable_before = compiling()
+        captures = Captures()
         try:
-            compile_function(self, key, args, arg_features)
+            with noting(captures):
+                compile_function(self, key, args, arg_features)
+            if _again is None:
+                keep_function(self, captures)
         except NeedsEngine:
             # Taichi would take the function for compiled when the next kernel calls it
             set_compiling(callable_before)
@@ -141,7 +146,9 @@ def compile_with(
         is_users = impl.inside_kernel() and not isinstance(current_kernel(), FusedKernel)
         if is_users and has_rule(self) and is_gradient_kernel():
             raise NeedsEngine(self.func.__qualname__)
-        return call_function(self, *args, **keywords)
+        result = call_function(self, *args, **keywords)
+        note_function(self)
+        return result
 
     follow_captures()
     Func.__call__ = call  # type: ignore[method-assign]

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.backend.calling import no_position
-from taichi_ext.backend.captures import Captures, noting
+from taichi_ext.backend.captures import Captures
 from taichi_ext.backend.expressions import DataType, is_host_arch
 from taichi_ext.backend.lifetime import Uses
+from taichi_ext.backend.noting import noting
 from taichi_ext.backend.runtime import (
     MARKS,
     RUNTIME,

@@ -26,7 +26,6 @@ from taichi_ext.launches.launch import (
     Role,
     SparseTarget,
     check_buffers,
-    check_unchanged,
     rows_of,
 )
 from taichi_ext.launches.seeds import assumed_role, constants_of, number_locals, seeds_of, with_own_tangents

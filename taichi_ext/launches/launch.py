@@ -254,10 +254,6 @@ class Fused:
         """Where entries of a sparse Jacobian are written."""
         return () if self.entries is None else self.entries.sites
 
-    def check_unchanged(self) -> None:
-        """Raise where a Python number that the kernel was compiled with has changed."""
-        check_unchanged(self.primal, self.kernel.captures.changed_at_launch())
-
     def suits(self, roles: Mapping[Key, Role]) -> bool:
         """Whether the kernel is valid for these roles; expected tangents may be zero."""
         if self.assumed is None:
@@ -294,14 +290,3 @@ def _buffers(stage: Body) -> int:
     used = read_containers(stage) | written_containers(stage)
     trees = {tree for c in used if not c.is_argument for tree in backend.tree_numbers(c.object)}
     return len(trees) + sum(c.is_argument for c in used)
-
-
-def check_unchanged(kernel: backend.Kernel, changed: Any) -> None:
-    """Raise where a Python value is another one than when the kernel was first compiled."""
-    if changed is not None:
-        values = f" from {changed.value!r} to {changed.current()!r}" if changed.is_number else ""
-        raise UnsupportedError(
-            f"{changed.place}\n{changed.text} has changed{values} since {kernel.func.__qualname__} was compiled. "
-            "Taichi puts Python values into a kernel when it first compiles it, and does not notice when they change. "
-            "Pass what changes as an argument of the kernel (a field as a ti.template()), or keep numbers in a field."
-        )

@@ -23,6 +23,7 @@ MAX_DEPTH = 100
 
 def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywords: Mapping[str, object]) -> object:
     """A call of a ti.func or real function."""
+    backend.note_function(func)
     try:
         given = backend.process_args(func, tuple(args), keywords)
     except backend.SyntaxFault as error:  # Taichi's message shows the values of the recorded kernel

@@ -750,12 +750,12 @@ def test_values_of_python_are_named_by_two_kinds_of_nodes():
     assert owner.y[0] == 2.0 * SCALE
     features = backend.argument_features(kernel, (owner,))
     assert list(kernel.mapper.mapping) == [features]
-    noted = backend.first_captures(kernel, features, None)
+    noted = backend.first_captures(kernel, features, backend.Captures())
     (number, scale) = sorted((c for c in noted._all.values() if c.is_number), key=lambda c: c.text, reverse=True)
-    assert (number.text, number.value, number.current()) == ("self.dt", 2.0, 3.0)
+    assert (number.text, number.value, number.read()) == ("self.dt", 2.0, 3.0)
     assert (scale.text, scale.value) == ("SCALE", SCALE)
     assert "self.y[i] = self.dt * SCALE" in number.place
-    assert noted.changed() is noted.changed_at_launch() is number
+    assert noted.changed() is number
 
 
 def run_with(config, kernel, *args, **settings):

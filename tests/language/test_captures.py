@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 CHANGED = r'File ".*test_captures.py", line \d+, in \w+:\n.*\n.*{} has changed from {} to {} since .* was compiled'
 scale = 2.0
-settings = types.SimpleNamespace(scale=2.0)
+settings = types.SimpleNamespace(scale=2.0, half=0.5)
 
 
 def changed(name, before, now):
@@ -164,6 +164,226 @@ class TestBetweenEvaluations:
         factor = 5.0
         with changed("factor", 1.0, 5.0):
             jacobian(k, x, y)
+
+
+@ti.func
+def square(a):
+    return a * a
+
+
+@ti.func
+def cube(a):
+    return a * a * a
+
+
+@ti.func
+def law_of_cube(_, a):
+    return a * a * a
+
+
+def multiplied(field):
+    @ti.func
+    def f(a, i):
+        return a * field[i]
+
+    return f
+
+
+def scaled_by(number):
+    def f(a):
+        return a * number
+
+    return f
+
+
+@ti.data_oriented
+class Law:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @ti.func
+    def apply(self, a):
+        return self.factor * a
+
+
+@ti.real_func
+def half_real(a: ti.f64) -> ti.f64:
+    return settings.half * a
+
+
+@ti.data_oriented
+class Capturing:
+    """One kernel that names every kind of value."""
+
+    shared = 2.0
+
+    def __init__(self):
+        self.x, self.y, self.table = scalars([1.0, 2.0, 3.0]), outputs(3), scalars([2.0, 3.0, 4.0])
+        self.number, self.flag, self.text, self.real = 2.0, True, "a", ti.f64
+        self.vector, self.matrix = ti.Vector([1.0, 2.0]), ti.Matrix([[1.0, 2.0]])
+        self.pair, self.weights, self.options = (1.0, 2.0), [1.0, 2.0], {"a": 2.0}
+        self.numbers, self.nested, self.walked = np.array([1.0, 2.0]), ([1.0, 2.0],), [1.0, 2.0]
+        self.member = ti.types.struct(a=ti.f64, b=ti.f64)(a=1.0, b=2.0)
+        self.fields, self.named = [self.table], {"a": self.table}
+        self.law, self.bound, self.inner, self.functions = square, Law(2.0).apply, Law(2.0), [square]
+        self.closed, self.python, self.sine = multiplied(self.table), scaled_by(2.0), ti.sin
+        self.parts, self.passed = [types.SimpleNamespace(rate=2.0)], types.SimpleNamespace(rate=2.0)
+        self.long = [2.0] * 2000
+
+    @ti.func
+    def own(self, a):
+        return a * a
+
+    @ti.func
+    def rated(self, part: ti.template(), a):
+        return part.rate * a
+
+    @ti.kernel
+    def k(self):
+        for i in self.x:
+            a = self.x[i]
+            b = self.number * a + self.shared * a + ti.cast(1.5, self.real) * a + self.table[i] * a
+            b += self.vector[1] * a + self.matrix[0, 1] * a + self.pair[1] * a + self.weights[1] * a
+            b += self.options["a"] * a + self.numbers[1] * a + self.nested[0][1] * a + self.member.b * a
+            b += self.fields[0][i] * a + self.named["a"][i] * a + self.law(a) + self.bound(a) + self.inner.apply(a)
+            b += self.functions[0](a) + self.closed(a, i) + self.python(a) + self.sine(a) + self.own(a)
+            b += self.parts[0].rate * a + self.rated(self.passed, a) + self.long[0] * a
+            for w in ti.static(self.walked):
+                b += w * a
+            if ti.static(self.flag and self.text == "a"):
+                b += a
+            self.y[i] = b
+
+
+def others():
+    """Another value for each attribute of ``Capturing`` that its kernel names."""
+    field = scalars([5.0, 6.0, 7.0])
+    return {
+        "shared": 3.0, "number": 3, "flag": False, "text": "b", "real": ti.i32, "table": field,
+        "vector": ti.Vector([1.0, 3.0]), "matrix": ti.Matrix([[1.0, 3.0]]), "pair": (1.0, 3.0), "weights": [1.0, 3.0],
+        "options": {"a": 3.0}, "numbers": np.array([1.0, 3.0]), "nested": ([1.0, 3.0],), "walked": [1.0, 2.0, 3.0],
+        "member": ti.types.struct(a=ti.f64, b=ti.f64)(a=1.0, b=3.0), "fields": [field], "named": {"a": field},
+        "law": cube, "bound": Law(3.0).apply, "inner": Law(3.0), "functions": [cube], "closed": multiplied(field),
+        "python": scaled_by(3.0), "sine": ti.cos, "own": cube, "parts": [types.SimpleNamespace(rate=3.0)],
+        "passed": types.SimpleNamespace(rate=3.0), "long": [3.0] * 2000,
+    }  # fmt: skip
+
+
+# changes within an object
+INSIDE = {
+    "vector": lambda s, v: s.vector.__setitem__(1, v),
+    "weights": lambda s, v: s.weights.__setitem__(1, v),
+    "walked": lambda s, v: s.walked.__setitem__(1, v),
+    "options": lambda s, v: s.options.__setitem__("a", v),
+    "numbers": lambda s, v: s.numbers.__setitem__(1, v),
+    "nested": lambda s, v: s.nested[0].__setitem__(1, v),
+    "member": lambda s, v: setattr(s.member, "b", v),
+    "inner": lambda s, v: setattr(s.inner, "factor", v),
+    "parts": lambda s, v: setattr(s.parts[0], "rate", v),
+    "passed": lambda s, v: setattr(s.passed, "rate", v),
+}
+
+
+def noticed():
+    return pytest.raises(UnsupportedError, match="has changed (from .* )?since .* was compiled")
+
+
+@pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
+class TestEachKind:
+    """A changed value is noticed at each launch, whichever of the two kernels was compiled with the one before."""
+
+    @pytest.mark.parametrize("is_plain_first", [False, True])
+    def test_noticed(self, is_plain_first):
+        s = Capturing()
+        if is_plain_first:
+            s.k()
+        plan = Jacobian(s.k, s.x, s.y)
+        right = plan()
+        for name, other in others().items():
+            before = getattr(s, name)
+            setattr(s, name, other)
+            with noticed():
+                plan()
+            setattr(s, name, before)
+            assert_allclose(plan(), right)
+        for name, change in INSIDE.items():
+            change(s, 3.0)
+            with noticed():
+                plan()
+            change(s, 2.0)
+            assert_allclose(plan(), right)
+        del s.own  # which is that of the class again
+        assert_allclose(plan(), right)
+        Capturing.own, before = law_of_cube, Capturing.own
+        with noticed():
+            plan()
+        Capturing.own = before
+        assert_allclose(plan(), right)
+
+    def test_before_the_first_call(self):
+        """The plain kernel goes on with the values that it was compiled with."""
+        s = Capturing()
+        s.k()
+        for name, other in others().items():
+            before = getattr(s, name)
+            setattr(s, name, other)
+            with noticed():
+                jacobian(s.k, s.x, s.y)
+            setattr(s, name, before)
+        check_jacobian(s.k, s.x, s.y)
+
+    def test_the_plain_kernel_is_compiled_after_the_change(self):
+        """Its values count: the kernel with tangents is compiled again."""
+        s = Capturing()
+        plan = Jacobian(s.k, s.x, s.y)
+        first = plan()
+        before = {name: getattr(s, name) for name in ("number", "table", "weights", "law", "own")}
+        other = others()
+        for name in before:
+            setattr(s, name, other[name])
+        s.k()
+        assert np.all(np.diagonal(plan() - first) > 1.0)
+        check_jacobian(s.k, s.x, s.y)
+        for name, value in before.items():
+            setattr(s, name, value)
+        with noticed():
+            plan()
+
+    def test_what_the_kernel_does_not_read_may_change(self):
+        s = Capturing()
+        plan = Jacobian(s.k, s.x, s.y)
+        right = plan()
+        s.weights[0] = s.options["other"] = s.parts[0].other = 5.0
+        s.weights.append(1.0)
+        s.parts.append(None)
+        s.inner.other = s.law_of_nothing = cube
+        s.long[5] = 7.0
+        s.parts[0] = types.SimpleNamespace(rate=2.0)
+        assert_allclose(plan(), right)
+
+    def test_a_real_function_is_compiled_once_for_all_kernels(self):
+        x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
+
+        @ti.kernel
+        def first():
+            for i in x:
+                y[i] = half_real(x[i])
+
+        @ti.kernel
+        def second():
+            for i in x:
+                y[i] = 3.0 * half_real(x[i])
+
+        settings.half = 0.5
+        first()
+        settings.half = 0.25
+        for _ in range(2):
+            with noticed():
+                jacobian(second, x, y)
+            second()
+            assert_allclose(y.to_numpy(), [1.5, 3.0, 4.5])
+        settings.half = 0.5
+        assert_allclose(jacobian(second, x, y), 1.5 * np.eye(3))
 
 
 class TestPlainKernel:

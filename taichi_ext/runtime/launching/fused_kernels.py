@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import FieldKey, Fused, Role, check_unchanged
+from taichi_ext.launches import FieldKey, Fused, Role
 
 MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
 
@@ -48,14 +48,11 @@ class KernelTable:
             fused = table.get(key)
             if fused is None:
                 continue
-            if not _is_current(fused):
+            if not is_current(fused):
                 del table[key]
             elif not fused.columns.has_block(first):
                 continue
-            elif key[-1] == exact[-1]:
-                return fused
-            elif fused.suits(roles):
-                check_unchanged(fused.primal, fused.kernel.captures.changed())
+            elif key[-1] == exact[-1] or fused.suits(roles):
                 return fused
         return None
 
@@ -80,10 +77,14 @@ class KernelTable:
             )
 
 
-def _is_current(fused: Fused) -> bool:
-    """Whether the rules that a kernel was built with are still those of the registry."""
-    if fused.memory.rules_version == registry.version:
-        return True
-    if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules):
+def is_current(fused: Fused) -> bool:
+    """Whether a kernel was built with the rules and Python values of now.
+
+    Raises:
+        UnsupportedError: a Python value has changed, and the plain kernel goes on with the one before.
+    """
+    if fused.memory.rules_version != registry.version:
+        if any(registry.rule_for(target) is not rule for target, rule in fused.facts.rules):
+            return False
         fused.memory.rules_version = registry.version
-    return fused.memory.rules_version == registry.version
+    return fused.kernel.captures.are_current(fused.primal)

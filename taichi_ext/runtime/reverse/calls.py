@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.launches import ColumnBlock, Launch, NumberArgument, NumberColumns, check_unchanged
+from taichi_ext.launches import ColumnBlock, Launch, NumberArgument, NumberColumns
 from taichi_ext.runtime.launching.fused_kernels import KernelName
 from taichi_ext.runtime.memory.array_tangents import Binding, array_arguments, check_overlaps
 from taichi_ext.runtime.reverse.cells import Cell, Cells
@@ -37,7 +37,6 @@ class Kernels:
         known = self.staged.get(name)
         if known is None or not known.is_current():
             known = self.staged[name] = staged_kernel(launch)
-        check_unchanged(known.kernel, known.captures.changed_at_launch())
         return known
 
 
@@ -84,8 +83,7 @@ class Calls:
     ) -> Call:
         name = (id(kernel), passed, *(type(a) if isinstance(a, (int, float)) else id(a) for a in args))
         known = self._known.get(name)
-        if known is not None and known.is_current():
-            check_unchanged(known.kernel.kernel, known.kernel.captures.changed_at_launch())
+        if known is not None and known.is_current() and known.kernel.is_current():
             return known
         registered = {id(array.value): array for array in self._request.arrays}
         binding = array_arguments(kernel, tuple(values), registered)

@@ -119,8 +119,9 @@ class StagedKernel:
         return (*dict.fromkeys(n.container for n in self.numbers), *self.staged.crossing.values())
 
     def is_current(self) -> bool:
-        """Whether the rules of the registry are those that it was built with."""
-        return all(registry.rule_for(target) is rule for target, rule in self.rules.found.items())
+        """Whether it was built with the rules and Python values of now; raises as ``Captures.are_current``."""
+        has_rules = all(registry.rule_for(target) is rule for target, rule in self.rules.found.items())
+        return has_rules and self.captures.are_current(self.kernel)
 
     def size_of(self, c: Container) -> int:
         """How many numbers an array of the launch has."""
@@ -254,7 +255,8 @@ def staged_kernel(launch: launches.Launch) -> StagedKernel:
             folded,
         )
         features = backend.argument_features(launch.kernel, launch.args)
-        launches.check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+        backend.first_captures(launch.kernel, features, captures)
+        captures.are_current(launch.kernel)
         rules.count_uses()
         return kernel
 

@@ -1,0 +1,158 @@
+"""How Python values are reached that kernels name, and those that plain Python functions name."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import inspect
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from taichi_ext.backend.runtime import RUNTIME, ti
+
+NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
+
+
+class Path(NamedTuple):
+    """How a value is reached: attributes and items of an object, or a name from outside of a function and those of it.
+
+    Attributes:
+        owner: the object or function.
+        steps: names of attributes, and items, each in a tuple of its own.
+        text: as the source has it.
+        is_global: whether the first step is a name that the function reads.
+    """
+
+    owner: Any
+    steps: tuple[Any, ...]
+    text: str
+    is_global: bool = False
+
+    @property
+    def key(self) -> object:
+        """The same for each way to write it, as long as the owner exists."""
+        return id(self.owner), self.steps
+
+    def part(self, step: Any) -> Path:
+        """An attribute or item of its value."""
+        text = f"{self.text}.{step}" if isinstance(step, str) else f"{self.text}[{step[0]!r}]"
+        return self._replace(steps=(*self.steps, step), text=text.lstrip("."))
+
+    def reader(self) -> Callable[[], Any]:
+        """A function that gives its present value; it keeps no object alive whose attribute it is."""
+        (first, *others), owner = self.steps, self.owner
+        if not self.is_global:
+            get, held = _getter(owner), reference_to(owner)
+            read = lambda: get(held(), first)  # noqa: E731
+        elif first in owner.__code__.co_freevars:
+            cell = owner.__closure__[owner.__code__.co_freevars.index(first)]
+            read = functools.partial(getattr, cell, "cell_contents")
+        else:
+            read = functools.partial(owner.__globals__.__getitem__, first)
+        if not others:
+            return read
+        steps = [operator.attrgetter(s) if isinstance(s, str) else operator.itemgetter(*s) for s in others]
+        if len(steps) == 1:
+            (step,) = steps
+            return lambda: step(read())
+        return lambda: functools.reduce(lambda value, step: step(value), steps, read())
+
+    def namespace(self) -> tuple[str, int, Callable[[], dict[str, Any]]] | None:
+        """Its name and the dict that holds it, as an identity and a function; None if there is none."""
+        first, owner = self.steps[0], self.owner
+        if len(self.steps) > 1:
+            return None
+        if self.is_global:
+            names = owner.__globals__
+            return None if first in owner.__code__.co_freevars else (first, id(names), lambda: names)
+        is_descriptor = hasattr(inspect.getattr_static(type(owner), first, None), "__set__")
+        if is_descriptor or first not in getattr(owner, "__dict__", {}):
+            return None
+        get, held = _getter(owner), reference_to(owner)
+        return first, id(owner), lambda: get(held(), "__dict__")
+
+
+def _getter(owner: Any) -> Callable[[Any, str], Any]:
+    """The function that reads attributes of an object: not Taichi's for classes with kernels, which takes long."""
+    own = [vars(c)["__getattribute__"] for c in type(owner).__mro__[:-1] if "__getattribute__" in vars(c)]
+    return object.__getattribute__ if own and all(map(is_taichi, own)) else getattr
+
+
+def reference_to(obj: Any) -> Callable[[], Any]:
+    """A function that gives an object, without keeping it alive where it can be referred to weakly."""
+    if not isinstance(obj, NUMBERS):
+        with contextlib.suppress(TypeError):  # it has no weak references
+            return weakref.ref(obj)
+    return lambda: obj
+
+
+def is_taichi(obj: object) -> bool:
+    """Whether an object is, or belongs to, one of Taichi's own."""
+    module = getattr(obj, "__module__", None) or getattr(obj, "__name__", None) or ""
+    return RUNTIME.owns(str(module)) or RUNTIME.owns(type(obj).__module__)
+
+
+def python_function(value: Any) -> tuple[Any, object]:
+    """The plain Python function of the user's behind a callable, and the object that it is bound to."""
+    bound: object = None
+    if isinstance(value, types.MethodType):
+        value, bound = value.__func__, value.__self__
+    elif not isinstance(value, (types.FunctionType, type)):
+        value, bound = inspect.getattr_static(type(value), "__call__", None), value
+    module = getattr(value, "__module__", None) or ""
+    is_library = module.split(".")[0] in (RUNTIME.name, "numpy", "taichi_ext", *sys.stdlib_module_names)
+    is_plain = isinstance(value, types.FunctionType) and not hasattr(value, "_is_taichi_function")
+    return (value, bound) if is_plain and not is_library else (None, None)
+
+
+def python_reads(function: types.FunctionType, bound: object) -> Iterator[tuple[Path, object]]:
+    """The numbers, fields and functions that a Python function names."""
+    code = function.__code__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    for first, *names in _paths(code):
+        path = Path(function, (first,), first, is_global=True)
+        if first in cells:
+            value = None if cells[first] == types.CellType() else cells[first].cell_contents
+        elif first in function.__globals__ and first not in code.co_varnames:
+            value = function.__globals__[first]
+        elif bound is not None and first == code.co_varnames[0] and names:
+            path, value = Path(bound, (), first), bound
+        else:
+            continue
+        for name in names:
+            if isinstance(value, (*NUMBERS, ti.Field, ti.Matrix)):
+                break
+            path = path.part(name)
+            try:
+                value = getattr(value, name)
+            except Exception:  # of a property
+                break
+        if isinstance(value, (*NUMBERS, ti.Field, ti.Ndarray, ti.Matrix, types.FunctionType, types.MethodType)):
+            yield path, value
+
+
+def _paths(code: types.CodeType) -> list[list[str]]:
+    """The names in the code of a function, each with the attributes that are read of it; not those that it assigns."""
+    found: list[list[str]] = []
+    path: list[str] = []
+    stored: set[object] = set()
+    for instruction in dis.get_instructions(code):
+        kind, name = instruction.opname, instruction.argval
+        if kind.startswith(("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FAST")):
+            path = [name[-1] if isinstance(name, tuple) else name]
+            found.append(path)
+        elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
+            path.append(name)
+        elif kind.startswith("STORE_"):
+            stored.add(name)
+        if not kind.startswith(("LOAD_", "PUSH_NULL", "CACHE", "EXTENDED_ARG")):
+            path = []
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return [p for p in found if stored.isdisjoint(p)] + [p for c in inner for p in _paths(c)]
