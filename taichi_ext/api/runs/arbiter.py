@@ -26,6 +26,7 @@ from taichi_ext.runtime.launching.trace import CHANGED, READ, Event, PathChanged
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.coming_launches import only_launches
 from taichi_ext.runtime.python.warning import warn_at
 
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
@@ -79,7 +80,7 @@ class Arbiter:
             factor = np.min(sizes[is_moved] / np.abs(self._delta[is_moved]), initial=np.inf)
             factor = factor if np.isfinite(factor) else 0.0
             along, self._delta = factor * along, factor * self._delta
-        self.trace = Trace(along)
+        self.trace = Trace(along, sees_arrays=not only_launches(call.function, call.args))
 
     def _values(self, p: Placed) -> np.ndarray:
         """A copy of the current value of a parameter."""

@@ -77,7 +77,7 @@ class Pipeline:
         session.accesses.note({PipelineArgument(name) for name in numbers.passed}, set())
         session.check_program()
         if self._trace is not None:
-            if self._tangents.arrays.has_host_memory():
+            if self._trace.sees_arrays and self._tangents.arrays.has_host_memory():
                 self._trace.note_read()
             session.clear(self._trace.end(self._tangents.along))
         self._follow_host_arrays()

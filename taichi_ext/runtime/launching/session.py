@@ -201,7 +201,7 @@ class Session:
         trace, tangents = self.request.restart.trace, self.tangents
         if trace is None:
             return False
-        if tangents.arrays.has_host_memory():
+        if trace.sees_arrays and tangents.arrays.has_host_memory():
             trace.note_read()
         read = fused.facts.read_arguments
         return self.clear(trace.launch(fused.primal, bound.values, read, bound.passed, tangents.along))

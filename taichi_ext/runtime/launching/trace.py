@@ -63,12 +63,14 @@ class Trace:
 
     Attributes:
         direction: how the params move, a number for each column of the runs; None if events are only counted.
+        sees_arrays: whether Python may read the arrays that it passes, or store to them.
         stores: entries of arrays that Python stores to, though they may have the stored numbers already, by event.
         start: the event at the first such read; None before.
         events: the events from there on.
     """
 
     direction: np.ndarray | None = None
+    sees_arrays: bool = True
     stores: Mapping[int, np.ndarray] = field(default_factory=dict)
     start: int | None = None
     events: list[Event] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The coming launches of a pipeline, as far as they can be read from its Python code without running it."""
+"""The launches of a pipeline, as far as they can be read from its Python code without running it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ _MOST_CALLS = 300  # launches and calls of Python functions that are followed
 _MOST_ITEMS = 64  # of a list that a loop goes over
 _UNKNOWN = object()
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_DEEPEST = 8  # calls in calls
+_PLAIN_NODES = (ast.Expr, ast.For, ast.Pass, ast.Return, ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Constant)
+_PLAIN_NODES = (*_PLAIN_NODES, ast.expr_context, ast.Nonlocal, ast.Global, ast.AugAssign, ast.operator)
 _PLAIN = (types.FunctionType, staticmethod, classmethod, types.MemberDescriptorType)
 
 
@@ -55,6 +58,47 @@ def coming_launches(end: types.CodeType) -> list[object]:
             found += reader.rest(body, frame.f_lineno, names)
         frame = frame.f_back
     return found
+
+
+def only_launches(function: object, args: tuple[object, ...], outer: tuple[object, ...] = ()) -> bool:
+    """Whether a function does nothing but launch kernels, with arrays and numbers as they are; False if not known."""
+    if isinstance(function, types.MethodType):
+        function, args = function.__func__, (function.__self__, *args)
+    if not isinstance(function, types.FunctionType) or function in outer or len(outer) > _DEEPEST:
+        return False
+    names, body = _names_in(function, args, {}), _body(function.__code__, function.__code__.co_filename)
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    if names is None or not nodes or not all(isinstance(node, _PLAIN_NODES) for node in nodes):
+        return False
+    for node in nodes:  # a counter, but no array
+        counter = node.target if isinstance(node, ast.AugAssign) else ast.Constant(0)
+        if not isinstance(counter, ast.Constant) and not isinstance(_Reader().value(counter, names), (int, float)):
+            return False
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    known: dict[str, object] = {"range": range, **{k: v for k, v in names.items() if k not in stored}}
+    reader = _Reader()
+    if any(isinstance(node, ast.Attribute) and reader.value(node, known) is _UNKNOWN for node in nodes):
+        return False  # a property, perhaps
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        callee = reader.value(call.func, known)
+        if callee is not range and backend.primal_kernel(callee) is None:
+            given = tuple(reader.value(a, known) for a in call.args)
+            if call.keywords or not only_launches(callee, given, (*outer, function)):
+                return False
+    return True
+
+
+def _names_in(
+    function: types.FunctionType, args: tuple[object, ...], keywords: Mapping[str, object]
+) -> dict[str, object] | None:
+    """The objects that names in a function stand for when it is called; None for a call that is wrong."""
+    try:
+        given = inspect.signature(function).bind(*args, **keywords)
+        given.apply_defaults()
+        cells = zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()), strict=True)
+        return {**function.__globals__, **dict(cells), **given.arguments}
+    except (TypeError, ValueError):  # a wrong call; a variable that is not assigned yet
+        return None
 
 
 @lru_cache(maxsize=1024)
@@ -103,7 +147,7 @@ class _Reader:
                 return [Loop((*self.statement(node.test, names), *self.block(node.body, names)))]
             case _ if isinstance(node, _COMPREHENSIONS):
                 return [Loop(tuple(self._parts(node, names)))]
-            case ast.If() if (test := self._value(node.test, names)) is None or isinstance(test, (bool, int, float)):
+            case ast.If() if (test := self.value(node.test, names)) is None or isinstance(test, (bool, int, float)):
                 return self.block(node.body if test else node.orelse, names)
             case ast.Call():
                 return [*self._parts(node, names), *self._call(node, names)]
@@ -119,7 +163,7 @@ class _Reader:
             yield from self.statement(part, names)
 
     def _loop(self, node: ast.For, names: dict[str, object]) -> list[Loop]:
-        values = self._value(node.iter, names)
+        values = self.value(node.iter, names)
         if not isinstance(values, (list, tuple)) or not isinstance(node.target, ast.Name):
             return [Loop(tuple(self.block(node.body, names)))]
         found: list[Any] = []
@@ -129,21 +173,21 @@ class _Reader:
 
     def _assign(self, target: ast.expr, value: ast.expr, names: dict[str, object]) -> None:
         if isinstance(target, ast.Name):
-            names[target.id] = self._value(value, names)
+            names[target.id] = self.value(value, names)
         elif isinstance(target, ast.Tuple):
-            values = self._value(value, names)
+            values = self.value(value, names)
             known = values if isinstance(values, tuple) and len(values) == len(target.elts) else None
             for n, part in enumerate(target.elts):
                 if isinstance(part, ast.Name):
                     names[part.id] = _UNKNOWN if known is None else known[n]
 
     def _call(self, node: ast.Call, names: dict[str, Any]) -> list[Any]:
-        function = self._value(node.func, names)
+        function = self.value(node.func, names)
         self._calls += 1
         if function is _UNKNOWN or self._calls > _MOST_CALLS or any(isinstance(a, ast.Starred) for a in node.args):
             return []
-        args = tuple(self._value(a, names) for a in node.args)
-        keywords = {k.arg: self._value(k.value, names) for k in node.keywords if k.arg is not None}
+        args = tuple(self.value(a, names) for a in node.args)
+        keywords = {k.arg: self.value(k.value, names) for k in node.keywords if k.arg is not None}
         bound = backend.primal_kernel(function)
         if bound is not None:
             return _launch(bound[0], (*bound[1], *args), keywords)
@@ -160,19 +204,15 @@ class _Reader:
         code = function.__code__
         if code in self._open:
             return []
-        try:
-            given = inspect.signature(function).bind(*args, **keywords)
-            given.apply_defaults()
-            cells = zip(code.co_freevars, (c.cell_contents for c in function.__closure__ or ()), strict=True)
-            names = {**function.__globals__, **dict(cells), **given.arguments}
-        except (TypeError, ValueError):  # a wrong call; a variable that is not assigned yet
+        names = _names_in(function, args, keywords)
+        if names is None:
             return []
         self._open.append(code)
         found = self.block(_body(code, code.co_filename), names)
         self._open.pop()
         return found
 
-    def _value(self, node: ast.expr, names: dict[str, object]) -> Any:
+    def value(self, node: ast.expr, names: dict[str, object]) -> Any:
         """The object that an expression evaluates to, if that follows from names and stored attributes."""
         match node:
             case ast.Constant():
@@ -180,11 +220,11 @@ class _Reader:
             case ast.Name():
                 return names.get(node.id, _UNKNOWN)
             case ast.Attribute():
-                return _attribute(self._value(node.value, names), node.attr)
+                return _attribute(self.value(node.value, names), node.attr)
             case ast.Tuple() | ast.List():
-                return tuple(self._value(e, names) for e in node.elts)
+                return tuple(self.value(e, names) for e in node.elts)
             case ast.Subscript():
-                base, index = self._value(node.value, names), self._value(node.slice, names)
+                base, index = self.value(node.value, names), self.value(node.slice, names)
                 is_item = type(base) in (list, tuple) and type(index) is int and -len(base) <= index < len(base)
                 is_entry = type(base) is dict and isinstance(index, (str, int)) and index in base
                 return base[index] if is_item or is_entry else _UNKNOWN
