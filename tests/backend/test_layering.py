@@ -73,7 +73,11 @@ OPTIONAL = {
     "torch_products": {"torch"},
 }
 
-each_module = pytest.mark.parametrize("module", MODULES, ids=lambda path: name_of(path))
+
+def offenders(rule):
+    """What a rule finds in each module, one line for each that it finds something in."""
+    found = {name_of(module): rule(module) for module in MODULES}
+    return "".join(f"\n{name}: {what}" for name, what in found.items() if what)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -167,19 +171,20 @@ def test_nothing_imports_the_package_itself():
         assert names <= {name_of(m) for m in MODULES}, f"{module.name}: {names}"
 
 
-@each_module
-def test_imports_stand_at_the_top(module):
-    tree = tree_of(module)
-    top = set(tree.body)
-    for node in tree.body:  # imports for types, or tried
-        if isinstance(node, (ast.If, ast.Try)):
-            top |= {child for child in ast.walk(node) if isinstance(child, (ast.Import, ast.ImportFrom))}
-    delayed = [
-        f"line {node.lineno}: {', '.join(names)}"
-        for node, names in imports(module)
-        if node not in top and not set(names) <= OPTIONAL.get(module.stem, set())
-    ]
-    assert not delayed, f"{module.name} imports inside functions: {delayed}"
+def test_imports_stand_at_the_top():
+    def delayed(module):
+        tree = tree_of(module)
+        top = set(tree.body)
+        for node in tree.body:  # imports for types, or tried
+            if isinstance(node, (ast.If, ast.Try)):
+                top |= {child for child in ast.walk(node) if isinstance(child, (ast.Import, ast.ImportFrom))}
+        return [
+            f"line {node.lineno}: {', '.join(names)}"
+            for node, names in imports(module)
+            if node not in top and not set(names) <= OPTIONAL.get(module.stem, set())
+        ]
+
+    assert not offenders(delayed), "modules are imported inside functions"
 
 
 def docstrings():
@@ -196,44 +201,53 @@ def test_one_module_imports_taichi():
     assert not [text for text in imported if isinstance(text, str) and "import taichi" in text]
 
 
-@each_module
-def test_taichi_s_internals_stay_in_one_module(module):
-    if module in INSIDE:
-        return
-    found = []
-    for node, names in imports(module):
-        found += [(node.lineno, n) for n in names if n.startswith("taichi.") and not n.startswith("taichi.math")]
-    for node in nodes_of(module):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ti":
-            is_module = node.attr in ("lang", "_lib", "_kernels", "_snode")
-            is_private = node.attr.startswith("_") and node.attr not in ("__version__", "__name__")
-            if is_module or is_private or not hasattr(ti, node.attr):
-                found.append((node.lineno, f"ti.{node.attr}"))
-    assert not found, f"{module.name}: {found}; put it into backend/, with a test of what it relies on"
+def test_taichi_s_internals_stay_in_one_module():
+    def internals(module):
+        if module in INSIDE:
+            return []
+        found = []
+        for node, names in imports(module):
+            found += [(node.lineno, n) for n in names if n.startswith("taichi.") and not n.startswith("taichi.math")]
+        for node in nodes_of(module):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ti":
+                is_module = node.attr in ("lang", "_lib", "_kernels", "_snode")
+                is_private = node.attr.startswith("_") and node.attr not in ("__version__", "__name__")
+                if is_module or is_private or not hasattr(ti, node.attr):
+                    found.append((node.lineno, f"ti.{node.attr}"))
+        return found
+
+    assert not offenders(internals), "put it into host/ or backend/, with a test of what it relies on"
 
 
-@each_module
-def test_modules_have_one_job_and_say_it(module):
-    text = ast.get_docstring(tree_of(module))
-    assert text, f"{module.name} has no docstring"
-    first = text.splitlines()[0]
-    assert first.endswith((".", ":")), f"{module.name}: the first line of the docstring is a sentence"
+def test_modules_have_one_job_and_say_it():
+    def docstring(module):
+        text = ast.get_docstring(tree_of(module)) or "no docstring"
+        first = text.splitlines()[0]
+        return "" if first.endswith((".", ":")) else first
+
+    assert not offenders(docstring), "the first line of the docstring is a sentence"
 
 
-@each_module
-def test_modules_are_short(module):
-    lines = len(module.read_text(encoding="utf-8").splitlines())
-    assert lines <= LONGEST, f"{module.name} has {lines} lines"
+def test_modules_are_short():
+    def lines(module):
+        count = len(module.read_text(encoding="utf-8").splitlines())
+        return count if count > LONGEST else 0
+
+    assert not offenders(lines), f"modules have more than {LONGEST} lines"
 
 
-@each_module
-def test_functions_are_short(module):
-    for node in nodes_of(module):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            body = node.body
-            first = body[1] if ast.get_docstring(node) and len(body) > 1 else body[0]
-            length = (node.end_lineno or node.lineno) - first.lineno + 1
-            assert length <= 80, f"{module.name}: {node.name} has {length} lines"
+def test_functions_are_short():
+    def long_functions(module):
+        found = []
+        for node in nodes_of(module):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                body = node.body
+                first = body[1] if ast.get_docstring(node) and len(body) > 1 else body[0]
+                length = (node.end_lineno or node.lineno) - first.lineno + 1
+                found += [f"{node.name}, {length} lines"] if length > 80 else []
+        return found
+
+    assert not offenders(long_functions), "functions have more than 80 lines"
 
 
 def test_public_names_are_declared_and_exist():
