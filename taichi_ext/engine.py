@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from taichi_ext.analysis.changes import (
     stages_with_arrays,
     written_containers,
 )
+from taichi_ext.analysis.cuts import Paths, find_paths, has_cuts
 from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.stores import free_loops
@@ -46,6 +49,8 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
         recorded, infos = _recorded(launch, rules, captures, constants)
         program = simplify(without_unused_draws(recorded))
         check_rules(program)
+        paths = _paths(program, launch, infos, constants)
+        is_cut = has_cuts(program)
         gradient = None if launch.energy is None else launches.gradient_program(program, launch, infos, constants)
         if gradient is not None:
             program, infos = gradient.program, infos | gradient.infos
@@ -63,7 +68,8 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
         stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} rounds", start)
         rules.count_uses()
         keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
-        report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
+        loops = (*differentiated.report.loops, *scheduled.choices)
+        report = replace(differentiated.report, loops=loops, has_cuts=is_cut, paths=paths)
         differentiated = replace(differentiated, report=report)
         facts = _facts(recorded, differentiated, infos, launch, constants)
         facts = replace(
@@ -104,6 +110,23 @@ def _recorded(
     if has_node_calls(recorded.body):
         return launches.with_node_calls(recorded, launch, infos, constants)
     return recorded, infos
+
+
+def _paths(
+    program: Program,
+    launch: launches.Launch,
+    infos: dict[Container, launches.ContainerInfo],
+    constants: Constants | None,
+) -> Callable[[], Paths]:
+    """From where to where numbers go in a kernel, and where they lose their derivative."""
+    numbers = launches.number_locals(program, launch, constants)
+
+    def key_of(memory: Local | Container | None) -> Any:
+        if isinstance(memory, Local):
+            return numbers[memory][0] if memory in numbers else None
+        return RETURN if memory is None else infos[memory].key if memory in infos else id(memory.object) or id(memory)
+
+    return functools.cache(lambda: find_paths(program, key_of))
 
 
 def _seeds(

@@ -303,7 +303,7 @@ class Evaluation:
             self._check_after_run(session)
             found = session.outputs()
             if given is None:
-                self._log.note_columns(found, is_last=first + count >= total)
+                self._log.note_columns(found, first, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
             if not is_repeated and first + count >= total:
                 self._judge()
@@ -406,6 +406,7 @@ class Evaluation:
             warn_of_python_readers([p.target for p in self.layout.params], self.call.function)
         prepared.is_checked = True
         warn_of_indices(prepared.fused.values())
+        self._log.watch_cuts(self.layout, prepared.fused.values())
         both = zip(self.layout.outputs, session.request.outputs, strict=True)
         self._log.record_independent_outputs(
             (placed.target, session.tangents.is_fresh(output.key)) for placed, output in both

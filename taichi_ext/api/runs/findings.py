@@ -6,13 +6,18 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from taichi_ext.analysis.cuts import cuts_between
 from taichi_ext.api.inputs.arguments import Target
+from taichi_ext.api.inputs.layout import Layout
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses
 from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.python.warning import saying_once, warn_at_user
+from taichi_ext.runtime.sparse.rows import Rows
 
 
 class RunLog:
@@ -27,6 +32,7 @@ class RunLog:
         self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero; a gradient may be zero
         self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
         self._said: set[object] = set()  # warnings
+        self._layout: Layout | None = None  # of the first call, where paths are cut
         self.begin()
 
     def begin(self) -> None:
@@ -63,8 +69,44 @@ class RunLog:
                 self._active[n] = target
         self._zero = dict(self._active)
 
-    def note_columns(self, outputs: list[Any], *, is_last: bool) -> None:
+    def watch_cuts(self, layout: Layout, kernels: Iterable[Fused]) -> None:
+        """Warn after the last run where J is zero for a parameter, or a component, since a path from it is cut."""
+        all_facts = [fused.facts for fused in kernels]
+        self._reports = [facts.report for facts in all_facts]
+        params = {param.container for param in layout.params}
+        if self._of_zeros and any(facts.report.has_cuts or facts.written & params for facts in all_facts):
+            self._layout, self._nonzero = layout, [np.zeros(layout.count, bool) for _ in layout.outputs]
+
+    def _warn_of_cuts(self) -> None:
+        assert self._layout is not None
+        paths = [report.paths() for report in self._reports]
+        for output, nonzero in zip(self._layout.outputs, self._nonzero, strict=True):
+            for param in (p for p in self._layout.params if p.container not in self._overwritten):
+                zeros = np.flatnonzero(~nonzero[param.first :][: param.size].reshape(-1, param.element).any(0))
+                found = {int(k): cuts_between(paths, param.container, int(k), output.container) for k in zeros}
+                cuts = list(dict.fromkeys(cut for cuts in found.values() for cut in cuts))
+                if cuts:
+                    which = [str(k) for k, cuts in found.items() if cuts]
+                    part = "" if len(which) == param.element else f" (components {', '.join(which)})"
+                    warn_at_user(
+                        f"The Jacobian of {output.target.name} with respect to {param.target.name}{part} is zero: "
+                        f"paths end at {'; '.join(map(str, cuts))}, where the derivative is 0."
+                    )
+
+    def note_columns(self, outputs: list[Any], first: int, *, is_last: bool) -> None:
         """Note columns of J that a run has computed, output by output; warn after the last run."""
+        if self._layout is not None:
+            for nonzero, found in zip(self._nonzero, outputs, strict=True):
+                if not isinstance(found, Rows):
+                    columns = np.asarray(found != 0).any(0)
+                    nonzero[first : first + columns.size] |= columns
+                    continue
+                for param in self._layout.params:  # a component is a part of the columns of its field
+                    known = found.columns(param.container, param.size) if param.key == param.container else True
+                    nonzero[param.first :][: param.size] |= known
+            if is_last:
+                self._warn_of_cuts()
+                self._layout = None
         self._zero = {n: target for n, target in self._zero.items() if not outputs[n].any()}
         if not is_last:
             return

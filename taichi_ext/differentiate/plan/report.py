@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.bounds import Access
+from taichi_ext.analysis.cuts import Paths
 from taichi_ext.analysis.loops import iterations
 from taichi_ext.differentiate.forms.build import is_over_columns
 from taichi_ext.differentiate.forms.keys import Key
@@ -66,6 +67,8 @@ class Report:
     operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
     accesses: tuple[Access, ...] = ()  # accesses whose indices may be out of range
     edges: tuple[ir.Place, ...] = ()  # conditions that ``pixel`` has found
+    has_cuts: bool = False  # whether numbers lose their derivative
+    paths: Callable[[], Paths] = Paths  # from containers to others, and where they are cut
 
     def placed(self, key_of: Callable[[ir.Container], Key]) -> Report:
         """The same with containers replaced by their keys."""
@@ -80,10 +83,15 @@ class Report:
         guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
         edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
         rows = (f"{why} has all columns of {name_of(key)}" for key, why in self.in_rows)
+        cuts = (
+            f"a path ends at {cut}, where the derivative is 0"
+            for cut in (self.paths().sources if self.has_cuts else ())
+        )
         return [
             *rows,
             *locals_,
             *edges,
+            *cuts,
             *guards,
             *operations,
             *(f"parallel loop {loop.number} {loop.text}" for loop in loops),

@@ -123,6 +123,14 @@ class Rows:
         self._key = key
         self._note_clear = note_clear
 
+    def columns(self, param: Key, count: int) -> np.ndarray:
+        """Which columns of a parameter have entries that are not zero."""
+        block = self._rows.blocks(self._key).get(param)
+        csr = None if block is None or isinstance(block, str) else block.csr()
+        if csr is None:
+            return np.full(count, block is not None)
+        return np.bincount(csr.indices[csr.data != 0], minlength=count) > 0
+
     def any(self) -> bool:
         return any(isinstance(b, str) or b.nnz for b in self._rows.blocks(self._key).values())
 

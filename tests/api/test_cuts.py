@@ -1,0 +1,154 @@
+"""Derivatives that are cut on some of the paths: casts to integers, roundings, whole quotients, overwritten params."""
+
+import warnings
+
+import pytest
+import taichi as ti
+from differences import outputs, scalars, vectors
+
+from taichi_ext import DerivativeWarning, Jacobian, check_jacobian, jacobian, stop_gradient
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+def said(*args, **options):
+    """The warnings of a Jacobian about lost derivatives."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        jacobian(*args, **options)
+    return [str(w.message) for w in found if issubclass(w.category, DerivativeWarning)]
+
+
+@pytest.fixture
+def places():
+    return vectors([[1.2, 0.5], [3.4, 0.6], [5.1, 0.7]])
+
+
+OPTIONS = pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"format": "csr"}], ids=str)
+
+
+@OPTIONS
+def test_a_cast_in_an_index_cuts_one_component(places, options):
+    x, weight, image = places, scalars([2.0, 3.0, 4.0]), outputs(8)
+
+    @ti.kernel
+    def splat():
+        for i in x:
+            image[int(x[i].x)] += weight[i] * x[i].y  # the cast
+
+    (message,) = said(splat, [x, weight], image, **options)
+    assert "params[0]" in message and "(components 0)" in message
+    assert "test_cuts.py:" in message and "# the cast" in message and "a cast to an integer" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("floor", "`floor`"), ("round", "`round`"), ("whole", "//"), ("bits", "cast to bits"), ("if", "cast")],
+)
+def test_what_cuts_the_path_of_one_of_two_params(name, word):
+    a, b, y = scalars([2.6]), scalars([1.7]), outputs(2)
+
+    @ti.func
+    def cut(v):
+        r = 0.0
+        if ti.static(name == "floor"):
+            r = ti.floor(v)
+        elif ti.static(name == "round"):
+            r = ti.round(v * 2.0)
+        elif ti.static(name == "whole"):
+            r = v // 0.5
+        elif ti.static(name == "bits"):
+            r = ti.cast(ti.bit_cast(v, ti.i64) >> 60, ti.f64)
+        elif int(v) > 1:
+            r = 3.0
+        return r
+
+    @ti.kernel
+    def k():
+        s = 0.0
+        for i in range(2):
+            s += cut(a[0] + i)
+            y[i] = s * b[0]
+
+    (message,) = said(k, {"a": a, "b": b}, y)
+    assert "params['a']" in message and word in message
+    assert said(k, b, y) == []
+
+
+def test_a_cut_in_one_kernel_of_a_pipeline():
+    a, b, cell, y = scalars([2.6, 0.3]), scalars([1.7, 2.0]), ti.field(ti.i32, 2), outputs(4)
+
+    @ti.kernel
+    def find():
+        for i in a:
+            cell[i] = ti.cast(a[i], ti.i32)
+
+    @ti.kernel
+    def add():
+        for i in b:
+            y[cell[i]] += b[i]
+
+    def step():
+        find()
+        add()
+
+    (message,) = said(step, [a, b], y)
+    assert "params[0]" in message and "cell[i] = ti.cast(a[i], ti.i32)" in message
+
+
+def test_no_warning_where_a_path_has_a_derivative_or_is_none_of_the_output(places):
+    x, weight, image, total = places, scalars([2.0, 3.0, 0.0]), outputs(8), outputs(1)
+
+    @ti.kernel
+    def interpolate():
+        for i in x:
+            base = int(x[i].x)
+            image[base] += weight[i] * (x[i].x - base) * x[i].y
+        for i in range(1):
+            total[0] += weight[i]  # of which x is no part
+
+    assert said(interpolate, [x, weight], [image, total]) == []
+    x.fill(0.0)  # J is zero as a product with y is 0, not since a path is cut
+    assert not any("paths end" in message for message in said(interpolate, [x, weight], [image, total]))
+
+    @ti.kernel
+    def meant():
+        for i in x:
+            image[i] += weight[i] * stop_gradient(x[i].x)
+
+    assert not any("paths end" in message for message in said(meant, [x, weight], image))
+
+
+def test_a_param_that_is_overwritten_beside_another():
+    a, b, y = scalars([2.6]), scalars([1.7]), outputs(1)
+
+    @ti.kernel
+    def k():
+        a[0] = 3.0
+        y[0] = a[0] * b[0]
+
+    (message,) = said(k, [a, b], y)
+    assert "a[0] = 3.0" in message and "a store that replaces it" in message and "params[0]" in message
+    a.fill(2.6)
+
+    @ti.kernel
+    def in_place():
+        a[0] = a[0] * 0.5 + b[0]
+        b[0] *= a[0]
+
+    assert said(in_place, [a, b], [a, b]) == []
+
+
+def test_explain_and_the_check_name_the_cut():
+    a, b, y = scalars([2.6]), scalars([1.7]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = b[0] * ti.floor(a[0])  # the cut
+
+    form = Jacobian(k, [a, b], y)
+    with pytest.warns(DerivativeWarning, match="the cut"):
+        form()
+    assert "# the cut" in form.explain() and "`floor`" in form.explain()
+    with pytest.warns(DerivativeWarning, match="the cut"):
+        assert check_jacobian(k, [a, b], y)
