@@ -9,7 +9,6 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.adjoint import Tape, own_width
-from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.regions import Region, View
@@ -244,8 +243,6 @@ class Backward:
         return self._own[c]
 
     def _tape(self, tape: Tape, c: Container) -> np.ndarray:
-        if not backend.is_host_arch():
-            raise UnsupportedError("A kernel needs a tape, which this device does not have.")
         if c is tape.status:
             return self._tapes.setdefault("status", np.array([0, 0, *self._capacity], np.int32))
         capacity = self._capacity[0 if c is tape.reals else 1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +79,7 @@ class Reverse:
     def __init__(self, table: FieldTable) -> None:
         self._table = table
         self._kernels = Kernels({}, [_CAPACITY, _CAPACITY])
+        self._program = weakref.ref(backend.program())
 
     def vjp(
         self,
@@ -104,24 +107,28 @@ class Reverse:
             UnsupportedError: the adjoint of something in it is not known; everything is as it was before.
             InvalidArgumentError: ``max_memory`` is too small.
         """
+        if not backend.is_host_arch():
+            raise UnsupportedError("Reverse mode of pipelines runs on the CPU.")
+        if self._program() is not backend.program():
+            self._kernels = Kernels({}, self._kernels.capacity)  # those of a program that has ended are of no use
+            self._program = weakref.ref(backend.program())
         total = cotangents[0].shape[1] if cotangents else 0
         width = max(1, -(-total // max(1, -(-total // MOST_ROWS))))
         is_undoable = run.kernel is None or restores or check is not None
         cells, log = Cells(self._table), Log(keeps_first=is_undoable)
         schedule = Schedule(cells, log, available_memory() / 2 if max_memory is None else max_memory)
         forward = Forward(request, self._kernels, schedule, width)
-        try:
+        with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
+        with _undone(log, *([BaseException] if restores else [])):
+            found = []
             if check is not None:
-                check(forward)
-        except (InvalidArgumentError, UnsupportedError):
-            log.undo()
-            raise
-        found = []
-        for first in range(0, total, width):
-            block = [c[:, first : first + width] for c in cotangents]
-            padded = [np.pad(c, ((0, 0), (0, width - c.shape[1]))) for c in block]
-            found.append(self._back(forward, padded, advance)[:, : block[0].shape[1]])
+                with _undone(log, Exception):
+                    check(forward)
+            for first in range(0, total, width):
+                block = [c[:, first : first + width] for c in cotangents]
+                padded = [np.pad(c, ((0, 0), (0, width - c.shape[1]))) for c in block]
+                found.append(self._back(forward, padded, advance)[:, : block[0].shape[1]])
         if restores:
             log.undo()
         rows = np.concatenate(found, axis=1) if found else np.zeros((request.block.count, 0))
@@ -166,6 +173,16 @@ class Reverse:
             if is_guarded or not backward.is_singular or np.isfinite(found).all():
                 return found
             is_guarded = True
+
+
+@contextlib.contextmanager
+def _undone(log: Log, *errors: Any) -> Iterator[None]:
+    """Within the context, these errors leave everything as it was before the run."""
+    try:
+        yield
+    except errors:
+        log.undo()
+        raise
 
 
 def _seed(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) -> None:
