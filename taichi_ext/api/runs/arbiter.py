@@ -189,7 +189,7 @@ class Arbiter:
                 continue
             size = np.maximum(np.abs(event.numbers), np.abs(last[n].numbers))
             differs = np.abs(event.numbers - last[n].numbers) > max(_ROUNDING, 1e3 * precision) * size
-            differs &= found[n][1]
+            differs &= (event.moves == 0) & _is_judged(event, moved[n])
             if differs.any():
                 warn_at(_DIFFERS.format(_subject(event, differs)), event.place)
             if n >= len(again):

@@ -261,6 +261,7 @@ class Pipeline:
         if place is not None and self._tangents.carries(place[0]):
             if trace is not None:
                 trace.note_read()
+            self._session.accesses.note(self._tangents.arrays.shared([place[0]]), set())
             if isinstance(value, float) and self._session.request.energy is None:
                 tangent, column = self._tangents.row(place[0], int(place[1]))
                 value = DualNumber(value, tangent, self._numbers, column=column)
