@@ -81,14 +81,15 @@ class Calls:
     def _call(
         self, kernel: backend.Kernel, args: tuple[Any, ...], values: Sequence[Any], passed: frozenset[str]
     ) -> Call:
-        name = (id(kernel), passed, *(type(a) if isinstance(a, (int, float)) else id(a) for a in args))
+        leaves = backend.leaf_arguments(kernel)
+        name = (id(kernel), passed, *map(_name, leaves, values))
         known = self._known.get(name)
         if known is not None and known.is_current() and known.kernel.is_current():
             return known
         registered = {id(array.value): array for array in self._request.arrays}
         binding = array_arguments(kernel, tuple(values), registered)
         staged = self._staged(kernel, args, values, passed, binding)
-        leaves, places = backend.leaf_arguments(kernel), backend.array_positions(kernel)
+        places = backend.array_positions(kernel)
         given = {leaves[n].name: array for n, array in zip(places, binding.given, strict=True)}
         cells = {}
         for c in staged.program.containers:
@@ -184,6 +185,14 @@ class Calls:
         self.read |= {event.cell(c).key for c in forward.reads if c in infos}
         self.written |= {event.cell(c).key for c in forward.writes if c in infos}
         return plan
+
+
+def _name(leaf: Any, value: Any) -> object:
+    """What tells the calls of a kernel apart: arrays and templates, and the types of numbers and vectors."""
+    is_template = isinstance(leaf.annotation, backend.ti.template)
+    if not is_template and not backend.is_array_annotation(leaf.annotation):
+        return type(value)
+    return (type(value), value) if isinstance(value, (int, float)) else id(value)
 
 
 def _typed(kernel: backend.Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -28,6 +28,7 @@ from taichi_ext.runtime.python.dual_numbers import (
     dual_like,
     dual_math,
     is_dual,
+    plain_number,
 )
 from taichi_ext.runtime.python.passed_arguments import taken_out
 from taichi_ext.runtime.reverse.arrays import HostArrays
@@ -158,7 +159,7 @@ class Forward:
             size = int(np.prod(shape, dtype=int))
             part = values[at : at + size]
             at += size
-            results.append(backend.Matrix(_nested(part, shape)) if shape else _converted(kind, part[0]))
+            results.append(_matrix(part, shape) if shape else _converted(kind, part[0]))
         return results[0] if len(results) == 1 else results
 
     def _number(self, value: float, cell: Cell, row: int) -> Any:
@@ -267,12 +268,13 @@ class Forward:
         return self._number(float(value), place[0], int(np.ravel(row)[0])) if is_number else value  # type: ignore[arg-type]
 
 
-def _nested(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
-    """Numbers as a vector or matrix takes them."""
-    if len(shape) == 1:
-        return values
-    width = len(values) // shape[0]
-    return [values[n * width : (n + 1) * width] for n in range(shape[0])]
+def _matrix(values: list[Any], shape: tuple[int, ...]) -> backend.Matrix:
+    """A returned vector or matrix, which keeps numbers that depend on parameters."""
+    made = backend.Matrix(np.reshape([float(plain_number(v)) for v in values], shape).tolist())
+    if any(map(is_dual, values)):
+        made.entries = np.empty(shape, object)
+        made.entries.ravel()[:] = values
+    return made
 
 
 def _converted(kind: Any, value: Any) -> Any:
