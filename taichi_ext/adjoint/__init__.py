@@ -3,7 +3,7 @@
 from taichi_ext.adjoint.block import own_width
 from taichi_ext.adjoint.contention import Machine
 from taichi_ext.adjoint.stage_adjoint import StageAdjoint, adjoint_of
-from taichi_ext.adjoint.stages import Stage, Staged, staged
+from taichi_ext.adjoint.stages import Stage, Staged, checked, staged
 from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Tape",
     "adjoint_array",
     "adjoint_of",
+    "checked",
     "own_width",
     "staged",
 ]

@@ -28,7 +28,17 @@ from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.sweep import Weights, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, REAL, converted
-from taichi_ext.differentiate.forms.build import Builder, add, cast, is_number, literal, negative, operation, subtract
+from taichi_ext.differentiate.forms.build import (
+    Builder,
+    add,
+    cast,
+    is_number,
+    literal,
+    negative,
+    operation,
+    select,
+    subtract,
+)
 from taichi_ext.differentiate.rules.decompositions import partials_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
@@ -78,16 +88,20 @@ def _stored(block: Block, r: Stored) -> None:
     is_update, is_value = isinstance(r.statement, ir.Update), block.sweep.has(r.value)
     if not r.is_active or (is_update and not is_value):
         return
+    condition: Value | None = None
     if isinstance(r.target, Load):
-        entries: list[ir.Target] = [*block.entries(r.target)]
+        found, condition = block.entries(r.target)
+        entries: list[ir.Target] = [*found]
     else:
         entries = [Read(array, r.target.index) for array in block.sweep.local_arrays[r.target.local]]
     ws: Weights = []
     for entry in entries:
-        if is_value:
-            ws.append(block.declare("w", entry.dtype, entry, "weight"))
+        w = block.declare("w", entry.dtype, entry, "weight") if is_value or condition is not None else None
         if not is_update:
-            block.emit(ir.Assign(entry, literal(0, entry.dtype)))
+            zero = literal(0, entry.dtype)
+            block.emit(ir.Assign(entry, zero if condition is None or w is None else select(condition, zero, w)))
+        if is_value and w is not None:
+            ws.append(w if condition is None else select(condition, w, 0))
     if is_value:
         is_less = isinstance(r.statement, ir.Update) and r.statement.op == "sub"
         block.spread(r.value, [negative(w) for w in ws] if is_less else ws)

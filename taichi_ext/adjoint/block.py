@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import product
 
 import taichi_ext.program as ir
+from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, is_number, literal, multiply, operation, select
@@ -225,10 +227,44 @@ class Block:
             found.append(total)
         return found
 
-    def entries(self, load: Load) -> list[Load]:
-        """The adjoints of an entry of a container."""
+    def entries(self, load: Load) -> tuple[list[Load], Value | None]:
+        """The adjoints of an entry, and whether its indices are in range; None if they always are.
+
+        Out of range there are none. Then others stand for them, which get back what they hold.
+        """
         array = self.sweep.arrays[load.container]
-        return self._neighbours(array.container, multiply(array.number(load), self.sweep.width))
+        load, clamped, others = self._clamped(load)
+        number: Value = array.number(load)
+        condition: Value | None = None
+        if others:
+            condition = self.declare("inside", ir.U1, reduce(_and, others), "inside")
+            number = select(condition, number, 0)
+        if clamped:
+            condition = reduce(_and, (*clamped, *(() if condition is None else (condition,))))
+        return self._neighbours(array.container, multiply(number, self.sweep.width)), condition
+
+    def _clamped(self, load: Load) -> tuple[Load, list[Value], list[Value]]:
+        """An entry whose constant indices are in range, and the conditions that these and the others are.
+
+        A choice by an index that varies would keep neighbouring entries from being read together.
+        """
+        indices: list[int | Value] = [*load.indices, *load.component]
+        clamped: list[Value] = []
+        others: list[Value] = []
+        for check in load.checks:
+            index = whole(indices[check.axis])
+            is_constant = all(local.kind == "parameter" for local in index.contents.locals)
+            found = clamped if is_constant and not index.contents.containers else others
+            for name, end, side in (("ge", check.first, "max"), ("lt", check.end, "min")):
+                if end is not None:
+                    found.append(operation(name, index, end))
+                    last = end - 1 if name == "lt" else end
+                    indices[check.axis] = (
+                        operation(side, whole(indices[check.axis]), last) if found is clamped else index
+                    )
+        count = len(load.indices)
+        made = Load(load.container, tuple(map(whole, indices[:count])), tuple(indices[count:]))
+        return made, clamped, others
 
     def _neighbours(self, array: ir.Container, first: Coefficient) -> list[Load]:
         if self.sweep.width > 1:
@@ -241,7 +277,7 @@ class Block:
             if gather.is_only and is_entry(load, gather.again):
                 self._add_to_sums(gather, load, ws)
             return
-        entries = self.entries(load)
+        entries, condition = self.entries(load)
         own = sweep.own.get(load.container)
         if own is not None:
             assert own.shape is not None
@@ -251,7 +287,7 @@ class Block:
         for entry, w in zip(entries, ws, strict=True):
             if is_number(w, 0):
                 continue
-            w = cast(w, entry.dtype)
+            w = cast(w if condition is None else select(condition, w, 0), entry.dtype)
             if sweep.contention.is_atomic(load.container):
                 self.emit(ir.Update(entry, "add", w))
             else:
@@ -264,6 +300,10 @@ class Block:
         for local, w in zip(gather.sums[key], ws, strict=True):  # type: ignore[index]
             if not is_number(w, 0):
                 self.emit(ir.Assign(Read(local), cast(add(Read(local), w), dtype)))
+
+
+def _and(a: Value, b: Value) -> Value:
+    return ir.Op("bit_and", (a, b), ir.U1)
 
 
 def own_width(size: int) -> int:

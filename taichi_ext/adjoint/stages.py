@@ -15,6 +15,8 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.draws import recorded_draws
 from taichi_ext.adjoint.lowering import lowered
 from taichi_ext.adjoint.normal import normal, whole
+from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_bounds, loop_reach
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply
@@ -94,6 +96,17 @@ def staged(program: ir.Program, extents: Extents) -> Staged:
     crossing = frozenset(found.crossing.values())
     found.stages += [_with_draws(_stage(part, crossing, extents), found, extents) for part in parts]
     return found
+
+
+def checked(stage: Stage, program: ir.Program, extents: Extents, activity: Activity) -> Stage:
+    """A stage with checks of indices that may be out of range, where there are no adjoints."""
+    body = stage.body if stage.loop is None else (replace(stage.loop, body=stage.body),)
+    body = with_checks(replace(program, body=body), extents, activity)[0].body
+    if stage.loop is not None:
+        (loop,) = body
+        assert isinstance(loop, ir.For)
+        body = loop.body
+    return replace(stage, body=body)
 
 
 def _with_draws(stage: Stage, found: Staged, extents: Extents) -> Stage:

@@ -49,6 +49,14 @@ def test_random_programs(workshop, seed):
         pytest.fail(f"seed {seed}: {kind}: {message}\n\nA smaller program that fails: {smaller}", pytrace=False)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(300))
+def test_random_programs_in_reverse_mode(workshop, monkeypatch, seed):
+    monkeypatch.setattr(program_check, "OPTIONS", {"mode": "reverse"})
+    kind, message = verdict(generate(seed), seed, workshop, runs_alone=False)
+    assert kind in (RIGHT, REJECTED, *BY_ITSELF), f"seed {seed}: {kind}: {message}"
+
+
 # --- the reference itself ---------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@
     python tests/oracles/program_batches.py 300 --tangents dense       # with another storage of tangents
     python tests/oracles/program_batches.py 300 --by-column            # with tangents in memory as on a GPU
     python tests/oracles/program_batches.py 300 --chunk-size 3         # with three columns of J in each run
+    python tests/oracles/program_batches.py 300 --mode reverse         # rows of J by adjoints; with every generator
     python tests/oracles/program_batches.py 300 --vary                 # with these three drawn by the seed of each program
     python tests/oracles/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/oracles/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
@@ -155,6 +156,7 @@ def main() -> int:
     parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
     parser.add_argument("--by-column", action="store_true", help="tangents in memory as on a GPU")
     parser.add_argument("--chunk-size", type=int, metavar="N", help="columns of J in each run at most")
+    parser.add_argument("--mode", choices=("forward", "reverse"), help="of the Jacobians")
     parser.add_argument("--vary", action="store_true", help="draw these three by the seed of each program")
     parser.add_argument("--format", choices=("dense", "csr"), default="dense", help="of the Jacobians, default dense")
     parser.add_argument(
@@ -175,6 +177,7 @@ def main() -> int:
     for limit in options.limit:
         set_limit(limit)
     ways = {"by_column": options.by_column} if options.by_column else {}
+    ways |= {} if options.mode is None else {"mode": options.mode}
     set_ways(ways if options.chunk_size is None else {**ways, "chunk_size": options.chunk_size})
     if options.here:
         run_batch(options.generator, options.first, options.count, options.reduce, options.vary)
@@ -183,6 +186,7 @@ def main() -> int:
     how += [f"--setting={setting}" for setting in options.setting] + [f"--limit={limit}" for limit in options.limit]
     how += ["--reduce"] * options.reduce + ["--vary"] * options.vary
     how += ["--by-column"] * options.by_column
+    how += [] if options.mode is None else ["--mode", options.mode]
     how += [] if options.chunk_size is None else ["--chunk-size", str(options.chunk_size)]
     with options.log.open("a") as log:
         counts = run_all(options.first, options.count, how, log)

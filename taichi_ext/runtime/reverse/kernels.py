@@ -9,7 +9,7 @@ from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext import backend, engine, launches
-from taichi_ext.adjoint import AdjointArray, Machine, Staged, Tape, adjoint_array, adjoint_of, staged
+from taichi_ext.adjoint import AdjointArray, Machine, Staged, Tape, adjoint_array, adjoint_of, checked, staged
 from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extent
@@ -163,6 +163,7 @@ class StagedKernel:
 
     def _made(self, n: int, activity: Activity, machine: Machine, width: int, is_guarded: bool) -> AdjointKernel:
         stage = self.staged.stages[n]
+        stage = checked(stage, self.program, self.extents, activity)
         used = read_containers(stage.body) | written_containers(stage.body)
         arrays: dict[Container, AdjointArray] = {}
         for k, c in enumerate(sorted(activity.containers & used, key=lambda c: c.name)):
