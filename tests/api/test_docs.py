@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SPLIT = re.compile(r"\s+")
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-
 
 def blocks(page):
     """The Python blocks of a page: number of the first line, and lines."""
@@ -83,6 +81,7 @@ def is_for_this_runtime(page):
 PROGRAMS = [page for page in PAGES if blocks(page) and page.name != "README.md" and is_for_this_runtime(page)]
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("the guide prints what is chosen in one run", "--chunk-size")
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_page_runs(page, run):
@@ -150,31 +149,39 @@ def anchors(page):
     return found
 
 
-@each_page
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if target.startswith(("https://", "http://")):
-            continue
-        path, _, anchor = target.partition("#")
-        other = (page.parent / path).resolve() if path else page
-        assert other.exists(), f"{page.name}: {target}"
-        if anchor:
-            assert anchor in anchors(other), f"{page.name}: {target}"
+def lines_of_pages():
+    """All lines of all pages, each with its page and place."""
+    for page in PAGES:
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            yield page, f"{page.name}:{number}", line
 
 
-@each_page
-def test_lines_are_short(page):
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+def test_links_lead_somewhere():
+    wrong = []
+    for page, place, line in lines_of_pages():
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            if target.startswith(("https://", "http://")):
+                continue
+            path, _, anchor = target.partition("#")
+            other = (page.parent / path).resolve() if path else page
+            if not other.exists() or (anchor and anchor not in anchors(other)):
+                wrong.append(f"{place}: {target}")
+    assert not wrong
+
+
+def test_lines_are_short():
+    def may_be_long(page, line):
         is_table = line.startswith("|") or line.startswith("20")  # or the line about the machine above one
-        is_printed = page.name == "kernel.md" and line.startswith("        ")  # by the engine
-        assert is_table or is_printed or len(line) <= 132, f"{page.name}:{number}"
+        return is_table or (page.name == "kernel.md" and line.startswith("        "))  # printed by the engine
+
+    long = [place for page, place, line in lines_of_pages() if len(line) > 132 and not may_be_long(page, line)]
+    assert not long
 
 
-@each_page
-def test_tables_have_a_row_for_each_line(page):
+def test_tables_have_a_row_for_each_line():
     """A table that was filled as a paragraph still has its separator, in the middle of a line."""
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        assert "|---|" not in line or re.fullmatch(r" *\|[-:|]+\|", line), f"{page.name}:{number}"
+    wrong = [p for _, p, line in lines_of_pages() if "|---|" in line and not re.fullmatch(r" *\|[-:|]+\|", line)]
+    assert not wrong
 
 
 def test_every_page_is_linked_from_the_index():
@@ -199,11 +206,10 @@ def test_the_gallery_has_the_first_sentence_and_a_picture_of_every_example():
             assert f"`{path.name}`:\n{first}\n\n![{path.stem}](pictures/{picture.name})\n" in text
 
 
-@each_page
-def test_quoted_figures_name_an_example(page):
+def test_quoted_figures_name_an_example():
     """``.ci/figures.py`` compares them with what it prints."""
-    for name in re.findall(r"\d ?%?<!-- (\w+) -->", page.read_text(encoding="utf-8")):
-        assert (ROOT / "examples" / f"{name}.py").exists(), name
+    names = {name for *_, line in lines_of_pages() for name in re.findall(r"\d ?%?<!-- (\w+) -->", line)}
+    assert names <= {path.stem for path in (ROOT / "examples").glob("*.py")}
 
 
 def test_public_names_are_documented_somewhere():

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import FieldKey, Fused, Role
+from taichi_ext.launches import Fused, Role
 
 MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
 
@@ -39,7 +38,6 @@ class KernelTable:
     def __init__(self, kept: dict[Any, Fused], blocks: int = 1) -> None:
         self._kept = kept
         self._most = MOST_KERNELS * blocks
-        self._fields: dict[object, object] = {}  # fields that a kernel reads and writes, by name
 
     def find(self, name: KernelName, first: int, roles: Mapping[Key, Role]) -> Fused | None:
         """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
@@ -61,20 +59,6 @@ class KernelTable:
         if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]
         self._kept[(*name, first, frozenset(roles.items()))] = fused
-
-    def check_fields(self, features: object, fused: Fused) -> None:
-        """Check that a kernel names the same fields as when it was recorded before.
-
-        Raises:
-            UnsupportedError: it names other fields, since the state of the pipeline has changed.
-        """
-        kernel, both = fused.primal, (fused.facts.read, fused.facts.written)
-        now = tuple(frozenset(key for key in keys if isinstance(key, FieldKey)) for keys in both)
-        if self._fields.setdefault((id(kernel), features, registry.version), now) != now:
-            raise UnsupportedError(
-                f"{kernel.func.__qualname__} names other fields than at an earlier launch: attributes or globals have "
-                "changed, which plain Taichi does not notice. Pass the fields as ti.template() arguments."
-            )
 
 
 def is_current(fused: Fused) -> bool:

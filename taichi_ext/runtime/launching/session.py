@@ -190,7 +190,6 @@ class Session:
             if lookahead is not None and self._target.is_dense and launch.energy is None:
                 launch = lookahead.foreseen(launch, bound.outer, self.tangents.carries)
             fused = engine.fuse(launch, self.request.watch)
-            self._kernels.check_fields(name.features, fused)
             if check is not None:
                 check(fused, bound.outer)
             self._kernels.add(name, first, bound.launch.roles, fused)
