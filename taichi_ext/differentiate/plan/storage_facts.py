@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.program import Local, Statement
 
 MAX_LOCAL_ARRAY = 512
+_REGISTERS = 24
 SHORTEST_ROW = 8  # least columns for which rows are worth their loops in kernels of many statements
 MOST_GROWTHS = 8  # most walks in which slots grow: a local that gets slots in each walk would never end
 
@@ -19,7 +21,7 @@ MOST_GROWTHS = 8  # most walks in which slots grow: a local that gets slots in e
 class Limits:
     """Limits on the coefficients of a stored tangent, beyond which it becomes a row; limits on rows."""
 
-    registers: int = 24
+    registers: int = _REGISTERS
     next_to_row: int = 8  # registers in addition to a row; each use costs a loop over columns, and a line each
     slots: int = 8
     local_array: int = MAX_LOCAL_ARRAY  # longer rows are in scratch memory
@@ -30,6 +32,13 @@ class Limits:
         if statements <= self.statements or columns < SHORTEST_ROW:
             return self
         return replace(self, registers=min(self.registers, columns // 2), next_to_row=0)
+
+    def of(self, local: Local) -> Limits:
+        """The limits for a local: a register of an array is a number for each entry, which takes time to compile."""
+        most = max(_REGISTERS, MAX_LOCAL_ARRAY // math.prod(local.shape))
+        if most >= self.registers:
+            return self
+        return replace(self, registers=most, next_to_row=min(self.next_to_row, most))
 
 
 MANY = 1 << 30

@@ -94,7 +94,7 @@ class Storage:
         self._changed: set[int | None] = set()  # numbers of elements; None for one only known at run time
         local, facts = declared.local, known.facts
         has_all = bool(local.shape) and rows is not None and writer is None  # registers would be in memory, too
-        is_full = has_all or facts.is_full(walk.facts.seeds.limits)
+        is_full = has_all or facts.is_full(walk.facts.seeds.limits.of(local))
         self.registers: Registers[Seed] = Registers(walk.builder, walk.cursor, local)
         for seed in () if is_full else facts.seeds:
             self.registers.declare(seed, walk.naming.seed_name(seed))
@@ -139,6 +139,7 @@ class Storage:
 
     def _note(self, form: Form, *, grows: bool) -> None:
         loop, facts, limits = self._outer_loop(), self.known.facts, self.walk.facts.seeds.limits
+        limits = limits.of(self.declared.local)
         facts = facts.with_form(form, self._is_visible, limits, loop=loop, grows=grows)
         facts = facts.with_own(unnumbered(form))
         if self.writer is not None:
