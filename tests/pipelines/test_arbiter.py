@@ -20,6 +20,7 @@ import random
 import sqlite3
 import struct
 import threading
+import time
 import types
 import warnings
 from collections import namedtuple
@@ -31,7 +32,8 @@ import taichi as ti
 from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import DerivativeWarning, jacobian, stop_gradient
+from taichi_ext import DerivativeWarning, Jacobian, hessian, jacobian, jvp, stop_gradient, vjp
+from taichi_ext.runtime.python.coming_launches import only_launches
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("programs of the host's memory")]
 
@@ -560,3 +562,177 @@ def test_programs_that_lose_a_derivative(scene, name):
     assert all(first < line < first + 15 for line in lines)
     for field, values in zip((scene.x, scene.y, scene.v, scene.s), left, strict=True):
         assert_array_equal(read(field), values)
+
+
+def loses(c):
+    c.square()
+    c.add(float(c.y[0]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run, c: jvp(run, c.x, np.ones(3), c.s),
+        lambda run, c: vjp(run, c.x, c.s, np.ones(1)),
+        lambda run, c: jacobian(run, c.x, c.s, chunk_size=1),
+        lambda run, c: jacobian(run, c.x, c.s, format="csr"),
+        lambda run, c: hessian(run, c.x, c.s),
+    ],
+    ids=["jvp", "vjp", "several runs", "csr", "hessian"],
+)
+def test_all_calls_warn(scene, call):
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
+        call(lambda: loses(scene), scene)
+
+
+def test_only_the_first_call_of_a_prepared_form_runs_again(scene):
+    runs = []
+
+    def pipeline():
+        runs.append(1)
+        scene.square()
+        scene.add(scene.y[0])
+
+    plan = Jacobian(pipeline, scene.x, scene.s)
+    scene.reset()
+    plan()
+    assert len(runs) == 3  # with moved params, and as they are
+    for _ in range(3):
+        plan()
+    assert len(runs) == 6
+
+
+def test_pipelines_that_pass_nothing_on_run_once(scene):
+    runs, array = [], np.zeros(3)
+
+    def reads():
+        runs.append(1)
+        scene.square()
+        scene.add(2.0)
+        while scene.s[0] < 1.0:
+            pass
+
+    def passes():
+        for _ in range(2):
+            scene.load(array)
+        scene.add_array(array)
+
+    for pipeline in (reads, passes):
+        scene.reset()
+        jacobian(pipeline, scene.x, scene.s)
+    assert len(runs) == 1
+    assert only_launches(passes, ())
+    assert not only_launches(lambda: scene.load(array[:]), ())
+
+
+class Counter:
+    def __init__(self, scene):
+        self.scene, self.time = scene, 0.0
+
+    def run(self, use):
+        self.scene.square()
+        self.time += 0.25
+        use(self.scene, self.time)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda c, t: c.add(float(c.y[0]) + t), lambda c, t: c.add(float(c.y[0]) * 0.0 + time.perf_counter())],
+    ids=["counter", "clock"],
+)
+def test_numbers_that_differ_from_run_to_run(scene, use):
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="differs from run to run"):
+        jacobian(Counter(scene).run, scene.x, scene.s, args=(use,))
+
+
+def test_a_counter_times_a_dual_number_is_right(scene):
+    scene.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        J = jacobian(Counter(scene).run, scene.x, scene.s, args=(lambda c, t: c.add(c.y[0] * t),))
+    assert_allclose(J[0] / J[0, 1], [1 + 2 * AT.sum() / AT[0], 1.0, 1.0])
+
+
+def test_random_numbers_of_kernels(scene):
+    x, y = scene.x, scene.y
+
+    @ti.kernel
+    def draw():
+        for i in x:
+            y[i] = x[i] * ti.random()
+
+    def pipeline(read):
+        draw()
+        scene.add(read(y[0]))
+
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="cannot be run again .*draws random numbers"):
+        jacobian(pipeline, x, scene.s, args=(float,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jacobian(pipeline, x, scene.s, args=(lambda v: 2 * v,))
+
+
+def test_a_pipeline_that_cannot_run_again(scene):
+    numbers = iter([2.0])
+
+    def pipeline():
+        scene.square()
+        scene.add(float(scene.y[0]) * next(numbers))
+
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="cannot be run again .*StopIteration"):
+        J = jacobian(pipeline, scene.x, scene.s)
+    assert_allclose(J[0], 2 * AT[0] ** 2)
+    assert_allclose(read(scene.s), 2 * AT[0] ** 2 * AT.sum())
+    assert_array_equal(read(scene.x), AT)
+
+
+def test_generators_go_on_as_after_one_run(scene):
+    def pipeline():
+        scene.square()
+        scene.add(scene.y[0] * random.random() * np.random.rand())
+
+    expected = []
+    for run in (pipeline, lambda: jacobian(pipeline, scene.x, scene.s)):
+        random.seed(3)
+        np.random.seed(3)
+        scene.reset()
+        run()
+        expected.append((random.random(), np.random.rand(), *read(scene.s)))
+    assert_allclose(*expected, rtol=1e-14)
+
+
+def test_numbers_are_plain_ones_after_the_run(scene):
+    log, named = [], {}
+
+    def pipeline():
+        scene.square()
+        log.append(scene.y[0])
+        named["pair"] = (scene.y[1], 1.0)
+
+    scene.reset()
+    jacobian(pipeline, scene.x, scene.y)
+    assert [type(n) for n in (*log, *named["pair"])] == [float] * 3
+
+
+def test_python_code_takes_its_time(scene):
+    """Python runs as it is: not even twice as long, where rewritten code took over 50 times."""
+
+    def pipeline(count):
+        total = 0.0
+        for i in range(count):
+            total += i * 0.5
+        scene.square()
+
+    def seconds(run, *args):
+        start = time.process_time()
+        run(*args)
+        return time.process_time() - start
+
+    plan = Jacobian(pipeline, scene.x, scene.y, args=(10,))
+    plan()
+    plain, other = (min(seconds(f, 200_000) for _ in range(3)) for f in (pipeline, lambda n: plan(args=(n,))))
+    assert other < 3 * plain
