@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from taichi_ext import backend
+from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.launching.fused_kernels import is_current
@@ -29,8 +30,8 @@ class Repetition:
             self._repeated = backend.RepeatedLaunch(fused.kernel, dict(enumerate(passed)))
 
     def is_current(self) -> bool:
-        """See ``fused_kernels.is_current``."""
-        return is_current(self.fused)
+        """Whether no rule has been registered since, and the kernel is current, see ``fused_kernels.is_current``."""
+        return self.fused.memory.rules_version == registry.version and is_current(self.fused)
 
     def launch(self, args: tuple[object, ...], array: Callable[[Key], object]) -> None:
         """Launch it; ``array`` gives the arrays that are not kept."""
