@@ -68,18 +68,26 @@ class Products:
     repeated: int
     peak: int
 
+    def __str__(self) -> str:
+        again = f", {self.repeated} of them made again from at most {self.snapshots} snapshots" if self.repeated else ""
+        return f"{self.launches} launches and stores{again}; {self.peak} bytes kept for the way back"
+
 
 class Reverse:
     """A kernel or pipeline prepared for reverse mode; calls from several threads share its kernels.
 
     Args:
         table: the fields that kernels use.
+
+    Attributes:
+        report: what the last call has kept, and computed again.
     """
 
     def __init__(self, table: FieldTable) -> None:
         self._table = table
         self._kernels = Kernels({}, [_CAPACITY, _CAPACITY])
         self._program = weakref.ref(backend.program())
+        self.report = ""
 
     def vjp(
         self,
@@ -120,19 +128,19 @@ class Reverse:
         forward = Forward(request, self._kernels, schedule, width)
         with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
+        parts: list[np.ndarray] = []
         with _undone(log, *([BaseException] if restores else [])):
-            found = []
             if check is not None:
                 with _undone(log, Exception):
                     check(forward)
             for first in range(0, total, width):
                 block = [c[:, first : first + width] for c in cotangents]
                 padded = [np.pad(c, ((0, 0), (0, width - c.shape[1]))) for c in block]
-                found.append(self._back(forward, padded, advance)[:, : block[0].shape[1]])
+                parts.append(self._back(forward, padded, advance)[:, : block[0].shape[1]])
         if restores:
             log.undo()
-        rows = np.concatenate(found, axis=1) if found else np.zeros((request.block.count, 0))
-        return Products(
+        rows = np.concatenate(parts, axis=1) if parts else np.zeros((request.block.count, 0))
+        found = Products(
             rows,
             returned,
             forward.read,
@@ -142,6 +150,8 @@ class Reverse:
             schedule.repeated,
             schedule.peak,
         )
+        self.report = str(found)
+        return found
 
     @property
     def numbers(self) -> list[str]:
