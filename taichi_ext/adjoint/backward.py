@@ -310,8 +310,10 @@ def _with_local_tapes(block: Block, r: Loop, kept: list[Local], i: _Iteration, l
         r.pushes.append(ir.Assign(Read(tape, (at,)), cast(value, dtype)))
         return ir.Declare(local, (converted(Read(tape, (Read(i.number),)), local.dtype),))
 
-    given = {*i.starts.values(), i.number, i.again}
-    costly = find_costly(rest, given, block.sweep.dirty)[: MOST_LOCAL // max(1, length) - len(kept)]
+    given = {*i.starts.values(), i.number, i.again, *r.arrays.values()}
+    given |= {local for v in r.env.values() for local in v.contents.locals}
+    adjoints = {*(a.container for a in block.sweep.arrays.values()), *block.sweep.own.values()}
+    costly = find_costly(rest, given, adjoints | block.sweep.dirty)[: MOST_LOCAL // max(1, length) - len(kept)]
     single = single_declarations(rest)
     env: dict[Local, Value] = {i.starts[v]: Read(mutable) for v, (_, mutable) in r.carried.items()}
     env |= {i.again: Read(r.variable), i.number: at}

@@ -24,12 +24,11 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
 
     Args:
         body: one iteration, forward and back.
-        given: locals from around it that are the same whenever the values are computed.
-        changed: containers that are not.
+        given: locals from around it that are the same where the iteration runs forward.
+        changed: containers that may not be, such as those of adjoints.
     """
     changes = written(body) | set(changed)
     single = single_declarations(body)
-    inner = {local for s in ir.statements(body) for local in ir.declared(s)}
     found: list[ir.Declare] = []
     roots = [v for s in ir.statements(body) if getattr(s, "local", None) not in single for v in ir.values_of(s)]
     for s in reversed(single.values()):
@@ -41,7 +40,7 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
         values = [d.values[0] for d in cone]
         reads = {local for v in values for local in v.contents.locals}
         containers = {c for v in values for c in v.contents.containers}
-        is_same = all(local in single or local in given or local not in inner | changes for local in reads)
+        is_same = all(local in single or (local in given and local not in changes) for local in reads)
         if is_same and not containers & changes and sum(map(_cost, values)) >= LEAST_COST:
             found.append(s)
     return found

@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from program_interpreter import Interpreter
 
 from taichi_ext.adjoint import Machine, adjoint_array, adjoint_of, gather, staged
+from taichi_ext.adjoint import costly as costly_values
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.program import (
@@ -156,6 +157,15 @@ def all_pairs():
     return [over(z, let(s, 0.0), times(n, (N,), Update(Read(s), "add", pair)), put(at(z, Read(i)), Read(s)))]
 
 
+def costly():
+    """Costly values beside adjoints that do not change in the loop, or are memory that changes behind it."""
+    quotient = op("truediv", op("sin", at(x, Read(n))), op("add", at(y, Read(n)), op("exp", at(x, Read(i)))))
+    loop = times(
+        n, (N,), Update(Read(s), "add", quotient), Update(at(z, Read(i)), "add", op("mul", quotient, at(y, 0)))
+    )
+    return [over(z, let(s, 0.0), loop, put(at(z, Read(i)), op("mul", op("mul", Read(s), Read(s)), at(z, Read(i)))))]
+
+
 def crossing():
     """A local of the kernel that a parallel loop adds to, and a returned number."""
     add = over(x, Update(Read(s), "add", op("mul", at(x, Read(i)), at(x, Read(i)))))
@@ -180,7 +190,7 @@ def with_steps():
 
 
 PROGRAMS = [straight_line, recurrence, of_unknown_length, left_early, in_place, local_array, stencil, sums, crossing]
-PROGRAMS += [sums_of_sums, all_pairs, taken_numbers, with_steps]
+PROGRAMS += [costly, sums_of_sums, all_pairs, taken_numbers, with_steps]
 
 
 class Stages:
@@ -288,6 +298,12 @@ def test_draws_are_recorded_and_read_again():
     cotangents = np.random.default_rng(1).standard_normal((N, 1))
     *found, _ = stages.gradient(GIVEN, cotangents)
     assert_allclose(np.concatenate(found), differences(stages) @ cotangents, rtol=1e-7, atol=1e-8)
+
+
+@each_program
+def test_any_costly_value_can_be_kept(make, monkeypatch):
+    monkeypatch.setattr(costly_values, "LEAST_COST", 1)
+    test_adjoints_are_those_of_differences(make, 1)
 
 
 @pytest.mark.parametrize("make", [of_unknown_length, in_place], ids=["tape", "log"])
