@@ -92,7 +92,6 @@ class StagedKernel:
         staged: its stages.
         extents: of its containers.
         numbers: the arguments and Python numbers that may depend on parameters.
-        positions: of array arguments, by container.
         captures: the Python values that it was recorded with.
         rules: the version of the registry, and the rules in use.
     """
@@ -104,7 +103,6 @@ class StagedKernel:
     staged: Staged
     extents: Mapping[Container, Extent]
     numbers: tuple[NumberPlace, ...]
-    positions: Mapping[Container, int]
     captures: Any
     rules: Any
     uses: Any
@@ -233,10 +231,11 @@ def staged_kernel(launch: launches.Launch) -> StagedKernel:
         program, renamed = _with_shapes(program, {c: s for c, s in shapes.items() if c.shape != s})
         infos = {renamed.get(c, c): info for c, info in infos.items()}
         fields = {c.name: c.object for c in program.containers if not c.is_argument}
+        whole = {leaf.name: leaf.position for leaf in backend.leaf_arguments(launch.kernel) if not leaf.path}
         integers = [
-            (argument.value.local, leaves[argument.name])
+            (argument.value.local, whole[argument.name])
             for argument in program.arguments
-            if isinstance(argument.value, Read) and argument.name in leaves and not argument.value.dtype.is_real
+            if isinstance(argument.value, Read) and argument.name in whole and not argument.value.dtype.is_real
         ]
         program, numbers, folded = _with_numbers(program, locals_)
         extents = {c: _extent(c) for c in program.containers}
@@ -248,7 +247,6 @@ def staged_kernel(launch: launches.Launch) -> StagedKernel:
             staged(program, extents),
             extents,
             numbers,
-            {c: leaves[c.name] for c in program.containers if c.is_argument},
             captures,
             rules,
             backend.Uses(backend.short_name(launch.kernel), fields),

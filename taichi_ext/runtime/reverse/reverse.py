@@ -170,7 +170,7 @@ class Reverse:
             adjoints = Adjoints(schedule.cells, forward.width)
             backward = Backward(adjoints, capacity, is_guarded=is_guarded)
             _seed(forward, adjoints, cotangents)
-            with backend.suspend_following():
+            with backend.exclusive, backend.suspend_following():
                 try:
                     schedule.back(backward, advance)
                 finally:
