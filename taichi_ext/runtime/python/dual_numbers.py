@@ -98,7 +98,7 @@ class DualNumber(np.float64):
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> object:
         """NumPy's functions of single numbers give dual numbers; those of arrays take the floats."""
         name = function.__name__
-        if method == "__call__" and not options and name in _PARTIALS and all(map(_is_scalar, inputs)):
+        if method == "__call__" and not options and name in _PARTIALS and all(isinstance(x, _SCALARS) for x in inputs):
             return _applied(function, _PARTIALS[name], inputs)
         is_exact = any(isinstance(x, np.ndarray) and x.dtype == object for x in inputs)  # entries may be dual numbers
         given = (np.array(x, object) if is_exact and is_dual(x) else plain_number(x) for x in inputs)
@@ -106,7 +106,9 @@ class DualNumber(np.float64):
 
     def clip(self, least: Any = None, most: Any = None, **options: Any) -> Any:
         """The number within bounds, as ``np.clip`` calls it."""
-        if any(v is not None for v in options.values()) or not all(x is None or _is_scalar(x) for x in (least, most)):
+        if any(v is not None for v in options.values()) or not all(
+            x is None or isinstance(x, _SCALARS) for x in (least, most)
+        ):
             return np.clip(self.value, plain_number(least), plain_number(most), **options)
         found: Any = self if least is None else np.maximum(self, least)
         return found if most is None else np.minimum(found, most)
@@ -133,10 +135,10 @@ class DualNumber(np.float64):
         return self
 
     def __divmod__(self, other: Any) -> Any:
-        return (self // other, self % other) if _is_scalar(other) else divmod(self.value, other)
+        return (self // other, self % other) if isinstance(other, _SCALARS) else divmod(self.value, other)
 
     def __rdivmod__(self, other: Any) -> Any:
-        return (other // self, other % self) if _is_scalar(other) else divmod(other, self.value)
+        return (other // self, other % self) if isinstance(other, _SCALARS) else divmod(other, self.value)
 
 
 def is_dual(x: object) -> bool:
@@ -157,30 +159,29 @@ def plain_number(x: Any) -> Any:
     return x.value if type(x) is DualNumber else x
 
 
-def _is_scalar(x: object) -> bool:
-    return isinstance(x, (float, int, np.floating, np.integer, np.bool_))
+_SCALARS: Any = (float, int, np.floating, np.integer, np.bool_)
+_NAMELESS = frozenset[str]()
 
 
 def _applied(function: Callable[..., Any], partials: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
     """The result of a function of single numbers by the chain rule."""
-    value = function(*map(plain_number, operands))
-    duals = [(n, p) for n, p in zip(operands, partials, strict=True) if type(n) is DualNumber and not n.run.is_over]
-    if not duals or not _is_scalar(value):
+    plain = [x.value if type(x) is DualNumber else x for x in operands]
+    value = function(*plain)
+    if not isinstance(value, _SCALARS):
         return value
-    floats = [float(plain_number(n)) for n in (value, *operands)]
-    total: Any = None
-    for number, partial in duals:
-        factor, tangent = _number(partial, floats), number.tangent
-        if math.isfinite(factor) or not isinstance(tangent, np.ndarray):
-            term = tangent * factor
+    floats = [float(value), *map(float, plain)]
+    total, first, names, is_stopped = None, None, _NAMELESS, False
+    for number, partial in zip(operands, partials, strict=True):
+        if type(number) is not DualNumber or number.run.is_over:
+            continue
+        factor, term = _number(partial, floats), number.tangent
+        if math.isfinite(factor) or not isinstance(term, np.ndarray):
+            term = term * factor
         else:  # a tangent that is zero stays zero
-            term = np.array([t * factor if t else 0.0 for t in tangent])
-        total = term if total is None else total + term
-    first = duals[0][0]
-    names, is_stopped = first.names, first.is_stopped
-    for number, _ in duals[1:]:
-        names, is_stopped = names | number.names, is_stopped or number.is_stopped
-    return DualNumber(floats[0], total, first.run, names, is_stopped=is_stopped)
+            term = np.array([t * factor if t else 0.0 for t in term])
+        total, first = term if total is None else total + term, number
+        names, is_stopped = names | number.names if number.names else names, is_stopped or number.is_stopped
+    return value if first is None else DualNumber(floats[0], total, first.run, names, is_stopped=is_stopped)
 
 
 def _number(partial: Callable[..., float], floats: Sequence[float]) -> float:
@@ -263,19 +264,20 @@ _PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__
 
 
 def _operator(name: str, *, is_reflected: bool = False) -> Callable[..., Any]:
-    function, partials = getattr(operator, name, abs), _PARTIALS[name]
+    function, partials = getattr(operator, name), _PARTIALS[name]
 
-    def apply(*operands: Any) -> Any:
-        operands = operands[::-1] if is_reflected else operands
-        if len(operands) == 1 or (_is_scalar(operands[0]) and _is_scalar(operands[1])):
-            return _applied(function, partials, operands)
-        return NotImplemented
+    def apply(self: DualNumber, *others: Any) -> Any:
+        if others and not isinstance(others[0], _SCALARS):
+            return NotImplemented
+        return _applied(function, partials, (*others, self) if is_reflected else (self, *others))
 
     return apply
 
 
 def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(self.value, plain_number(other)) if _is_scalar(other) else NotImplemented
+    return lambda self, other: (
+        function(self.value, plain_number(other)) if isinstance(other, _SCALARS) else NotImplemented
+    )
 
 
 for _name in _OPERATORS:
@@ -327,7 +329,7 @@ def _of_math(original: Callable[..., Any], partials: Sequence[Callable[..., Any]
     @functools.wraps(original)
     def function(*args: Any) -> Any:
         for x in args:
-            if type(x) is DualNumber and all(map(_is_scalar, args)) and len(args) == len(partials):
+            if type(x) is DualNumber and all(isinstance(y, _SCALARS) for y in args) and len(args) == len(partials):
                 return _applied(original, partials, args)
         return original(*args)
 
