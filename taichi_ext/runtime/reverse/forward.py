@@ -64,6 +64,7 @@ class Forward:
         self._program = backend.program()
         self._count = max((s.first + s.size for s in request.seeds), default=0)  # of numbers, with those read
         self._count = max(self._count, request.block.count)
+        self._is_pipeline = False
         self._arrays = HostArrays(self.cells)
         self._numbers = PipelineRun()
         self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
@@ -91,6 +92,7 @@ class Forward:
         for position, column in passed.items():
             forms = (Form({n: 1.0}) for n in count(column))
             given[position] = dual_like(args[position], forms, self._numbers, names[position], column)
+        self._is_pipeline = True
         self._arrays.remember()
         with backend.follow(self), dual_math(), self._numbers:
             result = function(*given)
@@ -109,7 +111,8 @@ class Forward:
                 return kernel(*args) if backend.is_reading_kernel(kernel) else None
             self._follow_arrays()
             event = self._launched(kernel, args)
-            self._arrays.remember(event.written)
+            if self._is_pipeline:  # after which Python may change arrays
+                self._arrays.remember(event.written)
             self._roots.note(event)
             return self._result(event)
 
