@@ -1,7 +1,7 @@
 """The Jacobian of a Taichi kernel in one launch, and custom derivatives for functions and expressions."""
 
 from taichi_ext import backend
-from taichi_ext.api.hessian import Hessian, hessian, hvp, value_and_gradient, value_gradient_and_hessian
+from taichi_ext.api.hessian import Hessian, hessian, hvp, value_gradient_and_hessian
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import jvp, vjp
@@ -30,6 +30,7 @@ from taichi_ext.interop.fit_plot import plot_fit
 from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers import manifolds
+from taichi_ext.solvers.gradients import value_and_gradient
 from taichi_ext.solvers.implicit import custom_root, implicit_jacobian
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.levenberg import Iteration

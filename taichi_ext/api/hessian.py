@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.progress import check_progress
@@ -213,40 +212,6 @@ def value_gradient_and_hessian(
     options = checked_options(max_memory, "auto", chunk_size, format)
     evaluation = _start(kernel, params, energy, args, out, options, project, fixed, progress)
     return value_gradient_and_hessian_of(evaluation)
-
-
-@with_short_traceback
-def value_and_gradient(
-    kernel: Callable[..., object], params: object, energy: object = None, *, args: tuple[object, ...] = ()
-) -> tuple[Any, Any]:
-    """An energy and its gradient, from one launch.
-
-    Args and errors are those of ``hessian``.
-
-    Returns:
-        The energy as it is after the run, and its gradient, structured like ``params``: for each an array of its shape
-        and element shape, and of the type of the energy.
-
-    Example:
-        >>> import taichi as ti
-        >>> from taichi_ext import value_and_gradient
-        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
-        >>> x, energy = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=())
-        >>> x.fill(2.0)
-        >>> @ti.kernel
-        ... def total():
-        ...     for i in x:
-        ...         energy[None] += 0.5 * i * x[i] ** 2
-        >>> value, gradient = value_and_gradient(total, x, energy)
-        >>> float(value), gradient
-        (6.0, array([0., 2., 4.]))
-    """
-    plan, call = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, None), "gradient")
-    evaluation = plan.start(call)
-    value, found = evaluation.value_and_jacobian()
-    leaves = [leaf for _, leaf in flatten(found)[0]]
-    shapes = evaluation.parameter_shapes()
-    return value, plan.prepared.question.rebuild_params([g.reshape(s) for g, s in zip(leaves, shapes, strict=True)])
 
 
 @with_short_traceback

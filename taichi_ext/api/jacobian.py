@@ -33,11 +33,12 @@ def jacobian(
     format: str | None = None,
     as_matrix: bool = False,
     progress: bool | None = None,
+    mode: str | None = None,
 ) -> Any:
     """The Jacobian of a kernel's outputs with respect to its parameters, in one launch.
 
-    ``J[o..., p...] = d outputs[o...] / d params[p...]``, by forward-mode automatic differentiation of the kernel's
-    source.  The call has the side effects of one plain run of the kernel.
+    ``J[o..., p...] = d outputs[o...] / d params[p...]``, by automatic differentiation of the kernel's source: all
+    columns in forward mode, or all rows in reverse mode.  The call has the side effects of one plain run of the kernel.
 
     Args:
         kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class, or a Python function that
@@ -54,8 +55,8 @@ def jacobian(
         tangents: storage for the tangents of locals that are written in branches and loops.  "sparse" keeps only the
             coefficients that can be nonzero, each with its column, where possible.  "dense" keeps all columns.  "auto"
             is sparse up to 24 columns of constant indices or 8 of computed ones.  The result is the same.
-        chunk_size: the largest number of columns in one run; by default all columns.  The runs have balanced sizes, and
-            everything that the kernels wrote is restored between them.
+        chunk_size: the largest number of columns in one run, in reverse mode of rows; by default all.  The runs have
+            balanced sizes, and everything that the kernels wrote is restored between them.
         format: None for dense arrays.  "csr", "coo" or "bsr" for a sparse Jacobian, computed without a dense one: for
             each pair of output and parameter a ``scipy.sparse`` array of shape (entries of the output, entries of the
             parameter), both in C order, elements last.  It holds the entries that can be nonzero, those that happen to
@@ -67,6 +68,8 @@ def jacobian(
             ``format=`` it is sparse.
         progress: whether to show a progress bar if the columns are computed in several runs.  By default, the bar is
             shown if stderr is a terminal, or in a notebook.
+        mode: "forward" computes columns of J, "reverse" rows: the better one where few outputs depend on many params in
+            each iteration, see ``vjp``.  None chooses by estimated work; ``Jacobian.explain()`` says which, and why.
 
     Returns:
         A NumPy array of shape ``outputs.shape + element_shape + params.shape + element_shape`` and the type of the
@@ -94,7 +97,7 @@ def jacobian(
                [ 4.,  4.],
                [12.,  8.]], dtype=float32)
     """
-    options = checked_options(max_memory, tangents, chunk_size, format)
+    options = checked_options(max_memory, tangents, chunk_size, format, mode)
     return _start(kernel, params, outputs, args, out, options, as_matrix, progress).jacobian()
 
 
@@ -112,6 +115,7 @@ def value_and_jacobian(
     format: str | None = None,
     as_matrix: bool = False,
     progress: bool | None = None,
+    mode: str | None = None,
 ) -> tuple[Any, Any]:
     """The outputs and their Jacobian, from the same launch.
 
@@ -132,7 +136,7 @@ def value_and_jacobian(
         >>> value, [float(column) for column in J]
         (15.0, [5.0, 3.0])
     """
-    options = checked_options(max_memory, tangents, chunk_size, format)
+    options = checked_options(max_memory, tangents, chunk_size, format, mode)
     return _start(kernel, params, outputs, args, out, options, as_matrix, progress).value_and_jacobian()
 
 

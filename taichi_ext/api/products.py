@@ -19,14 +19,11 @@ from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
+from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.api.runs.sparse_form import transposed as transposed_by_entries
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
-from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
 BLOCK = 2**26  # bytes of J in memory during a product with its transpose; at least one column
-LARGE = 2**22  # bytes of a dense J above which products with its transpose try sparse entries first
-DENSE_TO_SPARSE = 8  # cost of an entry of sparse rows, relative to an entry of dense rows
 
 
 @with_short_traceback
@@ -99,9 +96,11 @@ def vjp(
 ) -> Any:
     """The product v J of cotangents of the outputs with the Jacobian, without keeping J.
 
-    If rows of J are sparse (and SciPy is installed), it costs one launch that writes their entries, which are added up
-    backwards.  Otherwise J is computed in blocks of columns, of 64 MiB by default; everything that the kernels wrote is
-    restored between the runs.  Both are exact wherever ``jacobian`` is, and have the side effects of one plain run.
+    It costs a few plain runs, whatever the number of parameters: each launch runs forward once, then its adjoint goes
+    back, for up to 8 cotangents at once (reverse mode).  A pipeline keeps what is overwritten and the way back needs.
+    Where that is more than ``max_memory``, it keeps snapshots and computes the rest again.  Where a kernel has no
+    adjoint, J is computed in blocks of columns, of 64 MiB by default.  The call has the
+    side effects of one plain run.
 
     Args:
         kernel: see ``jacobian``.
@@ -110,7 +109,7 @@ def vjp(
         cotangents: structured like ``outputs``; for each output an array of its shape and element shape, or several of
             them along a leading axis, as many for every output.
         args: see ``jacobian``.
-        max_memory: see ``jacobian``.
+        max_memory: bytes for what a pipeline keeps for the way back; half of the free memory by default.
         chunk_size: the largest number of columns of J in one run; if given, J is computed in blocks of columns.
 
     Returns:
@@ -140,13 +139,9 @@ def vjp(
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
-    entries = None
-    if options.chunk_size is None and is_large(evaluation):
-        sparse_plan, _ = prepared_form(
-            kernel, params, outputs, args, Options(options.max_memory, format="csr"), "products"
-        )
-        entries = sparse_plan.start(call)
-    found = transposed(evaluation, given, options.chunk_size, entries)
+    found = None if options.chunk_size is not None else rows_by_adjoint(evaluation, given)
+    if found is None:
+        found = transposed(evaluation, given, options.chunk_size)
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():
         size = math.prod(shape)
@@ -173,16 +168,11 @@ def side_by_side(blocks: Iterable[list[np.ndarray]]) -> list[np.ndarray]:
     return [np.concatenate(values, axis=1) for values in zip(first, *others, strict=True)] if others else first
 
 
-def transposed(
-    evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None, entries: object = None
-) -> np.ndarray:
+def transposed(evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None) -> np.ndarray:
     """Transposed cotangents, a matrix for each output, times J: a row per cotangent, a column per parameter entry.
 
-    ``entries`` is an evaluation of sparse rows, used unless they turn out to be dense.
+    J is computed in blocks of columns.
     """
-    found = None if entries is None else _transposed_by_entries(evaluation, entries, cotangents)
-    if found is not None:
-        return found
     total = evaluation.column_count()
     dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
     rows = [np.ascontiguousarray(v.T, dtype) for v in cotangents]
@@ -191,33 +181,6 @@ def transposed(
         block = sum(v @ J for v, J in zip(rows, found, strict=True))
         result[:, first : first + found[0].shape[1]] = block
     return result
-
-
-def is_large(evaluation: Evaluation) -> bool:
-    """Whether a product with the transpose of J may cost much less from its sparse entries.
-
-    If rows turn out to be dense, a pipeline is run again, so J has to be large enough to need several runs anyway.
-    """
-    try:
-        scipy_sparse()
-    except ImportError:
-        return False
-    column = sum(math.prod(shape) * dtype.itemsize for shape, dtype in evaluation.output_shapes())
-    return evaluation.column_count() * column > (LARGE if evaluation.call.kernel is not None else BLOCK)
-
-
-def _transposed_by_entries(dense: Evaluation, sparse: Any, cotangents: list[np.ndarray]) -> np.ndarray | None:
-    """Cotangents times J, from the entries of sparse rows; None, before anything runs, if rows are dense."""
-    shapes = dense.output_shapes()
-    rows = sum(math.prod(shape) for shape, _ in shapes)
-    dtype = np.result_type(*(dtype for _, dtype in shapes))
-    matrices = [np.ascontiguousarray(v, dtype) for v in cotangents]
-    found = transposed_by_entries(sparse, matrices, rows * dense.column_count() / DENSE_TO_SPARSE)
-    if found is None:
-        return None
-    sizes, count = list(map(math.prod, dense.parameter_shapes())), matrices[0].shape[1]
-    blocks = [np.zeros((n, count)) if g is None else g for n, g in zip(sizes, found, strict=True)]
-    return np.concatenate(blocks).astype(dtype, copy=False).T
 
 
 def block_size(evaluation: Evaluation, memory: float) -> int:

@@ -14,18 +14,9 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_not_ended, flatten
 from taichi_ext.api.inputs.kernel_checks import check_initialised, check_kernel
 from taichi_ext.api.inputs.options import checked_options
-from taichi_ext.api.jacobian import value_and_jacobian
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
-from taichi_ext.interop.torch_products import (
-    Call,
-    check_first_order,
-    is_traced,
-    moving,
-    require_torch,
-    wants_derivative,
-    with_jacobian,
-    without_jacobian,
-)
+from taichi_ext.interop.torch_products import Call, require_torch, run_function, wants_derivative
+from taichi_ext.interop.torch_runs import Runs
 from taichi_ext.interop.torch_values import Signature, as_tensor, host_number, returned_tensor
 from taichi_ext.labels import Labels
 from taichi_ext.runtime.memory.regions import View
@@ -39,12 +30,12 @@ def torch_function(
     *,
     shapes: Mapping[str, object] | None = None,
     max_memory: int | None = None,
-    reverse: bool = False,
 ) -> TorchFunction:
     """A differentiable function of torch tensors that runs a kernel.
 
-    If torch needs a derivative, one launch computes the kernel and its Jacobian J.  ``backward`` multiplies by the
-    transpose of J, and forward mode by J.  The kernel runs once per call.  Second derivatives raise an error.
+    ``backward`` is ``vjp``, forward mode is ``jvp``, and second derivatives are ``hvp``.  They run the kernel again, on
+    the tensors and fields as they were at the call, and put everything back that it writes, so that a call has the side
+    effects of one plain run.  Fields that the kernel uses are copied at a call that torch may differentiate.
 
     Args:
         kernel: a ``@ti.kernel``, plain or a bound method, or a Python function that launches kernels.
@@ -58,12 +49,7 @@ def torch_function(
             function are kernel arguments, by name.  An output without an entry has the shape and type of the first
             input.  An output that is also an input starts as a copy of it.  Arrays that are no outputs are working
             memory.
-        max_memory: see ``jacobian``.
-        reverse: for arrays so large that J does not fit into memory.  ``backward`` uses Taichi's own reverse mode, and
-            forward mode computes one column at a time.  Taichi's reverse mode is wrong for kernels that overwrite
-            values that they have read.  So each gradient is compared with forward mode along a random direction, and an
-            error is raised if they differ by more than the square root of the precision.  The kernel runs again for
-            this, so it may only read and write its array arguments.
+        max_memory: see ``vjp``.
 
     Returns:
         A function of the inputs, followed by the remaining kernel arguments, in the kernel's order or by name.  Input
@@ -71,8 +57,9 @@ def torch_function(
 
     Raises:
         InvalidArgumentError: inputs, outputs or shapes do not fit the kernel, or torch is not installed.
-        UnsupportedError: at the call: the derivative of a construct is not known; a second derivative is needed; or
-            Taichi's reverse mode gives a wrong gradient.
+        UnsupportedError: when torch asks for it: the derivative of a construct is not known; or a third derivative, a
+            second one of a returned value or a field of vectors, or one by forward mode alone
+            (``torch.func.jacfwd(torch.func.jacfwd(f))``; ``torch.func.hessian`` combines both modes).
 
     Example:
         >>> import taichi as ti
@@ -90,24 +77,18 @@ def torch_function(
         tensor([ 6., 20.])
     """
     require_torch()
-    return TorchFunction(kernel, inputs, outputs, {} if shapes is None else shapes, max_memory, reverse)
+    return TorchFunction(kernel, inputs, outputs, {} if shapes is None else shapes, max_memory)
 
 
 class TorchFunction:
     """The function that ``torch_function`` returns: call it with tensors."""
 
-    def __init__(
-        self, kernel: object, inputs: Any, outputs: object, shapes: object, max_memory: int | None, reverse: object
-    ) -> None:
+    def __init__(self, kernel: object, inputs: Any, outputs: object, shapes: object, max_memory: int | None) -> None:
         check_kernel(kernel)
         if not isinstance(shapes, Mapping):
             raise InvalidArgumentError(f"shapes is {shown(shapes)}; expected a dict of shapes by name.")
-        if not isinstance(reverse, bool):
-            raise InvalidArgumentError(f"reverse is {shown(reverse)}; expected True or False.")
         checked_options(max_memory, "auto", None, None)
         self._kernel: Any = kernel  # has a gradient, too, if it is one of Taichi's
-        self._max_memory = max_memory
-        self._has_jacobian = not reverse
         self._is_checked = False
         bound = backend.primal_kernel(kernel)
         self._signature = Signature.of(kernel)
@@ -130,6 +111,7 @@ class TorchFunction:
         self._constants = [n for n in self._signature.names if n not in allocated and n not in self._inputs]
         self.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
         self.__doc__ = getattr(kernel, "__doc__", None)
+        self._runs = Runs(self, kernel, max_memory)
 
     def __repr__(self) -> str:
         names = [i if isinstance(i, str) else "field" for i in self._inputs]
@@ -146,7 +128,6 @@ class TorchFunction:
                 raise InvalidArgumentError(f"{what} names the same argument or field twice.")
         if not self._inputs:
             raise InvalidArgumentError("inputs is empty; name at least one argument or field.")
-        self._check_reverse()
 
     def _check_name(self, what: str, name: str) -> None:
         if name not in self._signature.names:
@@ -169,16 +150,6 @@ class TorchFunction:
                 "have a derivative. Use ti.f32 or ti.f64."
             )
 
-    def _check_reverse(self) -> None:
-        """Raise where Taichi's reverse mode cannot serve the request."""
-        arrays = [*self._inputs, *self._outputs]
-        is_reversible = self._outputs and all(isinstance(a, str) and not self._signature.is_value(a) for a in arrays)
-        if not self._has_jacobian and (not is_reversible or backend.primal_kernel(self._kernel) is None):
-            raise InvalidArgumentError(
-                "reverse=True needs one kernel whose inputs and outputs are all array arguments; without it, fields, "
-                "numbers and pipelines work too."
-            )
-
     # --- the call
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -194,7 +165,6 @@ class TorchFunction:
         check_not_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
         inputs, constants = self._bind(args, kwargs)
         wanted = tuple(wants_derivative(x) for x in inputs)
-        check_first_order(inputs, _name(self._kernel))
         names = [n for n, value in constants.items() if isinstance(value, torch.Tensor)]
         for name in names:
             if wants_derivative(constants[name]):
@@ -203,11 +173,8 @@ class TorchFunction:
                     f"{name}.detach()."
                 )
         values = {n: value for n, value in constants.items() if n not in names}
-        call = Call(self, wanted, tuple(names), values)
-        is_plain = not ((self._has_jacobian or is_traced()) and any(wanted))
-        function = without_jacobian() if is_plain else with_jacobian()
-        results = function.apply(call, *inputs, *(constants[n] for n in names))
-        return self._rebuild(list(results[: self.result_count]))
+        call = Call(self._runs, wanted, tuple(names), values, [], [])
+        return self._rebuild(list(run_function().apply(call, *inputs, *(constants[n] for n in names))))
 
     def _bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
         """The inputs, and the other arguments by name."""
@@ -248,11 +215,6 @@ class TorchFunction:
     # --- one run, on plain tensors
 
     @property
-    def result_count(self) -> int:
-        """How many tensors a call returns."""
-        return max(1, len(self._outputs))
-
-    @property
     def input_names(self) -> list[object]:
         """The inputs: names and fields."""
         return self._inputs
@@ -272,45 +234,6 @@ class TorchFunction:
                 field.from_torch(tensor.detach())
         return {name: arguments[name] for name in self._signature.names}
 
-    def launch(self, arguments: dict[str, object]) -> Any:
-        """Run the kernel."""
-        return self._kernel(*arguments.values())
-
-    def launch_reverse(self, arguments: Mapping[str, object]) -> None:
-        """Taichi's reverse mode: from the ``grad`` of the outputs to that of the inputs."""
-        self._kernel.grad(*arguments.values())
-
-    def run_along(self, t: object, count: int, *values: Any) -> None:
-        """Run the kernel at ``start + t direction``; ``values`` are ``count`` arrays, starts, directions; arguments."""
-        moved, starts, directions = (values[n * count : (n + 1) * count] for n in range(3))
-        move = moving(backend.RUNTIME.module)
-        for x, start, direction in zip(moved, starts, directions, strict=True):
-            move(x.view(-1), start.view(-1), direction.view(-1), t)
-        self._kernel(*values[3 * count :])
-
-    def run_plain(self, call: Call, tensors: Sequence[Any]) -> tuple[object, ...]:
-        """The outputs."""
-        arguments = self.make_arguments(call, tensors)
-        with self._inputs_unchanged(arguments):
-            returned = self.launch(arguments)
-        return tuple(self._results(arguments, returned, tensors[0].device))
-
-    def run_with_jacobian(self, call: Call, tensors: Sequence[Any]) -> tuple[object, ...]:
-        """The outputs, then the Jacobian of each real output by each wanted input, as matrices."""
-        arguments = self.make_arguments(call, tensors)
-        params = [self._inputs[n] for n in call.wanted_inputs]
-        active = self.real_outputs(arguments) if self._outputs else None
-        args = tuple(arguments.values())
-        with self._inputs_unchanged(arguments):
-            returned, blocks = value_and_jacobian(self._kernel, params, active, args=args, max_memory=self._max_memory)
-        results = self._results(arguments, returned, tensors[0].device)
-        real = [r for r in results if r.is_floating_point()]
-        flat = []
-        for result, row in zip(real, [blocks] if active is None else blocks, strict=True):
-            pairs = zip(row, call.wanted_inputs, strict=True)
-            flat += [as_tensor(b, result.device).reshape(result.numel(), tensors[n].numel()) for b, n in pairs]
-        return (*results, *flat)
-
     def _in_memory(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
         """The tensors of array arguments by name, so that the kernel can read them where they are.
 
@@ -321,7 +244,7 @@ class TorchFunction:
         for name, tensor in zip([*self._inputs, *call.tensor_names], tensors, strict=True):
             if isinstance(name, backend.Field):
                 continue
-            value = tensor.detach()
+            value = tensor.data  # whose version is not that of the tensor: what a run writes is put back
             if self._signature.is_value(name):
                 found[name] = host_number(value)
                 continue
@@ -335,7 +258,7 @@ class TorchFunction:
         return found
 
     @contextlib.contextmanager
-    def _inputs_unchanged(self, arguments: dict[str, Any]) -> Generator[None, None, None]:
+    def inputs_unchanged(self, arguments: dict[str, Any]) -> Generator[None, None, None]:
         """In the first call, raise if the kernel writes to an input that is not an output."""
         if self._is_checked:
             yield
@@ -382,7 +305,8 @@ class TorchFunction:
             if (backend.is_real(item.dtype) if own else arguments[item].is_floating_point())
         ]
 
-    def _results(self, arguments: dict[str, object], returned: object, device: object) -> list[Any]:
+    def results(self, arguments: dict[str, object], returned: object, device: object) -> list[Any]:
+        """The tensors that a call returns, after a run."""
         if not self._outputs:
             return [returned_tensor(returned, self._kernel, device)]
         found = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)

@@ -1,22 +1,29 @@
-"""Products with the Jacobian of a kernel, as functions that torch differentiates: by J itself, or without it."""
+"""A kernel, and products with its first and second derivatives, as functions that torch differentiates.
 
-# The annotations of a kernel are values that Taichi reads, such as ti.template().
-# pyright: reportInvalidTypeForm=false
+A derivative of each is one of the others: with outputs ``f(x)``, cotangents v and directions u and w,
+
+    function    is        reverse, for a cotangent g           forward
+    Run         f         v J, at v = g                        J u
+    Rows        v J       with respect to x: g H; to v: J g    dx H + dv J
+    Columns     J u       with respect to x: u H; to u: g J    J du; of x: unknown
+    Curvature   w H       unknown
+
+where H is the Hessian of ``v f(x)``, which is symmetric; for ``Columns``, v is the cotangent g.
+"""
+
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
+from __future__ import annotations
+
 import contextlib
 import functools
-import math
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from types import ModuleType
+from dataclasses import dataclass, replace
 from typing import Any
 
-from taichi_ext import backend
-from taichi_ext.api.jacobian import jacobian
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.solvers.extra import required
 
@@ -29,60 +36,57 @@ def require_torch() -> Any:
 class Call:
     """The data that a call passes through torch in addition to its tensors.
 
-    ``function`` is the ``TorchFunction``, with the kernel, its inputs and its outputs.
+    Attributes:
+        function: computes outputs and products, see ``torch_runs.Runs``.
+        wanted: by input, whether a derivative is wanted.
+        tensor_names: the arguments that the tensors after the inputs are.
+        constants: the other arguments by name.
+        snapshot: once it has run, the fields that it used, as they were before; within a map, a list of those.
+        results: the shape and type of each real output, once it has run.
+        batch: the number of cotangents or directions along a leading axis; None: one, without that axis.
     """
 
     function: Any
-    wanted: tuple[bool, ...]  # by input: whether a derivative is wanted
-    tensor_names: tuple[str, ...]  # the arguments that the tensors after the inputs are
+    wanted: tuple[bool, ...]
+    tensor_names: tuple[str, ...]
     constants: Mapping[str, object]
+    snapshot: list[Any]
+    results: list[Any]
+    batch: int | None = None
 
     @property
     def wanted_inputs(self) -> list[int]:
         return [n for n, is_wanted in enumerate(self.wanted) if is_wanted]
 
+    @property
+    def count(self) -> int:
+        """How many tensors the kernel takes."""
+        return len(self.wanted) + len(self.tensor_names)
 
-# --- whether and where derivatives are wanted
+
+# --- whether derivatives are wanted
 
 
-def _layers(x: object) -> tuple[Any, list[int]]:
-    """The tensor under the wrappers of ``torch.func``, and the levels of those that differentiate."""
+def _layers(x: object) -> tuple[Any, bool]:
+    """The tensor under the wrappers of ``torch.func``, and whether one of those differentiates."""
     functorch = require_torch()._C._functorch
-    levels = []
+    is_tracked = False
     while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_gradtrackingtensor(x):
-            levels.append(functorch.maybe_get_level(x))
+        is_tracked |= functorch.is_gradtrackingtensor(x)
         x = functorch.get_unwrapped(x)
-    return x, levels
+    return x, is_tracked
 
 
 def wants_derivative(x: object) -> bool:
     torch = require_torch()
-    plain, levels = _layers(x)
-    if levels or (torch.is_grad_enabled() and plain.requires_grad):
+    plain, is_tracked = _layers(x)
+    if is_tracked or (torch.is_grad_enabled() and plain.requires_grad):
         return True
     forward_ad = torch.autograd.forward_ad
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(plain).tangent is not None
 
 
-def check_first_order(inputs: Sequence[object], name: str) -> None:
-    if len({level for x in inputs for level in _layers(x)[1]}) > 1:
-        raise _second_derivative(name)
-
-
-def _second_derivative(name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"A second derivative of {name} was requested; torch_function gives first derivatives only. Detach tensors "
-        "that should count as constants (x.detach()), or differentiate by differences of its gradient."
-    )
-
-
 # --- torch.fx
-
-
-def is_traced() -> bool:
-    """Whether torch writes down a graph of operations (``make_fx``, ``torch.func.linearize``)."""
-    return _tracing_mode() is not None
 
 
 def _tracing_mode() -> Any:
@@ -92,7 +96,7 @@ def _tracing_mode() -> Any:
 
 @contextlib.contextmanager
 def _as_constants(call: Call, tensors: Sequence[object]) -> Generator[None, None, None]:
-    """Run a kernel whose results are constants of the graph that torch writes down, if it does.
+    """Run a kernel while torch may write down a graph (``make_fx``, ``torch.func.linearize``), for a constant in it.
 
     The graph cannot hold a kernel, so nothing that the kernel reads may depend on an input of the graph.
     """
@@ -107,7 +111,7 @@ def _as_constants(call: Call, tensors: Sequence[object]) -> Generator[None, None
         node = nodes.pop()
         if node.op == "placeholder":
             raise UnsupportedError(
-                f"{call.function.__name__} was called while torch.fx traced its values (make_fx), and a kernel is no "
+                f"{call.function.name} was called while torch.fx traced its values (make_fx), and a kernel is no "
                 "operation of torch that its graph could hold. Use torch.compile with fullgraph=False, which runs "
                 "kernels between its graphs."
             )
@@ -117,21 +121,220 @@ def _as_constants(call: Call, tensors: Sequence[object]) -> Generator[None, None
         yield
 
 
-def _note_results(ctx: Any, call: Call, tensors: Sequence[Any], results: Sequence[Any]) -> None:
-    """The facts about the inputs and outputs of a call that ``backward`` and ``jvp`` need."""
-    ctx.call = call
-    ctx.is_real = [r.is_floating_point() for r in results]
-    ctx.shapes = [r.shape for r in results]
-    ctx.options = [{"dtype": r.dtype, "device": r.device} for r in results]
-    ctx.inputs = [(t.shape, t.dtype) for t in tensors]
-    ctx.has_tangents = False
-    ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
+# --- the functions
+
+
+def _unknown(name: str, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what} of {name} was requested, which torch_function does not give. Detach tensors that should count as "
+        "constants (x.detach()), or differentiate by differences of its derivatives."
+    )
+
+
+@functools.cache
+def run_function() -> Any:
+    """The ``torch.autograd.Function`` that runs the kernel."""
+    torch = require_torch()
+
+    class Run(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+            with _as_constants(call, tensors):
+                return call.function.plain(call, tensors)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            call, *tensors = inputs
+            ctx.call, ctx.is_real = call, [r.is_floating_point() for r in output]
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
+            ctx.mark_non_differentiable(*[r for r in output if not r.is_floating_point()])
+            ctx.set_materialize_grads(False)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
+            given = _filled(ctx.call.results, [g for g, real in zip(gradients, ctx.is_real, strict=True) if real])
+            return None, *_rows(ctx.call, ctx.saved_tensors, given)
+
+        @staticmethod
+        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
+            found = list(_columns(ctx.call, ctx.saved_tensors, tangents))
+            return tuple(found.pop(0) if is_real else None for is_real in ctx.is_real)
+
+    Run.vmap = staticmethod(_one_by_one(run_function))
+    return Run
+
+
+@functools.cache
+def _rows_function() -> Any:
+    """Cotangents of the outputs times J: a tensor for each wanted input."""
+    torch = require_torch()
+
+    class Rows(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+            return _in_batch(call, tensors, call.function.rows)
+
+        setup_context = staticmethod(_keep_inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
+            call, saved = ctx.call, ctx.saved_tensors
+            tensors, cotangents = saved[: call.count], saved[call.count :]
+            directions = _by_input(call, gradients)
+            return (
+                None,
+                *_curvature(call, tensors, cotangents, directions, ctx.needs_input_grad[1:]),
+                *_columns(call, tensors, directions),
+            )
+
+        @staticmethod
+        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
+            call_, saved = ctx.call, ctx.saved_tensors
+            tensors, cotangents = saved[: call_.count], saved[call_.count :]
+            moved, changed = tangents[: call_.count], tangents[call_.count :]
+            found = _curvature(call_, tensors, cotangents, moved, call_.wanted)
+            added = _rows(call_, tensors, _filled(call_.results, changed))
+            return tuple(_sum(found[n], added[n]) for n in call_.wanted_inputs)
+
+    Rows.vmap = staticmethod(_batched(_rows_function))
+    return Rows
+
+
+@functools.cache
+def _columns_function() -> Any:
+    """J times directions of the wanted inputs: a tensor for each real output."""
+    torch = require_torch()
+
+    class Columns(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+            return _in_batch(call, tensors, call.function.columns)
+
+        setup_context = staticmethod(_keep_inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
+            call, saved = ctx.call, ctx.saved_tensors
+            tensors, directions = saved[: call.count], _by_input(call, saved[call.count :])
+            cotangents = _filled(call.results, gradients)
+            found = _rows(call, tensors, cotangents)
+            return (
+                None,
+                *_curvature(call, tensors, cotangents, directions, ctx.needs_input_grad[1:]),
+                *[found[n] for n in call.wanted_inputs],
+            )
+
+        @staticmethod
+        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
+            count = ctx.call.count
+            if any(t is not None for t in tangents[:count]):
+                raise _unknown(ctx.call.function.name, "A second derivative in forward mode alone")
+            return tuple(_columns(ctx.call, ctx.saved_tensors[:count], _by_input(ctx.call, tangents[count:])))
+
+    Columns.vmap = staticmethod(_batched(_columns_function))
+    return Columns
+
+
+@functools.cache
+def _curvature_function() -> Any:
+    """Directions times the Hessian of cotangents times outputs: a tensor for each wanted input."""
+    torch = require_torch()
+
+    class Curvature(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+            with _as_constants(call, tensors):
+                return call.function.curvature(call, tensors[: call.count], tensors[call.count :])
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
+            ctx.name = inputs[0].function.name
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
+            raise _unknown(ctx.name, "A third derivative")
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: object) -> tuple[Any, ...]:
+            raise _unknown(ctx.name, "A third derivative")
+
+    Curvature.vmap = staticmethod(_one_by_one(_curvature_function))
+    return Curvature
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
+    ctx.call = inputs[0]
+    ctx.save_for_backward(*inputs[1:])
+    ctx.save_for_forward(*inputs[1:])
     ctx.set_materialize_grads(False)
 
 
-def _check_no_forward_mode(ctx: Any) -> None:
-    if ctx.has_tangents and require_torch().autograd.forward_ad._current_level >= 0:
-        raise _second_derivative(ctx.call.function.__name__)
+# --- calls of these functions, on tensors that may be missing
+
+
+def _rows(call: Call, tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """A tensor for each tensor of the call, None for those that are not wanted."""
+    found = _rows_function().apply(call, *tensors, *cotangents)
+    return _by_input(call, found)
+
+
+def _columns(call: Call, tensors: Sequence[Any], directions: Sequence[Any]) -> Sequence[Any]:
+    """J times directions, of which there may be one for each tensor of the call."""
+    if all(d is None for d in directions):
+        return [None] * len(call.results)
+    given = [_zeros(tensors[n], call) if directions[n] is None else directions[n] for n in call.wanted_inputs]
+    if _tracing_mode() is not None:
+        return _columns_by_matrix(call, tensors, given)
+    return _columns_function().apply(call, *tensors, *given)
+
+
+def _columns_by_matrix(call: Call, tensors: Sequence[Any], directions: Sequence[Any]) -> list[Any]:
+    """J times directions that torch.fx writes down: J is a constant of its graph."""
+    with _as_constants(call, tensors):
+        rows = call.function.jacobian(call, tensors)
+    found: list[Any] = []
+    for row, (shape, _) in zip(rows, call.results, strict=True):
+        parts: list[Any] = [b @ d.reshape(b.shape[1]).to(b.dtype) for b, d in zip(row, directions, strict=True)]
+        found.append(require_torch().stack(parts).sum(0).reshape(shape))
+    return found
+
+
+def _curvature(
+    call: Call, tensors: Sequence[Any], cotangents: Sequence[Any], directions: Sequence[Any], needed: Sequence[bool]
+) -> list[Any]:
+    """A tensor for each tensor of the call; None where no derivative is needed."""
+    if not any(needed[: call.count]) or all(d is None for d in directions):
+        return [None] * call.count
+    if call.batch is not None:
+        raise _unknown(call.function.name, "A second derivative of several products at once")
+    given = [_zeros(tensors[n], call) if directions[n] is None else directions[n] for n in call.wanted_inputs]
+    return _by_input(call, _curvature_function().apply(call, *tensors, *cotangents, *given))
+
+
+def _zeros(like: Any, call: Call) -> Any:
+    zeros = require_torch().zeros_like(like)
+    return zeros if call.batch is None else zeros.expand(call.batch, *zeros.shape)
+
+
+def _filled(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Cotangents of all real outputs: zeros where one is missing."""
+    torch = require_torch()
+    return [torch.zeros(s, **o) if g is None else g for g, (s, o) in zip(given, results, strict=True)]
+
+
+def _by_input(call: Call, values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = [None] * call.count
+    for n, value in zip(call.wanted_inputs, values, strict=True):
+        found[n] = value
+    return found
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else a + b
+
+
+# --- several at once
 
 
 def _one_by_one(function: Any) -> Callable[..., tuple[object, object]]:
@@ -140,239 +343,66 @@ def _one_by_one(function: Any) -> Callable[..., tuple[object, object]]:
 
     def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Any) -> tuple[object, object]:
         if info.batch_size == 0:
-            raise InvalidArgumentError(f"{call.function.__name__} was mapped over an empty batch.")
+            raise InvalidArgumentError(f"{call.function.name} was mapped over an empty batch.")
+        calls = [_item(call, n) for n in range(info.batch_size)]
         rows = [
             function().apply(
-                call,
-                *[t if d is None else t.select(d, n) for t, d in zip(tensors, in_dims[1:], strict=True)],
+                item, *[t if d is None else t.select(d, n) for t, d in zip(tensors, in_dims[1:], strict=True)]
             )
-            for n in range(info.batch_size)
+            for n, item in enumerate(calls)
         ]
+        if not call.snapshot:
+            call.snapshot[:], call.results[:] = [[item.snapshot[0] for item in calls]], calls[0].results
         stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
         return stacked, tuple(None if column is None else 0 for column in stacked)
 
     return vmap
 
 
-# --- with J
+def _item(call: Call, number: int) -> Call:
+    """One of the calls of a map, before it has run or afterwards."""
+    snapshots = [s[number] if isinstance(s, list) else s for s in call.snapshot]
+    return replace(call, snapshot=snapshots, results=list(call.results))
 
 
-@functools.cache
-def with_jacobian() -> Any:
-    """The ``torch.autograd.Function`` that computes J with the outputs, and multiplies by it.
+def _batched(function: Any) -> Callable[..., tuple[object, object]]:
+    """A ``vmap`` for products: those with the same J are computed together."""
+    one_by_one = _one_by_one(function)
 
-    The blocks of J are outputs of its own, so that torch knows them at every level of ``torch.func``; a gradient that
-    arrives at one of them is a second derivative.
-    """
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Any) -> tuple[object, object]:
+        dims = in_dims[1:]
+        is_same = all(d is None for d in dims[: call.count]) and call.batch is None
+        if not is_same or (info.batch_size > 0 and any(map(wants_derivative, tensors))):
+            return one_by_one(info, in_dims, call, *tensors)
+        given = [
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(tensors[call.count :], dims[call.count :], strict=True)
+        ]
+        found = function().apply(replace(call, batch=info.batch_size), *tensors[: call.count], *given)
+        return found, (0,) * len(found)
+
+    return vmap
+
+
+def _in_batch(call: Call, tensors: Sequence[Any], compute: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Products, also of the tensors of torch's prototype vmap (``is_grads_batched=True``, ``vectorize=True``)."""
     torch = require_torch()
-
-    class KernelFunction(torch.autograd.Function):
-        @staticmethod
-        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
-            with _as_constants(call, tensors):
-                return call.function.run_with_jacobian(call, tensors)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
-            call, *tensors = inputs
-            count = call.function.result_count
-            _note_results(ctx, call, tensors, output[:count])
-            ctx.save_for_backward(*output[count:])
-            ctx.save_for_forward(*output[count:])
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
-            count = len(ctx.shapes)
-            if any(g is not None for g in gradients[count:]):
-                raise _second_derivative(ctx.call.function.__name__)
-            _check_no_forward_mode(ctx)
-            wanted, blocks = ctx.call.wanted_inputs, ctx.saved_tensors  # torch.utils.checkpoint gives them once
-            real = [g for g, is_real in zip(gradients[:count], ctx.is_real, strict=True) if is_real]
-            found: list[Any] = [None] * len(ctx.inputs)
-            for at, number in enumerate(wanted):
-                if not ctx.needs_input_grad[1 + number]:
-                    continue
-                shape, dtype = ctx.inputs[number]
-                for row, gradient in enumerate(real):
-                    if gradient is not None:
-                        block = blocks[row * len(wanted) + at]
-                        part = (
-                            torch.mv(block.T, gradient.reshape(block.shape[0]).to(block.dtype)).reshape(shape).to(dtype)
-                        )
-                        found[number] = part if found[number] is None else found[number] + part
-            return (None, *found)
-
-        @staticmethod
-        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
-            ctx.has_tangents = True
-            wanted, blocks = ctx.call.wanted_inputs, ctx.saved_tensors
-            found, row = [], 0
-            for shape, is_real in zip(ctx.shapes, ctx.is_real, strict=True):
-                total = None
-                if is_real:
-                    for at, number in enumerate(wanted):
-                        if tangents[number] is not None:
-                            block = blocks[row * len(wanted) + at]
-                            part = torch.mv(block, tangents[number].reshape(block.shape[1]).to(block.dtype)).reshape(
-                                shape
-                            )
-                            total = part if total is None else total + part
-                    row += 1
-                found.append(total)
-            # J changes too, in a way that is not known: whatever would use its tangent is not a number
-            return (*found, *(torch.full_like(b, torch.nan) for b in blocks))
-
-    KernelFunction.vmap = staticmethod(_one_by_one(with_jacobian))
-    return KernelFunction
-
-
-# --- without J
-
-
-@functools.cache
-def without_jacobian() -> Any:
-    """The ``torch.autograd.Function`` that runs the plain kernel, and the products on demand."""
-    torch = require_torch()
-
-    class PlainFunction(torch.autograd.Function):
-        @staticmethod
-        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
-            with _as_constants(call, tensors):
-                return call.function.run_plain(call, tensors)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
-            call, *tensors = inputs
-            _note_results(ctx, call, tensors, output)
-            ctx.save_for_backward(*tensors)
-            ctx.save_for_forward(*tensors)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
-            _check_no_forward_mode(ctx)
-            results = zip(gradients, ctx.shapes, ctx.options, ctx.is_real, strict=True)
-            given = [torch.zeros(s, **options) if g is None else g for g, s, options, is_real in results if is_real]
-            found = _product(_transposed).apply(ctx.call, *ctx.saved_tensors, *given)
-            by_input = dict(zip(ctx.call.wanted_inputs, found, strict=True))
-            return (None, *(by_input.get(n) for n in range(len(ctx.inputs))))
-
-        @staticmethod
-        def jvp(ctx: Any, call: None, *tangents: object) -> tuple[Any, ...]:
-            ctx.has_tangents = True
-            tensors = ctx.saved_tensors
-            given = [
-                torch.zeros_like(tensors[n]) if tangents[n] is None else tangents[n] for n in ctx.call.wanted_inputs
-            ]
-            found = list(_product(_along).apply(ctx.call, *tensors, *given))
-            return tuple(found.pop(0) if is_real else None for is_real in ctx.is_real)
-
-    PlainFunction.vmap = staticmethod(_one_by_one(without_jacobian))
-    return PlainFunction
-
-
-@functools.cache
-def _product(compute: Callable[..., tuple[object, ...]]) -> Any:
-    """A ``torch.autograd.Function`` of one product; its own derivative would be a second one."""
-    torch = require_torch()
-
-    class Product(torch.autograd.Function):
-        @staticmethod
-        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
-            if any(torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors):
-                raise UnsupportedError(
-                    f"{call.function.__name__} with reverse=True is mapped by torch's prototype vmap "
-                    "(is_grads_batched=True, vectorize=True and the batched checks of gradcheck use it), which does "
-                    "not let values be read. Use torch.func.vmap, or leave out reverse=True."
-                )
-            count = len(call.wanted) + len(call.tensor_names)
-            return compute(call, tensors[:count], tensors[count:])
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
-            ctx.name = inputs[0].function.__name__
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
-            raise _second_derivative(ctx.name)
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: object) -> tuple[Any, ...]:
-            raise _second_derivative(ctx.name)
-
-    Product.vmap = staticmethod(_one_by_one(lambda: Product))
-    return Product
-
-
-def _transposed(call: Call, tensors: Sequence[object], gradients: Sequence[object]) -> tuple[Any, ...]:
-    """``v J`` by Taichi's reverse mode, compared with forward mode along a random direction.
-
-    Taichi's reverse mode is silently wrong for kernels that overwrite values they have read.  For the right ``g = v J``
-    and any direction u, ``g u = v (J u)``; for a wrong one the two differ at a random u, with probability 1 except for
-    rounding.
-    """
-    torch = require_torch()
-    function = call.function
-    arguments = function.make_arguments(call, tensors)
-    function.launch(arguments)
-    outputs = function.real_outputs(arguments)
-    for value in arguments.values():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            value.requires_grad_()
-            value.grad = torch.zeros_like(value)
-    for name, gradient in zip(outputs, gradients, strict=True):
-        arguments[name].grad.copy_(gradient)
-    try:
-        function.launch_reverse(arguments)
-    except (RuntimeError, AssertionError, backend.CompilationError) as error:
+    is_batched = [torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors]
+    if not any(is_batched):
+        with _as_constants(call, tensors):
+            return compute(call, tensors[: call.count], tensors[call.count :])
+    if any(is_batched[: call.count]) or call.batch is not None:
         raise UnsupportedError(
-            f"Taichi's reverse mode does not take {function.__name__}: {error}\nLeave out reverse=True."
-        ) from error
-    found = [arguments[function.input_names[n]].grad for n in call.wanted_inputs]
-    directions = [torch.randn_like(g) for g in found]
-    changes = _along(call, tensors, directions)
-    left, left_size = _dot(found, directions)
-    right, right_size = _dot(gradients, changes)
-    tolerance = math.sqrt(torch.finfo(found[0].dtype).eps) * (left_size + right_size)
-    if math.isfinite(left_size + right_size) and not abs(left - right) <= tolerance:
-        raise UnsupportedError(
-            f"Taichi's reverse mode gives a wrong gradient of {function.__name__}: along a random direction it is "
-            f"{left:.6g}, by forward mode {right:.6g}. It does not support kernels that overwrite values they have "
-            "read. Leave out reverse=True."
+            f"{call.function.name} is mapped by torch's prototype vmap (is_grads_batched=True, vectorize=True), which "
+            "does not let its values be read. Use torch.func.vmap."
         )
-    return tuple(found)
-
-
-def _along(call: Call, tensors: Sequence[object], directions: Sequence[Any]) -> tuple[Any, ...]:
-    """``J u``, the derivative of the outputs along a direction: one column, whatever the number of inputs."""
-    torch = require_torch()
-    function = call.function
-    arguments = function.make_arguments(call, tensors)
-    names = [function.input_names[n] for n in call.wanted_inputs]
-    starts = [arguments[name] for name in names]
-    moved = [value.clone() for value in starts]
-    arguments.update(zip(names, moved, strict=True))
-    outputs = [arguments[name] for name in function.real_outputs(arguments)]
-    t = torch.zeros(1, dtype=moved[0].dtype, device=moved[0].device)
-    flat = [v.contiguous().to(m.dtype) for v, m in zip(directions, moved, strict=True)]
-    args = (t, len(names), *moved, *starts, *flat, *arguments.values())
-    columns = jacobian(function.run_along, t, outputs, args=args)
-    return tuple(column.reshape(value.shape) for column, value in zip(columns, outputs, strict=True))
-
-
-def _dot(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, float]:
-    """The sum of the products of entries, and of their sizes, in float64."""
-    products = [x.double().reshape(-1) * y.double().reshape(-1) for x, y in zip(a, b, strict=True)]
-    return sum(float(p.sum()) for p in products), sum(float(p.abs().sum()) for p in products)
-
-
-@functools.cache
-def moving(ti: ModuleType) -> Callable[..., None]:
-    """A kernel that sets flat arrays to ``x = start + t direction``."""
-    array: Any = ti.types.ndarray()
-
-    @ti.kernel
-    def move(x: array, start: array, direction: array, t: array):
-        for i in range(x.shape[0]):
-            x[i] = start[i] + t[0] * direction[i]
-
-    return move
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    parts = [torch._remove_batch_dim(t, level, 1, 0) if b else t for t, b in zip(tensors, is_batched, strict=True)]
+    count = next(len(t) for t, b in zip(parts, is_batched, strict=True) if b)
+    given = [
+        t if b else t.expand(count, *t.shape)
+        for t, b in zip(parts[call.count :], is_batched[call.count :], strict=True)
+    ]
+    found = compute(replace(call, batch=count), parts[: call.count], given)
+    return tuple(torch._add_batch_dim(f, 0, level) for f in found)

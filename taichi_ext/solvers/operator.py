@@ -22,7 +22,8 @@ from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.api.products import directional, is_large, transposed
+from taichi_ext.api.products import directional, transposed
+from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.second_order import hessian_times, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
@@ -84,7 +85,7 @@ def linear_operator(
                [0., 3., 2.]], dtype=float32)
     """
     operator = _operator_class()
-    memory, _, chunk_size, _ = checked_options(max_memory, "auto", chunk_size, None)
+    memory, _, chunk_size, *_ = checked_options(max_memory, "auto", chunk_size, None)
     return operator(_Products(kernel, params, outputs, args, memory, chunk_size))
 
 
@@ -159,29 +160,26 @@ class _Products:
         prepare = functools.partial(prepared_form, kernel, params, outputs, args)
         self._whole, self._call = prepare(Options(memory))
         self._along, _ = prepare(Options(memory), "products")
-        self._entries: Plan | None = None
         self._chunk_size = chunk_size
         evaluation = self._whole.start(self._call)
-        if chunk_size is None and is_large(evaluation):
-            self._entries, _ = prepare(Options(memory, format="csr"), "products")
         self.dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
         self.rows = [math.prod(shape) for shape, _ in evaluation.output_shapes()]
         self.shape = (sum(self.rows), evaluation.column_count())
 
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """J times the columns of a matrix."""
-        with _started(self._along, self._call) as (evaluation, _):
+        with _started(self._along, self._call) as evaluation:
             return np.concatenate(directional(evaluation, np.asarray(vectors, np.float64), _MOST_VECTORS))
 
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
         """The transpose of J times the columns of a matrix."""
         parts = np.split(vectors, np.cumsum(self.rows)[:-1])
-        with _started(self._whole, self._call) as (evaluation, state):
-            entries = None if self._entries is None else self._entries.start(self._call, state=state)
-            return transposed(evaluation, parts, self._chunk_size, entries).T
+        with _started(self._whole, self._call) as evaluation:
+            found = None if self._chunk_size is not None else rows_by_adjoint(evaluation, parts, restores=True)
+            return (transposed(evaluation, parts, self._chunk_size) if found is None else found).T
 
     def matrix(self) -> np.ndarray:
-        with _started(self._whole, self._call) as (evaluation, _):
+        with _started(self._whole, self._call) as evaluation:
             blocks = evaluation.blocks()
         rows = [[b.reshape(count, -1) for b in row] for count, row in zip(self.rows, blocks, strict=True)]
         return np.block(rows).astype(self.dtype, copy=False)
@@ -201,7 +199,7 @@ class _SymmetricProducts:
 
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """H times the columns of a matrix."""
-        with _started(self._plan, self._call) as (evaluation, _):
+        with _started(self._plan, self._call) as evaluation:
             along = with_choices(evaluation, None, self._fixed, has_gradient=False)
             return np.concatenate(hessian_times(along, np.asarray(vectors, np.float64), _MOST_VECTORS))
 
@@ -240,14 +238,14 @@ class _Transposed:
 
 
 @contextlib.contextmanager
-def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None, None]:
+def _started(plan: Plan, call: KernelCall) -> Generator[Any, None, None]:
     """An evaluation whose runs leave the state as it was."""
     plan.check_not_ended()
     state = State()
     state.reason, state.advice = "Products with an operator restore everything that the kernels write", RANDOM_BEFORE
     evaluation = plan.start(call, state=state)
     try:
-        yield evaluation, state
+        yield evaluation
     finally:
         if state.has_random:
             state.undo()

@@ -17,6 +17,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.layout import joined
 from taichi_ext.api.plans.plan import Plan
+from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.errors import InvalidArgumentError
@@ -120,6 +121,11 @@ class Problem:
     def jacobian(self, x: np.ndarray) -> Any:
         """J in the structure of the outputs and parameters."""
         return self._plan.prepared.question.result(self.start_at(x).blocks())
+
+    def gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """The only output, which is one number, and its gradient, in float64."""
+        value, row = value_and_row(self.start_at(x))
+        return float(_raveled(value)[0]), row.astype(np.float64)
 
     def start_at(self, x: np.ndarray, plan: Plan | None = None) -> Evaluation:
         """An evaluation at a point, also of another plan of the same kernel."""

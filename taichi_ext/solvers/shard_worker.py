@@ -60,7 +60,8 @@ class Task(NamedTuple):
         shard: its number.
         recipe: of its program.
         x: the values of the params, as one vector.
-        loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted.
+        loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted, and
+            ``GRADIENT`` where an energy and its gradient are.
         is_finite: whether residuals that are not finite are an error.
         neighbours: how many workers share the machine.
         driver: the process that wants the answer, if a worker has to be another one.
@@ -96,6 +97,20 @@ class Sums(NamedTuple):
         return Sums(cost, residuals, self.JtJ + other.JtJ, self.Jtr + other.Jtr, self.param_types, noise)
 
 
+GRADIENT = (None, None, "gradient")  # in place of a loss: the gradient of an energy is wanted
+
+
+class GradientSum(NamedTuple):
+    """An energy and its gradient, of one or more shards."""
+
+    value: float
+    gradient: np.ndarray
+
+    def plus(self, other: GradientSum) -> GradientSum:
+        """The sum of two."""
+        return GradientSum(self.value + other.value, self.gradient + other.gradient)
+
+
 class Failure(NamedTuple):
     """The error of a worker, in words."""
 
@@ -114,6 +129,8 @@ class Worker:
             problem, residuals = self._shard(task)
             if task.loss is None:
                 return problem.jacobian(task.x)
+            if task.loss == GRADIENT:
+                return GradientSum(*problem.gradient(task.x))
             return _sums(problem, residuals, task)
         except (InvalidArgumentError, UnsupportedError) as error:
             return Failure(f"{type(error).__name__}: {error}")
@@ -122,7 +139,8 @@ class Worker:
 
     def _shard(self, task: Task) -> tuple[Problem, object]:
         recipe = task.recipe
-        key = hashlib.sha256(repr((recipe.factory, recipe.format)).encode() + recipe.arguments).digest()
+        use = "gradient" if task.loss == GRADIENT else "jacobian"
+        key = hashlib.sha256(repr((recipe.factory, recipe.format, use)).encode() + recipe.arguments).digest()
         if key not in self._built:
             start_taichi(recipe.init, task.neighbours)
             made = imported(recipe.factory)(*pickle.loads(recipe.arguments))
@@ -138,7 +156,7 @@ class Worker:
                     f"its params have the structure {places}; that of the values: {recipe.places}."
                 )
             options = checked_options(None, "auto", None, recipe.format)
-            plan, call = prepared_form(kernel, params, outputs, args, options)
+            plan, call = prepared_form(kernel, params, outputs, args, options, use)
             self._built[key] = Problem(plan, call), outputs
         self._built.move_to_end(key)
         if len(self._built) > _KEPT:

@@ -19,8 +19,6 @@ from torch.autograd import gradcheck  # noqa: E402
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("torch's gradcheck needs float64")]
 
 EVERYTHING = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
-# gradcheck maps by torch's prototype vmap, which no function that launches kernels can take
-WITHOUT_J = {"check_forward_ad": True}
 
 
 def tensor(*shape, seed=0, requires_grad=True):
@@ -139,12 +137,15 @@ def test_inside_a_network():
 
 
 def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
-    module = sys.modules["taichi_ext.interop.torch_function"]  # the package's attribute of that name is the function
+    from taichi_ext.interop import torch_runs as module
 
     def fail(*args, **kwargs):
-        raise AssertionError("a Jacobian was computed")
+        raise AssertionError("a derivative was computed")
 
-    monkeypatch.setattr(module, "value_and_jacobian", fail)
+    for name in ("vjp", "jvp", "hvp", "jacobian", "Snapshot.launch"):
+        monkeypatch.setattr(module, name, fail) if "." not in name else monkeypatch.setattr(
+            module.Snapshot, "launch", fail
+        )
     a, b = tensor(3), tensor(2, seed=1)
     with torch.no_grad():
         out, _ = mixed(a, b, 2)
@@ -239,32 +240,50 @@ def test_jacobian_through_vmap(mixed):
 @pytest.mark.parametrize(
     "second",
     [
-        lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+        lambda f, x: torch.func.hessian(lambda x: f(x).pow(2).sum())(x),
         lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x),
-        lambda f, x: torch.func.jacfwd(torch.func.jacfwd(f))(x),
-        lambda f, x: torch.autograd.functional.hessian(lambda x: f(x).sum(), x),
+        lambda f, x: torch.func.jacfwd(torch.func.jacrev(f))(x),
+        lambda f, x: torch.autograd.functional.hessian(lambda x: f(x).exp().sum(), x),
         lambda f, x: torch.func.jacfwd(lambda s: torch.func.grad(lambda x: f(x * s).sum())(x))(x),
+        lambda f, x: torch.func.vmap(torch.func.hessian(lambda x: f(x).pow(2).sum()))(torch.stack([x, 2 * x])),
+        lambda f, x: torch.func.hessian(lambda x: torch.func.vmap(f)(torch.stack([x, x * x])).pow(2).sum())(x),
     ],
 )
-def test_second_derivatives_raise(mixed, second):
-    b = tensor(2, seed=1, requires_grad=False)
-    with pytest.raises(UnsupportedError, match="second derivative"):
-        second(lambda a: mixed(a, b, 2)[0], tensor(3, requires_grad=False))
+def test_second_derivatives(mixed, second):
+    b, x = tensor(2, seed=1, requires_grad=False), tensor(3, requires_grad=False)
+    close(second(lambda a: mixed(a, b, 2)[0], x), second(lambda a: mix_in_torch(a, b, 2)[0], x))
 
 
-def test_second_derivative_by_autograd_raises(mixed):
-    a, b = tensor(3), tensor(2, seed=1, requires_grad=False)
-    (gradient,) = torch.autograd.grad(mixed(a, b, 2)[0].pow(2).sum(), a, create_graph=True)
-    with pytest.raises(UnsupportedError, match="second derivative"):
-        gradient.sum().backward()
+def test_second_derivatives_by_several_inputs(mixed):
+    """By both inputs, with both outputs, through ``create_graph``; torch's own check."""
+    a, b = tensor(3), tensor(2, seed=1)
+    assert torch.autograd.gradgradcheck(lambda a, b: tuple(mixed(a, b, 4)), (a, b), check_fwd_over_rev=True)
+    found = []
+    for f in (mixed, mix_in_torch):
+        out, total = f(a, b, 2)
+        gradient = torch.autograd.grad((out.pow(3).sum() * total.sum()), (a, b), create_graph=True)
+        found.append(torch.autograd.grad(gradient[0].pow(2).sum() + gradient[1].sum(), (a, b)))
+    torch.testing.assert_close(*found)
 
 
-def test_reverse_inside_forward_raises(mixed):
-    a, b = tensor(3), tensor(2, seed=1, requires_grad=False)
-    with forward_ad.dual_level():
-        out = mixed(forward_ad.make_dual(a, torch.ones_like(a)), b, 2)[0].sum()
-        with pytest.raises(UnsupportedError, match="second derivative"):
-            torch.autograd.grad(out, a)
+def test_derivatives_that_are_not_known_raise(mixed):
+    b, x = tensor(2, seed=1, requires_grad=False), tensor(3, requires_grad=False)
+    f = lambda a: mixed(a, b, 2)[0]  # noqa: E731
+    with pytest.raises(UnsupportedError, match="third derivative of mix"):
+        torch.func.grad(lambda x: torch.func.hessian(lambda x: f(x).sum())(x).sum())(x)
+    with pytest.raises(UnsupportedError, match="second derivative in forward mode alone of mix"):
+        torch.func.jacfwd(torch.func.jacfwd(f))(x)
+
+
+def test_reverse_inside_forward(mixed):
+    a, b, d = tensor(3), tensor(2, seed=1, requires_grad=False), tensor(3, seed=5, requires_grad=False)
+    found = []
+    for f in (mixed, mix_in_torch):
+        with forward_ad.dual_level():
+            out = f(forward_ad.make_dual(a, d), b, 2)[0].pow(2).sum()
+            found.append(forward_ad.unpack_dual(torch.autograd.grad(out, a, create_graph=True)[0]))
+    for mine, own in zip(*found, strict=True):
+        close(mine, own)
 
 
 def test_outer_gradient_of_what_is_linear(mixed):
@@ -485,7 +504,7 @@ def test_after_another_init():
     close(torch.autograd.grad(f(x).sum(), x)[0], torch.full((3,), 3.0, dtype=torch.float64))
 
 
-# --- without J
+# --- large arrays, and state that the kernel uses
 
 
 @ti.kernel
@@ -498,8 +517,8 @@ def elementwise_in_torch(x, scale, c):
     return torch.sin(c * x) * scale[0] + torch.exp(-x * x)
 
 
-def test_reverse_mode_of_arrays_that_are_too_large_for_the_jacobian():
-    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
+def test_arrays_that_are_too_large_for_the_jacobian():
+    f = torch_function(elementwise, ["x", "scale"], "y")
     x, scale, weights = tensor(300, 400), tensor(1, seed=1), tensor(300, 400, seed=2, requires_grad=False)
     mine = torch.autograd.grad((f(x, scale, 1.5) * weights).sum(), (x, scale))
     own = torch.autograd.grad((elementwise_in_torch(x, scale, 1.5) * weights).sum(), (x, scale))
@@ -510,45 +529,7 @@ def test_reverse_mode_of_arrays_that_are_too_large_for_the_jacobian():
     torch.testing.assert_close(mine, own)
 
 
-@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
-def test_gradcheck_of_reverse_mode(wanted):
-    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
-    x, scale = (tensor(*shape, requires_grad=w) for shape, w in zip(((2, 3), (1,)), wanted, strict=True))
-    assert gradcheck(lambda x, scale: f(x, scale, 1.5), (x, scale), **WITHOUT_J)
-
-
-def test_reverse_mode_of_several_outputs():
-    f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1}, reverse=True)
-    assert gradcheck(lambda a, b: tuple(f(a, b, 4)), (tensor(3), tensor(2, seed=1)), **WITHOUT_J)
-    assert gradcheck(lambda a, b: f(a, b, 4)[1], (tensor(3), tensor(2, seed=1)), **WITHOUT_J)
-
-
-@pytest.mark.parametrize("check", ["check_batched_grad", "check_batched_forward_grad"])
-def test_reverse_mode_in_the_prototype_of_vmap(check):
-    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
-    with pytest.raises(UnsupportedError, match=r"torch\.func\.vmap"):
-        gradcheck(
-            lambda x: f(x, torch.ones(1, dtype=torch.float64), 1.5),
-            tensor(2, 3),
-            check_forward_ad=True,
-            **{check: True},
-        )
-
-
-def test_reverse_mode_leaves_inputs_alone():
-    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
-    x, scale = tensor(5), tensor(1, seed=1)
-    before = x.detach().clone()
-    f(x, scale, 1.5).sum().backward()
-    assert torch.equal(x.detach(), before)
-    first = x.grad.clone()
-    f(x, scale, 1.5).sum().backward()
-    close(x.grad, 2 * first)
-
-
-def test_wrong_gradients_of_reverse_mode_are_noticed():
-    """Taichi's reverse mode is wrong where an accumulator is read and overwritten."""
-
+def test_an_accumulator_that_is_read_and_overwritten():
     @ti.kernel
     def chain(x: ti.types.ndarray(), T: ti.types.ndarray(), y: ti.types.ndarray()):
         for _ in range(1):
@@ -557,40 +538,60 @@ def test_wrong_gradients_of_reverse_mode_are_noticed():
                 y[i] = T[0] * T[0]
 
     x = tensor(4)
-    right = torch.autograd.grad(torch_function(chain, "x", "y", shapes={"T": 1})(x).sum(), x)[0]
-    with pytest.raises(UnsupportedError, match="reverse=True"):
-        torch_function(chain, "x", "y", shapes={"T": 1}, reverse=True)(x).sum().backward()
-    assert x.grad is None
+    found = torch.autograd.grad(torch_function(chain, "x", "y", shapes={"T": 1})(x).sum(), x)[0]
     T, total = torch.zeros((), dtype=torch.float64), 0
     for value in x:
         T = T * value + torch.sin(value)
         total = total + T * T
-    close(torch.autograd.grad(total, x)[0], right)
+    close(torch.autograd.grad(total, x)[0], found)
 
 
-def test_second_derivatives_of_reverse_mode_raise():
-    f = torch_function(elementwise, ["x"], "y", reverse=True)
-    x, scale = tensor(3), tensor(1, requires_grad=False)
-    (gradient,) = torch.autograd.grad(f(x, scale, 1.5).pow(2).sum(), x, create_graph=True)
-    with pytest.raises(UnsupportedError, match="second derivative"):
-        gradient.sum().backward()
-    with pytest.raises(UnsupportedError, match="second derivative"):
-        torch.func.hessian(lambda x: f(x, scale, 1.5).sum())(x.detach())
+@pytest.mark.parametrize("is_pipeline", [False, True])
+def test_derivatives_are_those_at_the_call(is_pipeline):
+    """Fields that the kernel reads and changes may hold other numbers when torch asks for derivatives."""
+    factor, count = scalars(np.array([1.0, 2.0, 3.0])), scalars(0.0)
+
+    @ti.kernel
+    def scaled(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in x:
+            y[i] = factor[i] * count[None] * x[i] ** 3
+        for i in factor:
+            factor[i] += 1
+
+    def run(x, y):
+        count[None] = count[None] + 1
+        scaled(x, y)
+
+    f = torch_function(run if is_pipeline else scaled, "x", "y")
+    count[None] = 0.0 if is_pipeline else 1.0
+    x = tensor(3)
+    y = f(x)
+    count[None] = 100.0
+    factor.fill(50.0)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    close(first, 3 * x**2 * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    close(torch.autograd.grad(first.sum(), x)[0], 6 * x.detach() * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    assert factor.to_numpy().tolist() == [50.0] * 3
+    assert count[None] == 100.0
 
 
-@pytest.mark.parametrize("case", ["pipeline", "number", "return"])
-def test_reverse_mode_is_for_kernels_on_arrays(case):
+def test_second_derivatives_of_fields_and_numbers():
+    x, y = scalars(np.zeros(3)), outputs(3)
+
+    @ti.kernel
+    def run(k: ti.f64):
+        for i in y:
+            y[i] = ti.sin(k * x[i]) * x[(i + 1) % 3]
+
     @ti.kernel
     def returning(x: ti.types.ndarray()) -> ti.f64:
-        return x[0]
+        return x[0] ** 2
 
-    arguments = {
-        "pipeline": (lambda x, y: triple(x, y), "x", "y"),
-        "number": (elementwise, ["x", "c"], "y"),
-        "return": (returning, "x", None),
-    }[case]
-    with pytest.raises(InvalidArgumentError, match="reverse=True needs one kernel"):
-        torch_function(*arguments, reverse=True)
+    f, a = torch_function(run, [x], y), tensor(3)
+    own = torch.autograd.functional.hessian(lambda a: (torch.sin(2 * a) * torch.roll(a, -1)).pow(2).sum(), a)
+    close(torch.autograd.functional.hessian(lambda a: f(a, 2.0).pow(2).sum(), a), own)
+    with pytest.raises(UnsupportedError, match="second derivative of returning.*returned values"):
+        torch.autograd.functional.hessian(torch_function(returning, "x"), a)
 
 
 # --- bad input
@@ -696,7 +697,7 @@ def test_unsupported_constructs_come_through():
     f = torch_function(odd, "x", "y")
     f(tensor(3, requires_grad=False))
     with pytest.raises(UnsupportedError, match="line"):
-        f(tensor(3))
+        f(tensor(3)).sum().backward()
 
 
 def test_without_torch_the_error_names_the_extra():

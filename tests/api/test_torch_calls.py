@@ -52,9 +52,9 @@ def rule(x, d_x, auto):
     return auto
 
 a, b, t = np.ones(3), np.ones(3), torch.ones(3, dtype=torch.float64)
-f, r = te.torch_function(k, "a", "b"), te.torch_function(k, "a", "b", reverse=True)
+f = te.torch_function(k, "a", "b")
 calls = [
-    lambda: f(t), lambda: f(t.clone().requires_grad_()), lambda: r(t), lambda: torch.func.vmap(f)(t[None]),
+    lambda: f(t), lambda: f(t.clone().requires_grad_()), lambda: torch.func.vmap(f)(t[None]),
     lambda: torch.func.grad(lambda x: f(x).sum())(t), lambda: f(t[None]), lambda: f(1),
     lambda: te.check_rule("clamped", {"x": [1.0, 2.0]}),
 ]
@@ -224,10 +224,7 @@ def test_nothing_is_stored_before_a_wrong_tensor_is_noticed(ti32):
     np.testing.assert_array_equal(factor.to_numpy(), 7.0)
 
 
-def test_reverse_and_empty_tensors(ti32):
-    reverse = torch_function(square, inputs="a", outputs="b", reverse=True)
-    with pytest.raises(InvalidArgumentError, match="'a' of square has 2 dimensions"):
-        reverse(torch.ones(3, 1))
+def test_empty_tensors(ti32):
     x = torch.ones(0, requires_grad=True)
     torch_function(square, inputs="a", outputs="b")(x).sum().backward()
     assert x.grad.shape == (0,)
@@ -256,9 +253,9 @@ def mixed_in_torch(a, b):
     return torch.sin(a) * b[0], (a * b[1] ** 2).sum().reshape(1)
 
 
-@pytest.fixture(params=[False, True], ids=["J", "reverse"])
-def both_outputs(request, ti32):
-    return torch_function(mixed, ["a", "b"], ["out", "total"], shapes={"total": 1}, reverse=request.param)
+@pytest.fixture
+def both_outputs(ti32):
+    return torch_function(mixed, ["a", "b"], ["out", "total"], shapes={"total": 1})
 
 
 A, B = torch.tensor([0.3, -0.7, 1.1]), torch.tensor([0.5, 1.5])

@@ -20,6 +20,7 @@ from taichi_ext import (
     manifolds,
     map_jacobian,
     normal_equations,
+    value_and_gradient,
 )  # fmt: skip
 from taichi_ext.solvers import executors
 
@@ -82,6 +83,24 @@ def test_normal_equations(pool, format):
             assert found.split(found.Jtr)["p"].shape == (2,)
             found = found.JtJ
         assert_allclose(found, J.T @ J, rtol=1e-12)
+
+
+def test_energies_and_their_gradients(pool, tmp_path):
+    """The same digits as in this process, also where a worker is lost."""
+    r, J = expected()
+    value, gradient = value_and_gradient(shard_factories.misfit, shards=SHARDS, at=START)
+    assert_allclose(value, r @ r, rtol=1e-12)
+    assert_allclose([*gradient["p"], gradient["q"]], 2 * J.T @ r, rtol=1e-11)
+    fragile = [(n, count, "killed once" if n == 2 else "", str(tmp_path)) for n, count in SHARDS]
+    for shards, executor in ((SHARDS, pool), (SHARDS, pool), (fragile, spawned)):
+        again, found = value_and_gradient("shard_factories:misfit", shards=shards, at=START, executor=executor)
+        assert again == value
+        for key in START:
+            assert_array_equal(found[key], gradient[key])
+    with pytest.raises(InvalidArgumentError, match="params cannot be given with shards="):
+        value_and_gradient(shard_factories.misfit, "p", shards=SHARDS, at=START)
+    with pytest.raises(ShardError, match=r"shards\[0\].*has shape"):
+        value_and_gradient(decay, shards=SHARDS[:1], at=START)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,12 @@ class Options(NamedTuple):
     tangents: str = "auto"
     chunk_size: int | None = None
     format: str | None = None
+    mode: str | None = "forward"
 
 
-def checked_options(max_memory: Any, tangents: object, chunk_size: Any, format: object) -> Options:
+def checked_options(
+    max_memory: Any, tangents: object, chunk_size: Any, format: object, mode: object = "forward"
+) -> Options:
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
@@ -34,7 +37,14 @@ def checked_options(max_memory: Any, tangents: object, chunk_size: Any, format: 
                 f"chunk_size is {shown(chunk_size)}; expected a positive whole number of columns."
             )
         chunk_size = int(chunk_size)
-    return Options(max_memory, tangents, chunk_size, checked_format(format))
+    format = checked_format(format)
+    if mode is not None:
+        mode = checked_choice("mode", mode, ("forward", "reverse"))
+    if mode == "reverse" and format is not None:
+        raise InvalidArgumentError(
+            f"mode='reverse' computes rows of all columns, and format={format!r} only their entries; leave out one."
+        )
+    return Options(max_memory, tangents, chunk_size, format, mode)
 
 
 def check_as_matrix(as_matrix: object, format: str | None) -> None:

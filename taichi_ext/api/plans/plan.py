@@ -17,6 +17,7 @@ from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_opti
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.plans.explain import Text, explain
 from taichi_ext.api.plans.export import module_text
+from taichi_ext.api.runs.by_adjoint import RowsOrColumns
 from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import Prepared, Question, values_of
@@ -130,7 +131,8 @@ class Plan:
         use, format = prepared.question.use, prepared.format
         is_energy = use in USES and use != "gradient"
         subject = EnergyGradient() if is_energy else Outputs(is_gradient=use in USES)
-        form = DenseForm(as_matrix=as_matrix) if format is None else SparseForm(as_matrix=as_matrix)
+        dense = DenseForm if prepared.question.options.mode == "forward" else RowsOrColumns
+        form = dense(as_matrix=as_matrix) if format is None else SparseForm(as_matrix=as_matrix)
         return Evaluation(prepared, call, subject, form, **options)
 
     def follow_layout(self, call: KernelCall) -> None:
@@ -185,6 +187,7 @@ class Jacobian:
         format: see ``jacobian``.
         as_matrix: see ``jacobian``.
         progress: see ``jacobian``.
+        mode: see ``jacobian``.
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names it and the fix.
@@ -227,10 +230,11 @@ class Jacobian:
         format: str | None = None,
         as_matrix: bool = False,
         progress: bool | None = None,
+        mode: str | None = None,
     ) -> None:
         check_as_matrix(as_matrix, format)
         self._as_matrix = as_matrix
-        options = checked_options(max_memory, tangents, chunk_size, format)
+        options = checked_options(max_memory, tangents, chunk_size, format, mode)
         self._prepare(kernel, params, outputs, args, options, progress)
 
     def _prepare(
@@ -352,6 +356,7 @@ class Jacobian:
         if prepared.sparse.energy_intermediates and not reason:
             names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.sparse.energy_intermediates)
             first = [f"two runs, since the energy is computed from {names}"]
+        first += [prepared.mode] if prepared.mode else []
         kernels = (explain(f, prepared.fields) for f in list(prepared.fused.values()))
         return Text("\n\n".join(dict.fromkeys((*first, *kernels))))
 

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import KernelCall, check_active, check_read
+from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.layout import Layout, lay_out
 from taichi_ext.api.inputs.results import check_out_is_separate, in_place
 from taichi_ext.api.runs.arbiter import Arbiter
-from taichi_ext.api.runs.findings import RunLog, warn_of_indices, warn_of_python_readers
+from taichi_ext.api.runs.findings import RunLog, warn_of_indices
 from taichi_ext.api.runs.prepared import Prepared, values_of
+from taichi_ext.api.runs.run_checks import check_accesses, check_run
 from taichi_ext.api.runs.subject import Outputs
-from taichi_ext.boundary.registry import registry
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
@@ -77,6 +77,7 @@ class Evaluation:
     Attributes:
         returned: the return value of the kernel or function in the last run.
         least_runs: how many runs all columns take at least.
+        before_launch: called with the new kernel with tangents of a call of one kernel.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Evaluation:
         self.watch = watch
         self.progress = progress
         self._directions = directions
+        self.before_launch: Callable[[Fused], None] | None = None
         self._arbiter: Arbiter | None = None
         self._stores: dict[int, np.ndarray] | None = None  # of numbers that were there already
         self.least_runs = prepared.blocks
@@ -374,39 +376,22 @@ class Evaluation:
 
         def check(fused: Fused, outer: Mapping[Key, Key]) -> None:
             read, written = (shared(outer.get(k, k) for k in keys) for keys in (fused.facts.read, fused.facts.written))
-            self._check_accesses(read, written, fused.kernel.captures.numbers, f"in {self.call.name}")
+            check_accesses(self.call, self.layout, read, written, fused.kernel.captures.numbers)
+            if self.before_launch is not None:
+                self.before_launch(fused)
 
         return check
 
-    def _check_accesses(self, read: set[Key], written: set[Key], numbers: Any, where: str) -> None:
-        """Raise where a parameter is not read, or an output not written."""
-        both = (self.layout.params, self.layout.outputs)
-        params, outputs = ([(p.target, p.container) for p in placed] for placed in both)
-        check_read([target for target, _ in params], read, numbers, where)
-        check_active(params, outputs, read, written, where)
-
     def _check_after_run(self, session: Session) -> None:
-        prepared = self.prepared
-        if prepared.rules_seen != registry.version:
-            prepared.rules_seen = registry.version
-            for message in registry.warnings():
-                warn_at_user(message)
-        if self.call.kernel is None and not session.has_launched:
-            own = {param.container for param in self.layout.params}  # their J is known without a launch
-            if any(o.container not in own for o in self.layout.outputs):
-                raise InvalidArgumentError(
-                    f"{self.call.name} launched no kernel, so there is nothing to differentiate."
-                )
-        if prepared.is_checked:
+        prepared, accesses, shared = self.prepared, session.accesses, session.tangents.arrays.shared
+        is_checked, kernels = prepared.is_checked, prepared.fused.values()
+        numbers = [text for fused in kernels for text in fused.kernel.captures.numbers]
+        accessed = shared(accesses.read), shared(accesses.written)
+        check_run(prepared, self.call, self.layout, accessed, numbers, has_launched=session.has_launched)
+        if is_checked:
             return
-        if self.call.kernel is None:
-            numbers = [text for fused in prepared.fused.values() for text in fused.kernel.captures.numbers]
-            where = f"by the kernels that {self.call.name} launched"
-            self._check_accesses(session.accesses.read, session.accesses.written, numbers, where)
-            warn_of_python_readers([p.target for p in self.layout.params], self.call.function)
-        prepared.is_checked = True
-        warn_of_indices(prepared.fused.values())
-        self._log.watch_cuts(self.layout, prepared.fused.values())
+        warn_of_indices(kernels)
+        self._log.watch_cuts(self.layout, kernels)
         both = zip(self.layout.outputs, session.request.outputs, strict=True)
         self._log.record_independent_outputs(
             (placed.target, session.tangents.is_fresh(output.key)) for placed, output in both

@@ -12,6 +12,7 @@ from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.reverse.reverse import Reverse
 from taichi_ext.runtime.sparse.matrices import Arithmetic
 
 _MOST_SIZES = 256  # combinations of shapes that are remembered
@@ -86,6 +87,9 @@ class Prepared:
         rules_seen: the version of the registry at the last check of its marks.
         replay: the fast path for a repeated launch, where there is one.
         sparse: how sparse rows are computed.
+        reverse: the kernels of reverse mode.
+        has_no_adjoint: why rows are not computed by reverse mode; empty if they are.
+        mode: which mode was chosen, and why.
     """
 
     question: Question
@@ -100,6 +104,9 @@ class Prepared:
     rules_seen: Hashable = None
     replay: Replay | None = None
     sparse: SparseChoices = field(default_factory=SparseChoices)
+    reverse: Reverse | None = None
+    has_no_adjoint: str = ""
+    mode: str = ""
 
     @property
     def params(self) -> list[Target]:

@@ -157,33 +157,6 @@ def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: Mapp
     return total
 
 
-def transposed(
-    evaluation: Evaluation, cotangents: list[np.ndarray], most_entries: float
-) -> list[np.ndarray | None] | None:
-    """The transpose of J times the columns of matrices, one for each output: for each parameter a matrix.
-
-    A matrix is None if it is zero.  The result is None, with the state unchanged, if rows of J cannot be sparse or a
-    kernel writes more than ``most_entries`` entries.
-    """
-
-    def run() -> list[np.ndarray | None]:
-        layout = evaluation.layout
-        rows, _ = _run(evaluation, AdjointRows, most_entries, None)
-        given: dict[Key, Any] = {}
-        for o, matrix in zip(layout.outputs, cotangents, strict=True):
-            whole = matrix
-            if o.key != o.container:
-                whole = np.zeros((o.rows, matrix.shape[1]), matrix.dtype)
-                whole[o.inner] = matrix
-            given[o.container] = given[o.container] + whole if o.container in given else whole
-        gradient = rows.times(given)
-        found = ((gradient.get(p.container), p.inner) for p in layout.params)
-        return [None if matrix is None else matrix[inner] for matrix, inner in found]
-
-    with backend.suspend_following(), evaluation.undone_on_error(needs_state=evaluation.call.kernel is None):
-        return _while_sparse(evaluation, run)
-
-
 def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_compose: bool = False) -> Result | None:
     """The result of a run; None, with the state before it restored, if rows cannot be sparse."""
     choices = evaluation.prepared.sparse

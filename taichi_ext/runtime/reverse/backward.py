@@ -72,6 +72,8 @@ class Adjoints:
 
     def add(self, cell: Cell, rows: Any, values: np.ndarray) -> None:
         """Add to the adjoints of entries, each of which is named once."""
+        if not values.size:
+            return
         own = self.rows(cell)
         matrix = self.matrix(cell)
         if isinstance(own, slice) and own == slice(None) and isinstance(rows, slice):

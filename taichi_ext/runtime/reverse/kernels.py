@@ -15,6 +15,7 @@ from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.facts.arguments import shadow_argument
+from taichi_ext.differentiate.transform.special import check_bits
 from taichi_ext.emit import build
 from taichi_ext.program import Container, Load, Local, Read, Value
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
@@ -161,7 +162,9 @@ class StagedKernel:
 
     def _made(self, n: int, activity: Activity, machine: Machine, width: int, is_guarded: bool) -> AdjointKernel:
         stage = self.staged.stages[n]
-        stage = checked(stage, self.program, self.extents, activity)
+        check_bits(stage.body, activity)
+        own_extents = {c: Extent((self.size_of(c),), ()) for c in self.own_containers}
+        stage = checked(stage, self.program, {**self.extents, **own_extents}, activity)
         used = read_containers(stage.body) | written_containers(stage.body)
         arrays: dict[Container, AdjointArray] = {}
         for k, c in enumerate(sorted(activity.containers & used, key=lambda c: c.name)):

@@ -220,7 +220,7 @@ def _gradient(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]
     found = np.zeros((request.block.count, adjoints.width), dtype)
     for seed in request.seeds:
         cell, rows = _place(forward, seed.key)
-        if adjoints.has(cell):
+        if seed.size and adjoints.has(cell):
             found[seed.first : seed.first + seed.size] = adjoints.of(cell)[rows]
     for column, number in adjoints.numbers.items():
         if column < request.block.count:  # others were read in between

@@ -1,0 +1,227 @@
+"""Reverse mode: one run forward, and its adjoints back for several cotangents, or for all rows of J."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.inputs.layout import by_parameter
+from taichi_ext.api.runs.dense_form import DenseForm
+from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.prepared import values_of
+from taichi_ext.api.runs.run_checks import check_run
+from taichi_ext.differentiate.forms.keys import RETURN, Key
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.launches import ColumnBlock, Fused
+from taichi_ext.runtime.launching.request import Request
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.reverse.forward import Forward
+from taichi_ext.runtime.reverse.reverse import Reverse, Run
+
+FEW_ROWS = 8  # up to which reverse mode is taken into account
+COLUMNS_PER_ROW = 32  # from which on
+FEW_COLUMNS = 512  # below which forward mode takes less time than the bookkeeping of reverse mode
+OPERATIONS_PER_ROW = 16  # on tangents, in a line each time it runs, that cost as much as a row of the adjoint
+MOST_ROWS = 256  # of J in one run
+
+
+class _PrefersRows(Exception):
+    """Raised before a kernel with tangents is launched if its adjoint is estimated to take less time."""
+
+
+class _Unjudged(UnsupportedError):
+    """Raised in the first call of a pipeline whose Python code may lose derivatives."""
+
+
+class RowsOrColumns(DenseForm):
+    """J as dense arrays, by the mode that the user has chosen, or that takes less time by estimate."""
+
+    def blocks(self, evaluation: Evaluation) -> list[list[np.ndarray]]:
+        prepared, mode = evaluation.prepared, evaluation.prepared.question.options.mode
+        if mode == "reverse":
+            found = _all_rows(evaluation)
+            if found is None:
+                raise UnsupportedError(
+                    f"{evaluation.call.name} has no adjoint, which mode='reverse' needs; leave it out, or use "
+                    f"mode='forward'.\n{prepared.has_no_adjoint}"
+                )
+            return found
+        rows, columns = sum(o.size for o in evaluation.layout.outputs), evaluation.layout.count
+        is_candidate = 0 < rows <= FEW_ROWS and columns >= max(FEW_COLUMNS, COLUMNS_PER_ROW * rows)
+        is_free = evaluation.watch is None and prepared.question.options.tangents == "auto"
+        if not (is_candidate and is_free) or prepared.has_no_adjoint:
+            return super().blocks(evaluation)
+        if prepared.mode:
+            return _all_rows(evaluation) or super().blocks(evaluation)
+        sizes = f"{rows} {'rows' if rows > 1 else 'row'} and {columns} columns"
+        if evaluation.call.kernel is None:
+            prepared.mode = (
+                f"reverse mode: J has {sizes}, and tangents of fields between kernels would have all columns"
+            )
+        elif not prepared.fused:
+            evaluation.before_launch = lambda fused: _compare(fused, rows)
+            try:
+                return super().blocks(evaluation)
+            except _PrefersRows as found:
+                prepared.mode = f"reverse mode: J has {sizes}, and {found}"
+                prepared.fused.clear()
+            finally:
+                evaluation.before_launch = None
+        blocks = _all_rows(evaluation) if prepared.mode else None
+        if blocks is None:
+            prepared.mode = ""
+        return super().blocks(evaluation) if blocks is None else blocks
+
+
+def _compare(fused: Fused, rows: int) -> None:
+    """Raise if reverse mode is estimated to be faster than a kernel with tangents.
+
+    The estimate counts products and sums on tangents by line; a loop over all columns counts for each of them.
+    """
+    operations = fused.facts.report.operations
+    total, least = sum(operations.values()), OPERATIONS_PER_ROW * rows * len(operations)
+    if total > least:
+        raise _PrefersRows(f"tangents would take {total} operations each time its {len(operations)} lines run")
+
+
+def _all_rows(evaluation: Evaluation) -> list[list[np.ndarray]] | None:
+    """The blocks of J by its rows; None if there is no adjoint."""
+    layout, chunk_size = evaluation.layout, evaluation.prepared.question.options.chunk_size
+    sizes = [o.size for o in layout.outputs]
+    total, parts = sum(sizes), []
+    count = max(1, min(total, chunk_size or MOST_ROWS))
+    ends = np.cumsum(sizes)[:-1]
+    for first in range(0, max(1, total), count):
+        block = np.eye(total, min(count, total - first), -first)
+        part = rows_by_adjoint(evaluation, np.split(block, ends), restores=first + count < total)
+        if part is None:
+            return None
+        parts.append(part)
+    rows = np.split(np.concatenate(parts), ends)
+    return [
+        by_parameter(np.ascontiguousarray(values, o.result_dtype), o.shape, layout)
+        for values, o in zip(rows, layout.outputs, strict=True)
+    ]
+
+
+def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:
+    """The only output, which is one number, and its gradient as one vector.
+
+    If the evaluation has a state, everything is put back as it was.
+    """
+    prepared, call, is_restored = evaluation.prepared, evaluation.call, evaluation.state is not None
+    values: list[object] = []
+
+    def keep() -> None:
+        values[:] = values_of(prepared, call, None)
+
+    with evaluation.whole():
+        ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
+        rows = rows_by_adjoint(evaluation, ones, restores=is_restored, after=keep if is_restored else None)
+        if rows is None:
+            (blocks,) = evaluation.blocks()
+            rows = [np.concatenate([np.reshape(block, -1) for block in blocks])]
+        if not values or evaluation.layout.outputs[0].target.kind == "return":
+            values[:] = values_of(prepared, call, evaluation.returned)
+    return values[0], rows[0]
+
+
+def rows_by_adjoint(
+    evaluation: Evaluation,
+    cotangents: list[np.ndarray],
+    *,
+    restores: bool = False,
+    after: Callable[[], None] | None = None,
+) -> np.ndarray | None:
+    """Transposed cotangents, a matrix for each output, times J: a row per cotangent, a column per parameter entry.
+
+    Args:
+        evaluation: the call.
+        cotangents: for each output a matrix with a row for each entry, and a column for each cotangent.
+        restores: whether everything is put back as it was.
+        after: called after the run, before the way back.
+
+    Returns:
+        The product; None, with everything as it was, if the run has no adjoint.
+    """
+    prepared, call, layout = evaluation.prepared, evaluation.call, evaluation.layout
+    if prepared.has_no_adjoint:
+        return None
+    if prepared.reverse is None:
+        prepared.reverse = Reverse(prepared.fields)
+    request = Request(
+        block=ColumnBlock(layout.count),
+        seeds=layout.seeds,
+        arrays=layout.arrays,
+        outputs=evaluation.subject.outputs(layout),
+        numbers=layout.numbers(None),
+        wants_return=any(o.target.kind == "return" for o in layout.outputs),
+    )
+    run = Run(
+        call.kernel, call.function, call.args if call.kernel is None else call.full_args, call.names, layout.passed
+    )
+
+    def check(forward: Forward) -> None:
+        if call.kernel is None and not prepared.is_judged and forward.may_lose:
+            raise _Unjudged
+        if not prepared.is_checked:
+            _check(evaluation, reverse, forward)
+        if after is not None:
+            after()
+
+    memory, reverse = prepared.question.options.max_memory, prepared.reverse
+    try:
+        with backend.suspend_following(), evaluation.whole():
+            found = reverse.vjp(
+                run,
+                request,
+                cotangents,
+                max_memory=memory,
+                check=None if prepared.is_checked and after is None else check,
+                restores=restores,
+            )
+    except _Unjudged:
+        _judge(evaluation)
+        return rows_by_adjoint(evaluation, cotangents, restores=restores, after=after)
+    except UnsupportedError as error:
+        prepared.has_no_adjoint = str(error)
+        return None
+    prepared.is_judged = True
+    evaluation.returned = found.returned
+    return found.rows.T
+
+
+def _judge(evaluation: Evaluation) -> None:
+    """Warn of numbers that lose their derivatives in Python, by a run with tangents along one direction."""
+    direction = np.random.default_rng(0).standard_normal((evaluation.layout.count, 1))
+    along = evaluation.changed(directions=direction)
+    along.state = State()
+    try:
+        along.columns(0, 1)
+    finally:
+        along.state.undo()
+        evaluation.prepared.is_judged = True
+
+
+def _check(evaluation: Evaluation, reverse: Reverse, forward: Forward) -> None:
+    """Raise where a parameter is not read, or an output not written; warn of outputs that are independent."""
+    layout = evaluation.layout
+    keys = {p.container for p in (*layout.params, *layout.outputs)}
+    own = {RETURN} if forward.returned is not None else set[Key]()
+    accessed = _with_views(keys, forward.read), _with_views(keys, forward.written | own)
+    has_launched = bool(forward.schedule.events)
+    check_run(evaluation.prepared, evaluation.call, layout, accessed, reverse.numbers, has_launched=has_launched)
+    for output in layout.outputs if evaluation.subject.warns_of_zeros else ():
+        if output.target.kind != "return" and not forward.cell_of(output.key).carries():
+            warn_at_user(f"{output.target.name} does not depend on any of the params: its Jacobian is zero.")
+
+
+def _with_views(keys: set[Key], accessed: set[Any]) -> set[Key]:
+    """What was accessed, and those of the keys that share memory with it."""
+    views = [key for key in accessed if isinstance(key, View)]
+    return accessed | {k for k in keys if isinstance(k, View) and any(k.overlaps(view) for view in views)}

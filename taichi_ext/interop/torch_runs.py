@@ -1,0 +1,232 @@
+"""Runs of a kernel on torch tensors: its outputs, and products with its derivatives where it was called."""
+
+# The annotations of a kernel are values that Taichi reads, such as ti.template().
+# pyright: reportInvalidTypeForm=false
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Sequence
+from types import ModuleType
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.api.hessian import hvp
+from taichi_ext.api.jacobian import jacobian
+from taichi_ext.api.products import jvp, vjp
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.interop.torch_products import Call, require_torch
+from taichi_ext.interop.torch_values import as_tensor
+from taichi_ext.record import record
+from taichi_ext.runtime.memory.state import State
+
+Tensors = Sequence[Any]
+
+
+class Snapshot:
+    """Follows a run: the fields and arrays that it uses, as they were before it.
+
+    A product with the derivatives is computed later, when they may hold other numbers.
+    """
+
+    def __init__(self, known: dict[Any, Any], own: Sequence[object]) -> None:
+        self._known = known  # fields by kernel and arguments
+        self._own = {id(x) for x in own}
+        self._objects: dict[int, object] = {}
+        self._state = State()
+
+    def launch(self, kernel: Any, args: tuple[object, ...]) -> Any:
+        """Save what a kernel uses, and run it."""
+        with backend.suspend_following():
+            name = (id(kernel), *(id(a) if isinstance(a, backend.Field) else type(a) for a in args))
+            if name not in self._known:
+                with backend.exclusive:
+                    program = record(kernel, args)
+                self._known[name] = kernel, args, [c.object for c in program.containers if not c.is_argument]
+            for obj in (*self._known[name][2], *args):
+                self._save(obj)
+            return kernel(*args)
+
+    def _save(self, obj: object) -> None:
+        if isinstance(obj, backend.FieldEntry):
+            self._state.save_entry(obj)
+        elif (isinstance(obj, backend.Field) or backend.is_array(obj)) and id(obj) not in self._own:
+            self._state.save(obj)
+            self._objects[id(obj)] = obj
+
+    def before_host_write(self, obj: object, value: object) -> None:
+        self._save(obj)
+
+    def host_write(self, obj: object, index: object, value: object) -> None:
+        """Nothing: it was saved before."""
+
+    def host_read(self, obj: object, index: object, value: object) -> object:
+        """The value, once its field or array is saved."""
+        self._save(obj)
+        return value
+
+    def note_field(self, field: object) -> None:
+        """Python accesses entries of a field, which are saved when it does."""
+
+    def with_tangents(self, entries: object) -> object:
+        """The entries of a vector or matrix: no number has a tangent here."""
+        return entries
+
+    def root(self, root: object) -> object:
+        """Run the solver of an implicit function."""
+        return root.solve()
+
+    @contextlib.contextmanager
+    def restored(self) -> Generator[None, None, None]:
+        """Within the context everything is as it was before the run."""
+        now = State()
+        for obj in self._objects.values():
+            now.save(obj)
+        self._state.undo()
+        try:
+            yield
+        finally:
+            now.undo()
+
+
+class Runs:
+    """The runs of one ``TorchFunction``.
+
+    Args:
+        function: the kernel with its arguments.
+        kernel: the kernel or pipeline.
+        max_memory: see ``jacobian``.
+    """
+
+    def __init__(self, function: Any, kernel: Any, max_memory: int | None) -> None:
+        self.function = function
+        self.name: str = function.__name__
+        self._kernel = kernel
+        self._max_memory = max_memory
+        self._known: dict[Any, Any] = {}
+
+    def plain(self, call: Call, tensors: Tensors) -> tuple[object, ...]:
+        """The outputs."""
+        function = self.function
+        arguments = function.make_arguments(call, tensors)
+        snapshot = Snapshot(self._known, list(arguments.values()))
+        following = backend.follow(snapshot) if any(call.wanted) else contextlib.nullcontext()
+        with function.inputs_unchanged(arguments), following:
+            returned = self._kernel(*arguments.values())
+        found = function.results(arguments, returned, tensors[0].device)
+        real = [r for r in found if r.is_floating_point()]
+        call.snapshot[:] = [snapshot]
+        call.results[:] = [(r.shape, {"dtype": r.dtype, "device": r.device}) for r in real]
+        return tuple(found)
+
+    @contextlib.contextmanager
+    def _again(self, call: Call, tensors: Tensors) -> Generator[tuple[dict[str, Any], list[Any], Any], None, None]:
+        """The arguments, the wanted inputs and the outputs of another run like that of a call."""
+        with backend.suspend_following(), call.snapshot[0].restored():
+            arguments = self.function.make_arguments(call, tensors)
+            wanted = [self.function.input_names[n] for n in call.wanted_inputs]
+            yield arguments, wanted, self.function.real_outputs(arguments) or None
+
+    def rows(self, call: Call, tensors: Tensors, cotangents: Tensors) -> tuple[Any, ...]:
+        """``v J``: a tensor for each wanted input, with the leading axis of the cotangents if they have one."""
+        if call.batch == 0:
+            return tuple(tensors[n].new_zeros((0, *tensors[n].shape)) for n in call.wanted_inputs)
+        with self._again(call, tensors) as (arguments, wanted, outputs):
+            given = [_host(c) for c in cotangents]
+            given = given if outputs is not None else given[0]
+            args = tuple(arguments.values())
+            found = vjp(self._kernel, wanted, outputs, given, args=args, max_memory=self._max_memory)
+        return tuple(_like(f, tensors[n], call) for f, n in zip(found, call.wanted_inputs, strict=True))
+
+    def columns(self, call: Call, tensors: Tensors, directions: Tensors) -> tuple[Any, ...]:
+        """``J u``: a tensor for each real output."""
+        if call.batch == 0:
+            return tuple(require_torch().zeros((0, *shape), **options) for shape, options in call.results)
+        with self._again(call, tensors) as (arguments, wanted, outputs):
+            args = tuple(arguments.values())
+            given = [_host(d) for d in directions]
+            found = jvp(self._kernel, wanted, given, outputs, args=args, max_memory=self._max_memory)
+        found = [found] if outputs is None else found
+        lead = () if call.batch is None else (call.batch,)
+        device = tensors[0].device
+        return tuple(
+            as_tensor(f, device).to(**options).reshape((*lead, *shape))
+            for f, (shape, options) in zip(found, call.results, strict=True)
+        )
+
+    def jacobian(self, call: Call, tensors: Tensors) -> list[list[Any]]:
+        """J as a matrix for each pair of real output and wanted input."""
+        with self._again(call, tensors) as (arguments, wanted, outputs):
+            args = tuple(arguments.values())
+            found = jacobian(self._kernel, wanted, outputs, args=args, max_memory=self._max_memory)
+        return [
+            [as_tensor(b, tensors[0].device).reshape(shape.numel(), -1) for b in row]
+            for row, (shape, _) in zip([found] if outputs is None else found, call.results, strict=True)
+        ]
+
+    def curvature(self, call: Call, tensors: Tensors, others: Tensors) -> tuple[Any, ...]:
+        """``w H``, where H is the Hessian of cotangents times outputs; ``others`` are cotangents and directions."""
+        torch, count = require_torch(), len(call.results)
+        cotangents, directions = others[:count], others[count:]
+        with self._again(call, tensors) as (arguments, wanted, outputs):
+            if outputs is None or any(
+                isinstance(o, backend.Field) and not isinstance(o, backend.ScalarField) for o in outputs
+            ):
+                raise UnsupportedError(
+                    f"A second derivative of {self.name} was requested. torch_function gives those of arrays and "
+                    "scalar fields that a kernel writes, not of returned values and fields of vectors."
+                )
+            by_name = {name: n for n, name in enumerate(arguments)}
+            energy = torch.zeros(1, dtype=cotangents[0].dtype, device=cotangents[0].device)
+            weights = [_own(c) for c in cotangents]
+            places = [o if isinstance(o, backend.Field) else by_name[o] for o in outputs]
+            params = [arguments[w] if isinstance(w, str) else w for w in wanted]
+            args = (energy, len(weights), places, *weights, *arguments.values())
+            given = [_host(d) for d in directions]
+            found = hvp(self._weighted, params, given, energy, args=args, max_memory=self._max_memory)
+        return tuple(_like(f, tensors[n], call) for f, n in zip(found, call.wanted_inputs, strict=True))
+
+    def _weighted(self, energy: Any, count: int, places: list[Any], *values: Any) -> None:
+        """A pipeline: the kernel, then ``energy += weight * output``."""
+        weights, arguments = values[:count], values[count:]
+        self._kernel(*arguments)
+        on_arrays, on_field = _dots(backend.RUNTIME.module)
+        for place, weight in zip(places, weights, strict=True):
+            if isinstance(place, backend.Field):
+                on_field(place, weight, energy)
+            else:
+                on_arrays(arguments[place].view(-1), weight.view(-1), energy)
+
+
+def _host(values: Any) -> Any:
+    return values.detach().resolve_conj().resolve_neg().cpu().numpy()
+
+
+def _own(values: Any) -> Any:
+    """A copy in memory of its own, which kernels can take."""
+    return values.detach().clone(memory_format=require_torch().contiguous_format)
+
+
+def _like(values: object, tensor: Any, call: Call) -> Any:
+    lead = () if call.batch is None else (call.batch,)
+    return as_tensor(values, tensor.device).to(tensor.dtype).reshape((*lead, *tensor.shape))
+
+
+@functools.cache
+def _dots(ti: ModuleType) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Kernels that add ``sum(x * weight)`` to an energy: for flat arrays, and for a scalar field."""
+    array: Any = ti.types.ndarray()
+
+    @ti.kernel
+    def on_arrays(x: array, weight: array, energy: array):
+        for i in range(x.shape[0]):
+            energy[0] += x[i] * weight[i]
+
+    @ti.kernel
+    def on_field(x: ti.template(), weight: array, energy: array):
+        for I in ti.grouped(x):
+            energy[0] += x[I] * weight[I]
+
+    return on_arrays, on_field
