@@ -736,3 +736,29 @@ def test_python_code_takes_its_time(scene):
     plan()
     plain, other = (min(seconds(f, 200_000) for _ in range(3)) for f in (pipeline, lambda n: plan(args=(n,))))
     assert other < 3 * plain
+
+
+def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):
+    cached = functools.cache(lambda v: v * v)
+
+    def passes():
+        scene.square()
+        scene.add(cached(scene.y[0]))
+
+    def computes():
+        scene.square()
+        scene.add(2.0 * cached(scene.y[0]))
+
+    def stores():
+        scene.square()
+        scene.s[0] = cached(scene.y[0])
+
+    for pipeline in (passes, computes, stores):
+        cached.cache_clear()
+        scene.reset()
+        plan = Jacobian(pipeline, scene.x, scene.s)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            J = plan()
+        with pytest.warns(DerivativeWarning, match="an earlier run of a pipeline has left"):
+            assert not np.allclose(plan(), J)

@@ -31,12 +31,15 @@ from taichi_ext.runtime.python.dual_numbers import (
     dual_math,
     is_dual,
     plain_number,
+    warn_of_old_number,
 )
 from taichi_ext.runtime.python.reachable import forget_tangents, reachable_arrays
 
 
 class Pipeline:
     """Follows a Python function: ``backend.follow`` reports the function's accesses to fields and arrays to it."""
+
+    takes_dual_numbers = True
 
     def __init__(self, session: Session) -> None:
         restart = session.request.restart
@@ -241,6 +244,8 @@ class Pipeline:
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""
         has_tangent = isinstance(value, DualNumber) and value.run is self._numbers
+        if isinstance(value, DualNumber) and value.run.is_over:
+            warn_of_old_number()
         place = self._place(obj, index, is_added=has_tangent)
         if place is None:
             return

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.runtime.python.warning import warn_at_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,6 +160,15 @@ def plain_number(x: Any) -> Any:
     return x.value if type(x) is DualNumber else x
 
 
+def warn_of_old_number() -> None:
+    """Warn if a number of an earlier run is used in the run of a pipeline: a cache has kept it, for example."""
+    if getattr(backend.pipeline_follower(), "takes_dual_numbers", False):
+        warn_at_user(
+            "A number that an earlier run of a pipeline has left, in a cache for example, is used in another one: it "
+            "counts as a constant, its tangent is lost. Compute it in each run."
+        )
+
+
 _SCALARS: Any = (float, int, np.floating, np.integer, np.bool_)
 _NAMELESS = frozenset[str]()
 
@@ -172,7 +182,10 @@ def _applied(function: Callable[..., Any], partials: Sequence[Callable[..., Any]
     floats = [float(value), *map(float, plain)]
     total, first, names, is_stopped = None, None, _NAMELESS, False
     for number, partial in zip(operands, partials, strict=True):
-        if type(number) is not DualNumber or number.run.is_over:
+        if type(number) is not DualNumber:
+            continue
+        if number.run.is_over:
+            warn_of_old_number()
             continue
         factor, term = _number(partial, floats), number.tangent
         if math.isfinite(factor) or not isinstance(term, np.ndarray):

@@ -13,7 +13,7 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import NumberColumns
 from taichi_ext.record.variables import Variable, number_shape
 from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns
-from taichi_ext.runtime.python.dual_numbers import DualNumber, PipelineRun, is_dual, plain_number
+from taichi_ext.runtime.python.dual_numbers import DualNumber, PipelineRun, is_dual, plain_number, warn_of_old_number
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ def taken_out(
     tangents: dict[str, list[Any]] = {}
     for leaf, value, entries in zip(backend.leaf_arguments(kernel), values, found, strict=True):
         own = [n if is_dual(n) and n.run is run else plain_number(n) for n in entries]
+        if any(is_dual(n) and n.run.is_over for n in entries):
+            warn_of_old_number()
         duals = [n for n in own if is_dual(n)]
         if run is not None and duals and _can_carry(kernel, leaf, duals):
             run.passed.update(*(n.names for n in duals))
