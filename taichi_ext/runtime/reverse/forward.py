@@ -53,6 +53,8 @@ class Forward:
         written: of what they have written.
     """
 
+    takes_dual_numbers = True
+
     def __init__(self, request: Request, kernels: Kernels, schedule: Any, width: int) -> None:
         self.request, self.schedule, self.width = request, schedule, width
         self.cells, self.log = schedule.cells, schedule.log
