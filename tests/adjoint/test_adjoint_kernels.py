@@ -1,0 +1,164 @@
+"""Rows of J by adjoints of compiled kernels, against columns in forward mode: constructs that need something special."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from numpy.testing import assert_allclose
+from taichi_program import end_program
+
+from taichi_ext import coverage, edge, jacobian, sqrt_edge, stop_gradient, vjp
+
+N = 8
+
+
+@pytest.fixture(autouse=True)
+def _program():
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False, cpu_max_num_threads=2)
+    yield
+    end_program()
+
+
+def fields(n=N):
+    x, y = ti.field(ti.f64, n), ti.field(ti.f64, n)
+    x.from_numpy(np.linspace(0.3, 1.4, n))
+    return x, y
+
+
+def check(run, x, y, rtol=1e-9):
+    by_rows, by_columns = (jacobian(run, x, y, mode=mode) for mode in ("reverse", "forward"))
+    assert np.abs(by_columns).max() > 0
+    assert_allclose(by_rows, by_columns, rtol=rtol, atol=1e-12)
+
+
+def test_draws_of_an_iteration_are_recorded():
+    x, y = fields(1000)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            s = 0.0
+            for _ in range(3):
+                r = ti.random(ti.f64)
+                if r < 0.7:
+                    s += x[i] * ti.random(ti.f64)
+                if r < 0.1:
+                    break
+            y[i] = (s + ti.randn(ti.f64) * x[i]) * (1 + ti.random(ti.i32) % 5)
+
+    found = vjp(run, x, y, np.ones(1000))
+    assert_allclose(found, y.to_numpy() / x.to_numpy(), rtol=1e-12)
+
+
+def test_places_in_lists_are_recorded():
+    x, _ = fields()
+    total, entries = ti.field(ti.f64, ()), ti.field(ti.f64)
+    ti.root.dynamic(ti.i, 64, chunk_size=16).place(entries)
+
+    @ti.kernel
+    def clear():
+        for _ in range(1):
+            entries.deactivate()
+
+    @ti.kernel
+    def fill():
+        for i in x:
+            if x[i] > 0.5:
+                entries.append(x[i] * x[i])
+
+    @ti.kernel
+    def add():
+        for i in entries:
+            total[None] += ti.sin(entries[i])
+
+    def run():
+        total[None] = 0
+        clear()
+        fill()
+        add()
+
+    check(run, x, total)
+
+
+def test_nothing_is_added_out_of_range():
+    x, y = fields()
+    index, u = ti.field(ti.i32, N), ti.field(ti.f64, (3, N))
+    index.from_numpy(np.array([0, 1, 2, 3, 4, 5, 6, 9], np.int32))
+
+    @ti.kernel
+    def run(a: ti.i32):
+        for i in x:
+            s = x[i] ** 2
+            if index[i] < N:
+                s += x[index[i]]
+            u[a, i] = s
+            y[i] = u[a, i] * x[i]
+
+    check(lambda: run(1), x, y)
+
+
+@pytest.mark.parametrize("kind", ["edge", "antialiased", "coverage", "nested", "root"])
+def test_edges(kind):
+    disc, image = ti.field(ti.f64, 5), ti.field(ti.f64, (12, 14))
+    disc.from_numpy(np.array([5.7, 6.1, 4.0, 0.8, 2.1]))
+    weights, total = ti.field(ti.f64, (12, 14)), ti.field(ti.f64, ())
+    weights.from_numpy(np.random.default_rng(0).random((12, 14)))
+
+    @ti.kernel
+    def draw():
+        for i, j in image:
+            px, py = float(i), float(j)
+            square = disc[2] ** 2 - (px - disc[0]) ** 2 - (py - disc[1]) ** 2
+            if ti.static(kind == "edge"):
+                image[i, j] = edge(square, disc[3] * px, disc[4], at=(px, py))
+            if ti.static(kind == "antialiased"):
+                image[i, j] = edge(square, disc[3] * px, disc[4], at=(px, py), antialias=True)
+            if ti.static(kind == "coverage"):
+                image[i, j] = coverage(square, at=(px, py)) * disc[3]
+            if ti.static(kind == "nested"):
+                inner = edge(px - disc[3] * 5, disc[3], disc[4] ** 2, at=(px, py))
+                image[i, j] = edge(square, inner, stop_gradient(disc[4]) * disc[3], at=(px, py))
+            if ti.static(kind == "root"):
+                image[i, j] = edge(square, disc[3] * sqrt_edge(square, at=(px, py)) + disc[4], 0.0, at=(px, py))
+            total[None] += weights[i, j] * image[i, j]
+
+    def run():
+        total[None] = 0
+        draw()
+
+    check(run, disc, total)
+
+
+def test_all_pairs_are_gathered():
+    n = 520
+    x, v = ti.Vector.field(2, ti.f64, n), ti.Vector.field(2, ti.f64, n)
+    total = ti.field(ti.f64, ())
+    x.from_numpy(np.random.default_rng(0).standard_normal((n, 2)))
+
+    @ti.kernel
+    def pull():
+        for i in x:
+            f = ti.Vector.zero(ti.f64, 2)
+            for j in range(n):
+                d = x[j] - x[i]
+                f += d / (d.norm_sqr() + 0.1) ** 1.5
+            v[i] = f
+
+    @ti.kernel
+    def add():
+        for i in v:
+            total[None] += v[i].norm_sqr() * (i + 1) / n
+
+    def run():
+        total[None] = 0
+        pull()
+        add()
+
+    gradient = vjp(run, x, total, 1.0)
+    start, step = x.to_numpy(), 1e-6
+    direction = np.random.default_rng(1).standard_normal((n, 2))
+    losses = []
+    for sign in (1, -1):
+        x.from_numpy(start + sign * step * direction)
+        run()
+        losses.append(total[None])
+    assert_allclose(np.vdot(gradient, direction), (losses[0] - losses[1]) / (2 * step), rtol=1e-6)
