@@ -13,7 +13,7 @@ import taichi_ext
 
 pytestmark = pytest.mark.cpu_only("programs that start Taichi themselves")
 
-SKIPPED = {"__main__", "picture", "demo"}  # programs
+SKIPPED = {"__main__", "picture", "demo", "host"}  # programs; modules of runtimes that may not be installed
 MODULES = sorted(
     m.name.removeprefix("taichi_ext.")
     for m in pkgutil.walk_packages(taichi_ext.__path__, "taichi_ext.")
@@ -37,6 +37,7 @@ def examples_of(name):
     return [test for test in finder.find(module, f"taichi_ext.{name}") if test.examples]
 
 
+FIRST = ("jacobian", "Jacobian", "vjp", "hessian", "least_squares")  # the others are swept
 EXAMPLES = [(name, test.name) for name in MODULES for test in examples_of(name)]
 
 
@@ -54,6 +55,7 @@ def as_parameters(module, name):
     """The parameters of a test; an exported module takes J in the order of memory, as its docstring says."""
     order = pytest.mark.chosen_only("its example shows J of one run, row by row", "--by-column", "--chunk-size")
     marks = [order] if name.endswith(".Jacobian.export") else []
+    marks += [] if name.split(".")[-1] in FIRST else [pytest.mark.sweep]
     return pytest.param(module, name, id=name.removeprefix("taichi_ext."), marks=marks)
 
 

@@ -85,6 +85,7 @@ def test_nbody(monkeypatch, tmp_path):
     assert_allclose(mass, G, rtol=1e-4, atol=1e-5 * np.abs(G).max())  # the velocity is proportional to G m
 
 
+@pytest.mark.sweep
 def test_mass_spring_game(monkeypatch, tmp_path):
     uses = {"* particle_mass": "* mass[None]", "/ particle_mass": "/ mass[None]", "v[i] * dt": "v[i] * h[None]"}
     uses |= {"v[i] += dt * f": "v[i] += h[None] * f", "-dt * drag": "-h[None] * drag"}
@@ -108,6 +109,7 @@ def test_mass_spring_game(monkeypatch, tmp_path):
         assert_allclose(J, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.sweep
 def test_mpm88(monkeypatch, tmp_path):
     """By two whole numbers, compared with the plain program in which the text gives them other values."""
     particles = 0.3 + 0.4 * np.random.default_rng(2).random((64, 2))
