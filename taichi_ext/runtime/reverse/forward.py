@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import PipelineArgument
 from taichi_ext.runtime.launching.launch_checks import (
     check_arguments,
@@ -101,6 +102,10 @@ class Forward:
         self.read |= {PipelineArgument(name) for name in self._numbers.passed}
         check_same_program(self._program)
         self._follow_arrays()
+        for cell in self.cells:
+            problem = backend.ended_problem(cell.obj)
+            if problem:
+                raise UnsupportedError(f"A field or array of the pipeline {problem}: the way back cannot use it.")
         return result
 
     # --- launches
