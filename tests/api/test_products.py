@@ -9,7 +9,7 @@ from devices import real
 from differences import central_differences, outputs, read, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, jacobian, jvp, linear_operator, vjp
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, jvp, linear_operator, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -420,3 +420,67 @@ class TestBadInput:
         monkeypatch.setitem(__import__("sys").modules, "scipy.sparse.linalg", None)
         with pytest.raises(ImportError, match=r"linear_operator needs SciPy.*taichi-ext\[scipy\]"):
             linear_operator(program.run, program.x, program.y, args=program.args)
+
+
+class TestModes:
+    """Rows of J in reverse mode are its columns in forward mode."""
+
+    @staticmethod
+    def programs():
+        w, y, t = scalars(np.linspace(0.1, 0.9, 600)), outputs(2), outputs(600)
+        nearest = ti.field(ti.i32, 600)
+        nearest.from_numpy(np.arange(600, dtype=np.int32)[::-1].copy())
+
+        @ti.kernel
+        def absorb():
+            for r in y:
+                a = 0.0
+                for k in range(600):
+                    if a < 0.5:
+                        a += (1 - a) * (1 - ti.exp(-0.01 * w[nearest[(7 * k + r) % 600]]))
+                y[r] = a
+
+        @ti.kernel
+        def spread():
+            for i in w:
+                t[i] = w[i] * w[(i + 1) % 600]
+
+        @ti.kernel
+        def total():
+            for i in t:
+                y[i % 2] += t[i] ** 2
+
+        def run():
+            spread()
+            total()
+
+        return w, y, {"kernel": absorb, "pipeline": run}
+
+    @pytest.mark.parametrize("name", ["kernel", "pipeline"])
+    def test_rows_are_columns(self, name):
+        w, y, programs = self.programs()
+        found = {}
+        for mode in ("forward", "reverse", None):
+            plan = Jacobian(programs[name], w, y, mode=mode)
+            for _ in range(2):
+                y.fill(0)
+                found[mode] = plan()
+            state = read(y)
+            out = np.zeros((2, 600))
+            y.fill(0)
+            assert plan(out=out) is out
+            assert_array_equal(out, found[mode])
+        assert_allclose(found["reverse"], found["forward"], rtol=1e-10, atol=1e-14)
+        assert_allclose(found[None], found["forward"], rtol=1e-10, atol=1e-14)
+        assert "reverse mode: J has 2 rows and 600 columns" in plan.explain()
+        y.fill(0)
+        blocks = jacobian(programs[name], w, y, mode="reverse", chunk_size=1)
+        assert_allclose(blocks, found["forward"], rtol=1e-10, atol=1e-14)
+        assert_allclose(read(y), state, rtol=1e-14)  # of one run
+
+    def test_bad_input(self):
+        k, x, y = neighbours()
+        with pytest.raises(InvalidArgumentError, match="mode is 'backward'; expected one of 'forward', 'reverse'"):
+            jacobian(k, x, y, mode="backward")
+        with pytest.raises(InvalidArgumentError, match="mode='reverse' computes rows"):
+            jacobian(k, x, y, mode="reverse", format="csr")

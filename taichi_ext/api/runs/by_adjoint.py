@@ -14,6 +14,7 @@ from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.api.runs.run_checks import check_run
 from taichi_ext.differentiate.forms.keys import RETURN, Key
+from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
 from taichi_ext.runtime.launching.request import Request
@@ -83,10 +84,12 @@ def _compare(fused: Fused, rows: int) -> None:
 
     The estimate counts products and sums on tangents by line; a loop over all columns counts for each of them.
     """
-    operations = fused.facts.report.operations
-    total, least = sum(operations.values()), OPERATIONS_PER_ROW * rows * len(operations)
-    if total > least:
-        raise _PrefersRows(f"tangents would take {total} operations each time its {len(operations)} lines run")
+    report = fused.facts.report
+    if any(BACKWARDS in loop.text or INPUTS in loop.text for loop in report.loops):
+        return  # such a loop costs about the same in both modes
+    total, lines = sum(report.operations.values()), len(report.operations)
+    if total > OPERATIONS_PER_ROW * rows * lines:
+        raise _PrefersRows(f"tangents would take {total} operations each time its {lines} lines run")
 
 
 def _all_rows(evaluation: Evaluation) -> list[list[np.ndarray]] | None:
