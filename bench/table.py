@@ -6,7 +6,7 @@ python bench/table.py --cpu-time                           CPU time on one core:
 python bench/table.py --markdown docs/performance.md --picture docs/performance.png
 python bench/table.py --no-peers --cpu-time --history history.jsonl     add a line to a file: what changed, and when
 
-Peers that are not installed are left out: pip install "taichi-ext[peers]" has them all.
+Peers that are not installed are left out: pip install ".[peers]" has them all.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ comes later.
 
     python examples/bouncing_ball.py [--output bouncing_ball.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

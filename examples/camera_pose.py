@@ -6,7 +6,7 @@ knows nothing of the mask, and of the depth only its change within the faces.
 
     python examples/camera_pose.py [--starts 10] [--output camera_pose.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

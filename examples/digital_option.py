@@ -5,7 +5,7 @@ the number of the sample, adds the motion of the place at which it jumps.
 
     python examples/digital_option.py [--output digital_option.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import math

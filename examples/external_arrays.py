@@ -5,7 +5,7 @@ the gradient is right whether or not x is a leaf, because only torch adds to ``x
 
     python examples/external_arrays.py --output external_arrays.png
 
-The part with torch needs ``python -m pip install 'taichi-ext[torch]'``.
+The part with torch needs ``python -m pip install '.[torch]'``.
 """
 
 import sys
@@ -67,7 +67,7 @@ def import_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ImportError("this part needs PyTorch: python -m pip install 'taichi-ext[torch]'") from error
+        raise ImportError("this part needs PyTorch: python -m pip install '.[torch]'") from error
     return torch
 
 

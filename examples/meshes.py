@@ -7,7 +7,7 @@ length are compared with finite differences of a supersampled image.
 
     python examples/meshes.py [--mesh both] [--samples 40] [--output meshes.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

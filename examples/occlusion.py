@@ -6,7 +6,7 @@ is compared with finite differences of a supersampled image.
 
     python examples/occlusion.py [--samples 48] [--output occlusion.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

@@ -5,7 +5,7 @@ areas are that ``layers`` and ``nearest`` give to each shape.
 
     python examples/picture_fits.py [--output picture_fits.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

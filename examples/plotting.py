@@ -36,7 +36,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("\nno picture: it needs matplotlib, python -m pip install 'taichi-ext[plot]'")
+        print("\nno picture: it needs matplotlib, python -m pip install '.[plot]'")
         return None
     return Figure(figsize=(width, height), layout="constrained")
 

@@ -7,7 +7,7 @@ differences of a supersampled image.  Plain autodiff sees no edge and would give
 
     python examples/signed_distance.py [--samples 20] [--output signed_distance.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

@@ -7,7 +7,7 @@ residual and its Jacobian being blurred together, less and less.
 
     python examples/silhouette.py [--starts 4] [--samples 16] [--output silhouette.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

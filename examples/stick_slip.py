@@ -7,7 +7,7 @@ phase at the end of a step gives derivatives that are wrong from the first chang
 
     python examples/stick_slip.py [--output stick_slip.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

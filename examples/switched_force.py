@@ -5,7 +5,7 @@ there, so autodiff is exact.  A simulation that looks at the place once a step h
 
     python examples/switched_force.py [--output switched_force.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

@@ -5,7 +5,7 @@ levels the pixels at the corners are divided, right to a few hundredths; with ``
 
     python examples/triangle.py [--samples 64] [--output triangle.png]
 
-The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
+The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys

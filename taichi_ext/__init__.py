@@ -31,9 +31,9 @@ from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers import manifolds
 from taichi_ext.solvers.gradients import value_and_gradient
+from taichi_ext.solvers.history import Iteration
 from taichi_ext.solvers.implicit import custom_root, implicit_jacobian
 from taichi_ext.solvers.least_squares import least_squares
-from taichi_ext.solvers.levenberg import Iteration
 from taichi_ext.solvers.manifolds import Manifold
 from taichi_ext.solvers.newton import NewtonIteration, NewtonResult, newton
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations

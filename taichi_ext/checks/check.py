@@ -23,7 +23,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
-from taichi_ext.api.inputs.options import check_number, checked_options, is_whole
+from taichi_ext.api.inputs.options import check_flag, check_number, checked_options, is_whole
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
@@ -110,10 +110,10 @@ def check_jacobian(
           output ...
           outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
     """
-    way = Comparison(step, rtol, atol, most_entries, progress)
+    way = Comparison(step, rtol, atol, most_entries, progress, raise_on_failure)
     way.check()
     run = Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
-    return report_of(run, way, "J", raise_on_failure=raise_on_failure)
+    return report_of(run, way, "J")
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,11 @@ class Comparison:
     atol: float | None
     most_entries: int | None
     progress: bool | None
+    raise_on_failure: bool
 
     def check(self) -> None:
         """Raise for invalid arguments."""
+        check_flag("raise_on_failure", self.raise_on_failure)
         check_number("step", self.step, "the step of the differences relative to an entry")
         check_number("rtol", self.rtol, "a relative tolerance", least=0)
         check_number("atol", self.atol, "an absolute tolerance", least=0)
@@ -139,14 +141,14 @@ class Comparison:
         check_progress(self.progress)
 
 
-def report_of(run: Run, way: Comparison, of: str, *, raise_on_failure: bool) -> JacobianReport:
+def report_of(run: Run, way: Comparison, of: str) -> JacobianReport:
     """The report on the derivative (J or H, ``of``) that a run computes; the state is restored."""
     try:
-        blocks, (not_finite, outside), tolerance = _compare(run, way)
+        blocks, (not_finite, outside), tolerance = _compare(run, way, of)
     finally:
         run.finish()
     report = JacobianReport(run.name, tuple(blocks), tuple(not_finite), tolerance, tuple(outside), of)
-    if raise_on_failure and not report:
+    if way.raise_on_failure and not report:
         raise CheckError(str(report))
     return report
 
@@ -259,7 +261,7 @@ def _as_array(value: object) -> np.ndarray:
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def _compare(run: Run, way: Comparison) -> tuple[list[Block], tuple[list[str], list[str]], float]:
+def _compare(run: Run, way: Comparison, of: str) -> tuple[list[Block], tuple[list[str], list[str]], float]:
     J = run.jacobian()
     centre = run.outputs()
     dtypes = [*(run.values(param).dtype for param in run.params), *(row[0].dtype for row in J)]
@@ -283,7 +285,7 @@ def _compare(run: Run, way: Comparison) -> tuple[list[Block], tuple[list[str], l
             for n, column in enumerate(columns):
                 blocks[n, m] = column.block(run.names[n], str(param.name))
     ordered = [blocks[n, m] for n in range(len(run.names)) for m in range(len(run.params))]
-    return ordered, _wrong(run, _not_finite(run, J, centre)), tolerance
+    return ordered, _wrong(run, _not_finite(run, J, centre, of)), tolerance
 
 
 def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...]]:
@@ -298,7 +300,7 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
 # --- values that are not finite ---------------------------------------------------------------------------------------
 
 
-def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray]) -> list[str]:
+def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray], of: str) -> list[str]:
     run.state.restore()
     found = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
     found += [
@@ -309,7 +311,7 @@ def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray
     for name, row, y in zip(run.names, J, centre, strict=True):
         for param, block in zip(run.params, row, strict=True):
             shape = (y.shape, run.values(param).shape)
-            found += [f"J of {name} with respect to {param.name} is {text}." for text in _first(block, *shape)]
+            found += [f"{of} of {name} with respect to {param.name} is {text}." for text in _first(block, *shape)]
     return found
 
 

@@ -84,13 +84,17 @@ def verdict_of(
         derivative, least = np.zeros(J.shape), np.full(J.shape, np.inf)
         has_changed = np.logical_or.accumulate(change != 0)  # smaller steps may be lost in rounding
         for k in range(1, len(R) - 1):
-            seen = np.abs(change[:k] - width[:k] * R[k]).max(0)
+            off, gap = (np.abs(change[:k] - width[:k] * slope) for slope in (R[k], J))
+            seen = off.max(0)
             size = np.maximum(np.abs(high[k]), np.abs(low[k]))
+            # where a smaller step is as J has it, and nothing like R has it, the output varies within this one
+            part = np.abs(width[:k] * J)
+            is_finer = ((off > 0.5 * part) & (gap < 0.1 * part)).any(0)
             rounding = _ROUNDING * (seen + precision * size) / width[k]
             error = np.abs(R[k] - R[k + 1]) + rounding
             bound, distance = floor + rtol * np.maximum(np.abs(J), np.abs(R[k])), np.abs(J - R[k])
             is_right = (distance <= bound) & (error <= _SAFETY * bound) & (has_changed[k] | ~has_changed[-1])
-            is_wrong = (distance > bound + _SAFETY * error) & has_changed[k] & (seen <= _NOISE * size)
+            is_wrong = (distance > bound + _SAFETY * error) & has_changed[k] & (seen <= _NOISE * size) & ~is_finer
             # the slopes of the two sides differ at every step: J may be either, or between them
             is_kink = (bend[k] > _SAFETY * error) & (bend[k - 1] > 0.5 * bend[k]) & (distance <= 0.5 * bend[k] + bound)
             is_decided = is_open & (is_right | is_wrong)

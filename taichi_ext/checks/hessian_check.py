@@ -74,11 +74,11 @@ def check_hessian(
           output ...
           gradient with respect to params (field x of shape (2,))  params (field x of shape (2,))  4 of 4 ...
     """
-    way = Comparison(step, rtol, atol, most_entries, progress)
+    way = Comparison(step, rtol, atol, most_entries, progress, raise_on_failure)
     way.check()
     plan, call = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, format), "hessian")
     gradient, _ = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, None), "gradient")
-    return report_of(_GradientRun(plan, gradient, call), way, "H", raise_on_failure=raise_on_failure)
+    return report_of(_GradientRun(plan, gradient, call), way, "H")
 
 
 class _GradientRun(Run):

@@ -21,9 +21,10 @@ class Entry:
         """Their distance; NaN if one of them is not finite."""
         return abs(self.jacobian - self.differences)
 
-    def __str__(self) -> str:
+    def text(self, of: str) -> str:
+        """The entry in words; ``of`` is J or H."""
         place = f"{index_text(self.output)}, {index_text(self.param)}"
-        return f"{place}: J {self.jacobian:.8g}, differences {self.differences:.8g}"
+        return f"{place}: {of} {self.jacobian:.8g}, differences {self.differences:.8g}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class JacobianReport:
                 str(block.failed),
                 str(block.undecided),
                 "" if block.worst is None else f"{block.worst.error:.2g}",
-                "" if block.worst is None else str(block.worst),
+                "" if block.worst is None else block.worst.text(self.of),
             )
             for block in self.blocks
         ]

@@ -20,7 +20,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.kernel_checks import check_initialised
-from taichi_ext.api.inputs.options import check_number
+from taichi_ext.api.inputs.options import check_flag, check_number
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import mark
@@ -145,6 +145,7 @@ def check_rule(
     """
     check_initialised()
     check_number("rtol", rtol, "a relative tolerance", least=0)
+    check_flag("raise_on_failure", raise_on_failure)
     if expected not in ("autodiff", "boundary"):
         raise InvalidArgumentError(f"expected is {shown(expected)}; it can be 'autodiff' or 'boundary'.")
     if not isinstance(inputs, Mapping):

@@ -55,7 +55,7 @@ def load(name: str) -> str:
             raise
         raise ImportError(
             f"{RELEASES[name][0]} is not installed, which this process would use: install it (python -m pip install "
-            f"taichi, or taichi-ext[quadrants] for Quadrants), or choose the other runtime. {RULE}."
+            f"taichi, or .[quadrants] for Quadrants), or choose the other runtime. {RULE}."
         ) from error
     check_version(name, module.__version__)
     return name

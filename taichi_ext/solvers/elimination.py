@@ -19,7 +19,7 @@ from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.solvers.blocks import MOST_WIDE, Cut, Products
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.extra import require_scipy
-from taichi_ext.solvers.systems import solve_symmetric
+from taichi_ext.solvers.systems import FIRST_DAMPING, LEAST_DAMPING, solve_symmetric
 
 _MOST_FILLED = 2.0  # numbers in blocks for each entry of J
 _DENSE = 0.1  # of the entries of a matrix, from which on it is decomposed as a dense one
@@ -166,6 +166,8 @@ class SparseSystem:
     Attributes:
         gradient, diagonal: see ``System``.
     """
+
+    first_damping, least_damping, width = FIRST_DAMPING, LEAST_DAMPING, 2.0
 
     def __init__(self, layout: Layout, matrix: dict[tuple[int, int], Any], gradient: np.ndarray) -> None:
         self._layout, self.gradient = layout, gradient

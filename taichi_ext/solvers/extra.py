@@ -16,7 +16,8 @@ def required(module: str, user: str) -> Any:
     except ImportError as error:
         library, extra = _EXTRAS[module.split(".")[0]]
         raise ImportError(
-            f"{user} needs {library}, which is not installed: python -m pip install 'taichi-ext[{extra}]'"
+            f"{user} needs {library}, which is not installed: python -m pip install '.[{extra}]' in a clone of "
+            "taichi_ext"
         ) from error
 
 

@@ -21,7 +21,8 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
-from taichi_ext.solvers.levenberg import Ended, History, Iteration, Limits, Space, minimize, print_line
+from taichi_ext.solvers.history import History, Iteration, print_line
+from taichi_ext.solvers.levenberg import Ended, Limits, Space, minimize
 from taichi_ext.solvers.losses import LOSS_OVER, Robust
 from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
@@ -67,8 +68,8 @@ def least_squares(
     everything else is as after one plain run there; after an exception or an interrupt, this holds for the best point
     so far.
 
-    ``method="lm"`` is the method of Levenberg and Marquardt, with a damping that does not depend on the units of the
-    parameters (Nielsen's, as in Ceres).  It solves the normal equations, or with up to 2**18 numbers in a dense J those
+    ``method="lm"`` is the method of Levenberg and Marquardt as in MINPACK, with a trust region that does not depend on
+    the units of the parameters.  It solves the normal equations, or with up to 2**18 numbers in a dense J those
     of its QR decomposition.  It needs NumPy alone, or SciPy for a sparse J.  ``"trf"`` and ``"dogbox"`` are those of
     ``scipy.optimize.least_squares``.
 

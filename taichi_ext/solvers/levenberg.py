@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,14 +13,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.solvers.history import History
 
-_RADIUS = 1e4  # of the first step: the damping is the diagonal of JtJ, divided by the radius
-_MOST_RADIUS, _LEAST_RADIUS = 1e16, 1e-32
+_FIRST_RADIUS = 100.0  # as a multiple of the length of the params, both measured like steps
+_LEAST_RATIO = 1e-4  # of the change of the cost to the predicted one, for a step to be accepted
+_LEAST_SHRINKAGE = 0.1  # of the radius after a step that is rejected
+_LESS = 0.1  # damping after a good step that the radius did not limit
+_TINY = np.finfo(float).tiny
+_MOST_SOLVES = 10  # for one step
 _LEAST_COLUMN = 1e-5  # of the norm of a column of J that has to be left after a step
 _MOST_VANISHED = 5  # steps in a row that are shortened for that reason
-_LEAST_RATIO = 1e-3  # of the change of the cost to the predicted one, for a step to be accepted
-_LEAST_SHRINKAGE = 0.05  # of the radius after a step that is rejected
-_LEAST_DIAGONAL = 1e-6  # of the damping, as a share of the largest that an entry of the diagonal has been
 _FIXED = 1e40  # the damping of fixed parameters, as a multiple of the diagonal
 
 
@@ -31,10 +32,16 @@ class System(Protocol):
     Attributes:
         gradient: Jtr, of shape (P,), with the robust weights.
         diagonal: that of JtJ, of shape (P,).
+        first_damping, least_damping: what stands for none at first, and after good steps, as multiples of the diagonal:
+            more where directions that the residuals do not determine would suffer from rounding.
+        width: by what factor the length of a step may differ from the radius: more where solutions take time.
     """
 
     gradient: np.ndarray
     diagonal: np.ndarray
+    first_damping: float
+    least_damping: float
+    width: float
 
     def solve(self, damping: np.ndarray, fixed: np.ndarray) -> np.ndarray | None:
         """The s of ``(JtJ + diag(damping)) s = -(Jtr + JtJ fixed)``; None where the matrix is not positive definite."""
@@ -98,42 +105,6 @@ class Limits:
     noise: float = 1e-14
 
 
-class Iteration(NamedTuple):
-    """One line of the report; NaN where a method has no such number.
-
-    Attributes:
-        number: 0 is the start; rejected steps count.
-        cost: of ``x``.
-        change: by how much the step lowered the cost; the step was rejected if this is not positive.
-        gradient: the largest entry of the gradient, those left out that push against a bound.
-        step: the length of the step.
-        ratio: the change divided by the one that the quadratic model predicted.
-        radius: of the trust region after the step.
-        seconds: of this iteration.
-        total: seconds since the start.
-        x: the best point so far, as one vector.
-    """
-
-    number: int
-    cost: float
-    change: float
-    gradient: float
-    step: float
-    ratio: float
-    radius: float
-    seconds: float
-    total: float
-    x: np.ndarray
-
-    def __str__(self) -> str:
-        numbers = (self.change, self.gradient, self.step, self.ratio, self.radius, self.seconds, self.total)
-        return f"{self.number:4d}  {self.cost:14.8e}" + "".join(f"  {n:10.2e}" for n in numbers)
-
-
-_COLUMNS = ("cost_change", "|gradient|", "|step|", "tr_ratio", "tr_radius", "iter_time", "total_time")
-TITLE = f"{'iter':>4}  {'cost':>14}" + "".join(f"  {c:>10}" for c in _COLUMNS)
-
-
 @dataclass(frozen=True)
 class Ended:
     """Where the iteration ended, and why.
@@ -155,39 +126,17 @@ class Ended:
     seconds: dict[str, float]
 
 
-class History:
-    """The lines of the report, each passed on as it is added.
-
-    Args:
-        tell: called with each line; True ends the iteration.
-    """
-
-    def __init__(self, tell: Callable[[Iteration], object]) -> None:
-        self.lines: list[Iteration] = []
-        self._tell = tell
-        self._began = self._last = time.perf_counter()
-
-    def add(
-        self, x: np.ndarray, cost: float, change: float, gradient: float, step: float, ratio: float, radius: float
-    ) -> bool:
-        """Add a line; whether the callback ends the iteration."""
-        now = time.perf_counter()
-        times = (now - self._last, now - self._began)
-        self.lines.append(Iteration(len(self.lines), cost, change, gradient, step, ratio, radius, *times, x))
-        self._last = now
-        return self._tell(self.lines[-1]) is True
-
-
 def minimize(
     evaluate: Callable[[np.ndarray], Point], start: np.ndarray, space: Space, limits: Limits, history: History
 ) -> Ended:
-    """Minimise from a start on, by the method of Levenberg and Marquardt.
+    """Minimise from a start on, by the method of Levenberg and Marquardt as MINPACK has it.
 
-    The damping is the diagonal of JtJ divided by a radius.  The radius grows as in H. B. Nielsen, Damping parameter in
-    Marquardt's method, IMM-REP-1999-05, section 3, and in Ceres, and shrinks as in MINPACK.  A step that leaves the
-    bounds is computed again with the coordinates that left them held at the bound.  A step that takes away all
-    influence of a parameter on the residuals has mostly gone too far, to where ``exp(-b * x)`` is zero, and is
-    shortened.  Where costs differ by no more than their rounding, the gradient decides.
+    A step s minimises the quadratic model within ``norm(D s) <= radius``, where D has the largest norms of columns of J
+    so far; see J. J. More, The Levenberg-Marquardt algorithm: implementation and theory, 1978.  Its damping is found by
+    the secant method on ``1 / norm(D s)``.  A step that leaves the bounds is computed again with the coordinates that
+    left them held at the bound.  A step that takes away all influence of a parameter on the residuals has mostly gone
+    too far, to where ``exp(-b * x)`` is zero, and is shortened.  Where costs differ by no more than their rounding, the
+    gradient decides.
 
     Args:
         evaluate: gives the point for a vector.
@@ -199,15 +148,52 @@ def minimize(
     return _Run(evaluate, space, limits, history).run(start)
 
 
-class _Trial(NamedTuple):
-    """A step from a point, or none: the point where it ends, and its normal equations if they are known."""
+class _Step(NamedTuple):
+    """A step within the bounds.
+
+    Attributes:
+        vector: in local coordinates.
+        length: in units of residuals; infinite where the normal equations could not be solved.
+        slope: of the cost along the step.
+        predicted: by how much it lowers the quadratic model.
+        damping: as a multiple of D**2; 0 where the radius did not matter.
+    """
+
+    vector: np.ndarray
+    length: float
+    slope: float
+    predicted: float
+    damping: float
+
+
+class _Place(NamedTuple):
+    """A point and its normal equations.
+
+    Attributes:
+        point, system: those.
+        at: the coordinates of the point.
+        norms: of the columns of J.
+        free: the coordinates that bounds allow to descend.
+        slope: the largest entry of their gradient.
+        cosine: the largest one of the angle between their columns and the residuals.
+    """
 
     point: Point
-    system: System | None = None
-    change: float = 0.0
-    ratio: float = 0.0
-    length: float = 0.0
-    is_better: bool = False
+    system: System
+    at: np.ndarray
+    norms: np.ndarray
+    free: np.ndarray
+    slope: float
+    cosine: float
+
+
+class _Trial(NamedTuple):
+    """The point at the end of a step, with its normal equations if it is better, and if rounding hides the change."""
+
+    point: Point
+    change: float
+    better: _Place | None = None
+    is_noise: bool = False
 
 
 @dataclass
@@ -217,72 +203,66 @@ class _Run:
     limits: Limits
     history: History
     evaluations: int = 0
+    vanished: int = 0  # steps in a row that were shortened for that reason
+    least: float = 0.0  # damping with which normal equations can be solved, as a multiple of the diagonal
     seconds: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("residuals and J", "normal equations", "linear solver"), 0.0)
     )
 
     def run(self, start: np.ndarray) -> Ended:
-        limits, radius = self.limits, _RADIUS
         point = self._at(start)
         if not np.isfinite(point.cost):
             raise InvalidArgumentError(
                 f"The cost at the start is {point.cost}: residuals are too large to be squared; scale them."
             )
-        system = self._system(point)
-        most = system.diagonal.copy()
-        free, slope, cosine = self._slope(point, system)
-        is_over = self.history.add(point.x, point.cost, 0.0, slope, 0.0, 0.0, radius)
-        vanished = 0
+        here, damping, is_moved = self._place(point), 0.0, False
+        self.least = here.system.first_damping
+        norms, radius = here.norms, _FIRST_RADIUS * (_length(here.norms * here.at) or 1.0)
+        is_over = self.history.add(point.x, point.cost, 0.0, here.slope, 0.0, 0.0, radius)
         while True:
-            reason = self._reason(point, cosine, radius, is_over)
+            reason = self._reason(here.cosine, is_over)
             if reason is not None:
                 break
-            most = np.maximum(most, system.diagonal)
-            # a column that has been zero everywhere still needs some damping, in any unit
-            scale = np.maximum(system.diagonal, _LEAST_DIAGONAL * np.where(most > 0, most, most.max() or 1.0))
-            step, predicted = self._step(point, system, scale / radius, free)
-            trial = _Trial(point)
-            if step is not None and predicted > 0:
-                trial = self._trial(point, step, predicted, cosine)
-                if trial.is_better and vanished < _MOST_VANISHED:
-                    trial, has_vanished = self._without_vanished(trial, system, free)
-                    vanished += has_vanished
-            before, (end, found, change, ratio, length, is_better) = point, trial
-            if is_better:
-                point, system = end, found or self._system(end)
-                free, slope, cosine = self._slope(point, system)
-                radius = min(_MOST_RADIUS, radius / max(1 / 3, 1 - (2 * min(ratio, 1.0) - 1) ** 3))
-                vanished = 0
-            else:
-                radius *= _shrinkage(0.0 if step is None else -float(system.gradient @ step), change)
-            is_over = self.history.add(point.x, point.cost, change, slope, length, ratio, radius)
-            if not is_over and step is not None:
-                is_noise = found is not None and cosine <= 10 * np.sqrt(limits.noise)
-                reason = self._small(before, system, step, change, is_better, is_noise)
+            norms = np.maximum(norms, here.norms)
+            step = self._step(here, norms, radius, damping)
+            trial = self._trial(here, step)
+            is_first = len(self.history.lines) == 1
+            radius, damping = _next_radius(min(radius, step.length) if is_first else radius, step, here, trial.change)
+            before, here = here, trial.better or here
+            if trial.better and step.damping == 0.0 and trial.change > 0.75 * step.predicted:
+                self.least = max(_LESS * self.least, min(self.least, here.system.least_damping))
+            is_moved = is_moved or here is not before
+            change = trial.change if trial.better else min(trial.change, 0.0)
+            ratio = trial.change / step.predicted if step.predicted else 0.0
+            is_over = self.history.add(
+                here.point.x, here.point.cost, change, here.slope, _length(step.vector), ratio, radius
+            )
+            if not is_over:
+                reason = self._small(before, step, trial, norms, radius, is_moved=is_moved or is_first)
                 if reason is not None:
                     break
-        return Ended(point, system.gradient, *reason, self.evaluations, self.seconds)
+        return Ended(here.point, here.system.gradient, *reason, self.evaluations, self.seconds)
 
-    def _trial(self, point: Point, step: np.ndarray, predicted: float, cosine: float) -> _Trial:
-        """The point at the end of a step, and whether it is better: by its cost, or by its gradient within rounding."""
-        end, found = self._at(self.space.plus(point.x, step)), None
-        change = point.cost - end.cost if np.isfinite(end.cost) else -np.inf
-        ratio = change / predicted
-        is_better = change > 0 and ratio > _LEAST_RATIO
-        if max(predicted, abs(change)) <= self.limits.noise * point.cost:
-            found = self._system(end)
-            is_better = self._slope(end, found)[2] < 0.5 * cosine
-        return _Trial(end, found, change, ratio, float(np.linalg.norm(step)), is_better)
+    def _trial(self, here: _Place, step: _Step) -> _Trial:
+        """The point at the end of a step, which is better by its cost, or by its gradient within rounding."""
+        if not step.predicted > 0:
+            return _Trial(here.point, 0.0)
+        end, cost = self._at(self.space.plus(here.point.x, step.vector)), here.point.cost
+        change = cost - end.cost if np.isfinite(end.cost) else -np.inf
+        if max(step.predicted, abs(change)) <= self.limits.noise * cost:
+            there = self._place(end)
+            return _Trial(end, change, there if there.cosine < 0.5 * here.cosine else None, is_noise=True)
+        if change < _LEAST_RATIO * step.predicted:
+            return _Trial(end, change)
+        there = self._place(end)
+        has_vanished = (there.norms < _LEAST_COLUMN * here.norms)[here.free].any()
+        if has_vanished and self.vanished < _MOST_VANISHED:
+            self.vanished += 1
+            return _Trial(end, 0.0)
+        self.vanished = 0
+        return _Trial(end, change, there)
 
-    def _without_vanished(self, trial: _Trial, system: System, free: np.ndarray) -> tuple[_Trial, bool]:
-        """The same, but rejected where it takes away all influence of a parameter; whether it does."""
-        found = trial.system or self._system(trial.point)
-        has_vanished = not (found.diagonal >= _LEAST_COLUMN**2 * system.diagonal)[free].all()
-        if has_vanished:
-            return trial._replace(system=found, change=0.0, ratio=0.0, is_better=False), True
-        return trial._replace(system=found), False
-
-    def _reason(self, point: Point, cosine: float, radius: float, is_over: bool) -> tuple[int, str] | None:
+    def _reason(self, cosine: float, is_over: bool) -> tuple[int, str] | None:
         """Why the iteration ends before the next step."""
         limits = self.limits
         if is_over:
@@ -291,33 +271,32 @@ class _Run:
             return 1, f"The gradient is small: the largest cosine of a column of J and r, {cosine:.1e}, is <= gtol."
         if len(self.history.lines) > limits.max_iterations:
             return 0, f"The largest number of iterations, {limits.max_iterations}, is reached (max_nfev)."
-        if radius < _LEAST_RADIUS:
-            return -2, "No step lowers the cost, however short; check_jacobian tells whether J is right."
         return None
 
     def _small(
-        self, before: Point, system: System, step: np.ndarray, change: float, is_better: bool, is_noise: bool
+        self, before: _Place, step: _Step, trial: _Trial, norms: np.ndarray, radius: float, *, is_moved: bool
     ) -> tuple[int, str] | None:
-        """Why a step was the last one."""
-        limits, norms = self.limits, np.sqrt(system.diagonal)
-        if is_better and not is_noise and change <= limits.ftol * before.cost:
-            return 2, f"The cost changes little: by {change:.1e}, which is <= ftol = {limits.ftol:.0e} of it."
-        length, size = (float(np.linalg.norm(norms * v)) for v in (step, self.space.coordinates(before.x)))
-        if length <= limits.xtol * (size + limits.xtol):
-            return (
-                3,
-                f"The step is small: {length:.1e} in units of residuals, <= xtol = {limits.xtol:.0e} of {size:.1e}.",
-            )
-        if is_noise and not is_better:
+        """Why a step was the last one; without any accepted one, short steps are no success."""
+        ftol, xtol, noise = self.limits.ftol, self.limits.xtol, self.limits.noise
+        cost, change = before.point.cost, trial.change
+        is_noise = trial.is_noise and before.cosine <= 10 * np.sqrt(noise)
+        is_moved = is_moved and step.predicted > 0
+        if is_moved and not is_noise and max(abs(change), step.predicted) <= ftol * cost:
+            return 2, f"The cost changes little: by {change:.1e}, which is <= ftol = {ftol:.0e} of it."
+        length, size = (_length(before.norms * v) for v in (step.vector, before.at))
+        # a step that the radius limits is small for that reason
+        is_whole = step.damping == 0.0 or (trial.better is None and step.predicted <= max(ftol, noise) * cost)
+        if is_moved and is_whole and length <= xtol * size and radius <= xtol * _length(norms * before.at):
+            return 3, f"The step is small: {length:.1e} in units of residuals, <= xtol = {xtol:.0e} of {size:.1e}."
+        if is_noise and trial.better is None:
             return 4, "The cost and its gradient are at the limit of rounding."
+        if trial.better is None and radius <= np.finfo(float).eps * np.sqrt(cost):
+            return -2, "No step lowers the cost, however short; check_jacobian tells whether J is right."
         return None
 
     def _at(self, x: np.ndarray) -> Point:
         self.evaluations += 1
         return self._timed("residuals and J", lambda: self.evaluate(x))
-
-    def _system(self, point: Point) -> System:
-        return self._timed("normal equations", point.system)
 
     def _timed(self, part: str, function: Callable[[], object]) -> Any:
         began = time.perf_counter()
@@ -325,25 +304,56 @@ class _Run:
         self.seconds[part] += time.perf_counter() - began
         return found
 
-    def _slope(self, point: Point, system: System) -> tuple[np.ndarray, float, float]:
-        """The coordinates that bounds allow to descend, their largest gradient, and largest cosine to the residuals."""
-        at, g = self.space.coordinates(point.x), system.gradient
+    def _place(self, point: Point) -> _Place:
+        system: System = self._timed("normal equations", point.system)
+        at, g, norms = self.space.coordinates(point.x), system.gradient, np.sqrt(system.diagonal)
         free = ~((at <= self.space.low) & (g > 0)) & ~((at >= self.space.high) & (g < 0))
         down = np.where(free, np.abs(g), 0.0)
-        norms = np.sqrt(system.diagonal * 2 * point.cost)
-        cosines = np.divide(down, norms, out=np.zeros_like(down), where=norms > 0)
-        return free, float(down.max(initial=0.0)), float(cosines.max(initial=0.0))
+        lengths = norms * np.sqrt(2 * point.cost)
+        cosines = np.divide(down, lengths, out=np.zeros_like(down), where=lengths > 0)
+        slope, cosine = (float(v.max(initial=0.0)) for v in (down, cosines))
+        return _Place(point, system, at, norms, free, slope, cosine)
 
-    def _step(
-        self, point: Point, system: System, damping: np.ndarray, free: np.ndarray
-    ) -> tuple[np.ndarray | None, float]:
-        """A step within the bounds, and by how much it lowers the quadratic model."""
-        at, fixed, step = self.space.coordinates(point.x), np.zeros_like(damping), np.zeros_like(damping)
+    def _step(self, here: _Place, norms: np.ndarray, radius: float, damping: float) -> _Step:
+        """The step for a radius; the damping is that of the last one, to begin with."""
+        D: np.ndarray = np.where(norms > 0, norms, 1.0)  # a column that has been zero everywhere is not moved
+        steepest = _length((here.system.gradient / D)[here.free])
+        rounding = self.least * np.where(here.norms > 0, here.norms, D) ** 2
+        least = float((rounding / D**2).min(initial=1.0))
+        bounds = [
+            (least, np.nan),
+            (max(steepest / max(radius, _TINY), least), np.nan),
+        ]  # and the lengths of their steps
+        damping = min(max(damping, least), bounds[1][0])
+        vector, length, is_least, width = None, np.inf, False, here.system.width
+        for n in range(_MOST_SOLVES):
+            vector = self._damped(here, np.maximum(damping * D**2, rounding))
+            if vector is None:
+                break
+            length = _length(D * vector)
+            is_shorter, is_least = length <= radius, damping == least
+            if radius <= width * length <= width**2 * radius or (is_shorter and is_least):
+                break
+            bounds[is_shorter] = damping, length
+            damping = _between(bounds[0], bounds[1], radius, steepest, is_secant=n % 3 != 2)
+        if vector is None:
+            if self.least >= 1.0:
+                return _Step(np.zeros_like(D), np.inf, 0.0, 0.0, damping)
+            self.least = 100 * max(self.least, damping)  # singular to rounding
+            return self._step(here, norms, radius, damping)
+        slope = float(here.system.gradient @ vector)
+        predicted = -slope - 0.5 * here.system.curvature(vector)
+        return _Step(vector, length, slope, predicted, 0.0 if is_least else damping)
+
+    def _damped(self, here: _Place, damping: np.ndarray) -> np.ndarray | None:
+        """A step within the bounds."""
+        at, free, solve = here.at, here.free, here.system.solve
+        fixed, step = np.zeros_like(damping), np.zeros_like(damping)
         for _ in range(4):
-            weights = np.where(free, damping, _FIXED * np.maximum(system.diagonal, damping))
-            solved = self._timed("linear solver", lambda w=weights, f=fixed: system.solve(w, f))
+            weights = np.where(free, damping, _FIXED * np.maximum(here.norms**2, damping))
+            solved = self._timed("linear solver", lambda w=weights, f=fixed: solve(w, f))
             if solved is None or not np.isfinite(solved).all():
-                return None, 0.0
+                return None
             step = np.where(free, solved, fixed)
             within = np.minimum(np.maximum(at + step, self.space.low), self.space.high)
             is_out = free & (within != at + step)
@@ -351,21 +361,42 @@ class _Run:
                 break
             step[is_out] = fixed[is_out] = within[is_out] - at[is_out]
             free = free & ~is_out
-        return step, -float(system.gradient @ step) - 0.5 * system.curvature(step)
+        return step
 
 
-def _shrinkage(slope: float, change: float) -> float:
-    """By how much the radius shrinks after a step that is rejected.
+def _between(
+    longer: tuple[float, float], shorter: tuple[float, float], radius: float, steepest: float, *, is_secant: bool
+) -> float:
+    """A damping to try between two, given with the lengths of their steps, which are NaN where they are not known."""
+    (low, too_long), (high, too_short) = longer, shorter
+    if np.isnan(too_long):
+        return low
+    if np.isnan(too_short):
+        guess = max(steepest / too_long, low * (too_long / radius) ** 2)
+        return guess if low < guess < high else high
+    if too_short == 0.0:
+        return np.sqrt(low * high)
+    if is_secant:
+        return low + (high - low) * (1 / radius - 1 / too_long) / (1 / too_short - 1 / too_long)
+    return low * (high / low) ** (np.log(too_long / radius) / np.log(too_long / too_short))
 
-    It is the share of the step at which the parabola through the cost, its slope along the step and the cost at its end
-    is least, but at most 0.5, and not less than a least one; as in MINPACK, see J. J. More, The Levenberg-Marquardt
-    algorithm, 1978.
+
+def _next_radius(radius: float, step: _Step, here: _Place, change: float) -> tuple[float, float]:
+    """The radius and the damping after a step, as in MINPACK.
+
+    After a bad step it shrinks to the share at which the parabola through the cost, its slope along the step and the
+    cost at its end is least, within limits.
     """
-    if not (slope > 0 and np.isfinite(change)):
-        return _LEAST_SHRINKAGE
-    return min(max(0.5 * slope / (slope - min(change, 0.0)), _LEAST_SHRINKAGE), 0.5)
+    if step.predicted > 0 and change > 0.25 * step.predicted:
+        if step.damping and change < 0.75 * step.predicted:
+            return radius, step.damping
+        return 2 * step.length, 0.5 * step.damping
+    share = 0.5
+    if change < 0:
+        share = 0.5 * step.slope / (step.slope + change) if change > -99 * here.point.cost else 0.0
+    share = max(share, _LEAST_SHRINKAGE)
+    return share * min(radius, (step.length or radius) / _LEAST_SHRINKAGE), step.damping / share
 
 
-def print_line(line: Iteration) -> None:
-    """A line on stderr, below a title at first, as in Ceres."""
-    print(f"{TITLE}\n{line}" if line.number == 0 else line, file=sys.stderr, flush=True)
+def _length(vector: np.ndarray) -> float:
+    return float(np.linalg.norm(vector))

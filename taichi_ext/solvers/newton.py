@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
-from taichi_ext.api.inputs.options import Options, check_function, check_number, checked_choice, is_whole
+from taichi_ext.api.inputs.options import (
+    Options,
+    check_flag,
+    check_function,
+    check_number,
+    checked_choice,
+    is_real,
+    is_whole,
+)
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import pieces_of
@@ -33,12 +41,14 @@ from taichi_ext.solvers.problem import Problem
 
 _DECREASE = 1e-4  # least ratio of the energy's decrease to that predicted by its slope (Armijo)
 _MOST_HALVED = 50  # times that a step is halved
+_FEW_HALVED = 12  # before a more cautious direction is tried
+_ESCAPE = 0.1  # first step from a saddle or maximum, over the largest of the params or 1
 _MESSAGES = {
     1: "the gradient is smaller than gtol",
     2: "the step is smaller than xtol",
     0: "the largest number of iterations was reached",
     -1: "the callback asked to stop",
-    -2: "no step along the direction lowers the energy",
+    -2: "no step lowers the energy by more than its rounding, or max_step or is_valid leave none",
 }
 
 
@@ -78,7 +88,7 @@ class NewtonResult:
         gradient: there, of shape (P,), including fixed entries.
         success: whether a tolerance was reached.
         status: 1 for gtol, 2 for xtol, 0 for the largest number of iterations, -1 for the callback, -2 where no step
-            lowers the energy.
+            lowers the energy by more than its rounding, or ``max_step`` or ``is_valid`` leave none.
         message: the reason in words.
         nfev: how often the energy alone was computed, in line searches.
         nhev: how often H was computed, or multiplied with a vector (``method="cg"``).
@@ -126,11 +136,12 @@ def newton(
     """Minimise an energy, a number that a kernel computes, from where its params are; they hold the minimiser then.
 
     Newton's method: each iteration computes the energy, its gradient and its sparse Hessian H in one launch, and solves
-    ``H p = -gradient`` by a sparse factorisation.  Where H is not positive definite, the blocks of the elements are
-    projected (see ``hessian``, ``project="clamp"``); if that is not enough, a multiple of the identity is added.  The
-    step along p is halved until the energy falls enough (Armijo's condition; Nocedal and Wright, Numerical
-    Optimization, section 3.1).  The kernel must compute the same energy from the same params each time; its other
-    outputs are those of one plain run at the minimiser.
+    ``H p = -gradient`` by a sparse factorisation.  The step along p is halved until the energy falls enough (Armijo's
+    condition; Nocedal and Wright, Numerical Optimization, section 3.1).  Where H is not positive definite, or no such
+    step is found, the blocks of the elements are projected (see ``hessian``, ``project="abs"``) and a diagonal is
+    added, more and more of it, up to a step along the gradient.  Where the gradient vanishes and H has a negative
+    eigenvalue, as at saddles and maxima, a step along its eigenvector follows.  The kernel must compute the same energy
+    from the same params each time; its other outputs are those of one plain run at the minimiser.
 
     Args:
         kernel: see ``hessian``.
@@ -186,6 +197,7 @@ def newton(
         check_function(name, value, meaning)
     if not is_whole(max_iterations) or max_iterations < 0:
         raise InvalidArgumentError(f"max_iterations is {shown(max_iterations)}; expected a whole number of at least 0.")
+    check_flag("progress", progress)
     checked_choice("method", method, METHODS)
     prepared = partial(prepared_form, kernel, params, energy, args)
     plan, call = prepared(Options(), "gradient")
@@ -222,10 +234,13 @@ class _Search:
         goal, history, status = gtol * max(1.0, size), [NewtonIteration(0, value, size, 0.0, 0.0, False)], 0
         self._show(history, is_shown=is_shown)
         for number in range(1, most + 1):
-            if size <= goal:
-                break
-            direction, is_projected = self._directions.direction(x, gradient)
-            factor, trial = self._line_search(x, value, gradient, direction)
+            if size <= goal or status == 2:
+                factor, trial = self._escape(x, value, gradient)
+                if trial is None:
+                    break
+                status, is_projected = 0, True
+            else:
+                factor, trial, is_projected = self._step(x, value, gradient)
             if trial is None:
                 status = -2
                 break
@@ -240,7 +255,6 @@ class _Search:
                 break
             if change <= xtol * max(1.0, float(np.abs(x).max())):
                 status = 2
-                break
         status = 1 if size <= goal and status == 0 else status
         counts = (self._values, self._directions.hessians)
         return NewtonResult(x, value, gradient, status > 0, status, _MESSAGES[status], *counts, tuple(history))
@@ -250,27 +264,68 @@ class _Search:
             lines = [_TITLE, str(history[-1])] if len(history) == 1 else [str(history[-1])]
             sys.stdout.write("\n".join([*lines, ""]))
 
+    def _step(self, x: np.ndarray, value: float, gradient: np.ndarray) -> tuple[float, np.ndarray | None, bool]:
+        """The factor of a direction, the point there, None where the energy falls along none, and how it was found."""
+        direction, factor, trial, is_projected = -gradient, 0.0, None, True
+        for direction, is_projected in self._directions.directions(x, gradient):
+            slope = float(gradient @ direction)
+            if np.isfinite(direction).all() and slope < 0:
+                factor, trial = self._line_search(x, value, direction, (slope, 0.0), 1.0, _FEW_HALVED)
+                if trial is not None:
+                    return factor, trial, is_projected
+        slope = float(gradient @ direction)
+        return *self._line_search(x, value, direction, (slope, 0.0), 0.5**_FEW_HALVED, _MOST_HALVED), True
+
+    def _escape(self, x: np.ndarray, value: float, gradient: np.ndarray) -> tuple[float, np.ndarray | None]:
+        """A step along negative curvature; without a point where there is none, as at a minimum."""
+        found = self._directions.escape(x)
+        if found is None:
+            return 0.0, None
+        direction, curvature = found
+        direction = direction if gradient @ direction <= 0 else -direction
+        first = _ESCAPE * max(1.0, float(np.abs(x).max())) / float(np.abs(direction).max())
+        for along in (direction, -direction):
+            factor, trial = self._line_search(x, value, along, (0.0, curvature), first, _MOST_HALVED)
+            if trial is not None:
+                return factor, trial
+        return 0.0, None
+
     def _line_search(
-        self, x: np.ndarray, value: float, gradient: np.ndarray, direction: np.ndarray
+        self, x: np.ndarray, value: float, direction: np.ndarray, model: tuple[float, float], factor: float, most: int
     ) -> tuple[float, np.ndarray | None]:
-        """The factor of the direction, and the point there; None where no factor lowers the energy."""
-        factor, slope = 1.0, float(gradient @ direction)
+        """The factor of the direction, halved so often at most, and the point there; None where the energy is higher.
+
+        ``model`` is the slope and the curvature of the energy along the direction.
+        """
+        slope, curvature = model
         if self._max_step is not None:
             self._problem.store(x)
-            most = float(self._max_step(self._structured(direction)))
-            if not most >= 0:
-                raise InvalidArgumentError(f"max_step returned {most}; expected the factor of a step, at least 0.")
-            factor = min(factor, most)
-        for _ in range(_MOST_HALVED if factor else 0):
+            longest = self._max_step(self._structured(direction))
+            if not (is_real(longest) and longest >= 0):
+                raise InvalidArgumentError(
+                    f"max_step returned {shown(longest)}; expected the factor of a step, at least 0."
+                )
+            factor = min(factor, float(longest))
+        # where rounding of the energy hides its change, a full Newton step is right
+        noise = self._problem.noise * abs(value) if slope else 0.0
+        for _ in range(most if factor else 0):
             trial = x + factor * direction
-            if self._is_valid is None or self._is_valid(self._structured(trial)):
+            if self._is_allowed(trial):
                 found = self._problem.value(trial)
                 self._values += 1
-                # where rounding of the energy hides its change, a full Newton step is right
-                if found <= value + _DECREASE * factor * slope + self._problem.noise * abs(value):
+                change = factor * slope + 0.5 * factor**2 * curvature
+                if -np.inf < found <= value + _DECREASE * change + noise and (slope or found < value):
                     return factor, trial
             factor *= 0.5
         return 0.0, None
+
+    def _is_allowed(self, trial: np.ndarray) -> bool:
+        if self._is_valid is None:
+            return True
+        found = self._is_valid(self._structured(trial))
+        if not isinstance(found, (bool, np.bool_)):
+            raise InvalidArgumentError(f"is_valid returned {shown(found)}; expected True or False.")
+        return bool(found)
 
     def _structured(self, vector: np.ndarray) -> Any:
         return self._rebuild(pieces_of(vector, self._problem.shapes))

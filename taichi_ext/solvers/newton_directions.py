@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +22,8 @@ from taichi_ext.solvers.extra import require_scipy, required
 from taichi_ext.solvers.problem import Problem
 
 METHODS = ("splu", "cholmod", "cg")
-_FIRST_SHIFT = 1e-8  # of the diagonal of H where it is not positive definite, over the largest entry
-_MOST_SHIFT = 1e8
+_SHIFTS = (1e-4, 1e-2, 1.0, 100.0)  # of the diagonal of H, over the sums of the absolute values of its rows
+_MOST_SOLVES = 30  # of an inverse iteration, or of random products, for a direction of negative curvature
 _LEAST_EIGENVALUE = 1e-8  # of a block on the diagonal, over its largest
 
 
@@ -40,8 +40,12 @@ class Directions(Protocol):
         """The energy and its gradient."""
         ...
 
-    def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
-        """The direction from the last point, and whether H was not positive definite there."""
+    def directions(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """Directions from the last point, each more cautious, and whether H was not positive definite there."""
+        ...
+
+    def escape(self, x: np.ndarray) -> tuple[np.ndarray, float] | None:
+        """A direction of negative curvature at the last point, and that; None where H is positive semidefinite."""
         ...
 
 
@@ -74,24 +78,43 @@ class FactoredDirections:
         is_single = len(blocks) == 1
         return value, gradient, blocks[0][0] if is_single else require_scipy("sparse", "newton").block_array(blocks)
 
-    def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
-        H = self._H
-        factors, is_projected = self._factorise(H), False
+    def directions(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        H, downhill = self._H, self._fixed.free(-gradient)
+        factors = self._factorise(H)
+        if factors is not None:
+            yield factors.solve(downhill), False
         sparse = self._plain.prepared.sparse
-        if factors is None and not (sparse.dense_reason or sparse.energy_intermediates):  # with blocks of elements
-            is_projected = True
-            H = self._evaluated(x, self._projected, "clamp")[2]
-            factors = self._factorise(H)
-        shift = _FIRST_SHIFT * max(float(np.abs(H.diagonal()).max()), np.finfo(float).tiny)
-        for _ in range(round(math.log10(_MOST_SHIFT / _FIRST_SHIFT))):
+        if not (sparse.dense_reason or sparse.energy_intermediates):  # with blocks of elements
+            H = self._evaluated(x, self._projected, "abs")[2]
+        for shift in _SHIFTS:
+            factors = self._factorise(self._shifted(H, shift))
             if factors is not None:
-                break
-            eye = require_scipy("sparse", "newton").eye_array(H.shape[0])
-            factors, shift = self._factorise((H + shift * eye).tocsr()), 10 * shift
-        downhill = self._fixed.free(-gradient)
-        found = downhill if factors is None else factors.solve(downhill)
-        is_downhill = np.isfinite(found).all() and found @ gradient < 0
-        return (found if is_downhill else downhill), is_projected
+                yield factors.solve(downhill), True
+        yield downhill, True
+
+    def _shifted(self, H: Any, shift: float) -> Any:
+        """A matrix plus a share of the sums of H's rows on its diagonal: with all of it, H is semidefinite."""
+        diagonal = require_scipy("sparse", "newton").diags_array(shift * _row_sums(self._H))
+        return (H + diagonal).tocsr()
+
+    def escape(self, x: np.ndarray) -> tuple[np.ndarray, float] | None:
+        """By inverse iteration."""
+        H, shift = self._H, self._problem.noise
+        if self._factorise(self._shifted(H, shift)) is not None:
+            return None
+        factors: Any = None
+        sums = _row_sums(H)
+        while factors is None and shift < _SHIFTS[-1]:
+            shift *= 10
+            factors = self._factorise(self._shifted(H, shift))
+        along = self._fixed.free(np.random.default_rng(0).standard_normal(len(x)))
+        if factors is None:
+            return None
+        for _ in range(_MOST_SOLVES):
+            along = factors.solve(sums * along)
+            along /= np.abs(along).max()
+        curvature = float(along @ (H @ along))
+        return (along, curvature) if curvature < 0 else None
 
 
 class ConjugateDirections:
@@ -119,11 +142,32 @@ class ConjugateDirections:
         self.hessians += 1
         return point_along(with_choices(self._problem.start_at(x, self._plan), None, self._fixed), direction)
 
-    def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
-        residual = self._fixed.free(-gradient)
-        step, size, precondition = np.zeros_like(x), float(residual @ residual), self._preconditioner(x)
-        goal = size * min(0.25, math.sqrt(size))  # the residual at most min(0.5, sqrt |g|) |g|
-        along = precondition(residual)
+    def directions(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        downhill, precondition = self._fixed.free(-gradient), self._preconditioner(x)
+        size = float(downhill @ downhill)
+        step, bent = self._solve(x, downhill, precondition, size * min(0.25, math.sqrt(size)))
+        if bent is None:
+            yield step, False
+        else:
+            yield (step if step.any() else bent[0]), True
+        yield precondition(downhill), True
+        yield downhill, True
+
+    def escape(self, x: np.ndarray) -> tuple[np.ndarray, float] | None:
+        """By conjugate gradients, for a random right side."""
+        right = self._fixed.free(np.random.default_rng(0).standard_normal(len(x)))
+        bent = self._solve(x, right, self._preconditioner(x), 1e-4 * float(right @ right))[1]
+        if bent is None:
+            return None
+        along, curvature = bent
+        is_rounding = curvature > -self._problem.noise * float(np.abs(along) @ np.abs(self._along(x, along)[2]))
+        return None if is_rounding else bent
+
+    def _solve(
+        self, x: np.ndarray, residual: np.ndarray, precondition: Callable[[np.ndarray], np.ndarray], goal: float
+    ) -> tuple[np.ndarray, tuple[np.ndarray, float] | None]:
+        """The solution for a right side, up to the square of its residual; and what ended it before, if H is bent."""
+        step, along = np.zeros_like(x), precondition(residual)
         square = float(residual @ along)
         for _ in range(2 * len(x)):
             if residual @ residual <= goal:
@@ -131,13 +175,13 @@ class ConjugateDirections:
             product = self._along(x, along)[2]
             curvature = float(along @ product)
             if not curvature > 0:
-                return (step if step.any() else along), True
+                return step, (along, curvature)
             factor = square / curvature
             step, residual = step + factor * along, residual - factor * product
             towards = precondition(residual)
             square, before = float(residual @ towards), square
             along = towards + (square / before) * along
-        return step, False
+        return step, None
 
     def _preconditioner(self, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """The inverse of the blocks on the diagonal of H, one for each element of a param."""
@@ -159,6 +203,12 @@ class ConjugateDirections:
             return np.concatenate([(m @ v.reshape(len(m), -1, 1)).reshape(-1) for m, v in parts])
 
         return multiply
+
+
+def _row_sums(H: Any) -> np.ndarray:
+    """The sums of the absolute values of rows; 1 for rows of zeros."""
+    sums = np.asarray(abs(H).sum(axis=1)).reshape(-1)
+    return np.where(sums > 0, sums, 1.0)
 
 
 def _inverse_blocks(H: Any, size: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import is_positive
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, pieces_of, slices_of
-from taichi_ext.solvers.levenberg import TITLE, Iteration
+from taichi_ext.solvers.history import TITLE, Iteration
 from taichi_ext.solvers.systems import inverse_part
 
 

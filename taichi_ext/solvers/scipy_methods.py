@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.solvers.extra import require_scipy
-from taichi_ext.solvers.levenberg import Ended, History, Point
+from taichi_ext.solvers.history import History
+from taichi_ext.solvers.levenberg import Ended, Point
 from taichi_ext.solvers.problem import Weighted
 
 

@@ -12,6 +12,7 @@ import os
 import pickle
 import threading
 import traceback
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -121,7 +122,9 @@ class Worker:
     """The programs of shards, which are kept, by their factory and its arguments."""
 
     def __init__(self) -> None:
-        self._built: OrderedDict[bytes, tuple[Problem, object]] = OrderedDict()
+        self._built: OrderedDict[bytes, tuple[Problem, object, weakref.ref[Any]]] = (
+            OrderedDict()
+        )  # the last is Taichi's program
 
     def answer(self, task: Task) -> object:
         """J or ``Sums``; a ``Failure`` where something raises."""
@@ -141,7 +144,8 @@ class Worker:
         recipe = task.recipe
         use = "gradient" if task.loss == GRADIENT else "jacobian"
         key = hashlib.sha256(repr((recipe.factory, recipe.format, use)).encode() + recipe.arguments).digest()
-        if key not in self._built:
+        is_kept = key in self._built and self._built[key][2]() is backend.program()  # no other factory called ti.init
+        if not is_kept:
             start_taichi(recipe.init, task.neighbours)
             made = imported(recipe.factory)(*pickle.loads(recipe.arguments))
             if not (isinstance(made, tuple) and len(made) in (3, 4)):
@@ -157,14 +161,14 @@ class Worker:
                 )
             options = checked_options(None, "auto", None, recipe.format)
             plan, call = prepared_form(kernel, params, outputs, args, options, use)
-            self._built[key] = Problem(plan, call), outputs
+            self._built[key] = Problem(plan, call), outputs, weakref.ref(backend.program())
         self._built.move_to_end(key)
         if len(self._built) > _KEPT:
             self._built.popitem(last=False)
-        problem = self._built[key][0]
+        problem, outputs, _ = self._built[key]
         if problem.shapes != recipe.shapes:
             raise InvalidArgumentError(f"its params have the shapes {problem.shapes}; the values: {recipe.shapes}.")
-        return self._built[key]
+        return problem, outputs
 
 
 def start_taichi(init: dict[str, Any], neighbours: int = 1) -> None:

@@ -165,8 +165,9 @@ def map_jacobian(
 
     A worker starts Taichi, and calls ``factory(*shard)`` for each shard that it gets: it returns ``(kernel, params,
     outputs)`` or ``(kernel, params, outputs, args)``, see ``jacobian``.  The worker keeps them (the last 256), so that
-    other values of the params cost a launch.  At most two shards for each worker are under way, so the memory of this
-    process does not grow with their number.
+    other values of the params cost a launch.  A factory that calls ``ti.init`` ends the other programs of its worker,
+    which are built again for each point: give ``init=`` instead.  At most two shards for each worker are under way, so
+    the memory of this process does not grow with their number.
 
     Shards lost with a worker are computed again, at most three times, if ``executor`` is a function (or Dask, which
     replaces its workers).

@@ -19,6 +19,7 @@ from taichi_ext.solvers.extra import require_scipy
 _FEW_NUMBERS = 2**18  # of a J that is decomposed
 _ROWS = 2**10  # rows of a dense J in one product: few, so that threads do not change the order of sums
 _MOST_NAMES = 4  # of entries that are not determined
+FIRST_DAMPING, LEAST_DAMPING = 1e-4, 1e-12  # of JtJ
 _COLUMNS = 64  # columns of a sparse matrix's inverse in one solve
 
 
@@ -54,6 +55,8 @@ def rows_times(factors: np.ndarray | None, J: Any) -> Any:
 class NormalSystem:
     """JtJ, dense or CSR, and Jtr; see ``System``."""
 
+    first_damping, least_damping, width = FIRST_DAMPING, LEAST_DAMPING, 2.0
+
     def __init__(self, JtJ: Any, gradient: np.ndarray) -> None:
         self.JtJ, self.gradient = JtJ, gradient
         self.diagonal: np.ndarray = JtJ.diagonal().astype(np.float64)
@@ -68,26 +71,37 @@ class NormalSystem:
 
 
 class JacobianSystem:
-    """A dense J and r; see ``System``.  A QR decomposition keeps the digits that JtJ loses."""
+    """A dense J and r; see ``System``.  A QR decomposition keeps the digits that JtJ loses.
+
+    Attributes:
+        R: of the QR decomposition of J, of shape (min(M, P + 1), P).
+        count: the larger number of rows and columns of J.
+    """
+
+    first_damping = least_damping = 1e-32  # of which QR keeps the square root
+    width = 1.1
 
     def __init__(self, J: np.ndarray, r: np.ndarray) -> None:
-        self.J, self._r = J, r
         self.gradient: np.ndarray = J.T @ r
         self.diagonal: np.ndarray = (J * J).sum(axis=0)
+        self.count = max(J.shape)
+        triangle: Any = np.linalg.qr(np.column_stack([J, r]), mode="r")
+        self.R, self._r = triangle[:, :-1], triangle[:, -1]  # in the basis of Q
 
     def solve(self, damping: np.ndarray, fixed: np.ndarray) -> np.ndarray | None:
         """See ``System``: the least squares of ``J s + r + J fixed`` and ``sqrt(damping) s``."""
-        scale = 1 / np.sqrt(self.diagonal + damping)
-        Q, R = np.linalg.qr(np.concatenate([self.J * scale, np.diag(np.sqrt(damping) * scale)]))
-        b = self._r + self.J @ fixed
+        scale, count = 1 / np.sqrt(self.diagonal + damping), len(damping)
+        rows = np.column_stack([self.R * scale, self._r + self.R @ fixed])
+        damped = np.column_stack([np.diag(np.sqrt(damping) * scale), np.zeros(count)])
+        triangle: Any = np.linalg.qr(np.concatenate([rows, damped]), mode="r")
         try:
-            return scale * np.linalg.solve(R, -Q[: len(b)].T @ b)
+            return -scale * np.linalg.solve(triangle[:count, :-1], triangle[:count, -1])
         except np.linalg.LinAlgError:
             return None
 
     def curvature(self, step: np.ndarray) -> float:
         """See ``System``."""
-        return float(np.square(self.J @ step).sum())
+        return float(np.square(self.R @ step).sum())
 
 
 def solve_symmetric(A: Any, damping: np.ndarray, b: np.ndarray) -> np.ndarray | None:
@@ -131,10 +145,10 @@ def inverse_part(system: JacobianSystem | NormalSystem, entries: np.ndarray, par
     _check_determined(np.flatnonzero(norms == 0), parts)
     scale, eps = 1 / norms, np.finfo(np.float64).eps
     if isinstance(system, JacobianSystem):
-        values, vectors = np.linalg.svd(system.J * scale, full_matrices=False)[1:]
+        values, vectors = np.linalg.svd(system.R * scale, full_matrices=False)[1:]
         if len(values) < len(norms):
             _check_determined(np.arange(len(norms)), parts)
-        values, least = values**2, (eps * max(system.J.shape)) ** 2
+        values, least = values**2, (eps * system.count) ** 2
     elif isinstance(system.JtJ, np.ndarray):
         values, vectors = np.linalg.eigh(system.JtJ * scale * scale[:, None])
         vectors, least = vectors.T, eps * len(norms)

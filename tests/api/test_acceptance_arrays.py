@@ -14,7 +14,7 @@ nerf = example_programs.load("nerf_rendering")
 arrays = example_programs.load("external_arrays")
 
 REAL = np.float32 if devices.is_single() else np.float64
-needs_torch = "PyTorch is not installed (python -m pip install 'taichi-ext[torch]')"
+needs_torch = "PyTorch is not installed (python -m pip install '.[torch]')"
 
 
 def test_external_arrays_prints_the_expected_numbers(capsys, monkeypatch):
@@ -26,7 +26,7 @@ def test_external_arrays_runs_without_torch(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     printed = example_programs.run("external_arrays", capsys, monkeypatch)
     assert printed.count("  ok  ") == 2
-    assert "taichi-ext[torch]" in printed
+    assert ".[torch]" in printed
 
 
 @pytest.mark.parametrize("is_leaf", [True, False])

@@ -189,7 +189,7 @@ def test_sparse_block_that_is_too_large_to_be_drawn_entry_by_entry():
 def test_matplotlib_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for plot in (plot_jacobian, plot_sparsity):
-        with pytest.raises(ImportError, match=r"plot_\w+ needs matplotlib.*taichi-ext\[plot\]"):
+        with pytest.raises(ImportError, match=r"plot_\w+ needs matplotlib.*\.\[plot\]"):
             plot(np.eye(2))
 
 

@@ -11,7 +11,7 @@ from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m pip install 'taichi-ext[torch]')")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m pip install '.[torch]')")
 
 import torch.autograd.forward_ad as forward_ad  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
@@ -710,4 +710,4 @@ def test_without_torch_the_error_names_the_extra():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "taichi-ext[torch]" in done.stdout
+    assert ".[torch]" in done.stdout

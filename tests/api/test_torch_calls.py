@@ -10,7 +10,7 @@ import taichi as ti
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m pip install 'taichi-ext[torch]')")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m pip install '.[torch]')")
 
 pytestmark = pytest.mark.cpu_only("its tensors are on the host")
 

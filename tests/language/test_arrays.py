@@ -11,7 +11,7 @@ from taichi_ext import InvalidArgumentError, Jacobian, backend, jacobian, value_
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-needs_torch = "PyTorch is not installed (python -m pip install 'taichi-ext[torch]')"
+needs_torch = "PyTorch is not installed (python -m pip install '.[torch]')"
 KINDS = ["numpy", "ndarray", "torch"]
 vec3 = ti.types.vector(3, ti.f64)
 mat23 = ti.types.matrix(2, 3, ti.f64)

@@ -12,7 +12,7 @@ from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, Unsupp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-needs_torch = "PyTorch is not installed (python -m pip install 'taichi-ext[torch]')"
+needs_torch = "PyTorch is not installed (python -m pip install '.[torch]')"
 X = [0.3, -0.8, 1.1]
 
 

@@ -6,7 +6,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
-from taichi_ext.solvers.levenberg import History, Limits, Point, Space, minimize
+from taichi_ext.solvers.history import History
+from taichi_ext.solvers.levenberg import Limits, Point, Space, minimize
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, system_of
 
 
@@ -72,7 +73,7 @@ def test_a_step_with_parts_held(system):
 @pytest.mark.parametrize("high", [0.5, 0.9])
 def test_bounds(high):
     """At the bound of the first parameter, the second one is its square."""
-    ended, _ = run(banana, banana_rows, [-1.2, 1.0], everywhere(2, -2.0, high))
+    ended, _ = run(banana, banana_rows, [-1.2, high], everywhere(2, -2.0, high))
     assert_allclose(ended.point.x, [high, high**2], rtol=1e-7)
     assert ended.point.x[0] == high and ended.status > 0
 

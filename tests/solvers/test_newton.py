@@ -116,7 +116,7 @@ def test_conjugate_gradients_know_the_blocks_of_elements():
 def test_what_is_not_installed(monkeypatch):
     run, x, energy, fixed = hanging_chain()
     monkeypatch.setitem(sys.modules, "cvxopt", None)
-    with pytest.raises(ImportError, match=r"python -m pip install 'taichi-ext\[cholmod\]'"):
+    with pytest.raises(ImportError, match=r"python -m pip install '\.\[cholmod\]'"):
         newton(run, x, energy, fixed=fixed, method="cholmod")
 
 
@@ -223,6 +223,62 @@ def test_conjugate_gradients_go_downhill_where_the_energy_is_stiff_and_indefinit
     assert np.linalg.eigvalsh(hessian(run, x, energy).reshape(24, 24))[0] > 0
 
 
+@pytest.mark.parametrize("method", ["splu", "cg"])
+def test_saddles_and_maxima_are_left(method):
+    """Starts where the gradient vanishes, or does on the way, and none of the iterations sees the way down."""
+    x, energy = scalars([0.0, 0.0]), scalars(0.0)
+
+    @ti.kernel
+    def valleys():
+        for _ in range(1):
+            energy[None] += x[0] ** 2 + (x[1] ** 2 - 1) ** 2
+
+    @ti.kernel
+    def waves():
+        for i in range(2):
+            energy[None] += ti.cos(x[i])
+
+    @ti.kernel
+    def bent():
+        for _ in range(1):
+            energy[None] += 0.5 * (x[0] - 1) ** 2 + 0.5 * x[1] ** 2 * (x[0] - 2) + x[1] ** 4
+
+    for kernel, start in (
+        (valleys, [0, 0]),
+        (valleys, [1, 0]),
+        (waves, [0, 0]),
+        (waves, [2 * np.pi, 0]),
+        (bent, [3, 0]),
+    ):
+        write(x, np.array(start, float))
+        write(energy, 0.0)
+        result = newton(kernel, x, energy, method=method)
+        assert result.success and np.abs(result.gradient).max() < 1e-6
+        assert np.linalg.eigvalsh(hessian(kernel, x, energy))[0] > 1e-3
+
+
+def test_a_singular_minimum_is_one():
+    x, energy = scalars([0.0, 0.0]), scalars(0.0)
+
+    @ti.kernel
+    def quartic():
+        for i in range(2):
+            energy[None] += x[i] ** 4
+
+    for start in ([0.0, 0.0], [1.0, 1.0]):
+        write(x, np.array(start))
+        assert newton(quartic, x, energy).success
+
+
+@pytest.mark.parametrize("bend", [0.0, 1e-9, 0.03])
+def test_pressed_springs_buckle(bend):
+    """Springs in a line: without curvature across it, or nearly so."""
+    run, x, energy, fixed = hanging_chain(9)
+    write(x, np.stack([0.36 * np.arange(9), bend * np.sin(np.arange(9))], axis=1))
+    result = newton(run, x, energy, fixed=fixed, gtol=1e-10)
+    assert result.success, result.message
+
+
 def test_ends():
     x, energy = scalars([3.0]), scalars(0.0)
 
@@ -277,6 +333,16 @@ def test_bad_input():
             newton(run, x, energy, **{option: None})
     for option, given in product(("is_valid", "max_step", "callback"), (3, "f", [], ti.math.length)):
         with pytest.raises(InvalidArgumentError, match=f"{option} is .*; expected a Python function of"):
+            newton(run, x, energy, **{option: given})
+    for given in (np.array([0, 4]), np.array([0, 1, 0, 0, 1])):
+        with pytest.raises(InvalidArgumentError, match="could be indices or a mask"):
+            newton(run, x, energy, fixed=given)
+    for option, given, words in (
+        ("progress", 3, "progress is 3; expected True or False"),
+        ("max_step", lambda _: "far", "max_step returned 'far'; expected the factor"),
+        ("is_valid", lambda _: None, "is_valid returned None; expected True or False"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
             newton(run, x, energy, **{option: given})
     with pytest.raises(InvalidArgumentError, match="method is array"):
         newton(run, x, energy, method=np.zeros(3))

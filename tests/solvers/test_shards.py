@@ -120,6 +120,14 @@ def test_least_squares(pool, options):
         assert found.x[0] == 2.4
 
 
+def test_factories_that_start_taichi(pool):
+    """Each ends the programs of the others, which are built again."""
+    shards = [(n, 50) for n in range(3)]
+    fit = least_squares(shard_factories.started, shards=shards, executor=pool, start=np.array([1.5, 0.5]))
+    assert fit.success
+    assert_allclose(fit.x, [2.0, 0.7], rtol=1e-6)
+
+
 def test_manifolds_and_eliminated_params(pool):
     """The same steps as of all poses in one program; poses stay rigid; workers give the digits of the serial run."""
     pytest.importorskip("scipy.sparse")
@@ -134,7 +142,7 @@ def test_manifolds_and_eliminated_params(pool):
 
     args = (poses.copy(), points + 0.3, *errors)
     params = dict(zip(start, args, strict=False))
-    wanted = least_squares(everything, params, errors, args=args, **options)
+    wanted = least_squares(everything, params, errors, args=args, **options, format="csr", eliminate=[])
     shards = [(n,) for n in range(4)]
     for more in ({}, {"eliminate": start["points"]}, {"eliminate": [start["poses"]], "format": "csr"}):
         found = least_squares(shard_factories.view, shards=shards, start=start, **options, **more)

@@ -514,7 +514,7 @@ def test_too_many_entries():
 def test_scipy_is_missing(network, monkeypatch):
     for name in ("scipy", "scipy.sparse"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidArgumentError, match=r"format='csr' needs SciPy.*pip install 'taichi-ext\[scipy\]'"):
+    with pytest.raises(InvalidArgumentError, match=r"format='csr' needs SciPy.*pip install '\.\[scipy\]'"):
         jacobian(network.run, network.x, network.force, format="csr")
 
 

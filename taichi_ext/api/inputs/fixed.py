@@ -102,10 +102,15 @@ def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
         values = np.asarray(backend.as_numpy(leaf))
         if values.ndim < len(shape) and values.shape == shape[: values.ndim]:
             values = np.broadcast_to(values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)), shape)
-        if values.shape != shape or values.dtype.kind not in "bui":
+        if values.dtype.kind in "ui":
+            raise InvalidArgumentError(
+                f"fixed[{n}] has type {values.dtype}, which could be indices or a mask; give bools: of a mask, "
+                "fixed != 0; of indices, mask = np.zeros(shape, bool) with mask[indices] = True."
+            )
+        if values.shape != shape or values.dtype.kind != "b":
             raise InvalidArgumentError(
                 f"fixed[{n}] has shape {values.shape} and type {values.dtype}; expected bools of shape {shape}, or of "
                 "its first axes."
             )
-        found.append(values != 0)
+        found.append(values)
     return found

@@ -81,6 +81,12 @@ def check_function(name: str, value: object, meaning: str) -> None:
         raise InvalidArgumentError(f"{name} is {shown(value)}; expected a Python function of {meaning}.")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise for an option that is neither True nor False."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"{name} is {shown(value)}; expected True or False.")
+
+
 def check_number(name: str, value: Any, meaning: str, *, least: float | None = None, is_optional: bool = True) -> None:
     """Raise for an option that is neither a positive number, or one of at least ``least``, nor None if optional."""
     is_fit = is_positive(value) or (least is not None and is_real(value) and value >= least)

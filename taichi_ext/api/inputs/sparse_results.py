@@ -26,7 +26,8 @@ def checked_format(given: object) -> str | None:
         scipy_sparse()
     except ImportError:
         raise InvalidArgumentError(
-            f"format={given!r} needs SciPy, which is not installed: python -m pip install 'taichi-ext[scipy]'"
+            f"format={given!r} needs SciPy, which is not installed: python -m pip install '.[scipy]' in a clone of "
+            "taichi_ext"
         ) from None
     return given
 

@@ -1,0 +1,112 @@
+"""The problems of More, Garbow and Hillstrom: solutions at least as good as MINPACK's."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from more_garbow_hillstrom import PROBLEMS
+from more_garbow_hillstrom_kernels import ROWS, kernel_of
+from numpy.testing import assert_allclose
+from taichi_program import initialise
+
+from taichi_ext import least_squares
+from taichi_ext.solvers.history import History
+from taichi_ext.solvers.levenberg import Limits, Point, Space, minimize
+from taichi_ext.solvers.losses import Robust
+from taichi_ext.solvers.systems import system_of
+
+optimize = pytest.importorskip("scipy.optimize")
+pytestmark = pytest.mark.cpu_only("compared with float64")
+
+SCALES = [1, 10, 100]
+KERNELS = ["rosenbrock", "beale", "brown_dennis", "penalty_1", "watson", "chebyquad"]
+# from these starts, which of several minima is found, and how far a valley without end is followed, is rounding
+OPEN = {
+    "powell_badly_scaled": (10,),
+    "beale": (10, 100),
+    "gaussian": (100,),
+    "meyer": (10, 100),
+    "gulf": (1,),
+    "kowalik_osborne": (10, 100),
+    "jennrich_sampson": (10,),
+    "osborne_1": (100,),
+    "trigonometric": (1, 10, 100),
+    "brown_almost_linear": (100,),
+    "chebyquad": (100,),
+}
+
+
+def is_finite(problem, start):
+    with np.errstate(over="ignore"):
+        return np.isfinite([np.square(problem.fun(start)).sum(), np.square(problem.jac(start)).sum()]).all()
+
+
+def is_as_good(cost, wanted):
+    return cost <= wanted * (1 + 1e-6) + 1e-12
+
+
+def solved(problem, start, loss="linear"):
+    """The end of the iteration on functions in NumPy."""
+    robust = Robust(loss, 1.0, "entries", [None], [problem.fun(start).shape])
+
+    def evaluate(x):
+        r, J = problem.fun(x), problem.jac(x)
+        cost, scaled, factors = robust.apply(r) if np.isfinite(r).all() else (np.inf, r, None)
+        return Point(x, cost, lambda: system_of(J, scaled, factors))
+
+    n = len(start)
+    space = Space(np.full(n, -np.inf), np.full(n, np.inf), lambda x, step: x + step)
+    with np.errstate(over="ignore"):
+        return minimize(evaluate, start, space, Limits(max_iterations=100 * n - 1), History(lambda _: None))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_as_good_as_minpack(name):
+    problem = PROBLEMS[name]
+    for scale in SCALES:
+        start = problem.start * scale
+        if is_finite(problem, start):
+            found = solved(problem, start)
+            if scale not in OPEN.get(name, ()):
+                wanted = optimize.least_squares(problem.fun, start, problem.jac, method="lm", x_scale="jac")
+                assert is_as_good(found.point.cost, wanted.cost), (scale, found.point.cost, wanted.cost)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
+def test_losses(loss):
+    """Costs of robust losses have many minima: not more often worse than SciPy's trf than better, by a few."""
+    worse = better = 0
+    for problem in PROBLEMS.values():
+        for scale in SCALES[:2]:
+            start = problem.start * scale
+            if is_finite(problem, start):
+                wanted = optimize.least_squares(problem.fun, start, problem.jac, loss=loss, max_nfev=100 * len(start))
+                found = solved(problem, start, loss).point.cost
+                worse += not is_as_good(found, wanted.cost)
+                better += not is_as_good(wanted.cost, found)
+    assert worse <= better + 5
+
+
+@pytest.fixture(scope="module")
+def program():
+    initialise(default_fp=ti.f64)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in KERNELS else pytest.mark.sweep) for n in ROWS])
+def test_kernels(program, name):
+    """The same residuals and J as in NumPy, and fits by the public function."""
+    problem, kernel = PROBLEMS[name], kernel_of(name)
+    for scale in SCALES[:2]:
+        x = problem.start * scale
+        r = np.zeros(len(problem.data.t))
+        first = problem.fun(x)
+        args = (x, *problem.data, r)
+        kernel(*args)
+        assert_allclose(r, first, rtol=1e-9, atol=1e-9 * np.abs(first).max())
+        J = least_squares(kernel, x, r, args=args, max_nfev=1).jacobian
+        assert_allclose(J, problem.jac(x), rtol=1e-7, atol=1e-7 * np.abs(J).max())
+        wanted = optimize.least_squares(problem.fun, x, problem.jac, method="lm", x_scale="jac")
+        found = least_squares(kernel, x, r, args=args)
+        if scale not in OPEN.get(name, ()):
+            assert is_as_good(found.cost, wanted.cost), (scale, found.message)
+        assert not found.success or np.abs(found.grad).max() <= 1e-3 * np.abs(J.T @ first).max()
