@@ -52,7 +52,7 @@ def value_and_gradient(
         at: with ``shards``: the values of the params.
         executor: with ``shards``: see ``map_jacobian``.
         init: with ``shards``: see ``map_jacobian``.
-        progress: with ``shards``: True draws a progress bar.
+        progress: True draws a progress bar, of the way back or of the shards.
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names it and the fix.
@@ -84,7 +84,8 @@ def value_and_gradient(
     plan, call = prepared_form(
         kernel, params, energy, args, checked_options(max_memory, "auto", None, None), "gradient"
     )
-    evaluation = plan.start(call)
+    check_progress(progress)
+    evaluation = plan.start(call, progress=progress)
     value, row = value_and_row(evaluation)
     return value, in_structure(plan, evaluation, pieces_of(row, evaluation.parameter_shapes()), "params")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.layout import by_parameter
+from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
@@ -153,6 +155,10 @@ def rows_by_adjoint(
         The product; None, with everything as it was, if the run has no adjoint.
     """
     prepared, call, layout = evaluation.prepared, evaluation.call, evaluation.layout
+    if prepared.stores and not prepared.has_no_adjoint:
+        prepared.has_no_adjoint = (
+            "Python stores to arrays: a number that is there already is seen by forward mode alone."
+        )
     if prepared.has_no_adjoint:
         return None
     if prepared.reverse is None:
@@ -179,12 +185,13 @@ def rows_by_adjoint(
 
     memory, reverse = prepared.question.options.max_memory, prepared.reverse
     try:
-        with backend.suspend_following(), evaluation.whole():
+        with backend.suspend_following(), evaluation.whole(), _WayBack(evaluation) as bar:
             found = reverse.vjp(
                 run,
                 request,
                 cotangents,
                 max_memory=memory,
+                advance=bar.advance,
                 check=None if prepared.is_checked and after is None else check,
                 restores=restores,
             )
@@ -197,6 +204,24 @@ def rows_by_adjoint(
     prepared.is_judged = True
     evaluation.returned = found.returned
     return found.rows.T
+
+
+class _WayBack(contextlib.ExitStack):
+    """The progress bar of the way back, whose length is known when it begins."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        super().__init__()
+        self._evaluation = evaluation
+        self._draw: Callable[[int], None] | None = None
+        self._done = 0
+
+    def advance(self, done: int, total: int) -> None:
+        """So many steps of so many are done."""
+        if self._draw is None:
+            text = f"Way back, {self._evaluation.call.name}"
+            self._draw = self.enter_context(progress_bar(self._evaluation.progress, text, total))
+        self._draw(max(0, done - self._done))
+        self._done = max(done, self._done)
 
 
 def _judge(evaluation: Evaluation) -> None:
