@@ -37,8 +37,16 @@ def inner_loop(body: ir.Body, bounds: Bounds | None, active: set[Container]) -> 
     is_reading = not written_containers(s.body) and not any(isinstance(x, (ir.Jump, ir.Call)) for x in s.within)
     entries = chain(*(ir.walk(v) for x in s.within for v in ir.values_of(x)))
     active = active - written_containers(body)
-    is_named = any(isinstance(n, Load) and n.container in active and is_entry(n, s.variables[0]) for n in entries)
-    return s if is_long and is_reading and is_named and s.variables[0] not in assigned_locals(body) else None
+    named = {n.container for n in entries if isinstance(n, Load) and is_entry(n, s.variables[0])} & active
+    is_inside = all(_covers(c, s.domain[0].value, s.domain[1].value) for c in named)
+    is_fixed = s.variables[0] not in assigned_locals(body)
+    return s if is_long and is_reading and named and is_inside and is_fixed else None
+
+
+def _covers(c: Container, first: int, end: int) -> bool:
+    """Whether a container of one dimension has all entries from a first one to an end."""
+    start = c.offset[0] if c.offset else 0
+    return c.shape is not None and start <= first and end <= start + c.shape[0]
 
 
 def gathered(sweep: Sweep, iteration: ir.Body, variable: Local, bounds: Bounds) -> ir.For | None:

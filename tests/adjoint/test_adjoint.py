@@ -197,7 +197,7 @@ class Stages:
     """The stages of a program, run by the interpreter."""
 
     def __init__(self, make, threads):
-        self.program = Program(make.__name__, (), (), tuple(make()), (x, y, z))
+        self.program = Program("program", (), (), tuple(make()), (x, y, z))
         self.machine = Machine(threads, EXTENTS)
         self.staged = staged(self.program, EXTENTS)
         self.crossing = {c: np.zeros(self.staged.sizes[name]) for name, c in self.staged.crossing.items()}
@@ -341,6 +341,17 @@ def test_adjoints_of_all_pairs_are_gathered(monkeypatch):
     assert not [s for s in statements(made.body) if isinstance(s, Update)]
     test_adjoints_are_those_of_differences(all_pairs, 4)
     test_several_cotangents_go_back_together(all_pairs)
+
+
+def test_pairs_beyond_the_end_are_not_gathered(monkeypatch):
+    """The adjoints of x end before the loop over n does, which a branch leaves early."""
+    monkeypatch.setattr(gather, "LEAST_PAIRS", 1)
+    pair = If(op("lt", Read(n), N), (Update(Read(s), "add", op("mul", at(x, Read(n)), at(x, Read(i)))),), ())
+    long = times(n, (N + 3,), pair)
+    stages = Stages(lambda: [over(z, let(s, 0.0), long, put(at(z, Read(i)), Read(s)))], 4)
+    cotangents = np.ones((N, 1))
+    *found, _ = stages.gradient(GIVEN, cotangents)
+    assert_allclose(np.concatenate(found), differences(stages) @ cotangents, rtol=1e-7, atol=1e-8)
 
 
 def test_zero_times_infinity_is_zero_where_adjoints_are_guarded():
