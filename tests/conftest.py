@@ -74,6 +74,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "sweep: more programs of a kind that other tests have, left out of whole folders"
     )
+    config.addinivalue_line("markers", "taichi_only(reason): a test of what another runtime does not have")
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
     config.addinivalue_line("markers", "double_only(reason): a test that needs a device with float64")
     devices.start(config.getoption("--arch"), config.getoption("--record"))
@@ -85,6 +86,9 @@ def pytest_collection_modifyitems(config, items):
     told = {"--tangents": config.getoption("--tangents") != "auto"}
     told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size")}
     for item in items:
+        for mark in item.iter_markers("taichi_only"):
+            if runtimes.RUNTIME != "taichi":
+                item.add_marker(pytest.mark.skip(reason=f"Taichi only: {mark.args[0]}"))
         for mark in item.iter_markers("cpu_only"):
             if taichi_program.arch != ti.cpu:
                 item.add_marker(pytest.mark.skip(reason=f"CPU only: {mark.args[0]}"))

@@ -162,6 +162,7 @@ from taichi_ext.backend.reverse_mode import (
     transpose_with,
 )
 from taichi_ext.backend.runtime import (
+    ASCENDING_EIGENVALUES,
     COMPILED_TABLES,
     RUNTIME,
     AnyArray,

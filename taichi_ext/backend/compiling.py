@@ -28,6 +28,7 @@ from taichi_ext.backend.runtime import (
     forget_compiled,
     impl,
     keep_compiled,
+    refuses_reverse,
     set_compiling,
 )
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
@@ -71,6 +72,20 @@ def compiled_again() -> Iterator[None]:
         again.restore()
 
 
+def _is_refused(kernel: Kernel, error: Exception) -> bool:
+    return is_reverse(kernel) and refuses_reverse(error)
+
+
+def _built(trace: Callable[[Kernel, Any], FusedKernel], kernel: Kernel, args: Any) -> FusedKernel | None:
+    """A kernel that the engine builds; None if our adjoint has to be launched in its place."""
+    try:
+        return trace(kernel, args)
+    except CompilationError as error:
+        if not isinstance(error, NeedsTranspose) and not _is_refused(kernel, error):
+            raise
+        return None
+
+
 def compile_with(
     trace: Callable[[Kernel, tuple[object, ...]], FusedKernel],
     rules: Callable[[], object],
@@ -109,10 +124,11 @@ def compile_with(
                 finish(self, key)
                 if _again is None:
                     first_captures(self, arg_features, captures, is_plain=True)
-            except NeedsEngine:
-                try:
-                    traced = trace(self, args)
-                except NeedsTranspose:
+            except CompilationError as error:
+                if not isinstance(error, NeedsEngine) and not _is_refused(self, error):
+                    raise
+                traced = None if _is_refused(self, error) else _built(trace, self, args)
+                if traced is None:
                     transpose(self, key)
                     return
                 if _again is None:

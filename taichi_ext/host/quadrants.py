@@ -143,6 +143,11 @@ def finish(kernel: Any, key: object) -> None:
         kernel.compiled_kernel_data_by_key[key] = compile_kernel(impl.get_runtime()._prog, traced)
 
 
+def refuses_reverse(error: Exception) -> bool:
+    """Whether a kernel is one that the runtime's own reverse mode does not take, but ours does."""
+    return "Cannot use non static range in Backwards mode" in str(error)
+
+
 def keep_replaced(kernel: Any, key: object, stand_in: object, launch: Callable[[tuple[object, ...]], object]) -> None:
     """Run a function in place of a kernel, for arguments of these types."""
 
@@ -241,6 +246,7 @@ def is_class_kernel(kernel: Any) -> bool:
     return kernel.is_classkernel
 
 
+ASCENDING_EIGENVALUES = range(2, 7)  # sizes of matrices for which ``qd.sym_eig`` sorts so
 MARKS = ("_is_wrapped_kernel", "_is_quadrants_function")  # what the decorators leave on functions
 
 

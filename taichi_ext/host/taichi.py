@@ -108,6 +108,11 @@ def finish(kernel: object, key: object) -> None:
     """Taichi compiles a traced kernel at its first launch."""
 
 
+def refuses_reverse(error: Exception) -> bool:
+    """Whether a kernel is one that the runtime's own reverse mode does not take, but ours does."""
+    return False
+
+
 def keep_replaced(kernel: Any, key: object, stand_in: object, launch: Callable[[tuple[object, ...]], object]) -> None:
     """Run a function in place of a kernel, for arguments of these types."""
 
@@ -212,6 +217,7 @@ def is_class_kernel(kernel: Any) -> bool:
     return kernel.classkernel
 
 
+ASCENDING_EIGENVALUES = (3,)  # sizes of matrices for which ``ti.sym_eig`` sorts so; it has them up to 3
 MARKS = ("_is_wrapped_kernel", "_is_taichi_function")  # what the decorators leave on functions
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.backend import ti
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.assignments import declare
 from taichi_ext.record.boundaries import stopped
 from taichi_ext.record.effects import kept_call
@@ -27,6 +28,7 @@ from taichi_ext.record.recording import Recording
 
 _AT = "_at"  # ends the name of a call whose results are its other arguments, with the derivative of the decomposition
 _PAIRS = {2: ((0, 1),), 3: ((0, 1), (0, 2), (1, 2))}
+_ASCENDING = backend.ASCENDING_EIGENVALUES
 _STEPS = {ir.F64: (2.0**-26, 2.0**-17), ir.F32: (2.0**-11.5, 2.0**-7.7)}  # relative; for J, for H
 
 
@@ -88,10 +90,11 @@ def _eigenvectors(A, Q, step):
             for i in ti.static(range(n)):
                 V[i, p], V[i, q] = V[i, q], V[i, p]
     values = _apart(values, step, True)
-    if ti.static(n == 3):  # Taichi's order is ascending in three dimensions
-        values[0], values[2] = values[2], values[0]
+    for k in ti.static(range(n // 2 if n in _ASCENDING else 0)):
+        m = ti.static(n - 1 - k)
+        values[k], values[m] = values[m], values[k]
         for i in ti.static(range(n)):
-            V[i, 0], V[i, 2] = V[i, 2], V[i, 0]
+            V[i, k], V[i, m] = V[i, m], V[i, k]
     for k in ti.static(range(n)):
         along = 0.0
         for i in ti.static(range(n)):
@@ -107,7 +110,11 @@ def decomposition(r: Recording, matrix: object, dt: object = None, *, function: 
     kind = () if dt is None else (dt,)
     if r.is_reverse:
         return kept_call(r, matrix, *kind, function=function)
-    fixed = stopped(r, value_of(matrix))
+    fixed: Any = stopped(r, value_of(matrix))
+    if fixed.shape[0] not in _PAIRS:  # Quadrants has them
+        raise UnsupportedError(
+            f"{function.__name__} has a derivative for matrices of 2 and 3 rows; this has {fixed.shape[0]}."
+        )
     found: Any = kept_call(r, fixed, *kind, function=function)
     results, dtype = declare(r, function.__name__, found), found[0].base.dtype
     step = ir.Const(_STEPS.get(dtype, _STEPS[ir.F32])[r.order - 1], dtype)

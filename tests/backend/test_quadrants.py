@@ -209,6 +209,22 @@ def test_layers_of_a_bound_function():
     assert np.abs(jacobian(plane.render, plane.edge, plane.image)).max() > 0.5
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_eigenvalues_ascend(n):
+    """Those of Taichi descend in two dimensions."""
+    (x,), y = fields(np.random.default_rng(n).standard_normal((n, n))), qd.field(qd.f64, n)
+
+    @qd.kernel
+    def k():
+        a = qd.Matrix([[x[i, j] + x[j, i] for j in range(n)] for i in range(n)])
+        values, vectors = qd.sym_eig(a)
+        for i in qd.static(range(n)):
+            y[i] = values[i] ** 2 + vectors[0, i] ** 2
+
+    check = check_jacobian(k, x, y)
+    assert check, str(check)
+
+
 # --- what is not supported --------------------------------------------------------------------------------------------
 
 
@@ -240,6 +256,7 @@ def test_numbers_of_an_object_that_are_not_part_of_the_kernel():
                 self.y[i] = self.k * qd.sin(self.x[i])
 
     s = Owner()
+    s.step()
     assert_allclose(jacobian(s.step, s.x, s.y), np.diag(2 * np.cos(X)))
     assert_allclose(jacobian(s.step, "self.k", s.y), np.sin(X))
     s.k = 5.0
@@ -314,6 +331,36 @@ def test_messages_do_not_double_with_each_nested_function():
     assert sizes[12] < 8 * sizes[3]
 
 
+def test_loops_that_the_reverse_mode_of_quadrants_refuses_have_a_gradient():
+    x, total = qd.field(qd.f64, 3, needs_grad=True), qd.field(qd.f64, (), needs_grad=True)
+    x.from_numpy(X)
+
+    @qd.func
+    def cubed(a):
+        return a * a * a
+
+    @qd.kernel
+    def k():
+        for i in range(3):
+            for n in range(i + 1):
+                total[None] += cubed(x[i]) * n
+
+    expected = 3 * X**2 * [0, 1, 3]
+    assert_allclose(jacobian(k, x, total), expected)
+
+    @taichi_ext.boundary_gradient(cubed)
+    def _(a, d_a):
+        return 5.0 * d_a
+
+    for wanted in (5.0 * np.array([0, 1, 3]), expected):
+        x.grad.fill(0)
+        total.grad[None] = 1.0
+        k.grad()
+        assert_allclose(x.grad.to_numpy(), wanted)
+        if "cubed" in [rule.name for rule in taichi_ext.registry]:
+            taichi_ext.registry.remove("cubed")
+
+
 def test_a_rule_that_changes_is_seen_by_the_reverse_mode():
     """Quadrants keeps a kernel in three tables: one that is not cleared runs the old rule."""
     x, total = qd.field(qd.f64, 3, needs_grad=True), qd.field(qd.f64, (), needs_grad=True)
@@ -361,3 +408,18 @@ def test_views_of_buffers():
     x = array(X)
     with pytest.raises((UnsupportedError, taichi_ext.InvalidArgumentError), match="view"):
         jacobian(k, x, x, args=(x, qd.BufferView(array(X), 0, 3)))
+
+
+def test_eigenvalues_of_a_larger_matrix():
+    (x,), y = fields(np.diag([1.0, 2.0, 3.0, 4.0])), qd.field(qd.f64, ())
+
+    @qd.kernel
+    def k():
+        a = qd.Matrix([[x[i, j] for j in range(4)] for i in range(4)])
+        values, _ = qd.sym_eig(a)
+        y[None] = values[3]
+
+    with pytest.raises(
+        UnsupportedError, match=r'File ".*test_quadrants.py", line \d+(.*\n)*.*2 and 3 rows; this has 4'
+    ):
+        jacobian(k, x, y)

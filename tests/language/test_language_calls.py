@@ -217,6 +217,7 @@ def test_python_types_as_annotations_convert(decorator):
     assert_allclose(y.to_numpy(), [first + b * b, a * second + 5 * b], rtol=1e-6)
 
 
+@pytest.mark.taichi_only("annotations of results that are texts convert results in Quadrants")
 def test_matrix_classes_as_annotations_of_results_say_nothing():
     x, y = scalars(FIVE), outputs(2)
 

@@ -320,6 +320,7 @@ def test_methods_of_matrices(size):
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.taichi_only("the names of Taichi")
 def test_every_public_method_of_vectors_and_matrices_is_tested():
     with open(__file__, encoding="utf-8") as file:
         source = file.read()
