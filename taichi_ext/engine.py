@@ -183,19 +183,20 @@ def _kernel(
 
 def recorded(
     launch: launches.Launch, rules: RulesInUse, captures: backend.Captures
-) -> tuple[Program, dict[Container, launches.ContainerInfo], dict[Local, Key]]:
-    """A kernel as it is: its program, its containers, and the arguments and numbers that are parameters."""
+) -> tuple[Program, dict[Container, launches.ContainerInfo], dict[Local, Key], tuple[set[Container], set[Container]]]:
+    """A kernel as it is: its program, containers, arguments and numbers that are parameters, what it reads and writes."""
     constants = launches.constants_of(launch)
     program, infos = _recorded(launch, rules, captures, constants)
+    accessed = read_containers(program.body), written_containers(program.body)
     program = simplify(without_unused_draws(program))
     numbers = launches.number_locals(program, launch, constants)
-    return program, infos, {local: key for local, (key, _) in numbers.items()}
+    return program, infos, {local: key for local, (key, _) in numbers.items()}, accessed
 
 
 def flow(launch: launches.Launch) -> launches.Flow:
     """From where to where tangents go in a kernel, which is not differentiated."""
     with backend.deep_recursion(launch.kernel):
-        program, infos, numbers = recorded(launch, RulesInUse(takes_derivative=True), backend.Captures())
+        program, infos, numbers, _ = recorded(launch, RulesInUse(takes_derivative=True), backend.Captures())
         return launches.Flow(program, infos, frozenset(numbers))
 
 

@@ -75,6 +75,8 @@ class Calls:
         args = _typed(kernel, args)
         call = self._call(kernel, args, values, frozenset(passed))
         event = self._event(call, args, values, passed)
+        for found, containers in zip((self.read, self.written), call.kernel.accessed, strict=True):
+            found |= {call.cells[c].key for c in containers if c in call.cells}
         event.plans += [self._plan(event, n) for n in range(len(call.kernel.staged.stages))]
         return event
 
@@ -181,9 +183,6 @@ class Calls:
             plan = call.plans[name] = StagePlan(forward, adjoint, reads, writes, results)
         for c in plan.results:
             event.cell(c).is_active = True
-        infos = kernel.infos
-        self.read |= {event.cell(c).key for c in forward.reads if c in infos}
-        self.written |= {event.cell(c).key for c in forward.writes if c in infos}
         return plan
 
 

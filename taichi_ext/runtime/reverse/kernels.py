@@ -93,6 +93,7 @@ class StagedKernel:
         staged: its stages.
         extents: of its containers.
         numbers: the arguments and Python numbers that may depend on parameters.
+        accessed: the containers that the user's kernel reads, and those that it writes.
         captures: the Python values that it was recorded with.
         rules: the version of the registry, and the rules in use.
     """
@@ -104,6 +105,7 @@ class StagedKernel:
     staged: Staged
     extents: Mapping[Container, Extent]
     numbers: tuple[NumberPlace, ...]
+    accessed: tuple[frozenset[Container], ...]
     captures: Any
     rules: Any
     uses: Any
@@ -227,7 +229,7 @@ def staged_kernel(launch: launches.Launch) -> StagedKernel:
     """
     with backend.deep_recursion(launch.kernel):
         captures, rules = backend.Captures(), RulesInUse(takes_derivative=True)
-        program, infos, locals_ = engine.recorded(launch, rules, captures)
+        program, infos, locals_, accessed = engine.recorded(launch, rules, captures)
         leaves = {leaf.name: n for n, leaf in enumerate(backend.leaf_arguments(launch.kernel))}
         values: Any = backend.leaf_values(launch.kernel, launch.args)
         shapes = {c: tuple(values[leaves[c.name]].shape[: c.ndim]) for c in program.containers if c.is_argument}
@@ -250,6 +252,10 @@ def staged_kernel(launch: launches.Launch) -> StagedKernel:
             staged(program, extents),
             extents,
             numbers,
+            tuple(
+                frozenset(renamed.get(c, c) for c in found if c in infos or renamed.get(c, c) in infos)
+                for found in accessed
+            ),
             captures,
             rules,
             backend.Uses(backend.short_name(launch.kernel), fields),
