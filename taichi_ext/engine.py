@@ -184,7 +184,7 @@ def _kernel(
 def recorded(
     launch: launches.Launch, rules: RulesInUse, captures: backend.Captures
 ) -> tuple[Program, dict[Container, launches.ContainerInfo], dict[Local, Key], tuple[set[Container], set[Container]]]:
-    """A kernel as it is: its program, containers, arguments and numbers that are parameters, what it reads and writes."""
+    """A kernel as it is: program, containers, arguments and numbers that are parameters, what it reads and writes."""
     constants = launches.constants_of(launch)
     program, infos = _recorded(launch, rules, captures, constants)
     accessed = read_containers(program.body), written_containers(program.body)
