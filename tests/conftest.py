@@ -19,6 +19,7 @@ from taichi_program import end_program, initialise, started
 from taichi_ext import backend, engine
 from taichi_ext.api.runs.prepared import Prepared
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
+from taichi_ext.runtime.reverse import calls
 
 NOT_RUN_AGAIN = "computed in several runs .* draws random numbers"
 shared: dict = {}  # fixtures that several tests share, in the order of their setup, and what asked for them
@@ -218,11 +219,16 @@ def ti32():
 def traces(monkeypatch):
     """The names of the kernels that are built, in order."""
     built = []
-    fuse = engine.fuse
+    fuse, staged = engine.fuse, calls.staged_kernel
 
     def counted(launch, watch=None):
         built.append(launch.kernel.func.__name__)
         return fuse(launch, watch)
 
+    def counted_in_reverse(launch):
+        built.append(launch.kernel.func.__name__)
+        return staged(launch)
+
     monkeypatch.setattr(engine, "fuse", counted)
+    monkeypatch.setattr(calls, "staged_kernel", counted_in_reverse)
     return built

@@ -15,7 +15,7 @@ from taichi_ext.runtime.launching.fused_kernels import KernelName
 from taichi_ext.runtime.memory.array_tangents import Binding, array_arguments, check_overlaps
 from taichi_ext.runtime.reverse.cells import Cell, Cells
 from taichi_ext.runtime.reverse.history import Call, Form, Launched, StagePlan, accesses
-from taichi_ext.runtime.reverse.kernels import NumberPlace, StagedKernel, numpy_type, staged_kernel
+from taichi_ext.runtime.reverse.kernels import NumberPlace, StagedKernel, numpy_type, references_to, staged_kernel
 
 Passed = Mapping[str, Sequence[Form]]  # how the entries of leaf arguments depend on other numbers, by name
 
@@ -37,6 +37,7 @@ class Kernels:
         known = self.staged.get(name)
         if known is None or not known.is_current():
             known = self.staged[name] = staged_kernel(launch)
+        known.references = references_to(launch.args)  # adjoints for other active containers may be made with them
         return known
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,6 +89,7 @@ class StagedKernel:
 
     Attributes:
         kernel: the user's.
+        references: to the arguments of the last launch, which are not kept alive.
         program: its program.
         keys: the keys of fields and arrays in a launch, by container.
         staged: its stages.
@@ -99,7 +101,7 @@ class StagedKernel:
     """
 
     kernel: Any
-    args: tuple[Any, ...]
+    references: tuple[Callable[[], Any], ...]
     program: ir.Program
     infos: Mapping[Container, Any]
     staged: Staged
@@ -205,7 +207,8 @@ class StagedKernel:
         with backend.deep_recursion(self.kernel):
             emitted = build(program)
             features = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for c in extra)
-            kernel = engine.compiled(self.kernel, self.args, emitted, features)
+            args = tuple(reference() for reference in self.references)
+            kernel = engine.compiled(self.kernel, args, emitted, features)
             kernel.return_type = None
             kernel.uses = self.uses
             kernel.compile()
@@ -246,7 +249,7 @@ def staged_kernel(launch: launches.Launch) -> StagedKernel:
         extents = {c: _extent(c) for c in program.containers}
         kernel = StagedKernel(
             launch.kernel,
-            launch.args,
+            references_to(launch.args),
             program,
             infos,
             staged(program, extents),
@@ -343,3 +346,15 @@ def _with_numbers(
 def numpy_type(c: Container) -> Any:
     """NumPy's type of a container's numbers."""
     return numpy_dtype(backend.named_type(c.dtype.name))
+
+
+def references_to(args: tuple[Any, ...]) -> tuple[Callable[[], Any], ...]:
+    """Weak references to arguments, where they can be had."""
+    return tuple(map(_reference, args))
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
