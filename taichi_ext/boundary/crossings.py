@@ -5,7 +5,7 @@ Places are rows of a table, with the gradient of their level and the weight of t
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportIndexIssue=false
 # Those of the variables of a function that Taichi compiles are known when it is compiled.
 # pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -20,6 +20,7 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.interop.torch_products import Call, require_torch
 from taichi_ext.interop.torch_values import as_tensor
 from taichi_ext.record import record
+from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
 
 Tensors = Sequence[Any]
@@ -74,7 +75,7 @@ class Snapshot:
         """The entries of a vector or matrix: no number has a tangent here."""
         return entries
 
-    def root(self, root: object) -> object:
+    def root(self, root: Root) -> object:
         """Run the solver of an implicit function."""
         return root.solve()
 

@@ -159,9 +159,9 @@ class Arbiter:
                 backend.put_back(obj, moved)
                 continue
             for index in np.argwhere(move):  # cells that are there
-                at, component = tuple(index[: len(obj.shape)]), tuple[Any, ...](index[len(obj.shape) :])
+                at, component = tuple(index[: len(obj.shape)]), index[len(obj.shape) :].tolist()
                 if component:
-                    obj[at][component if len(component) > 1 else component[0]] = moved[tuple(index)]
+                    obj[at][tuple(component) if len(component) > 1 else component[0]] = moved[tuple(index)]
                 else:
                     obj[at] = moved[tuple(index)]
         return tuple(args)
