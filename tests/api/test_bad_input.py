@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The kernels that are launched, except those of Taichi's own that read and write fields from Python."""
+    """The kernels that are launched, except those that read and write fields from Python, and find their memory."""
     names = []
     launch = Kernel.launch_kernel
 
     def noted(self, cpp, *args):
-        if self.func.__module__ != "taichi._kernels":
+        if self.func.__module__ not in ("taichi._kernels", "taichi_ext.backend.field_memory"):
             names.append(self.func.__name__)
         return launch(self, cpp, *args)
 
@@ -847,7 +847,10 @@ def test_output_that_depends_on_no_parameter(call):
         else:
             result = Jacobian(k, x, [y, z])()  # third caller
     number = {"jacobian": "first", "value_and_jacobian": "second", "Jacobian": "third"}[call]
-    check_warning(caught, f"# {number} caller", "outputs[1]", "does not depend on any of the params", "zero")
+    cuts = [w for w in caught if "paths end at" in str(w.message)]
+    check_warning(cuts, f"# {number} caller", "outputs[1]", "floor", "test_bad_input.py")
+    others = [w for w in caught if w not in cuts]
+    check_warning(others, f"# {number} caller", "outputs[1]", "does not depend on any of the params", "zero")
     assert_array_equal(result[1], [[0.0]])
     assert_array_equal(result[0], [[1.0]])
 

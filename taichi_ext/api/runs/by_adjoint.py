@@ -184,6 +184,8 @@ def rows_by_adjoint(
             after()
 
     memory, reverse = prepared.question.options.max_memory, prepared.reverse
+    both = zip(cotangents, layout.outputs, strict=True)
+    cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
     try:
         with backend.suspend_following(), evaluation.whole(), _WayBack(evaluation) as bar:
             found = reverse.vjp(
