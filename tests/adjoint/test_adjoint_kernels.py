@@ -96,6 +96,26 @@ def test_nothing_is_added_out_of_range():
     check(lambda: run(1), x, y)
 
 
+def test_locals_between_loops_outlast_a_way_back():
+    """More rows than one way back has cotangents."""
+    x, _ = fields()
+    y, z, factor = ti.field(ti.f64, 20), ti.field(ti.f64, ()), ti.field(ti.f64, ())
+
+    @ti.kernel
+    def scale():
+        s = factor[None]
+        factor[None] = 0.0
+        z[None] = x[0] * s
+        for i in y:
+            y[i] = x[i % N] * s * s + z[None]
+
+    def run():
+        factor[None] = 1.5
+        scale()
+
+    check(run, x, y)
+
+
 @pytest.mark.parametrize("kind", ["edge", "antialiased", "coverage", "nested", "root"])
 def test_edges(kind):
     disc, image = ti.field(ti.f64, 5), ti.field(ti.f64, (12, 14))

@@ -187,7 +187,7 @@ class Backward:
     def _undo(self, saved: list[Copy]) -> None:
         for copy in reversed(saved):
             name = copy.cell, copy.box
-            if self._keeps_final and name not in self.final and copy.cell.key is not None:
+            if self._keeps_final and name not in self.final:  # another way back may follow, of other cotangents
                 self.final[name] = Copy(copy.cell, copy.box)
             copy.put_back()
 
