@@ -251,7 +251,8 @@ def _loop(block: Block, r: Loop) -> None:
         if kept or r.log is not None:
             rest = (ir.If(operation("eq", Read(sweep.tape.lost), 0), rest),)
         rest = (*head, *rest)
-    is_ordered = bool(changed) or r.log is not None or bool(kept and not is_local) or _overwrites(s)
+    moves = inner.moved.keys() - inner.unchanged  # adjoints that other iterations see changed
+    is_ordered = bool(moves) or r.log is not None or bool(kept and not is_local) or _overwrites(s)
     if is_pairs and sweep.gather is not None and not is_ordered:
         sweep.gather.back = index
     place: Value = operation("sub", operation("sub", trips, 1), Read(index)) if is_ordered else Read(index)

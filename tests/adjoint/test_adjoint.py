@@ -166,6 +166,12 @@ def costly():
     return [over(z, let(s, 0.0), loop, put(at(z, Read(i)), op("mul", op("mul", Read(s), Read(s)), at(z, Read(i)))))]
 
 
+def last_counts():
+    """A number that each iteration overwrites: the last one has the derivative."""
+    loop = times(n, (op("add", Read(i), 1),), put(s, op("mul", at(x, Read(n)), at(y, Read(n)))))
+    return [over(z, let(s, 1.0), loop, put(at(z, Read(i)), op("sin", Read(s))))]
+
+
 def crossing():
     """A local of the kernel that a parallel loop adds to, and a returned number."""
     add = over(x, Update(Read(s), "add", op("mul", at(x, Read(i)), at(x, Read(i)))))
@@ -190,7 +196,7 @@ def with_steps():
 
 
 PROGRAMS = [straight_line, recurrence, of_unknown_length, left_early, in_place, local_array, stencil, sums, crossing]
-PROGRAMS += [costly, sums_of_sums, all_pairs, taken_numbers, with_steps]
+PROGRAMS += [costly, last_counts, sums_of_sums, all_pairs, taken_numbers, with_steps]
 
 
 class Stages:
