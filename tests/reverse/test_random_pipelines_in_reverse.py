@@ -1,6 +1,6 @@
 """Random pipelines in reverse mode against an interpreter of the same text: views, stores of Python, memory drawn.
 
-``python -m pytest -m sweep tests/reverse/test_random_pipelines.py`` runs 60 of them.
+``python -m pytest -m sweep tests/reverse/test_random_pipelines_in_reverse.py`` runs 60 of them.
 """
 
 import devices
