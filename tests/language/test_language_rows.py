@@ -193,7 +193,7 @@ def test_a_sum_that_all_iterations_add_to():
             total += h * h
         return total
 
-    plan, values = Jacobian(k, x), read(x)
+    plan, values = Jacobian(k, x, mode="forward"), read(x)
     expected = np.full(MANY, 2 * values.sum() * (np.arange(1, 21) ** 2).sum())
     assert_allclose(plan(), expected, rtol=1e-12)
     (line,) = [line for line in plan.source.splitlines() if "partial * " in line]

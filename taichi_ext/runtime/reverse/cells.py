@@ -193,6 +193,7 @@ class Log:
         is_keeping: whether copies are made.
         first: a copy of each cell from before it was first written in the run, in that order.
         entries: single numbers of other fields, and what they were.
+        parts: copies of parts of the layout that were deactivated before a kernel used a field in them.
         keeps_first: whether the run can be undone.
         whole: takes a copy of each cell before it is written next; None for none.
     """
@@ -201,6 +202,7 @@ class Log:
         self.nbytes = 0
         self.keeps_first = keeps_first
         self.entries: dict[object, tuple[backend.FieldEntry, object]] = {}
+        self.parts: dict[Any, Any] = {}
         self.is_keeping = True
         self.whole: dict[Cell, Copy] | None = None
         self.first: dict[Cell, Copy] = {}
@@ -232,4 +234,7 @@ class Log:
             entry.write(number)
         for copy in reversed(self.first.values()):
             if not backend.ended_problem(copy.cell.obj):
+                copy.put_back()
+        for part, copy in self.parts.items():
+            if not backend.ended_problem(part):
                 copy.put_back()

@@ -194,6 +194,9 @@ class Forward:
             info = None if is_kept else self.table.infos.get(cell.key)
             rows = None if info is None else rows_under(info, node)
             self._store([cell], rows, lambda: None, lambda: None)
+        part = None if under or not self.log.keeps_first else backend.sparse_part(node)
+        if part is not None and part not in self.log.parts:
+            self.log.parts[part] = part.copy()
         self._store(under, None, lambda: kernel(*args), lambda: kernel(*args))
         return True
 
