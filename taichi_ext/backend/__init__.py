@@ -210,4 +210,4 @@ from taichi_ext.backend.runtime import (
     unwrapped_args,
 )
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
-from taichi_ext.backend.threads import enter_thread, exclusive, is_inside_kernel, materialize
+from taichi_ext.backend.threads import enter_thread, exclusive, is_inside_kernel, materialize, syntax_tree

@@ -6,6 +6,7 @@ values are in the launch's own memory.
 
 from __future__ import annotations
 
+import ast
 import functools
 import threading
 from collections.abc import Callable
@@ -25,6 +26,12 @@ def is_inside_kernel() -> bool:
     if is_own:
         exclusive.release()
     return is_own
+
+
+def syntax_tree(text: str) -> ast.Module:
+    """``ast.parse``, which before Python 3.12 raises SystemError where two threads are in it (Taichi calls it, too)."""
+    with exclusive:
+        return ast.parse(text)
 
 
 # While one thread traces a kernel, Taichi rejects reads, stores and launches in all threads; here only in that one.

@@ -39,7 +39,7 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     file = f"<{program.name} emitted {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {"__name__": f"emitted_{program.name}"}
-    tree = ast.parse(text)
+    tree = backend.syntax_tree(text)
     exec(compile(tree, file, "exec", dont_inherit=True), scope)
     kernel = scope["make"](**objects)
     weakref.finalize(kernel, linecache.cache.pop, file, None)

@@ -17,6 +17,7 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
+from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.rewriter import BINARY, COMPARE
 from taichi_ext.record.trees import copied
@@ -88,7 +89,7 @@ def _module(code: types.CodeType) -> ast.Module | None:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+    return backend.syntax_tree(text)
 
 
 @lru_cache(maxsize=64)
@@ -140,7 +141,7 @@ def _compiled(node: object, code: types.CodeType, free: tuple[str, ...]) -> type
     """The code of a definition within a scope that has some names and the free names of ``code``."""
     is_lambda = isinstance(node, ast.Lambda)
     names = [ast.arg(arg=name) for name in (*free, *code.co_freevars)]
-    around: Any = ast.parse("def around(): pass").body[0]
+    around: Any = backend.syntax_tree("def around(): pass").body[0]
     around.args.args = names
     around.body = [ast.Expr(value=node) if is_lambda else node]
     module = _module(code)

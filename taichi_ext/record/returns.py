@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 
 RESULT = "<result{}>"
@@ -35,7 +36,7 @@ def lower_returns(function: ast.FunctionDef, count: int) -> None:
 
 def _parsed(text: str, at: ast.stmt) -> Any:
     """A statement with names that users cannot write, at the position of another one."""
-    (made,) = ast.parse(text.replace("<", "lt_").replace(">", "_gt")).body
+    (made,) = backend.syntax_tree(text.replace("<", "lt_").replace(">", "_gt")).body
     for node in ast.walk(made):
         if isinstance(node, ast.Name):
             node.id = node.id.replace("lt_", "<").replace("_gt", ">")

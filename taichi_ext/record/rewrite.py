@@ -65,7 +65,7 @@ def rewrite(function: types.FunctionType, returned_values: int | None = None) ->
                 f"{f' (it was compiled from {code.co_filename})' if code else ''}. Differentiating a kernel needs its "
                 "source: define it in a file, a notebook cell or an interactive session with source support."
             ) from error
-        tree = ast.parse(textwrap.dedent("\n".join(source[1])))
+        tree = backend.syntax_tree(textwrap.dedent("\n".join(source[1])))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         if returned_values is not None and has_early_return(definition):

@@ -1,8 +1,11 @@
 """Calls from several threads: each has its own arguments and its own result, first calls too."""
 
 import concurrent.futures
+import gc
+import inspect
 import sys
 import threading
+from pathlib import Path
 
 import devices
 import numpy as np
@@ -14,7 +17,8 @@ from numpy.testing import assert_allclose
 from taichi.lang import impl
 from taichi_program import end_program, initialise
 
-from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, jvp, value_and_jacobian
+import taichi_ext
+from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, jacobian, jvp, value_and_jacobian
 from taichi_ext.cached import cached_property
 
 A1 = ti.types.ndarray(ti.f64, ndim=1)
@@ -350,3 +354,41 @@ class TestFirstCalls:
         in_threads(work, 2)
         x.fill(2.0)
         in_threads(lambda _: assert_allclose(jacobian(k, x, y), 4 * np.eye(3)), 2)
+
+
+class Finalized:
+    """In a cycle: the collector runs Python, and so may change the thread, in the middle of whatever allocates."""
+
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        for _ in range(20):
+            pass
+
+
+def test_sources_are_parsed_by_one_thread_at_a_time():
+    """CPython before 3.12 counts the depth of a tree once for all threads, and raises SystemError if they meet."""
+    text = inspect.getsource(inspect)
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(1)
+
+    def work(number):
+        if number:  # at another depth of the stack
+            work(number - 1)
+        else:
+            for _ in range(5):
+                Finalized()
+                backend.syntax_tree(text)
+
+    try:
+        in_threads(work, 4)
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
+
+
+def test_each_source_is_parsed_by_that_function():
+    parsing = [path.name for path in Path(taichi_ext.__file__).parent.rglob("*.py") if "ast.parse(" in path.read_text()]
+    assert parsing == ["threads.py"]
