@@ -193,13 +193,6 @@ def recorded(
     return program, infos, {local: key for local, (key, _) in numbers.items()}, accessed
 
 
-def flow(launch: launches.Launch) -> launches.Flow:
-    """From where to where tangents go in a kernel, which is not differentiated."""
-    with backend.deep_recursion(launch.kernel):
-        program, infos, numbers, _ = recorded(launch, RulesInUse(takes_derivative=True), backend.Captures())
-        return launches.Flow(program, infos, frozenset(numbers))
-
-
 def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
     """A kernel that Taichi cannot compile by itself, without a Jacobian.
 

@@ -1,7 +1,6 @@
 """Launches: kernel, arguments and seeds, and the kernel with tangents that computes them."""
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
-from taichi_ext.launches.flow import Flow
 from taichi_ext.launches.gradient import FROM_INTERMEDIATES, FirstOrder, GradientProgram, gradient_program
 from taichi_ext.launches.keys import (
     GRADIENT,

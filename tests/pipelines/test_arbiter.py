@@ -33,7 +33,7 @@ from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, Jacobian, hessian, jacobian, jvp, stop_gradient, vjp
-from taichi_ext.runtime.python.coming_launches import only_launches
+from taichi_ext.api.runs.arbiter import only_launches
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("programs of the host's memory")]
 

@@ -7,9 +7,12 @@ moves without has lost its derivative on the way.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import random
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,12 +24,12 @@ from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.layout import Layout, Placed
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
+from taichi_ext.record.python_source import definition
 from taichi_ext.record.variables import with_entries
 from taichi_ext.runtime.launching.trace import CHANGED, READ, Event, PathChangedError, PlainRun, Trace, is_host_array
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.coming_launches import only_launches
 from taichi_ext.runtime.python.warning import warn_at
 
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
@@ -35,6 +38,9 @@ _CURVATURE = 0.02  # how far moves may differ from the tangents, relative to the
 _ROUNDINGS = 32.0  # of a number, that are no move
 _ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of numbers computed from them
 _MOST_MOVED = 256  # entries of a field whose memory is not dense
+_LAUNCHING = (ast.Expr, ast.For, ast.Pass, ast.Return, ast.Call, ast.Name, ast.Attribute, ast.Constant)
+_PLAIN_ATTRIBUTES = (types.FunctionType, staticmethod, classmethod, types.MemberDescriptorType)
+_DEEPEST = 8  # calls in calls, of a function that only launches kernels
 _PLAIN = (
     "Compute it in a kernel, or from numbers such as y[0] with Python's operators and functions of NumPy and math. "
     "stop_gradient(y[0]) says that a constant is meant."
@@ -207,6 +213,48 @@ class Arbiter:
             if event.use not in (READ, CHANGED) and (event.moves == 0).any():
                 warn_at(_NOT_AGAIN.format(reason), event.place)
                 return
+
+
+def only_launches(function: object, args: tuple[object, ...], depth: int = _DEEPEST) -> bool:
+    """Whether a function does nothing but launch kernels, with arrays and numbers as they are; False if not known."""
+    if isinstance(function, types.MethodType):
+        function, args = function.__func__, (function.__self__, *args)
+    if not depth or not isinstance(function, types.FunctionType):
+        return False
+    node = definition(function.__code__, function.__qualname__)
+    body = [] if node is None else [ast.Expr(node.body)] if isinstance(node, ast.Lambda) else node.body
+    nodes = [n for statement in body for n in ast.walk(statement)]
+    if not nodes or not all(isinstance(n, (*_LAUNCHING, ast.expr_context)) for n in nodes):
+        return False
+    try:
+        given = inspect.signature(function).bind(*args)
+        given.apply_defaults()
+        variables = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # a wrong call; a variable that is not assigned yet
+        return False
+    names = {"range": range, **variables.globals, **variables.nonlocals, **given.arguments}
+    counters = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    names = {name: value for name, value in names.items() if name not in counters}
+
+    def launches(call: ast.Call) -> bool:
+        callee = _stored(call.func, names)
+        if callee is range or backend.primal_kernel(callee) is not None:
+            return True
+        return not call.keywords and only_launches(callee, tuple(_stored(a, names) for a in call.args), depth - 1)
+
+    is_read = all(_stored(n, names) is not None for n in nodes if isinstance(n, ast.Attribute))  # no property, perhaps
+    return is_read and all(launches(n) for n in nodes if isinstance(n, ast.Call))
+
+
+def _stored(node: ast.expr, names: Mapping[str, object]) -> object:
+    """What a name or attribute stands for; None where that takes code of the user's, or is not known."""
+    if not isinstance(node, ast.Attribute):
+        return names.get(node.id) if isinstance(node, ast.Name) else None
+    owner = _stored(node.value, names)
+    stored, looking_up = inspect.getattr_static(owner, node.attr, None), type(owner).__getattribute__
+    is_plain = isinstance(stored, _PLAIN_ATTRIBUTES) or not hasattr(type(stored), "__get__")
+    is_plain = is_plain and (backend.is_library(looking_up) or not backend.module_of(looking_up))
+    return getattr(owner, node.attr) if is_plain and stored is not None else None
 
 
 def _mismatches(

@@ -16,7 +16,6 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, PipelineArgument, container_key
 from taichi_ext.runtime.launching.launch_checks import warn_of_changes
-from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.repetitions import Repetition
 from taichi_ext.runtime.launching.roots import Root, Rows, Solving, part_of
 from taichi_ext.runtime.launching.session import Launched, Session
@@ -50,7 +49,6 @@ class Pipeline:
         self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
         self._changed: dict[Key, Label | str] = {}  # names of containers that a solver has changed, by key
         self._repetitions: dict[object, tuple[int, Repetition, object]] = {}  # by kernel and arguments
-        self._lookahead = Lookahead(Pipeline.run.__code__)
 
     def run(self, function: Any, args: tuple[object, ...], names: list[str], passed: dict[int, int]) -> Any:
         """Run a function; returns its result.
@@ -106,7 +104,7 @@ class Pipeline:
                 with backend.suspend_following():
                     return kernel(*args)
             self._follow_host_arrays()
-            launched = self._session.launch(kernel, args, lookahead=self._lookahead, run=self._numbers)
+            launched = self._session.launch(kernel, args, run=self._numbers)
             self._tangents.arrays.remember()  # before Python goes on
             if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
                 self._keep(name, launched)

@@ -32,7 +32,6 @@ from taichi_ext.runtime.launching.launch_checks import (
     check_same_program,
     warn_of_changes,
 )
-from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.request import Request, Restart
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents, save_changed, scratch_of
 from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
@@ -161,7 +160,6 @@ class Session:
         kernel: backend.Kernel,
         args: tuple[object, ...],
         check: Check | None = None,
-        lookahead: Lookahead | None = None,
         run: PipelineRun | None = None,
     ) -> Launched:
         """Run a kernel and its tangents.
@@ -170,29 +168,26 @@ class Session:
             kernel: the user's kernel.
             args: its arguments.
             check: called with a newly built kernel before its first launch.
-            lookahead: a prediction of the pipeline's later launches.
             run: the pipeline run that numbers with tangents among the arguments belong to.
         """
         with backend.exclusive:
             bound = self._bound(kernel, args, run)
-            fused = self._found(bound, check, lookahead)
+            fused = self._found(bound, check)
             if self._note(fused, bound):  # roles may be others now
                 bound = self._bound(kernel, args, run)
-                fused = self._found(bound, check, lookahead)
+                fused = self._found(bound, check)
             return self._launched(fused, bound)
 
-    def _found(self, bound: _Bound, check: Check | None, lookahead: Lookahead | None) -> Fused:
+    def _found(self, bound: _Bound, check: Check | None) -> Fused:
         """The kernel with tangents for a call, built if there is none yet."""
         launch, name, first = bound.launch, bound.name, self.request.block.first
         fused = self._kernels.find(name, first, launch.roles)
         if fused is None:
             backend.materialize()  # fields that the pipeline has just made
-            if lookahead is not None and self._target.is_dense and launch.energy is None:
-                launch = lookahead.foreseen(launch, bound.outer, self.tangents.carries)
             fused = engine.fuse(launch, self.request.watch)
             if check is not None:
                 check(fused, bound.outer)
-            self._kernels.add(name, first, bound.launch.roles, fused)
+            self._kernels.add(name, first, launch.roles, fused)
         return fused
 
     def _note(self, fused: Fused, bound: _Bound) -> bool:
