@@ -11,6 +11,7 @@ import runtimes as runtimes  # first: it says what Taichi is
 # isort: split
 import devices
 import pytest
+import sweeps
 import taichi as ti
 import taichi_program
 from field_pool import pool
@@ -75,6 +76,7 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers", "sweep: more programs of a kind that other tests have, left out of whole folders"
     )
+    config.addinivalue_line("markers", "mostly_sweep(*ids, every=n): of the cases of a test, all but these are sweeps")
     config.addinivalue_line("markers", "taichi_only(reason): a test of what another runtime does not have")
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
     config.addinivalue_line("markers", "double_only(reason): a test that needs a device with float64")
@@ -82,8 +84,11 @@ def pytest_configure(config):
     taichi_program.arch = getattr(ti, config.getoption("--arch"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
     """Skip on other devices what the CPU alone has, and tests of choices that the command line takes away."""
+    if config.option.markexpr:
+        sweeps.mark_most(items)
     told = {"--tangents": config.getoption("--tangents") != "auto"}
     told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size")}
     for item in items:

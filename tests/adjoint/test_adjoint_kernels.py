@@ -49,6 +49,7 @@ def test_draws_of_an_iteration_are_recorded():
     assert_allclose(found, y.to_numpy() / x.to_numpy(), rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_places_in_lists_are_recorded():
     x, _ = fields()
     total, entries = ti.field(ti.f64, ()), ti.field(ti.f64)
@@ -116,6 +117,7 @@ def test_locals_between_loops_outlast_a_way_back():
     check(run, x, y)
 
 
+@pytest.mark.mostly_sweep("coverage")
 @pytest.mark.parametrize("kind", ["edge", "antialiased", "coverage", "nested", "root"])
 def test_edges(kind):
     disc, image = ti.field(ti.f64, 5), ti.field(ti.f64, (12, 14))

@@ -36,6 +36,7 @@ def test_gradient_of_a_leaf_and_of_another_tensor(is_leaf):
     assert_allclose(arrays.torch_gradient(is_leaf).numpy(), np.full((20, 30), 2 / 600), rtol=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["numpy", "ndarray"])
 def test_jacobian_is_three_times_the_identity(kind):
     initialise()
@@ -59,6 +60,7 @@ def test_nerf_prints_the_expected_numbers(capsys, monkeypatch):
     assert example_programs.run("nerf_rendering", capsys, monkeypatch).count("  ok  ") == 13
 
 
+@pytest.mark.sweep
 def test_nerf_outputs_accumulate_on_what_they_held(ti64):
     """The outputs are added to, as in one plain run, and the working array T is left as that run leaves it."""
     arguments, plain = nerf.make_arguments(3, REAL), nerf.make_arguments(3, REAL)
@@ -70,6 +72,7 @@ def test_nerf_outputs_accumulate_on_what_they_held(ti64):
         assert_allclose(arguments[name], value, rtol=1e-13, err_msg=name)
 
 
+@pytest.mark.sweep
 def test_nerf_by_every_real_array_at_once(ti64):
     arguments = nerf.make_arguments(5, REAL)
     params = [arguments[name] for name in ("sigmas", "rgbs", "deltas", "ts")]

@@ -17,6 +17,7 @@ def test_example_prints_the_expected_numbers(capsys, monkeypatch):
     assert example_programs.run("placed_fields", capsys, monkeypatch).count("  ok  ") == 6
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_loss_and_gradient(ti32, dtype):
     program = example.Particles(dtype)
@@ -29,6 +30,7 @@ def test_loss_and_gradient(ti32, dtype):
     assert_array_equal(program.x.to_numpy(), [v, v])  # moved once
 
 
+@pytest.mark.sweep
 def test_second_call_goes_on_from_the_state_of_the_first(ti64):
     """x and x_avg accumulate: after the second run x = 2 v, x_avg = 3 v, and only the last move depends on this v."""
     program = example.Particles()
@@ -38,6 +40,7 @@ def test_second_call_goes_on_from_the_state_of_the_first(ti64):
     assert_array_equal(J, np.eye(3))
 
 
+@pytest.mark.sweep
 def test_overwritten_parameter_warns_and_has_derivative_zero(ti64):
     program = example.OwnVelocities()
     with pytest.warns(DerivativeWarning, match="overwritten before it is read"):
@@ -45,6 +48,7 @@ def test_overwritten_parameter_warns_and_has_derivative_zero(ti64):
     assert_array_equal(gradient, np.zeros((2, 3)))
 
 
+@pytest.mark.sweep
 def test_parameter_overwritten_in_part_does_not_warn(ti64):
     program = example.OwnVelocities()
 

@@ -2,6 +2,7 @@
 
 import example_programs
 import numpy as np
+import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
 
@@ -10,11 +11,13 @@ from taichi_ext import jacobian
 example = example_programs.load("mass_spring")
 
 
+@pytest.mark.sweep
 def test_example_prints_the_expected_numbers(capsys, monkeypatch):
     printed = example_programs.run("mass_spring", capsys, monkeypatch, ["--steps", "250"])
     assert printed.count("  ok  ") == len(example.PARAMETERS) + 1
 
 
+@pytest.mark.sweep
 def test_state_is_that_of_one_plain_run(ti64):
     net = example.MassSpringNet()
     net.steps = 50
@@ -25,6 +28,7 @@ def test_state_is_that_of_one_plain_run(ti64):
     assert_allclose(net.v.to_numpy(), v, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.sweep
 def test_by_the_state_that_the_steps_overwrite(ti64):
     """d x(n) / d (x(0), v(0)) of steps without the reset: 384 columns that start as the identity."""
     net = example.MassSpringNet()
@@ -49,6 +53,7 @@ def test_by_the_state_that_the_steps_overwrite(ti64):
     assert_allclose(along, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.sweep
 def test_float32(ti32):
     net, fine = example.MassSpringNet(ti.f32), example.MassSpringNet(ti.f64)
     net.steps = fine.steps = 100

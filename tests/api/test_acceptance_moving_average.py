@@ -16,6 +16,7 @@ def test_example_prints_the_expected_numbers(capsys, monkeypatch):
     assert example_programs.run("moving_average", capsys, monkeypatch).count("  ok  ") == 4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("driver", ["run_by_counter", "run_by_order"])
 def test_longer_series_have_the_closed_form(ti64, driver):
     data = np.random.RandomState(1).standard_normal((3, 7))
@@ -31,11 +32,13 @@ def test_longer_series_have_the_closed_form(ti64, driver):
         assert program.counter.to_numpy().tolist() == [7] * 3
 
 
+@pytest.mark.sweep
 def test_tape_by_data(ti64):
     program = example.MovingAverage(np.random.RandomState(2).standard_normal((2, 4)))
     check_jacobian(program.average_by_counter, program.data, program.tape, state=[program.counter])
 
 
+@pytest.mark.sweep
 def test_float32(ti32):
     program = example.MovingAverage(example.DATA, ti.f32)
     gradient = jacobian(program.run_by_counter, program.data, program.loss)

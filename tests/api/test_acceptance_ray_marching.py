@@ -12,6 +12,7 @@ from taichi_ext import InvalidArgumentError, jacobian, value_and_jacobian
 example = example_programs.load("ray_marching")
 
 
+@pytest.mark.sweep
 def test_example_prints_the_expected_numbers(capsys, monkeypatch):
     assert example_programs.run("ray_marching", capsys, monkeypatch).count("  ok  ") == 5
 
@@ -38,6 +39,7 @@ def numpy_image(volume: np.ndarray, position: np.ndarray) -> np.ndarray:
     return image
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Mesa's llvmpipe leaves loops after 65536 iterations in all")
 def test_image_and_directional_derivatives_are_those_of_numpy(ti64):
     volume = example.densities()
@@ -55,6 +57,7 @@ def test_image_and_directional_derivatives_are_those_of_numpy(ti64):
         assert_allclose(along[0], (high - low) / (2 * h), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Mesa's llvmpipe leaves loops after 65536 iterations in all")
 def test_float32(ti32):
     program = example.VolumeRenderer(example.densities(), ti.f32)
@@ -63,6 +66,7 @@ def test_float32(ti32):
     assert_allclose(J.sum((0, 1, 2, 3, 4, 5, 6, 7)), example.EXPECTED_BY_DENSITY, rtol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("they are computed one after the other, for hours", "--chunk-size")
 def test_67_million_densities_are_refused_with_advice():
     initialise()

@@ -52,6 +52,7 @@ def program(ti64):
     return Program()
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_one_matrix_over_all_outputs_and_params(program, chunk_size):
     A = jacobian(*program.call, as_matrix=True, chunk_size=chunk_size)

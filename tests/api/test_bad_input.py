@@ -469,6 +469,7 @@ def test_component_of_a_field_that_is_used_as_a_whole(scene, refused):
     assert_array_equal(y.to_numpy(), 0)
 
 
+@pytest.mark.sweep
 def test_field_that_is_not_placed():
     """Taichi runs no kernel at all while a field is not placed, so in a program of its own."""
     initialise(default_fp=ti.f64)
@@ -1001,6 +1002,7 @@ def test_array_that_python_changes_between_kernels():
     assert_allclose(result, [[9.0, 0.0], [0.0, 0.0]])
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("how", ["entry", "fill", "from_numpy"])
 def test_active_value_that_python_writes_to_another_field(how):
     x, y, z = scalars([0.3]), outputs(1), outputs(1)
@@ -1212,6 +1214,7 @@ def test_the_package_gives_no_warnings(tmp_path):
     assert done.stdout.splitlines()[-2:] == ["2.0", "2.0"]
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Taichi checks indices on the CPU and on CUDA alone")
 @pytest.mark.parametrize("wrong", [9, -1])
 def test_an_index_outside_of_a_field_in_debug_mode(wrong):
@@ -1243,6 +1246,7 @@ def test_an_index_outside_of_a_field_in_debug_mode(wrong):
         initialise(default_fp=ti.f64)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Taichi checks indices on the CPU and on CUDA alone")
 @pytest.mark.parametrize("format", [None, "csr"])
 @pytest.mark.parametrize("is_array", [False, True])

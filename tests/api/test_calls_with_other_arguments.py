@@ -22,6 +22,7 @@ def cube_in_pipeline(x, y):
 
 @pytest.mark.usefixtures("ti64")
 class TestFieldsAsArguments:
+    @pytest.mark.sweep
     @pytest.mark.parametrize("function", [cube, cube_in_pipeline])
     def test_named_fields_are_those_of_the_call(self, function):
         plan = Jacobian(function, "x", "y", args=(scalars([1.0, 2.0]), outputs(2)))
@@ -106,6 +107,7 @@ class TestArgumentsOfOtherSizes:
             self.check(plan, n)
             assert pipeline.calls == runs
 
+    @pytest.mark.sweep
     def test_memory_that_no_longer_suffices_in_the_middle(self, pipeline):
         plan = Jacobian(
             pipeline, "x", "y", args=(real(np.ones(2)), real(np.zeros(2))), max_memory=50 * real(0.0).itemsize

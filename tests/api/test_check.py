@@ -38,6 +38,7 @@ def empty_registry():
 # --- check_jacobian: agreement ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.double_only("the tolerances of float64")
 def test_a_right_jacobian_passes():
     x, y = scalars([0.3, 0.8]), outputs(3)
@@ -117,6 +118,7 @@ def test_torch_tensors():
     assert y.tolist() == [7, 7]
 
 
+@pytest.mark.sweep
 def test_pipelines():
     x, v, loss = scalars([0.3, 0.8]), scalars([0.0, 0.0]), outputs(1)
     count = ti.field(ti.i32, ())
@@ -174,6 +176,7 @@ def test_everything_is_put_back():
         assert n[None] == 3
 
 
+@pytest.mark.sweep
 def test_float32_has_a_step_and_a_tolerance_of_its_own():
     """Also where parameters are of very different sizes, one of them zero."""
     initialise()
@@ -207,6 +210,7 @@ def test_float32_has_a_step_and_a_tolerance_of_its_own():
         initialise(default_fp=ti.f64)
 
 
+@pytest.mark.sweep
 def test_at_most_so_many_entries():
     x, y = scalars(np.linspace(0.1, 1, 300)), outputs(1)
 
@@ -297,6 +301,7 @@ def test_a_jump_within_the_step_is_told():
 # --- check_jacobian: NaN and infinity ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_a_nan_that_is_real_is_reported_with_its_origin():
     """The division of a simulation's grid velocity by a mass that is zero."""
     g_v, g_m, out = scalars([0.0, 2.0]), scalars([0.0, 3.0]), outputs(2)
@@ -351,6 +356,7 @@ def test_an_infinite_partial_of_a_finite_value():
     assert "return ti.sqrt(b)" in text
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Mesa's llvmpipe ends a kernel that adds atomically to integers in a loop, in plain Taichi, too")
 def test_a_nan_in_rows():
     """Many parameters: tangents are kept as rows."""
@@ -508,6 +514,7 @@ def size(d_a, b):
     return abs(d_a) * b
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("rule", "failing", "figure"),
     [
@@ -553,6 +560,7 @@ def test_partial_rules_keep_autodiff_of_the_rest():
     assert "d out / d a" not in str(report)
 
 
+@pytest.mark.sweep
 def test_vectors_matrices_tuples_and_integers():
     @ti.func
     def f(v, m, n):
@@ -730,6 +738,7 @@ def lambda_free(auto):
     return auto
 
 
+@pytest.mark.sweep
 def test_a_rule_checked_again_compiles_only_what_has_changed():
     sources = lambda: {file for file in linecache.cache if file.startswith("<check_rule")}  # noqa: E731
     scale = 2.0

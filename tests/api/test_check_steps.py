@@ -87,6 +87,7 @@ def table():
     registry.clear()
 
 
+@pytest.mark.sweep
 def test_a_right_jacobian_is_never_called_wrong(table):
     report = check_jacobian(*table)
     [block] = report.blocks
@@ -98,6 +99,7 @@ def test_a_right_jacobian_is_never_called_wrong(table):
     assert "jumps or has a kink within the step, or changes by less than its rounding error" in str(report)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("factor", [1.00001, 0.0])
 def test_a_wrong_one_is_found_wherever_a_right_one_is_confirmed(table, factor, monkeypatch):
     monkeypatch.setattr(differences, "_MOST_STUDIED", len(FUNCTIONS))
@@ -197,6 +199,7 @@ def test_errors_show_the_users_frames_alone():
         registry.clear()
 
 
+@pytest.mark.sweep
 def test_an_offset_hides_an_output_that_oscillates():
     """Differences with large steps see the offset's size, and not that smaller ones agree with J."""
     q, r = scalars([0.1, -0.07]), outputs(2)

@@ -46,6 +46,7 @@ def drawn(kind, *shape):
     return (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(kind)
 
 
+@pytest.mark.mostly_sweep(every=9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("product", "shape"),
@@ -71,6 +72,7 @@ def test_products(problem, product, shape, kind):
     assert_allclose(found, expected, rtol=1e-4 if found.dtype == np.complex64 or M.dtype == np.float32 else 1e-12)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("shape", [(4,), (4, 3)])
 def test_the_adjoint_is_the_transpose(problem, shape):
     A, M = problem

@@ -27,6 +27,7 @@ def places():
 OPTIONS = pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"format": "csr"}], ids=str)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @OPTIONS
 def test_a_cast_in_an_index_cuts_one_component(places, options):
     x, weight, image = places, scalars([2.0, 3.0, 4.0]), outputs(8)
@@ -41,6 +42,7 @@ def test_a_cast_in_an_index_cuts_one_component(places, options):
     assert "test_cuts.py:" in message and "# the cast" in message and "a cast to an integer" in message
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("name", "word"),
     [("floor", "`floor`"), ("round", "`round`"), ("whole", "//"), ("bits", "cast to bits"), ("if", "cast")],
@@ -139,6 +141,7 @@ def test_a_param_that_is_overwritten_beside_another():
     assert said(in_place, [a, b], [a, b]) == []
 
 
+@pytest.mark.sweep
 def test_explain_and_the_check_name_the_cut():
     a, b, y = scalars([2.6]), scalars([1.7]), outputs(1)
 

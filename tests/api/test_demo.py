@@ -52,6 +52,7 @@ def numbers_after(label: str, text: str) -> list[list[float]]:
     return [[float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[-+]\d+)?", line)] for line in lines]
 
 
+@pytest.mark.sweep
 def test_every_check_holds(demo):
     done, _ = demo
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,6 +90,7 @@ def test_picture_is_a_png_with_many_colours(demo):
     assert len(set(lines)) > 100
 
 
+@pytest.mark.sweep
 def test_output_must_be_a_png_in_a_folder_that_exists(tmp_path):
     for output in ("picture.jpg", str(tmp_path / "missing" / "picture.png")):
         done = run_demo("--output", output)

@@ -278,6 +278,7 @@ def test_tensors_of_single_precision(tmp_path):
     assert_array_equal(J.numpy(), expected)
 
 
+@pytest.mark.sweep
 def test_after_another_start(fields):
     bind, given = fields
     run = bind(**given)
@@ -293,6 +294,7 @@ def placed(fields):
     return builder.finalize()
 
 
+@pytest.mark.sweep
 def test_fields_of_destroyed_trees(fields):
     """They are found where the number of their tree is free, and where it has been given again; all others stay as they are."""
     bind, given = fields

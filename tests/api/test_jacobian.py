@@ -234,6 +234,7 @@ def test_parameter_that_is_also_output():
     check_jacobian(k, x, x)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("140 arrays in one loop, for which other devices need not have buffers")
 def test_more_outputs_than_taichi_takes_arguments():
     """Each has an array of tangents, and Taichi's own launch lets 64 arguments through."""
@@ -515,6 +516,7 @@ def test_out_numpy_array_that_is_not_contiguous(product):
         assert_allclose(out, true)
 
 
+@pytest.mark.sweep
 def test_out_ndarray_and_field(product):
     k, x, y, true = product
     for out in (

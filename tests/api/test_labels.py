@@ -195,6 +195,7 @@ def test_names_are_looked_up_only_for_a_message(monkeypatch):
         Jacobian(k, x, y)()
 
 
+@pytest.mark.sweep
 def test_labels_keep_no_function_and_no_owner_alive():
     def make():
         solver = Solver()

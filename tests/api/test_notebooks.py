@@ -67,6 +67,7 @@ def both_modes(scope):
     return float(J), float(x.grad[None])
 
 
+@pytest.mark.sweep
 def test_a_function_whose_cell_is_run_again_keeps_its_rule(run):
     for cell in (STEP, RULE, KERNEL, STEP, KERNEL):
         scope = run(cell)
@@ -120,6 +121,7 @@ def test_functions_that_only_share_their_name_keep_apart(run):
     assert jacobian(scope["k"], scope["x"], scope["y"]) == 1  # 2 x, by autodiff
 
 
+@pytest.mark.sweep
 def test_objects_show_as_text(run):
     pytest.importorskip("scipy")
     x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)

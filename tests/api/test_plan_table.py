@@ -98,6 +98,7 @@ each_call = pytest.mark.parametrize("call", ALL.values(), ids=ALL)
 class TestOwners:
     """Each owner gets the Jacobian of its own function."""
 
+    @pytest.mark.mostly_sweep("sparse", "jvp")
     @each_call
     def test_copies(self, call, simulation, fields):
         first = simulation(1.0)
@@ -109,6 +110,7 @@ class TestOwners:
             assert_allclose(call(second, *fields), 28.0)
             assert_allclose(call(first.run, *fields), 4.0)
 
+    @pytest.mark.mostly_sweep(every=6)
     @each_call
     def test_kinds_of_functions(self, call, simulation, fields, scaled):
         class Meta(type):
@@ -192,6 +194,7 @@ class TestOwners:
             for function in (Slots(factor).run, Slots(factor), Pair((factor, 0)).run):
                 assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
 
+    @pytest.mark.sweep
     def test_kernels_of_objects_and_of_their_copies(self, fields):
         x, y = fields
 
@@ -324,6 +327,7 @@ class TestLifetime:
         finally:
             gc.enable()
 
+    @pytest.mark.mostly_sweep("partial", "classmethod")
     @pytest.mark.parametrize("kind", ["method", "object", "lambda", "partial", "classmethod", "kernel method"])
     def test_each_kind_of_owner_goes(self, kind):
         x, y = scalars([0.3]), outputs(1)
@@ -421,6 +425,7 @@ class TestLifetime:
             del owner
         assert len(addresses) < 20, "no address was used again, so that this shows nothing"
 
+    @pytest.mark.sweep
     def test_a_program_that_ends_takes_all_forms_along(self):
         others: set[int] = set()  # of other tests, which may keep theirs
 
@@ -523,6 +528,7 @@ def test_table_by_identity():
 class TestSolvers:
     """Solvers, operators and checks find what was prepared before."""
 
+    @pytest.mark.mostly_sweep(every=4)
     @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
     @pytest.mark.parametrize(
         "call",
@@ -559,6 +565,7 @@ class TestSolvers:
         x.fill(2.0)
         assert len(traces) == built
 
+    @pytest.mark.sweep
     def test_fields_of_template_arguments_are_those_of_the_call(self):
         @ti.kernel
         def k(x: ti.template(), y: ti.template()):
@@ -584,6 +591,7 @@ class TestSolvers:
 
 
 class TestManyPreparations:
+    @pytest.mark.mostly_sweep(every=3)
     @pytest.mark.parametrize(
         ("make", "what"),
         [
@@ -611,6 +619,7 @@ class TestManyPreparations:
             for n in range(EVERY):
                 assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
 
+    @pytest.mark.sweep
     def test_no_warning_where_nothing_could_be_found(self, recwarn):
         def made(factor):
             x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)

@@ -120,6 +120,7 @@ class TestCalls:
         kind = f"ti.{ti.f64.to_string()}"  # ti.f32 where the tests run in it
         assert f"def wave_jacobian(a: {kind}, d_y: ti.types.ndarray(dtype={kind}, ndim=1)):" in lines
 
+    @pytest.mark.sweep
     def test_kernels_of_all_blocks_are_kept(self, traces, monkeypatch):
         monkeypatch.setattr(fused_kernels, "MOST_KERNELS", 2)
         x, y = scalars([0.3, 0.5, 0.7, 0.2, 0.4]), outputs(5)
@@ -314,6 +315,7 @@ def forget_kernels(name):
 
 @pytest.mark.usefixtures("ti64")
 class TestLifetime:
+    @pytest.mark.sweep
     def test_a_kernel_that_is_dropped_is_freed(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -353,6 +355,7 @@ class TestLifetime:
         gc.collect()
         assert [r() for r in references] == [None] * 3
 
+    @pytest.mark.sweep
     def test_generated_kernels_go_with_the_decorated_function(self):
         """Taichi keeps what ``ti.kernel`` makes until the process ends, but not what is made here."""
         x, y = scalars([0.3]), outputs(1)
@@ -413,6 +416,7 @@ class TestLifetime:
         gc.collect()
         assert reference() is None
 
+    @pytest.mark.sweep
     def test_many_pipelines_made_in_a_loop(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -438,6 +442,7 @@ class TestInitAgain:
 
         return k, fields
 
+    @pytest.mark.sweep
     def test_the_cache_survives(self):
         k, _ = self.module_kernel()
         for default, dtype in ((ti.f64, ti.f64), (ti.f32, ti.f32), (ti.f64, ti.f64)):
@@ -449,6 +454,7 @@ class TestInitAgain:
                 assert_allclose(result, np.diag([1.8, 3.0]), rtol=1e-6)
         ti.reset()
 
+    @pytest.mark.sweep
     def test_a_prepared_form_of_the_last_program_is_refused(self):
         initialise(default_fp=ti.f64)
         k, _ = self.module_kernel()
@@ -500,6 +506,7 @@ class TestLaunches:
             assert_allclose(plan(), np.repeat(np.arange(1.0, 7.0)[:, None], count, axis=1))
         ti.reset()
 
+    @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the launches of one run", "--chunk-size")
     def test_as_many_launches_as_the_pipeline_has(self):
         initialise(kernel_profiler=True)
@@ -559,6 +566,7 @@ print((resident() - before) / 60)
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("it measures the memory of the host")
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident memory is read from /proc")
 def test_traces_that_are_not_launched_leave_no_kernel_in_the_program(tmp_path):

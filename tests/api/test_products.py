@@ -67,6 +67,7 @@ def program(ti64):
 
 
 class TestJvp:
+    @pytest.mark.sweep
     def test_one(self, program):
         J = program.J([program.y, program.u])
         before = read(program.y)
@@ -117,6 +118,7 @@ class TestJvp:
 
 
 class TestVjp:
+    @pytest.mark.sweep
     @pytest.mark.parametrize("chunk_size", [None, 3])
     def test_one(self, program, chunk_size):
         J = program.J([program.y, program.u])
@@ -214,6 +216,7 @@ class TestVjpOfPrograms:
 
         self.check(run, [x], [y, u, x], lambda: x.from_numpy(np.array([0.3, 0.4, 0.5, 0.6])))
 
+    @pytest.mark.sweep
     @pytest.mark.double_only("differences in float64")
     def test_rows_of_tangents_of_one_kernel_launched_several_times(self):
         """The entries of each launch are kept until the last one: the kernel writes them to the same memory again."""
@@ -246,6 +249,7 @@ class TestVjpOfPrograms:
             assert_allclose(found, cotangent @ J, rtol=1e-6, atol=1e-7)
         self.check(run, [pose, x], [y])
 
+    @pytest.mark.sweep
     def test_counted_loops_and_chains_of_sums(self):
         x, y, length = scalars(np.linspace(0.2, 1.0, 80)), outputs(6), ti.field(ti.i32, 6)
         length.from_numpy(np.array([3, 0, 1, 5, 2, 4], np.int32))
@@ -265,6 +269,7 @@ class TestVjpOfPrograms:
 
         self.check(run, [x], [y])
 
+    @pytest.mark.sweep
     def test_where_rows_are_dense(self):
         x, y = scalars([0.3, 0.4, 0.5]), outputs(3)
 
@@ -316,6 +321,7 @@ class TestOperator:
         for field, values in zip((program.y, program.u), before):
             assert_array_equal(read(field), values)  # products leave the state as it was
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("chunk_size", [None, 3])
     def test_dot_test_in_a_pipeline(self, chunk_size):
         """u (A v) = (A^T u) v, by adjoints and by blocks of columns."""
@@ -345,6 +351,7 @@ class TestOperator:
         assert_allclose(U.T @ (A @ V), (A.T @ U).T @ V, rtol=1e-11, atol=1e-13)
         assert_allclose(A.T @ U[:, 0], A.materialize().T @ U[:, 0], rtol=1e-11, atol=1e-13)
 
+    @pytest.mark.sweep
     def test_in_a_solver(self):
         linalg = pytest.importorskip("scipy.sparse.linalg")
         x, r = scalars([0.5, 0.1, 0.2]), outputs(5)
@@ -371,6 +378,7 @@ class TestOperator:
         with pytest.raises(InvalidArgumentError, match="random numbers, so that each product"):
             linear_operator(draw, x, y) @ np.ones(1)
 
+    @pytest.mark.sweep
     def test_transpose(self):
         linalg = pytest.importorskip("scipy.sparse.linalg")
         A = linear_operator(*neighbours())
@@ -456,6 +464,7 @@ class TestModes:
 
         return w, y, {"kernel": absorb, "pipeline": run}
 
+    @pytest.mark.mostly_sweep("kernel")
     @pytest.mark.parametrize("name", ["kernel", "pipeline"])
     def test_rows_are_columns(self, name):
         w, y, programs = self.programs()

@@ -221,6 +221,7 @@ def test_an_error_ends_the_bar(watched):
     assert_allclose(jacobian(run, x, y, chunk_size=1), np.diag([0.2, 0.4, 0.6]))
 
 
+@pytest.mark.sweep
 def test_the_bar_of_a_notebook_leaves_nothing_behind(program, monkeypatch):
     shown = []
 

@@ -60,6 +60,7 @@ def names_in(*modules):
 HOSTS = {"taichi": ("taichi",), "quadrants": ("quadrants", "quadrants_arguments")}
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", HOSTS)
 def test_each_host_has_the_names_that_the_package_uses(name):
     used = {
@@ -245,6 +246,7 @@ def test_a_field_of_the_other_runtime_in_a_kernel_is_rejected():
         jacobian(k, x, x)
 
 
+@pytest.mark.sweep
 def test_neither_is_imported_before_the_choice():
     """Importing the choice alone loads one runtime."""
     script = "import taichi_ext, sys; print(*[n for n in ('taichi', 'quadrants') if n in sys.modules])"

@@ -565,6 +565,7 @@ def test_decorated_functions_show_what_they_wrap():
     assert isinstance(ti.eig.__globals__["_eig2x2"].func, Func), "ti.eig is built differently"
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("real functions do not compile on Vulkan")
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_the_key_of_a_kernel_has_its_functions_where_they_are_traced_with_the_offline_cache(is_noted):
@@ -819,6 +820,7 @@ assert a[1][0] == 2.0
 """
 
 
+@pytest.mark.mostly_sweep("False")
 @pytest.mark.parametrize("is_scalarized", [True, False])
 def test_vectors_in_arrays_need_to_be_scalarized_early(is_scalarized, tmp_path):
     """Else Taichi 1.7.4 keeps their address from one task to the next and aborts."""
@@ -828,6 +830,7 @@ def test_vectors_in_arrays_need_to_be_scalarized_early(is_scalarized, tmp_path):
     assert (done.returncode == 0) == is_scalarized, done.stderr
 
 
+@pytest.mark.sweep
 def test_vectors_in_fields_need_to_be_scalarized_early():
     """Where an index is only known at run time, Taichi 1.7.4 reads other entries from elsewhere."""
     config = impl.current_cfg()
@@ -1144,6 +1147,7 @@ def test_arrays_whose_first_axis_changes_fastest_are_copied_for_the_launch_and_b
     np.testing.assert_array_equal(a, [[7, 1], [5, 3]])
 
 
+@pytest.mark.sweep
 def test_copies_to_and_from_numpy_are_kernels_of_a_known_name(monkeypatch):
     launched = []
     original = Kernel.__call__
@@ -1305,6 +1309,7 @@ def test_functions_can_be_called_sealed():
     assert results == [Expr] * 2
 
 
+@pytest.mark.sweep
 def test_fields_are_laid_out_in_the_thread_of_init_only(tmp_path):
     """Without fields, kernels need no layout."""
     program = tmp_path / "program.py"
@@ -1577,6 +1582,7 @@ def test_an_argument_pack_has_members_by_name_and_makes_others():
         assigns(pack)
 
 
+@pytest.mark.mostly_sweep("f32-")
 @pytest.mark.parametrize("settings", [{}, {"force_scalarize_matrix": True}], ids=["", "force_scalarize_matrix"])
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64, ti.i32], ids=str)
 def test_a_name_for_none_is_memory_of_the_type_of_an_assignment_that_never_runs(settings, dtype):

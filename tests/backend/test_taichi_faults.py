@@ -131,6 +131,7 @@ def rebinding(q, w, o, v):
 NAMES = "vector entries matrix function while_loop branch structs one_iteration sums".split()
 
 
+@pytest.mark.mostly_sweep(every=18)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("has_shadow", [False, True])
 def test_locals_that_are_bound_again(name, has_shadow):
@@ -212,6 +213,7 @@ class TestVectorsInArrays:
 
     NAMES = "stored_twice read_in_a_loop stored_around_a_loop updated of_functions chosen_at_run_time".split()
 
+    @pytest.mark.mostly_sweep(every=3)
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize("is_numpy", [False, True])
     def test_entries(self, name, is_numpy):

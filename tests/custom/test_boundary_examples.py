@@ -52,6 +52,7 @@ def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, 
     assert len(data) > 40_000  # a page with nothing on it takes less
 
 
+@pytest.mark.mostly_sweep("bouncing_ball-3")
 @pytest.mark.parametrize(
     ("name", "checks"), [("stick_slip", 3), ("bouncing_ball", 3), ("switched_force", 3), ("digital_option", 2)]
 )
@@ -60,6 +61,7 @@ def test_events_have_their_derivatives(name, checks, capsys, monkeypatch, tmp_pa
     assert printed.count("  ok  ") == checks
 
 
+@pytest.mark.sweep
 def test_without_matplotlib_the_figures_are_printed(without_matplotlib, capsys, monkeypatch, tmp_path):
     output = tmp_path / "picture.png"
     printed = example_programs.run("triangle", capsys, monkeypatch, [*ARGUMENTS["triangle"], "--output", str(output)])
@@ -114,6 +116,7 @@ def outline(sphere: np.ndarray, count: int = 4000) -> np.ndarray:
     return silhouette.FOCAL * points[:, :2] / points[:, 2:]
 
 
+@pytest.mark.sweep
 def test_every_pixel_of_the_sphere(renderer):
     """By the distance of the centre; the example does it by r.  The silhouette moves by half a pixel at most."""
     k, step = 3, 0.1
@@ -122,6 +125,7 @@ def test_every_pixel_of_the_sphere(renderer):
     assert supersampling.relative(mean, expected) < 0.02
 
 
+@pytest.mark.sweep
 def test_fits_from_far_need_the_boundary_term(renderer):
     """Two of the 15 starts; all of them take a minute, and the example's ``--starts 15`` tries them."""
     starts = silhouette.far_starts(15)[[3, 10]]
@@ -148,6 +152,7 @@ def test_blur_keeps_the_sum_inside_and_treats_columns_alike():
 # --- discs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_occlusion_away_from_crossings_is_nearly_exact(ti64):
     """What is left of the error stems from the pixels that two edges cross."""
     discs = occlusion.Discs()
@@ -170,6 +175,7 @@ def test_occlusion_away_from_crossings_is_nearly_exact(ti64):
 # --- the triangle -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_corners_cost_little_and_segments_nothing(ti64):
     """Triangles in many positions against the closed form, and that against differences of the shoelace formula."""
     drawn = triangle.Triangle()

@@ -59,6 +59,7 @@ def half_plane_kernel(p, image, antialias):
     return k
 
 
+@pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("antialias", MODES)
 def test_intervals(antialias):
     """An indicator over 40 intervals of length 1: its integral is the place where the level is 0."""
@@ -79,6 +80,7 @@ def test_intervals(antialias):
             assert value == pytest.approx(1.5 * (place + 0.5) + 0.5 * 40, rel=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("antialias", MODES)
 def test_half_plane(antialias):
     p, image = scalars([0.0, 0.0]), outputs(W, H)
@@ -102,6 +104,7 @@ def test_half_plane(antialias):
             assert_array_equal(value, (x * normal[0] + y * normal[1] < offset).astype(float))
 
 
+@pytest.mark.sweep
 def test_the_derivative_of_the_covered_area_is_the_chord():
     p, image = scalars([11.2, 0.3]), outputs(W, H)
     k = half_plane_kernel(p, image, True)
@@ -112,6 +115,7 @@ def test_the_derivative_of_the_covered_area_is_the_chord():
         assert_allclose(J[..., 0], differences[..., 0], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("antialias", MODES)
 def test_an_edge_on_the_border_of_pixels_is_shared(antialias):
     p, direction, image = scalars([7.5]), scalars([1.0, 0.0]), outputs(W, H)
@@ -136,6 +140,7 @@ def test_an_edge_on_the_border_of_pixels_is_shared(antialias):
         assert by_offset.sum() == pytest.approx(rows, rel=1e-14)
 
 
+@pytest.mark.sweep
 def test_many_edges_one_over_the_other():
     """Offsets of twelve half-planes, the later in front: for straight edges, J is the derivative of the covered areas."""
     n = 12
@@ -168,6 +173,7 @@ DISC = [12.317, 9.733, 7.213]  # centre and radius
 CURVED = 0.05  # what the curvature of so small a disc costs in the single pixel
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("antialias", MODES)
 @pytest.mark.parametrize(("squared", "r"), [(False, 40.713), (True, 100.361)])
 def test_disc(antialias, squared, r):
@@ -318,6 +324,7 @@ def polygon_kernel(p, image, sides, antialias=False):
     return k
 
 
+@pytest.mark.sweep
 def test_segments_are_exact_in_sum():
     p, image = vectors(TRIANGLE), outputs(200, 150)
     value, J = value_and_jacobian(polygon_kernel(p, image, 3), p, image)
@@ -342,6 +349,7 @@ def test_segments_are_exact_in_every_pixel():
         assert_allclose(J[(..., *index)], (high - low) / (2 * h), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("whole", MODES)
 def test_antialiased_segments_are_covered_areas(whole):
     """Also where sides lie on the borders of pixels, run through their centres, or are short."""
@@ -519,6 +527,7 @@ def sphere_kernel(p, depth, kind, antialias):
     return k
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("kind", list(SPHERE_ANTIALIAS))
 def test_sphere_reference_values(kind):
     p, depth = scalars(SPHERE), outputs(640, 480)
@@ -546,6 +555,7 @@ def gauss_newton(k, p, depth, target, start, steps):
     return errors
 
 
+@pytest.mark.sweep
 @pytest.mark.double_only("the last digits of float64")
 def test_gauss_newton_from_near():
     start = SPHERE + np.array([0.1, 0.05, -0.05, 0.1])
@@ -634,6 +644,7 @@ def test_sqrt_edge_along_the_axes():
     assert np.isfinite(by_p).all()
 
 
+@pytest.mark.sweep
 def test_sqrt_edge_within_an_edge_of_the_same_level():
     """The mean of the root is one over the whole pixel: the edge must not weigh it once more."""
     p, image = gradient_field([*DISC, 2.7, 20.1, 12.2, 6.4]), gradient_field(np.zeros((W, H, 5)))
@@ -704,6 +715,7 @@ def test_in_plain_kernels_they_are_their_values():
     assert_allclose(covered[np.abs(level) > 20], inside[np.abs(level) > 20], rtol=0, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_vectors_and_matrices_with_tangents_of_their_own():
     p, image = scalars([*DISC, 0.7, 0.2]), vector_outputs(3, W, H)
     full = outputs(W, H, 2, 2)
@@ -733,6 +745,7 @@ def test_vectors_and_matrices_with_tangents_of_their_own():
     assert_allclose(J_full[:, :, 1, 0, 4], 1 - inside, rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_jump_replaces_the_difference_in_the_boundary_term_only():
     p, image = scalars([*DISC, 0.7]), outputs(W, H, 2)
 
@@ -771,6 +784,7 @@ def test_a_side_that_does_not_count_may_have_an_infinite_tangent():
     assert_allclose(J[deep][:, :, 2], np.repeat((DISC[2] / np.sqrt(level[deep]))[:, None], 2, 1), rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_where_the_gradient_of_the_level_is_zero_there_is_no_boundary_term():
     p, image = scalars([4.0, 3.0, 0.0, 0.5]), outputs(9, 7, 3)
 
@@ -885,6 +899,7 @@ def position_variants(p, image):
     return [k for name, k in locals().items() if name not in ("p", "image", "level", "shade")]
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("is_level", [False, True])
 def test_a_pixel_of_nan_has_no_boundary_term(is_level):
     p, image, wrong = scalars([2.2, 0.8]), outputs(6, 4), outputs(6, 4)
@@ -923,6 +938,7 @@ def test_positions_can_be_written_in_many_ways():
         assert_allclose(jacobian(k, p, image), expected, rtol=1e-12, atol=1e-14, err_msg=k.__name__)
 
 
+@pytest.mark.sweep
 def test_atomics_and_returned_values_hold_no_positions():
     """The positions are seeds beyond the last column: they must not reach a neighbour's row."""
     p, image, total = scalars(DISC), outputs(W, H), outputs(3)
@@ -1002,12 +1018,14 @@ def transposed_programs(p, image):
     return hard, antialiased, nested, roots, with_a_jump
 
 
+@pytest.mark.sweep
 def test_reverse_is_the_transpose_of_forward():
     p, image = gradient_field([*PAIR, 0.7, 0.3]), gradient_field(np.zeros((W, H)))
     for k in transposed_programs(p, image):
         check_transpose(k, p, image)
 
 
+@pytest.mark.sweep
 def test_float32():
     initialise()
     try:

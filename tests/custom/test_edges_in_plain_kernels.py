@@ -28,6 +28,7 @@ def right_of_it(border: ti.f64, px: ti.f64) -> ti.f64:
     return edge(px - border, 1.0, 0.0, at=(px, py), antialias=True)
 
 
+@pytest.mark.mostly_sweep("ndarray")
 @pytest.mark.parametrize("kind", ["numpy", "ndarray", "torch"])
 def test_plain_launches_on_arrays(kind):
     if kind == "torch":
@@ -103,6 +104,7 @@ def test_plain_launches_with_structs_and_vectors():
     assert_allclose(list(result), [2.8, 1.4], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_plain_launches_of_real_functions():
     """Taichi would take a function for compiled whose compilation was broken off."""
 
@@ -124,6 +126,7 @@ def test_plain_launches_of_real_functions():
         assert_allclose([a, b / 2, c - 1], [COVERED] * 3, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_plain_launches_of_methods():
     @ti.data_oriented
     class Scene:
@@ -156,6 +159,7 @@ def test_plain_launches_that_print(capfd):
     assert capfd.readouterr().out.count("covered") == 2
 
 
+@pytest.mark.sweep
 def test_plain_launches_in_another_program():
     @ti.kernel
     def k(a: ti.types.ndarray()):
@@ -180,6 +184,7 @@ def slope_kernel():
     return k
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("on Vulkan, gradients of arrays are 0 in Taichi's reverse mode")
 def test_gradients_of_ndarrays():
     """The sum of the image is 4 + (p0 + 0.5) (2 p1 - 1)."""
@@ -205,6 +210,7 @@ def test_gradients_of_tensors():
     assert_allclose(p.grad, [1.0, 3.4], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_a_jacobian_between_plain_launches():
     k = slope_kernel()
     p, a = np.array([1.2, 1.0]), np.zeros(4)

@@ -745,6 +745,7 @@ NOT_LINEAR = [
 ]
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("mode", ["jacobian", "reverse"])
 @pytest.mark.parametrize("rule", NOT_LINEAR)
 def test_rules_that_are_not_linear_are_refused(rule, mode):
@@ -794,6 +795,7 @@ def sum_of_atomics(a, d_a):
     return old + t
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [(zero_entries, [3, 0.3]), (reassigned, [0.09, 0.3]), (sides_of_an_edge, [2, 0]), (sum_of_atomics, [-2, 0.3])],
@@ -1168,6 +1170,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.mostly_sweep(every=14)
 @pytest.mark.parametrize("build", PROGRAMS)
 def test_reverse_is_the_transpose_of_forward(build):
     k, x, y = program(build)
@@ -1180,6 +1183,7 @@ def test_reverse_is_the_transpose_of_forward(build):
     assert_array_equal(read(y), value)
 
 
+@pytest.mark.mostly_sweep(every=6)
 @pytest.mark.parametrize(
     "build", [all_arguments, vectors_and_matrices, marks, stopped_and_replaced, rule_beside_an_edge, loops_in_a_rule]
 )
@@ -1187,6 +1191,7 @@ def test_reverse_is_the_transpose_of_forward_in_float32(build):
     check_transpose(*program(build, ti.f32), rtol=1e-5)
 
 
+@pytest.mark.sweep
 def test_rules_beside_an_antialiased_edge_in_reverse():
     """Such a kernel is compiled from its record: rules with loops, marks, structs, stopped and replaced gradients."""
     Pair = ti.types.struct(a=ti.f64, v=tm.vec2, n=ti.i32)
@@ -1322,6 +1327,7 @@ REFUSED = (
 )
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("what", REFUSED)
 def test_loops_that_reverse_mode_cannot_take_are_refused(what):
     f, _, _, _ = product_kernel()

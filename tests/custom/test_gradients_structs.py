@@ -65,6 +65,7 @@ def in_reverse_mode(kernel, x, y):
     return J
 
 
+@pytest.mark.sweep
 def test_struct_arguments():
     made, energy, _ = functions()
     x, y = (ti.field(ti.f64, 3, needs_grad=True) for _ in range(2))

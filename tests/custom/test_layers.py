@@ -87,6 +87,7 @@ def test_straight_edges_over_each_other_are_exact():
     assert most >= 3  # pixels that two edges cross, at least
 
 
+@pytest.mark.sweep
 def test_surfaces_that_pass_through_each_other_are_exact():
     """Two planes that fill the image and swap their order, one with an edge that passes through both, one before all."""
     p, image = scalars(np.zeros((PLANES, 6))), outputs(W, H)
@@ -131,6 +132,7 @@ DISCS = [[14.3, 13.2, 9.4, 9.4, 0.3, 0.4], [20.7, 15.1, 8.3, 8.3, 1.0, 0.9], [25
 TURNED = [[17.3, 15.2, 12.1, 8.4, 0.5, 0.4], [22.2, 16.4, 12.8, 9.2, 1.9, 0.9], [26.8, 14.7, 13.2, 8.8, 2.8, 0.65]]
 
 
+@pytest.mark.sweep
 def test_overlapping_discs_and_ellipses():
     p, image = scalars(np.zeros((3, 6))), outputs(44, 32)
     shape = ellipses(p)
@@ -159,6 +161,7 @@ def test_overlapping_discs_and_ellipses():
         assert errors.max() < worst
 
 
+@pytest.mark.sweep
 def test_where_edges_coincide():
     """Two discs of one size: what the rim in front moves over, and the one behind, which is hidden or seen before it."""
     front, back, nothing = 0.4, 0.9, 0.05
@@ -184,6 +187,7 @@ def test_where_edges_coincide():
         assert_allclose(jacobian(k, p, image).sum((0, 1)) / (2 * np.pi * r), jumps, rtol=2e-3, atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_voronoi_colours():
     generator = np.random.default_rng(3)
     sites = np.stack(np.meshgrid([5, 16, 27], [4, 12, 20], indexing="ij"), -1).reshape(-1, 2)
@@ -215,6 +219,7 @@ def test_voronoi_colours():
     assert errors.max() < 0.02
 
 
+@pytest.mark.sweep
 def test_shaded_shapes():
     """Values that vary in the pixel are those at the middle of what is seen, and jumps those at the edge."""
     given = [[14.3, 13.2, 9.4], [20.7, 15.1, 8.3], [25.2, 9.6, 7.7]]
@@ -263,6 +268,7 @@ def rim_integral(disc, light, width, height):
     return total
 
 
+@pytest.mark.sweep
 def test_shaded_balls():
     """Shading ends as a square root at the rim: the jump is that on the edge, and the inside has two samples there."""
     light, p, image = np.array([0.4, 0.3, 0.866]), scalars([6.3, 5.7, 3.0]), outputs(14, 12)
@@ -326,6 +332,7 @@ def mean_of_planes(planes, i, j):
     return sum(area(part) * value for part, value in parts)
 
 
+@pytest.mark.sweep
 def test_transparent_straight_edges_are_exact():
     """Values against polygons, and J by offsets, angles, colours and alphas against their differences; one is opaque."""
     given = np.column_stack([random_planes(1)[:, :3], [0.5, 0.3, 1.0, 0.7]])
@@ -346,6 +353,7 @@ def test_transparent_straight_edges_are_exact():
     assert_allclose(J, differences, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
 def test_transparent_discs(order):
     discs = [
@@ -384,6 +392,7 @@ def test_transparent_discs(order):
     assert_allclose(read(image), expected, atol=1e-3)
 
 
+@pytest.mark.sweep
 def test_more_transparent_shapes_than_the_table_holds():
     """Nine that fill all pixels, by a level or by a number; the product of what they let through is exact."""
     alphas = np.linspace(0.1, 0.9, 9)
@@ -445,6 +454,7 @@ class Scene:
             self.image[i, j] = layers(self.shape, self.count, ti.Vector([0.1, 0.2, 0.3]), at=p)
 
 
+@pytest.mark.sweep
 def test_methods_vectors_and_more_shapes_than_a_pixel_can_hold():
     scene = Scene(20)
     scene.draw()
@@ -464,6 +474,7 @@ def test_methods_vectors_and_more_shapes_than_a_pixel_can_hold():
     assert_allclose(value[..., 0], shares @ read(scene.colours)[:, 0] + background * 0.1, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sweep
 def test_float32():
     given = random_planes(1)[:, :3]
     initialise()
@@ -483,6 +494,7 @@ def test_float32():
     assert_allclose(J[..., 0].sum(-1), (ends[0] - ends[1]) / (2 * h), rtol=1e-3, atol=1e-3)  # all move at once
 
 
+@pytest.mark.sweep
 def test_edges_that_coincide_in_float32():
     """Each pixel gives the mean of both orders: roundings do not decide for one of them, or for both."""
     front, back, nothing, r = 0.4, 0.9, 0.05, 9.4
@@ -569,6 +581,7 @@ def test_bad_input():
         layers(alone, 2, 0.0, at=(0.0, 0.0))
 
 
+@pytest.mark.sweep
 def test_reverse_mode():
     x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
 

@@ -92,6 +92,7 @@ SWEPT = ("a steep line of 0.3 pixels", "a disc, r = 0.3, squared distance", "a d
 DRAWN = [*((name, draws_layers) for name in SCENES), *((name, draws_edge) for name in ONE_SHAPE)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "draws"), with_sweep(DRAWN, *(case for case in DRAWN if case[0] in SWEPT)))
 def test_shapes_that_cross_a_pixel_more_than_once(name, draws):
     function, given, steps = SCENES[name]
@@ -161,6 +162,7 @@ def test_ten_cells_in_a_pixel():
     check(draws_nearest(cell, 10, image), p, image, colour, 0.05)
 
 
+@pytest.mark.mostly_sweep("-1")
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_too_many_shapes_the_nearest_stay(order):
     """Nine discs with one rim, and nine planes that swap their order along one line: no square is small enough."""
@@ -205,6 +207,7 @@ def test_an_interval_with_two_ends():
     assert_allclose(np.delete(J, 3, 0), 0, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_half_a_ball_in_a_pixel():
     """The mean of ``sqrt(r^2 - d^2)`` is 2/3 pi r^3; beside an edge of the same level the root counts once."""
     r = 0.35
@@ -228,6 +231,7 @@ def test_half_a_ball_in_a_pixel():
     assert_allclose(J[2], [0, 0, 2 * np.pi * r], rtol=0.01, atol=0.01)
 
 
+@pytest.mark.sweep
 def test_levels_that_are_computed_in_many_ways():
     """Loops, branches, variables that change before and after: each computes the same level at other positions."""
     p, image = scalars([3.1, 3.35, 0.3]), outputs(7, 7)
@@ -310,6 +314,7 @@ def test_levels_that_are_computed_in_many_ways():
         assert_allclose(own, J, rtol=1e-9, atol=1e-12, err_msg=k.__name__)
 
 
+@pytest.mark.sweep
 def test_levels_that_cannot_be_computed_elsewhere_give_a_warning():
     p, image = scalars([3.1, 3.35, 0.3]), outputs(7, 7)
 

@@ -64,6 +64,7 @@ SCENES = {  # corners, faces, colours, pose, steps, and how far the worst column
 }
 
 
+@pytest.mark.mostly_sweep("faces without area")
 @pytest.mark.parametrize("name", SCENES)
 def test_meshes_against_supersampled_images(scene, name):
     corners, faces, colours, pose, steps, most = SCENES[name]
@@ -73,6 +74,7 @@ def test_meshes_against_supersampled_images(scene, name):
     assert errors.max() < most, errors
 
 
+@pytest.mark.sweep
 def test_the_gradient_of_a_loss_by_all_corners(scene):
     """``vjp`` by the corners: a mesh that moves as a whole has the derivative by its position."""
     corners, faces, colours, pose, _, _ = SCENES["24 corners"]
@@ -132,6 +134,7 @@ def test_the_cube_of_mitsuba_1895(scene):
     assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
 
 
+@pytest.mark.sweep
 def test_float32(ti64):
     initialise(default_fp=ti.f32)
     scene = Scene(ti.f32)
@@ -170,6 +173,7 @@ def test_chords_of_a_curve_need_the_distance(ti64):
     assert total == pytest.approx(count * np.sin(2 * np.pi / count) * 8.0, rel=2e-3)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [ti.f64, ti.f32])
 def test_edges_along_the_border_of_pixels_and_ends_that_are_not_finite(ti64, dtype):
     initialise(default_fp=dtype)

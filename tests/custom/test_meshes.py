@@ -106,6 +106,7 @@ def test_edges_are_split_where_corners_lie_on_them():
     )
 
 
+@pytest.mark.sweep
 def test_an_edge_that_is_hidden_in_part(ti64):
     """A slanted line between two colours, behind a strip that ends within pixels: lengths of what is seen of it."""
     p, image = scalars([6.3, 0.4]), vector_outputs(2, W, H)
@@ -162,6 +163,7 @@ def test_bad_input(ti64):
         visible_edge([0.0, 0.0], [1.0, 1.0], seen, at=(0.0, 0.0))
 
 
+@pytest.mark.sweep
 def test_reverse_mode(ti64):
     x, image = gradient_field([0.3, 2.8]), gradient_field(np.zeros((5, 4)))
 
@@ -179,6 +181,7 @@ def test_reverse_mode(ti64):
     check_transpose(k, x, image)
 
 
+@pytest.mark.sweep
 def test_antialiased_edges_of_a_mesh(ti64):
     """One triangle partly over another one: the mean of each pixel, but where an edge is hidden in part."""
     corners = np.array([[1.3, 0.8], [11.9, 2.4], [4.6, 9.7], [6.2, 4.4], [12.7, 5.1], [8.3, 9.9]])
@@ -229,6 +232,7 @@ def test_antialiased_edges_of_a_mesh(ti64):
     assert_allclose(J[~crossed], differences[~crossed], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("antialias", [False, True])
 def test_shaded_faces_have_sparse_rows(ti64, antialias):
     """Each entry is that of a corner near the pixel, whatever the number of corners."""
@@ -290,6 +294,7 @@ def vector_scalars(values):
 DIAMOND = [[3.3, 15.2], [35.7, 15.2], [19.0, 25.0], [19.0, 5.0]]  # an edge along x, a corner above it, one below
 
 
+@pytest.mark.mostly_sweep("strip0-ends")
 @pytest.mark.parametrize("row", [[0, 1, 2, 3], [0, 1, 2, -1], [0, 1]], ids=["within", "rim", "ends"])
 @pytest.mark.parametrize("strip", [(10.3, 11.0), (10.3, 18.4), (3.0, 7.1), (30.0, 36.0)])
 def test_the_part_of_a_long_edge_that_is_hidden(ti64, row, strip):
@@ -323,6 +328,7 @@ def test_a_jump_that_changes_along_an_edge(ti64):
         assert_allclose(by_ends, [-16.2 * (w * jump * (1 - t)).sum(), -16.2 * (w * jump * t).sum()], rtol=1e-3)
 
 
+@pytest.mark.mostly_sweep("13.7-17.0")
 @pytest.mark.parametrize(("left", "right"), [(13.0, 14.9), (10.0, 13.2), (13.7, 17.0), (10.0, 17.0)])
 def test_a_short_edge_within_a_surface_that_is_hidden_in_part(ti64, left, right):
     """Its two ends show what is hidden, to 1/16 of a pixel, but for what is documented to be missed: a part between."""
@@ -351,6 +357,7 @@ BAD = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("error::RuntimeWarning", "ignore:outputs")
 @pytest.mark.parametrize("name", BAD)
 def test_bad_corners_in_reverse(ti64, name):

@@ -329,6 +329,7 @@ SWEPT = (
 )
 
 
+@pytest.mark.mostly_sweep("loop over discs")
 @pytest.mark.parametrize("name", with_sweep(SCENES, *SWEPT))
 def test_edges_are_found(name):
     function, given, steps, nodes = SCENES[name]
@@ -336,6 +337,7 @@ def test_edges_are_found(name):
     check(function(p), p, image, steps, nodes)
 
 
+@pytest.mark.sweep
 def test_a_march_that_ends_at_its_hit():
     """The number of steps changes everywhere; only at the outline does the value jump."""
     p, image = scalars([0.1, -0.2, 5.0, 1.3]), outputs(7, 6)
@@ -356,6 +358,7 @@ def test_a_march_that_ends_at_its_hit():
     check(shade, p, image, [0.05, 0, 0, 0.05], 24)
 
 
+@pytest.mark.sweep
 def test_two_edges_that_cut_the_same_corner():
     """Each side of the pixel is crossed by both; none of its corners lies between them."""
     p, image = scalars([0.3, 0.6]), outputs(1, 1)
@@ -390,6 +393,7 @@ def test_a_kink_beside_an_edge():
     assert_allclose(J, np.stack([np.full(4, 0.5), -np.diff(ramp)], axis=1), atol=0.01)
 
 
+@pytest.mark.sweep
 def test_the_value_at_the_centre_of_the_pixel():
     """Without antialiasing the value is that of the function, and J that of the mean."""
     p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(20, 16)
@@ -409,6 +413,7 @@ def test_the_value_at_the_centre_of_the_pixel():
     assert_allclose(value, read(plain), rtol=1e-13)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [ti.f64, ti.f32])
 def test_vectors_and_float32(dtype):
     """Each component has its own jump; the circumference of a disc."""
@@ -451,6 +456,7 @@ def test_conditions_that_are_no_edges():
     assert_allclose(J, np.broadcast_to([0.0, 0.0, 2.0], (8, 6, 3)), atol=1e-13)
 
 
+@pytest.mark.sweep
 def test_all_edges_are_listed():
     p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(8, 6)
     plan = Jacobian(drawing(nested(p), image, False), p, image)
@@ -491,6 +497,7 @@ def test_what_cannot_be_treated_is_refused():
         pixel(stores, at=(0.0, 0.0))
 
 
+@pytest.mark.sweep
 def test_reverse_mode():
     x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
 
@@ -513,6 +520,7 @@ BOXES = [
 ]
 
 
+@pytest.mark.sweep
 def test_the_area_of_boxes_with_corners_anywhere():
     """Also on the border or the centre of a pixel or square: the derivative by a side is the length of it."""
     p, image = scalars(BOXES[0]), outputs(8, 7)
@@ -528,6 +536,7 @@ def test_the_area_of_boxes_with_corners_anywhere():
         assert_allclose(plan().sum((0, 1)), [-height, height, -width, width], rtol=1e-3, err_msg=str(box))
 
 
+@pytest.mark.mostly_sweep("place1")
 @pytest.mark.parametrize("place", [(3.2, 3.1), (3.37, 2.81), (3.5, 3.5)])
 def test_the_area_of_small_discs(place):
     """Down to 1.6 times the smallest square of 1/32 pixel, in which edges follow their tangents."""
@@ -539,6 +548,7 @@ def test_the_area_of_small_discs(place):
         assert_allclose(plan().sum((0, 1)), [0, 0, around], atol=most * around)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cell", [1.03, 0.607, 0.413, 0.209])
 def test_checkers_smaller_than_a_pixel(cell):
     """Four edges meet in each corner, and their terms have both signs. Integrals of a square wave are triangles."""
@@ -621,6 +631,7 @@ def by_atomic(d):
     return v
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("find", [by_equality, by_inequality, by_atomic])
 def test_labels_that_are_found_by_equality(find):
     p = scalars(np.array([3.2, 2.4, 8.6, 4.1, 5.3, 8.2]))
@@ -629,6 +640,7 @@ def test_labels_that_are_found_by_equality(find):
     assert_allclose(borders(labels(p, find), p), expected, rtol=1e-2)
 
 
+@pytest.mark.sweep
 def test_a_sign_by_equality_with_the_absolute_value():
     p = scalars(np.array([5.37]))
 
@@ -655,6 +667,7 @@ def by_inverse(s):
     return ti.atan2(1.0 / s, 1.0) * (2 / np.pi)
 
 
+@pytest.mark.mostly_sweep("by_square")
 @pytest.mark.parametrize("sign", [by_absolute, by_square, by_inverse])
 def test_jumps_where_a_divisor_is_zero(sign):
     p = scalars(np.array([5.37]))
@@ -671,6 +684,7 @@ def test_jumps_where_a_divisor_is_zero(sign):
     assert_allclose(borders(shade, p), [expected], atol=0.02 * 14.0)
 
 
+@pytest.mark.mostly_sweep("1e-06")
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_a_mask_beside_numbers_of_another_unit(scale):
     p, image = scalars(np.array([6.3, 5.6, 3.2, 5.0])), vector_outputs(2, 14, 12)

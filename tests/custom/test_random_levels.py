@@ -25,6 +25,7 @@ def workshop():
     end_program()
 
 
+@pytest.mark.mostly_sweep("30")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_levels(workshop, seed, monkeypatch):
     program = generate(seed)

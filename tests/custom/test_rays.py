@@ -63,6 +63,7 @@ def test_the_smallest_distance_and_its_derivative():
         assert_allclose(J[:, k], differences, rtol=1e-5, atol=tolerance(J))
 
 
+@pytest.mark.sweep
 def test_a_blended_distance_agrees_with_differences_of_itself():
     p, level = scalars([0.3, 0.9, 0.25]), outputs(12)
 
@@ -85,6 +86,7 @@ def test_a_blended_distance_agrees_with_differences_of_itself():
     assert np.abs(J).max(0).min() > 1e-3
 
 
+@pytest.mark.sweep
 def test_soft_shadows_by_averaging_lights():
     """The shadow of a ball on a floor, under 16 points of a light."""
     p, image, lights = scalars([0.2, -0.6, 0.45, 1.0]), outputs(20, 16), 16

@@ -96,6 +96,7 @@ def test_rounded_values():
     check(beside, np.round(3 * X) + np.round(X) - (whole + 1) / np.cos(X) ** 2)
 
 
+@pytest.mark.sweep
 def test_rounded_vectors_and_structs_and_several_values():
     @ti.func
     def vectors(a, i):
@@ -135,6 +136,7 @@ def test_operations_without_others_name_the_line(name):
         k.grad()
 
 
+@pytest.mark.mostly_sweep("continue")
 @pytest.mark.parametrize("kind", ["while", "break", "continue"])
 def test_loops_around_a_rule_that_end_when_the_kernel_runs(kind):
     """Taichi's reverse mode cannot compile them, so the gradient is ``vjp``; three steps ``a <- a + 0.5 a^2``."""
@@ -213,6 +215,7 @@ def test_stopped_integers():
     check(f, np.arange(4) + (X > 0.5) + 2)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_products_of_stopped_values(dtype):
     """With fast math, LLVM multiplied the scales of stopped values with each other, which gave infinity."""
@@ -233,6 +236,7 @@ def test_products_of_stopped_values(dtype):
     check(f, values**5, dtype, values)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_stopped_values_are_exact(dtype):
     """Small and large ones, and infinity."""
@@ -471,6 +475,7 @@ def test_arrays_as_arguments():
 # --- changes of the registry ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_rules_that_come_and_go_after_the_kernel_was_compiled():
     @ti.func
     def f(a, i):
@@ -502,6 +507,7 @@ def test_rules_that_come_and_go_after_the_kernel_was_compiled():
     assert registry["m"].uses == 1
 
 
+@pytest.mark.sweep
 def test_refused_rules_leave_the_fields_of_a_tape_alone():
     @boundary_gradient(square)
     def _(d_a):

@@ -128,6 +128,7 @@ class Sheet:
         return draw
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("real", [ti.f64, ti.f32])
 def test_lists_of_cells_give_what_one_list_gives(ti64, real, channels):

@@ -20,6 +20,7 @@ def by_column(monkeypatch):
     monkeypatch.setattr(backend, "stores_by_column", lambda: True)
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_a_view_with_the_documented_indices():
     x, v, y = scalars(X), vectors([[0.4, 0.9], [0.1, 0.2]]), vector_outputs(2, 3, 4)
@@ -54,6 +55,7 @@ def test_rows_sums_and_reads():
     check_jacobian(k, x, [y, total])
 
 
+@pytest.mark.sweep
 def test_in_place_and_blocks_of_columns():
     x = scalars(X)
 
@@ -102,6 +104,7 @@ def test_arrays_that_are_given():
     assert_allclose(field.to_numpy(), expected)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("format", ["csr", "coo"])
 def test_entries_of_a_sparse_jacobian_lie_in_arrays_of_their_own(monkeypatch, format):
     """Several statements write to one output; on a GPU no array is a part of another."""

@@ -33,6 +33,7 @@ def matrix(J):
 # --- which blocks are alike
 
 
+@pytest.mark.sweep
 def test_blocks_are_alike_as_far_as_a_program_asks():
     """Random questions, asked for each block: the answers are the same for all blocks that are said to be alike."""
     rng = np.random.default_rng(7)
@@ -183,6 +184,7 @@ PROGRAMS = [sums, expressions, read_indices, constant_indices, steps, changed_pa
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 
 
+@pytest.mark.sweep
 @each_program
 def test_blocks_make_up_the_whole(program):
     run, params, y, _ = program()
@@ -195,6 +197,7 @@ def test_blocks_make_up_the_whole(program):
             assert_allclose(matrix(plan()), truth, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.mostly_sweep(every=6)
 @each_program
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_blocks_that_differ_in_their_first_column_share_a_kernel(program, strategy):
@@ -251,6 +254,7 @@ def test_a_kernel_for_blocks_is_not_exported(tmp_path):
         plan.export(tmp_path / "module.py")
 
 
+@pytest.mark.sweep
 def test_arrays_in_blocks():
     """Arrays, one of which the kernel changes, another given to several calls in several shapes."""
 
@@ -299,6 +303,7 @@ def test_numbers_in_blocks():
     assert kernel_count(plan) == 5  # a; p[0]; the rest of p; each of w
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("size", [1, 3])
 def test_infinite_derivatives_stay_in_their_columns(size):
     """Columns that a block leaves out have a coefficient of 0, which an infinite number is not multiplied with."""

@@ -54,6 +54,7 @@ def test_text():
     )
 
 
+@pytest.mark.sweep
 def test_several_columns_at_once():
     """Four columns are read before they are stored, and those that are left one by one; so are rows of Hessians."""
     rng, columns = np.random.default_rng(1), 19
@@ -109,6 +110,7 @@ def test_stays(target, columns):
     assert same == changed
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [5, 16, 17, 40])
 def test_jacobian(size):
     """Rows that are stored, added to, multiplied in place and copied, in branches and in loops: y = W x² and more."""
@@ -226,6 +228,7 @@ def test_a_choice_leaves_out_rows_that_are_not_finite():
     assert_allclose(Jacobian(run, p, y)()[1:3], [[1.0, 0.0], [1.0, 1.0]], atol=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_numbers_of_integer_tables_cost_nothing():
     """Products with zeros of an integer table have no tangents, and conditions that are known no branches."""

@@ -67,6 +67,7 @@ def in_lanes(name, x):
     return y
 
 
+@pytest.mark.mostly_sweep(every=12)
 @pytest.mark.parametrize("name", ELEMENTARY)
 @pytest.mark.filterwarnings("ignore:Casting range_for")
 def test_errors(name):
@@ -93,6 +94,7 @@ def test_errors(name):
     assert (np.abs(actual[is_compared] - exact[is_compared]) / units).max() <= 2
 
 
+@pytest.mark.mostly_sweep("False")
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_only_with_fast_math(is_fast):
     ti.init(ti.cpu, offline_cache=False, fast_math=is_fast, cpu_max_num_threads=1)

@@ -152,6 +152,7 @@ def loops(body: Body) -> int:
     return sum(isinstance(s, For) for s in statements(body))
 
 
+@pytest.mark.sweep
 def test_random_blocks_do_what_they_did():
     joined = guarded = 0
     for seed in range(BLOCKS):

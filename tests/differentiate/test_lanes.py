@@ -28,6 +28,7 @@ def lanes(monkeypatch):
     return force_lanes(monkeypatch, LANES_OF_FLOAT64=4)
 
 
+@pytest.mark.mostly_sweep(every=10)
 @pytest.mark.parametrize("shape", [(1,), (3,), (4,), (5,), (8,), (11,), (513,), (2, 4), (3, 7), (2, 2, 5)])
 def test_rows_of_any_length(shape, lanes):
     x, y = scalars(X), outputs(*shape)
@@ -45,6 +46,7 @@ def test_rows_of_any_length(shape, lanes):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_kernels_that_differ_in_their_functions_alone(lanes):
     """Taichi keeps compiled kernels by a key that may lack their functions, and ran those of the first kernel."""
     y = outputs(8)
@@ -98,6 +100,7 @@ def test_a_body_takes_numbers_and_arrays_from_the_kernel(lanes):
     assert "@ti.real_func" in plan.source
 
 
+@pytest.mark.sweep
 def test_a_long_tape_keeps_a_short_body_in_the_kernel(lanes, monkeypatch):
     """Taichi compiles arrays in functions in a time that grows with the square of their lengths."""
     x, y = scalars(np.linspace(0.2, 0.8, 9)), outputs(8)
@@ -121,6 +124,7 @@ def test_a_long_tape_keeps_a_short_body_in_the_kernel(lanes, monkeypatch):
     assert all(lanes)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("shape", [(8,), (2, 11)])
 def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
     x, y = scalars(np.linspace(0.2, 0.8, 9)), outputs(*shape)
@@ -141,6 +145,7 @@ def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
     assert "for number in range(9)" in plan.source
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("columns", [9, 33])
 def test_rows_that_are_added_up_are_copied_from_their_array(columns, lanes):
     """More than 32 numbers by ``while`` loops."""
@@ -166,6 +171,7 @@ def test_rows_that_are_added_up_are_copied_from_their_array(columns, lanes):
     assert lanes
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(("count", "bits"), [(4, 0), (5, 1), (16, 3), (17, 7)])
 def test_llvm_knows_the_range_of_a_stretch(count, bits, lanes):
     """The bits that numbers of stretches of four iterations have."""
@@ -327,6 +333,7 @@ IN_LANES = """
 """.split()
 
 
+@pytest.mark.mostly_sweep(every=7)
 @pytest.mark.parametrize("name", IN_LANES)
 def test_bodies(name, lanes):
     x, y, z, p = scalars(X), outputs(2, 11), vector_outputs(2, 2, 11), integers([1, 2, 0])
@@ -505,6 +512,7 @@ def test_entries_side_by_side():
     assert "d_y_of_1[lane]" in plan.source
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_inverses_of_divisors(is_fast, lanes):
     """What divides several numbers, or is the same for all lanes, is inverted once, where last bits may differ."""

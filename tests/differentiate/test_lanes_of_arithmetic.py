@@ -80,6 +80,7 @@ def test_three_indices(lanes):
     assert lanes[-1] is not None
 
 
+@pytest.mark.mostly_sweep("shape4")
 @pytest.mark.parametrize("shape", [(3, 32), (2, 37), (1, 5), (2, 64), (50,), (96,)])
 def test_rows_of_any_length(shape, lanes):
     x, y = scalars(X), outputs(*shape)
@@ -218,6 +219,7 @@ def test_other_loops_of_the_same_kernel(lanes):
     assert [p is None for p in lanes[-3:]] == [True, False, True]
 
 
+@pytest.mark.sweep
 def test_one_loop_over_several_fields(lanes):
     x, a, b, c = scalars(X), outputs(3, 20), outputs(2, 40), outputs(24)
 
@@ -271,6 +273,7 @@ STAY = """
 """.split()
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", STAY)
 def test_loops_that_stay(name, lanes):
     x, y, z = scalars(X), outputs(3, 20), outputs(20, 3)
@@ -307,6 +310,7 @@ def test_arrays(lanes):
     assert [found is not None for found in lanes] == [BRANCHES_IN_LANES, True]
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_arrays_and_fields(lanes):
     x, a, y, b = scalars(X), np.linspace(0.2, 0.9, 33), outputs(33), np.zeros(33)
@@ -339,6 +343,7 @@ def test_what_is_outside_a_field_is_not_read_before(lanes):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @of_all_columns
 @pytest.mark.parametrize(("limit", "value"), [("LEAST_WORK", 4), ("LEAST_TOTAL", 300)])
 def test_loops_that_do_little_stay(limit, value, lanes, monkeypatch):
@@ -376,6 +381,7 @@ def test_columns_in_blocks(lanes):
     assert any(lanes)
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_more_columns_than_are_collected(lanes):
     x, y = scalars(np.linspace(0.2, 0.9, 16)), vector_outputs(2, 3, 20)
@@ -407,6 +413,7 @@ def test_a_number_stored_to_a_vector(lanes):
     assert all(lanes)
 
 
+@pytest.mark.sweep
 def test_names_that_the_loops_might_take(lanes):
     x, y, z = scalars(X), outputs(2, 40), outputs(40)
 
@@ -438,6 +445,7 @@ def test_names_that_the_loops_might_take(lanes):
     assert any(lanes)
 
 
+@pytest.mark.sweep
 def test_deactivated_places_are_read_each_time(lanes):
     x, y = scalars(X), outputs(40)
     w = ti.field(ti.f64)
@@ -464,6 +472,7 @@ def test_deactivated_places_are_read_each_time(lanes):
     assert not any(lanes)
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_integers_of_64_bits(lanes):
     initialise(default_fp=ti.f64, default_ip=ti.i64)
@@ -490,6 +499,7 @@ def test_integers_of_64_bits(lanes):
     assert all(lanes)
 
 
+@pytest.mark.mostly_sweep("shape0-3")
 @of_all_columns
 @pytest.mark.parametrize(("shape", "columns"), [((4, 40), 3), ((4, 41), 2), ((71,), 3)])
 def test_float32(shape, columns, lanes):
@@ -526,6 +536,7 @@ def test_float32(shape, columns, lanes):
     assert lanes[-1].count == 16
 
 
+@pytest.mark.sweep
 def test_pipeline(lanes):
     """The same kernel again and again, the second time repeated from memory; then one that reads what it wrote."""
     initialise()

@@ -182,6 +182,7 @@ WITH_INPUTS = """
 WITHOUT = "singular sum_is_read stored_within input_changes".split()
 
 
+@pytest.mark.mostly_sweep(every=14)
 @pytest.mark.parametrize("name", [*WITH_INPUTS, *WITHOUT])
 def test_kernels(name, pytestconfig):
     x, y, z = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3)
@@ -205,6 +206,7 @@ def test_kernels(name, pytestconfig):
         assert (INPUTS in plan.explain()) == (name in WITH_INPUTS)
 
 
+@pytest.mark.sweep
 def test_other_storage_gives_the_same():
     x, y, z = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3)
     for name in ("network", "nested", "a_row"):

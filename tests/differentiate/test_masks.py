@@ -252,6 +252,7 @@ NAMES = """
 """.split()
 
 
+@pytest.mark.mostly_sweep("whole_numbers")
 @pytest.mark.parametrize("name", NAMES)
 def test_bodies(name, lanes):
     x, y, z, p = scalars(X), outputs(2, 11), outputs(2, 11), integers([1, 2, 0, 1])
@@ -263,6 +264,7 @@ def test_bodies(name, lanes):
     assert all(lanes)
 
 
+@pytest.mark.sweep
 def test_text():
     """Lanes that have left a loop take no part; the loop ends where none is left."""
     x, y = scalars(X), outputs(2, 12)

@@ -226,6 +226,7 @@ LEVELS = """
 MORE_LEVELS = "from_a_start sums two_numbers two_loops repeated branches local_array turned".split()
 
 
+@pytest.mark.mostly_sweep("vectors")
 @pytest.mark.parametrize("name", with_sweep(LEVELS, *MORE_LEVELS))
 def test_covered_area(name):
     planes = Planes(7)
@@ -244,6 +245,7 @@ def test_covered_area(name):
     planes.require(run, [{}, *(others[(LEVELS.index(name) + n) % len(others)] for n in (0, 2))])
 
 
+@pytest.mark.mostly_sweep("1")
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 24, 40])
 def test_any_number_of_shapes(n):
     """From 9 columns on loops are accumulated backwards; there are n + 3."""
@@ -313,12 +315,14 @@ def make_uses(planes):
     return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", with_sweep(["twice", "within", "in_a_loop_of_edges", "at_several_positions"], "twice"))
 def test_several_edges_of_a_level(name):
     planes = Planes(8)
     planes.require(make_uses(planes)[name])
 
 
+@pytest.mark.sweep
 def test_no_position_is_taken_for_a_column():
     """What follows J in memory is left as it is, and what the level does not depend on stays 0."""
     planes = Planes(12)
@@ -342,6 +346,7 @@ def test_no_position_is_taken_for_a_column():
     assert_allclose(J, wanted, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sweep
 def test_tangents_of_rules_in_a_loop():
     """A rule that adds up its tangents in a loop, and reads the parameters there; it is the derivative."""
     planes = Planes(9)

@@ -84,6 +84,7 @@ def with_a_copy_of_an_index(disc, image):
     return k
 
 
+@pytest.mark.mostly_sweep(every=5)
 @pytest.mark.parametrize(
     "make",
     [
@@ -175,6 +176,7 @@ def index_in_a_shape(disc, image):
     return k
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     "make",
     [index_for_x, index_beside_x, index_by_way_of_locals, index_plus_one, index_in_a_choice, index_in_a_shape],
@@ -206,6 +208,7 @@ def test_what_is_constant_within_a_pixel_is_taken(scene):
     assert_allclose(J[..., 2].sum(), 3.0 * 2 * math.pi * R, rtol=ACCURACY)
 
 
+@pytest.mark.sweep
 def test_shapes_take_further_arguments(scene):
     """Kernel arguments and locals, as parameters too."""
     disc, image = scene
@@ -236,6 +239,7 @@ def test_shapes_take_further_arguments(scene):
         assert_allclose(J.sum(), height * 2 * math.pi * R * R, rtol=ACCURACY)
 
 
+@pytest.mark.sweep
 def test_a_distance_takes_further_arguments(scene):
     _, image = scene
 

@@ -32,6 +32,7 @@ def logistic():
     return run, w, energy, -s @ rows, (rows * (s * (1 - s))[:, None]).T @ rows
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
 def test_gradients_and_hessians():
     run, w, energy, gradient, expected = logistic()
@@ -41,6 +42,7 @@ def test_gradients_and_hessians():
         assert "global_thread_idx" in kind.source
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
 @pytest.mark.parametrize("case", ["is left out", "rows of two fields", "one component", "the kernel reads it"])
 def test_entries_above_the_diagonal_of_a_dense_hessian(case):
@@ -149,6 +151,7 @@ def test_conditions_keep_a_loop_within_the_gradient():
     assert_allclose(memory[6:], 7.0, rtol=0)
 
 
+@pytest.mark.sweep
 def test_one_thread_alone():
     """It needs no atomic additions, wherever they go to; last here, since it is another program."""
     initialise(default_fp=ti.f64, cpu_max_num_threads=1)

@@ -380,6 +380,9 @@ def made(f):
     return kernels(f)
 
 
+@pytest.mark.mostly_sweep(
+    "a_real_function_at_the_top", "python_functions", "atomics", "returns_a_struct", "returns_several", "templates"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits(f, made, name):
     kernel, args = made[name]

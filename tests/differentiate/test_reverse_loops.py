@@ -219,6 +219,7 @@ FORWARD = """
 WRITTEN = {"components": "v", "in_a_loop": "z", "used_twice": "yz", "stored_within": "yz"}
 
 
+@pytest.mark.mostly_sweep("added")
 @pytest.mark.parametrize("name", [*REVERSED, *FORWARD])
 def test_kernels(name, pytestconfig):
     x, y, z, v = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3), vector_outputs(2, 3)
@@ -233,6 +234,7 @@ def test_kernels(name, pytestconfig):
         assert (BACKWARDS in plan.explain()) == (name in REVERSED)
 
 
+@pytest.mark.sweep
 def test_columns_in_blocks_and_other_storage():
     x, y, z, v = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3), vector_outputs(2, 3)
     k = make_kernels(x, y, z, v)["with_a_start"]

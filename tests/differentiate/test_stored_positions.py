@@ -206,6 +206,7 @@ NAMES = {"a component": "vec", "an array": "a", "two fields": "other", "entries 
 ARGUMENTS = {"an array": lambda: (np.zeros((W, H)),), "a position that is an argument": lambda: (1.0, 2.0)}
 
 
+@pytest.mark.mostly_sweep(every=13)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     scene = Scene()
@@ -316,12 +317,14 @@ SWEPT = (
 )
 
 
+@pytest.mark.mostly_sweep("a side")
 @pytest.mark.parametrize("name", with_sweep(RIGHT, *SWEPT))
 def test_right(name):
     scene = Scene()
     scene.require_right(scene.kernel(RIGHT[name]))
 
 
+@pytest.mark.sweep
 def test_roots_of_different_levels_are_not_mixed_up():
     """An edge looks for roots of its own level alone: those of others may lie in a field."""
     scene = Scene()
@@ -334,6 +337,7 @@ def test_roots_of_different_levels_are_not_mixed_up():
     assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.sweep
 def test_what_another_kernel_stored_is_constant():
     scene = Scene()
     store = scene.kernel("tmp[i, j] = p[0] * (1.0 + 0.1 * x)")

@@ -63,6 +63,7 @@ EXPECTED = {
 BY_X = np.diag(4 * X + 4 * DATA)
 
 
+@pytest.mark.mostly_sweep("numpy-csr")
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"format": "csr"}], ids=["whole", "chunks", "csr"])
 @pytest.mark.parametrize("is_ndarray", [False, True], ids=["numpy", "ndarray"])
 def test_members_are_constants_or_parameters_by_name(fields, is_ndarray, options):
@@ -91,6 +92,7 @@ def test_an_array_in_a_pack_is_found_by_identity(fields):
     assert_allclose(jacobian(make_kernel(x, y), args[0].data, y, args=args), EXPECTED["p.data"])
 
 
+@pytest.mark.sweep
 def test_arrays_in_packs_are_outputs(fields):
     x, _ = fields
     Both = ti.types.argpack(source=A1, target=A1)
@@ -114,6 +116,7 @@ def test_arrays_in_packs_are_outputs(fields):
     assert_allclose(J, np.diag(3 * DATA**4 * X**2))
 
 
+@pytest.mark.sweep
 def test_products_and_checks_with_packs(fields):
     x, y = fields
     k, args = make_kernel(x, y), make_args()
@@ -173,6 +176,7 @@ def test_names_that_mean_no_number_or_array(fields, params, message):
     assert message in str(error.value)
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize(
     ("position", "value", "message"),
     [

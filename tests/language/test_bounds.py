@@ -112,6 +112,7 @@ def stencil_of_rank(rank, x, y, offsets, lows, highs, first=0):
     return k
 
 
+@pytest.mark.mostly_sweep("2-True-0")
 @pytest.mark.parametrize("seed", with_sweep(range(3), 2))
 @pytest.mark.parametrize("is_guarded", [False, True])
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -136,6 +137,7 @@ def test_random_stencils(rank, is_guarded, seed):
         assert not (is_guarded and GUARD in plan.explain())
 
 
+@pytest.mark.mostly_sweep(every=6)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_through_an_intermediate_field(options):
     """Rows of tangents: those outside are read from nowhere, and what is there has no effect."""
@@ -176,6 +178,7 @@ def test_a_row_inside_that_is_not_finite():
     assert_allclose(J[1, 1], 0.5)
 
 
+@pytest.mark.mostly_sweep(every=18)
 @pytest.mark.parametrize("options", OPTIONS[:4:2] + OPTIONS[1:2], ids=str)
 @pytest.mark.parametrize("kind", ["store", "add", "sub", "mul", "atomic_max", "atomic_add"])
 def test_stores_outside(kind, options):
@@ -216,6 +219,7 @@ def test_stores_outside(kind, options):
     assert_allclose(memory[42:], 7)
 
 
+@pytest.mark.mostly_sweep(every=6)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_indices_that_are_read_or_computed(options):
     """Of columns, of rows, and of both."""
@@ -291,6 +295,7 @@ def test_entries_of_vectors():
     assert_allclose(jacobian(k, V, y), wanted)
 
 
+@pytest.mark.sweep
 def test_products():
     """The same with tangents that are given."""
     x, z, y = between([1.0, 2.0, 3.0]), between(np.zeros(3)), between(np.zeros(3))
@@ -406,6 +411,7 @@ def inside(x, y, q, b):
     return [v for name, v in locals().items() if name not in ("x", "y", "q", "b", "n")]
 
 
+@pytest.mark.mostly_sweep(every=5)
 @pytest.mark.parametrize("number", range(12))
 def test_what_lies_within_costs_nothing(number):
     """No guard is needed, and J is that of differences."""
@@ -431,6 +437,7 @@ def test_what_lies_within_costs_nothing(number):
     write(x, centre)
 
 
+@pytest.mark.sweep
 def test_what_only_looks_as_if_it_lay_within():
     """Conditions that are off by one, or of something that has changed since."""
     values = np.arange(1.0, 6.0)
@@ -520,6 +527,7 @@ def test_which_indices_are_known_to_leave():
     ]
 
 
+@pytest.mark.sweep
 def test_the_check_names_the_lines():
     """By the indices as they are, also where nothing is known of them before."""
     x, y, q = between(np.arange(1.0, 5.0), fill=0.0), between(np.zeros(4), fill=0.0), integers([0, 5, -1, 2])

@@ -74,6 +74,7 @@ class Stepper:
 
 
 class TestBetweenLaunches:
+    @pytest.mark.mostly_sweep("overwrite", "by_function")
     @pytest.mark.parametrize("name", ["step", "overwrite", "by_function"])
     def test_attribute(self, name):
         s = Stepper()
@@ -110,6 +111,7 @@ class TestBetweenLaunches:
 
 
 class TestBetweenEvaluations:
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("name", ["step", "overwrite", "by_function"])
     def test_attribute(self, name):
         s = Stepper()
@@ -292,6 +294,7 @@ def noticed():
 class TestEachKind:
     """A changed value is noticed at each launch, whichever of the two kernels was compiled with the one before."""
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("is_plain_first", [False, True])
     def test_noticed(self, is_plain_first):
         s = Capturing()
@@ -332,6 +335,7 @@ class TestEachKind:
             setattr(s, name, before)
         check_jacobian(s.k, s.x, s.y)
 
+    @pytest.mark.sweep
     def test_the_plain_kernel_is_compiled_after_the_change(self):
         """Its values count: the kernel with tangents is compiled again."""
         s = Capturing()
@@ -389,6 +393,7 @@ class TestEachKind:
 class TestPlainKernel:
     """What the plain kernel was compiled with counts, whatever has happened since."""
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("name", ["step", "swizzle", "by_function"])
     def test_number(self, name):
         s = Stepper()
@@ -400,6 +405,7 @@ class TestPlainKernel:
         s.y.fill(0.0)
         check_jacobian(getattr(s, name), s.x, s.y)
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("name", ["listed", "vector"])
     def test_lists_and_vectors(self, name):
         s = Stepper()
@@ -462,6 +468,7 @@ def test_functions_that_are_replaced(decorate, is_nested):
     assert_allclose(plan().diagonal(), [2.0, 4.0, 6.0])
 
 
+@pytest.mark.sweep
 def test_nothing_is_kept_alive():
     s = Stepper()
     s.step()

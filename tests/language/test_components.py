@@ -159,6 +159,7 @@ KERNELS = [
 
 
 class TestParametersAndOutputs:
+    @pytest.mark.mostly_sweep(every=9)
     @pytest.mark.parametrize(("name", "number"), [(name, n % 3) for n, name in enumerate(KERNELS)])
     def test_one_parameter(self, name, number):
         m = Mixed()
@@ -166,6 +167,7 @@ class TestParametersAndOutputs:
         outs = [m.v] if name == "in place" else [m.v, m.w] if name in ("everything", "all") else [m.w]
         check_jacobian(m.kernels[name], [param], outs, state=[param, m.v, m.w])
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("name", ["in place", "at run-time indices", "everything", "components, vectors"])
     def test_blocks_and_formats_agree(self, name):
         m = Mixed()
@@ -295,6 +297,7 @@ assert (jacobian(k, v, w)[..., 1].diagonal() == 3.0).all()
 """
 
 
+@pytest.mark.sweep
 def test_fields_that_were_made_before_the_import(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(BEFORE_THE_IMPORT)
@@ -437,6 +440,7 @@ class TestLayouts:
 
 
 class TestPipelines:
+    @pytest.mark.mostly_sweep(every=3)
     @pytest.mark.parametrize("options", OPTIONS)
     def test_component_as_intermediate(self, options):
         x, y = scalars([0.4, -0.7, 1.2]), outputs(N)
@@ -457,6 +461,7 @@ class TestPipelines:
         assert_allclose(J, np.diag(12 * np.array([0.4, -0.7, 1.2]) ** 2))
         assert_allclose(jacobian(first, x, [v.get_scalar_field(1), v])[0], np.diag(4 * np.array([0.4, -0.7, 1.2])))
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("options", OPTIONS)
     def test_stores_from_python(self, options):
         v, y = vectors(START), outputs(N)

@@ -47,6 +47,7 @@ def agrees(kernel, params, y, **kwargs):
 
 
 class TestGlobals:
+    @pytest.mark.sweep
     def test_numbers_that_python_folds(self):
         x, y = scalars(X), outputs(3)
 
@@ -66,6 +67,7 @@ class TestGlobals:
         assert_allclose(J[2], -2 * scale * 3 * 2 / 1.5)
         agrees(k, ["gravity", x, "whole"], y)
 
+    @pytest.mark.sweep
     def test_vectors_and_tuples(self):
         x, y = scalars(X), outputs(3)
 
@@ -238,6 +240,7 @@ class Solver:
 
 
 class TestAttributes:
+    @pytest.mark.sweep
     def test_methods(self):
         s = Solver()
         names = ["self.dt", "self.mass", "self.r", "self.material.stiffness", "self.material.direction"]
@@ -262,6 +265,7 @@ class TestAttributes:
         J = jacobian(k, "Solver.mass", s.y)  # the attribute of the class, that the object reads
         assert_allclose(J, 0.25 * X)
 
+    @pytest.mark.sweep
     def test_members_of_structs(self):
         x, y = scalars(X), outputs(3)
         both = ti.Struct(spring=spring, rest=0.5)
@@ -344,6 +348,7 @@ class TestAttributes:
         assert_allclose(J[1], [1.0] * 3)
         assert_allclose(jacobian(s.by_python, s.x, s.y), 0.5 * np.eye(3))
 
+    @pytest.mark.sweep
     def test_pipelines(self):
         a, b = Solver(), Solver()
 
@@ -653,6 +658,7 @@ class TestChanges:
         current = b
         assert_allclose(jacobian(run, "current.dt", a.y), X * 8 + 2)
 
+    @pytest.mark.sweep
     def test_a_check_leaves_everything_as_it_was(self):
         s = Solver()
         s.step()

@@ -64,6 +64,7 @@ def with_fields(name, fields, uses, monkeypatch, tmp_path):
     return module
 
 
+@pytest.mark.sweep
 def test_nbody(monkeypatch, tmp_path):
     uses = {"-G * m * m": "-big_g[None] * mass[None] * mass[None]", "force[i] / m": "force[i] / mass[None]"}
     m = load(origin("nbody"), monkeypatch)

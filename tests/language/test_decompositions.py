@@ -96,6 +96,7 @@ def kernels(n, dtype):
     return A, of_svd, svd, of_eig, eig
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("ti64")
 @pytest.mark.parametrize("n", [2, 3])
 def test_functions_near_ties(n):
@@ -123,6 +124,7 @@ def test_functions_near_ties(n):
                 assert_allclose(J, T, atol=max(3e-7, moved) * max(1.0, abs(T).max()), err_msg=f"{name} {values}")
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.usefixtures("ti64")
 @pytest.mark.parametrize("n", [2, 3])
 def test_matrices_of_lower_rank(n):
@@ -144,6 +146,7 @@ def test_matrices_of_lower_rank(n):
         assert_allclose(J[1].reshape(n, n), 2 * M, atol=1e-7)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("ti64")
 @pytest.mark.parametrize("n", [2, 3])
 def test_second_derivatives_near_ties(n, monkeypatch):
@@ -180,6 +183,7 @@ def test_second_derivatives_near_ties(n, monkeypatch):
         assert_allclose(H_eig().reshape((n,) * 4), derivative_of_eig(M, "neo"), atol=1e-4, err_msg=str(values))
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("ti64")
 def test_decompositions_of_decompositions():
     """The exponential of the Hencky strain, taken from a second decomposition, is the stretch: twice F is not at a tie."""
@@ -209,6 +213,7 @@ def test_decompositions_of_decompositions():
     assert_allclose(y.to_numpy(), np.eye(3), atol=1e-14)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("ti64")
 def test_values_are_those_of_the_plain_kernel_and_all_modes_agree():
     """A step of sand: a strain that is projected, under a condition, in a loop over particles."""
@@ -265,6 +270,7 @@ def test_values_are_those_of_the_plain_kernel_and_all_modes_agree():
         assert_allclose(np.reshape(found, F.to_numpy().shape), np.tensordot(weights, J[0], 3), atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_functions_near_ties_in_float32():
     """The last test here: it ends the program of the others."""
     n = 3

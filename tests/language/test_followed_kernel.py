@@ -67,6 +67,7 @@ def test_the_page_shows_what_the_engine_prints(stages):
         assert indent(text.strip(), "    ") in PAGE
 
 
+@pytest.mark.sweep
 def test_the_program_with_tangents_is_not_much_longer_than_one_derived_by_hand(stages, monkeypatch):
     """Both recorded and simplified, so that vectors count alike."""
     _, with_tangents, _, _ = stages

@@ -20,6 +20,7 @@ def integers(*values):
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_arithmetic_operators():
     x, y = scalars([1.3, 0.45]), outputs(12)
 
@@ -42,6 +43,7 @@ def test_arithmetic_operators():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"])
 def test_augmented_assignment(name):
     x, y, z = scalars([1.3, 0.45]), scalars([2.2, 0.7]), outputs(2)
@@ -176,6 +178,7 @@ def test_a_float_stored_to_an_integer_carries_no_tangent():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_single_precision_mixed_with_double():
     x, s = scalars([1.25, 0.5]), scalars([0.75, 1.5], ti.f32)
     y, z = outputs(4), outputs(3, dtype=ti.f32)
@@ -352,6 +355,7 @@ def test_docstrings_pass_and_bare_expressions():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_more_terms_than_python_nests_calls(tmp_path):
     """Of so many terms that Python's usual limit of nested calls is passed, as programs write them; Taichi takes it."""
     terms = " + ".join(f"x[{n % 5}] * {n}.0" for n in range(300))

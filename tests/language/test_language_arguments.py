@@ -159,6 +159,7 @@ def test_scalar_arguments():
     check_jacobian(k, x, y, args=(0.4, 0, 2.0))
 
 
+@pytest.mark.sweep
 def test_vector_and_matrix_arguments():
     x, y = scalars(FIVE), vector_outputs(2, 2)
 
@@ -209,6 +210,7 @@ def test_arguments_passed_on_to_functions():
         assert_allclose(J[position], differences_by_argument(g, (1.3, 0.4), position), rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_template_arguments():
     x, z, y = scalars(FIVE), scalars(FIVE[::-1]), outputs(5)
 

@@ -23,6 +23,7 @@ array1 = ti.types.ndarray(dtype=ti.f64, ndim=1)
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_numpy_arrays():
     a, b = real(FIVE), real(np.zeros(5))
     x = scalars([0.7])
@@ -39,6 +40,7 @@ def test_numpy_arrays():
     assert_allclose(named["s"], a * a[::-1], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_taichi_arrays_of_vectors():
     a, b = ti.ndarray(vec2, shape=3), ti.ndarray(ti.f64, shape=(3, 2))
     a.from_numpy(np.array([[0.3, 0.8], [0.5, 1.1], [0.7, 0.2]]))
@@ -102,6 +104,7 @@ def test_single_precision_fields_and_arguments():
     assert_allclose(J[1], np.array(tangents)[:, 2], rtol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.double_only("two types of real numbers")
 def test_double_output_of_single_parameters():
     x, y = scalars([0.5, 0.75], ti.f32), outputs(2)

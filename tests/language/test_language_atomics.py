@@ -57,6 +57,7 @@ def test_extrema_at_a_tie_keep_the_entry():
     check_jacobian(k, [x, y], y, expected=[[np.zeros((2, 2)), np.eye(2)]])
 
 
+@pytest.mark.sweep
 def test_results_of_atomics_on_fields():
     x, y, z = scalars(FIVE), outputs(6), scalars([0.5, 0.6])
 
@@ -192,6 +193,7 @@ def test_extrema_of_vectors():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_atomics_on_integers_beside_tangents():
     x, y, n = scalars(FIVE), outputs(5), ti.field(ti.i32, shape=3)
 
@@ -213,6 +215,7 @@ def test_atomics_on_integers_beside_tangents():
     check_jacobian(run, x, y)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("by", ["iteration", "inner loop"])
 def test_atomic_products_in_memory(by):
     x, y, z = scalars(FIVE), scalars([1.5, 2.5]), scalars([0.0] * 5)
@@ -308,6 +311,7 @@ def test_atomics_on_local_vectors_that_start_without_tangents():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_loops_are_serial_only_where_iterations_meet():
     x, y, z, total = scalars(FIVE[:3]), outputs(3), outputs(3), outputs(1)
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
 
 
+@pytest.mark.sweep
 def test_branches_that_store():
     x, y = scalars(FIVE), outputs(5)
 
@@ -103,6 +104,7 @@ def test_static_branches():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_trilinear_interpolation():
     x, p = scalars(np.random.default_rng(0).uniform(0.2, 1, (3, 3, 3))), vectors([[0.3, 1.2, 0.7], [1.6, 0.2, 1.1]])
     y = outputs(2)
@@ -195,6 +197,7 @@ def test_several_top_level_loops_and_statements_between():
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_reductions_in_parallel():
     n = 500
     x, y = scalars(np.sin(np.arange(n)) + 1.5), outputs(6)
@@ -220,6 +223,7 @@ def test_reductions_in_parallel():
     check_jacobian(k, [x, v], y, atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_a_sum_of_many_terms_and_a_branch_of_many_sides(tmp_path):
     """As deep as Taichi compiles them on Python 3.12, which counts recursion through functions in C apart."""
     terms = " + ".join(f"x[0] * {number}.0" for number in range(450))

@@ -43,6 +43,7 @@ def power(a, n: ti.template()):
 # --- arguments and results --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_calls_on_one_line():
     x, y = scalars(FIVE), outputs(5)
 
@@ -185,6 +186,7 @@ def test_arguments_are_called_what_the_user_likes():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("decorator", [ti.func, ti.real_func])
 def test_python_types_as_annotations_convert(decorator):
     """As in Taichi: ``int`` cuts off the fraction of 1.5 and 0.5 times x, ``float`` makes 7 / 2 of 7 // 2, ``bool`` 1 of 0.3."""
@@ -468,6 +470,7 @@ class Heavier(Springs):
         self.y[i] += 3.0 * f * self.x[i]
 
 
+@pytest.mark.mostly_sweep("Springs")
 @pytest.mark.parametrize("kind", [Springs, Heavier])
 def test_data_oriented_classes(kind):
     s, other = kind(4), kind(3)
@@ -509,6 +512,7 @@ def test_arguments_by_name():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_callables_without_a_hash():
     class Triple:
         def __eq__(self, other):

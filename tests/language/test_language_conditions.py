@@ -227,6 +227,7 @@ def test_static_conditional_expression():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_conditional_on_what_it_computes():
     x, y = scalars([0.3, 0.8, -0.6]), outputs(3)
 

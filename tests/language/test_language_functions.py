@@ -207,6 +207,7 @@ def check(cases):
     check_jacobian(k, params, results)
 
 
+@pytest.mark.mostly_sweep(every=7)
 @pytest.mark.filterwarnings("ignore:.*does not depend on any")
 @pytest.mark.parametrize("cases", GROUPS, ids=lambda cases: " ".join(name_of(case) for case in cases))
 def test_functions(cases):

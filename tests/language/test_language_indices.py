@@ -236,6 +236,7 @@ def test_parameters_changed_in_place_through_aliases():
     check_jacobian(k, x, x)
 
 
+@pytest.mark.sweep
 def test_a_row_captured_before_its_field_changes():
     x, y, z = scalars(FIVE), outputs(5), outputs(5)
 

@@ -23,6 +23,7 @@ SIZES = pytest.mark.parametrize("n", [2, 3])
 ITERATIVE = {"step": 1e-5, "rtol": 1e-5, "atol": 1e-7}  # Taichi's iterations stop at some 1e-10
 
 
+@pytest.mark.sweep
 @SIZES
 def test_svd(n):
     x, u, s, v = matrices([GENERAL[n]]), *(matrix_outputs(n, n, 1) for _ in range(3))
@@ -34,6 +35,7 @@ def test_svd(n):
     check_jacobian(k, x, [u, s, v], **ITERATIVE)
 
 
+@pytest.mark.sweep
 def test_svd_of_an_expression():
     x, y = matrices([GENERAL[2]]), outputs(3)
 
@@ -57,6 +59,7 @@ def polar_of_identity(n):
     return (identity - flipped).reshape(shape) / 2, (identity + flipped).reshape(shape) / 2
 
 
+@pytest.mark.mostly_sweep(every=2)
 @SIZES
 def test_polar_decompose(n):
     x, r, p = matrices([GENERAL[n]]), matrix_outputs(n, n, 1), matrix_outputs(n, n, 1)
@@ -71,6 +74,7 @@ def test_polar_decompose(n):
     check_jacobian(k, x, [r, p], expected=[[rotation], [stretch]], atol=1e-7)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @SIZES
 def test_sym_eig(n):
     x, values, q = matrices([SYMMETRIC[n]]), vector_outputs(n, 1), matrix_outputs(n, n, 1)
@@ -98,6 +102,7 @@ def test_eig():
         check_jacobian(k, x, [y, w])
 
 
+@pytest.mark.sweep
 @SIZES
 def test_solve(n):
     x, b, y = matrices([GENERAL[n]]), vectors([[0.3, 0.8, -0.5][:n]]), vector_outputs(n, 2)
@@ -132,6 +137,7 @@ def test_decompositions_in_loops():
     check_jacobian(k, x, y, **ITERATIVE)
 
 
+@pytest.mark.sweep
 def test_decomposition_of_values_without_tangents():
     x, a, y = scalars([1.5]), matrices([GENERAL[3]]), outputs(1)
 
@@ -157,6 +163,7 @@ def test_other_sizes_are_taichis_own_errors():
         jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_a_matrix_that_is_solved_for_in_its_own_place():
     x, y = scalars([0.1, 0.2, 0.3, 0.4]), outputs(1)
 

@@ -19,6 +19,7 @@ def parameters(count):
     return scalars(np.linspace(0.3, 1.2, count)), outputs(4)
 
 
+@pytest.mark.mostly_sweep("registers")
 @COUNTS
 def test_locals_swapped_in_a_loop(count):
     x, y = parameters(count)
@@ -35,6 +36,7 @@ def test_locals_swapped_in_a_loop(count):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep(every=3)
 @COUNTS
 def test_recurrence_with_temporaries(count):
     x, y = parameters(count)
@@ -63,6 +65,7 @@ def test_recurrence_with_temporaries(count):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep(every=3)
 @COUNTS
 def test_snapshots_of_an_accumulator(count):
     """A local that took on another local's value keeps it when the other changes."""
@@ -91,6 +94,7 @@ def test_snapshots_of_an_accumulator(count):
     check_jacobian(k, x, y, atol=1e-7)
 
 
+@pytest.mark.mostly_sweep(every=3)
 @COUNTS
 def test_snapshots_across_loops(count):
     x, y = parameters(count)
@@ -117,6 +121,7 @@ def test_snapshots_across_loops(count):
     check_jacobian(k, x, y, atol=1e-7)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @COUNTS
 def test_nearest_and_second_nearest(count):
     x, y = parameters(count)
@@ -167,6 +172,7 @@ def test_terms_that_come_after_a_loop_are_none_in_it():
     assert "1 fixed columns and 2 indexed columns" in plan.explain()
 
 
+@pytest.mark.mostly_sweep(every=3)
 @COUNTS
 def test_terms_that_come_later_in_a_loop(count):
     x, y = parameters(count)
@@ -186,6 +192,7 @@ def test_terms_that_come_later_in_a_loop(count):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep(every=3)
 @COUNTS
 def test_an_accumulator_used_after_it_was_stored(count):
     x, y = parameters(count)
@@ -209,6 +216,7 @@ def test_an_accumulator_used_after_it_was_stored(count):
     check_jacobian(k, x, [y, z, w])
 
 
+@pytest.mark.mostly_sweep(every=2)
 @COUNTS
 def test_one_accumulator_stored_to_two_fields(count):
     x, y = parameters(count)
@@ -369,6 +377,7 @@ def test_a_constant_local_next_to_an_infinite_factor():
     np.testing.assert_array_equal(J[1], [[0.4, 0.0, 0.7], [0.0, 0.4, 1.2], [0.0, 0.0, 1.0]])
 
 
+@pytest.mark.sweep
 def test_copies_of_locals_that_change_later():
     x, y = scalars([0.7, 1.2, 0.4]), outputs(3)
 

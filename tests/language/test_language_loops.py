@@ -22,6 +22,7 @@ def integer(value):
 # --- ranges -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_ranges_with_bounds():
     x, y, n = scalars(FIVE), outputs(6), integer(4)
 
@@ -112,6 +113,7 @@ def test_loop_options():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_ndranges():
     x, y = scalars(np.arange(1.0, 13.0).reshape(3, 4) / 7.0), outputs(3, 4)
     n = integer(3)

@@ -210,6 +210,7 @@ FUNCTIONS = {
 FUNCTIONS["static"] = lambda v: Complex.of_angle(v).im
 
 
+@pytest.mark.mostly_sweep("2")
 @pytest.mark.parametrize("part", range(3))
 def test_functions_of_scalars(part):
     functions = list(FUNCTIONS.values())[part::3]

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
 
 
+@pytest.mark.sweep
 def test_real_functions():
     x, y = scalars(FIVE), outputs(6)
 
@@ -119,6 +120,7 @@ def test_recursion_decided_at_run_time_is_refused():
     assert str(caught.value).count("f(a, n - 1)") <= 2  # not once for each level
 
 
+@pytest.mark.sweep
 def test_vectors_through_functions():
     x, y = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), vector_outputs(3, 4)
 

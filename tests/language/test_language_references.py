@@ -61,6 +61,7 @@ def test_a_local_changed_by_reference_in_a_loop():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_expressions_by_reference_inside_and_outside_of_blocks():
     x, y = scalars([0.9, 0.8, 0.3]), outputs(10)
 
@@ -96,6 +97,7 @@ def test_expressions_by_reference_inside_and_outside_of_blocks():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_entries_by_reference_inside_and_outside_of_blocks():
     x, y, v = scalars([0.9, 0.8, 0.3]), outputs(8), vectors([[0.9, 0.8], [0.3, 0.4]])
     w = vector_outputs(2, 4)
@@ -154,6 +156,7 @@ def test_an_entry_by_reference_whose_index_changes():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_an_expression_by_reference_is_evaluated_at_each_use():
     x, y = scalars([0.9, 0.8, 0.3]), outputs(2)
 

@@ -42,6 +42,7 @@ def many(n=MANY):
     return scalars(np.random.default_rng(0).uniform(0.2, 1.0, n))
 
 
+@pytest.mark.sweep
 def test_local_vectors_in_many_iterations():
     n = 60
     x, y = many(n), outputs(2000)
@@ -91,6 +92,7 @@ def test_locals_and_functions_in_many_iterations():
     check_columns(k, x, [y, z, w])
 
 
+@pytest.mark.sweep
 def test_locals_of_the_kernel_itself():
     x, y = many(), outputs(4)
 
@@ -152,6 +154,7 @@ def test_a_serial_loop():
     check_columns(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_kernels_in_turn():
     x, y, z = many(), outputs(10), outputs(10)
 
@@ -208,6 +211,7 @@ def as_on_vulkan(monkeypatch):
     monkeypatch.setattr(backend, "thread_count", lambda: 0)
 
 
+@pytest.mark.sweep
 def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
     x, y, z, w = many(), outputs(7), outputs(6, 4), outputs(5)
     moved = ti.field(ti.f64, shape=(4, 3), offset=(-2, 5))
@@ -237,6 +241,7 @@ def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
     check_columns(k, x, [y, z, moved, w])
 
 
+@pytest.mark.sweep
 def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
     x, y, s = many(), outputs(64), cells()
 
@@ -255,6 +260,7 @@ def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
     assert f"start = i * {MANY}" in plan.source
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("threads have no numbers on Vulkan")
 @pytest.mark.parametrize("block", [32, 128, 512])
 def test_rows_of_all_threads_of_a_gpu(as_on_vulkan, monkeypatch, block):
@@ -285,6 +291,7 @@ def test_rows_of_all_threads_of_a_gpu(as_on_vulkan, monkeypatch, block):
     assert is_serial == ("too many numbers" in plan.explain())
 
 
+@pytest.mark.sweep
 def test_several_loops_with_rows():
     """Each loop has local arrays; for SPIR-V, Taichi 1.7.4 can compile them in one loop of a kernel only."""
     x, w, u, y = scalars(np.linspace(0.5, 1.5, 30)), vectors([[0.3, 0.8], [1.2, 0.4]]), outputs(2), outputs(2)

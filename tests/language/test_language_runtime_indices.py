@@ -23,6 +23,7 @@ MATRIX = [[1.3, 0.2, -0.4], [0.1, 0.9, 0.7], [-0.3, 0.6, 1.8]]
 # --- run-time indices -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_indices_that_are_named_after_a_local_whose_tangent_they_reach():
     x, y = scalars(VALUES), outputs(3)
 
@@ -90,6 +91,7 @@ def test_runtime_indices_of_local_matrices():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("count", [4, 40], ids=["short rows", "long rows"])
 def test_a_matrix_filled_entry_by_entry(count):
     x, y = scalars(np.linspace(0.3, 1.2, count)), outputs(4)
@@ -245,6 +247,7 @@ def test_fields_by_runtime_component():
     check_jacobian(k, [x, m], [y, n])
 
 
+@pytest.mark.sweep
 def test_fields_as_a_whole():
     x, m = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), matrices([MATRIX])
     y, n = vector_outputs(3, 2), matrix_outputs(3, 3, 2)
@@ -263,6 +266,7 @@ def test_fields_as_a_whole():
     check_jacobian(k, [x, m], [y, n])
 
 
+@pytest.mark.sweep
 def test_vectors_updated_in_place():
     x = vectors([[1.3, 0.4, 0.7], [0.2, 0.5, 0.9]])
 
@@ -280,6 +284,7 @@ def test_vectors_updated_in_place():
     check_jacobian(k, x, x)
 
 
+@pytest.mark.sweep
 def test_a_component_stored_after_the_whole():
     x, y = vectors([[0.3, 0.4, 1.2], [0.5, 0.6, 0.9]]), vector_outputs(3, 2)
     m, n = matrices([MATRIX]), matrix_outputs(3, 3, 1)

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
 
 
+@pytest.mark.sweep
 def test_names_of_sibling_scopes():
     x, y = scalars([1.3, 0.4, 0.7]), outputs(3)
 

@@ -24,6 +24,7 @@ def differences(f, x, step=1e-6):
     return np.stack(columns, axis=-1)
 
 
+@pytest.mark.sweep
 def test_state_carried_through_loops():
     x, y = scalars(FIVE, ti.f32), outputs(5, dtype=ti.f32)
 
@@ -165,6 +166,7 @@ def test_single_accumulators_of_double_values():
     assert_allclose(jacobian(k, x, y), differences(f, FIVE), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_single_value_arguments_and_results():
     x = scalars(FIVE, ti.f32)
 

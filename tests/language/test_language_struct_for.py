@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
 
 
+@pytest.mark.mostly_sweep(every=6)
 @pytest.mark.parametrize("kind", ["dense", "pointer", "bitmasked", "dense pointer", "hash-like", "ordered"])
 def test_struct_for_on_placements(kind):
     y = outputs(8)
@@ -54,6 +55,7 @@ def is_active_block(kind, i):
     return any(i // blocks[kind] == j // blocks[kind] for j in (1, 2, 5, 7)) if kind in blocks else False
 
 
+@pytest.mark.sweep
 def test_struct_for_activates_what_it_stores():
     x, y = scalars(FIVE), outputs(3)
     s = ti.field(ti.f64)
@@ -96,6 +98,7 @@ def test_fields_with_offsets():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_layouts():
     y = outputs(3)
     aos, soa = ti.Vector.field(2, ti.f64), ti.Vector.field(2, ti.f64)
@@ -132,6 +135,7 @@ def test_hierarchical_blocks():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_indices_of_grouped_loops():
     """A component that gravity leaves alone, ``v[I][0] += 0.0``: Taichi drops it, and aborted on what was left."""
     x, v = ti.Vector.field(3, ti.f64, (2, 3)), ti.Vector.field(3, ti.f64, (2, 3))

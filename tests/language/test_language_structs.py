@@ -45,6 +45,7 @@ class Ball:
 # --- locals -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_structs_built_read_and_changed():
     x, y = scalars(FIVE), outputs(8)
 
@@ -159,6 +160,7 @@ def test_methods_of_dataclasses():
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
 def test_struct_fields(layout):
     y = outputs(4)

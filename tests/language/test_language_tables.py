@@ -71,6 +71,7 @@ def test_methods():
 # --- methods of matrices, called by their class
 
 
+@pytest.mark.sweep
 def test_methods_that_reduce_by_their_class():
     x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), outputs(2, 8)
     length = ti.Vector.norm

@@ -27,6 +27,7 @@ MATRIX = [[1.3, 0.2, -0.4], [0.1, 0.9, 0.7], [-0.3, 0.6, 1.8]]
 # --- constructors -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_vectors_from_scalars():
     x, y = scalars(VALUES), vector_outputs(3, 8)
     vec = ti.types.vector(3, ti.f64)
@@ -141,6 +142,7 @@ def test_entries_read_and_written():
     check_jacobian(k, x, [y, m])
 
 
+@pytest.mark.sweep
 def test_swizzles():
     x, y, z = vectors([[0.3, 0.8, -0.5, 1.1], [0.7, -0.2, 0.4, 0.9]]), vector_outputs(4, 6), vector_outputs(2, 3)
 
@@ -294,6 +296,7 @@ def test_methods_of_vectors():
     check_jacobian(k, x, [y, z, n])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [2, 3])
 def test_methods_of_matrices(size):
     values = np.add.outer(np.arange(size), 2.0 * np.arange(size)) * 0.1 + np.diag(1.0 + np.arange(size)) + 0.05
@@ -380,6 +383,7 @@ def test_lists_stored_to_vectors_and_matrices():
     check_jacobian(k, x, [v, m])
 
 
+@pytest.mark.sweep
 def test_stores_to_slices():
     x, y = scalars([0.3, 0.8, -0.5, 1.1]), matrix_outputs(3, 3, 1)
     z, u = vector_outputs(3, 2), matrix_outputs(2, 3, 1)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = np.array([0.5, -1.0, 2.0])
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize("where", ["kernel", "function", "method", "mid-kernel"])
 def test_fill_clears_tangents(where):
     x, y = scalars(X), outputs(3)
@@ -167,6 +168,7 @@ def expected_of_structs(values):
     return np.stack(columns, -1)
 
 
+@pytest.mark.sweep
 def test_append_and_deactivate_nested_structs():
     values = np.array([1.0, 2.0, 3.0, 4.0])
     Entry = structs()
@@ -209,6 +211,7 @@ def test_integers_are_appended_beside_tangents():
     assert_allclose(jacobian(k, x, y), np.diag(2 * X), rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_deactivated_lists_lose_their_tangents():
     x, y, z = scalars(X), outputs(3), outputs(2)
     bag = ti.field(ti.f64)
@@ -253,6 +256,7 @@ def test_deactivated_lists_lose_their_tangents():
     assert_allclose(jacobian(both, x, y), expected, atol=1e-14)
 
 
+@pytest.mark.sweep
 def test_append_to_a_node():
     x, total = scalars(X), outputs()
     bag = ti.field(ti.f64)
@@ -299,6 +303,7 @@ def placed(kind):
     return t, node
 
 
+@pytest.mark.mostly_sweep("bitmasked")
 @pytest.mark.parametrize("kind", ["rows", "inner", "offset", "bitmasked"])
 def test_deactivated_cells_lose_their_tangents(kind):
     t, node = placed(kind)
@@ -322,6 +327,7 @@ def test_deactivated_cells_lose_their_tangents(kind):
     assert_allclose(J.reshape(24, 24), np.diag((2 * read(x) * kept).ravel()), rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_bitmasked_nodes_keep_their_memory_when_python_deactivates_them():
     t, node = placed("bitmasked")
     x, y = scalars(X), outputs(3)
@@ -376,6 +382,7 @@ def test_deactivation_in_the_loop_that_stores_is_refused():
     check_refused(k, x, y, "a loop of its own")
 
 
+@pytest.mark.sweep
 def test_deactivation_in_a_rule_is_refused():
     from taichi_ext import boundary_gradient, registry
 

@@ -88,10 +88,12 @@ FLAGS = ["none", "grad", "dual", "grad and dual", "lazy_grad", "lazy_dual"]
 COMBINATIONS = [(how, flag) for how in PLACEMENTS for flag in FLAGS if how != "shape" or not flag.startswith("lazy")]
 
 
+@pytest.mark.sweep
 def test_there_are_at_least_24_combinations():
     assert len(COMBINATIONS) >= 24
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("flag", with_sweep(FLAGS, "lazy_grad", "lazy_dual"))
 def test_placements_with_gradient_flag(flag):
     following = np.roll(np.eye(N), 1, axis=1)
@@ -174,6 +176,7 @@ def test_activation_by_writing():
     assert count() == 6  # three blocks of two
 
 
+@pytest.mark.sweep
 def test_reading_an_inactive_entry_gives_zero_and_activates_nothing():
     x, t, y = ti.field(ti.f64, shape=2), ti.field(ti.f64), ti.field(ti.f64, shape=4)
     ti.root.pointer(ti.i, 4).dense(ti.i, 1).place(t)
@@ -199,6 +202,7 @@ def test_reading_an_inactive_entry_gives_zero_and_activates_nothing():
     assert count() == 2
 
 
+@pytest.mark.sweep
 def test_is_active_as_condition():
     x, t, y = ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64, shape=3)
     node = ti.root.bitmasked(ti.i, 3)
@@ -269,6 +273,7 @@ def test_hash_is_refused_by_taichi_or_works():
     assert_allclose(J[4:6], np.diag([3.0, 4.0]), rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_quantised_fields_are_refused():
     qf = ti.types.quant.fixed(bits=16, max_value=2.0)
     x = ti.field(qf)
@@ -308,6 +313,7 @@ def test_offsets():
     check_jacobian(run, x, y)
 
 
+@pytest.mark.sweep
 def test_offsets_of_intermediates():
     x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
     t = ti.Matrix.field(2, 2, ti.f64, shape=(2, 2), offset=(3, -2))
@@ -324,6 +330,7 @@ def test_offsets_of_intermediates():
     check_jacobian(run, x, y, state=[t])
 
 
+@pytest.mark.mostly_sweep("ji")
 @pytest.mark.parametrize("order", ["ij", "ji"])
 def test_order_of_axes(order):
     x = ti.field(ti.f64, shape=(3, 4), order=order)
@@ -338,6 +345,7 @@ def test_order_of_axes(order):
     check_jacobian(run, x, y)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
 def test_vectors_by_component_or_by_element(layout):
     x = ti.Vector.field(3, ti.f64, shape=4, layout=layout)
@@ -355,6 +363,7 @@ def test_vectors_by_component_or_by_element(layout):
     check_jacobian(run, [x, m], y)
 
 
+@pytest.mark.mostly_sweep("layout1")
 @pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
 def test_struct_fields(layout):
     Particle = ti.types.struct(pos=ti.types.vector(2, ti.f64), mass=ti.f64, kind=ti.i32)
@@ -374,6 +383,7 @@ def test_struct_fields(layout):
     check_jacobian(run, [p.pos, p.mass], [y, p.mass])
 
 
+@pytest.mark.sweep
 def test_vector_components_placed_apart():
     """A vector field placed component by component is one parameter."""
     v = ti.Vector.field(2, ti.f64)
@@ -390,6 +400,7 @@ def test_vector_components_placed_apart():
     check_jacobian(run, v, y)
 
 
+@pytest.mark.sweep
 def test_fields_of_different_axes_in_one_tree():
     a, b = ti.field(ti.f64), ti.field(ti.f64)
     block = ti.root.dense(ti.i, 2)
@@ -405,6 +416,7 @@ def test_fields_of_different_axes_in_one_tree():
     check_jacobian(run, b, a)
 
 
+@pytest.mark.sweep
 def test_fields_placed_after_the_first_launch():
     x = ti.field(ti.f64, shape=2)
 
@@ -425,6 +437,7 @@ def test_fields_placed_after_the_first_launch():
     assert_allclose(jacobian(second, x, y), np.diag(2 * read(x)), rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_a_destroyed_tree_and_a_new_one():
     """Fields that come and go, as in a program that changes its resolution."""
     for n in (2, 3):

@@ -107,6 +107,7 @@ def test_in_branches_and_nested_loops():
     check_jacobian(k, x, [y])
 
 
+@pytest.mark.sweep
 def test_arrays_of_the_user():
     """Of whole and real numbers, filled with something else than zeros, indexed at run time."""
     x, y = scalars(VALUES), outputs(7)
@@ -128,6 +129,7 @@ def test_arrays_of_the_user():
     check_jacobian(k, x, [y])
 
 
+@pytest.mark.sweep
 def test_entries_that_are_vectors():
     """Kernels whose containers have vectors as entries are compiled with other settings."""
     p, y = vectors(np.random.default_rng(1).standard_normal((14, 3))), vectors(np.zeros((4, 3)))
@@ -146,6 +148,7 @@ def test_entries_that_are_vectors():
     check_jacobian(k, p, [y], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("n", [12, MANY, 300])
 def test_sums_that_loops_of_the_kernel_share(n):
     """Locals of the kernel itself: written in one parallel loop, used in the next, between them in single statements."""
@@ -224,6 +227,7 @@ def test_columns_of_the_kernel_itself_are_no_parallel_loops():
     assert any(line.startswith("        while ") for line in own)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", [{"tangents": "sparse"}, {"format": "csr"}], ids=str)
 def test_text_of_a_matrix_with_many_fixed_columns_is_bounded(options):
     x, y = scalars(np.linspace(0.2, 1.4, 35)), outputs(8)

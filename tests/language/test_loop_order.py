@@ -123,6 +123,7 @@ FIELDS = ["dense", "two levels", "offset", "pointer", "bitmasked", "dynamic"]
 OTHERS = ["two indices", "grouped", "ndrange", "range", "function"]
 
 
+@pytest.mark.mostly_sweep(every=11)
 @pytest.mark.parametrize("kind", FIELDS + OTHERS)
 def test_minimum(kind):
     """The minimum falls again and again, so that threads that ran at the same time would overtake each other."""
@@ -216,6 +217,7 @@ class TestOnAGpu:
         monkeypatch.setattr(backend, "is_host_arch", lambda: False)
         monkeypatch.setattr(backend, "thread_count", lambda: 8)
 
+    @pytest.mark.mostly_sweep(every=5)
     @pytest.mark.parametrize("kind", ["dense", "two levels", "offset", "two indices", "grouped"])
     def test_over_a_range(self, kind):
         kernel, c, p, least, shape, _ = loops(kind)
@@ -226,6 +228,7 @@ class TestOnAGpu:
         expected[(N - 1) % P] = values.min()
         assert_allclose(jacobian(kernel, p, least), expected)
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("kind", ["pointer", "bitmasked"])
     def test_refused(self, kind):
         kernel, _, p, least, _, _ = loops(kind)

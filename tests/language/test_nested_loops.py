@@ -136,6 +136,7 @@ def test_layouts_that_stay(nested):
     assert not nested
 
 
+@pytest.mark.sweep
 def test_one_loop_over_several_fields(nested):
     """In a static loop, the same lines run over fields of other shapes and layouts."""
     x, a, b = scalars(X), outputs(3, 2), outputs(2, 4)
@@ -197,6 +198,7 @@ def test_variables_that_a_function_changes(nested):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_ranges_of_nothing(nested):
     x, y = scalars(X), outputs(3)
 

@@ -104,6 +104,7 @@ def found(scene):
 class TestInFloat64:
     dtype, options = ti.f64, {"default_fp": ti.f64}
 
+    @pytest.mark.sweep
     def test_shape_and_type(self, found):
         values, result = found
         assert result.shape == (WIDTH, HEIGHT, 4)
@@ -138,6 +139,7 @@ class TestInFloat64:
         scene.set(START)
         assert_allclose(current, TRUTH, rtol=1e-9)
 
+    @pytest.mark.sweep
     def test_central_differences_away_from_the_silhouette(self):
         size = (64, 48)
         scene = Scene(ti.f64, size)
@@ -162,6 +164,7 @@ class TestInFloat32:
     # Taichi's own forward mode asserts on vectors unless they are scalarized
     dtype, options = ti.f32, {"force_scalarize_matrix": True}
 
+    @pytest.mark.sweep
     @pytest.mark.cpu_only(ROUNDED)
     def test_shape_type_and_numbers(self, found):
         _, result = found
@@ -171,6 +174,7 @@ class TestInFloat32:
         sums = result.astype(np.float64).sum(axis=(0, 1))
         assert_allclose(sums, SUMS_FLOAT32, rtol=5e-5)
 
+    @pytest.mark.sweep
     def test_agreement_with_taichi_s_forward_mode(self, scene, found):
         _, result = found
         columns = np.empty_like(result)
@@ -193,6 +197,7 @@ class TestInFloat32:
         assert_allclose(current, TRUTH, rtol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only(ROUNDED)
 def test_vectors_without_scalarizing_in_float32():
     """The same program as Taichi runs it by default, where its own forward mode fails."""

@@ -376,6 +376,7 @@ def test_j_is_that_of_the_numbers_drawn(one_thread):
     assert_allclose(J, np.diag(drawn), rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_a_pipeline_goes_on_where_it_was(one_thread):
     def run(is_plain):
         start(fast_math=False)

@@ -167,6 +167,7 @@ STAY = """
 spread_only = pytest.mark.chosen_only("loops are spread over threads of a CPU", "--by-column")
 
 
+@pytest.mark.mostly_sweep(every=14)
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=spread_only) for name in SPREAD), *STAY])
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_kernels(name):
@@ -204,6 +205,7 @@ def test_loops_that_are_long_enough_stay():
         assert ("spread" in plan.explain()) == is_spread
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
 @pytest.mark.parametrize(("size", "is_serial"), [(1, True), (511, True), (512, True), (513, False)])
 def test_loops_of_one_thread_are_serial(size, is_serial):
@@ -222,6 +224,7 @@ def test_loops_of_one_thread_are_serial(size, is_serial):
     assert ("serialize=True" in plan.source) == is_serial
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
 def test_serial_loops_over_two_indices_and_sums():
     x, y, z, total = scalars(X), outputs(5, 9), outputs(4, 3), outputs(2)
@@ -277,6 +280,7 @@ def test_arrays():
     assert "spread over all threads" in plan.explain()
 
 
+@pytest.mark.sweep
 @spread_only
 def test_long_rows_on_all_threads():
     """Rows in scratch memory, a part for each thread."""
@@ -296,6 +300,7 @@ def test_long_rows_on_all_threads():
     assert "spread over all threads" in plan.explain()
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(("end", "text"), [(7, "serialize=True"), (700, "i = flat + -1")])
 def test_loops_that_begin_below_zero(end, text):
     """A condition keeps them within the fields; as the loop stands, LLVM reads far outside of them."""
@@ -316,6 +321,7 @@ def test_loops_that_begin_below_zero(end, text):
     assert text in plan.source
 
 
+@pytest.mark.sweep
 def test_loops_below_zero_whose_ends_are_computed():
     x, n, y, total = scalars(X), ti.field(ti.i32, ()), outputs(3), outputs(1)
     n[None] = 2

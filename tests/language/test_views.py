@@ -110,16 +110,19 @@ def check(pipeline, b, **options):
     assert_allclose(jacobian(pipeline, x, buffer, args=(x, buffer), **options), by_x, atol=1e-12)
 
 
+@pytest.mark.mostly_sweep(every=15)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_view_between_uses_of_the_whole(name):
     check(steps_of(["whole", name, "whole"]), real(np.linspace(0.2, 1.4, 24)))
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_view_before_the_whole(name):
     check(steps_of([name, "whole"]), real(np.linspace(0.2, 1.4, 24)))
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize("seed", range(5))
 def test_views_in_any_order(seed):
     random = np.random.default_rng(seed)

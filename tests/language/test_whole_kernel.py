@@ -154,6 +154,7 @@ class TestLanes:
         "read by a local",
     ]
 
+    @pytest.mark.mostly_sweep("added after", "cleared after")
     @pytest.mark.parametrize("name", NAMES)
     def test_other_loops(self, name):
         p, y, z, cases = self.kernels()
@@ -274,6 +275,7 @@ class TestStoresThatCover:
         added_before read_by_a_local
     """.split()
 
+    @pytest.mark.mostly_sweep(every=4)
     @pytest.mark.parametrize("name", NAMES)
     def test_memory_that_holds_something(self, name):
         p, y, z = scalars([2.0, 3.0]), scalars(np.arange(1.0, 7)), outputs(6)
@@ -296,6 +298,7 @@ class TestStoresThatCover:
                 assert_allclose(J, expected)
                 assert_allclose(K, by_z)
 
+    @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the lines of one run", "--chunk-size")
     def test_nothing_else(self):
         """The case that is optimised: also where other loops read what was stored."""

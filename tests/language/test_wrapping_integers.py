@@ -42,6 +42,7 @@ def filled(kind, values):
     return field
 
 
+@pytest.mark.mostly_sweep("i8-values2-want2", "i32-values3-want3", "u1-values4-want4")
 @pytest.mark.parametrize(
     ("kind", "values", "want"),
     [

@@ -272,6 +272,7 @@ class TestTreesFromBefore:
                 assert_allclose(jacobian(pipeline, x, y), np.diag(4 * X**3))
                 assert_allclose(y.to_numpy(), X**4)
 
+    @pytest.mark.sweep
     def test_product_after_which_the_state_cannot_be_put_back(self):
         x, y = fields(X, 0.25)
         t = ti.field(ti.f64)
@@ -285,6 +286,7 @@ class TestTreesFromBefore:
         operator = linear_operator(pipeline, x, y)
         refused(lambda: operator @ np.ones(N), "was destroyed, which was there at its start")
 
+    @pytest.mark.sweep
     def test_output_destroyed_by_the_pipeline(self):
         for call in (value_and_jacobian, jacobian):
             (x,) = fields(X)
@@ -301,6 +303,7 @@ class TestTreesFromBefore:
                 refused(lambda: value_and_jacobian(pipeline, x, output), r"outputs \(field output of shape.*" + ENDED)
             refused(lambda: jacobian(pipeline, x, output), r"outputs \(field output.*" + ENDED)
 
+    @pytest.mark.sweep
     def test_out_destroyed_by_the_pipeline(self):
         x, y = fields(X, 0.0)
         out = ti.field(ti.f64)
@@ -314,6 +317,7 @@ class TestTreesFromBefore:
 
         refused(lambda: jacobian(pipeline, x, y, out=out))
 
+    @pytest.mark.sweep
     def test_kernel_that_names_a_destroyed_field(self):
         x, y = fields(X, 0.25)
         t = ti.field(ti.f64)
@@ -342,6 +346,7 @@ class TestTreesFromBefore:
         refused(lambda: jacobian(pipeline, x, y, args=(1, False)), "The field t no longer exists")
         refused(lambda: jacobian(second, x, y), "The field t no longer exists")
 
+    @pytest.mark.sweep
     def test_argument_that_is_destroyed(self):
         x, y = fields(X, 0.25)
         t = ti.field(ti.f64)
@@ -354,6 +359,7 @@ class TestTreesFromBefore:
 
         refused(lambda: jacobian(pipeline, x, y), "Argument 0 of square " + ENDED)
 
+    @pytest.mark.mostly_sweep("<lambda>4")
     @pytest.mark.parametrize(
         "use",
         [
@@ -383,6 +389,7 @@ class TestTreesFromBefore:
 
         refused(lambda: jacobian(pipeline, x, y))
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_launches_that_are_repeated(self, format):
         """A new tree that lies where a destroyed one was is not taken for it."""
@@ -410,6 +417,7 @@ class TestTreesFromBefore:
             refused(lambda a=a, b=b, bare=bare: jacobian(bare, a, b, format=format))
             refused(lambda plan=plan: plan.export("never.py"))
 
+    @pytest.mark.sweep
     def test_numbers_that_are_given(self):
         x, y = fields(X, 0.0)
         old, energy = ti.field(ti.f64), ti.field(ti.f64, 1)
@@ -432,6 +440,7 @@ class TestTreesFromBefore:
         refused(lambda: torch_function(square, inputs=x, outputs=old), r"outputs \(field old\) " + ENDED)
         refused(lambda: torch_function(square, inputs=old, outputs=x), r"inputs \(field old\) " + ENDED)
 
+    @pytest.mark.sweep
     def test_same_layout_again(self):
         """Prepared once; its argument is a field of another tree in each call."""
         (y,) = fields(0.0)
@@ -454,6 +463,7 @@ def first_ones(a: ti.template(), b: ti.template()):
 
 
 class TestPrograms:
+    @pytest.mark.sweep
     @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}, {"format": "csr"}])
     def test_new_program_in_a_pipeline(self, options):
         x, y = fields(X, 0.0)
@@ -472,6 +482,7 @@ class TestPrograms:
 
         refused(lambda: jacobian(between, x, y, **options), "ti.init or ti.reset was called")
 
+    @pytest.mark.sweep
     def test_no_program_after_a_pipeline(self):
         x, y = fields(X, 0.0)
 

@@ -63,6 +63,7 @@ class TestEndedProgram:
         refused(lambda: jacobian(k, new, y))
         refused(lambda: jacobian(lambda: k(), x, new))
 
+    @pytest.mark.sweep
     def test_fields_that_a_kernel_refers_to(self):
         old, old_int = fields(1)[0], ti.field(ti.i32, 3)
         old_int.fill(1)
@@ -112,6 +113,7 @@ class TestEndedProgram:
         refused(lambda: jacobian(lambda f: template(f), x, y, args=(old,)))
         assert_array_equal(y.to_numpy(), [1, 2, 3])
 
+    @pytest.mark.sweep
     def test_arrays_and_out(self):
         old, old_field = ti.ndarray(ti.f64, 3), ti.field(ti.f64, (3, 3))
         old_matrix = ti.Vector.ndarray(2, ti.f64, 3)
@@ -165,6 +167,7 @@ class TestDestroyedTree:
         x.from_numpy(np.array([1.0, 2.0, 3.0]))
         return tree, x, y
 
+    @pytest.mark.sweep
     def test_fields_in_it_are_refused_and_others_go_on(self):
         tree, x, y = self.make()
         other, result = fields()
@@ -198,6 +201,7 @@ class TestDestroyedTree:
         assert_allclose(jacobian(cube, x2, y2), np.diag([3.0, 12.0, 27.0]))
         second.destroy()
 
+    @pytest.mark.sweep
     def test_fields_that_are_not_laid_out_yet_exist(self):
         tree, x, y = self.make()
         late = ti.Vector.field(2, ti.f64, 3, needs_grad=True)
@@ -213,6 +217,7 @@ class TestDestroyedTree:
 
 
 class TestRecording:
+    @pytest.mark.mostly_sweep("True-check_jacobian")
     @pytest.mark.parametrize("how", [jacobian, value_and_jacobian, check_jacobian, lambda *a: Jacobian(*a)()])
     @pytest.mark.parametrize("is_pipeline", [False, True])
     def test_a_jacobian_within_a_tape_is_refused(self, how, is_pipeline):
@@ -231,6 +236,7 @@ class TestRecording:
         assert x.grad[None] == 6.0
         assert jacobian(k, x, loss) == 6.0
 
+    @pytest.mark.sweep
     def test_within_fwd_mode(self):
         x = ti.field(ti.f64, (), needs_dual=True)
         y = ti.field(ti.f64, (), needs_dual=True)
@@ -246,6 +252,7 @@ class TestRecording:
         assert plan() == 6.0
 
 
+@pytest.mark.mostly_sweep("deepcopy")
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_prepared_form_is_not_copied(copied):
     x, y = fields()

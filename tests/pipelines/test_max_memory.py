@@ -163,6 +163,7 @@ def test_random_numbers_cannot_be_drawn_again():
     assert jacobian(k, x, y).shape == (2, 2)
 
 
+@pytest.mark.sweep
 def test_limit_that_a_later_call_exceeds():
     x, y, t = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), outputs(4)
     X, runs = read(x), []
@@ -200,6 +201,7 @@ def test_limit_that_a_later_call_exceeds():
             assert_allclose(read(y), (1 + X) ** (3 + n))
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("options", [{"chunk_size": 1}, {"max_memory": 1}])
 @pytest.mark.parametrize("is_pipeline", [False, True])
 def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):

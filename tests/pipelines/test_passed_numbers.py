@@ -70,6 +70,7 @@ def scene():
     return Scene()
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize(
     "options",
     [{}, {"chunk_size": 1}, {"chunk_size": 2}, {"tangents": "dense"}, {"format": "csr"}],
@@ -134,6 +135,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operations_of_python_follow_the_chain_rule(operation):
     y, function = outputs(1), OPERATIONS[operation]

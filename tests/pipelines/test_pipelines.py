@@ -188,6 +188,7 @@ def test_fill_clears_the_tangent():
     check_jacobian(run, x, t, state=[y], expected=np.zeros((3, 3)))
 
 
+@pytest.mark.sweep
 def test_fill_of_a_vector_field():
     x, t, y = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]]), outputs(2)
 
@@ -366,6 +367,7 @@ def test_parameter_assigned_before_it_is_read():
     assert_array_equal(x.to_numpy(), [2.0, *X[1:]])
 
 
+@pytest.mark.mostly_sweep("None")
 @pytest.mark.parametrize("chunk_size", [1, 2, 4, None])
 def test_warnings_are_those_of_all_runs_together(chunk_size):
     """A run has columns of an entry that is overwritten, of others, or of another parameter or output."""
@@ -613,6 +615,7 @@ def test_temporary_with_constants_at_the_address_of_one_with_tangents():
 # --- sparse fields
 
 
+@pytest.mark.sweep
 def test_deactivation_between_kernels():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64)
@@ -644,6 +647,7 @@ def test_deactivation_between_kernels():
     check_jacobian(run, x, y, expected=np.diag(2 * np.array(X)))
 
 
+@pytest.mark.sweep
 def test_deactivation_in_a_kernel():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64)
@@ -885,6 +889,7 @@ def test_a_kernel_that_is_repeated_is_built_once():
     assert len(plan._prepared.fused) == 1
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("order", [0, 1], ids=["seeds first", "tangents first"])
 def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):
     """A parameter that is no output has seeds at the first launch, and other tangents once it is stored to."""

@@ -221,6 +221,7 @@ def scene(ti64):
     return Scene()
 
 
+@pytest.mark.mostly_sweep("helper", "augmented", "memoryview", "reads only", "queue", "another array")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", STORES)
 def test_stores_to_numpy_arrays(scene, name):

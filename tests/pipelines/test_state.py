@@ -73,6 +73,7 @@ def state_after(program, run):
     return after
 
 
+@pytest.mark.mostly_sweep("600")
 @pytest.mark.parametrize("max_memory", [None, 600, 300])
 def test_state_is_that_of_one_plain_run(max_memory):
     """Also when the columns have to be computed in several runs."""
@@ -84,6 +85,7 @@ def test_state_is_that_of_one_plain_run(max_memory):
     assert jac[6] == 123
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("max_memory", [300, 150])
 def test_blocks_give_the_same_jacobian(max_memory):
     program = Everything()
@@ -103,6 +105,7 @@ def test_jacobian_of_everything():
     check_jacobian(program.run, program.x, program.reals, state=[program.count, program.log])
 
 
+@pytest.mark.sweep
 def test_blocks_with_arrays():
     @ti.kernel
     def accumulate(x: ti.types.ndarray(), t: ti.types.ndarray(), y: ti.types.ndarray(), n: ti.types.ndarray()):
@@ -290,6 +293,7 @@ def test_gradient_fields_are_left_alone():
     assert_allclose(x.grad.to_numpy(), 2 * X, rtol=1e-15)
 
 
+@pytest.mark.sweep
 def test_memory_of_a_simulation_does_not_grow_with_its_steps():
     import tracemalloc
 
@@ -321,6 +325,7 @@ def test_memory_of_a_simulation_does_not_grow_with_its_steps():
     assert peaks[2] < peaks[1] + 2 * one_state, peaks
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("launches are set up once where arrays lie on the host; Taichi leaves cycles behind otherwise")
 def test_nothing_is_kept_of_kernels_that_are_bound_anew():
     import tracemalloc
@@ -354,6 +359,7 @@ def test_nothing_is_kept_of_kernels_that_are_bound_anew():
     assert peaks[2] < peaks[1] + 10 * 500, peaks  # bytes: far less than an object for each step
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("tracemalloc sees the memory of the host only")
 @pytest.mark.chosen_only("the memory is that of all columns", "--chunk-size")
 def test_shadows_are_freed_after_the_call():
@@ -388,6 +394,7 @@ def test_shadows_are_freed_after_the_call():
     assert left < n * 8
 
 
+@pytest.mark.sweep
 def test_program_that_starts_again():
     """ti.init in between: what was prepared for the old program is not used for the new one."""
     from taichi_program import initialise
@@ -404,6 +411,7 @@ def test_program_that_starts_again():
         initialise(default_fp=ti.f64)
 
 
+@pytest.mark.sweep
 def test_kernel_defined_once_and_used_over_several_programs():
     from taichi_program import initialise
 
@@ -420,6 +428,7 @@ def test_kernel_defined_once_and_used_over_several_programs():
             assert_array_equal(jacobian(double, x, y, args=(x, y)), 2 * np.eye(n))
 
 
+@pytest.mark.sweep
 def test_program_ends_with_init_although_jacobians_are_kept():
     """Its threads, memory and arrays are not held, nor freed in the midst of what the next program does."""
     from taichi_program import initialise
@@ -476,6 +485,7 @@ def test_program_ends_with_init_although_jacobians_are_kept():
                 use()
 
 
+@pytest.mark.sweep
 def test_arrays_are_not_kept_for_the_next_call():
     @ti.kernel
     def square(source: ti.types.ndarray(), result: ti.types.ndarray()):
@@ -491,6 +501,7 @@ def test_arrays_are_not_kept_for_the_next_call():
     assert (sys.getrefcount(a), sys.getrefcount(b)) == before
 
 
+@pytest.mark.sweep
 def test_a_sparse_layout_in_a_pipeline_that_begins_again():
     s = ti.field(ti.f64)
     ti.root.pointer(ti.i, 4).dense(ti.i, 4).place(s)
@@ -522,6 +533,7 @@ def test_a_sparse_layout_in_a_pipeline_that_begins_again():
 # --- where fields lie -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_fields_in_every_layout_are_put_back():
     """Runs for single columns begin with the same numbers, whether fields are copied in memory or by Taichi."""
     x, y = scalars([0.5, -1.5, 2.0]), outputs(3)
@@ -568,6 +580,7 @@ def test_fields_in_every_layout_are_put_back():
         assert_array_equal(found, runs * np.arange(1.0, 12.0) * np.ones((3, 1)))
 
 
+@pytest.mark.sweep
 def test_a_tree_in_the_place_of_another_is_put_back():
     x, y = scalars([0.5, -1.5, 2.0]), outputs(3)
     for size in (3, 5000):

@@ -44,6 +44,7 @@ def area():
 
 @pytest.mark.usefixtures("ti64")
 class TestCalls:
+    @pytest.mark.sweep
     def test_arguments_and_returned_values_are_of_the_own_call(self, area):
         def work(number):
             for n in range(40):
@@ -53,6 +54,7 @@ class TestCalls:
 
         in_threads(work)
 
+    @pytest.mark.sweep
     def test_a_prepared_form_is_shared(self, area):
         plan = Jacobian(area, ["width", "height"], args=(1.0, 5.0))
 
@@ -67,6 +69,7 @@ class TestCalls:
         in_threads(work)
         assert_allclose(plan(), [10.0, 1.0])
 
+    @pytest.mark.sweep
     def test_arrays_of_each_thread(self):
         @ti.kernel
         def k(a: A1, o: A1):
@@ -172,6 +175,7 @@ class TestCalls:
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert_allclose(found[0], np.diag([3.0, 3.0]))
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize("how", ["launch", "nested launch", "pool", "field entry", "fill", "from_numpy"])
     def test_threads_of_a_pipeline_lose_no_derivative_in_silence(self, how):
@@ -310,9 +314,11 @@ class TestFirstCalls:
         yield
         end_program()
 
+    @pytest.mark.sweep
     def test_of_one_kernel_without_any_field(self, area):
         in_threads(lambda n: assert_allclose(jacobian(area, ["width", "height"], args=(n, 5.0)), [10 * n, n * n]))
 
+    @pytest.mark.sweep
     def test_of_kernels_of_their_own_among_plain_launches(self):
         fields = [(scalars(np.arange(1.0, 4.0)), outputs(3)) for _ in range(8)]
         ti.sync()
@@ -339,6 +345,7 @@ class TestFirstCalls:
 
         in_threads(work)
 
+    @pytest.mark.sweep
     def test_fields_that_are_not_laid_out_are_refused(self):
         x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)
 

@@ -62,6 +62,7 @@ def gradient(chain, steps, **options):
     return found[0], how, np.concatenate([u.to_numpy(), v.to_numpy(), [loss[None]]])
 
 
+@pytest.mark.mostly_sweep("8", "45")
 @pytest.mark.parametrize("kept", [3, 8, 20, 45])
 def test_the_gradient_is_the_same_to_the_bit(chain, kept):
     whole, how, state = gradient(chain, 50)
@@ -75,6 +76,7 @@ def test_the_gradient_is_the_same_to_the_bit(chain, kept):
     assert how.snapshots
 
 
+@pytest.mark.sweep
 def test_ten_thousand_steps_in_the_memory_of_twenty(chain):
     run, u, v, c, loss, reset = chain
     limit = 20 * (2 * STEP_BYTES + 8)  # 20 states

@@ -44,6 +44,7 @@ def simulated():
     return simulation()
 
 
+@pytest.mark.mostly_sweep("3-None", "6-None", "6-500", "9-None")
 @pytest.mark.parametrize("max_memory", [None, 500])
 @pytest.mark.parametrize("at", range(0, 10, 3))
 def test_an_interrupt_leaves_the_state_and_the_next_call(simulated, monkeypatch, max_memory, at):
@@ -98,6 +99,7 @@ def test_a_pipeline_that_cannot_be_followed_leaves_everything_as_it_was(simulate
     assert_array_equal(memory, 1)
 
 
+@pytest.mark.sweep
 def test_threads_share_a_prepared_form(simulated):
     x, y, run, reset = simulated
     args = [(np.linspace(0.1, 0.5, N) * (k + 1), np.zeros(N)) for k in range(4)]
@@ -126,6 +128,7 @@ def test_threads_share_a_prepared_form(simulated):
         assert_allclose(found[k][0], 2 * a + 4 * a**3, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_many_calls_keep_no_memory(simulated):
     x, _, run, reset = simulated
     prepared = Prepared(run, [x], [x])
@@ -145,6 +148,7 @@ def test_many_calls_keep_no_memory(simulated):
     assert max(sizes) < 100_000
 
 
+@pytest.mark.sweep
 def test_after_a_new_program():
     initialise(default_fp=ti.f64)
     x, _, run, reset = simulation()

@@ -28,6 +28,7 @@ def springs():
     return run, [x, a], energy
 
 
+@pytest.mark.mostly_sweep("csr")
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_agrees(springs, format):
     run, params, energy = springs
@@ -40,6 +41,7 @@ def test_agrees(springs, format):
         assert_array_equal(read(field), values)
 
 
+@pytest.mark.sweep
 def test_every_kind_of_parameter():
     run, x, v, array = energy_of_every_kind_of_parameter()
     report = check_hessian(run, {"x": x, "v": v, "a": array, "w": "w"}, args=(array, 0.7))
@@ -62,6 +64,7 @@ def wrong(blocks):
     return blocks
 
 
+@pytest.mark.sweep
 def test_not_finite_and_bad_input():
     x, energy = scalars([0.0, 1.0]), scalars(0.0)
 

@@ -38,6 +38,7 @@ def parabola(ti64):
     return Parabola()
 
 
+@pytest.mark.mostly_sweep("csr")
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_linear_problems(parabola, format):
     """sigma**2 (A^T A)^-1, of all parameters and of some of them."""
@@ -64,6 +65,7 @@ def test_weights(parabola):
     assert_allclose(result.covariance(variance=1.0), np.linalg.inv(A.T @ (w[:, None] * A)), rtol=1e-10)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_parameters_that_are_not_determined(format):
     """Two constants: their sum alone is known."""
@@ -85,6 +87,7 @@ def test_bad_input(parabola):
         result.split(np.zeros(2))
 
 
+@pytest.mark.sweep
 def test_too_few_residuals(ti64):
     p, r = scalars([1.0, 2.0]), outputs(1)
 

@@ -68,6 +68,7 @@ def same_steps(found, wanted):
         assert_allclose(a.cost, b.cost, rtol=1e-9)
 
 
+@pytest.mark.mostly_sweep("which2")
 @pytest.mark.parametrize("which", [["points"], ["weights"], ["weights", "points"], ["weights", "cameras"]])
 def test_steps(scene, which):
     """A point that nobody sees stays; the weights couple a camera and a point each, so they go first."""
@@ -79,6 +80,7 @@ def test_steps(scene, which):
     assert_allclose(found.split(found.x)[1][-1], START[-1])
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -180,6 +182,7 @@ def random_blocks(shape, size, density, order=1):
     return sparse.bsr_array((data, *pattern), shape=np.multiply(shape, size))
 
 
+@pytest.mark.mostly_sweep("-1-2-3-6", "-1-1-2-1", "-1-3-11-32")
 @pytest.mark.parametrize(("height", "left", "right"), [(2, 3, 6), (1, 2, 1), (3, 11, 32)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_products_of_blocks(compiled, height, left, right, sign):
@@ -221,6 +224,7 @@ def test_products_by_scipy(compiled):
     assert not compiled
 
 
+@pytest.mark.sweep
 def test_steps_by_the_kernel(scene, compiled, monkeypatch):
     """The points of SciPy's products."""
     options = {"eliminate": [scene.weights, scene.points], **EXACT}

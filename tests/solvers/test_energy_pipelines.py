@@ -123,6 +123,7 @@ class Chain:
         self.penalty()
 
 
+@pytest.mark.mostly_sweep("of_what_is_not_read")
 @pytest.mark.parametrize(
     "name",
     ["sums", "sums_that_begin_again", "of_what_is_not_read", "intermediates", "steps", "of_changed_params",
@@ -133,6 +134,7 @@ def test_right(name):
     require_right(getattr(chain, name), [chain.x, chain.a], chain.energy)
 
 
+@pytest.mark.sweep
 def test_where_sparse_ones_stay_sparse_and_the_state_is_that_of_one_run():
     chain = Chain()
     cases = (
@@ -160,6 +162,7 @@ def test_where_sparse_ones_stay_sparse_and_the_state_is_that_of_one_run():
         assert reason in plan.explain() and ("J is computed dense" in plan.explain()) == bool(reason)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("launches are set up once where arrays lie on the host")
 def test_launches_that_are_repeated(monkeypatch):
     """A launch like one before is made again without what a first one needs; clearing tangents in between counts."""
@@ -198,6 +201,7 @@ def test_launches_that_are_repeated(monkeypatch):
     assert_allclose(found, differences_of_gradients(roll, [x], energy), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sweep
 def test_a_second_run_that_differs_or_cannot_be_made():
     chain, count = Chain(), scalars(0.0)
 
@@ -230,6 +234,7 @@ def test_a_second_run_that_differs_or_cannot_be_made():
     assert "random numbers" in plan.explain()
 
 
+@pytest.mark.sweep
 def test_projections_of_kernels_that_are_launched_again_with_other_pairs():
     x, energy = vectors(rng.normal(size=(6, 2))), scalars(0.0)
     ends = integers([[0, 1], [2, 3], [4, 5]])
@@ -305,6 +310,7 @@ def parts(a, u, e):
     cubes(a[1:3], e)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["numpy", "ndarray"])
 @pytest.mark.parametrize("pipeline", [intermediates, changed_from_python])
 @pytest.mark.filterwarnings("ignore:.*changed from Python:taichi_ext.DerivativeWarning")
@@ -352,6 +358,7 @@ def two_views(a: Numbers, b: Numbers, e: Numbers):
         e[0] += a[i] ** 2 * b[i]
 
 
+@pytest.mark.sweep
 def test_blocks_of_columns():
     chain = Chain()
     expected = hessian(chain.intermediates, chain.x, chain.energy)

@@ -31,6 +31,7 @@ rng = np.random.default_rng(7)
 rate = 1.5
 
 
+@pytest.mark.sweep
 def test_springs_by_their_closed_form():
     """Of k/2 (l - L)^2 with unit vectors n: k (1 - L/l) (I - n n') + k n n', for each spring."""
     points = rng.normal(size=(5, 3))
@@ -59,6 +60,7 @@ def test_springs_by_their_closed_form():
     assert_allclose(gradient, value_and_gradient(springs, x, energy)[1], rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.sweep
 def test_every_kind_of_parameter():
     """A field, a component, an array, an argument, a Python number; a returned energy."""
     x, v = scalars([0.4, 0.7, 1.1]), vectors([[0.3, 0.8], [1.2, 0.6]])
@@ -102,6 +104,7 @@ def test_every_kind_of_parameter():
     assert gradient["numbers"][0].shape == () and H["x"]["v"].shape == (3, 2)
 
 
+@pytest.mark.sweep
 def test_intermediates_branches_loops_and_in_place():
     x, u, energy = scalars([0.3, 0.7, 1.1, 0.9]), outputs(4), scalars(0.0)
 
@@ -141,6 +144,7 @@ def test_intermediates_branches_loops_and_in_place():
     assert_allclose(H, rows, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_states_of_rest_where_first_derivatives_are_zero():
     """The derivative of a product with a factor that is zero here is that of the factor."""
     x, energy = scalars([0.3, 0.7, 1.1]), scalars(0.0)
@@ -204,6 +208,7 @@ def test_squares_of_norms_have_finite_second_derivatives_at_zero():
         require_right(kernel, [x, factor], energy)
 
 
+@pytest.mark.sweep
 def test_products_of_norms_have_finite_second_derivatives_at_zero():
     x, energy, c = vectors([[0.3, 0.7], [0.3, 0.7]]), scalars(0.0), scalars([0.4, 0.8])
 
@@ -236,6 +241,7 @@ def test_products_of_norms_have_finite_second_derivatives_at_zero():
         require_right(kernel, [x, c], energy)
 
 
+@pytest.mark.sweep
 def test_powers_of_roots_whose_radicands_change_before_the_use():
     x, energy = scalars([0.7, 0.4, 1.3]), scalars(0.0)
 
@@ -267,6 +273,7 @@ def test_stopped_and_replaced_gradients():
     assert_allclose(products_with_units(run, [x], energy), expected, rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_decompositions():
     x, energy = scalars([0.4, 0.3, -0.2, 0.9]), scalars(0.0)
 

@@ -40,6 +40,7 @@ def test_springs_with_one_vector_and_several():
     assert_allclose(hvp(springs, x, several, energy), np.einsum("aibj,nbj->nai", H, several), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_products_alone_and_with_the_gradient():
     """The same plan gives both: a kernel that adds up no gradient is not taken for one that does."""
     x, pairs, energy = vectors(rng.normal(size=(6, 3))), ti.Vector.field(2, ti.i32, 4), scalars(0.0)
@@ -60,6 +61,7 @@ def test_products_alone_and_with_the_gradient():
         assert_allclose(along, product.reshape(-1), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_every_kind_of_parameter():
     """Fields, a component, an array, an argument, a Python number; a returned energy."""
     run, x, v, array = energy_of_every_kind_of_parameter()
@@ -79,6 +81,7 @@ def test_every_kind_of_parameter():
         assert_allclose(found["numbers"][n], product(H["numbers"][n], ()), rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.sweep
 def test_energies_that_are_no_sums():
     x, u, energy = scalars(rng.uniform(0.3, 1, 40)), outputs(40), scalars(0.0)
 
@@ -101,6 +104,7 @@ def test_energies_that_are_no_sums():
         assert_allclose(hvp(kernel, x, vectors_, e), vectors_ @ hessian(kernel, x, e), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.sweep
 def test_parameters_that_the_kernel_changes():
     x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
 
@@ -118,6 +122,7 @@ def test_parameters_that_the_kernel_changes():
     assert_array_equal(read(x), start**2)
 
 
+@pytest.mark.sweep
 def test_operator_leaves_the_state_as_it_was():
     from scipy.sparse.linalg import cg
 
@@ -147,6 +152,7 @@ def test_operator_leaves_the_state_as_it_was():
         hessian_operator(run, x, energy, fixed=fixed[1:])
 
 
+@pytest.mark.sweep
 def test_bad_input():
     x, y, energy = scalars([0.4, 0.7]), outputs(2), scalars(0.0)
 

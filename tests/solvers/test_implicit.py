@@ -96,6 +96,7 @@ def heat(n=12, steps=3, solver="jacobi"):
     return k, u, run, by_sweeps, start
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("solver", ["jacobi", "numpy"])
 def test_a_solver_in_each_step_against_differences(solver):
     k, u, run, _, _ = heat(solver=solver)
@@ -109,6 +110,7 @@ def test_it_agrees_with_the_unrolled_solver():
     np.testing.assert_allclose(jacobian(run, k, u), jacobian(lambda: run(by_sweeps), k, u), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.sweep
 def test_products():
     k, u, run, _, _ = heat()
     J, rng = jacobian(run, k, u), np.random.default_rng(0)
@@ -117,6 +119,7 @@ def test_products():
     np.testing.assert_allclose(vjp(run, k, u, c), c @ J, rtol=1e-10)
 
 
+@pytest.mark.sweep
 def test_columns_in_several_runs():
     k, u, run, _, _ = heat()
     J = jacobian(run, k, u)
@@ -124,6 +127,7 @@ def test_columns_in_several_runs():
     np.testing.assert_allclose(jacobian(run, k, u, format="csr").toarray(), J, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_the_state_afterwards_is_that_of_a_plain_run():
     k, u, run, _, _ = heat()
     run()
@@ -133,6 +137,7 @@ def test_the_state_afterwards_is_that_of_a_plain_run():
     np.testing.assert_array_equal(u.to_numpy(), expected)
 
 
+@pytest.mark.mostly_sweep("auto")
 @pytest.mark.parametrize("linear", ["auto", "direct", "cg", "gmres"])
 def test_methods_for_many_unknowns(linear):
     pytest.importorskip("scipy", reason="SciPy is the extra scipy")
@@ -168,6 +173,7 @@ def test_methods_for_many_unknowns(linear):
     np.testing.assert_allclose(gradient, jacobian(run, p, y), rtol=1e-7)
 
 
+@pytest.mark.sweep
 def test_newton_of_the_user_for_vectors_and_in_place_arrays():
     n = 4
     p = ti.Vector.field(2, ti.f64, shape=n)
@@ -207,6 +213,7 @@ def test_newton_of_the_user_for_vectors_and_in_place_arrays():
     np.testing.assert_allclose(found, J, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.sweep
 def test_several_unknowns_arrays_and_arguments():
     p, y = fields(3, 3)
     p.from_numpy(np.array([0.3, 0.8, 1.2]))
@@ -248,6 +255,7 @@ def test_several_unknowns_arrays_and_arguments():
     np.testing.assert_allclose(by_s, (y.to_numpy() - start) / 1e-6, rtol=1e-4)
 
 
+@pytest.mark.sweep
 def test_a_pressure_projection_by_conjugate_gradients():
     n = 8
     force = ti.field(ti.f64, shape=(n, n))
@@ -337,6 +345,7 @@ def test_a_pressure_projection_by_conjugate_gradients():
     np.testing.assert_allclose(gradient, expected, rtol=2e-6, atol=1e-8 * np.abs(expected).max())
 
 
+@pytest.mark.sweep
 def test_random_systems():
     rng = np.random.default_rng(7)
     n = 5
@@ -393,6 +402,7 @@ def cube_root(iterations=60):
     return p, x, r, other, y, solve, residual
 
 
+@pytest.mark.sweep
 def test_a_solver_that_has_not_converged_gives_a_warning():
     p, x, r, _, _, solve, residual = cube_root(iterations=4)
     root = custom_root(solve, residual, x, r)
@@ -404,6 +414,7 @@ def test_a_solver_that_has_not_converged_gives_a_warning():
         jacobian(run, p, x)
 
 
+@pytest.mark.sweep
 def test_a_singular_equation_is_an_error():
     p, x, r, _, _, solve, _ = cube_root()
 
@@ -422,6 +433,7 @@ def test_a_singular_equation_is_an_error():
         implicit_jacobian(flat, x, p, r)
 
 
+@pytest.mark.sweep
 def test_what_else_a_solver_changes():
     p, x, r, other, y, solve, residual = cube_root()
 
@@ -497,6 +509,7 @@ def test_second_derivatives_are_refused():
 # --- solvers of this package
 
 
+@pytest.mark.mostly_sweep("None")
 @pytest.mark.parametrize("chunk_size", [None, 1])
 def test_newton_of_this_package_as_the_solver(chunk_size):
     n = 6
@@ -531,6 +544,7 @@ def test_newton_of_this_package_as_the_solver(chunk_size):
     np.testing.assert_allclose(J, differences(run, load, x), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sweep
 def test_a_sparse_solver_of_taichi():
     n = 10
     k, u, v, r = fields(n + 1, n, n, n)
@@ -587,6 +601,7 @@ def test_snapshots_in_reverse_mode():
         np.testing.assert_allclose(vjp(run, k, u, cotangents, max_memory=max_memory), expected, rtol=1e-9)
 
 
+@pytest.mark.sweep
 def test_what_else_a_solver_changes_in_reverse_mode():
     p, x, r, other, y, solve, residual = cube_root()
 

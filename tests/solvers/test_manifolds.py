@@ -56,6 +56,7 @@ def charts(ti64):
     return Charts([getattr(manifolds, name) for name in POINTS], parts)
 
 
+@pytest.mark.sweep
 def test_derivatives(charts):
     """J by local coordinates is J times central differences of the points."""
     x = np.concatenate([v.reshape(-1) for v in POINTS.values()])
@@ -119,6 +120,7 @@ def wahba(ti64):
     return Wahba()
 
 
+@pytest.mark.mostly_sweep("csr")
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_rotations(wahba, format):
     """Kabsch's closed form; the covariance in the frame of the vectors is ``(sum |a|**2 - a a^T)^-1``."""
@@ -146,6 +148,7 @@ def test_rotations(wahba, format):
     assert by_matrix.split(by_matrix.x).shape == (3, 3)
 
 
+@pytest.mark.sweep
 def test_mean_direction():
     """Of unit vectors: their sum, normalised; without the constraint it would be shorter."""
     u, seen, r = vectors(UNITS[:1]), vectors(normalized(UNITS + [0, 0, 3])), outputs(12)
@@ -188,6 +191,7 @@ class Rig:
         return least_squares(self.kernel, params, self.r, retract=retract, max_nfev=8, **options)
 
 
+@pytest.mark.sweep
 def test_poses_and_eliminated_points():
     """The same steps with and without elimination; poses stay rigid."""
     pytest.importorskip("scipy.sparse")
@@ -258,6 +262,7 @@ def test_a_start_that_is_not_on_the_manifold(wahba):
     assert_allclose(wahba.q.to_numpy(), 2 * QUATERNIONS[:1])
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize(
     ("given", "words"),
     [

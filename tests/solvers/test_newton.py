@@ -86,6 +86,7 @@ def test_methods(method):
     assert result.success and any(h.is_projected for h in result.history)
 
 
+@pytest.mark.sweep
 def test_conjugate_gradients_know_the_blocks_of_elements():
     """Stiffnesses of six orders of magnitude in turned directions; without blocks it takes 112 products."""
     x, y, energy = vectors(np.full((20, 2), 0.5)), scalars(np.full(20, 0.5)), outputs(1)
@@ -182,6 +183,7 @@ def test_callbacks_keep_steps_where_they_are_valid():
     assert steps[0][0] == 1e-3
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("most", [-1.0, math.nan])
 def test_a_step_of_no_length(most):
     """A step that may not be made does not end at a minimum, and a factor below zero is none."""
@@ -194,6 +196,7 @@ def test_a_step_of_no_length(most):
     assert_allclose(read(x), before)
 
 
+@pytest.mark.sweep
 def test_conjugate_gradients_go_downhill_where_the_energy_is_stiff_and_indefinite():
     """Negative curvature beside stiffnesses of eight orders of magnitude, in turned directions."""
     x, energy = vectors(np.full((12, 2), 0.1)), outputs(1)
@@ -223,6 +226,7 @@ def test_conjugate_gradients_go_downhill_where_the_energy_is_stiff_and_indefinit
     assert np.linalg.eigvalsh(hessian(run, x, energy).reshape(24, 24))[0] > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["splu", "cg"])
 def test_saddles_and_maxima_are_left(method):
     """Starts where the gradient vanishes, or does on the way, and none of the iterations sees the way down."""
@@ -270,6 +274,7 @@ def test_a_singular_minimum_is_one():
         assert newton(quartic, x, energy).success
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("bend", [0.0, 1e-9, 0.03])
 def test_pressed_springs_buckle(bend):
     """Springs in a line: without curvature across it, or nearly so."""
@@ -295,6 +300,7 @@ def test_ends():
     assert_allclose(read(x), [2.0])  # 2/3 of the way
 
 
+@pytest.mark.sweep
 def test_elastic_bar_of_the_examples(tmp_path):
     """In a process of its own, as examples start Taichi; it checks that the wall carries the weight of the bar."""
     path = example_programs.EXAMPLES / "elastic_bar.py"
@@ -313,6 +319,7 @@ def test_progress(capsys):
     assert capsys.readouterr().out.splitlines() == result.summary().splitlines()[:-1]
 
 
+@pytest.mark.sweep
 def test_bad_input():
     run, x, energy, _ = hanging_chain(5)
     before = read(x)

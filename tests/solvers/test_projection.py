@@ -43,6 +43,7 @@ def chain(points, rest):
     return run, x, energy, blocks, expected
 
 
+@pytest.mark.mostly_sweep("abs")
 @pytest.mark.parametrize("way", ["clamp", "abs"])
 def test_springs_that_are_pressed(way):
     run, x, energy, blocks, expected = chain(rng.normal(size=(7, 3)), 2.0)
@@ -175,6 +176,7 @@ def test_factors_tell_definite_matrices():
     assert positive_factors(scipy.sparse.csr_array([[0.0, 1.0], [1.0, 0.0]])) is None
 
 
+@pytest.mark.sweep
 def test_computed_indices_need_a_name():
     x, energy = vectors(rng.normal(size=(4, 2))), scalars(0.0)
 

@@ -64,6 +64,7 @@ def test_jacobians_come_in_order(pool):
     assert_array_equal(np.concatenate([part["q"] for part in found]), J[:, 2])
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_normal_equations(pool, format):
     """The kernel adds to its residuals: they begin at the state in which the factory left them, also the second time."""
@@ -85,6 +86,7 @@ def test_normal_equations(pool, format):
         assert_allclose(found, J.T @ J, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_energies_and_their_gradients(pool, tmp_path):
     """The same digits as in this process, also where a worker is lost."""
     r, J = expected()
@@ -103,6 +105,7 @@ def test_energies_and_their_gradients(pool, tmp_path):
         value_and_gradient(decay, shards=SHARDS[:1], at=START)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     "options", [{}, {"loss": "huber", "f_scale": 0.02}, {"bounds": (-9.0, {"p": np.array([2.4, 9.0]), "q": 9.0})}]
 )
@@ -120,6 +123,7 @@ def test_least_squares(pool, options):
         assert found.x[0] == 2.4
 
 
+@pytest.mark.sweep
 def test_factories_that_start_taichi(pool):
     """Each ends the programs of the others, which are built again."""
     shards = [(n, 50) for n in range(3)]
@@ -128,6 +132,7 @@ def test_factories_that_start_taichi(pool):
     assert_allclose(fit.x, [2.0, 0.7], rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_manifolds_and_eliminated_params(pool):
     """The same steps as of all poses in one program; poses stay rigid; workers give the digits of the serial run."""
     pytest.importorskip("scipy.sparse")
@@ -167,6 +172,7 @@ def test_the_cores_are_shared_between_workers(pool):
 
 
 class TestLostWorkers:
+    @pytest.mark.sweep
     def test_a_fit(self, tmp_path):
         """A worker is killed in the first pass over the shards, and one later; the digits are those of a serial run."""
         shards = [(n, count, "killed once" if n == 2 else "", str(tmp_path)) for n, count in SHARDS]
@@ -194,6 +200,7 @@ class TestLostWorkers:
         process.join()
         assert process.exitcode == -signal.SIGTERM
 
+    @pytest.mark.sweep
     def test_a_shard_that_always_kills(self, tmp_path, monkeypatch):
         monkeypatch.setattr(executors, "_MOST_LOSSES", 1)  # 3 takes four starts of a process
         shards = [(n, count, "always killed" if n == 1 else "", str(tmp_path)) for n, count in SHARDS]
@@ -201,6 +208,7 @@ class TestLostWorkers:
             normal_equations(decay, shards=shards, at=START, executor=partial(spawned, 1))
         assert info.value.shard == 1
 
+    @pytest.mark.sweep
     def test_an_executor_that_cannot_be_replaced(self):
         with spawned(1) as broken:
             with pytest.raises(ShardError, match=r"shard 0, .* exit code 3.*executor= a function") as info:

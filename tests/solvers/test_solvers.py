@@ -67,6 +67,7 @@ def start_at(fit):
 
 
 class TestNormalEquations:
+    @pytest.mark.mostly_sweep("384", "192", "1")
     @pytest.mark.parametrize("max_memory", [None, 2 * 12 * 8 * 2, 12 * 8 * 2, 1])
     def test_dense(self, fit, max_memory):
         x = np.array([1.0, 0.5, 0.3])
@@ -93,6 +94,7 @@ class TestNormalEquations:
             assert_allclose(found.Jtr, J.T @ (w * r), rtol=1e-12)
             assert_allclose(found.rtr, r @ (w * r))
 
+    @pytest.mark.sweep
     def test_several_blocks_of_several_outputs(self):
         """Five blocks: each pair of columns is met once, whatever the order."""
         p, a, b = scalars(np.linspace(0.5, 2.0, 9)), outputs(4), vectors(np.zeros((3, 2)))
@@ -242,6 +244,7 @@ class TestLeastSquares:
         result = least_squares(run, fit.params, fit.r)
         assert len(runs) == result.nfev + 1  # and one at the end
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_a_point_in_several_runs(self, fit, format, monkeypatch):
         """Tangents that do not fit into memory: each run of a point begins at that point, not at the start."""
@@ -312,6 +315,7 @@ class TestLeastSquares:
             assert_allclose(read(fit.r), fit.residuals(seen[-1]), atol=1e-13)
             assert float(fit.runs[None]) == 1.0
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("format", [None, "csr"])
     @pytest.mark.parametrize("loss", ["linear", "soft_l1", "huber", "cauchy", "arctan", "tukey", "mixed"])
     def test_losses_and_weights(self, fit, loss, format):

@@ -4,11 +4,13 @@ import example_programs
 import pytest
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "arguments", "lines"), [("cloth", None, 5), ("hand_tracking", [], 4)])
 def test_example_prints_the_expected_numbers(name, arguments, lines, capsys, monkeypatch):
     assert example_programs.run(name, capsys, monkeypatch, arguments).count("  ok  ") == lines
 
 
+@pytest.mark.sweep
 def test_bundle_adjustment(capsys, monkeypatch, tmp_path):
     printed = example_programs.run(
         "bundle_adjustment", capsys, monkeypatch, ["--output", str(tmp_path / "picture.png")]

@@ -82,6 +82,7 @@ def network():
     return Network()
 
 
+@pytest.mark.sweep
 def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
     network.force.fill(0)
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
@@ -347,6 +348,7 @@ def test_stores_of_constants_clear_rows():
     assert_array_equal(found[1].toarray(), np.diag([2, 0, 2]))
 
 
+@pytest.mark.sweep
 def test_an_intermediate_that_is_cleared_again_in_each_step():
     x, y, aux = scalars(random(3)), outputs(3), outputs(3)
 
@@ -556,6 +558,7 @@ def test_entries_in_order(shape, count):
     assert_allclose(block.data(numbers), wanted.data, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("length", [2, 3, 4])
 @pytest.mark.parametrize("spoiled", ["", "a number left out", "other columns", "rows between two points"])
 def test_blocks_of_a_symmetric_matrix(length, spoiled):

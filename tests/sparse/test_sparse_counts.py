@@ -126,6 +126,7 @@ def test_side_effects_happen_once(lists):
     np.testing.assert_array_equal(found[1].toarray(), np.eye(M))
 
 
+@pytest.mark.sweep
 def test_parallel_loops_over_a_range_that_is_known_at_run_time(lists):
     w, y, count, nodes, starts, z = lists.w, lists.y, lists.count, lists.nodes, lists.starts, outputs(M)
 
@@ -148,6 +149,7 @@ def test_parallel_loops_over_a_range_that_is_known_at_run_time(lists):
         assert not plan._prepared.dense_reason
 
 
+@pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_grouped):
     w, ends, y = scalars(random(200)), integers([0, 0, 0]), ti.field(ti.f64, (6, 5, 4))
@@ -177,6 +179,7 @@ def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_groupe
     assert not plan._prepared.dense_reason
 
 
+@pytest.mark.sweep
 def test_lists_in_loops_over_several_ranges(lists):
     w, starts, nodes, count, y = lists.w, lists.starts, lists.nodes, lists.count, outputs(M, 3)
 
@@ -230,6 +233,7 @@ def test_vectors_in_springs_between_neighbours(lists):
     check(Jacobian(run, [p], [force], format="csr"), run, [p], [force])
 
 
+@pytest.mark.sweep
 def test_steps_of_a_pipeline(lists):
     """Each launch counts for itself; what was stored before it stays."""
     w, y, starts, nodes, u = lists.w, lists.y, lists.starts, lists.nodes, outputs(P)

@@ -86,6 +86,7 @@ def test_springs():
     assert runs == [9, 9, 9, 9]  # the numbers of two points lie together, as they do in H
 
 
+@pytest.mark.sweep
 def test_tetrahedra_neo_hookean():
     corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]], float)
     x = vectors(corners + 0.1 * rng.normal(size=corners.shape))
@@ -123,6 +124,7 @@ def test_neighbours_in_lists_of_any_length():
     require_like_dense(pairs, x, energy)
 
 
+@pytest.mark.sweep
 def test_energies_that_are_stored_from_themselves():
     """``energy = 1 / energy``: the gradient so far is a part of the tangent that is stored."""
     x, scale, energy = scalars([0.9, 1.3, 0.6, 1.1]), scalars(1.2), scalars(0.0)
@@ -178,6 +180,7 @@ def test_contacts_whose_pairs_change():
     assert len(counts) > 2
 
 
+@pytest.mark.mostly_sweep("fixed-2")
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"project": "abs"}, {"fixed": True}], ids=["plain", "project", "fixed"])
 def test_blocks_that_are_mirrored(monkeypatch, n, options):
@@ -214,6 +217,7 @@ def test_blocks_that_are_mirrored(monkeypatch, n, options):
         assert (found != found.T).nnz == 0
 
 
+@pytest.mark.sweep
 def test_every_kind_of_parameter():
     """Fields, a component, an array, an argument, a Python number; a returned energy."""
     run, x, v, array = energy_of_every_kind_of_parameter()
@@ -233,6 +237,7 @@ def test_energies_in_arrays_and_by_name():
     assert_allclose(hessian(run, "x", "e", args=(x, energy), format="csr").toarray(), dense, rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_weighted_sums_of_locals():
     """What is added to a local, times its weight; signs, sums of sums, a sum at the top of a kernel."""
     x, energy = scalars(rng.uniform(0.3, 1, 10)), scalars(0.0)
@@ -254,6 +259,7 @@ def test_weighted_sums_of_locals():
     require_like_dense(run, x, energy)
 
 
+@pytest.mark.sweep
 def test_locals_that_are_no_sums_of_the_energy():
     """Each would be wrong if what is added to it were added to the energy."""
     x, energy = scalars(rng.uniform(0.3, 1, 6)), scalars(0.0)
@@ -315,6 +321,7 @@ def test_locals_that_are_no_sums_of_the_energy():
         require_like_dense(kernel, x, energy)
 
 
+@pytest.mark.sweep
 def test_an_energy_that_is_stored_over():
     x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
 
@@ -333,6 +340,7 @@ def test_an_energy_that_is_stored_over():
         require_like_dense(kernel, x, energy)
 
 
+@pytest.mark.sweep
 def test_elements_with_the_same_vertex_twice():
     """Three and more terms of an element meet in one entry, whose order decides on the last bit."""
     x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.0)
@@ -359,6 +367,7 @@ def test_indices_outside_of_a_field():
     require_like_dense(run, x, energy)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:[\\s\\S]*is outside of:taichi_ext.DerivativeWarning")
 def test_entries_outside_of_a_field_are_no_others_entries():
     x, a, y = (
@@ -430,6 +439,7 @@ def test_energies_of_fields_that_the_same_kernel_computes():
         assert plan().nnz == H.nnz and "two runs, since the energy is computed from" in plan.explain()
 
 
+@pytest.mark.sweep
 def test_intermediates_that_are_stored_twice_or_after_they_are_read():
     x, u, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
 
@@ -517,6 +527,7 @@ def test_bad_input():
     assert_array_equal(read(y), before)
 
 
+@pytest.mark.sweep
 def test_state_is_that_of_one_run():
     """Counters of loops over lists make the kernel run again where there was too little room."""
     x, energy, count = scalars(rng.uniform(0.3, 1, 8)), scalars(0.25), integers([0])
@@ -544,6 +555,7 @@ def test_state_is_that_of_one_run():
         assert_allclose(H.toarray(), expected[2], rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.sweep
 def test_by_closed_form():
     """Of sum_i k/2 (x[i + 1] - x[i])^2: the matrix of the second differences."""
     x, energy = scalars(rng.normal(size=200)), scalars(0.0)

@@ -33,6 +33,7 @@ def require_equal(kernel, params, outs):
             assert_allclose(block.toarray(), dense.reshape(block.shape), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.mostly_sweep(every=6)
 @pytest.mark.parametrize("shape", [(3,), (4,), (9,), (513,), (2, 7), (3, 8)])
 def test_rows_of_any_length(shape, lanes):
     """Columns by index fields and by the loop's own indices; the last stretch writes some entries again."""
@@ -121,6 +122,7 @@ def polynomial(s, x: ti.template(), i):
     return s
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("count", [8, 11])
 def test_rows_of_columns_are_written_in_lanes(count, lanes):
     """A row is stored whole; a tangent by one of its columns is added to it behind."""
@@ -173,6 +175,7 @@ def test_float64_without_loops_stays(monkeypatch):
     assert "functions of float64" in found.reasons[-1]
 
 
+@pytest.mark.sweep
 def test_few_iterations_are_spread_over_threads():
     initialise(default_fp=ti.f64, cpu_max_num_threads=2)
     x, w, y = scalars(random(40)), scalars(random(8)), outputs(40)

@@ -91,6 +91,7 @@ def trees():
     return a, l, [go_on, blocks.deactivate_all, lists.deactivate_all, ti.deactivate_all_snodes], state
 
 
+@pytest.mark.sweep
 def test_cells_and_what_they_hold_are_put_back(trees):
     a, l, changes, state = trees
     before = state()
@@ -104,6 +105,7 @@ def test_cells_and_what_they_hold_are_put_back(trees):
         assert state() == before
 
 
+@pytest.mark.sweep
 def test_a_bit_that_was_not_set_reads_zero_again():
     """Taichi reads the memory of a bitmasked cell whether it is active or not."""
     t = ti.field(ti.f64)
@@ -121,6 +123,7 @@ def test_a_bit_that_was_not_set_reads_zero_again():
     assert active(t) == [(2, 1)]
 
 
+@pytest.mark.sweep
 def test_dense_fields_lie_in_no_such_part():
     field = numbers([1.0])
     assert storage_parts(field) == [field]
@@ -157,6 +160,7 @@ LAYOUTS = ("blocks", "bitmasked", "bits of blocks", "blocks of blocks", "dynamic
 MORE_LAYOUTS = ("blocks", "bits of blocks")  # "blocks of blocks" has both
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "options"),
     [
@@ -230,6 +234,7 @@ def scaling(x, t, y):
     return scale
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ["bits of blocks", "dynamic"])
 def test_what_is_deactivated_from_python_is_there_in_the_next_run(how):
     """Also of fields that are only read, and that have no tangents."""
@@ -246,6 +251,7 @@ def test_what_is_deactivated_from_python_is_there_in_the_next_run(how):
     assert active(t) == []
 
 
+@pytest.mark.sweep
 def test_fields_that_share_cells_keep_what_they_hold():
     """The second is read by another kernel; or by none, and is there after a product, whose state is put back."""
     pytest.importorskip("scipy")
@@ -277,6 +283,7 @@ def test_fields_that_share_cells_keep_what_they_hold():
     assert active(other) == []
 
 
+@pytest.mark.sweep
 def test_cells_that_a_kernel_activates_and_deactivates_by_name():
     x, y, t = numbers(X), ti.field(ti.f64, shape=2), ti.field(ti.f64)
     node = ti.root.pointer(ti.i, 8)
@@ -333,6 +340,7 @@ def test_lists_of_structs():
     assert_allclose(y.to_numpy()[3:], [a**3, 2 * b**2 * a, 3 * c**2 * a], rtol=1e-13)
 
 
+@pytest.mark.sweep
 def test_numbers_that_python_stores():
     x, y, t = numbers(X), ti.field(ti.f64, shape=4), ti.field(ti.f64)
     ti.root.pointer(ti.i, 4).place(t)
@@ -384,6 +392,7 @@ def grid():
     return run, x, y, mass
 
 
+@pytest.mark.sweep
 def test_check_jacobian_restores_the_grid():
     run, x, y, mass = grid()
     mass[15] = 7.0
@@ -403,6 +412,7 @@ def test_products_restore_the_grid():
     assert active(mass) == before
 
 
+@pytest.mark.sweep
 def test_a_fit_by_way_of_a_grid():
     pytest.importorskip("scipy")
     run, x, y, mass = grid()

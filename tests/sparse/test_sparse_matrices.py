@@ -138,6 +138,7 @@ def test_no_more_memory_is_kept_than_allowed(monkeypatch):
     assert len(arithmetic._known) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.double_only("differences in float64")
 def test_intermediate_fields_whose_integers_change():
     """Stages over fields in between; J is right where some, all or none of the patterns are those of the call before."""

@@ -188,6 +188,7 @@ def test_stores_in_a_loop(mesh):
     mesh.check(alternating, outs=[y, z], has_own_columns=False)
 
 
+@pytest.mark.sweep
 def test_recurrences_have_rows(mesh):
     w, x, nodes, y = mesh.w, mesh.x, mesh.nodes, mesh.y
 
@@ -202,6 +203,7 @@ def test_recurrences_have_rows(mesh):
     mesh.check(run, has_own_columns=False)
 
 
+@pytest.mark.sweep
 def test_a_sum_that_becomes_a_row_in_a_loop_of_any_length(mesh):
     """It was to count what it writes; in a row there is nothing to count."""
     w, nodes, y = mesh.w, mesh.nodes, mesh.y
@@ -229,6 +231,7 @@ def test_a_sum_that_becomes_a_row_in_a_loop_of_any_length(mesh):
     mesh.check(unused, [w], has_own_columns=False)
 
 
+@pytest.mark.sweep
 def test_a_sum_that_is_found_together_with_a_row():
     """A walk in which a local has no columns yet, next to a local with a row, is only there to be repeated."""
     x, y = scalars(random(130)), outputs(3)
@@ -251,6 +254,7 @@ def test_a_sum_that_is_found_together_with_a_row():
     require_equal(plan(), run, [x], [y])
 
 
+@pytest.mark.sweep
 def test_recurrences_through_two_locals_have_rows():
     """Each walk over the program would find one more column that comes back to s, without an end."""
     w, y = scalars(random(6)), outputs(6)
@@ -306,6 +310,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
             assert not plan._prepared.dense_reason
         assert "entries of the local" in plan.explain()
 
+    @pytest.mark.sweep
     def test_sums_of_sums(self):
         w, x, nodes, y, count, z = self.mesh.w, self.mesh.x, self.mesh.nodes, self.mesh.y, self.count, outputs(M)
 
@@ -325,6 +330,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
 
         self.check(run, [w, x], [y, z])
 
+    @pytest.mark.sweep
     def test_vectors_in_loops_in_loops(self):
         w, nodes, count, force = self.mesh.w, self.mesh.nodes, self.count, vector_outputs(3, M)
 
@@ -344,6 +350,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
 
         self.check(run, [w], [force])
 
+    @pytest.mark.sweep
     def test_several_ranges_and_stages(self):
         w, nodes, count, y = self.mesh.w, self.mesh.nodes, self.count, outputs(M, 2)
         z = outputs(M, 2)
@@ -377,6 +384,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
 
         return run
 
+    @pytest.mark.sweep
     def test_products_with_the_transpose(self):
         run, w, y, count = self.sums_of_squares(), self.mesh.w, self.mesh.y, self.count
         v = random(M)
@@ -386,6 +394,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
             wanted = v[:n] @ jacobian(run, w, y)[:n]
             np.testing.assert_allclose(vjp(run, w, y, v), wanted, rtol=1e-12)
 
+    @pytest.mark.sweep
     def test_too_many(self, monkeypatch):
         """What the first launch wrote is put back."""
         monkeypatch.setattr("taichi_ext.runtime.sparse.streams.OPEN_ENTRIES", M - 1)

@@ -224,6 +224,7 @@ class Versions:
 NAMES = [*make_kernels(*[None] * 6)]
 
 
+@pytest.mark.mostly_sweep("read_after_the_stores")
 @pytest.mark.parametrize("name", NAMES)
 def test_sparse_rows_are_those_of_differences(name):
     v = Versions()
@@ -233,6 +234,7 @@ def test_sparse_rows_are_those_of_differences(name):
         require_equal([plan()], v.kernels[name], [v.w, v.x], [v.y])
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize("name", ["constant_arm", "constant_arm_of_a_later_sum", "no_else", "carried_by_a_slot"])
 def test_a_constant_arm_needs_no_dense_rows(name):
     v = Versions()
@@ -241,6 +243,7 @@ def test_a_constant_arm_needs_no_dense_rows(name):
     assert not plan._prepared.dense_reason
 
 
+@pytest.mark.mostly_sweep("read_after_the_stores")
 @pytest.mark.parametrize("name", NAMES)
 def test_cotangents_go_back_through_the_same_versions(name):
     v = Versions()
