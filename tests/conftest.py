@@ -6,11 +6,15 @@ import re
 import traceback
 from pathlib import Path
 
+import pytest
 import runtimes as runtimes  # first: it says what Taichi is
+import suite_report
+
+if needed := suite_report.missing_packages():
+    pytest.exit(needed, returncode=pytest.ExitCode.USAGE_ERROR)
 
 # isort: split
 import devices
-import pytest
 import sweeps
 import taichi as ti
 import taichi_program
@@ -51,6 +55,7 @@ def pytest_cmdline_main(config):
     ``-n`` decides otherwise. This is no ``addopts``, so that benchmarks and ``-p no:xdist`` need no other options.
     """
     option = config.option
+    option.reportchars = option.reportchars.replace("a", "fExX")  # skips are counted by reason
     if hasattr(config, "workerinput"):  # this is one of those processes
         return
     is_undecided = getattr(option, "numprocesses", 0) is None and option.dist == "no"
@@ -80,6 +85,10 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "taichi_only(reason): a test of what another runtime does not have")
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
     config.addinivalue_line("markers", "double_only(reason): a test that needs a device with float64")
+    config.pluginmanager.register(suite_report.Clock())
+    if not hasattr(config, "workerinput"):
+        shows_progress = runs_folders(config) and config.option.verbose <= 0
+        config.pluginmanager.register(suite_report.SuiteReport(config, shows_progress))
     devices.start(config.getoption("--arch"), config.getoption("--record"))
     taichi_program.arch = getattr(ti, config.getoption("--arch"))
 
