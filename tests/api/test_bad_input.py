@@ -268,7 +268,7 @@ def test_call_before_init():
         """
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=900)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "ti.init" in line]
     assert lines == ["Taichi is not initialised; call ti.init(...) first."] * 3
@@ -1209,7 +1209,7 @@ def test_the_package_gives_no_warnings(tmp_path):
     file = tmp_path / "program.py"
     file.write_text(program)
     command = [sys.executable, "-X", "dev", "-W", "error", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["2.0", "2.0"]
 

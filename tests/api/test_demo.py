@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "taichi_ext", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=300, stdin=subprocess.DEVNULL
+        command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=900, stdin=subprocess.DEVNULL
     )
 
 

@@ -114,7 +114,6 @@ def test_options_of_torch_function():
     refused("shapes is 3; expected a dict", shapes=3)
     refused("shapes is 'out'; expected a dict", shapes="out")
     refused("max_memory is '1GB'", max_memory="1GB")
-    refused("reverse is 1; expected True or False", reverse=1)
 
 
 def test_tensors_of_torch_function_that_are_no_plain_memory():

@@ -826,7 +826,7 @@ def test_vectors_in_arrays_need_to_be_scalarized_early(is_scalarized, tmp_path):
     """Else Taichi 1.7.4 keeps their address from one task to the next and aborts."""
     program = tmp_path / "program.py"
     program.write_text(VECTORS_BEFORE_AND_AFTER_A_LOOP.format(is_scalarized))
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=900)
     assert (done.returncode == 0) == is_scalarized, done.stderr
 
 

@@ -59,7 +59,7 @@ def answers(hands):
     messages += [{"kind": "evaluate", "module": "ba", "function": "hessian", "input": SCENE}, {"kind": "analysis"}]
     lines = "".join(json.dumps({"id": n, **message}) + "\n" for n, message in enumerate(messages))
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "gradbench" / "run.py")], input=lines, capture_output=True, text=True, timeout=300,
+        [sys.executable, str(ROOT / "gradbench" / "run.py")], input=lines, capture_output=True, text=True, timeout=900,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TI_OFFLINE_CACHE": "0"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
