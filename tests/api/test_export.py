@@ -178,7 +178,7 @@ def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_o
     np.savez(tmp_path / "collected.npz", *J[0], *J[1])
     plan.export(tmp_path / "collected.py")
     text = (tmp_path / "collected.py").read_text()
-    assert "grids[1] of shape (2,)" in text.split("grids_1: ")[1].splitlines()[0]
+    assert "    grids_1: a dense field of f64, shape (2,)" in text
     command = [sys.executable, "-c", NAMES, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -311,8 +311,8 @@ class Jacobian:
                 numbers that the kernel uses and gives a function. That takes the arrays of J, one for each pair
                 of output and parameter, output by output, in C order and of J's shape and the output's type, fills
                 them, and returns the kernel's result; it also takes numbers of one call, by name. The shapes are
-                those of the last call. Both raise ``TypeError`` or ``ValueError`` for objects of another kind, type or
-                shape than those of the plan, and for arrays that share memory.
+                those of the last call. Both raise ``ValueError`` for fields and arrays of another kind, type or shape
+                than those of the plan, and for arrays that share memory.
 
         Raises:
             InvalidArgumentError: there has been no call yet, or there is more than one kernel.
