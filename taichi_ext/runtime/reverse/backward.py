@@ -96,6 +96,8 @@ class Adjoints:
         """
         whole, rows = self.whole(cell), self.rows(cell)
         if isinstance(rows, slice) and not is_shared:
+            if rows == slice(None):
+                return whole, None
             start, stop, _ = rows.indices(len(whole) // self.width)
             return whole[start * self.width : stop * self.width], None
         part = np.zeros((max(1, cell.size), self.width), whole.dtype)
@@ -147,11 +149,12 @@ class Backward:
         self._threads = backend.thread_count() or 1
         self._tapes: dict[Hashable, np.ndarray] = {}
         self._own: dict[Hashable, np.ndarray] = {}
+        self._extras: dict[Hashable, tuple[AdjointKernel, list[Any]]] = {}  # of launches that can be repeated
 
     def event(self, event: Event) -> None:
         """Go back over one event: memory is afterwards as before it, as far as adjoints read it."""
         if isinstance(event, Launched):
-            for n in reversed(range(len(event.plans))):
+            for n in reversed(range(len(event.steps))):
                 self._undo(event.saved[n])
                 self._stage(event, n)
             for cell, row, form in event.given:
@@ -192,17 +195,24 @@ class Backward:
             copy.put_back()
 
     def _stage(self, event: Launched, n: int) -> None:
-        plan = event.plans[n]
+        plan = event.steps[n].plan
         adjoint = plan.adjoint
         if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
             return
-        self.is_singular |= adjoint.is_singular
-        if self.is_guarded:
-            adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
-        extra, after = self._extra(event, plan, adjoint)
-        launch(event.call, adjoint.stage, event.args, extra, keep=not event.own and not after)
-        for give_back in after:
-            give_back()
+        known = self._extras.get((event.call, plan))
+        if known is None:
+            self.is_singular |= adjoint.is_singular
+            if self.is_guarded:
+                adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
+            extra, after = self._extra(event, plan, adjoint)
+            launch(event.call, adjoint.stage, event.args, extra, keep=not event.own and not after)
+            for give_back in after:
+                give_back()
+            if not event.own and not after:
+                self._extras[event.call, plan] = adjoint, extra
+        else:
+            adjoint, extra = known
+            launch(event.call, adjoint.stage, event.args, extra, keep=True)
         for c, own in adjoint.own:
             cell = event.cell(c)
             sums = self._sums(own)

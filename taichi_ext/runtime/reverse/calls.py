@@ -14,7 +14,7 @@ from taichi_ext.launches import ColumnBlock, Launch, NumberArgument, NumberColum
 from taichi_ext.runtime.launching.fused_kernels import KernelName
 from taichi_ext.runtime.memory.array_tangents import Binding, array_arguments, check_overlaps
 from taichi_ext.runtime.reverse.cells import Cell, Cells
-from taichi_ext.runtime.reverse.history import Call, Form, Launched, StagePlan, accesses
+from taichi_ext.runtime.reverse.history import Call, Form, Launched, StagePlan, Step, accesses
 from taichi_ext.runtime.reverse.kernels import NumberPlace, StagedKernel, numpy_type, references_to, staged_kernel
 
 Passed = Mapping[str, Sequence[Form]]  # how the entries of leaf arguments depend on other numbers, by name
@@ -61,6 +61,16 @@ class Calls:
         self._request, self._kernels, self._cells, self._width = request, kernels, cells, width
         self._threads = backend.thread_count() or 1
         self._known: dict[object, Call] = {}
+        self._simple: dict[object, Call] = {}  # those that take numbers and templates alone
+
+    def repeated(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched | None:
+        """A launch like one before it that takes numbers and templates alone; None if there was none."""
+        call = self._simple.get(_simple_name(kernel, args))
+        if call is None or not call.kernel.is_current():
+            return None
+        event = Launched(call, args, {}, [])
+        event.steps += self._steps(event)
+        return event
 
     def launched(
         self, kernel: backend.Kernel, args: tuple[Any, ...], values: Sequence[Any], passed: Passed
@@ -73,12 +83,15 @@ class Calls:
             values: its leaf arguments.
             passed: those that depend on parameters.
         """
+        name, is_simple = _simple_name(kernel, args), _is_simple(kernel, args)
         args = _typed(kernel, args)
         call = self._call(kernel, args, values, frozenset(passed))
+        if is_simple and not passed and not call.kernel.own_containers and not call.binding.given:
+            self._simple[name] = call
         event = self._event(call, args, values, passed)
         for found, containers in zip((self.read, self.written), call.kernel.accessed, strict=True):
             found |= {call.cells[c].key for c in containers if c in call.cells}
-        event.plans += [self._plan(event, n) for n in range(len(call.kernel.staged.stages))]
+        event.steps += self._steps(event)
         return event
 
     def _call(
@@ -150,7 +163,7 @@ class Calls:
             value, forms = self._number(place, leaves, passed)
             numbers = value.to_list() if isinstance(value, backend.Matrix) else value
             cell.obj[place.start : place.start + len(forms)] = np.asarray(numbers, cell.dtype).reshape(-1)
-            cell.is_active = True
+            self._cells.activate(cell)
             event.given += [(cell, place.start + n, form) for n, form in enumerate(forms) if form]
             self.read.add(place.key)
         return event
@@ -166,6 +179,17 @@ class Calls:
             return leaves[name], passed[name]
         first = numbers.arguments[name]
         return leaves[name], [Form({first + n: 1.0}) for n in range(count)]
+
+    def _steps(self, event: Launched) -> list[Step]:
+        """The stages of a launch, for what is active now."""
+        call, now = event.call, self._cells.version
+        integers = tuple(event.args[position] for _, position in call.kernel.integers)
+        version, steps = call.steps.get(integers, (-1, list[Step]()))
+        if version != now or event.own:
+            plans = [self._plan(event, n) for n in range(len(call.kernel.staged.stages))]
+            steps = [Step(plan, event.parts(plan.reads), event.parts(plan.writes)) for plan in plans]
+            call.steps[integers] = now, steps
+        return steps
 
     def _plan(self, event: Launched, n: int) -> StagePlan:
         """A stage with its adjoint for what is active now, and what becomes active by it."""
@@ -183,8 +207,26 @@ class Calls:
             writes = accesses(forward, forward.writes, is_store=True)
             plan = call.plans[name] = StagePlan(forward, adjoint, reads, writes, results)
         for c in plan.results:
-            event.cell(c).is_active = True
+            self._cells.activate(event.cell(c))
         return plan
+
+
+def _simple_name(kernel: backend.Kernel, args: tuple[Any, ...]) -> object:
+    """Equal for launches of one ``Call`` if they take numbers and templates alone, see ``_is_simple``."""
+    kinds = [type(a) if type(a) in (int, float) else id(a) for a in args]
+    return (id(kernel), backend.layout_version(), *kinds)
+
+
+def _is_simple(kernel: backend.Kernel, args: tuple[Any, ...]) -> bool:
+    """Whether a launch takes numbers of its arguments' types, and templates that are objects, alone."""
+
+    def is_one(kind: Any, value: object) -> bool:
+        if backend.is_template(kind):
+            return not isinstance(value, (int, float))
+        own = backend.is_scalar_type(kind) and (float if backend.is_real(backend.cook_dtype(kind)) else int)
+        return type(value) is own
+
+    return all(is_one(a.annotation, value) for a, value in zip(backend.arguments(kernel), args, strict=True))
 
 
 def _name(leaf: Any, value: Any) -> object:

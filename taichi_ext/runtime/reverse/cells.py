@@ -29,6 +29,7 @@ class Cell:
         is_active: whether an entry may depend on the parameters.
         related: other arrays that share memory with it.
         wanted: the parts whose present numbers are needed on the way back.
+        found: where its numbers lie, and the version of the layout for which that holds.
     """
 
     key: Hashable
@@ -38,6 +39,17 @@ class Cell:
     is_active: bool = False
     related: list[Cell] = field(default_factory=list)
     wanted: set[Box] = field(default_factory=set)
+    found: tuple[int, np.ndarray | None] = (-1, None)
+
+    @property
+    def memory(self) -> np.ndarray | None:
+        """Its numbers where they lie, shaped like it; None where they have to be copied by kernels."""
+        if not isinstance(self.obj, backend.Field):
+            return backend.host_values(self.obj)
+        version = backend.layout_version()
+        if self.found[0] != version:
+            self.found = version, backend.memory_of_field(self.obj)
+        return self.found[1]
 
     @property
     def size(self) -> int:
@@ -61,26 +73,23 @@ def meet(a: Box, b: Box) -> bool:
 
 
 class Copy:
-    """The numbers of a part of a cell, as they are when it is made."""
+    """The numbers of a part of a cell, as they are when it is made, in so many bytes."""
 
     def __init__(self, cell: Cell, box: Box) -> None:
         self.cell, self.box = cell, box
-        memory = _memory(cell)
+        memory = cell.memory
+        if memory is not None:
+            self._parts: list[Any] = [memory[box].copy()]
+            self.nbytes = self._parts[0].nbytes
+            return
+        self.box = ()
         with backend.suspend_following():
-            if memory is not None:
-                self._parts: list[Any] = [memory[box].copy()]
-            else:
-                self.box = ()
-                self._parts = [_copied(part) for part in _parts(cell.obj)]
-
-    @property
-    def nbytes(self) -> int:
-        """Its memory."""
-        return sum(_size(part) for part in self._parts)
+            self._parts = [_copied(part) for part in _parts(cell.obj)]
+        self.nbytes = sum(map(_size, self._parts))
 
     def put_back(self) -> None:
         """Store the numbers again."""
-        memory = _memory(self.cell)
+        memory = self.cell.memory
         if memory is not None:
             if memory.flags.writeable:  # others are only read
                 memory[self.box] = self._parts[0]
@@ -91,12 +100,6 @@ class Copy:
                     copy.put_back()
                 else:
                     backend.put_back(obj, copy)
-
-
-def _memory(cell: Cell) -> np.ndarray | None:
-    """The numbers of a cell where they lie, shaped like it; None where they have to be copied by kernels."""
-    obj = cell.obj
-    return backend.memory_of_field(obj) if isinstance(obj, backend.Field) else backend.host_values(obj)
 
 
 def _parts(obj: object) -> list[object]:
@@ -119,10 +122,14 @@ class Cells:
 
     Args:
         table: the fields that kernels use.
+
+    Attributes:
+        version: changes where a cell becomes active, or a new one shares memory with it.
     """
 
     def __init__(self, table: Any) -> None:
         self.table = table
+        self.version = 0
         self._known: dict[Hashable, Cell] = {}
         self._nodes: dict[int, tuple[Cell, int]] = {}  # by the node of a component: its field, and its number
         self._parts: dict[object, list[Cell]] = {}  # the fields in each part of the layout that is not dense
@@ -130,6 +137,11 @@ class Cells:
 
     def __iter__(self) -> Iterator[Cell]:
         return iter(list(self._known.values()))
+
+    def activate(self, cell: Cell) -> None:
+        """An entry may depend on the parameters from now on."""
+        self.version += not cell.is_active and cell.key is not None
+        cell.is_active = True
 
     def of_field(self, obj: Any) -> Cell:
         """The cell of a scalar or matrix field, or of the field that a component belongs to."""
@@ -148,6 +160,7 @@ class Cells:
                         other.related.append(known)
                     self._parts[part].append(known)
             self._known[key] = known
+            self.version += 1
         return known
 
     def of_entry(self, entry: backend.FieldEntry) -> tuple[Cell, tuple[int, ...], int] | None:
@@ -174,6 +187,7 @@ class Cells:
                     known.related.append(other)
                     other.related.append(known)
             self.regions.include(view, name, obj)
+            self.version += 1
         return known
 
     def sharing(self, view: View) -> list[Cell]:
@@ -192,6 +206,7 @@ class Log:
         nbytes: their memory.
         is_keeping: whether copies are made.
         first: a copy of each cell from before it was first written in the run, in that order.
+        first_nbytes: the memory of these.
         entries: single numbers of other fields, and what they were.
         parts: copies of parts of the layout that were deactivated before a kernel used a field in them.
         keeps_first: whether the run can be undone.
@@ -206,6 +221,7 @@ class Log:
         self.is_keeping = True
         self.whole: dict[Cell, Copy] | None = None
         self.first: dict[Cell, Copy] = {}
+        self.first_nbytes = 0
 
     def want(self, cell: Cell, boxes: Iterable[Box]) -> None:
         """The way back will read these parts as they are now."""
@@ -216,6 +232,7 @@ class Log:
         """Parts are about to be overwritten; returns the copies that the way back needs."""
         if self.keeps_first and cell not in self.first and cell.key is not None:
             self.first[cell] = Copy(cell, ())
+            self.first_nbytes += self.first[cell].nbytes
         if self.whole is not None and cell not in self.whole and cell.key is not None:
             self.whole[cell] = Copy(cell, ())
         if not self.is_keeping:

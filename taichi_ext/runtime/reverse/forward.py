@@ -75,7 +75,7 @@ class Forward:
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
         for seed in request.seeds:
-            self.cell_of(seed.key).is_active = True
+            self.cells.activate(self.cell_of(seed.key))
 
     def cell_of(self, key: Any) -> Cell:
         """The cell of a parameter or output."""
@@ -131,18 +131,21 @@ class Forward:
 
     def _launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched:
         check_gradient_is_own(kernel)
-        check_arguments(kernel, args, tuple(variable for variable, _ in self.request.numbers.constants))
-        args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
-        args, values, passed = taken_out(kernel, args, self._numbers)
+        event = self._calls.repeated(kernel, args) or self._first_launched(kernel, args)
         self.schedule.begin()
-        forms = {k: [n.tangent if is_dual(n) else Form() for n in entries] for k, entries in passed.items()}
-        event = self._calls.launched(kernel, args, values, forms)
         self.schedule.add(event)
         event.again(self.log)
-        if not event.plans:
+        if not event.steps:
             kernel(*args)
         self.schedule.end()
         return event
+
+    def _first_launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched:
+        check_arguments(kernel, args, tuple(variable for variable, _ in self.request.numbers.constants))
+        args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
+        args, values, passed = taken_out(kernel, args, self._numbers)
+        forms = {k: [n.tangent if is_dual(n) else Form() for n in entries] for k, entries in passed.items()}
+        return self._calls.launched(kernel, args, values, forms)
 
     def _follow_arrays(self) -> None:
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
@@ -161,7 +164,7 @@ class Forward:
         cell = event.own[staged.crossing[name]]
         self.returned = cell, start, count
         values = cell.obj[start : start + count].tolist()
-        if cell.is_active and any(staged.crossing[name] in plan.results for plan in event.plans):
+        if cell.is_active and any(staged.crossing[name] in step.plan.results for step in event.steps):
             values = [self._number(value, cell, start + n) for n, value in enumerate(values)]
         results, at = [], 0
         for kind in backend.returned_types(event.call.kernel.kernel):
@@ -237,7 +240,8 @@ class Forward:
             if self._is_own(value):
                 assert isinstance(value, DualNumber)
                 self._numbers.passed |= value.names
-                event.form, cell.is_active = value.tangent, True
+                event.form = value.tangent
+                self.cells.activate(cell)
 
     def _is_own(self, value: object) -> bool:
         """Whether a number depends on parameters of this run."""

@@ -40,7 +40,8 @@ class Call:
         cells: of the containers that it names.
         binding: the arrays among the arguments.
         plans: of its stages, by number and active containers.
-        repeated: launches that are set up once.
+        steps: of its launches, by the integers that indices may be computed from, each with ``Cells.version``.
+        launchers: of its stages, forward and back.
     """
 
     kernel: StagedKernel
@@ -48,7 +49,8 @@ class Call:
     cells: Mapping[Container, Cell]
     binding: Binding
     plans: dict[Hashable, StagePlan] = field(default_factory=dict)
-    repeated: dict[Hashable, Any] = field(default_factory=dict)
+    steps: dict[Hashable, tuple[int, list[Step]]] = field(default_factory=dict)
+    launchers: dict[StageKernel, Launcher] = field(default_factory=dict)
 
     def is_current(self) -> bool:
         """Whether its arrays are where they were."""
@@ -77,6 +79,24 @@ class StagePlan:
     results: list[Container]
 
 
+Parts = list[tuple[Cell, Sequence[Box]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A stage of a launch.
+
+    Attributes:
+        plan: what runs forward and back.
+        reads: the parts of cells that the adjoint reads.
+        writes: those that the stage writes.
+    """
+
+    plan: StagePlan
+    reads: Parts
+    writes: Parts
+
+
 def accesses(kernel: StageKernel, containers: frozenset[Container], *, is_store: bool) -> list[Access]:
     """The parts of containers that a stage loads, or stores to."""
     known = kernel.places.stores if is_store else kernel.places.loads
@@ -97,7 +117,7 @@ class Launched:
         own: arrays of numbers that it is given, that cross its stages, and that it returns.
         given: the numbers that depend on parameters: entries of arrays among these, and how.
         read: numbers that Python gets from it, by their entries.
-        plans: of its stages.
+        steps: its stages.
         saved: by stage, what it has overwritten and the way back needs.
         has_run: whether random numbers have been drawn.
     """
@@ -107,7 +127,7 @@ class Launched:
     own: dict[Container, Cell]
     given: list[tuple[Cell, int, Form]]
     read: list[tuple[Cell, int, int]] = field(default_factory=list)
-    plans: list[StagePlan] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     saved: list[list[Copy]] = field(default_factory=list)
     has_run: bool = False
 
@@ -115,54 +135,67 @@ class Launched:
         """The cell of a container."""
         return self.own[c] if c in self.own else self.call.cells[c]
 
-    def boxes(self, access: Access) -> Sequence[Box]:
-        """The parts of a cell that a stage of this launch reads or writes."""
-        c, places, found = access
-        if places is None:
-            return ((),)
+    def parts(self, accesses: list[Access]) -> Parts:
+        """The parts of cells that a stage of this launch reads or writes."""
         arguments = {local: int(self.args[position]) for local, position in self.call.kernel.integers}
-        return found.boxes(places, c, arguments)
+        return [
+            (self.cell(c), ((),) if places is None else found.boxes(places, c, arguments))
+            for c, places, found in accesses
+        ]
 
     def again(self, log: Log) -> None:
         """Launch it, or once more with everything as it was before."""
-        self.saved = [self._run(plan, n, log) for n, plan in enumerate(self.plans)]
+        self.saved = [self._run(step, n, log) for n, step in enumerate(self.steps)]
         self.has_run = True
 
-    def _run(self, plan: StagePlan, n: int, log: Log) -> list[Copy]:
+    def _run(self, step: Step, n: int, log: Log) -> list[Copy]:
         """Launch a stage; returns copies of what it overwrites and the way back needs."""
-        for access in plan.reads:
-            log.want(self.cell(access[0]), self.boxes(access))
-        saved = [copy for access in plan.writes for copy in log.before_write(self.cell(access[0]), self.boxes(access))]
-        kernel = self.call.kernel.forward(n, is_again=self.has_run)
+        for cell, boxes in step.reads:
+            log.want(cell, boxes)
+        saved = [copy for cell, boxes in step.writes for copy in log.before_write(cell, boxes)]
+        kernel = self.call.kernel.forward(n, is_again=True) if self.has_run else step.plan.forward
         launch(self.call, kernel, self.args, [self.own[c].obj for c in kernel.extra], keep=not self.own)
         return saved
 
     def forget(self) -> None:
         """Drop what is kept for the way back."""
-        self.saved = [[] for _ in self.plans]
+        self.saved = [[] for _ in self.steps]
 
     @property
     def written(self) -> list[Cell]:
         """The cells that it writes."""
-        return [self.cell(c) for plan in self.plans for c, _, _ in plan.writes]
+        return [cell for step in self.steps for cell, _ in step.writes]
 
 
 def launch(call: Call, kernel: StageKernel, args: tuple[Any, ...], extra: Sequence[Any], *, keep: bool) -> None:
-    """Launch a stage; one that takes numbers and NumPy arrays alone is set up once.
+    """Launch a stage; ``keep``: whether ``extra`` are the same arrays in each launch."""
+    launcher = call.launchers.get(kernel)
+    if launcher is None:
+        launcher = call.launchers[kernel] = Launcher(kernel, args)
+    launcher(args, extra, keep=keep)
 
-    ``keep``: whether ``extra`` are the same arrays in each launch.
-    """
-    positions = [p for p in kernel.kernel.positions if p < len(args)]
-    given = [args[p] for p in positions]
-    is_simple = all(type(x) is int or type(x) is float for x in given) and backend.is_host_arch()
-    if not is_simple or not keep or backend.is_debug() or not all(isinstance(x, np.ndarray) for x in extra):
-        kernel.kernel.launch(*args, *extra)
-        return
-    known, ids = call.repeated.get(kernel), [id(x) for x in extra]
-    if known is None or known[1] != ids:
-        made = backend.RepeatedLaunch(kernel.kernel, dict(enumerate([*given, *extra])))
-        known = call.repeated[kernel] = made, ids, extra
-    known[0](dict(enumerate(given)))
+
+class Launcher:
+    """Launches a stage of a call; one that takes numbers and NumPy arrays alone is set up once."""
+
+    def __init__(self, kernel: StageKernel, args: tuple[Any, ...]) -> None:
+        self._kernel = kernel.kernel
+        self._positions = [p for p in self._kernel.positions if p < len(args)]
+        has_numbers = all(type(args[p]) in (int, float) for p in self._positions)
+        self._is_simple = has_numbers and backend.is_host_arch() and not backend.is_debug()
+        self._prepared: backend.RepeatedLaunch | None = None
+        self._passed: list[Any] = []  # in the last launch
+
+    def __call__(self, args: tuple[Any, ...], extra: Sequence[Any], *, keep: bool) -> None:
+        """Launch it; ``keep``: whether ``extra`` are the same arrays in each launch."""
+        if not self._is_simple or not keep or not all(isinstance(x, np.ndarray) for x in extra):
+            self._kernel.launch(*args, *extra)
+            return
+        passed = [*(args[p] for p in self._positions), *extra]
+        if self._prepared is None:
+            self._prepared, self._passed = backend.RepeatedLaunch(self._kernel, dict(enumerate(passed))), passed
+        self._prepared({n: x for n, x in enumerate(passed) if x is not self._passed[n]})
+        self._passed = passed
 
 
 @dataclass(eq=False)

@@ -124,7 +124,7 @@ class Roots:
     def note(self, event: Launched) -> None:
         """A kernel has been launched."""
         if self.lost:
-            read = {event.cell(c) for plan in event.plans for c in plan.forward.reads}
+            read = {event.cell(c) for step in event.steps for c in step.plan.forward.reads}
             for cell in self.lost.keys() & (read | {*event.written}):
                 found = self.lost.pop(cell)
                 if cell not in event.written:
@@ -147,7 +147,7 @@ class Roots:
             with backend.suspend_following():
                 values = np.concatenate([np.array(backend.as_numpy(r)).reshape(-1) for r in root.residuals])
             launched = [event for event in schedule.events[first:] if isinstance(event, Launched)]
-            read = {event.cell(c): None for event in launched for plan in event.plans for c in plan.forward.reads}
+            read = {event.cell(c): None for event in launched for step in event.steps for c in step.plan.forward.reads}
             is_active = any(cell.carries() for cell in residuals)
             if is_active:
                 own = [cell for cell in read if cell.key is not None and cell not in log.whole]
@@ -158,7 +158,8 @@ class Roots:
             schedule.add(undone)
             self.lost |= {cell: root.warns(name) for cell, name in names.items()}
         for cell in unknowns:
-            cell.is_active |= is_active
+            if is_active:
+                self._cells.activate(cell)
         return result
 
     def _solve(self, root: Root, unknowns: list[Cell], save: Callable[[Cell], None]) -> Any:

@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend
@@ -36,16 +36,16 @@ class Snapshot:
         unit: the one that it comes before.
         level: snapshots of a lower level before it can be given up.
         copies: of what had been written by then.
+        nbytes: their memory.
     """
 
     unit: int
     level: int
     copies: list[Copy]
+    nbytes: int = field(init=False)
 
-    @property
-    def nbytes(self) -> int:
-        """Its memory."""
-        return sum(copy.nbytes for copy in self.copies)
+    def __post_init__(self) -> None:
+        self.nbytes = sum(copy.nbytes for copy in self.copies)
 
 
 class Schedule:
@@ -70,6 +70,7 @@ class Schedule:
         self._limit = max_memory
         self._starts = [0]  # of the units, by event
         self._sizes = [0]  # of the logs of units; those of units that are no longer kept are 0
+        self._accounted = 0  # the sum of these
         self._kept = 0  # the first unit whose log is kept
         self._snapshots = [Snapshot(0, _ENDLESS, [])]
         self._written: dict[Cell, None] = {}
@@ -117,14 +118,15 @@ class Schedule:
         for cell in event.written:
             if cell.key is not None:
                 self._written[cell] = None
-        before = self._sizes[-1]
-        self._sizes[-1] = self.log.nbytes - sum(self._sizes[:-1])
-        self._largest_event = max(self._largest_event, self._sizes[-1] - before)
+        grown = self.log.nbytes - self._accounted
+        self._accounted += grown
+        self._sizes[-1] += grown
+        self._largest_event = max(self._largest_event, grown)
         self._longest = max(self._longest, self._sizes[-1])
         self._is_long = self._sizes[-1] > self._limit / _SHARE
         self._note()
         self._make_room(self._largest_event)
-        state, longest = self._first_bytes(), self._longest
+        state, longest = self.log.first_nbytes, self._longest
         need = 2 * state + longest if self._kept else state + longest
         if self._kept_bytes() > self._limit and need > self._limit:
             raise InvalidArgumentError(_TOO_LITTLE.format(self._limit, need, state, longest))
@@ -145,14 +147,13 @@ class Schedule:
         return found[::-1]
 
     def _kept_bytes(self) -> int:
-        return self._first_bytes() + self.log.nbytes + sum(s.nbytes for s in self._snapshots)
-
-    def _first_bytes(self) -> int:
-        return sum(copy.nbytes for copy in self.log.first.values())
+        return self.log.first_nbytes + self.log.nbytes + sum(s.nbytes for s in self._snapshots)
 
     def _drop_log(self) -> None:
         """Forget the log of the oldest unit that has one."""
-        self.log.nbytes -= self._forget(self._kept)
+        size = self._forget(self._kept)
+        self.log.nbytes -= size
+        self._accounted -= size
         self._sizes[self._kept] = 0
         self._kept += 1
 
@@ -188,7 +189,7 @@ class Schedule:
 
     def _slots(self, size: int) -> int:
         """How many snapshots the memory has room for, beside the state at the start and the log of a unit."""
-        room = self._limit - self._first_bytes() - self._longest - self._largest_event
+        room = self._limit - self.log.first_nbytes - self._longest - self._largest_event
         return int(max(1, room // max(1, size)))
 
     def _note(self) -> None:

@@ -1,0 +1,137 @@
+"""Launches that are repeated within a run, in reverse mode: what they rest on changes in between."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from taichi_program import initialise
+
+from taichi_ext import value_and_gradient
+from taichi_ext.errors import InvalidArgumentError
+
+A, B = np.array([0.3, -0.7, 1.1], np.float32), np.array([0.5, 0.2, -0.4], np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def program():
+    initialise()
+
+
+def _field(values):
+    made = ti.field(ti.f32, len(values))
+    made.from_numpy(values)
+    return made
+
+
+@ti.kernel
+def add_square(x: ti.template(), y: ti.template(), scale: ti.f32):
+    for i in x:
+        y[i] += scale * x[i] ** 2
+
+
+@ti.kernel
+def add_up(x: ti.template(), loss: ti.template()):
+    for i in x:
+        loss[None] += x[i]
+
+
+def test_repeated_launch_sees_what_became_active_since():
+    a, b, c, loss = _field(A), _field(B), _field(0 * A), ti.field(ti.f32, ())
+
+    def run():
+        loss[None] = 0
+        c.fill(0)
+        for _ in range(3):  # b carries no derivative in the first round
+            add_square(b, c, 1.0)
+            add_square(a, b, 1.0)
+        add_up(c, loss)
+
+    _, (gradient,) = value_and_gradient(run, [a], loss)
+    # c = b² + (b + a²)² + (b + 2a²)²
+    np.testing.assert_allclose(gradient, 2 * (B + A**2) * 2 * A + 2 * (B + 2 * A**2) * 4 * A, rtol=1e-5)
+
+
+def test_repeated_launch_sees_number_that_python_stored():
+    a, b, c, loss = _field(A), _field(B), _field(0 * A), ti.field(ti.f32, ())
+
+    def run():
+        loss[None] = 0
+        c.fill(0)
+        add_square(b, c, 1.0)
+        add_square(b, c, 1.0)
+        b[1] = a[2] * 3
+        add_square(b, c, 1.0)
+        add_up(c, loss)
+
+    _, (gradient,) = value_and_gradient(run, [a], loss)
+    np.testing.assert_allclose(gradient, [0, 0, 18 * A[2]], rtol=1e-5)
+
+
+def test_repeated_launch_takes_fields_and_numbers_of_each_call():
+    a, b, c, loss = _field(A), _field(B), _field(0 * A), ti.field(ti.f32, ())
+
+    def run():
+        loss[None] = 0
+        c.fill(0)
+        for x, scale in ((a, 2), (b, 2.5), (a, 0.5), (b, -0.0), (a, 3), (b, 0.0), (a, np.float32(0.25)), (b, True)):
+            add_square(x, c, scale)
+        add_up(c, loss)
+
+    _, gradients = value_and_gradient(run, [a, b], loss)
+    np.testing.assert_allclose(gradients[0], 2 * A * 5.75, rtol=1e-5)
+    np.testing.assert_allclose(gradients[1], 2 * B * 3.5, rtol=1e-5)
+
+
+def test_repeated_launch_keeps_parts_by_the_integers_of_each_call():
+    x, loss = ti.field(ti.f32, (4, 3)), ti.field(ti.f32, ())
+    start = _field(A)
+
+    @ti.kernel
+    def begin():
+        for i in start:
+            x[0, i] = start[i]
+
+    @ti.kernel
+    def step(s: ti.i32, t: ti.i32):
+        for i in start:
+            x[t, i] = x[s, i] * x[t, i] + x[s, i] ** 2
+
+    @ti.kernel
+    def end(t: ti.i32):
+        for i in start:
+            loss[None] += x[t, i]
+
+    steps = [(0, 1), (1, 2), (0, 1), (2, 0), (0, 1), (1, 1), (0, 1)]
+
+    def run():
+        loss[None] = 0
+        x.fill(0.5)
+        begin()
+        for s, t in steps:
+            step(s, t)
+        end(1)
+
+    def plain(a):
+        rows = [a, *(0.5 + 0 * a for _ in range(3))]
+        for s, t in steps:
+            rows[t] = rows[s] * rows[t] + rows[s] ** 2
+        return rows[1]
+
+    _, (gradient,) = value_and_gradient(run, [start], loss)
+    np.testing.assert_allclose(gradient, plain(A.astype(complex) + 1e-20j).imag / 1e-20, rtol=1e-4)
+
+
+def test_repeated_launch_of_destroyed_field_raises():
+    a, loss = _field(A), ti.field(ti.f32, ())
+    b = ti.field(ti.f32)
+    builder = ti.FieldsBuilder()
+    builder.dense(ti.i, 3).place(b)
+    tree = builder.finalize()
+
+    def run():
+        add_square(a, b, 1.0)
+        add_square(a, b, 1.0)
+        tree.destroy()
+        add_square(a, b, 1.0)
+
+    with pytest.raises(InvalidArgumentError, match="no longer exists"):
+        value_and_gradient(run, [a], loss)
