@@ -1,0 +1,297 @@
+"""How many faults the tests would find: ``python tests/power.py --count 30 --seed 1 --table tests/power.md``.
+
+Small changes are drawn at random in the districts below, each alone in a copy of the package: a flipped sign, a dropped term, swapped
+operands, another bound or guard, a number off by one, a statement (a clear, an undo) left out. For each, the mapped tests run
+until one fails: those of whole folders, or with ``--whole`` the sweeps, too. The table names what was changed, and the test that
+failed. A change that no test finds either does not change what the package does, or asks for a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import compileall
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RANDOM = ["language/test_random_programs.py"]
+LANGUAGE = ["language/test_language.py", "language/test_language_locals.py", "language/test_language_loops.py", *RANDOM]
+PIPELINES = ["pipelines/test_pipelines.py", "pipelines/test_state.py", "pipelines/test_random_pipelines.py"]
+# what is changed, and the tests that are run for it: the nearest first, since the first failure ends a run
+DISTRICTS = {
+    "differentiate/rules": [
+        "differentiate/test_differentiate.py",
+        "differentiate/test_rules.py",
+        "language/test_language_linalg.py",
+        "language/test_decompositions.py",
+    ],
+    "simplify": [
+        "differentiate/test_record_emit.py",
+        "differentiate/test_rewrite.py",
+        "language/test_short_loops.py",
+        *LANGUAGE,
+    ],
+    "schedule": ["differentiate", "language/test_loop_order.py", "language/test_short_loops.py", *RANDOM],
+    "analysis": ["differentiate", "language/test_bounds.py", "api/test_cuts.py", "sparse", *LANGUAGE],
+    "differentiate": ["differentiate", "sparse", *LANGUAGE],
+    "adjoint": ["adjoint", "reverse", "api/test_products.py"],
+    "launches": [*PIPELINES, "api/test_products.py", "language"],
+    "runtime/launching": [*PIPELINES, "pipelines", "sparse/test_sparse_versions.py"],
+    "runtime/memory": [
+        "language/test_layouts.py",
+        "language/test_arrays.py",
+        *PIPELINES,
+        "sparse/test_sparse_layout_state.py",
+    ],
+    "runtime/python": ["pipelines/test_arbiter.py", "pipelines/test_passed_numbers.py", *PIPELINES],
+    "runtime/reverse": ["reverse", "api/test_products.py", "pipelines/test_destroyed_trees.py"],
+    "runtime/sparse": ["sparse", "solvers/test_energy_pipelines.py"],
+    "boundary": ["custom"],
+    "solvers": ["solvers"],
+}
+PLAIN = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
+OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
+OTHER |= {"in": "not in", "not in": "in"}
+NAMES = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is"}
+NAMES |= {ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
+TEXT = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    path: Path
+    line: int
+    kind: str
+    old: str
+    new: str
+    start: int  # bytes of the file
+    end: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.path.relative_to(ROOT / 'taichi_ext').as_posix()}:{self.line}"
+
+
+class Mutations(ast.NodeVisitor):
+    """All changes of a module, in the order of its lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.source = path, path.read_bytes()
+        self.starts = [0]
+        for line in self.source.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+        self.found: list[Mutant] = []
+        self.depth = 0  # of functions
+        self.visit(ast.parse(self.source))
+
+    def text(self, node: ast.AST) -> str:
+        return self.source[slice(*self.span(node))].decode()
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        start = self.starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+        return start, self.starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+
+    def add(self, node: ast.AST, kind: str, new: str) -> None:
+        start, end = self.span(node)
+        if self.depth:
+            line = node.lineno  # type: ignore[attr-defined]
+            self.found.append(Mutant(self.path, line, kind, self.text(node), new, start, end))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        if node.name in ("__repr__", "__str__"):
+            return
+        self.depth += 1
+        for statement in node.body:
+            self.visit(statement)
+        self.depth -= 1
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self.depth += 1
+        self.visit(node.body)
+        self.depth -= 1
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def leave_out(self, node: ast.AST) -> None:
+        """Messages are not worth a change."""
+
+    visit_Raise = visit_Assert = visit_JoinedStr = leave_out
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+            self.add(node, "sign", f"({self.text(node.operand)})")
+        elif isinstance(node.op, ast.Not):
+            self.add(node, "guard", f"bool({self.text(node.operand)})")
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        left, right, symbol = self.text(node.left), self.text(node.right), PLAIN.get(type(node.op))
+        if symbol and not self.is_text(node):
+            if symbol in "+-":
+                self.add(node, "sign", f"({left} {'-' if symbol == '+' else '+'} {right})")
+            if symbol in "+-*":
+                self.add(node, "dropped term", f"({left})")
+            if symbol not in "+*":
+                self.add(node, "swapped operands", f"(({right}) {symbol} ({left}))")
+        self.generic_visit(node)
+
+    def is_text(self, node: ast.BinOp) -> bool:
+        sides = (node.left, node.right)
+        return any(isinstance(s, TEXT) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if len(node.ops) == 1:
+            left, right, symbol = self.text(node.left), self.text(node.comparators[0]), NAMES[type(node.ops[0])]
+            self.add(node, "bound" if symbol[0] in "<>" else "guard", f"({left} {OTHER[symbol]} {right})")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        word = " or " if isinstance(node.op, ast.And) else " and "
+        texts = [f"({self.text(value)})" for value in node.values]
+        self.add(node, "guard", f"({word.join(texts)})")
+        self.add(node, "dropped term", f"({f' {word} '.join(texts[:-1])})" if len(texts) == 2 else texts[0])
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        is_raise = isinstance(node.body[0], ast.Raise)
+        self.add(node.test, "guard", "False" if is_raise else "True")
+        if not is_raise:
+            self.add(node.test, "guard", "False")
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if len(node.args) == 2 and not node.keywords and not any(isinstance(a, ast.Starred) for a in node.args):
+            a, b = map(self.text, node.args)
+            if self.text(node.func) not in ("isinstance", "getattr", "hasattr", "zip"):
+                self.add(node, "swapped arguments", f"{self.text(node.func)}({b}, {a})")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if type(node.value) is int:
+            self.add(node, "off by one", f"{node.value + 1}")
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call) and "warn" not in self.text(node.value.func):
+            self.add(node, "left out", "pass")
+        if not isinstance(node.value, ast.Constant):
+            self.generic_visit(node)
+
+
+def mutants(count: int, seed: int, districts: list[str]) -> Iterator[tuple[str, Mutant]]:
+    """So many, alike many of each district, and of each kind."""
+    draw = random.Random(seed)
+    pools: dict[str, dict[str, list[Mutant]]] = {name: {} for name in DISTRICTS if name in districts}
+    for path in sorted((ROOT / "taichi_ext").rglob("*.py")):
+        name = path.relative_to(ROOT / "taichi_ext").as_posix()
+        district = max((d for d in DISTRICTS if name.startswith(f"{d}/")), key=len, default="")
+        for mutant in Mutations(path).found if district in pools else ():
+            pools[district].setdefault(mutant.kind, []).append(mutant)
+    order = {name: draw.sample(sorted(pool), len(pool)) for name, pool in pools.items()}
+    names = list(pools)
+    for n in range(count):
+        name = names[n % len(names)]
+        kind = order[name][n // len(names) % len(order[name])]
+        yield name, pools[name][kind].pop(draw.randrange(len(pools[name][kind])))
+
+
+def run_tests(copy: Path, modules: list[str], chosen: str, log: Path, limit: float) -> str:
+    """Run modules in a forked process with this copy of the package: the test that failed, or ''."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with open(log, "wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.path.insert(0, str(copy))
+        os.environ["PYTHONPATH"] = str(copy)
+        os.chdir(ROOT)
+        import pytest
+
+        paths = [f"tests/{module}" for module in modules]
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:warnings", "-m", chosen]
+        os._exit(int(pytest.main([*options, *paths])))
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            failures = re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", log.read_text(errors="replace"), re.MULTILINE)
+            code = os.waitstatus_to_exitcode(status)
+            return (failures[-1] if failures else f"ends with {code}") if code else ""
+        time.sleep(0.2)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return f"not done after {limit:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--districts", nargs="*", default=list(DISTRICTS), choices=list(DISTRICTS))
+    parser.add_argument("--whole", action="store_true", help="run the sweeps of the mapped tests, too")
+    parser.add_argument("--baseline", action="store_true", help="first see that all mapped tests pass without a change")
+    parser.add_argument("--limit", type=float, default=900, help="seconds after which a run counts as failed")
+    parser.add_argument("--table", type=Path, help="write the table here")
+    parser.add_argument("--list", action="store_true", help="print the changes and run nothing")
+    options = parser.parse_args()
+    chosen = list(mutants(options.count, options.seed, options.districts))
+    if options.list:
+        for district, mutant in chosen:
+            print(f"{district}: {mutant.place}: {mutant.kind}: {mutant.old} -> {mutant.new}")
+        return
+
+    import hypothesis  # noqa: F401  all that takes long to import, once for all runs
+    import pytest  # noqa: F401
+    import scipy.optimize  # noqa: F401
+    import scipy.sparse  # noqa: F401
+    import taichi  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+
+    sys.dont_write_bytecode = True
+    rows, counts = [], Counter()
+    head = ["| | place | kind | change | test that fails |", "|--:|---|---|---|---|"]
+    with tempfile.TemporaryDirectory(prefix="power-") as scratch:
+        copy = Path(scratch)
+        shutil.copytree(ROOT / "taichi_ext", copy / "taichi_ext", ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(copy, quiet=1)
+        tests = "sweep or not sweep" if options.whole else "not sweep"
+        for district in options.districts if options.baseline else ():
+            if failed := run_tests(copy, DISTRICTS[district], tests, copy / "log.txt", options.limit):
+                sys.exit(f"without any change, {failed} fails")
+        for number, (district, mutant) in enumerate(chosen, 1):
+            target = copy / mutant.path.relative_to(ROOT)
+            source = target.read_bytes()
+            target.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
+            for cached in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
+                cached.unlink()
+            started = time.monotonic()
+            failed = run_tests(copy, DISTRICTS[district], tests, copy / "log.txt", options.limit)
+            target.write_bytes(source)
+            counts["found" if failed else "not found"] += 1
+            change = " ".join(f"`{mutant.old}` → `{mutant.new}`".split()).replace("|", "\\|")
+            rows.append(f"| {number} | {mutant.place} | {mutant.kind} | {change} | {failed or '**none**'} |")
+            print(rows[-1], f"{time.monotonic() - started:.0f} s", flush=True)
+            if options.table:
+                title = f"{counts['found']} of {counts.total()} changes are found; `{' '.join(sys.argv)}`."
+                options.table.write_text("\n".join([title, "", *head, *rows, ""]), encoding="utf-8")
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()
