@@ -39,7 +39,7 @@ from taichi_ext.backend.calling import (
     sealed,
     thread_functions,
 )
-from taichi_ext.backend.captures import Captures, first_captures, frozen, has_changed
+from taichi_ext.backend.captures import Captures, first_captures, frozen
 from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
 from taichi_ext.backend.components import component_index, field_identity, whole_field
 from taichi_ext.backend.contexts import deep_recursion, make_context, walk

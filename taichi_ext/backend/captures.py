@@ -306,11 +306,3 @@ def first_captures(kernel: Kernel, features: object, captures: Captures, *, is_p
     if is_plain:
         captures.first.captures = captures
     return captures.first.captures
-
-
-def has_changed(kernel: Any) -> bool:
-    """Whether a kernel was compiled in another Taichi program, or with Python values that are others now."""
-    known = _kernels.get(kernel._primal)
-    if known is None:
-        return False
-    return known[0]() is not RUNTIME.program() or any(f.captures.changed() is not None for f in known[1].values())

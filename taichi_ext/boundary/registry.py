@@ -30,7 +30,6 @@ class GradientRule:
         place: file and line of its definition.
         is_enabled: whether it is applied.
         uses: how many times it has been traced into a kernel.
-        kernels: that it has been checked with.
     """
 
     name: str
@@ -41,7 +40,6 @@ class GradientRule:
     place: str
     is_enabled: bool = True
     uses: int = field(default=0, compare=False)
-    kernels: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], repr=False)
 
     @property
     def taken(self) -> set[str]:

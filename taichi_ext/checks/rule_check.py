@@ -1,6 +1,7 @@
 """check_rule: whether a user's rule is linear, and where it differs from autodiff and from differences.
 
-One small kernel calls the function, or uses the mark, at every point given, and another one calls the rule.
+One small kernel calls the function, or uses the mark, at every point given, and another one calls the rule. They are
+written as text, which is kept where Python's ``inspect`` finds it.
 """
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
@@ -11,8 +12,11 @@ One small kernel calls the function, or uses the mark, at every point given, and
 
 from __future__ import annotations
 
+import itertools
+import linecache
 import math
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +29,14 @@ from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
-from taichi_ext.boundary.rule_points import PointKernel, Slot, make_slots, result_shapes
 from taichi_ext.checks.reports import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
+from taichi_ext.program import Tensor, Value
+from taichi_ext.record.handles import Cell, Cells
 from taichi_ext.record.rules import check_shapes
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 
+_numbers = itertools.count()
 _TOLERANCE = {4: (1e-4, 2e-2), 8: (1e-9, 1e-6)}  # of identities, and of differences, by bytes of the type
 _SHOWN = 5
 
@@ -177,149 +183,207 @@ def _find(rule: str | Callable[..., object]) -> GradientRule:
     return found
 
 
-# --- the checks -------------------------------------------------------------------------------------------------------
+def _values(names: Sequence[str], inputs: Mapping[str, object]) -> tuple[dict[str, Any], int]:
+    """The values of the arguments, arrays by point or objects as they are, and the number of points."""
+    given = {"missing": [n for n in names if n not in inputs], "unknown": sorted(set(inputs) - set(names))}
+    if any(given.values()):
+        problems = [f"{what} {', '.join(map(repr, found))}" for what, found in given.items() if found]
+        raise InvalidArgumentError(f"inputs: {'; '.join(problems)}. Expected are {', '.join(map(repr, names))}.")
+    values = {name: _array(name, inputs[name]) for name in names}
+    counts = {n: len(a) for n, a in values.items() if isinstance(a, np.ndarray) and a.ndim}
+    if len(set(counts.values())) > 1:
+        raise InvalidArgumentError(f"inputs have different numbers of points: {counts}.")
+    points = next(iter(counts.values()), 1)
+    dtype = numpy_dtype(backend.dtype_of(1.0))
+    for name, a in values.items():
+        if isinstance(a, np.ndarray):
+            a = a if a.ndim else np.full(points, a)
+            values[name] = np.array(a, dtype if a.dtype.kind == "f" else np.int32, order="C")
+    return values, points
+
+
+def _array(name: str, value: object) -> object:
+    """An input as an array, if it is one."""
+    if isinstance(value, dict):
+        raise InvalidArgumentError(f"inputs[{name!r}] is a struct, which check_rule does not take.")
+    if isinstance(value, (bool, str)) or not isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
+        return value
+    problem = backend.array_problem(value) if isinstance(value, np.ndarray) else ""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array, problem = np.zeros(1), "has rows of different lengths"
+    if array.ndim > 3 or not array.size:
+        problem = problem or ("is empty" if not array.size else f"has shape {array.shape}; see check_rule")
+    if array.dtype.kind not in "fiu":
+        if not problem and not isinstance(value, np.ndarray) and array.dtype.kind != "c":
+            return value
+        kind = "has complex numbers" if array.dtype.kind == "c" else f"has elements of type {array.dtype}"
+        problem = problem or f"{kind}; expected real numbers or integers"
+    if problem:
+        raise InvalidArgumentError(f"inputs[{name!r}] {problem}.")
+    return array
 
 
 class _Subject:
     """A rule at its points: the function (or mark) that it is for, and the rule as a function of the tangents."""
 
-    def __init__(self, rule: GradientRule, inputs: dict[str, object]) -> None:
+    def __init__(self, rule: GradientRule, inputs: Mapping[str, object]) -> None:
         self.rule = rule
         self.is_mark = isinstance(rule.target, str)
-        dtype = numpy_dtype(backend.dtype_of(1.0))
         if self.is_mark:
             used = [p.removeprefix("d_") for p in rule.parameters if p not in ("out", "auto")]
             names = ["out", *dict.fromkeys([*used, *(n for n in inputs if n != "out")])]
         else:
             names = [a.name for a in backend.arguments(rule.target)]
-        self.slots, self.points = make_slots(names, inputs, dtype)
-        self.real = [slot for slot in self.slots if slot.tangent is not None]
+        self.values, self.points = _values(names, inputs)
+        given = {n: v for n, v in self.values.items() if isinstance(v, np.ndarray)}
+        self.real = {n: v for n, v in given.items() if v.dtype.kind == "f"}
         if not self.real:
             raise InvalidArgumentError("inputs has no real numbers; give at least one argument as an array of floats.")
-        if self.is_mark and not (self.slots[0].tangent is not None):
+        if self.is_mark and "out" not in self.real:
             raise InvalidArgumentError('inputs["out"], the value of the mark, is not an array of real numbers.')
-        self.shapes, self.is_tuple = result_shapes(rule, self._call, self.points, dtype)
-        self.results = [np.zeros((self.points, *s), dtype) for s in self.shapes]
-        self.outs = [np.zeros_like(r) for r in self.results]
-        self.autos = [np.zeros_like(r) for r in self.results]
-        self.tangents = [np.zeros_like(r) for r in self.results]
-        returned, _ = result_shapes(rule, self._rule_call, self.points, dtype)
-        check_shapes(rule, self.shapes, returned)
+        self.dtype = next(iter(self.real.values())).dtype
+        self._arrays = {f"at_{n}": v for n, v in given.items()}
+        self._arrays |= {f"shift_{n}": np.zeros_like(v[:1]) for n, v in self.real.items()}  # at all points
+        self._arrays |= {f"d_{n}": np.zeros_like(v) for n, v in self.real.items()}
+        self._scope: dict[str, Any] = {"ti": ti, "mark": mark, "rule": ti.func(rule.function), "__name__": __name__}
+        if not self.is_mark:
+            self._scope["target"] = backend.as_function(rule.target)
+        self._scope |= {f"given_{n}": v for n, v in self.values.items() if n not in given}
+        self.shapes, self.is_tuple = self._result_shapes(self._call())
+        for kind in ("result", "out", "auto"):
+            made = {f"{kind}{m}": np.zeros((self.points, *shape), self.dtype) for m, shape in enumerate(self.shapes)}
+            self._arrays |= made
+        check_shapes(rule, self.shapes, self._result_shapes(self._rule_call())[0])
+        self.function = self._kernel(self._call(), range(len(self.shapes)))
+        self._rule = self._kernel(self._rule_call(), range(len(self.shapes)))
         self.primal()
-        for out, result in zip(self.outs, self.results, strict=True):
+        for out, result in zip(self._all("out"), self._all("result"), strict=True):
             out[...] = result
 
-    def _kernel(self, call: Callable[[PointKernel], str], results: list[np.ndarray]) -> tuple[Any, PointKernel]:
-        """The kernel that stores the results of a call at each point, with the rules that currently apply."""
-        points = PointKernel(self.rule)
-        text = call(points)
-        return points.build(text, [points.array(r) for r in results], self.is_tuple).kernel, points
+    def _all(self, kind: str) -> list[np.ndarray]:
+        return [self._arrays[f"{kind}{m}"] for m in range(len(self.shapes))]
 
-    def _call(self, kernel: PointKernel) -> str:
-        texts = {}
-        for slot in self.slots:
-            if slot.shift is not None:
-                texts[slot.name] = f"{kernel.array(slot.values)} + {kernel.array(slot.shift, '0')}"
-            else:
-                is_array = isinstance(slot.values, np.ndarray)
-                texts[slot.name] = kernel.array(slot.values) if is_array else kernel.given(slot.values)
+    def _text(self, name: str, shift: str = "") -> str:
+        """The value of an argument at a point."""
+        return f"at_{name}[i]{shift if name in self.real else ''}" if f"at_{name}" in self._arrays else f"given_{name}"
+
+    def _call(self) -> str:
+        texts = {name: self._text(name, f" + shift_{name}[0]") for name in self.values}
         if self.is_mark:
-            along = "".join(f", {n}={t}" for n, t in texts.items() if n != "out")
-            return f"{kernel.value(mark)}({self.rule.target!r}, {texts['out']}{along})"
-        return f"{kernel.value(backend.as_function(self.rule.target))}({', '.join(texts.values())})"
+            out, along = texts.pop("out"), "".join(f", {n}={t}" for n, t in texts.items())
+            return f"mark({self.rule.target!r}, {out}{along})"
+        return f"target({', '.join(texts.values())})"
 
-    def _rule_call(self, kernel: PointKernel) -> str:
-        slots = {slot.name: slot for slot in self.slots}
-        texts = []
-        for parameter in self.rule.parameters:
+    def _rule_call(self) -> str:
+        def text(parameter: str) -> str:
             if parameter in ("out", "auto"):
-                parts = [kernel.array(a) for a in (self.outs if parameter == "out" else self.autos)]
-                texts.append(f"({', '.join(parts)})" if self.is_tuple else parts[0])
-            elif parameter in slots:
-                values = slots[parameter].values
-                texts.append(kernel.array(values) if isinstance(values, np.ndarray) else kernel.given(values))
-            else:
-                tangent = slots[parameter[2:]].tangent
-                texts.append("0.0" if tangent is None else kernel.array(tangent))
-        return f"{kernel.value(ti.func(self.rule.function))}({', '.join(texts)})"
+                parts = [f"{parameter}{m}[i]" for m in range(len(self.shapes))]
+                return f"({', '.join(parts)})" if self.is_tuple else parts[0]
+            if parameter in self.values:
+                return self._text(parameter)
+            return f"{parameter}[i]" if parameter in self._arrays else "0.0"
+
+        return f"rule({', '.join(map(text, self.rule.parameters))})"
+
+    def _kernel(self, call: str, results: Sequence[int]) -> Any:
+        """The kernel that makes a call at each point, and stores its results; it takes all arrays."""
+        parameters = ", ".join(f"{name}: kind_{name}" for name in self._arrays)
+        parts = (f"        result{m}[i] = found{f'[{m}]' if self.is_tuple else ''}\n" for m in results)
+        lines = f"    for i in range({self.points}):\n        found = {call}\n"
+        text = f"def kernel({parameters}):\n{lines}{''.join(parts)}"
+        file = f"<check_rule {next(_numbers)}>"
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        scope = {**self._scope, **{f"kind_{name}": _annotation(a) for name, a in self._arrays.items()}}
+        exec(compile(text, file, "exec", dont_inherit=True), scope)
+        weakref.finalize(scope["kernel"], linecache.cache.pop, file, None)
+        return ti.kernel(scope["kernel"])
+
+    def _result_shapes(self, call: str) -> tuple[list[Any], bool]:
+        """The shapes of the results of a call, and whether it returns a tuple: found while it is compiled."""
+        noted: list[tuple[list[Any], bool]] = []
+
+        def note(value: object) -> float:
+            is_tuple = isinstance(value, (tuple, list))
+            noted.append((list(map(_shape, value if is_tuple else [value])), is_tuple))
+            return 0.0
+
+        self._scope["note"] = backend.known_in_kernels(note)
+        self._kernel(f"note({call})", ())(*self._arrays.values())
+        if None in noted[0][0]:
+            raise InvalidArgumentError("check_rule takes functions that return numbers, vectors, matrices or tuples.")
+        return noted[0]
 
     # --- results, flattened to one axis of results and one of arguments
 
     @property
-    def columns(self) -> list[tuple[Slot, tuple[int, ...]]]:
+    def columns(self) -> list[tuple[str, tuple[int, ...]]]:
         """The entries of the arguments that have tangents."""
-        return [(slot, index) for slot in self.real for index in np.ndindex(slot.shape)]
+        return [(name, index) for name, v in self.real.items() for index in np.ndindex(v.shape[1:])]
 
     def primal(self) -> np.ndarray:
-        kernel, arguments = self._kernel(self._call, self.results)
-        kernel(*arguments.args)
-        return self._flat(self.results)
+        self.function(*self._arrays.values())
+        return self._flat("result")
 
     def partials(self) -> np.ndarray:
         """The result of ``jacobian``: shape (points, results, arguments)."""
-        kernel, arguments = self._kernel(self._call, self.results)
-        J = jacobian(kernel, [s.shift for s in self.real], self.results, args=arguments.args)
-        rows = []
-        for result, blocks in zip(self.results, J, strict=True):
-            entries = math.prod(result.shape[1:])
-            rows.append(np.concatenate([b.reshape(self.points, entries, -1) for b in blocks], axis=2))
-        return np.concatenate(rows, axis=1)
+        shifts = [self._arrays[f"shift_{n}"] for n in self.real]
+        J = jacobian(self.function, shifts, self._all("result"), args=tuple(self._arrays.values()))
+        sizes = [math.prod(shape) for shape in self.shapes]
+        rows = [[b.reshape(self.points, n, -1) for b in blocks] for n, blocks in zip(sizes, J, strict=True)]
+        return np.concatenate([np.concatenate(blocks, axis=2) for blocks in rows], axis=1)
 
-    def apply(self, tangents: np.ndarray, automatic: np.ndarray) -> np.ndarray:
+    def apply(self, tangents: np.ndarray, automatic: np.ndarray | None) -> np.ndarray:
         """The rule: tangents of shape (points, arguments) to tangents of shape (points, results)."""
-        at = 0
-        for slot in self.real:
-            assert slot.tangent is not None
-            size = math.prod(slot.shape)
-            slot.tangent[...] = tangents[:, at : at + size].reshape(slot.tangent.shape)
-            at += size
-        at = 0
-        for auto in self.autos:
-            size = math.prod(auto.shape[1:])
-            auto[...] = automatic[:, at : at + size].reshape(auto.shape)
-            at += size
-        kernel, arguments = self._kernel(self._rule_call, self.tangents)
-        kernel(*arguments.args)
-        return self._flat(self.tangents)
+        results = sum(math.prod(shape) for shape in self.shapes)
+        auto = np.zeros((self.points, results))
+        auto = auto if automatic is None else np.einsum("prk,pk->pr", automatic, tangents)
+        given = [self._arrays[f"d_{n}"] for n in self.real]
+        for arrays, numbers in ((given, tangents), (self._all("auto"), auto)):
+            ends = np.cumsum([a[0].size for a in arrays])
+            for array, part in zip(arrays, np.split(numbers, ends[:-1], axis=1), strict=True):
+                array[...] = part.reshape(array.shape)
+        self._rule(*self._arrays.values())
+        return self._flat("result")
 
     def differences(self, fraction: float) -> np.ndarray:
         """Central differences of the function: shape (points, results, arguments)."""
         columns = []
-        for slot, index in self.columns:
-            centre = slot.values.copy()
+        for name, index in self.columns:
+            values, centre = self.real[name], self.real[name].copy()
             eps = np.finfo(centre.dtype).eps
             scale = np.maximum(np.abs(centre[(..., *index)]), np.sqrt(np.mean(centre.astype(float) ** 2)))
             h = fraction * eps ** (1 / 3) * np.where(scale > 0, scale, 1)
             ends = []
             for sign in (1, -1):
-                slot.values[(..., *index)] = centre[(..., *index)] + sign * h
-                ends.append((slot.values[(..., *index)].astype(np.float64), self.primal()))
-                slot.values[...] = centre
-            width = (ends[0][0] - ends[1][0])[:, None]
-            columns.append((ends[0][1] - ends[1][1]) / width)
+                values[(..., *index)] = centre[(..., *index)] + sign * h
+                ends.append((values[(..., *index)].astype(np.float64), self.primal()))
+                values[...] = centre
+            columns.append((ends[0][1] - ends[1][1]) / (ends[0][0] - ends[1][0])[:, None])
         return np.stack(columns, axis=2)
 
-    def _flat(self, arrays: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([a.reshape(self.points, -1) for a in arrays], axis=1).astype(np.float64)
+    def _flat(self, kind: str) -> np.ndarray:
+        return np.concatenate([a.reshape(self.points, -1) for a in self._all(kind)], axis=1).astype(np.float64)
 
     # --- names
 
     def where(self, point: int) -> str:
-        shown = [f"{s.name} = {number_text(s.values[point])}" for s in self.slots if isinstance(s.values, np.ndarray)]
-        return f"point {point} ({', '.join(shown)})"
+        given = {n: v for n, v in self.values.items() if isinstance(v, np.ndarray)}
+        return f"point {point} ({', '.join(f'{n} = {number_text(v[point])}' for n, v in given.items())})"
 
     def derivative(self, result: int, column: int) -> str:
         entries = [(m, index) for m, s in enumerate(self.shapes) for index in np.ndindex(s)]
         number, index = entries[result]
-        slot, entry = self.columns[column]
-        name = "auto" if self.is_mark and slot.name == "out" else slot.name
+        name, entry = self.columns[column]
+        name = "auto" if self.is_mark and name == "out" else name
         out = "out" + (f"[{number}]" if self.is_tuple else "") + entry_text(index)
         return f"d {out} / d {name}{entry_text(entry)}"
 
 
 def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *, may_differ: bool) -> RuleReport:
     subject = _Subject(rule, inputs)
-    exact, coarse = _TOLERANCE[subject.results[0].dtype.itemsize]
+    exact, coarse = _TOLERANCE[subject.dtype.itemsize]
     findings: list[Finding] = []
     remarks: list[str] = []
     same_target = [r.name for r in registry if r.target is rule.target or r.target == rule.target]
@@ -328,7 +392,7 @@ def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *,
         try:
             automatic = subject.partials()
         except UnsupportedError as error:
-            if "auto" in rule.parameters or set(rule.taken) < {s.name for s in subject.real}:
+            if "auto" in rule.parameters or set(rule.taken) < set(subject.real):
                 raise
             remarks.append(f"autodiff does not know the function: {str(error).strip().splitlines()[-1]}")
         if automatic is not None and not subject.is_mark:
@@ -355,35 +419,26 @@ def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *,
 def _linearity(subject: _Subject, automatic: np.ndarray | None, tolerance: float) -> list[Finding]:
     generator = np.random.default_rng(0)
 
-    def rule(tangents: np.ndarray) -> np.ndarray:
-        results = sum(math.prod(s) for s in subject.shapes)
-        auto = (
-            np.zeros((subject.points, results)) if automatic is None else np.einsum("prk,pk->pr", automatic, tangents)
-        )
-        return subject.apply(tangents, auto)
-
     a, b = (generator.normal(size=(subject.points, len(subject.columns))) for _ in range(2))
-    of_zero, of_a, of_b = rule(a * 0), rule(a), rule(b)
+    of_zero, of_a, of_b = (subject.apply(t, automatic) for t in (a * 0, a, b))
+    of_both, of_twice = subject.apply(a + b, automatic), subject.apply(2 * a, automatic)
     scale = np.maximum(np.abs(of_a), np.abs(of_b)).max(axis=1, initial=0.0, keepdims=True)
     return [
         _finding(subject, "rule(0) = 0", of_zero, scale, tolerance),
-        _finding(subject, "rule(2 t) = 2 rule(t)", rule(2 * a) - 2 * of_a, scale, tolerance),
-        _finding(subject, "rule(a + b) = rule(a) + rule(b)", rule(a + b) - of_a - of_b, scale, tolerance),
+        _finding(subject, "rule(2 t) = 2 rule(t)", of_twice - 2 * of_a, scale, tolerance),
+        _finding(subject, "rule(a + b) = rule(a) + rule(b)", of_both - of_a - of_b, scale, tolerance),
     ]
 
 
 def _by_rule(subject: _Subject, automatic: np.ndarray | None) -> np.ndarray:
     """The partials of the rule, one unit tangent after the other: shape (points, results, arguments)."""
-    results = sum(math.prod(s) for s in subject.shapes)
     columns = []
-    for k, (slot, _) in enumerate(subject.columns):
-        auto = np.zeros((subject.points, results)) if automatic is None else automatic[:, :, k]
+    for k, (name, _) in enumerate(subject.columns):
         unit = np.zeros((subject.points, len(subject.columns)))
         unit[:, k] = 1
-        column = subject.apply(unit, auto)
-        if "auto" not in subject.rule.parameters and (slot.name not in subject.rule.taken):
-            column = column + auto
-        columns.append(column)
+        column = subject.apply(unit, automatic)
+        is_left = "auto" not in subject.rule.parameters and name not in subject.rule.taken
+        columns.append(column + automatic[:, :, k] if is_left and automatic is not None else column)
     return np.stack(columns, axis=2)
 
 
@@ -428,3 +483,22 @@ def _differing(
         values = (f"{m[point, result, column]:.6g}" for m in (by_rule, automatic))
         rows.append((subject.where(int(point)), subject.derivative(result, column), *values))
     return tuple(int(p) for p in points), tuple(rows)
+
+
+def _annotation(array: np.ndarray) -> object:
+    """The annotation of an argument with one entry for each point."""
+    dtype, shape = {"float32": ti.f32, "float64": ti.f64, "int32": ti.i32}[array.dtype.name], array.shape[1:]
+    if shape:
+        dtype = ti.types.vector(shape[0], dtype) if len(shape) == 1 else ti.types.matrix(shape[0], shape[1], dtype)
+    return ti.types.ndarray(dtype=dtype, ndim=1)
+
+
+def _shape(x: object) -> tuple[int, ...] | None:
+    """The shape of a value in a kernel that Taichi compiles, or that is recorded; None where it is something else."""
+    if isinstance(x, backend.Matrix):
+        return tuple(x.get_shape() or ())
+    if isinstance(x, (Tensor, Cells)):
+        return x.shape
+    if backend.is_expr(x):
+        return backend.shape_of(x)
+    return () if isinstance(x, (int, float, Value, Cell)) else None

@@ -1,6 +1,5 @@
 """check_jacobian and check_rule: what agrees, what is found, where it arose, and that nothing is left changed."""
 
-import linecache
 import math
 
 import numpy as np
@@ -736,41 +735,3 @@ def test_bad_inputs():
 
 def lambda_free(auto):
     return auto
-
-
-@pytest.mark.sweep
-def test_a_rule_checked_again_compiles_only_what_has_changed():
-    sources = lambda: {file for file in linecache.cache if file.startswith("<check_rule")}  # noqa: E731
-    scale = 2.0
-
-    @ti.func
-    def helper(x):
-        return scale * x
-
-    @ti.func
-    def f(x):
-        return helper(x) * x
-
-    @boundary_gradient(f)
-    def f_rule(x, d_x):
-        return 2.0 * helper(x) * d_x
-
-    x = [0.3, 0.5]
-    assert check_rule(f, {"x": x})
-    before = sources()
-    for value in (1.0, 2.0):
-        assert check_rule("f", {"x": [*x, value]})
-        assert check_rule(f_rule, {"x": value})
-    assert sources() == before
-    scale = 3.0
-    assert check_rule(f, {"x": x})
-    assert sources() > before
-    before = sources()
-
-    @ti.func
-    def helper(x):  # noqa: F811
-        return x * x * x
-
-    report = check_rule(f, {"x": x}, expected="boundary")
-    assert sources() > before
-    assert report.rows[0][2:] == ("0.25", "0.5")  # 2 x^4, and the derivative of x^4

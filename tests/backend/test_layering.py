@@ -59,7 +59,7 @@ PARTS = {
     "runtime": ("memory", "python", "sparse", "launching", "reverse"),
     "api": ("inputs", "runs", "plans"),
 }
-LONGEST = 430
+LONGEST = 600
 QUADRANTS = {"quadrants"}
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
