@@ -24,11 +24,11 @@ from taichi_ext.analysis.stores import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.facts.arguments import first_column_argument, shadow_argument
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds, Use
-from taichi_ext.differentiate.forms.keys import RETURN, Key, SiteArray
 from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
 from taichi_ext.program import Container, Jump, Local, Program, While, statements
+from taichi_ext.program.keys import RETURN, Key, SiteArray
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls

@@ -28,7 +28,10 @@ from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.sweep import Weights, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, REAL, converted
-from taichi_ext.differentiate.forms.build import (
+from taichi_ext.differentiate.rules.decompositions import partials_of
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
+from taichi_ext.program.build import (
     Builder,
     add,
     cast,
@@ -39,9 +42,6 @@ from taichi_ext.differentiate.forms.build import (
     select,
     subtract,
 )
-from taichi_ext.differentiate.rules.decompositions import partials_of
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
 from taichi_ext.simplify.usage import assigned_locals
 
 MOST_LOCAL = 512  # numbers of a tape that is a local array

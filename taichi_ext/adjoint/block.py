@@ -11,10 +11,10 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, is_number, literal, multiply, operation, select
 from taichi_ext.differentiate.rules.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, Load, Local, Op, Read, Value
+from taichi_ext.program.build import Coefficient, add, cast, is_number, literal, multiply, operation, select
 
 _FROZEN = ("weight", "temporary", "partial")
 

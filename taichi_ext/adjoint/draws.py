@@ -14,9 +14,9 @@ from functools import partial
 import taichi_ext.program as ir
 from taichi_ext.adjoint.tapes import converted
 from taichi_ext.analysis.draws import is_draw
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, element, literal, multiply, operation, subtract
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Const, Container, Local, Read, Value
+from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, subtract
 
 Bounds = tuple[tuple[int, int], ...]
 

@@ -13,9 +13,9 @@ from taichi_ext.adjoint.block import Block, Later
 from taichi_ext.adjoint.plain import Plain, exact, renamed_call
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.loops import leaves
-from taichi_ext.differentiate.forms.build import literal, operation
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
+from taichi_ext.program.build import literal, operation
 from taichi_ext.simplify.usage import assigned_locals
 
 

@@ -17,8 +17,8 @@ from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.same_values import is_equal
-from taichi_ext.differentiate.forms.build import add, element, literal, multiply, subtract
 from taichi_ext.program import I32, Const, Container, Load, Local, Op, Read, Value
+from taichi_ext.program.build import add, element, literal, multiply, subtract
 from taichi_ext.simplify.dead import without_dead_code
 from taichi_ext.simplify.usage import assigned_locals
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.loops import leaves
-from taichi_ext.differentiate.forms.build import literal, operation
 from taichi_ext.program import I32, Local, Read
+from taichi_ext.program.build import literal, operation
 
 
 def without_jumps(body: ir.Body) -> ir.Body:

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.common import with_common_values
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply, operation, subtract
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, U1, Const, Container, Known, Load, Local, Op, Read, Value
+from taichi_ext.program.build import Coefficient, add, cast, literal, multiply, operation, subtract
 from taichi_ext.simplify.usage import assigned_locals
 
 _LAZY = ("ifte", "logical_and", "logical_or")

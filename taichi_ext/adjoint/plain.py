@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.sweep import Sweep, substitution
-from taichi_ext.differentiate.forms.build import operation
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Local, Op, Read, Value
+from taichi_ext.program.build import operation
 
 
 def with_groups(x: object, change: object) -> object:

@@ -23,8 +23,8 @@ from taichi_ext.adjoint.stages import Stage
 from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
 from taichi_ext.adjoint.tapes import AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
-from taichi_ext.differentiate.forms.build import add, literal, operation
 from taichi_ext.program import I32, Container, Local, Op, Read, Value
+from taichi_ext.program.build import add, literal, operation
 
 _LEAST_PIECES = 512  # iterations below which Taichi runs a loop in one thread
 

@@ -19,8 +19,8 @@ from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_bounds, loop_reach
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply
 from taichi_ext.program import I32, U1, Const, Container, Load, Local, Op, Read, Value
+from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
 from taichi_ext.simplify.usage import assigned_locals
 
 

@@ -10,8 +10,8 @@ from taichi_ext.adjoint.contention import Contention
 from taichi_ext.adjoint.stages import Stage
 from taichi_ext.adjoint.tapes import AdjointArray, Tape
 from taichi_ext.analysis.activity import CONSTANT, Activity
-from taichi_ext.differentiate.forms.build import Coefficient, is_number
 from taichi_ext.program import I32, Container, Load, Local, Op, Read, Value
+from taichi_ext.program.build import Coefficient, is_number
 
 Weights = list[Coefficient]  # an adjoint: a number for each cotangent
 

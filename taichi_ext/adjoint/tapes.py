@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, element, literal, multiply, operation, select
 from taichi_ext.program import I32, U1, Container, Load, Local, Read, Value
+from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, select
 
 REAL, INTEGER = 0, 1  # the two parts of a tape
 

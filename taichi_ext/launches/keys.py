@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taichi_ext.differentiate.forms.keys import Key, LaunchArray
+from taichi_ext.program.keys import Key, LaunchArray
 
 
 @dataclass(frozen=True)

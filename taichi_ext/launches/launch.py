@@ -11,13 +11,13 @@ from typing import Any
 from taichi_ext import backend, stages
 from taichi_ext.analysis.changes import read_containers, stages_of, written_containers
 from taichi_ext.differentiate.forms.entry_sites import Site, SparseResult
-from taichi_ext.differentiate.forms.keys import Key, Scratch
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches.keys import FieldKey
 from taichi_ext.program import Body, Program
+from taichi_ext.program.keys import Key, Scratch
 from taichi_ext.record.variables import Variable
 
 

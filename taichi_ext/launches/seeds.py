@@ -9,13 +9,13 @@ from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import SPARSE, STRATEGIES
 from taichi_ext.differentiate.statements import shadows
 from taichi_ext.launches.keys import NumberArgument
 from taichi_ext.launches.launch import ContainerInfo, Launch, Role
 from taichi_ext.program import Container, Local, Program, Read, entries
+from taichi_ext.program.keys import Key
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
 

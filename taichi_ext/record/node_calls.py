@@ -16,8 +16,8 @@ from taichi_ext import backend
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.backend import ti
-from taichi_ext.differentiate.forms.build import add, literal, multiply
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.program.build import add, literal, multiply
 from taichi_ext.program.types import I32
 
 Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to unknown fields

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, literal, not_written_out, operation
+from taichi_ext.program.build import add, cast, is_over_columns, literal, not_written_out, operation
 from taichi_ext.simplify.usage import all_values
 
 AT_ONCE = 4  # columns of loops that store them last

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import iterations
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply, not_written_out
+from taichi_ext.program.build import Coefficient, add, cast, multiply, not_written_out
 from taichi_ext.schedule.lanes import Around, Lanes, Run
 from taichi_ext.simplify.usage import all_values, assigned_locals
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import is_over_columns
+from taichi_ext.program.build import is_over_columns
 from taichi_ext.simplify.usage import all_values
 
 MOST_STORES = 16  # in one loop

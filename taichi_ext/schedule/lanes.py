@@ -32,7 +32,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.analysis.loops import iterations
-from taichi_ext.differentiate.forms.build import literal
+from taichi_ext.program.build import literal
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.masks import with_masks

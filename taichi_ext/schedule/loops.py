@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.loops import is_serialized, iterations, leaves
-from taichi_ext.differentiate.forms.build import (
+from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
+from taichi_ext.program.build import (
     add,
     cast,
     indices_of,
@@ -29,7 +30,6 @@ from taichi_ext.differentiate.forms.build import (
     operation,
     subtract,
 )
-from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_guarded_sums, with_joined_columns, with_joined_guards
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes

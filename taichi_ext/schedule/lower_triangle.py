@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.changes import read_containers
 from taichi_ext.differentiate.facts.decisions import Differentiated
-from taichi_ext.differentiate.forms.build import is_over_columns, number_of
+from taichi_ext.program.build import is_over_columns, number_of
 from taichi_ext.schedule.columns import MOST_WRITTEN_OUT, up_to
 
 

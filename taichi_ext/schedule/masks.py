@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.changes import parts_ways, written_containers
-from taichi_ext.differentiate.forms.build import cast, literal, operation
+from taichi_ext.program.build import cast, literal, operation
 from taichi_ext.simplify.usage import all_values, assigned_locals, read_counts
 
 LEAST_GUARDED = 20  # operations of a branch that is skipped where no lane takes it

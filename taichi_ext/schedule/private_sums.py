@@ -17,8 +17,8 @@ from taichi_ext.analysis.interval_arithmetic import RANGE, Interval
 from taichi_ext.analysis.intervals import Facts
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.differentiate.facts.decisions import Differentiated
-from taichi_ext.differentiate.forms.build import add, element, is_over_columns, literal, multiply, operation, subtract
-from taichi_ext.differentiate.forms.keys import Scratch
+from taichi_ext.program.build import add, element, is_over_columns, literal, multiply, operation, subtract
+from taichi_ext.program.keys import Scratch
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify.usage import assigned_locals
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import add, cast, indices_of, literal, multiply, operation
+from taichi_ext.program.build import add, cast, indices_of, literal, multiply, operation
 from taichi_ext.schedule.copies import Copies, Stretch
 from taichi_ext.schedule.elementary import as_arithmetic
 from taichi_ext.schedule.lanes import Around, Lanes, Part, Run

@@ -3,7 +3,6 @@
 import pytest
 
 from taichi_ext.analysis.changes import varying_locals
-from taichi_ext.differentiate.forms.build import literal, operation
 from taichi_ext.program import (
     I32,
     Assign,
@@ -20,6 +19,7 @@ from taichi_ext.program import (
     Update,
     While,
 )
+from taichi_ext.program.build import literal, operation
 
 A, B, K, M = (Local(name, I32) for name in "abkm")
 J, N = (Local(name, I32, (), "loop") for name in "jn")

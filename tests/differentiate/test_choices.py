@@ -3,8 +3,8 @@
 import math
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import Builder, add, literal, multiply, negative, operation, select
 from taichi_ext.differentiate.forms.forms import Guarded, times_entry
+from taichi_ext.program.build import Builder, add, literal, multiply, negative, operation, select
 
 inside, outside = (ir.Read(ir.Local(name, ir.U1, (), "inside")) for name in ("inside", "outside"))
 a, b = (ir.Read(ir.Local(name, ir.F64, (), "user")) for name in "ab")

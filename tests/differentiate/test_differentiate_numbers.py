@@ -7,7 +7,6 @@ from program_interpreter import Interpreter
 
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Device, Role, Seeds
-from taichi_ext.differentiate.forms.keys import VALUES
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, Line
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.watch import watched
@@ -28,6 +27,7 @@ from taichi_ext.program import (
     Read,
     Update,
 )
+from taichi_ext.program.keys import VALUES
 
 P = 3
 x, y = Container("x", F64, 1, shape=(P,)), Container("y", F64, 1, shape=(P,))

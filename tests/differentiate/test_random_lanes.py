@@ -16,7 +16,6 @@ from numpy.testing import assert_array_equal
 from program_interpreter import Interpreter
 
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.forms.build import cast, literal, operation
 from taichi_ext.program import (
     F64,
     I32,
@@ -38,6 +37,7 @@ from taichi_ext.program import (
     While,
     text,
 )
+from taichi_ext.program.build import cast, literal, operation
 from taichi_ext.schedule import masks
 from taichi_ext.schedule.lanes import CannotError, find_lanes
 from taichi_ext.schedule.machine import Machine

@@ -9,8 +9,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import initialise
 
 from taichi_ext import jacobian
-from taichi_ext.differentiate.forms.build import GUARDED, GUARDED_BOTH, INVERSE
 from taichi_ext.differentiate.rules.table import RULES
+from taichi_ext.program.build import GUARDED, GUARDED_BOTH, INVERSE
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -7,12 +7,12 @@ import pytest
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Role, Seeds
-from taichi_ext.differentiate.forms.keys import Version
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.sparse.sparse_order import are_apart
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import F64, I32, Assign, Const, Container, Declare, For, Load, Local, Op, Program, Read, Update
+from taichi_ext.program.keys import Version
 
 P, M = 5, 4
 x, y, u = Container("x", F64, 1, shape=(P,)), Container("y", F64, 1, shape=(M,)), Container("u", F64, 1, shape=(M,))

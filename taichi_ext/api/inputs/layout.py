@@ -11,9 +11,9 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
-from taichi_ext.differentiate.forms.keys import RETURN, Key
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import FieldKey, NumberArgument, PipelineArgument, container_key, rows_of
+from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.launching.request import Seed
 from taichi_ext.runtime.memory.array_tangents import Given

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.column_blocks import LAST
-from taichi_ext.differentiate.forms.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
 from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
+from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.shadows import FieldTable
 

@@ -10,10 +10,10 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.layout import Placed, lay_out
 from taichi_ext.api.runs.prepared import Prepared
-from taichi_ext.differentiate.forms.keys import Scratch
 from taichi_ext.emit import Part, Tangents, export
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ArrayArgument
+from taichi_ext.program.keys import Scratch
 
 
 def module_text(prepared: Prepared, call: KernelCall) -> str:

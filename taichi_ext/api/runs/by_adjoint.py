@@ -15,10 +15,10 @@ from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.api.runs.run_checks import check_run
-from taichi_ext.differentiate.forms.keys import RETURN, Key
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
+from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State

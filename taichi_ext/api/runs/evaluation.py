@@ -19,9 +19,9 @@ from taichi_ext.api.runs.prepared import Prepared, values_of
 from taichi_ext.api.runs.run_checks import check_accesses, check_run
 from taichi_ext.api.runs.subject import Outputs
 from taichi_ext.cached import cached_property
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.fused_kernels import KernelTable
 from taichi_ext.runtime.launching.pipeline import Pipeline
 from taichi_ext.runtime.launching.request import Request, Restart

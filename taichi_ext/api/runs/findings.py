@@ -11,8 +11,8 @@ import numpy as np
 from taichi_ext.analysis.cuts import cuts_between
 from taichi_ext.api.inputs.arguments import Target
 from taichi_ext.api.inputs.layout import Layout
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused
+from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses
 from taichi_ext.runtime.python.run_record import RunRecord

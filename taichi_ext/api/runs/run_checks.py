@@ -9,8 +9,8 @@ from taichi_ext.api.inputs.layout import Layout
 from taichi_ext.api.runs.findings import warn_of_python_readers
 from taichi_ext.api.runs.prepared import Prepared
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.python.warning import warn_at_user
 
 

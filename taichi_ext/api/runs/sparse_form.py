@@ -17,10 +17,10 @@ from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import EnergyGradient
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import FieldKey, container_key
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.request import Output
 from taichi_ext.runtime.launching.sparse_target import Adjoints, SparseEntries
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype

@@ -17,11 +17,11 @@ from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_inde
 from taichi_ext.analysis.stored_positions import find_stored_position
 from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.facts.facts import OwnSeeds
-from taichi_ext.differentiate.forms.build import Coefficient, cast, is_number
 from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Weight, accumulate, bare, coefficient
 from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Body, Boundary, Local, Read, Statement, Value, cited, entries, statements
+from taichi_ext.program.build import Coefficient, cast, is_number
 
 _LEVELS = ("edge", "step", "coverage", "sqrt_edge")
 

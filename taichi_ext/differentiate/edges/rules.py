@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import Coefficient, literal
 from taichi_ext.differentiate.forms.forms import Form, Leaf, accumulate, bare, materialize
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.storage.local_forms import LocalForms
 from taichi_ext.program import Boundary, Declare, Local, Tensor, Value
+from taichi_ext.program.build import Coefficient, literal
 
 Parts = Sequence[tuple[Value, Coefficient]]
 

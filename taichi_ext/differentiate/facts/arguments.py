@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taichi_ext.differentiate.facts.facts import Facts
-from taichi_ext.differentiate.forms.build import Coefficient, add, element, multiply
 from taichi_ext.differentiate.forms.forms import Form, Row
-from taichi_ext.differentiate.forms.keys import VALUES, Purpose, Scratch
 from taichi_ext.program import I32, Argument, Container, Load, Local, Program, Read, Type
+from taichi_ext.program.build import Coefficient, add, element, multiply
+from taichi_ext.program.keys import VALUES, Purpose, Scratch
 
 
 def shadow_argument(c: Container) -> Argument:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
-from taichi_ext.differentiate.forms.build import literal
+from taichi_ext.program.build import literal
 
 
 def with_branches(program: ir.Program, activity: Activity) -> ir.Program:

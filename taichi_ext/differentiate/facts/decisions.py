@@ -9,11 +9,11 @@ from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.forms.entry_sites import SparseResult
-from taichi_ext.differentiate.forms.keys import Purpose, Scratch
 from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering, SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import Limits
 from taichi_ext.program import Container, Local, Program, Type
+from taichi_ext.program.keys import Purpose, Scratch
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from taichi_ext.differentiate.forms.build import cast, literal, operation, select
 from taichi_ext.differentiate.forms.cursor import Cursor
 from taichi_ext.differentiate.forms.forms import Form, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.program import I32, U1, U32, Check, Const, Declare, If, Load, Local, Op, Read, Type, Value
+from taichi_ext.program.build import cast, literal, operation, select
 
 INSIDE = "inside"  # the name of locals that hold whether the indices of an entry are in range
 Condition = Value | bool  # a bool if it is known

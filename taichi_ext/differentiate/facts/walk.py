@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.arguments import Arguments
 from taichi_ext.differentiate.facts.facts import Facts
-from taichi_ext.differentiate.forms.build import Builder, Expressions
 from taichi_ext.differentiate.forms.column_blocks import Blocks
 from taichi_ext.differentiate.forms.cursor import Block, Cursor
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.row_terms import RowProposals
 from taichi_ext.differentiate.plan.storage_plan import Plan
 from taichi_ext.program import Local, Place
+from taichi_ext.program.build import Builder, Expressions
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.forms.keys import Key, SiteArray
 from taichi_ext.differentiate.forms.sparse_columns import Columns
 from taichi_ext.program import Type
+from taichi_ext.program.keys import Key, SiteArray
 
 
 @dataclass(frozen=True)

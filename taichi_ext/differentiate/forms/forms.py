@@ -13,7 +13,8 @@ from typing import Protocol, TypeGuard
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.forms.build import (
+from taichi_ext.program import Container, Load, Local, Read, Type, Value
+from taichi_ext.program.build import (
     GUARDED,
     GUARDED_BOTH,
     Builder,
@@ -28,7 +29,6 @@ from taichi_ext.differentiate.forms.build import (
     operation,
     select,
 )
-from taichi_ext.program import Container, Load, Local, Read, Type, Value
 
 
 @dataclass(frozen=True)

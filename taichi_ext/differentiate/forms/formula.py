@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Union
 
-from taichi_ext.differentiate.forms.build import (
+from taichi_ext.program import Type, Value
+from taichi_ext.program.build import (
     Builder,
     Coefficient,
     add,
@@ -16,7 +17,6 @@ from taichi_ext.differentiate.forms.build import (
     operation,
     subtract,
 )
-from taichi_ext.program import Type, Value
 
 Operand = Union["Term", Coefficient]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from taichi_ext.differentiate.forms.keys import Key, Version
+from taichi_ext.program.keys import Key, Version
 
 FIRST_SPARSE = 1 << 28  # rows do not hold columns from this number on
 LAST_SPARSE = 2**31 - 1

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.forms.build import cast, literal, operation, select
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.program.build import cast, literal, operation, select
 
 # By type: the factor of a number before it is rounded, and the magnitude from which on all numbers are whole
 _SCALES: dict[ir.Type, tuple[float, float]] = {ir.F64: (2.0**512, 2.0**53), ir.F32: (2.0**64, 2.0**24)}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import Index, literal
 from taichi_ext.differentiate.forms.forms import Carried, Form, OwnSeed, Unnumbered, unnumbered
 from taichi_ext.differentiate.memory.registers import Registers
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan
+from taichi_ext.program.build import Index, literal
 
 
 class OwnRegisters:

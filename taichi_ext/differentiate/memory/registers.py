@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import Builder, Index, literal
 from taichi_ext.differentiate.forms.cursor import Cursor
 from taichi_ext.differentiate.forms.forms import Carried, OwnSeed, Seed, Weight, coefficient
 from taichi_ext.program import I32, Local, Read
+from taichi_ext.program.build import Builder, Index, literal
 
 S = TypeVar("S", bound=Seed | OwnSeed | Carried)
 

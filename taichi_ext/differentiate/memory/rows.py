@@ -14,7 +14,6 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix
 from taichi_ext.differentiate.facts.facts import Facts
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import Builder, Coefficient, Index, add, cast, element, literal, multiply
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Seed,
@@ -24,9 +23,10 @@ from taichi_ext.differentiate.forms.forms import (
     has_row,
     row_sum,
 )
-from taichi_ext.differentiate.forms.keys import Scratch
 from taichi_ext.differentiate.plan.row_terms import STORED, Terms, only_row
 from taichi_ext.program import I32, For, Load, Local, Op, Read, Type, Value
+from taichi_ext.program.build import Builder, Coefficient, Index, add, cast, element, literal, multiply
+from taichi_ext.program.keys import Scratch
 
 MOST_NUMBERS = 2**31 - 1  # in scratch memory: indices are of 32 bits
 

@@ -10,9 +10,9 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.bounds import Access
 from taichi_ext.analysis.cuts import Paths
 from taichi_ext.analysis.loops import iterations
-from taichi_ext.differentiate.forms.build import is_over_columns
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.plan.row_terms import ADDED, WORDS
+from taichi_ext.program.build import is_over_columns
+from taichi_ext.program.keys import Key
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
 BACKWARDS = "is gone over a second time, backwards, to accumulate tangents"

@@ -8,8 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from taichi_ext.differentiate.forms.forms import Form, Seed, Unnumbered, columns_of, has_row
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.program import Local, Statement
+from taichi_ext.program.keys import Key
 
 MAX_LOCAL_ARRAY = 512
 _REGISTERS = 24

@@ -20,11 +20,11 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.forms.keys import Key, SumKey
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS, LocalChoice
 from taichi_ext.differentiate.plan.row_terms import RowDecision
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import Container, Local, Statement
+from taichi_ext.program.keys import Key, SumKey
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
-from taichi_ext.differentiate.forms.build import Builder
 from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.program import Call, Local, Place, Read, Tensor, Value
+from taichi_ext.program.build import Builder
 
 Grid = list[list[Any]]
 Partials = Callable[[int], list[Any]]  # of all results, in order, with respect to entry n of the arguments; None for 0

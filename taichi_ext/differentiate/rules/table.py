@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from taichi_ext.differentiate.forms.build import (
+from taichi_ext.program import Const, Known, Op, Read, Value
+from taichi_ext.program.build import (
     GUARDED,
     GUARDED_BOTH,
     INVERSE,
@@ -32,7 +33,6 @@ from taichi_ext.differentiate.forms.build import (
     select,
     subtract,
 )
-from taichi_ext.program import Const, Known, Op, Read, Value
 
 Partial = Coefficient | Callable[..., Coefficient] | None  # from arguments and result; None: of a choice
 

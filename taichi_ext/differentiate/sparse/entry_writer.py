@@ -15,7 +15,6 @@ from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import Coefficient, add, element, literal, multiply
 from taichi_ext.differentiate.forms.cursor import Block, RowSources
 from taichi_ext.differentiate.forms.entry_sites import Entry, EntryTarget, Group, Site, SiteLoops, SparseResult
 from taichi_ext.differentiate.forms.forms import (
@@ -28,12 +27,13 @@ from taichi_ext.differentiate.forms.forms import (
     is_row,
     row_value,
 )
-from taichi_ext.differentiate.forms.keys import Key, SiteArray, is_of_sum
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse.sparse_order import Access, are_apart, check_order
 from taichi_ext.program import I32, Container, Value
+from taichi_ext.program.build import Coefficient, add, element, literal, multiply
+from taichi_ext.program.keys import Key, SiteArray, is_of_sum
 
 MOST_SLOTS = 2**31 - 1
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
+from taichi_ext.program.keys import Key
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import Index
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, columns_of, materialize, numbered
-from taichi_ext.differentiate.forms.keys import SumKey, is_of_sum
 from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES, DenseRowsError
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.entry_writer import LAST_STEP, EntryWriter
 from taichi_ext.program import Local
+from taichi_ext.program.build import Index
+from taichi_ext.program.keys import SumKey, is_of_sum
 
 SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
 Loops = tuple[Loop, ...]

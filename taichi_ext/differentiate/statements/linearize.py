@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
@@ -33,6 +32,7 @@ from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
 from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Known, Load, Local, Op, Place, Read, Value, cited
+from taichi_ext.program.build import GUARDED_BOTH, Coefficient, is_number
 
 SHORT = 12  # operations of a value that may be written more than once
 Step = tuple[Value, Coefficient]  # an argument that carries a tangent, and its partial

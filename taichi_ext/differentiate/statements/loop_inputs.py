@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import taichi_ext.program as ir
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import Index
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Input,
@@ -37,6 +36,7 @@ from taichi_ext.differentiate.statements.reverse_loops import only_added
 from taichi_ext.differentiate.storage.local_forms import LocalForms
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.program.build import Index
 
 LEAST_COLUMNS = 8  # with fewer, tangents are added as soon as their factors
 MOST_FACTORS = 64  # numbers of one loop

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.differentiate.forms.build import Coefficient, Number, literal, multiply, operation
 from taichi_ext.program import Const, Local, Op, Value
+from taichi_ext.program.build import Coefficient, Number, literal, multiply, operation
 
 _QUOTIENTS = ("truediv", "raw_div")
 

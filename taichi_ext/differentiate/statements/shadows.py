@@ -16,15 +16,6 @@ from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.decisions import Role, size_of
 from taichi_ext.differentiate.facts.guards import Condition, clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import (
-    Coefficient,
-    add,
-    cast,
-    literal,
-    negative,
-    operation,
-    select,
-)
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Leaf,
@@ -42,6 +33,15 @@ from taichi_ext.differentiate.memory.rows import Rows
 from taichi_ext.differentiate.plan.row_terms import ADDED, only_row
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
+from taichi_ext.program.build import (
+    Coefficient,
+    add,
+    cast,
+    literal,
+    negative,
+    operation,
+    select,
+)
 
 
 class Coverage:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import Index, cast, literal
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Weight,
@@ -24,9 +23,10 @@ from taichi_ext.differentiate.forms.forms import (
     materialize,
     row_value,
 )
-from taichi_ext.differentiate.forms.keys import RETURN
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
 from taichi_ext.program import Container, Load, Update, Value
+from taichi_ext.program.build import Index, cast, literal
+from taichi_ext.program.keys import RETURN
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.guards import clamped, is_inside, where
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import Coefficient, Index, add, cast, multiply
 from taichi_ext.differentiate.forms.cursor import Block, RowSources
 from taichi_ext.differentiate.forms.forms import Form, Input, OwnSeed, Row, is_row
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.program import I32, Local, Read, Value
+from taichi_ext.program.build import Coefficient, Index, add, cast, multiply
 
 
 @dataclass(eq=False)

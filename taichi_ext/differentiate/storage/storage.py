@@ -14,7 +14,6 @@ import math
 from typing import Protocol
 
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.build import Index
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Row,
@@ -36,6 +35,7 @@ from taichi_ext.differentiate.plan.storage_plan import LocalPlan
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import takes_sum
 from taichi_ext.program import Local, Statement
+from taichi_ext.program.build import Index
 
 
 class LocalStorage(Protocol):

@@ -12,7 +12,6 @@ from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.edges.rules import RuleContext
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import add, cast, indices_of, literal
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import (
     Form,
@@ -24,7 +23,6 @@ from taichi_ext.differentiate.forms.forms import (
     materialize,
     row_value,
 )
-from taichi_ext.differentiate.forms.keys import RETURN
 from taichi_ext.differentiate.rules.decompositions import partials_of
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
@@ -33,6 +31,8 @@ from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Declare, For, Local, Read, cited
+from taichi_ext.program.build import add, cast, indices_of, literal
+from taichi_ext.program.keys import RETURN
 
 ATOMIC = "order of iterations matters to an atomic"
 

@@ -18,7 +18,6 @@ from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix, gi
 from taichi_ext.differentiate.facts.decisions import Role, named_columns, role_of, size_of
 from taichi_ext.differentiate.facts.facts import Facts
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.build import Builder, Expressions
 from taichi_ext.differentiate.forms.column_blocks import Blocks
 from taichi_ext.differentiate.forms.cursor import Cursor, RowSources
 from taichi_ext.differentiate.forms.forms import Form, Seed
@@ -38,6 +37,7 @@ from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.local_forms import LocalForms
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.differentiate.transform.transform import Transform
+from taichi_ext.program.build import Builder, Expressions
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import taichi_ext.program as ir
 from taichi_ext.differentiate.facts.decisions import Differentiated
-from taichi_ext.differentiate.forms.build import cast, literal
+from taichi_ext.program.build import cast, literal
 
 TANGENT_KINDS = frozenset(("partial", "weight", "tangent"))
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused, Role
+from taichi_ext.program.keys import Key
 
 MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, PipelineArgument, container_key
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.launch_checks import warn_of_changes
 from taichi_ext.runtime.launching.repetitions import Repetition
 from taichi_ext.runtime.launching.roots import Root, Rows, Solving, part_of

@@ -7,8 +7,8 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.fused_kernels import is_current
 
 

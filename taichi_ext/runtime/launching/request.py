@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.labels import Label
 from taichi_ext.launches import ColumnBlock, EnergyTarget
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.memory.array_tangents import Given
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds

@@ -15,10 +15,10 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import container_key
+from taichi_ext.program.keys import Key
 from taichi_ext.record import record
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of

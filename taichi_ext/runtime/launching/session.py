@@ -14,7 +14,6 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.forms.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.labels import Label
 from taichi_ext.launches import (
@@ -25,6 +24,7 @@ from taichi_ext.launches import (
     Launch,
     container_key,
 )
+from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.runtime.launching.fused_kernels import KernelName, KernelTable
 from taichi_ext.runtime.launching.launch_checks import (
     check_arguments,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.keys import ADJOINTS, Key, OwnArray, SumKey
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, ColumnBlock, Fused, SparseTarget
+from taichi_ext.program.keys import ADJOINTS, Key, OwnArray, SumKey
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import Shadow

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.forms.keys import VALUES, Key
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.launches import ColumnBlock, ContainerInfo, Fused, Role, SparseTarget, container_key
+from taichi_ext.program.keys import VALUES, Key
 from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents
 from taichi_ext.runtime.memory.field_tangents import FieldTangents

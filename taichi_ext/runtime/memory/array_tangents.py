@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.memory.regions import Region, Regions, View
 from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns, array_info, view_of
 

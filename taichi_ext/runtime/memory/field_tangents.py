@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, FieldKey, Role, container_key, rows_of
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.memory.shadows import FieldTable, Shadow, TangentColumns
 
 

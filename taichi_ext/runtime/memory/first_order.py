@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.keys import Key, Scratch
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import GRADIENT, EnergyTarget, FirstOrder, FirstOrderArray, Fused, GradientKey, Role
+from taichi_ext.program.keys import Key, Scratch
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents
 from taichi_ext.runtime.memory.field_tangents import FieldTangents
 from taichi_ext.runtime.memory.regions import View

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
 from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey
+from taichi_ext.program.keys import Key
 from taichi_ext.runtime.memory.kernel_arrays import new_array, numpy_dtype, to_numpy
 from taichi_ext.runtime.memory.regions import View
 

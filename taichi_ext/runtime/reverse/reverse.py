@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.forms.keys import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import FieldKey, rows_of
+from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable, available_memory
 from taichi_ext.runtime.reverse.backward import Adjoints, Backward
 from taichi_ext.runtime.reverse.calls import Kernels

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.keys import Key, SumKey, Version
+from taichi_ext.program.keys import Key, SumKey, Version
 from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse.rows import IDENTITY, SparseRows
 from taichi_ext.runtime.sparse.streams import StageBlocks

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.keys import Key, SumKey, Version
 from taichi_ext.errors import InternalError
+from taichi_ext.program.keys import Key, SumKey, Version
 from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix, identity, scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 from taichi_ext.runtime.sparse.streams import StageBlocks

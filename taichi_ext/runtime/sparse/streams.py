@@ -11,10 +11,10 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.entry_sites import Group, Site
-from taichi_ext.differentiate.forms.keys import Key, SiteArray, SumKey, Version
 from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
+from taichi_ext.program.keys import Key, SiteArray, SumKey, Version
 from taichi_ext.runtime.memory.kernel_arrays import array_of, new_array, numpy_dtype, to_numpy
 from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.runtime.sparse.counts import SlotCounts
