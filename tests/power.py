@@ -222,7 +222,7 @@ def run_tests(copy: Path, modules: list[str], chosen: str, log: Path, limit: flo
         import pytest
 
         paths = [f"tests/{module}" for module in modules]
-        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:warnings", "-m", chosen]
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", chosen]
         os._exit(int(pytest.main([*options, *paths])))
     end = time.monotonic() + limit
     while time.monotonic() < end:

@@ -83,7 +83,7 @@ class SuiteReport:
     def pytest_report_teststatus(self, report):
         """No dots."""
         category, letter, word = yield
-        return (category, "", "") if self.shows_progress and report.outcome != "rerun" else (category, letter, word)
+        return category, "" if self.shows_progress else letter, word
 
     def pytest_collectreport(self, report):
         if report.skipped:
