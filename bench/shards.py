@@ -54,7 +54,7 @@ def killed_workers() -> bool:
     shards = [(image,) for image in range(sharded_calibration.IMAGES)]
     options = {"start": sharded_calibration.start(), "format": "csr", "init": {"default_fp": ti.f64}}
     # a loss of residuals smaller than the noise, which takes so many iterations
-    options |= {"ftol": 0.0, "xtol": 0.0, "gtol": 0.0, "max_nfev": ITERATIONS + 1, "loss": "cauchy", "f_scale": 0.02}
+    options |= {"ftol": 0.0, "xtol": 0.0, "gtol": 0.0, "max_iterations": ITERATIONS, "loss": "cauchy", "f_scale": 0.02}
     made: list[ProcessPoolExecutor] = []
     killed: list[int] = []
 

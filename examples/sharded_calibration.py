@@ -24,7 +24,7 @@ import plotting
 import taichi as ti
 from compare import Comparison
 
-from taichi_ext import Iteration, least_squares
+from taichi_ext import LeastSquaresIteration, least_squares
 
 IMAGES, ROWS, COLUMNS = 64, 6, 8
 NOISE = 0.1  # pixels
@@ -96,7 +96,7 @@ class Workers:
             self.executor = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
         return self.executor
 
-    def kill(self, line: Iteration) -> None:
+    def kill(self, line: LeastSquaresIteration) -> None:
         """After the second step, end the worker that answers first."""
         if line.number == 2:
             self.killed = self.executor.submit(os.getpid).result()

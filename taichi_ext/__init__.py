@@ -31,7 +31,7 @@ from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers import manifolds
 from taichi_ext.solvers.gradients import value_and_gradient
-from taichi_ext.solvers.history import Iteration
+from taichi_ext.solvers.history import LeastSquaresIteration
 from taichi_ext.solvers.implicit import custom_root, implicit_jacobian
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.manifolds import Manifold
@@ -49,8 +49,8 @@ __all__ = [
     "InternalError",
     "InvalidArgumentError",
     "InvalidRuleError",
-    "Iteration",
     "Jacobian",
+    "LeastSquaresIteration",
     "LeastSquaresResult",
     "Manifold",
     "NewtonIteration",

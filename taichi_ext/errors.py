@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import NoReturn, ParamSpec, TypeVar
@@ -67,16 +68,71 @@ class DerivativeWarning(UserWarning):
 
 
 def with_short_traceback(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
-    """A public function whose errors show the user's frames alone, without those of this package and of Taichi."""
+    """A public function whose errors show the user's frames alone, without those of this package and of Taichi.
+
+    Arguments that do not fit its signature raise ``InvalidArgumentError``; where one that was passed by position is
+    invalid, the message gives the order.
+    """
 
     @functools.wraps(function)
     def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
         try:
             return function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # not of this call
+                raise
+            raise InvalidArgumentError(_misfit(function, args, kwargs)) from None
         except (UnsupportedError, InvalidArgumentError, CheckError) as error:
+            if type(error) is InvalidArgumentError and len(args) > 2:
+                error.args = (str(error) + _order(function, str(error), len(args)),)
             raise error.with_traceback(_users_frames(error.__traceback__)) from error.__cause__
 
     return call
+
+
+_ELSEWHERE = {  # arguments of other libraries, and what to do here
+    "argnums": "Give what to differentiate with respect to as params.",
+    "x0": "It starts at the values in the params; store the start in them.",
+    **dict.fromkeys(("maxiter", "max_iter", "max_nfev", "max_steps"), "Use max_iterations=."),
+}
+
+
+def _misfit(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    """Why arguments do not fit a signature, and what it is."""
+    parameters = inspect.signature(function).parameters.values()
+    places = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    known, given = {p.name for p in parameters}, {*places[: len(args)], *kwargs}
+    name, takes = _name_and_arguments(function)
+    unknown = next((k for k in kwargs if k not in known), None)
+    if unknown is not None:
+        advice = f" {_ELSEWHERE[unknown]}" if unknown in _ELSEWHERE else suggestion(unknown, known)
+        return f"{unknown}={shown(kwargs[unknown])} is no argument of {name}.{advice} It is called as {takes}."
+    if len(args) > len(places):
+        return f"{shown(args[len(places)])} is given to {name} by position; name the argument: {takes}."
+    twice = [k for k in places[: len(args)] if k in kwargs]
+    if twice:
+        return f"{twice[0]} is given to {name} by position, and again as {shown(kwargs[twice[0]])}; give one: {takes}."
+    missing = ", ".join(p.name for p in parameters if p.default is p.empty and p.name not in given)
+    return f"{missing} is missing: {name} is called as {takes}."
+
+
+def _order(function: Callable[..., object], message: str, count: int) -> str:
+    """A sentence with the order of arguments, for a message about one of ``count`` that were passed by position."""
+    places = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    if not message.startswith(tuple(f"{place}{end}" for place in places[:count] for end in (" ", "["))):
+        return ""
+    name, _ = _name_and_arguments(function)
+    return f" The order is {name}({', '.join(place for place in places if place != 'self')})."
+
+
+def _name_and_arguments(function: Callable[..., object]) -> tuple[str, str]:
+    """The name of a public function as users write it, and its call with all arguments."""
+    name = function.__qualname__.removesuffix(".__init__")
+    signature = inspect.signature(function)
+    texts = [
+        f"{p.name}=" if p.kind is p.KEYWORD_ONLY else p.name for p in signature.parameters.values() if p.name != "self"
+    ]
+    return name, f"{name}({', '.join(texts)})"
 
 
 def _users_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.progress import check_progress
+from taichi_ext.api.inputs.types import AnyHessian, AnyProduct, DenseHessian, DenseProduct, Format, Kernel, Leaf
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import in_structure, matrices, shaped
@@ -17,7 +17,10 @@ from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
-from taichi_ext.runtime.sparse.projection import PROJECTIONS
+from taichi_ext.runtime.sparse.projection import Projection
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Hessian(Jacobian):
@@ -60,15 +63,15 @@ class Hessian(Jacobian):
     @with_short_traceback
     def __init__(
         self,
-        kernel: Callable[..., object],
+        kernel: Kernel,
         params: object,
         energy: object = None,
         *,
         args: tuple[object, ...] = (),
         max_memory: int | None = None,
         chunk_size: int | None = None,
-        format: str | None = None,
-        project: str | None = None,
+        format: Format | None = None,
+        project: Projection | None = None,
         fixed: object = None,
         progress: bool | None = None,
     ) -> None:
@@ -99,9 +102,13 @@ class Hessian(Jacobian):
         return values_of(self._prepared, self._last_call(), getattr(self._last, "returned", None))[0]
 
 
+@overload
+def hessian(kernel: Kernel, params: Leaf, energy: object = None, **options: Unpack[DenseHessian]) -> np.ndarray: ...
+@overload
+def hessian(kernel: Kernel, params: object, energy: object = None, **options: Unpack[AnyHessian]) -> Any: ...
 @with_short_traceback
 def hessian(
-    kernel: Callable[..., object],
+    kernel: Kernel,
     params: object,
     energy: object = None,
     *,
@@ -109,8 +116,8 @@ def hessian(
     out: object = None,
     max_memory: int | None = None,
     chunk_size: int | None = None,
-    format: str | None = None,
-    project: str | None = None,
+    format: Format | None = None,
+    project: Projection | None = None,
     fixed: object = None,
     progress: bool | None = None,
 ) -> Any:
@@ -134,11 +141,11 @@ def hessian(
             each pair.
         max_memory: bytes for the tangents of intermediate fields and arrays, see ``jacobian``.
         chunk_size: the largest number of columns of H in one run; by default all columns.
-        format: None for dense arrays; "csr", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``scipy``); "torch_csr"
-            or "torch_coo" for tensors, where all params are tensors. Where the energy is no sum of terms of few entries
-            of the params each, H is computed densely, and its zeros are left out; ``Hessian.explain()`` says why. An
-            energy of fields that kernels compute from params takes two runs, and the state is put back in between;
-            each entry of such a field must be stored once, before it is read.
+        format: None for dense arrays; "csr", "csc", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``scipy``);
+            "torch_csr" or "torch_coo" for tensors, where all params are tensors. Where the energy is no sum of terms of
+            few entries of the params each, H is computed densely, and its zeros are left out; ``Hessian.explain()``
+            says why. An energy of fields that kernels compute from params takes two runs, and the state is put back in
+            between; each entry of such a field must be stored once, before it is read.
         project: how the block of each element is made positive semidefinite, for ``format=``: "clamp" sets its negative
             eigenvalues to 0, "abs" to their absolute values, and "on_demand" clamps them only if H is not positive
             definite as it is. None leaves H as it is.
@@ -175,9 +182,17 @@ def hessian(
     return _start(kernel, params, energy, args, out, options, project, fixed, progress).jacobian()
 
 
+@overload
+def value_gradient_and_hessian(
+    kernel: Kernel, params: Leaf, energy: object = None, **options: Unpack[DenseHessian]
+) -> tuple[Any, np.ndarray, np.ndarray]: ...
+@overload
+def value_gradient_and_hessian(
+    kernel: Kernel, params: object, energy: object = None, **options: Unpack[AnyHessian]
+) -> tuple[Any, Any, Any]: ...
 @with_short_traceback
 def value_gradient_and_hessian(
-    kernel: Callable[..., object],
+    kernel: Kernel,
     params: object,
     energy: object = None,
     *,
@@ -185,8 +200,8 @@ def value_gradient_and_hessian(
     out: object = None,
     max_memory: int | None = None,
     chunk_size: int | None = None,
-    format: str | None = None,
-    project: str | None = None,
+    format: Format | None = None,
+    project: Projection | None = None,
     fixed: object = None,
     progress: bool | None = None,
 ) -> tuple[Any, Any, Any]:
@@ -214,9 +229,17 @@ def value_gradient_and_hessian(
     return value_gradient_and_hessian_of(evaluation)
 
 
+@overload
+def hvp(
+    kernel: Kernel, params: Leaf, vectors: object, energy: object = None, **options: Unpack[DenseProduct]
+) -> np.ndarray: ...
+@overload
+def hvp(
+    kernel: Kernel, params: object, vectors: object, energy: object = None, **options: Unpack[AnyProduct]
+) -> Any: ...
 @with_short_traceback
 def hvp(
-    kernel: Callable[..., object],
+    kernel: Kernel,
     params: object,
     vectors: object,
     energy: object = None,
@@ -295,8 +318,8 @@ def _use(project: object, format: str | None) -> str:
     """The use of a plan; raises for a projection that cannot be done."""
     if project is None:
         return "hessian"
-    if not isinstance(project, str) or project not in PROJECTIONS:
-        expected = ", ".join(map(repr, PROJECTIONS))
+    if not isinstance(project, str) or project not in get_args(Projection):
+        expected = ", ".join(map(repr, get_args(Projection)))
         raise InvalidArgumentError(f"project is {shown(project)}; expected None or one of {expected}.")
     if format is None:
         raise InvalidArgumentError(

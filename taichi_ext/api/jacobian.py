@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
 from taichi_ext.api.inputs.progress import check_progress
+from taichi_ext.api.inputs.types import AnyJacobian, DenseJacobian, Format, Kernel, Leaf, Mode
 from taichi_ext.api.plans.cache_keys import origin_of, structure_key
 from taichi_ext.api.plans.plan import Plan, prepare
 from taichi_ext.api.plans.plan_table import PlanTable
 from taichi_ext.api.plans.preparations import Preparations
 from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.errors import with_short_traceback
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _plans, _preparations = PlanTable(), Preparations()
 
 
+@overload
+def jacobian(
+    kernel: Kernel, params: Leaf, outputs: Leaf | None = None, **options: Unpack[DenseJacobian]
+) -> np.ndarray: ...
+@overload
+def jacobian(kernel: Kernel, params: object, outputs: object = None, **options: Unpack[AnyJacobian]) -> Any: ...
 @with_short_traceback
 def jacobian(
-    kernel: Callable[..., object],
+    kernel: Kernel,
     params: object,
     outputs: object = None,
     *,
     args: tuple[object, ...] = (),
     out: object = None,
     max_memory: int | None = None,
-    tangents: str = "auto",
+    tangents: Strategy = "auto",
     chunk_size: int | None = None,
-    format: str | None = None,
+    format: Format | None = None,
     as_matrix: bool = False,
     progress: bool | None = None,
-    mode: str | None = None,
+    mode: Mode | None = None,
 ) -> Any:
     """The Jacobian of a kernel's outputs with respect to its parameters, in one launch.
 
@@ -57,12 +69,12 @@ def jacobian(
             is sparse up to 24 columns of constant indices or 8 of computed ones.  The result is the same.
         chunk_size: the largest number of columns in one run, in reverse mode of rows; by default all.  The runs have
             balanced sizes, and everything that the kernels wrote is restored between them.
-        format: None for dense arrays.  "csr", "coo" or "bsr" for a sparse Jacobian, computed without a dense one: for
-            each pair of output and parameter a ``scipy.sparse`` array of shape (entries of the output, entries of the
-            parameter), both in C order, elements last.  It holds the entries that can be nonzero, those that happen to
-            be zero as well.  "torch_csr" and "torch_coo" give torch tensors if the outputs are torch tensors.  ``out=``
-            is then a ``csr_array`` of the same pattern, or a ``ti.linalg.SparseMatrixBuilder``, to which the entries
-            are added.
+        format: None for dense arrays.  "csr", "csc", "coo" or "bsr" for a sparse Jacobian, computed without a dense
+            one: for each pair of output and parameter a ``scipy.sparse`` array of shape (entries of the output, entries
+            of the parameter), both in C order, elements last.  It holds the entries that can be nonzero, those that
+            happen to be zero as well.  "torch_csr" and "torch_coo" give torch tensors if the outputs are torch
+            tensors.  ``out=`` is then a ``csr_array`` of the same pattern, or a ``ti.linalg.SparseMatrixBuilder``, to
+            which the entries are added.
         as_matrix: whether to return one matrix: a row for each entry of all outputs, a column for each entry of all
             params, one after the other in C order, elements last.  Its type is the common type of the outputs.  With
             ``format=`` it is sparse.
@@ -101,21 +113,29 @@ def jacobian(
     return _start(kernel, params, outputs, args, out, options, as_matrix, progress).jacobian()
 
 
+@overload
+def value_and_jacobian(
+    kernel: Kernel, params: Leaf, outputs: Leaf | None = None, **options: Unpack[DenseJacobian]
+) -> tuple[Any, np.ndarray]: ...
+@overload
+def value_and_jacobian(
+    kernel: Kernel, params: object, outputs: object = None, **options: Unpack[AnyJacobian]
+) -> tuple[Any, Any]: ...
 @with_short_traceback
 def value_and_jacobian(
-    kernel: Callable[..., object],
+    kernel: Kernel,
     params: object,
     outputs: object = None,
     *,
     args: tuple[object, ...] = (),
     out: object = None,
     max_memory: int | None = None,
-    tangents: str = "auto",
+    tangents: Strategy = "auto",
     chunk_size: int | None = None,
-    format: str | None = None,
+    format: Format | None = None,
     as_matrix: bool = False,
     progress: bool | None = None,
-    mode: str | None = None,
+    mode: Mode | None = None,
 ) -> tuple[Any, Any]:
     """The outputs and their Jacobian, from the same launch.
 

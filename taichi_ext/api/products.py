@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -17,18 +17,30 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_not_ended, flatten
 from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.results import as_torch
+from taichi_ext.api.inputs.types import AnyProduct, DenseProduct, Kernel, Leaf
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 BLOCK = 2**26  # bytes of J in memory during a product with its transpose; at least one column
 
 
+@overload
+def jvp(
+    kernel: Kernel, params: object, tangents: object, outputs: Leaf | None = None, **options: Unpack[DenseProduct]
+) -> np.ndarray: ...
+@overload
+def jvp(
+    kernel: Kernel, params: object, tangents: object, outputs: object = None, **options: Unpack[AnyProduct]
+) -> Any: ...
 @with_short_traceback
 def jvp(
-    kernel: Callable[..., object],
+    kernel: Kernel,
     params: object,
     tangents: object,
     outputs: object = None,
@@ -83,9 +95,15 @@ def jvp(
     return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(result, shapes, strict=True)], "outputs")
 
 
+@overload
+def vjp(
+    kernel: Kernel, params: Leaf, outputs: object, cotangents: object, **options: Unpack[DenseProduct]
+) -> np.ndarray: ...
+@overload
+def vjp(kernel: Kernel, params: object, outputs: object, cotangents: object, **options: Unpack[AnyProduct]) -> Any: ...
 @with_short_traceback
 def vjp(
-    kernel: Callable[..., object],
+    kernel: Kernel,
     params: object,
     outputs: object,
     cotangents: object,

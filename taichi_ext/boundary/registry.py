@@ -203,6 +203,9 @@ class Registry:
             raise InvalidArgumentError(f"No rule is named {name!r}; registered are: {known}.")
         return self._rules[name]
 
+    def __dir__(self) -> list[str]:  # for completion: what users call
+        return ["clear", "disable", "disabled", "enable", "enabled", "remove"]
+
     def __getitem__(self, name: str) -> GradientRule:
         return self._get(name)
 

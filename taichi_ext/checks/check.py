@@ -25,6 +25,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
 from taichi_ext.api.inputs.options import check_flag, check_number, checked_options, is_whole
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
+from taichi_ext.api.inputs.types import Format
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.checks.differences import ComparedColumns, MovedEntry
@@ -51,7 +52,7 @@ def check_jacobian(
     most_entries: int | None = 200,
     raise_on_failure: bool = False,
     progress: bool | None = None,
-    format: str | None = None,
+    format: Format | None = None,
 ) -> JacobianReport:
     """Compare ``jacobian(kernel, params, outputs, args=args)`` with central differences.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.options import checked_options
+from taichi_ext.api.inputs.types import Format
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.checks.check import Comparison, Run, report_of
@@ -31,7 +32,7 @@ def check_hessian(
     most_entries: int | None = 200,
     raise_on_failure: bool = False,
     progress: bool | None = None,
-    format: str | None = None,
+    format: Format | None = None,
 ) -> JacobianReport:
     """Compare ``hessian(kernel, params, energy, args=args)`` with central differences of its gradient.
 

@@ -18,13 +18,13 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from taichi_ext import backend
+from taichi_ext import backend, errors
 from taichi_ext.api.inputs.kernel_checks import check_initialised
-from taichi_ext.api.inputs.options import check_flag, check_number
+from taichi_ext.api.inputs.options import check_flag, check_number, checked_choice
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import mark
@@ -97,11 +97,12 @@ class RuleReport:
     __repr__ = __str__
 
 
+@errors.with_short_traceback
 def check_rule(
     rule: str | Callable[..., object],
     inputs: dict[str, object],
     *,
-    expected: str = "autodiff",
+    expected: Literal["autodiff", "boundary"] = "autodiff",
     rtol: float | None = None,
     raise_on_failure: bool = False,
 ) -> RuleReport:
@@ -152,8 +153,7 @@ def check_rule(
     check_initialised()
     check_number("rtol", rtol, "a relative tolerance", least=0)
     check_flag("raise_on_failure", raise_on_failure)
-    if expected not in ("autodiff", "boundary"):
-        raise InvalidArgumentError(f"expected is {shown(expected)}; it can be 'autodiff' or 'boundary'.")
+    checked_choice("expected", expected, ("autodiff", "boundary"))
     if not isinstance(inputs, Mapping):
         raise InvalidArgumentError(f"inputs is {shown(inputs)}; expected a dict of arrays by name.")
     found = _find(rule)

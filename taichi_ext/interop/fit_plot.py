@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.interop.plots import new_figure
 from taichi_ext.solvers.results import LeastSquaresResult
 
@@ -20,6 +20,7 @@ _MOST_BINS = 60
 _MOST_PARAMS = 32  # whose correlations are drawn
 
 
+@with_short_traceback
 def plot_fit(result: LeastSquaresResult) -> Any:
     """Draw a fit: its cost after each iteration, its residuals, and the correlations of up to 32 parameters.
 

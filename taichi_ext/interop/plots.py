@@ -16,7 +16,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_not_ended, flatten
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.interop.plot_axes import Block, Side, blocks_of
 from taichi_ext.solvers.extra import required
 
@@ -27,6 +27,7 @@ _MOST_NAMES = 16  # entries of an axis that are named one by one
 _MOST_ENTRIES = 2**26  # of a sparse block that is drawn entry by entry
 
 
+@with_short_traceback
 def plot_jacobian(
     J: object,
     plan: object = None,
@@ -104,6 +105,7 @@ def plot_jacobian(
     return figure
 
 
+@with_short_traceback
 def plot_sparsity(
     J: object, plan: object = None, *, params: object = None, outputs: object = None, output_axes: int | None = None
 ) -> Any:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
+from taichi_ext.api.inputs.types import Kernel
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import in_structure
 from taichi_ext.api.runs.by_adjoint import value_and_row
@@ -23,7 +24,7 @@ from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 
 @with_short_traceback
 def value_and_gradient(
-    kernel: Callable[..., object] | str,
+    kernel: Kernel | str,
     params: object = None,
     energy: object = None,
     *,

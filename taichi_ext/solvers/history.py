@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Iteration(NamedTuple):
+class LeastSquaresIteration(NamedTuple):
     """One line of the report; NaN where a method has no such number.
 
     Attributes:
@@ -53,8 +53,8 @@ class History:
         tell: called with each line; True ends the iteration.
     """
 
-    def __init__(self, tell: Callable[[Iteration], object]) -> None:
-        self.lines: list[Iteration] = []
+    def __init__(self, tell: Callable[[LeastSquaresIteration], object]) -> None:
+        self.lines: list[LeastSquaresIteration] = []
         self._tell = tell
         self._began = self._last = time.perf_counter()
 
@@ -64,11 +64,13 @@ class History:
         """Add a line; whether the callback ends the iteration."""
         now = time.perf_counter()
         times = (now - self._last, now - self._began)
-        self.lines.append(Iteration(len(self.lines), cost, change, gradient, step, ratio, radius, *times, x))
+        self.lines.append(
+            LeastSquaresIteration(len(self.lines), cost, change, gradient, step, ratio, radius, *times, x)
+        )
         self._last = now
         return self._tell(self.lines[-1]) is True
 
 
-def print_line(line: Iteration) -> None:
+def print_line(line: LeastSquaresIteration) -> None:
     """A line on stderr, below a title at first, as in Ceres."""
     print(f"{TITLE}\n{line}" if line.number == 0 else line, file=sys.stderr, flush=True)

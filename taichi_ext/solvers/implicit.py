@@ -13,7 +13,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from taichi_ext.solvers.operator import linear_operator
 
 Solve = Callable[[np.ndarray, bool], np.ndarray]  # takes columns of right-hand sides, and whether to transpose dr/dx
 
-_METHODS = ("auto", "direct", "cg", "gmres")
+_Linear = Literal["auto", "direct", "cg", "gmres"]
 _FEW = 256  # unknowns, up to which dr/dx is dense
 _MANY = 200_000  # unknowns, from which on "auto" does not decompose dr/dx
 
@@ -91,7 +91,7 @@ class Equation:
 
     def __init__(self, residual: Callable[..., object], unknowns: object, residuals: object, linear: str) -> None:
         self._call = residual, unknowns, residuals
-        self._linear = checked_choice("linear", linear, _METHODS)
+        self._linear = checked_choice("linear", linear, get_args(_Linear))
         self.unknowns, self.residuals = ([leaf for _, leaf in flatten(x)[0]] for x in (unknowns, residuals))
         for name, leaves in (("unknowns", self.unknowns), ("residuals", self.residuals)):
             for leaf in leaves:
@@ -194,13 +194,14 @@ def matrix_of(kernel: Any, params: Any, outputs: Any, args: tuple[object, ...], 
         state.undo()
 
 
+@with_short_traceback
 def custom_root(
     solve: Callable[..., object],
     residual: Callable[..., object],
     unknowns: object,
     residuals: object,
     *,
-    linear: str = "auto",
+    linear: _Linear = "auto",
     tol: float = 1e-4,
 ) -> ImplicitSolver:
     """A solver whose derivative is that of the equation it solves, rather than of its iterations.
@@ -266,7 +267,7 @@ def implicit_jacobian(
     residuals: object,
     *,
     args: tuple[object, ...] = (),
-    linear: str = "auto",
+    linear: _Linear = "auto",
 ) -> Any:
     """The Jacobian of the solution of ``residual(x, p) = 0`` at the present state, without solving it.
 

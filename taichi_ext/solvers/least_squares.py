@@ -7,59 +7,62 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.inputs.options import check_function, checked_choice, checked_options, is_real, is_whole
+from taichi_ext.api.inputs.options import check_count, check_function, checked_choice, checked_options, is_real
+from taichi_ext.api.inputs.types import Structure
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
-from taichi_ext.solvers.history import History, Iteration, print_line
+from taichi_ext.solvers.history import History, LeastSquaresIteration, print_line
 from taichi_ext.solvers.levenberg import Ended, Limits, Space, minimize
-from taichi_ext.solvers.losses import LOSS_OVER, Robust
+from taichi_ext.solvers.losses import Loss, LossOver, Robust
 from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
 from taichi_ext.solvers.results import LeastSquaresResult, Solved, place_of
 from taichi_ext.solvers.scipy_methods import by_scipy
 from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, check_shard_options
 
-_METHODS = ("lm", "trf", "dogbox")
-_OF_SCIPY = ("x_scale", "tr_solver", "tr_options", "verbose")
+_Method = Literal["lm", "trf", "dogbox"]
 
 
+@with_short_traceback
 def least_squares(
     kernel: Callable[..., object] | str,
     params: object = None,
     residuals: object = None,
     *,
     args: tuple[object, ...] = (),
-    method: str = "lm",
+    method: _Method = "lm",
     bounds: tuple[object, object] = (-np.inf, np.inf),
-    loss: object = "linear",
+    loss: Loss | Callable[[np.ndarray], object] | Structure = "linear",
     f_scale: object = 1.0,
-    loss_over: str = "entries",
+    loss_over: LossOver = "entries",
     weights: object = None,
     eliminate: object = None,
     retract: object = None,
     ftol: float = 1e-8,
     xtol: float = 1e-8,
     gtol: float = 1e-8,
-    max_nfev: int | None = None,
-    format: str | None = None,
-    callback: Callable[[Iteration], object] | None = None,
+    max_iterations: int | None = None,
+    format: Literal["csr"] | None = None,
+    callback: Callable[[LeastSquaresIteration], object] | None = None,
     progress: bool | None = None,
     shards: Sequence[tuple[object, ...]] | None = None,
     start: object = None,
     executor: AnyExecutor = None,
     init: Mapping[str, object] | None = None,
-    **options: object,
+    x_scale: object = None,
+    tr_solver: Literal["exact", "lsmr"] | None = None,
+    tr_options: Mapping[str, object] | None = None,
+    verbose: Literal[0, 1, 2] | None = None,
 ) -> LeastSquaresResult:
     """Minimise half the sum of the squares of a kernel's residuals, or of robust losses of them.
 
@@ -108,18 +111,20 @@ def least_squares(
             norms of J.
         gtol: it ends where the gradient is smaller: in "lm", the largest cosine of a column of J and the residuals; in
             SciPy's methods, the largest entry.
-        max_nfev: the largest number of points; by default 100 for each number in the params.
+        max_iterations: how many steps there may be, accepted or not; by default 100 for each number in the params.
         format: "csr" for a sparse J, see ``jacobian`` (extra ``scipy``).
-        callback: is given each ``Iteration``, the start included; if it returns True, the best point so far is the
-            result.
+        callback: is given each ``LeastSquaresIteration``, the start included; if it returns True, the best point so far
+            is the result.
         progress: True prints a line for each iteration on stderr: cost, change, gradient, step, ratio, radius, seconds.
             None logs it at level INFO.
         shards: the arguments of the factory, a tuple for each shard; with ``method="lm"``.
         start: with ``shards``: the values of the params to start from, structured like them.
         executor: with ``shards``: see ``map_jacobian``.
         init: with ``shards``: see ``map_jacobian``.
-        **options: of SciPy's methods: ``x_scale``, ``tr_solver``, ``tr_options``, ``verbose``.  ``x_scale`` may be
-            structured like ``params``, as bounds are.
+        x_scale: for SciPy's methods: the scale of each param, a number, "jac", or structured like ``params`` as bounds.
+        tr_solver: for SciPy's methods, see there.
+        tr_options: for SciPy's methods, see there.
+        verbose: for SciPy's methods, see there.
 
     Returns:
         The result: ``x`` (all parameters as one vector), ``cost``, ``history``, ``summary()``, ...
@@ -150,7 +155,9 @@ def least_squares(
         True
     """
     tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
-    _check(method, options, tolerances, max_nfev, callback, progress, format, loss_over)
+    of_scipy = {"x_scale": x_scale, "tr_solver": tr_solver, "tr_options": tr_options, "verbose": verbose}
+    options = {name: value for name, value in of_scipy.items() if value is not None}
+    _check(method, options, tolerances, max_iterations, callback, progress, format, loss_over)
     for name, value in {"eliminate": eliminate, "retract": retract}.items():
         if value is not None and method != "lm":
             raise InvalidArgumentError(f"{name} needs method='lm'; method is {method!r}.")
@@ -173,7 +180,8 @@ def least_squares(
         problem = points = ShardedProblem(parts, executor, (loss, f_scale, loss_over), eliminated, retract)
     history = _history(problem, callback, progress)
     try:
-        ended = _ended(points, problem, params, bounds, method, {**tolerances, "max_nfev": max_nfev}, options, history)
+        limits = {**tolerances, "max_iterations": max_iterations}
+        ended = _ended(points, problem, params, bounds, method, limits, options, history)
     finally:
         problem.close()
     return _result(ended, problem, params, method, history)
@@ -182,7 +190,7 @@ def least_squares(
 def _history(problem: Problem | ShardedProblem, callback: Any, progress: bool | None) -> History:
     """The report, which keeps the best point in the problem."""
 
-    def tell(line: Iteration) -> object:
+    def tell(line: LeastSquaresIteration) -> object:
         problem.best = line.x
         if progress is True:
             print_line(line)
@@ -203,16 +211,18 @@ def _ended(
     options: dict[str, object],
     history: History,
 ) -> Ended:
-    """The end of the iteration; ``limits`` are the tolerances and ``max_nfev``, ``options`` those of SciPy."""
+    """The end of the iteration; ``limits`` are the tolerances and ``max_iterations``, ``options`` those of SciPy."""
     low, high = bounds_of(bounds, params, problem.shapes)
     first = start_within(problem.start, low, high, problem.parts)
     low, high = np.broadcast_to(low, first.shape), np.broadcast_to(high, first.shape)
+    given = limits.pop("max_iterations")
+    most = 100 * len(first) if given is None else given
     if isinstance(points, ShardedProblem) or method == "lm":
         space, first = _space(problem, first, low, high)
-        most = (limits.pop("max_nfev") or 100 * len(first)) - 1
         return minimize(points.point, first, space, Limits(**limits, max_iterations=most, noise=problem.noise), history)
     if "x_scale" in options:
         options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
+    limits["max_nfev"] = most + 1  # of which one is the start
     return by_scipy(points, first, history, {**options, **limits, "method": method, "bounds": (low, high)})
 
 
@@ -269,25 +279,15 @@ def _check(
     method: object,
     options: Mapping[str, object],
     tolerances: dict[str, Any],
-    max_nfev: Any,
+    max_iterations: Any,
     callback: object,
     progress: object,
     format: object,
     loss_over: object,
 ) -> None:
     """Raise for options that cannot be used."""
-    checked_choice("method", method, _METHODS)
+    checked_choice("method", method, get_args(_Method))
     for name in options:
-        if name == "x0":
-            raise InvalidArgumentError(
-                "least_squares has no x0=: it starts at the values in the params; store it in them."
-            )
-        if name not in _OF_SCIPY:
-            known = inspect.signature(least_squares).parameters
-            names = sorted({*known, *_OF_SCIPY} - {"kernel", "params", "residuals", "options"})
-            raise InvalidArgumentError(
-                f"{name!r} is not an option of least_squares; expected one of {', '.join(names)}."
-            )
         if method == "lm":
             raise InvalidArgumentError(f"{name} is an option of SciPy's methods; give method='trf', or leave it out.")
         if is_complex(options[name]):  # of which SciPy drops the imaginary part
@@ -295,12 +295,12 @@ def _check(
     for name, value in tolerances.items():
         if not (is_real(value) and 0 <= value < math.inf):
             raise InvalidArgumentError(f"{name} is {shown(value)}; expected a number, not negative.")
-    checked_choice("loss_over", loss_over, LOSS_OVER)
+    checked_choice("loss_over", loss_over, get_args(LossOver))
     if loss_over != "entries" and method != "lm":
         raise InvalidArgumentError(f"loss_over={loss_over!r} needs method='lm'.")
-    if max_nfev is not None and not (is_whole(max_nfev) and max_nfev > 0):
-        raise InvalidArgumentError(f"max_nfev is {shown(max_nfev)}; expected a positive whole number of points.")
-    check_function("callback", callback, "an Iteration")
+    if max_iterations is not None:
+        check_count("max_iterations", max_iterations)
+    check_function("callback", callback, "a LeastSquaresIteration")
     if not (progress is None or isinstance(progress, bool)):
         raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False or None; callback= calls.")
     check_matrix_format(format)

@@ -112,7 +112,7 @@ class Ended:
     Attributes:
         point: the best one.
         gradient: of the cost there.
-        status: 1 to 4 for a tolerance, 0 for the largest number of points, -1 for the callback, -2 for a failure.
+        status: 1 to 4 for a tolerance, 0 for the largest number of iterations, -1 for the callback, -2 for a failure.
         message: the reason in words.
         evaluations: how many points were computed.
         seconds: where the time went.
@@ -270,7 +270,7 @@ class _Run:
         if cosine <= limits.gtol:
             return 1, f"The gradient is small: the largest cosine of a column of J and r, {cosine:.1e}, is <= gtol."
         if len(self.history.lines) > limits.max_iterations:
-            return 0, f"The largest number of iterations, {limits.max_iterations}, is reached (max_nfev)."
+            return 0, f"The largest number of iterations, {limits.max_iterations}, is reached."
         return None
 
     def _small(

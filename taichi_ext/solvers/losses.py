@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -54,7 +54,9 @@ LOSSES: dict[str, Callable[[np.ndarray], Values]] = {
     "tukey": _tukey,
 }
 
-LOSS_OVER = ("entries", "last axis")
+Loss = Literal["linear", "soft_l1", "huber", "cauchy", "arctan", "tukey"]
+LossOver = Literal["entries", "last axis"]
+assert get_args(Loss) == tuple(LOSSES)
 
 
 class Robust:

@@ -24,6 +24,7 @@ from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, shown
 
 __all__ = ["Manifold", "se3", "so3", "unit_quaternion", "unit_vector"]
+__dir__ = __all__.copy  # for completion: no modules
 
 
 @dataclass(frozen=True)

@@ -11,30 +11,30 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import (
     Options,
+    check_count,
     check_flag,
     check_function,
     check_number,
     checked_choice,
     is_real,
-    is_whole,
 )
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.newton_directions import (
-    METHODS,
     Cholmod,
     ConjugateDirections,
     Directions,
     FactoredDirections,
+    Method,
     superlu,
 )
 from taichi_ext.solvers.problem import Problem
@@ -124,7 +124,7 @@ def newton(
     *,
     args: tuple[object, ...] = (),
     fixed: object = None,
-    method: str = "splu",
+    method: Method = "splu",
     gtol: float = 1e-8,
     xtol: float = 1e-14,
     max_iterations: int = 100,
@@ -195,10 +195,9 @@ def newton(
         ("callback", callback, "a NewtonIteration"),
     ):
         check_function(name, value, meaning)
-    if not is_whole(max_iterations) or max_iterations < 0:
-        raise InvalidArgumentError(f"max_iterations is {shown(max_iterations)}; expected a whole number of at least 0.")
+    check_count("max_iterations", max_iterations)
     check_flag("progress", progress)
-    checked_choice("method", method, METHODS)
+    checked_choice("method", method, get_args(Method))
     prepared = partial(prepared_form, kernel, params, energy, args)
     plan, call = prepared(Options(), "gradient")
     problem = Problem(plan, call, user="newton")

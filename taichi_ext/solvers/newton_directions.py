@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from taichi_ext.runtime.sparse.projection import positive_factors
 from taichi_ext.solvers.extra import require_scipy, required
 from taichi_ext.solvers.problem import Problem
 
-METHODS = ("splu", "cholmod", "cg")
+Method = Literal["splu", "cholmod", "cg"]
 _SHIFTS = (1e-4, 1e-2, 1.0, 100.0)  # of the diagonal of H, over the sums of the absolute values of its rows
 _MOST_SOLVES = 30  # of an inverse iteration, or of random products, for a direction of negative curvature
 _LEAST_EIGENVALUE = 1e-8  # of a block on the diagonal, over its largest

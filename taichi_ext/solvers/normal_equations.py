@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,7 +21,7 @@ from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import block_size, matrices, side_by_side
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.executors import Workers
@@ -56,6 +56,7 @@ class NormalEquations:
         return self._split(values)
 
 
+@with_short_traceback
 def normal_equations(
     kernel: Callable[..., object] | str,
     params: object = None,
@@ -64,7 +65,7 @@ def normal_equations(
     *,
     args: tuple[object, ...] = (),
     dtype: DTypeLike | None = None,
-    format: str | None = None,
+    format: Literal["csr"] | None = None,
     max_memory: float | None = None,
     shards: Sequence[tuple[object, ...]] | None = None,
     at: object = None,

@@ -25,13 +25,14 @@ from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.products import directional, transposed
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.second_order import hessian_times, with_choices
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.extra import require_scipy
 
 _MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for their number
 
 
+@with_short_traceback
 def linear_operator(
     kernel: Callable[..., object],
     params: object,
@@ -89,6 +90,7 @@ def linear_operator(
     return operator(_Products(kernel, params, outputs, args, memory, chunk_size))
 
 
+@with_short_traceback
 def hessian_operator(
     kernel: Callable[..., object],
     params: object,

@@ -17,7 +17,7 @@ from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import is_positive
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, pieces_of, slices_of
-from taichi_ext.solvers.history import TITLE, Iteration
+from taichi_ext.solvers.history import TITLE, LeastSquaresIteration
 from taichi_ext.solvers.systems import inverse_part
 
 
@@ -83,7 +83,7 @@ class LeastSquaresResult:
     status: int
     message: str
     nfev: int
-    history: list[Iteration]
+    history: list[LeastSquaresIteration]
     method: str
     seconds: dict[str, float]
     _problem: Solved

@@ -17,8 +17,9 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
+from taichi_ext.api.inputs.types import Format
 from taichi_ext.api.products import real_array
-from taichi_ext.errors import InvalidArgumentError, ShardError, shown
+from taichi_ext.errors import InvalidArgumentError, ShardError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseSystem
@@ -151,13 +152,14 @@ class ShardedProblem:
         self._workers.close()
 
 
+@with_short_traceback
 def map_jacobian(
     factory: Callable[..., object] | str,
     shards: Sequence[tuple[object, ...]],
     *,
     at: object,
     executor: AnyExecutor = None,
-    format: str | None = None,
+    format: Format | None = None,
     init: Mapping[str, object] | None = None,
     progress: bool | None = False,
 ) -> Iterator[Any]:

@@ -61,7 +61,7 @@ def test_one_matrix_over_all_outputs_and_params(program, chunk_size):
     assert_allclose(A, EXPECTED)
 
 
-@pytest.mark.parametrize("kind", ["csr", "coo"])
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
 def test_sparse(program, kind):
     A = jacobian(*program.call, as_matrix=True, format=kind)
     assert A.format == kind

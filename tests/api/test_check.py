@@ -718,7 +718,7 @@ def test_bad_inputs():
             check_rule(what, {})
     with pytest.raises(InvalidArgumentError, match="No rule is named 'other'"):
         check_rule("other", {})
-    with pytest.raises(InvalidArgumentError, match="expected is 'jump'; it can be 'autodiff' or 'boundary'"):
+    with pytest.raises(InvalidArgumentError, match="expected is 'jump'; expected one of 'autodiff', 'boundary'"):
         check_rule("area", {"a": [1.0], "b": 1.0}, expected="jump")
     with pytest.raises(InvalidArgumentError, match="'out'"):
         boundary_gradient("rim")(lambda_free)

@@ -282,7 +282,7 @@ class TestNothingIsLeft:
         owner = simulation(1.0)
         before = pickle.dumps(owner)
         jacobian(owner.run, *fields)
-        least_squares(owner.run, *fields, max_nfev=1)
+        least_squares(owner.run, *fields, max_iterations=0)
         fields[0].fill(2.0)
         assert pickle.dumps(owner) == before
         assert vars(copy.deepcopy(owner)) == {"dt": 1.0}
@@ -533,8 +533,8 @@ class TestSolvers:
     @pytest.mark.parametrize(
         "call",
         [
-            lambda f, x, y: least_squares(f, x, y, max_nfev=1),
-            lambda f, x, y: least_squares(f, x, y, max_nfev=1, format="csr"),
+            lambda f, x, y: least_squares(f, x, y, max_iterations=0),
+            lambda f, x, y: least_squares(f, x, y, max_iterations=0, format="csr"),
             lambda f, x, y: linear_operator(f, x, y) @ np.ones(3),
             lambda f, x, y: linear_operator(f, x, y).T @ np.ones(3),
             lambda f, x, y: linear_operator(f, x, y).materialize(),

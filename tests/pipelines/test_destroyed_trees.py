@@ -188,7 +188,7 @@ class TestTreesOfThePipeline:
         assert_allclose(value, X**4)
         assert_allclose(found, J)
         assert check_jacobian(pipeline, x, y)
-        assert least_squares(pipeline, x, y, max_nfev=4).cost < 0.5  # 141 at the start
+        assert least_squares(pipeline, x, y, max_iterations=3).cost < 0.5  # 141 at the start
 
     def test_prepared_form(self):
         x, y = fields(X, 0.0)

@@ -51,7 +51,7 @@ class Scene:
     def solve(self, params=None, residuals=None, **options):
         for field, values in zip(self.params, (CENTRES, START, np.ones(SEEN)), strict=True):
             field.from_numpy(values)
-        options = {"max_nfev": 12, **options}
+        options = {"max_iterations": 11, **options}
         return least_squares(self.kernel, params or self.params, residuals or self.residuals, **options)
 
 
@@ -109,7 +109,7 @@ def test_covariance(scene):
     """Points that cameras have seen at known places."""
     params = [scene.points, scene.weights]
     bounds = ([-1.5, 0.0], [1.5, 3.0])
-    options = {"bounds": bounds, "max_nfev": 4}
+    options = {"bounds": bounds, "max_iterations": 3}
     wanted, found = scene.solve(params, **options, **WHOLE), scene.solve(params, eliminate=scene.weights, **options)
     with pytest.raises(InvalidArgumentError, match=r"do not determine entry \[10, 0\]"):
         found.covariance(scene.weights)
@@ -127,7 +127,7 @@ def test_arrays():
 
     def solve(**options):
         args = x.copy(), shift.copy(), np.zeros((6, 3))
-        return least_squares(kernel, {"x": "x", "shift": "shift"}, "r", args=args, max_nfev=6, **options)
+        return least_squares(kernel, {"x": "x", "shift": "shift"}, "r", args=args, max_iterations=5, **options)
 
     same_steps(solve(eliminate="x"), solve(**WHOLE))
 
@@ -261,7 +261,7 @@ def test_params_that_are_chosen(scene, small, monkeypatch):
     same_steps(found, scene.solve(format="csr", eliminate=[], **EXACT))
     assert layouts[-1].eliminated == []
     monkeypatch.setattr(elimination, "_MOST_KEPT", 15)  # the cameras have 16
-    scene.solve(format="csr", max_nfev=1)
+    scene.solve(format="csr", max_iterations=0)
     assert layouts[-1].eliminated == []
 
 

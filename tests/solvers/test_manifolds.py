@@ -188,7 +188,7 @@ class Rig:
         self.scale.from_numpy(np.array([1.1]))
         params = {"poses": self.poses, "scale": self.scale, "points": self.points}
         retract = {"poses": manifolds.se3, "scale": None, "points": None}
-        return least_squares(self.kernel, params, self.r, retract=retract, max_nfev=8, **options)
+        return least_squares(self.kernel, params, self.r, retract=retract, max_iterations=7, **options)
 
 
 @pytest.mark.sweep

@@ -105,7 +105,7 @@ def test_kernels(program, name):
         args = (x, *problem.data, r)
         kernel(*args)
         assert_allclose(r, first, rtol=1e-9, atol=1e-9 * np.abs(first).max())
-        J = least_squares(kernel, x, r, args=args, max_nfev=1).jacobian
+        J = least_squares(kernel, x, r, args=args, max_iterations=0).jacobian
         assert_allclose(J, problem.jac(x), rtol=1e-7, atol=1e-7 * np.abs(J).max())
         wanted = optimize.least_squares(problem.fun, x, problem.jac, method="lm", x_scale="jac")
         found = least_squares(kernel, x, r, args=args)

@@ -36,7 +36,7 @@ def test_certified_values(name, all_digits):
     for n, start in enumerate(numbers["starts"]):
         b, r = start.copy(), np.zeros(len(numbers["y"]))
         args = (b, numbers["x"], numbers["y"], r)
-        result = least_squares(kernel, b, r, args=args, ftol=1e-15, xtol=1e-15, gtol=1e-15, max_nfev=2000)
+        result = least_squares(kernel, b, r, args=args, ftol=1e-15, xtol=1e-15, gtol=1e-15, max_iterations=1999)
         all_digits[name, n] = digits(b, numbers["certified"])
         assert all_digits[name, n] >= 4, result
         if name != "Lanczos1":  # whose residuals are rounding

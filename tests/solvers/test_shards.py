@@ -138,7 +138,7 @@ def test_manifolds_and_eliminated_params(pool):
     pytest.importorskip("scipy.sparse")
     poses, points = shard_factories.poses_and_points()
     start = {"poses": poses, "points": points + 0.3}
-    options = {"retract": {"poses": manifolds.se3, "points": None}, "max_nfev": 5, "gtol": 0.0}
+    options = {"retract": {"poses": manifolds.se3, "points": None}, "max_iterations": 4, "gtol": 0.0}
     seen, errors = [shard_factories.view(n)[3][2] for n in range(4)], [np.zeros((9, 3)) for _ in range(4)]
 
     def everything(poses, points, *errors):

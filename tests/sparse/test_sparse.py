@@ -242,8 +242,9 @@ def test_float16_becomes_float32():
         square()
         cube()
 
-    for kind in ("csr", "coo", "bsr"):
+    for kind in ("csr", "csc", "coo", "bsr"):
         found = jacobian(square, x, y, format=kind)
+        assert found.format == kind
         assert found.dtype == np.float32
         assert_array_equal(found.toarray(), np.diag([3.0, 5.0, 7.0]))
     after_two, after_one = jacobian(run, x, [z, y], format="csr")
@@ -522,8 +523,8 @@ def test_scipy_is_missing(network, monkeypatch):
 
 def test_bad_input(network):
     x, force = network.x, network.force
-    with pytest.raises(InvalidArgumentError, match=r"format is 'csc'; expected None for dense arrays, or one of 'csr'"):
-        jacobian(network.run, x, force, format="csc")
+    with pytest.raises(InvalidArgumentError, match=r"format is 'lil'; expected None for dense arrays, or one of 'csr'"):
+        jacobian(network.run, x, force, format="lil")
     with pytest.raises(InvalidArgumentError, match="expected a scipy.sparse.csr_array of the same pattern"):
         jacobian(network.run, x, force, format="csr", out=np.zeros((12, 12)))
     with pytest.raises(InvalidArgumentError, match="another pattern than the Jacobian: 12 entries, not"):

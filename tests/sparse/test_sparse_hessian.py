@@ -522,8 +522,8 @@ def test_bad_input():
     before = read(y)
     with pytest.raises(InvalidArgumentError, match="one number"):
         hessian(run, x, y, format="csr")
-    with pytest.raises(InvalidArgumentError, match="format is 'csc'"):
-        hessian(run, x, y, format="csc")
+    with pytest.raises(InvalidArgumentError, match="format is 'lil'"):
+        hessian(run, x, y, format="lil")
     assert_array_equal(read(y), before)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.sparse_results import checked_format
+from taichi_ext.api.inputs.types import Mode
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.errors import InvalidArgumentError, shown
 
@@ -39,7 +40,7 @@ def checked_options(
         chunk_size = int(chunk_size)
     format = checked_format(format)
     if mode is not None:
-        mode = checked_choice("mode", mode, ("forward", "reverse"))
+        mode = checked_choice("mode", mode, get_args(Mode))
     if mode == "reverse" and format is not None:
         raise InvalidArgumentError(
             f"mode='reverse' computes rows of all columns, and format={format!r} only their entries; leave out one."
@@ -85,6 +86,12 @@ def check_flag(name: str, value: object) -> None:
     """Raise for an option that is neither True nor False."""
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{name} is {shown(value)}; expected True or False.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise for an option that is no whole number of at least 0."""
+    if not is_whole(value) or value < 0:
+        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a whole number of at least 0.")
 
 
 def check_number(name: str, value: Any, meaning: str, *, least: float | None = None, is_optional: bool = True) -> None:

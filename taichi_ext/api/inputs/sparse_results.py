@@ -3,16 +3,17 @@
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
 # pyright: reportInvalidTypeForm=false
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.api.inputs.types import Format
 from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
-FORMATS = ("csr", "coo", "bsr", "torch_csr", "torch_coo")
+FORMATS = get_args(Format)
 
 
 def checked_format(given: object) -> str | None:
@@ -34,8 +35,8 @@ def checked_format(given: object) -> str | None:
 
 def in_format(matrix: Any, kind: str, block: tuple[int, int], device: object) -> object:
     """A CSR array in another format; ``block`` is the size of an element of the output and of the parameter."""
-    if kind == "coo":
-        return matrix.tocoo()
+    if kind in ("coo", "csc"):
+        return matrix.asformat(kind)
     if kind == "bsr":
         return matrix.tobsr(blocksize=block)  # entries of a block that are not in the pattern are zeros
     if kind.startswith("torch"):

@@ -15,6 +15,7 @@ from taichi_ext.api.inputs.arguments import KernelCall, flatten
 from taichi_ext.api.inputs.kernel_checks import check_initialised
 from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
 from taichi_ext.api.inputs.progress import check_progress
+from taichi_ext.api.inputs.types import Format, Mode
 from taichi_ext.api.plans.explain import Text, explain
 from taichi_ext.api.plans.export import module_text
 from taichi_ext.api.runs.by_adjoint import RowsOrColumns
@@ -24,6 +25,7 @@ from taichi_ext.api.runs.prepared import Prepared, Question, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, Outputs
+from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.memory.state import State
@@ -225,12 +227,12 @@ class Jacobian:
         *,
         args: tuple[object, ...] = (),
         max_memory: int | None = None,
-        tangents: str = "auto",
+        tangents: Strategy = "auto",
         chunk_size: int | None = None,
-        format: str | None = None,
+        format: Format | None = None,
         as_matrix: bool = False,
         progress: bool | None = None,
-        mode: str | None = None,
+        mode: Mode | None = None,
     ) -> None:
         check_as_matrix(as_matrix, format)
         self._as_matrix = as_matrix

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from taichi_ext.differentiate.forms.forms import Form, Seed, Unnumbered, columns_of, has_row
 from taichi_ext.program import Local, Statement
@@ -43,7 +44,8 @@ class Limits:
 
 MANY = 1 << 30
 SPARSE = Limits(256, 256, slots=64, statements=MANY)  # for sparse Jacobians: only few columns can be in rows
-STRATEGIES = {
+Strategy = Literal["auto", "sparse", "dense"]
+STRATEGIES: dict[str, Limits] = {
     "auto": Limits(),
     "sparse": Limits(MANY, MANY, slots=64, statements=MANY),
     "dense": Limits(0, 0, 0),

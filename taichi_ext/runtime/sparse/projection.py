@@ -10,7 +10,7 @@ are decomposed: their negative eigenvalues are replaced by 0, or by their absolu
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from taichi_ext.differentiate.forms.entry_sites import Site
 from taichi_ext.runtime.sparse.matrices import symmetric_factors
 from taichi_ext.runtime.sparse.streams import Streams
 
-PROJECTIONS = ("clamp", "abs", "on_demand")
+Projection = Literal["clamp", "abs", "on_demand"]
 ROUNDING = 1000  # tolerance of a zero pivot, in units in the last place of the largest diagonal entry
 
 

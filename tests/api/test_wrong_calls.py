@@ -1,0 +1,194 @@
+"""Wrong calls of every public function: one kind of error, which names the argument, what was given, and the fix."""
+
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars
+
+import taichi_ext as te
+from taichi_ext import InvalidArgumentError
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+IN_KERNELS = {  # tested where kernels are
+    "add_visible_edge", "coverage", "edge", "layers", "mark", "nearest", "pixel", "ray_level", "replace_gradient",
+    "segment_edge", "sqrt_edge", "step", "stop_gradient", "visible_edge",
+}  # fmt: skip
+RESULTS = {"LeastSquaresIteration", "LeastSquaresResult", "NewtonIteration", "NewtonResult", "NormalEquations"}
+
+
+@pytest.fixture
+def things():
+    x, y, e = scalars([0.3, 0.5, 0.7]), outputs(3), outputs(1)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] += x[i] ** 2
+
+    @ti.kernel
+    def energy():
+        for i in x:
+            e[0] += x[i] ** 2
+
+    @ti.kernel
+    def of_arrays(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    yield {"k": k, "energy": energy, "of_arrays": of_arrays, "x": x, "y": y, "e": e, "v": np.ones(3)}
+    assert not y.to_numpy().any() and not e.to_numpy().any(), "something ran"
+
+
+# The call, the argument, what was given, the fix.
+CALLS = [
+    ("jacobian(k, x, y, argnums=0)", "argnums", "0", "params"),
+    ("jacobian(k)", "params", "missing", "jacobian(kernel, params, outputs, args="),
+    ("jacobian(k, 0)", "params", "0", "ti.field"),
+    ("jacobian(k, x, y, v)", "jacobian", "array([1., 1., 1.])", "name the argument"),
+    ("jacobian(k, x, params=x)", "params", "<ti.field>", "give one"),
+    ("jacobian(k, y, x)", "outputs", "x", "The order is jacobian(kernel, params, outputs)."),
+    ("jacobian('k', x, y)", "kernel", "'k'", "@ti.kernel"),
+    ("jacobian(k, x, y, format='banana')", "format", "'banana'", "'csr', 'csc'"),
+    ("jacobian(k, x, y, tangent='dense')", "tangent", "'dense'", "Did you mean 'tangents'?"),
+    ("value_and_jacobian(k, x, y, mode='back')", "mode", "'back'", "'forward', 'reverse'"),
+    ("value_and_jacobian(k, x, y, chunk=3)", "chunk", "3", "chunk_size="),
+    ("Jacobian(k, x, y, chunk_size=0)", "chunk_size", "0", "positive whole number"),
+    ("Jacobian(k, x, y, chunks=2)", "chunks", "2", "Did you mean 'chunk_size'?"),
+    ("Jacobian(k, x, y)(arg=(1,))", "arg", "(1,)", "Did you mean 'args'?"),
+    ("jvp(k, x, y, v)", "outputs", "array of shape (3,)", "The order is jvp(kernel, params, tangents, outputs)."),
+    ("jvp(k, x, v, y, tangents=v)", "tangents", "array([1., 1., 1.])", "give one"),
+    ("vjp(k, x, v, y)", "outputs", "array of shape (3,)", "The order is vjp(kernel, params, outputs, cotangents)."),
+    ("vjp(k, x, y)", "cotangents", "missing", "vjp(kernel, params, outputs, cotangents"),
+    ("hessian(energy, e, x)", "energy", "shape (3,)", "The order is hessian(kernel, params, energy)."),
+    ("hessian(energy, x, e, project='clip', format='csr')", "project", "'clip'", "'clamp', 'abs', 'on_demand'"),
+    ("Hessian(energy, x, e, projection='clamp')", "projection", "'clamp'", "Did you mean 'project'?"),
+    ("value_gradient_and_hessian(energy, x, e, 3)", "value_gradient_and_hessian", "3", "name the argument"),
+    ("hvp(energy, x, e, v)", "energy", "array of shape (3,)", "hvp(kernel, params, vectors, energy)."),
+    ("value_and_gradient(energy, e, x)", "energy", "shape (3,)", "The order is value_and_gradient("),
+    ("value_and_gradient(energy, x, e, out=v)", "out", "array([1., 1., 1.])", "max_memory="),
+    ("least_squares(k, x, y, max_nfev=3)", "max_nfev", "3", "Use max_iterations=."),
+    ("least_squares(k, x, y, x0=v)", "x0", "array([1., 1., 1.])", "store the start in them"),
+    ("least_squares(k, x, y, method='cgg')", "method", "'cgg'", "'lm', 'trf', 'dogbox'"),
+    ("least_squares(k, x, y, loss='hubber')", "loss", "'hubber'", "'huber'"),
+    ("least_squares(k, x, y, x_scale=v)", "x_scale", "SciPy", "method='trf'"),
+    ("newton(energy, x, e, method='cgg')", "method", "'cgg'", "'splu', 'cholmod', 'cg'"),
+    ("newton(energy, x, e, maxiter=5)", "maxiter", "5", "Use max_iterations=."),
+    ("newton(energy, x, e, max_iterations=-1)", "max_iterations", "-1", "at least 0"),
+    ("normal_equations(k, x, y, format='csc')", "format", "'csc'", "'csr'"),
+    ("normal_equations(k, x, y, weight=v)", "weight", "array([1., 1., 1.])", "Did you mean 'weights'?"),
+    ("linear_operator(k, x, y, format='csr')", "format", "'csr'", "chunk_size="),
+    ("linear_operator(k, x, y) @ 'a'", "vector", "'a'", "real or complex numbers"),
+    ("hessian_operator(energy, x)", "outputs", "None", "name the fields it writes"),
+    ("hessian_operator(energy, e, x)", "energy", "shape (3,)", "hessian_operator(kernel, params, energy)."),
+    ("map_jacobian(k, [(1,)], at=v)", "factory", "k", "expected a function"),
+    ("map_jacobian('os.path:join', [(1,)], v)", "map_jacobian", "array([1., 1., 1.])", "at="),
+    ("custom_root(k, k, x, y, linear='lu')", "linear", "'lu'", "'direct', 'cg', 'gmres'"),
+    ("custom_root(k, 3, x, y)", "residual", "3", "custom_root(solve, residual, unknowns, residuals)."),
+    ("implicit_jacobian(k, x, y, e)", "unknowns", "3 numbers", "as many of both"),
+    ("implicit_jacobian(k, x, y, y, lin='cg')", "lin", "'cg'", "Did you mean 'linear'?"),
+    ("check_jacobian(k, x, y, step='a')", "step", "'a'", "positive number"),
+    ("check_jacobian(k, x, y, eps=1e-3)", "eps", "0.001", "step="),
+    ("check_hessian(energy, x, e, most_entries=0)", "most_entries", "0", "positive whole number"),
+    ("check_hessian(energy)", "params", "missing", "check_hessian(kernel, params, energy"),
+    ("check_rule('nope', {})", "rule", "'nope'", "registered are"),
+    ("check_rule('nope', {}, expect='boundary')", "expect", "'boundary'", "Did you mean 'expected'?"),
+    ("plot_jacobian(v, params=3)", "params", "3", "a field, an array or a name"),
+    ("plot_jacobian(v, unit='m')", "unit", "'m'", "Did you mean 'units'?"),
+    ("plot_sparsity(v, plan=3)", "plan", "3", "Jacobian(kernel, params, outputs)"),
+    ("plot_fit(3)", "result", "3", "least_squares"),
+    ("mesh_edges('a')", "triangles", "<U1", "shape (faces, 3)"),
+    ("torch_function(of_arrays, 'q', 'b')", "inputs", "'q'", "'a', 'b'"),
+    ("torch_function(of_arrays, 'a', 'b', shape={'b': 3})", "shape", "{'b': 3}", "Did you mean 'shapes'?"),
+    ("Manifold(3, 1, (2,))", "retract", "3", "ti.func"),
+    ("registry.remove('nope')", "rule", "'nope'", "registered are"),
+    ("boundary_gradient(3)(print)", "rule", "print", "defined with def"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call,argument,given,fix", CALLS, ids=[c[0] for c in CALLS])
+def test_a_wrong_call(things, call, argument, given, fix):
+    if "plot" in call:
+        pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    if "torch" in call:
+        pytest.importorskip("torch", reason="torch_function needs torch")
+    with pytest.raises(InvalidArgumentError) as error:
+        eval(f"te.{call}", {**things, "te": te})
+    message = str(error.value)
+    assert re.search(rf"(?<![\w]){argument}\b", message), message
+    assert given in message and fix in message, message
+
+
+def test_every_public_name_is_called():
+    functions = {n for n in te.__all__ if callable(getattr(te, n)) and not _is_error(getattr(te, n))} | {"registry"}
+    assert functions - IN_KERNELS - RESULTS == {re.match(r"\w+", call)[0] for call, *_ in CALLS}
+
+
+def _is_error(thing):
+    return inspect.isclass(thing) and issubclass(thing, (Exception, Warning))
+
+
+def test_completion_shows_public_names_only():
+    assert set(dir(te.manifolds)) == {"Manifold", "se3", "so3", "unit_quaternion", "unit_vector"}
+    assert all(not name.startswith("_") and callable(getattr(te.registry, name)) for name in dir(te.registry))
+    assert "disable" in dir(te.registry) and "rule_for" not in dir(te.registry)
+
+
+def test_an_error_within_is_not_one_of_the_call(things):
+    def solve():
+        raise TypeError("of the user")
+
+    root = te.custom_root(solve, things["k"], things["x"], things["y"])
+
+    def run():
+        root()
+
+    with pytest.raises(TypeError, match="of the user"):
+        te.jacobian(run, things["x"], things["y"])
+
+
+PROGRAM = """
+import numpy as np
+import taichi as ti
+from taichi_ext import *
+import taichi_ext
+
+ti.init(arch=ti.cpu)
+x, y, e = ti.field(ti.f32, 3), ti.field(ti.f32, 3), ti.field(ti.f32, ())
+@ti.kernel
+def k(): ...
+
+J = jacobian(k, x, y, format="banana")  # 1
+J = jacobian(k, x, y, mode="backward")  # 2
+J = jacobian(k, x, y, tangents="spars")  # 3
+J = jacobian(k, x, y, chunksize=4)  # 4
+J = jacobian(k, x, y)
+print(J.shpae)  # 5
+H = hessian(k, x, e, format="csr", project="clip")  # 6
+fit = least_squares(k, x, y, max_nfev=10)  # 7
+fit = least_squares(k, x, y, loss="hubber")  # 8
+fit = newton(k, x, e, method="cgg")  # 9
+print(least_squares(k, x, y).costs)  # 10
+v = jvp(k, x, np.ones(3))
+v = v.transpos()  # 11
+plot_jacobian(J, unit="m")  # 12
+right = hessian(k, [x, y], e, format="csr", project="clamp"), vjp(k, [x, y], y, np.ones(3))[0]
+print(right[0][0], value_and_jacobian(k, "a", "b", args=(np.ones(3), 1.0), as_matrix=True)[1].T)
+"""
+
+
+def test_a_type_checker_finds_twelve_mistakes(tmp_path):
+    if importlib.util.find_spec("pyright") is None:
+        pytest.skip("pyright is not installed")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = {int(n) for n in re.findall(r"program\.py:(\d+):\d+ - error", done.stdout)}
+    lines = PROGRAM.splitlines()
+    assert {lines[n - 1].rpartition("# ")[2] for n in found} == set(map(str, range(1, 13))), done.stdout
