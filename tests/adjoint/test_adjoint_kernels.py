@@ -80,6 +80,7 @@ def test_places_in_lists_are_recorded():
     check(run, x, total)
 
 
+@pytest.mark.sweep
 def test_nothing_is_added_out_of_range():
     x, y = fields()
     index, u = ti.field(ti.i32, N), ti.field(ti.f64, (3, N))
@@ -97,6 +98,7 @@ def test_nothing_is_added_out_of_range():
     check(lambda: run(1), x, y)
 
 
+@pytest.mark.sweep
 def test_locals_between_loops_outlast_a_way_back():
     """More rows than one way back has cotangents."""
     x, _ = fields()

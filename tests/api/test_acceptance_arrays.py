@@ -29,6 +29,7 @@ def test_external_arrays_runs_without_torch(capsys, monkeypatch):
     assert ".[torch]" in printed
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_leaf", [True, False])
 def test_gradient_of_a_leaf_and_of_another_tensor(is_leaf):
     pytest.importorskip("torch", reason=needs_torch)
@@ -56,6 +57,7 @@ def test_torch_jacobian_is_a_tensor():
     assert_array_equal(J.numpy(), 3 * np.eye(15).reshape(3, 5, 3, 5))
 
 
+@pytest.mark.sweep
 def test_nerf_prints_the_expected_numbers(capsys, monkeypatch):
     assert example_programs.run("nerf_rendering", capsys, monkeypatch).count("  ok  ") == 13
 
@@ -81,6 +83,7 @@ def test_nerf_by_every_real_array_at_once(ti64):
     check_jacobian(nerf.render, params, outs, args=tuple(arguments.values()), state=state)
 
 
+@pytest.mark.sweep
 def test_nerf_on_tensors_gives_tensors(ti64):
     torch = pytest.importorskip("torch", reason=needs_torch)
     plan = Jacobian(

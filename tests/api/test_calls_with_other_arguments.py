@@ -99,6 +99,7 @@ class TestArgumentsOfOtherSizes:
         assert_allclose(x, 2 * start)
         assert_allclose(y, 1 + 4 * start**2)
 
+    @pytest.mark.sweep
     def test_chunk_size_is_kept(self, pipeline):
         plan = Jacobian(pipeline, "x", "y", args=(real(np.ones(2)), real(np.zeros(2))), chunk_size=2)
         self.check(plan, 2)  # in the first call, Python's numbers are looked at in further runs

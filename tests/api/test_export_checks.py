@@ -218,6 +218,7 @@ def test_other_arrays_of_the_jacobian(arrays):
     assert_array_equal(given["b"], np.full(3, 7.0))  # nothing has run
 
 
+@pytest.mark.sweep
 def test_several_jacobians(tmp_path):
     x, y, z = ti.field(ti.f32, 2), ti.field(ti.f32, ()), ti.field(ti.f32, 40)
     x.from_numpy(np.array([0.5, 2.0], np.float32))

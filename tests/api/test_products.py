@@ -80,6 +80,7 @@ class TestJvp:
         program.run(*program.args)
         assert_allclose(read(program.y), after, rtol=1e-14)  # once
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("chunk_size", [None, 2])
     def test_several(self, program, chunk_size):
         J = program.J([program.y, program.u])

@@ -70,6 +70,7 @@ def test_gradcheck(mixed):
     assert gradcheck(lambda a, b: tuple(mixed(a, b, 4)), (tensor(3), tensor(2, seed=1)), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_gradcheck_of_one_input_at_a_time(mixed):
     a, b = tensor(3), tensor(2, seed=1)
     assert gradcheck(lambda a: tuple(mixed(a, b.detach(), 4)), (a,), **EVERYTHING)
@@ -117,6 +118,7 @@ def test_the_same_tensor_for_two_inputs():
     close(torch.autograd.grad(f(rows[0], rows[1]).sum(), rows)[0][1], (rows[0] * torch.cos(rows[1])).detach())
 
 
+@pytest.mark.sweep
 def test_inside_a_network():
     """A kernel between two layers, trained for a few steps like the same network in torch."""
     f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1})
@@ -254,6 +256,7 @@ def test_second_derivatives(mixed, second):
     close(second(lambda a: mixed(a, b, 2)[0], x), second(lambda a: mix_in_torch(a, b, 2)[0], x))
 
 
+@pytest.mark.sweep
 def test_second_derivatives_by_several_inputs(mixed):
     """By both inputs, with both outputs, through ``create_graph``; torch's own check."""
     a, b = tensor(3), tensor(2, seed=1)
@@ -324,6 +327,7 @@ def test_number_as_input():
     assert gradcheck(f, (tensor(3), torch.tensor(1.5, dtype=torch.float64, requires_grad=True)), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_vector_as_input():
     @ti.kernel
     def project(v: ti.types.vector(3, ti.f64), x: ti.types.ndarray(), y: ti.types.ndarray()):
@@ -334,6 +338,7 @@ def test_vector_as_input():
     assert gradcheck(f, (tensor(3), tensor(2, 3, seed=1)), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_vector_elements():
     vec2 = ti.types.vector(2, ti.f64)
 
@@ -346,6 +351,7 @@ def test_vector_elements():
     assert gradcheck(f, (tensor(3, 2),), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_return_value():
     @ti.kernel
     def energy(x: ti.types.ndarray(), k: ti.f64) -> ti.f64:
@@ -390,6 +396,7 @@ def test_in_place_kernel_leaves_its_input_alone():
     assert gradcheck(lambda x: f(f(x, 0.5), 0.25), (x,), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_working_memory_and_integer_outputs():
     @ti.kernel
     def chain(x: ti.types.ndarray(), T: ti.types.ndarray(), n: ti.types.ndarray(), y: ti.types.ndarray()):
@@ -496,6 +503,7 @@ def test_shapes_can_change_from_call_to_call():
         close(torch.autograd.grad(f(x).sum(), x)[0], torch.full(shape, 3.0, dtype=torch.float64))
 
 
+@pytest.mark.sweep
 def test_after_another_init():
     f = torch_function(triple, "x", "y")
     close(f(tensor(3)), 3 * tensor(3))
@@ -575,6 +583,7 @@ def test_derivatives_are_those_at_the_call(is_pipeline):
     assert count[None] == 100.0
 
 
+@pytest.mark.sweep
 def test_second_derivatives_of_fields_and_numbers():
     x, y = scalars(np.zeros(3)), outputs(3)
 

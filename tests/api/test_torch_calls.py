@@ -153,6 +153,7 @@ def test_it_is_compiled_once_for_all_calls(doubled):
             value_and_gradient(function, x)
 
 
+@pytest.mark.sweep
 def test_other_sizes_and_errors_in_a_compiled_function(doubled):
     torch._dynamo.reset()
     function = compiled(lambda x: doubled(x) + 1)
@@ -297,6 +298,7 @@ def test_linearized(both_outputs):
         torch.testing.assert_close(along(*given), torch.func.jvp(mixed_in_torch, (A, B), given)[1])
 
 
+@pytest.mark.sweep
 def test_linearized_through_vmap(both_outputs):
     rows, direction = torch.stack([A, 2 * A]), torch.stack([torch.ones(3), A])
     along = [

@@ -144,6 +144,7 @@ def test_locals_that_are_bound_again(name, has_shadow):
     check_jacobian(kernel, q, [q, out] if has_shadow else out)
 
 
+@pytest.mark.sweep
 def test_locals_that_are_bound_again_in_a_pipeline():
     p, q, w, o = scalars([1.0]), outputs(2), scalars([0.5, 0.25]), outputs(3)
     kernels = rebinding(q, w, o, vector_outputs(2, 3))[0]

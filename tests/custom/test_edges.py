@@ -349,7 +349,7 @@ def test_segments_are_exact_in_every_pixel():
         assert_allclose(J[(..., *index)], (high - low) / (2 * h), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.mostly_sweep("True")
+@pytest.mark.sweep
 @pytest.mark.parametrize("whole", MODES)
 def test_antialiased_segments_are_covered_areas(whole):
     """Also where sides lie on the borders of pixels, run through their centres, or are short."""
@@ -366,6 +366,7 @@ def test_antialiased_segments_are_covered_areas(whole):
     assert_allclose(J.sum((0, 1)), jacobian(polygon_kernel(p, image, len(corners)), p, image).sum((0, 1)), atol=1e-13)
 
 
+@pytest.mark.sweep
 def test_segments_with_a_jump_of_colours():
     colour = [0.9, -0.4, 0.2]
     p, image = vectors([[2.2, 1.4], [12.6, 3.3], [7.1, 9.2]]), vector_outputs(3, 14, 11)

@@ -1411,6 +1411,7 @@ def test_a_loop_in_a_rule_counts_every_iteration_in_reverse():
     assert_allclose(check_transpose(k, x, y), [[0.6 + 6, 0], [0.8 + 6, 0.3]], rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_tape():
     @ti.func
     def inside(a):

@@ -90,6 +90,7 @@ def test_struct_arguments():
     assert_allclose(in_reverse_mode(k, x, y), expected, rtol=1e-11)
 
 
+@pytest.mark.sweep
 def test_struct_results():
     made, _, moved = functions()
     x, z = ti.field(ti.f64, 3, needs_grad=True), ti.field(ti.f64, (3, 3), needs_grad=True)

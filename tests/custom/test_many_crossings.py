@@ -162,7 +162,7 @@ def test_ten_cells_in_a_pixel():
     check(draws_nearest(cell, 10, image), p, image, colour, 0.05)
 
 
-@pytest.mark.mostly_sweep("-1")
+@pytest.mark.sweep
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_too_many_shapes_the_nearest_stay(order):
     """Nine discs with one rim, and nine planes that swap their order along one line: no square is small enough."""
