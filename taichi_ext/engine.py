@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -43,7 +42,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
     ``watch`` is the observer that looks for numbers that are not finite, if there is one.
     """
     with backend.deep_recursion(launch.kernel):
-        start = time.perf_counter()
+        start = stages.begin(f"differentiating {backend.short_name(launch.kernel)}")
         captures, constants = backend.Captures(), launches.constants_of(launch)
         rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
         recorded, infos = _recorded(launch, rules, captures, constants)

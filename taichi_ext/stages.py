@@ -1,4 +1,4 @@
-"""The log ``taichi_ext``: the stages of a call that takes long because it builds kernels, with their times."""
+"""The stages of a call that takes long because it builds kernels: in the log ``taichi_ext``, and shown to users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 LOG = logging.getLogger("taichi_ext")
@@ -18,10 +18,17 @@ _local = threading.local()
 
 
 class Stages:
-    """The stages of one call, logged once it has taken long; ``with Stages(name):`` around the call."""
+    """The stages of one call, logged and shown once it has taken long; ``with Stages(name):`` around the call.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    Args:
+        name: of the call.
+        show: shows a line in place of the last one, or removes it (None); None shows nothing.
+    """
+
+    def __init__(self, name: str, show: Callable[[str | None], object] | None = None) -> None:
+        self._name, self._show = name, show
+        self._stage, self._is_shown = "", False
+        self._timer: threading.Timer | None = None
         self._start = time.perf_counter()
         self._pending: list[str] = []
         self._has_any = False
@@ -36,8 +43,30 @@ class Stages:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _local.stages = self._outer
+        if self._timer is not None and self._show is not None:
+            self._timer.cancel()
+            self._timer.join()
+            if self._is_shown:
+                self._show(None)
         if self._has_any and self._log_pending():
             LOG.info("%s: %.1f s in total", self._name, time.perf_counter() - self._start)
+
+    def begin(self, stage: str) -> None:
+        """A stage begins, which is shown from ``SLOW`` seconds on: by a thread, since the stage keeps this one busy."""
+        self._stage = f"{self._name}: {stage} ..."
+        if self._show is None:
+            return
+        if self._timer is None:
+            self._timer = threading.Timer(SLOW - (time.perf_counter() - self._start), self._tell)
+            self._timer.daemon = True
+            self._timer.start()
+        elif not self._timer.is_alive():
+            self._tell()
+
+    def _tell(self) -> None:
+        assert self._show is not None
+        self._is_shown = True
+        self._show(self._stage)
 
     def note(self, stage: str, seconds: float) -> None:
         """A stage is over."""
@@ -64,6 +93,14 @@ def without_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def begin(stage: str) -> float:
+    """Note that a stage of this thread's call begins, by ``time.perf_counter()``."""
+    stages: Stages | None = getattr(_local, "stages", None)
+    if stages is not None:
+        stages.begin(stage)
+    return time.perf_counter()
 
 
 def note(stage: str, start: float) -> None:

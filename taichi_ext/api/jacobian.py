@@ -78,8 +78,8 @@ def jacobian(
         as_matrix: whether to return one matrix: a row for each entry of all outputs, a column for each entry of all
             params, one after the other in C order, elements last.  Its type is the common type of the outputs.  With
             ``format=`` it is sparse.
-        progress: whether to show a progress bar if the columns are computed in several runs.  By default, the bar is
-            shown if stderr is a terminal, or in a notebook.
+        progress: whether to show a progress bar if the columns are computed in several runs, and, while kernels are
+            built for more than 2 s, a line that says so.  By default, if stderr is a terminal, or in a notebook.
         mode: "forward" computes columns of J, "reverse" rows: the better one where few outputs depend on many params in
             each iteration, see ``vjp``.  None chooses by estimated work; ``Jacobian.explain()`` says which, and why.
 

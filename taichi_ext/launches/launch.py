@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -264,7 +263,7 @@ class Fused:
     def launch(self, args: tuple[object, ...], given: Sequence[object]) -> Any:
         """Run it; ``given`` are the shadows, in the order of the keys, and the first column if it takes that."""
         if self.kernel.compiled is None:
-            start = time.perf_counter()
+            start = stages.begin(f"compiling {backend.short_name(self.primal)} with tangents")
             self.kernel.compile()
             stages.note(f"{backend.short_name(self.primal)} compiled", start)
         return self.kernel.launch(*args, *given)

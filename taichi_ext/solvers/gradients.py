@@ -34,7 +34,7 @@ def value_and_gradient(
     at: object = None,
     executor: AnyExecutor = None,
     init: Mapping[str, object] | None = None,
-    progress: bool | None = False,
+    progress: bool | None = None,
 ) -> tuple[Any, Any]:
     """An energy and its gradient, in reverse mode: for a few plain runs, whatever the number of params.
 
@@ -53,7 +53,8 @@ def value_and_gradient(
         at: with ``shards``: the values of the params.
         executor: with ``shards``: see ``map_jacobian``.
         init: with ``shards``: see ``map_jacobian``.
-        progress: True draws a progress bar, of the way back or of the shards.
+        progress: True draws a progress bar, of the way back or of the shards; False shows nothing, not even what a long
+            first call does.
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names it and the fix.
@@ -86,14 +87,14 @@ def value_and_gradient(
         kernel, params, energy, args, checked_options(max_memory, "auto", None, None), "gradient"
     )
     check_progress(progress)
-    evaluation = plan.start(call, progress=progress)
+    evaluation = plan.start(call, progress="stages" if progress is None else progress)
     value, row = value_and_row(evaluation)
     return value, in_structure(plan, evaluation, pieces_of(row, evaluation.parameter_shapes()), "params")
 
 
 def _of_shards(shards: Shards, executor: AnyExecutor, progress: bool | None) -> tuple[float, Any]:
     check_progress(progress)
-    with Workers(executor) as workers, progress_bar(progress, "shards", len(shards)) as advance:
+    with Workers(executor) as workers, progress_bar(progress or False, "shards", len(shards)) as advance:
         total = GradientSum(0.0, 0 * shards.x)
         for total in accumulate(workers.answers(shards.tasks(shards.x, GRADIENT)), GradientSum.plus):  # noqa: B007
             advance(1)

@@ -119,6 +119,54 @@ def test_nothing_is_printed_unless_the_user_asks(program, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+# --- the line ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_first_call_says_what_it_does(program, monkeypatch, watched):
+    monkeypatch.setattr(stages, "SLOW", 0.0)
+    compiling = stages.begin
+
+    def slow(stage):
+        start = compiling(stage)
+        stages.time.sleep(0.1)
+        return start
+
+    monkeypatch.setattr(stages, "begin", slow)
+    terminal = watched()
+    plan = Jacobian(*program)
+    plan()
+    lines = terminal.getvalue().replace("\x1b[K", "").split("\r")
+    assert lines == [
+        "",
+        "Jacobian of step: differentiating step ...",
+        "Jacobian of step: compiling step with tangents ...",
+        "",
+    ]
+    plan()
+    assert terminal.getvalue().count("\r") == 3, "a call that builds nothing is quiet"
+
+
+@pytest.mark.parametrize("shown", [False, None])
+def test_the_line_is_for_terminals_and_can_be_turned_off(program, monkeypatch, watched, capsys, shown):
+    monkeypatch.setattr(stages, "SLOW", 0.0)
+    terminal = watched() if shown is False else None
+    jacobian(*program, progress=shown)
+    assert (capsys.readouterr().err if terminal is None else terminal.getvalue()) == ""
+
+
+def test_the_line_in_a_notebook_is_replaced_and_removed(program, monkeypatch):
+    shown = []
+    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data))
+    display = types.SimpleNamespace(display=lambda data, **_: shown.append(data) or handle)
+    python = types.SimpleNamespace(display=display)
+    for name, module in {"ipykernel": display, "IPython": python, "IPython.display": display}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    show = progress.stage_line()
+    for text in ("one", "two", None):
+        show(text)
+    assert shown == [{"text/plain": "one"}, {"text/plain": "two"}, {}]
+
+
 # --- the bar ----------------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,25 @@ def check_progress(progress: object) -> None:
         )
 
 
+def stage_line() -> Callable[[str | None], object] | None:
+    """A function that shows a line of text in place of the last one, or removes it (None), if anyone sees it."""
+    if "ipykernel" not in sys.modules:
+        if not _is_terminal():
+            return None
+        return lambda text: print(f"\r{text or ''}\x1b[K", end="", file=sys.stderr, flush=True)
+    shown_line: list[Any] = []
+
+    def show(text: str | None) -> None:
+        import IPython.display  # pyright: ignore[reportMissingImports]
+
+        if not shown_line and text is not None:
+            shown_line.append(IPython.display.display({"text/plain": text}, raw=True, display_id=True))
+        elif shown_line:
+            shown_line[0].update({} if text is None else {"text/plain": text}, raw=True)
+
+    return show
+
+
 def progress_bar(
     progress: bool | None, text: str, total: int
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, flatten
@@ -107,11 +107,14 @@ class Plan:
         out: object = None,
         state: State | None = None,
         watch: object = None,
-        progress: bool | None = False,
+        progress: bool | Literal["stages"] | None = "stages",
         *,
         as_matrix: bool = False,
     ) -> Evaluation:
-        """One call, checked and ready to run; ``state`` saves changed containers, ``watch`` sees computed values."""
+        """One call, checked and ready to run; ``state`` saves changed containers, ``watch`` sees computed values.
+
+        ``progress="stages"`` draws no bar, and says what a long first call does, as None and True do.
+        """
         _check_outside_kernel()
         _check_not_recording()
         if backend.is_followed():
@@ -124,7 +127,8 @@ class Plan:
             self.follow_layout(call)
             self._follow_constants(call)
         prepared = self.prepared if watch is None else replace(self.prepared, fused={})
-        options = {"out": out, "state": state, "watch": watch, "progress": progress}
+        options = {"out": out, "state": state, "watch": watch, "shows_stages": progress is not False}
+        options["progress"] = False if progress == "stages" else progress
         return self.evaluation(prepared, call, as_matrix=as_matrix, **options)
 
     @staticmethod

@@ -12,6 +12,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.layout import Layout, lay_out
+from taichi_ext.api.inputs.progress import stage_line
 from taichi_ext.api.inputs.results import check_out_is_separate, in_place
 from taichi_ext.api.runs.arbiter import Arbiter
 from taichi_ext.api.runs.findings import RunLog, warn_of_indices
@@ -72,6 +73,7 @@ class Evaluation:
         state: saves the containers that the call changes.
         watch: observer of the values that kernels compute.
         progress: see ``jacobian``.
+        shows_stages: whether a line says what a long first call does, on a terminal and in a notebook.
         directions: for products with J, the tangents of the parameters, a row for each entry.
 
     Attributes:
@@ -91,6 +93,7 @@ class Evaluation:
         state: State | None = None,
         watch: object = None,
         progress: bool | None = False,
+        shows_stages: bool = True,
         directions: np.ndarray | None = None,
     ) -> None:
         self.prepared = prepared
@@ -101,7 +104,7 @@ class Evaluation:
         self.out = out
         self.state = state
         self.watch = watch
-        self.progress = progress
+        self.progress, self.shows_stages = progress, shows_stages
         self._directions = directions
         self.before_launch: Callable[[Fused], None] | None = None
         self._arbiter: Arbiter | None = None
@@ -204,6 +207,7 @@ class Evaluation:
     ) -> Evaluation:
         """The same call with another subject or form, or for products with J (see ``directions``)."""
         options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}
+        options["shows_stages"] = self.shows_stages
         parts = subject or self.subject, form or self.form
         return Evaluation(self.prepared, self.call, *parts, **options, directions=directions)
 
@@ -233,7 +237,7 @@ class Evaluation:
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
         """Within the context, a run that fails leaves everything as it was."""
-        with self.whole(), Stages(f"Jacobian of {self.call.name}"):
+        with self.whole(), Stages(f"Jacobian of {self.call.name}", stage_line() if self.shows_stages else None):
             may_go_over = self.call.kernel is None and self._max_memory() < math.inf
             if self.state is None and (needs_state or may_go_over):
                 self.state = State()
