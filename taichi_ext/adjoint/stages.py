@@ -7,7 +7,6 @@ the kernel that several stages use are entries of an array (``crossing``), and s
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -15,13 +14,13 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.draws import recorded_draws
 from taichi_ext.adjoint.lowering import lowered
 from taichi_ext.adjoint.normal import normal, whole
+from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
-from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_bounds, loop_reach
-from taichi_ext.program import I32, U1, Const, Container, Load, Local, Op, Read, Value
+from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_reach
+from taichi_ext.program import I32, U1, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
-from taichi_ext.simplify.usage import assigned_locals
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +128,7 @@ def _with_draws(stage: Stage, found: Staged, extents: Extents) -> Stage:
 def _stage(group: ir.Body, crossing: frozenset[Container], extents: Extents) -> Stage:
     loop = group[0]
     if len(group) == 1 and isinstance(loop, ir.For) and _is_parallel(loop) and not _shares(loop, crossing):
-        return Stage(loop, _with_own_loads(loop, normal(loop.body), extents), group)
+        return Stage(loop, normal(with_own_entries(loop, extents)), group)
     kept = tuple(replace(s, config={}) if isinstance(s, ir.For) else s for s in group)
     is_ordered = any(isinstance(s, ir.For) and _keeps_order(s) and not is_serialized(s) for s in group)
     return Stage(None, normal(kept), tuple(map(_serialized, group)) if is_ordered else group, is_ordered)
@@ -155,40 +154,6 @@ def _serialized(s: ir.Statement) -> ir.Statement:
         return s
     serial = {"parallelize": 1} if s.kind in ("field", "grouped") else {"serialize": True}
     return replace(s, config={**s.config, **serial})
-
-
-def _with_own_loads(loop: ir.For, body: ir.Body, extents: Extents) -> ir.Body:
-    """The body of a parallel loop, where entries that its variables alone name are loaded before inner loops."""
-    bounds = loop_bounds(loop, extents)
-    if bounds is None or any(v.shape for v in loop.variables) or assigned_locals(body) & set(loop.variables):
-        return body
-    stored, ranges = written_containers(body), dict(zip(loop.variables, bounds, strict=True))
-    found: dict[Hashable, Local] = {}
-    before: list[ir.Statement] = []
-
-    def is_own(v: Value) -> bool:
-        if not isinstance(v, Load) or v.container in stored or v.container.shape is None or any(v.container.offset):
-            return False
-        sides = [ranges.get(i.local) if isinstance(i, Read) else None for i in v.indices]
-        is_inside = all(
-            b is not None and b[0] >= 0 and b[1] <= n for b, n in zip(sides, v.container.shape, strict=True)
-        )
-        return is_inside and bool(sides) and all(isinstance(i, (int, Const)) for i in v.component)
-
-    def change(s: ir.Statement, depth: int) -> ir.Statement:
-        if depth and isinstance(s, ir.Declare) and len(s.values) == 1 and is_own(s.values[0]):
-            v = s.values[0]
-            parts = (i.local if isinstance(i, Read) else getattr(i, "value", i) for i in (*v.indices, *v.component))  # type: ignore[attr-defined]
-            name = (v.container, *parts)  # type: ignore[attr-defined]
-            if name not in found:
-                found[name] = Local(s.local.name, v.dtype, (), "temporary")
-                before.append(ir.Declare(found[name], (v,), place=s.place))
-            return replace(s, values=(Read(found[name]),))
-        is_loop = isinstance(s, (ir.For, ir.While))
-        return ir.with_blocks(s, lambda block: tuple([change(x, depth + is_loop) for x in block]))
-
-    changed = [change(s, 0) for s in body]
-    return (*before, *changed)
 
 
 def _with_returns(body: ir.Body, found: Staged) -> ir.Body:

@@ -1,0 +1,201 @@
+"""Entries that an iteration owns are locals of its adjoint: state in place, and loops in which they cannot be."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from numpy.testing import assert_allclose
+from taichi_program import end_program
+
+from taichi_ext import jacobian, vjp
+
+N = 600  # more than one thread runs
+
+
+@pytest.fixture(autouse=True)
+def _program():
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False, cpu_max_num_threads=2)
+    yield
+    end_program()
+
+
+def field(*shape, components=0):
+    made = ti.Vector.field(components, ti.f64, shape) if components else ti.field(ti.f64, shape)
+    made.from_numpy(np.random.default_rng(len(shape)).uniform(0.3, 1.4, made.to_numpy().shape))
+    return made
+
+
+def check(run, param, output):
+    """The adjoint against the forward engine, and the state that both leave against a plain run."""
+    fields, found, states = {param, output}, {}, []
+    before = {f: f.to_numpy() for f in fields}
+
+    def again():
+        for f in fields:
+            f.from_numpy(before[f])
+
+    again()
+    run()
+    plain = output.to_numpy()
+    row = np.random.default_rng(5).standard_normal(plain.shape)
+    for mode in ("reverse", "forward"):
+        again()
+        if mode == "reverse":
+            found[mode] = vjp(run, param, output, row)
+        else:
+            found[mode] = np.tensordot(row, jacobian(run, param, output, mode=mode), plain.ndim)
+        states.append(output.to_numpy())
+    assert np.abs(found["forward"]).max() > 0
+    assert_allclose(found["reverse"], found["forward"], rtol=1e-9, atol=1e-12)
+    assert_allclose(states, [plain, plain], rtol=1e-12)
+
+
+def test_state_in_place_with_branches_and_loops_needs_no_tape():
+    v = field(N, components=2)
+
+    @ti.kernel
+    def run():
+        for i in v:
+            v[i] *= v[i].y - 0.8
+            if v[i].x < 0:
+                v[i].x = 0.25 * v[i].x * v[i].y
+            for _ in range(3):
+                v[i].y += ti.sin(v[i].x * v[i].y)
+            if i % 3 == 0 and v[i].y > 0.5:
+                v[i].y = 0
+
+    check(run, v, v)
+
+
+def test_entries_at_other_places_of_the_loop_are_shared():
+    x = field(2 * N)
+
+    @ti.kernel
+    def run():
+        for i in range(N):
+            x[i] *= x[i]
+            if x[i] > 0.5:
+                x[i + N] = x[i] * x[i + N]
+            x[i] += x[i + N]
+
+    check(run, x, x)
+
+
+def test_entries_of_several_iterations_are_shared():
+    x, s = field(30, 40), field(30)
+
+    @ti.kernel
+    def run():
+        for i, j in x:
+            s[i] += x[i, j] ** 2
+            s[i] -= x[i, j] ** 3
+
+    check(run, x, s)
+
+
+def test_transposed_entries_are_shared():
+    x = field(25, 25)
+
+    @ti.kernel
+    def run():
+        for i, j in x:
+            if i < j:
+                x[i, j] *= x[j, i]
+                x[j, i] += x[i, j]
+
+    check(run, x, x)
+
+
+def test_entries_beyond_the_container():
+    x = field(N)
+
+    @ti.kernel
+    def run():
+        for i in range(2 * N):
+            if i < N:
+                x[i] *= x[i]
+                x[i] += 0.5 * x[i] ** 2
+
+    check(run, x, x)
+
+
+def test_iterations_that_end_early_keep_what_they_have_stored():
+    x = field(N)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            x[i] *= x[i]
+            if x[i] > 0.6:
+                continue
+            x[i] += ti.exp(x[i])
+
+    check(run, x, x)
+
+
+def test_places_in_a_row_that_vary():
+    x = field(N, 3)
+
+    @ti.kernel
+    def run():
+        for i in range(N):
+            for k in range(3):
+                x[i, k] *= x[i, (k + 1) % 3]
+            x[i, 1] += x[i, 0] * x[i, 2]
+
+    check(run, x, x)
+
+
+def test_cells_that_a_store_activates():
+    x, y = field(N), ti.field(ti.f64)
+    ti.root.bitmasked(ti.i, N).place(y)
+    total = ti.field(ti.f64, ())
+
+    @ti.kernel
+    def store():
+        for i in x:
+            if i % 3 == 1:
+                y[i] = x[i] ** 2
+                y[i] *= 1 + y[i]
+
+    @ti.kernel
+    def add():
+        for i in y:
+            total[None] += y[i] + 1
+
+    def run():
+        ti.deactivate_all_snodes()
+        total[None] = 0
+        store()
+        add()
+
+    check(run, x, total)
+
+
+def test_constant_components_of_a_row():
+    x = field(N, 3)
+
+    @ti.kernel
+    def run():
+        for i in range(N):
+            x[i, 0] *= x[i, 1]
+            if x[i, 0] > 0.7:
+                x[i, 2] -= x[i, 0] ** 2
+            x[i, 0] += x[i, 2]
+
+    check(run, x, x)
+
+
+def test_iterations_that_draw_random_numbers():
+    x = field(N)
+    before = x.to_numpy()
+
+    @ti.kernel
+    def run():
+        for i in x:
+            x[i] *= 2
+            if ti.random(ti.f64) < 0.5:
+                x[i] *= 1 + ti.random(ti.f64)
+            x[i] = x[i] * 3
+
+    found = vjp(run, x, x, np.ones(N))
+    assert_allclose(found, x.to_numpy() / before, rtol=1e-12)
