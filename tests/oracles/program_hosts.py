@@ -1,12 +1,15 @@
 """Fields, structs and arrays as Python sees them while the reference runs a pipeline.
 
-To Python every entry is a number without a derivative: reading gives real parts, storing clears the imaginary ones.
-Pieces of arrays share their memory with the whole, as NumPy's and torch's own do.
+A number that Python reads from a field or gets from a kernel keeps its derivative, through arithmetic and stores.  All
+else is without one for Python: whole vectors and arrays, and entries of NumPy arrays and torch tensors, are read as real
+parts, and stores of them clear the imaginary ones.  Pieces of arrays share their memory with the whole, as NumPy's and
+torch's own do.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -26,8 +29,39 @@ def plain(value: Any) -> Any:
     return real(value) if isinstance(value, np.ndarray) else value
 
 
+class HostNumber:
+    """A number of Python that has a derivative."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data.copy()
+
+    def __float__(self) -> float:
+        return float(real(self.data))
+
+    def __gt__(self, other: float) -> bool:
+        return float(self) > other
+
+
+def lanes(value: Any) -> Any:
+    return value.data if isinstance(value, HostNumber) else value
+
+
+def on_numbers(function: Any) -> Any:
+    """A function of arrays of lanes as one of numbers."""
+    return lambda *args: HostNumber(function(*map(lanes, args)))
+
+
+for _name in ("add", "sub", "mul", "truediv"):
+    setattr(HostNumber, f"__{_name}__", on_numbers(getattr(operator, _name)))
+    setattr(HostNumber, f"__r{_name}__", on_numbers(lambda b, a, f=getattr(operator, _name): f(a, b)))
+MATH = {name: on_numbers(getattr(np, name)) for name in ("sin", "cos", "tanh", "exp")}
+
+
 def put(data: np.ndarray, value: Any) -> None:
-    """Store a constant in memory that has lanes."""
+    """Store a number, or a constant, in memory that has lanes."""
+    if isinstance(value, HostNumber):
+        data[...] = value.data
+        return
     value = np.asarray(plain(value))
     data[...] = value[..., None] if value.ndim else value
 
@@ -56,7 +90,7 @@ class HostField(Array):
 
     def __getitem__(self, index: Any) -> Any:
         found = self.part_at(index)
-        return float(real(found)) if found.ndim == 1 else HostEntry(found)
+        return HostNumber(found) if found.ndim == 1 else HostEntry(found)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         put(self.part_at(index), value)
@@ -68,8 +102,8 @@ class HostEntry:
     def __init__(self, data: np.ndarray) -> None:
         self.data = data
 
-    def __getitem__(self, index: Any) -> float:
-        return float(real(self.data[index]))
+    def __getitem__(self, index: Any) -> HostNumber:
+        return HostNumber(self.data[index])
 
     def __setitem__(self, index: Any, value: Any) -> None:
         put(self.data[index], value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -63,7 +64,8 @@ class Loaded:
         self.name = name
         lines = program.text.splitlines(keepends=True)
         linecache.cache[name] = (len(program.text), None, lines, name)
-        self.scope: dict[str, Any] = {"__name__": "random_pipeline", "ti": ti, "tm": tm, "np": np, "placed": placed}
+        self.scope: dict[str, Any] = {"__name__": "random_pipeline", "ti": ti, "tm": tm, "np": np}
+        self.scope |= {"math": math, "placed": placed}
         if "torch" in program.text:
             import torch
 

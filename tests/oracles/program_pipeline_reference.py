@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from program_functions import real
-from program_hosts import KINDS, HostArray, HostField, HostStructs, Struct, StructType, plain
+from program_hosts import KINDS, MATH, HostArray, HostField, HostNumber, HostStructs, Struct, StructType, lanes
 from program_reference import STEP, Array, Cell, Record, Reference
 from program_translation import Translator, annotation, call
 
@@ -67,12 +67,12 @@ class PipelineReference(Reference):
             return eval(entry, self.scope)(*args)
 
     def kernel(self, function: Any) -> Any:
-        """A kernel: its return value is a number without a derivative for Python."""
+        """A kernel: what it returns is a number for Python."""
 
         @functools.wraps(function)
         def launched(*args: Any) -> Any:
             self.result = function(*args)
-            return plain(self.result)
+            return HostNumber(self.result) if isinstance(self.result, np.ndarray) else self.result
 
         return launched
 
@@ -91,6 +91,7 @@ class PipelineReference(Reference):
 
     def bind(self, value: Any, kind: str) -> Any:
         """An argument as the kernel sees it, by its annotation."""
+        value = lanes(value)
         if isinstance(value, Array) and "ndim=" in kind:
             return Array(value.data, int(kind.split("ndim=")[1].split(",")[0].strip(")")))
         if not isinstance(value, (int, float, complex, np.ndarray, np.generic, Record, Cell)):
@@ -214,6 +215,7 @@ class PipelineReference(Reference):
         return result[:, 0] if np.ndim(result) == 2 else result
 
     def lift(self, x: Any) -> np.ndarray:
+        x = lanes(x)
         return np.asarray(x, dtype=complex) if np.ndim(x) > 1 else super().lift(x)
 
     def vector(self, entries: Any) -> np.ndarray:
@@ -244,7 +246,7 @@ class PipelineReference(Reference):
         torch = types.SimpleNamespace(
             zeros=lambda *shape, dtype=None: self.array(*shape, "C"), float32=None, float64=None
         )
-        return {**names, "np": numpy, "torch": torch}
+        return {**names, "np": numpy, "torch": torch, "math": types.SimpleNamespace(**MATH)}
 
     def array(self, shape: Any, order: str) -> HostArray:
         shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)

@@ -81,6 +81,8 @@ class Grammar:
         self.written: set[str] = set()
         self.used: set[str] = set()
         self.results: list[str] = []  # numbers that kernels have returned to Python
+        self.numbers: list[str] = []  # those that Python has computed of entries and results
+        self.draws = random.Random(str(rng.getstate()[1][:8]))  # of what Python computes
         self.steps = 0  # of the Python loop that is being written, 0 outside
 
     def chance(self, p: float) -> bool:
@@ -220,6 +222,8 @@ class Grammar:
         numbers = [number() if n != "u" else f"ti.Vector([{number()}, {number()}, 0.7])" for n in kernel.numbers]
         if self.results and numbers and self.chance(0.3):
             numbers[0] = self.rng.choice(self.results)
+        elif self.numbers and numbers and self.draws.random() < 0.5:
+            numbers[0] = self.draws.choice(self.numbers)
         return f"{kernel.name}({', '.join([v.text for v in chosen] + numbers)})"
 
     def is_sound(self, kernel: Kernel, chosen: list[View], t: int) -> bool:
@@ -244,6 +248,34 @@ class Grammar:
             return [f"if y[{self.rng.randrange(y.shape[0])}] > 0.1:", f"    {text}"]
         return [text] if text else []
 
+    def computed(self) -> list[str]:
+        """Lines of Python that compute a number of entries and of earlier numbers, and may store one."""
+        draws, fields = self.draws, [c for c in self.containers if not c.is_array and c.kind != "struct"]
+        scalars = [c for c in fields if c.element == "f" and c.name in self.used]
+        if not scalars:
+            return []
+
+        def entry() -> str:
+            c = draws.choice(scalars)
+            return f"{c.name}[{', '.join(str(draws.randrange(n)) for n in c.shape) if c.shape else 'None'}]"
+
+        known = [*self.results, *self.numbers]
+        number = lambda: draws.choice(known) if known and draws.random() < 0.5 else entry()
+        a, b = number(), number()
+        texts = [
+            f"0.5 * {a} - {b}",
+            f"{a} * {b} + 0.3",
+            f"{a} / (1.5 + {b} * {b})",
+            f"math.sin({a})",
+            f"math.exp({a}) - {b}",
+        ]
+        name = f"n{len(self.numbers)}"
+        lines = [f"{name} = {draws.choice([*texts, f'max({a}, {b})', f'abs({a})'])}"]
+        self.numbers.append(name)
+        if draws.random() < 0.4:
+            lines.append(f"{entry()} {draws.choice(['=', '+=', '-='])} {name}")
+        return lines
+
     def write_run(self, args: str) -> None:
         body = [c.definition(self.real) for c in self.containers if c.is_local]
         order = [*self.kernels, self.rng.choice(self.kernels)]
@@ -263,6 +295,8 @@ class Grammar:
                 body += [text] if text else []
             if self.chance(0.35):
                 body += self.statement()
+            if self.draws.random() < 0.3:
+                body += self.computed()
         if self.chance(0.2):  # through another function
             at = self.rng.randrange(len(body)) if body else 0
             launched = re.match(r"( *)(k\d|sim\.k0)\((.*)\)$", body[at]) if body else None
