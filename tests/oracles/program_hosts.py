@@ -38,8 +38,8 @@ class HostNumber:
     def __float__(self) -> float:
         return float(real(self.data))
 
-    def __gt__(self, other: float) -> bool:
-        return float(self) > other
+    def __gt__(self, other: Any) -> bool:
+        return float(self) > float(other)
 
 
 def lanes(value: Any) -> Any:
@@ -54,7 +54,8 @@ def on_numbers(function: Any) -> Any:
 for _name in ("add", "sub", "mul", "truediv"):
     setattr(HostNumber, f"__{_name}__", on_numbers(getattr(operator, _name)))
     setattr(HostNumber, f"__r{_name}__", on_numbers(lambda b, a, f=getattr(operator, _name): f(a, b)))
-MATH = {name: on_numbers(getattr(np, name)) for name in ("sin", "cos", "tanh", "exp")}
+MATH = {name: on_numbers(getattr(np, name)) for name in ("sin", "exp")}
+MATH["fabs"] = on_numbers(lambda data: data * np.sign(data.real))
 
 
 def put(data: np.ndarray, value: Any) -> None:
