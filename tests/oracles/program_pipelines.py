@@ -270,7 +270,7 @@ class Grammar:
             f"math.exp({a}) - {b}",
         ]
         name = f"n{len(self.numbers)}"
-        lines = [f"{name} = {draws.choice([*texts, f'max({a}, {b})', f'math.fabs({a})'])}"]
+        lines = [f"{name} = {draws.choice([*texts, f'{a} if {a} > {b} else {b}', f'math.fabs({a})'])}"]
         self.numbers.append(name)
         if draws.random() < 0.4:
             lines.append(f"{entry()} {draws.choice(['=', '+=', '-='])} {name}")

@@ -4,7 +4,6 @@
 """
 
 import devices
-import program_pipeline_reference
 import pytest
 from program_pipeline_check import PipelineWorkshop, describe_pipeline
 from program_pipelines import generate
@@ -19,11 +18,6 @@ SWEPT = range(1000, 1060)
 def workshop():
     yield PipelineWorkshop()
     end_program()
-
-
-@pytest.fixture(autouse=True)
-def _returned_numbers_have_derivatives(monkeypatch):
-    monkeypatch.setattr(program_pipeline_reference, "plain", lambda number: number, raising=False)
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in SWEPT)])
