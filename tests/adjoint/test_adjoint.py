@@ -275,7 +275,6 @@ def drawn():
 each_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
 
-@pytest.mark.mostly_sweep(every=2)
 @each_program
 @pytest.mark.parametrize("threads", [1, 4])
 def test_adjoints_are_those_of_differences(make, threads):

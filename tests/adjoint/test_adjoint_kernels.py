@@ -80,7 +80,6 @@ def test_places_in_lists_are_recorded():
     check(run, x, total)
 
 
-@pytest.mark.sweep
 def test_nothing_is_added_out_of_range():
     x, y = fields()
     index, u = ti.field(ti.i32, N), ti.field(ti.f64, (3, N))
@@ -119,7 +118,7 @@ def test_locals_between_loops_outlast_a_way_back():
     check(run, x, y)
 
 
-@pytest.mark.mostly_sweep("coverage")
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["edge", "antialiased", "coverage", "nested", "root"])
 def test_edges(kind):
     disc, image = ti.field(ti.f64, 5), ti.field(ti.f64, (12, 14))

@@ -22,6 +22,7 @@ def test_external_arrays_prints_the_expected_numbers(capsys, monkeypatch):
     assert example_programs.run("external_arrays", capsys, monkeypatch).count("  ok  ") == 5
 
 
+@pytest.mark.sweep
 def test_external_arrays_runs_without_torch(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     printed = example_programs.run("external_arrays", capsys, monkeypatch)
@@ -29,7 +30,6 @@ def test_external_arrays_runs_without_torch(capsys, monkeypatch):
     assert ".[torch]" in printed
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("is_leaf", [True, False])
 def test_gradient_of_a_leaf_and_of_another_tensor(is_leaf):
     pytest.importorskip("torch", reason=needs_torch)
@@ -83,7 +83,6 @@ def test_nerf_by_every_real_array_at_once(ti64):
     check_jacobian(nerf.render, params, outs, args=tuple(arguments.values()), state=state)
 
 
-@pytest.mark.sweep
 def test_nerf_on_tensors_gives_tensors(ti64):
     torch = pytest.importorskip("torch", reason=needs_torch)
     plan = Jacobian(

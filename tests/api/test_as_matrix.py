@@ -52,7 +52,7 @@ def program(ti64):
     return Program()
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("4")
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_one_matrix_over_all_outputs_and_params(program, chunk_size):
     A = jacobian(*program.call, as_matrix=True, chunk_size=chunk_size)
@@ -103,6 +103,7 @@ def test_sparse_out_is_filled(program):
         jacobian(*program.call, as_matrix=True, format="csr", out=other)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -830,6 +830,7 @@ def check_warning(caught, text, *words):
     assert warning.lineno == line_of(text)
 
 
+@pytest.mark.mostly_sweep("Jacobian")
 @pytest.mark.parametrize("call", ["jacobian", "value_and_jacobian", "Jacobian"])
 def test_output_that_depends_on_no_parameter(call):
     x, y, z = scalars([0.3]), outputs(1), outputs(1)
@@ -942,6 +943,7 @@ def test_active_value_that_python_writes_back():
     assert_allclose(read(y), [0.9 * 11])
 
 
+@pytest.mark.mostly_sweep("options2")
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}, {"format": "csr"}])
 def test_jacobian_that_is_zero_here(options):
     x, y = scalars([0.3, 0.5]), outputs(2)
@@ -1002,7 +1004,7 @@ def test_array_that_python_changes_between_kernels():
     assert_allclose(result, [[9.0, 0.0], [0.0, 0.0]])
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep("entry")
 @pytest.mark.parametrize("how", ["entry", "fill", "from_numpy"])
 def test_active_value_that_python_writes_to_another_field(how):
     x, y, z = scalars([0.3]), outputs(1), outputs(1)

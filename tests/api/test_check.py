@@ -61,6 +61,7 @@ def test_a_right_jacobian_passes():
     assert "6 of 6" in text
 
 
+@pytest.mark.sweep
 def test_structures_vectors_and_several_parameters():
     p, q = vectors([[0.3, 0.8], [0.5, 0.2]]), scalars([1.5, 0.4])
     u, m = vector_outputs(3, 2), matrices(np.zeros((1, 2, 2)))
@@ -81,6 +82,7 @@ def test_structures_vectors_and_several_parameters():
     ]
 
 
+@pytest.mark.sweep
 def test_arguments_arrays_and_return_values():
     @ti.kernel
     def k(a: ti.f64, v: tm.vec2, z: ti.types.ndarray(), w: ti.types.ndarray()):
@@ -234,6 +236,7 @@ def test_at_most_so_many_entries():
 # --- check_jacobian: disagreement -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.double_only("the digits of float64")
 def test_the_worst_entry_is_named():
     x, y = vectors([[0.3, 0.8], [0.5, 0.2]]), outputs(2, 3)
@@ -282,6 +285,7 @@ def test_a_column_that_is_missing_is_noticed():
     assert report.blocks[0].worst.param == (1,)
 
 
+@pytest.mark.sweep
 def test_a_jump_within_the_step_is_told():
     x, image = scalars([2.5]), outputs(6)
 
@@ -332,6 +336,7 @@ def test_a_nan_that_is_real_is_reported_with_its_origin():
     assert math.isinf(report.blocks[0].worst.jacobian)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("CUDA computes 3 * (x - 0.3) in one rounding, which is not 0 at 0.3")
 def test_an_infinite_partial_of_a_finite_value():
     x, y = scalars([0.3, 0.8]), outputs(2)
@@ -378,6 +383,7 @@ def test_a_nan_in_rows():
     assert "s += x[j]" not in text
 
 
+@pytest.mark.sweep
 def test_a_nan_that_the_user_holds():
     x, y = scalars([0.3, np.nan]), outputs(2)
 
@@ -394,6 +400,7 @@ def test_a_nan_that_the_user_holds():
     assert np.isnan(read(x)[1])
 
 
+@pytest.mark.sweep
 def test_no_nan_where_zero_meets_infinity():
     """What is guarded is not reported: the side of an edge that does not count, a root of zero without a tangent."""
     x, image = scalars([2.3]), outputs(6)
@@ -410,6 +417,7 @@ def test_no_nan_where_zero_meets_infinity():
     assert report, str(report)
 
 
+@pytest.mark.sweep
 @pytest.mark.double_only("steps in float64")
 def test_differences_that_leave_the_domain():
     """At 1e-9 from its end smaller steps stay inside; at 1e-30 none does."""
@@ -474,6 +482,7 @@ def figures(report):
 LINEAR = ("rule(0) = 0", "rule(2 t) = 2 rule(t)", "rule(a + b) = rule(a) + rule(b)")
 
 
+@pytest.mark.sweep
 @pytest.mark.double_only("the tolerances of float64")
 def test_a_good_rule_passes_and_is_compared_with_autodiff():
     @boundary_gradient(area)
@@ -513,7 +522,7 @@ def size(d_a, b):
     return abs(d_a) * b
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rule", "failing", "figure"),
     [
@@ -548,6 +557,7 @@ def test_the_figure_is_relative_to_the_rule():
     assert offset.where == "point 1 (a = 0.4, b = 1.)"
 
 
+@pytest.mark.sweep
 def test_partial_rules_keep_autodiff_of_the_rest():
     @boundary_gradient(area)
     def _(d_b):
@@ -577,6 +587,7 @@ def test_vectors_matrices_tuples_and_integers():
     assert "d out[" in str(report)
 
 
+@pytest.mark.sweep
 def test_methods():
     @ti.data_oriented
     class Scaled:
@@ -596,6 +607,7 @@ def test_methods():
     assert "d out / d a  20    6" in str(report)
 
 
+@pytest.mark.sweep
 def test_marks():
     @boundary_gradient("rim")
     def _(auto, s, d_s, out):
@@ -615,6 +627,7 @@ def test_marks():
     assert "jacobian rejects the rule" in str(report)
 
 
+@pytest.mark.sweep
 def test_functions_that_jump():
     """Differences across the jump say nothing, and are left out of the comparison with auto."""
 
@@ -631,6 +644,7 @@ def test_functions_that_jump():
     assert "2 points with a jump or kink left out" in str(report)
 
 
+@pytest.mark.sweep
 def test_a_wrong_derivative_of_autodiff_would_be_seen():
     @ti.func
     def f(x):
@@ -647,6 +661,7 @@ def test_a_wrong_derivative_of_autodiff_would_be_seen():
     assert finding.figure == pytest.approx(0.5, rel=1e-6)
 
 
+@pytest.mark.sweep
 def test_a_nan_is_not_masked():
     @ti.func
     def root(a):
@@ -662,6 +677,7 @@ def test_a_nan_is_not_masked():
     assert "at point 0 (a = 0.)" in str(report)
 
 
+@pytest.mark.sweep
 def test_disabled_rules_and_several_rules_are_checked_all_the_same():
     @boundary_gradient(area, name="first")
     def _(d_a):
@@ -679,7 +695,6 @@ def test_disabled_rules_and_several_rules_are_checked_all_the_same():
     assert registry["second"].is_enabled
 
 
-@pytest.mark.sweep
 def test_float32_rules():
     initialise()
     try:
@@ -701,6 +716,7 @@ def test_float32_rules():
         initialise(default_fp=ti.f64)
 
 
+@pytest.mark.sweep
 def test_bad_inputs():
     @boundary_gradient(area)
     def rule(d_a):

@@ -167,6 +167,7 @@ def test_sparse_jacobians():
         check_jacobian(kernel, q, y, format="dense")
 
 
+@pytest.mark.sweep
 def test_errors_show_the_users_frames_alone():
     q, y = scalars([0.3]), outputs(1)
 

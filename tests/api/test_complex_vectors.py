@@ -46,7 +46,7 @@ def drawn(kind, *shape):
     return (rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(kind)
 
 
-@pytest.mark.mostly_sweep(every=9)
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("product", "shape"),
@@ -72,7 +72,7 @@ def test_products(problem, product, shape, kind):
     assert_allclose(found, expected, rtol=1e-4 if found.dtype == np.complex64 or M.dtype == np.float32 else 1e-12)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("f32-shape0")
 @pytest.mark.parametrize("shape", [(4,), (4, 3)])
 def test_the_adjoint_is_the_transpose(problem, shape):
     A, M = problem
@@ -81,6 +81,7 @@ def test_the_adjoint_is_the_transpose(problem, shape):
         assert_allclose(found, M.T @ v, rtol=1e-5)
 
 
+@pytest.mark.mostly_sweep("f64")
 def test_parts_do_not_mix_and_real_vectors_stay_real(problem):
     A, M = problem
     v = drawn(np.complex128, 7)
@@ -140,6 +141,7 @@ def square(ti64):
 C = 1j * np.ones(3)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("call", "what"),
     [
@@ -167,6 +169,7 @@ def test_all_other_arguments_are_real(call, what, square):
     assert_allclose(y.to_numpy(), 0.0)  # nothing was launched
 
 
+@pytest.mark.mostly_sweep("0")
 @pytest.mark.parametrize("position", [0, 1])
 def test_arrays_of_the_kernel(position, ti64):
     A1 = ti.types.ndarray()

@@ -27,7 +27,7 @@ def places():
 OPTIONS = pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"format": "csr"}], ids=str)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("{'format': 'csr'}")
 @OPTIONS
 def test_a_cast_in_an_index_cuts_one_component(places, options):
     x, weight, image = places, scalars([2.0, 3.0, 4.0]), outputs(8)
@@ -42,7 +42,7 @@ def test_a_cast_in_an_index_cuts_one_component(places, options):
     assert "test_cuts.py:" in message and "# the cast" in message and "a cast to an integer" in message
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("whole-//", "if-cast")
 @pytest.mark.parametrize(
     ("name", "word"),
     [("floor", "`floor`"), ("round", "`round`"), ("whole", "//"), ("bits", "cast to bits"), ("if", "cast")],

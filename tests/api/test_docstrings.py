@@ -59,7 +59,7 @@ def as_parameters(module, name):
     return pytest.param(module, name, id=name.removeprefix("taichi_ext."), marks=marks)
 
 
-@pytest.mark.mostly_sweep(every=5)
+@pytest.mark.mostly_sweep("api.hessian.hessian")
 @pytest.mark.parametrize(("module", "name"), [as_parameters(*example) for example in EXAMPLES])
 @pytest.mark.usefixtures("few_threads")
 def test_example(module, name, capsys):

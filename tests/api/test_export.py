@@ -184,7 +184,7 @@ def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_o
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 @pytest.mark.parametrize("is_split", [False, True])
 def test_numbers_of_single_precision(ti64, tmp_path, is_split):

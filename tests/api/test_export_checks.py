@@ -100,6 +100,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.sweep
 def test_other_fields(fields):
     bind, given = fields
     for name, make, message in FIELDS.values():
@@ -131,6 +132,7 @@ def test_other_arguments(arrays):
             bind(**{**given, name: make()})
 
 
+@pytest.mark.sweep
 def test_numbers_of_one_call(arrays):
     """Those of ``bind`` hold for the others."""
     bind, given = arrays
@@ -161,6 +163,7 @@ def test_names_of_arguments_are_free(tmp_path):
     np.testing.assert_allclose(by_n, 5 * X**2, rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_names(fields):
     bind, given = fields
     with pytest.raises(TypeError, match="z"):
@@ -208,6 +211,7 @@ def _read_only():
     return J
 
 
+@pytest.mark.sweep
 def test_other_arrays_of_the_jacobian(arrays):
     bind, given = arrays
     run = bind(**given)
@@ -247,6 +251,7 @@ def test_after_another_start(fields):
         run(np.zeros((3, 3)))
 
 
+@pytest.mark.sweep
 def test_members_of_structs_and_vectors(tmp_path):
     x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
     x.from_numpy(np.array([0.5, 2.0]))
@@ -265,6 +270,7 @@ def test_members_of_structs_and_vectors(tmp_path):
     assert_array_equal(J[1], np.stack([6.0 * x.to_numpy() ** 2, np.zeros(2)], -1))
 
 
+@pytest.mark.sweep
 def test_after_the_end_of_the_program(fields):
     bind, given = fields
     run = bind(**given)

@@ -20,6 +20,7 @@ Material = ti.types.struct(stiffness=ti.f64, direction=ti.types.vector(2, ti.f64
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_shape_is_that_of_output_and_parameter_with_their_elements():
     x, v, m = scalars([[0.3, 0.5, 0.7]]), vectors([[0.2, 0.4]]), matrices([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
     y, w = outputs(2, 4), vector_outputs(3, 5)
@@ -63,6 +64,7 @@ def test_fields_without_axes():
     assert_allclose(result, np.cos(1.5))
 
 
+@pytest.mark.sweep
 def test_matrix_output_by_matrix_parameter():
     m, y = matrices(np.arange(1.0, 7.0).reshape(1, 2, 3)), matrices(np.zeros((1, 2, 2)))
 
@@ -74,6 +76,7 @@ def test_matrix_output_by_matrix_parameter():
     assert result.shape == (1, 2, 2, 1, 2, 3)
 
 
+@pytest.mark.sweep
 def test_members_of_a_struct_field():
     s, y = Material.field(shape=3), outputs(3)
     write(s.stiffness, np.array([1.0, 2.0, 3.0]))
@@ -92,6 +95,7 @@ def test_members_of_a_struct_field():
     assert_array_equal(whole["stiffness"], jacobian(k, s.stiffness, y))
 
 
+@pytest.mark.sweep
 def test_member_of_a_struct_field_as_output():
     x, s = scalars([0.3, 0.5]), Material.field(shape=2)
 
@@ -251,6 +255,7 @@ def test_more_outputs_than_taichi_takes_arguments():
         assert_allclose(row, expected, rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_output_that_the_kernel_leaves_in_part():
     x, y = scalars([0.3, 0.5]), outputs(4)
     y.fill(2.0)
@@ -267,6 +272,7 @@ def test_output_that_the_kernel_leaves_in_part():
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_float_and_vector_arguments_by_name():
     y = outputs(3)
 
@@ -330,6 +336,7 @@ def test_template_arguments():
     assert_allclose(read(other), [0.18, 0.5])
 
 
+@pytest.mark.sweep
 def test_return_value_is_the_output_when_none_is_named():
     x = scalars([0.3, 0.5])
 
@@ -538,6 +545,7 @@ def test_out_torch_tensor(product):
     assert_allclose(out.numpy(), true)
 
 
+@pytest.mark.sweep
 def test_out_has_the_structure_of_the_result(squares):
     k, x, v, y, z = squares
     true = expected_squares(x, v)
@@ -589,6 +597,7 @@ def test_fresh_array_at_each_call(product):
 # --- side effects -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_side_effects_are_those_of_one_plain_run():
     x, y, total, count = scalars([0.3, 0.5]), outputs(2), scalars(1.0), ti.field(ti.i32, shape=())
     y.fill(0.25)
@@ -679,6 +688,7 @@ def test_parameter_that_is_overwritten_before_it_is_read_has_no_influence():
     assert_array_equal(read(y), [6.0])
 
 
+@pytest.mark.sweep
 def test_prepared_form_is_the_same_thing(squares):
     k, x, v, y, z = squares
     plan = Jacobian(k, {"x": x, "v": v}, [y, z])

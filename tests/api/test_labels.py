@@ -53,6 +53,7 @@ def refusal(*args, **options):
     return str(caught.value)
 
 
+@pytest.mark.sweep
 def test_fields_of_closures_and_of_the_caller():
     x, y, unused = scalars([0.3, 0.5]), outputs(2), outputs(4)
 

@@ -98,7 +98,7 @@ each_call = pytest.mark.parametrize("call", ALL.values(), ids=ALL)
 class TestOwners:
     """Each owner gets the Jacobian of its own function."""
 
-    @pytest.mark.mostly_sweep("sparse", "jvp")
+    @pytest.mark.sweep
     @each_call
     def test_copies(self, call, simulation, fields):
         first = simulation(1.0)
@@ -110,7 +110,7 @@ class TestOwners:
             assert_allclose(call(second, *fields), 28.0)
             assert_allclose(call(first.run, *fields), 4.0)
 
-    @pytest.mark.mostly_sweep(every=6)
+    @pytest.mark.sweep
     @each_call
     def test_kinds_of_functions(self, call, simulation, fields, scaled):
         class Meta(type):
@@ -149,6 +149,7 @@ class TestOwners:
         for factor, borg in zip((1.0, 2.0, 1.0), (*objects, objects[0]), strict=True):
             assert_allclose(jacobian(borg.run, *fields).diagonal(), 4 * factor)
 
+    @pytest.mark.sweep
     @pytest.mark.parametrize("has_hash", [True, False])
     def test_objects_that_are_equal(self, has_hash, fields, scaled):
         class Equal:
@@ -171,6 +172,7 @@ class TestOwners:
             for function, factor in ((one.run, 1.0), (two.run, 2.0), (one, 1.0), (two, 2.0)):
                 assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
 
+    @pytest.mark.sweep
     def test_owners_that_take_no_weak_reference(self, fields, scaled):
         class Slots:
             __slots__ = ("factor",)
@@ -278,6 +280,7 @@ class TestNothingIsLeft:
             check_jacobian(function, x, y, args=args)
         assert [set(vars(obj)) for obj in objects] == before
 
+    @pytest.mark.sweep
     def test_owners_are_copied_and_pickled_as_before(self, simulation, fields):
         owner = simulation(1.0)
         before = pickle.dumps(owner)
@@ -299,6 +302,7 @@ def use_forms(owner, x, y):
 
 
 class TestLifetime:
+    @pytest.mark.sweep
     def test_objects_go_without_a_collection_of_garbage(self):
         @ti.kernel
         def k(x: ti.template(), y: ti.template(), s: ti.f64):
@@ -327,7 +331,7 @@ class TestLifetime:
         finally:
             gc.enable()
 
-    @pytest.mark.mostly_sweep("partial", "classmethod")
+    @pytest.mark.sweep
     @pytest.mark.parametrize("kind", ["method", "object", "lambda", "partial", "classmethod", "kernel method"])
     def test_each_kind_of_owner_goes(self, kind):
         x, y = scalars([0.3]), outputs(1)
@@ -369,6 +373,7 @@ class TestLifetime:
         gc.collect()
         assert reference() is None
 
+    @pytest.mark.sweep
     def test_a_function_that_deletes_its_owner_while_it_runs(self, fields, simulation):
         """Until Python 3.12, a frame of which somebody has read the variables keeps them."""
         owner = simulation(2.0)
@@ -383,6 +388,7 @@ class TestLifetime:
         value_and_jacobian(owner.run, *fields)
         assert mine["owner"] is owner
 
+    @pytest.mark.sweep
     def test_a_number_of_its_owner_does_not_keep_it(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -416,6 +422,7 @@ class TestLifetime:
             del method
         assert traces == ["k"] * 3
 
+    @pytest.mark.sweep
     def test_new_objects_at_the_address_of_old_ones(self, fields, simulation):
         addresses = set()
         for n in range(20):
@@ -467,6 +474,7 @@ class TestLifetime:
         for J in (jacobian(k, {"x": x, "z": z}, y), plan()):
             assert {name: block.item() for name, block in J.items()} == {"x": 1.0, "z": 2.0}
 
+    @pytest.mark.sweep
     def test_struct_fields_are_found_by_their_members(self):
         y = ti.field(ti.f64, ())
 
@@ -498,6 +506,7 @@ def test_threads_share_one_form(fields, simulation, traces):
     assert traces == ["k"]
 
 
+@pytest.mark.sweep
 def test_objects_come_and_go_in_threads(fields, simulation):
     def work(number):
         for n in range(5):
@@ -528,7 +537,7 @@ def test_table_by_identity():
 class TestSolvers:
     """Solvers, operators and checks find what was prepared before."""
 
-    @pytest.mark.mostly_sweep(every=4)
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
     @pytest.mark.parametrize(
         "call",
@@ -580,6 +589,7 @@ class TestSolvers:
             assert_allclose(least_squares(k, "x", "y", args=(x, y)).x, 2.0)
             assert_allclose(x.to_numpy(), 2.0)
 
+    @pytest.mark.sweep
     def test_an_operator_outlives_what_is_kept(self, fields, scaled):
         x, y = fields
         operator = linear_operator(scaled, x, y, args=(2.0,))
@@ -591,7 +601,7 @@ class TestSolvers:
 
 
 class TestManyPreparations:
-    @pytest.mark.mostly_sweep(every=3)
+    @pytest.mark.sweep
     @pytest.mark.parametrize(
         ("make", "what"),
         [
@@ -636,6 +646,7 @@ class TestManyPreparations:
             assert_allclose(made(n + 1.0), (n + 1.0) * np.eye(2))
         assert not [w for w in recwarn if "times" in str(w.message)]
 
+    @pytest.mark.sweep
     def test_no_warning_for_one_function(self, scaled, fields, recwarn):
         for n in range(3 * EVERY):
             jacobian(scaled, *fields, args=(float(n + 1),))

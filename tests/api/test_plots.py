@@ -46,7 +46,6 @@ def scene():
     end_program()
 
 
-@pytest.mark.sweep
 def test_images_have_a_row_for_each_component_and_a_column_for_each_entry(scene):
     plan, J, params, outputs = scene
     figure = plot_jacobian(J, plan, units="m")
@@ -70,7 +69,6 @@ def test_images_have_a_row_for_each_component_and_a_column_for_each_entry(scene)
             assert_allclose(bar.get_window_extent().height, a.get_window_extent().height)
 
 
-@pytest.mark.sweep
 def test_params_or_outputs_are_enough(scene):
     plan, J, params, outputs = scene
     known = pictures(plot_jacobian(J, plan))
@@ -91,7 +89,6 @@ def test_params_or_outputs_are_enough(scene):
     )  # not image.x at i = 0, image.y at j = 0
 
 
-@pytest.mark.sweep
 def test_params_of_another_jacobian(scene):
     plan, J, params, outputs = scene
     with pytest.raises(InvalidArgumentError, match="J has 2 blocks; 2 outputs and 2 params have 4"):

@@ -60,6 +60,7 @@ class TestCalls:
         assert_allclose(plan()[0], np.diag([6.0, 12.0]))
         assert_allclose(y.to_numpy(), [3.0, 12.0])
 
+    @pytest.mark.sweep
     def test_prepared_form_takes_arrays_of_other_sizes(self):
         @ti.kernel
         def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
@@ -73,6 +74,7 @@ class TestCalls:
         assert_allclose(plan(args=(longer, more)), [[2, 0, 0], [2, 1, 0], [3, 0, 1]])
         assert_allclose(more, [1.0, 2.0, 3.0])
 
+    @pytest.mark.sweep
     @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
     def test_first_use_does_not_launch_anything(self, launches):
         x, y = scalars([0.3]), outputs(1)
@@ -89,6 +91,7 @@ class TestCalls:
         assert launches != ["Kernel"]  # but the one with tangents
         assert y.to_numpy() == [0.3]
 
+    @pytest.mark.sweep
     @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
     def test_value_belongs_to_the_same_launch(self, launches):
         x, y = scalars([0.3]), outputs(1)
@@ -104,6 +107,7 @@ class TestCalls:
         assert launches != ["Kernel"]  # but the one with tangents
         assert value == pytest.approx(0.3)
 
+    @pytest.mark.sweep
     def test_source_is_the_text_that_runs(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -141,6 +145,7 @@ class TestCalls:
             assert_array_equal(plan(), first)
             assert traces == ["k"] * count
 
+    @pytest.mark.sweep
     def test_source_of_a_pipeline_has_each_kernel_once(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -162,6 +167,7 @@ class TestCalls:
         assert plan.source.count("def first_jacobian(") == 1
         assert plan.source.count("def second_jacobian(") == 1
 
+    @pytest.mark.sweep
     def test_source_is_the_same_in_each_run(self):
         x, y = scalars([0.3]), [outputs(1) for _ in range(6)]
         one, two, three, four, five, six = y
@@ -180,6 +186,7 @@ class TestCalls:
 
 @pytest.mark.usefixtures("ti64")
 class TestCache:
+    @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
     def test_repeated_calls_build_nothing(self, traces):
         x, y = scalars([0.3, 0.5]), outputs(2)
@@ -198,6 +205,7 @@ class TestCache:
         jacobian(k, [x, "a"], y, args=(1.0,))
         assert traces == ["k", "k"]
 
+    @pytest.mark.sweep
     def test_methods_pipelines_and_arrays_build_once(self, traces):
         @ti.data_oriented
         class Model:
@@ -228,6 +236,7 @@ class TestCache:
             assert_allclose(jacobian(arrays, a, o, args=(a, o)), np.diag([0.6, 1.0]))
         assert traces == ["k", "k", "arrays"]
 
+    @pytest.mark.sweep
     def test_steps_of_a_simulation_build_once(self, traces):
         x, v, p = scalars([0.3, 0.5]), outputs(2), scalars([1.5])
 
@@ -246,6 +255,7 @@ class TestCache:
         jacobian(run, p, x, args=(50,))
         assert len(traces) == few <= 3
 
+    @pytest.mark.sweep
     def test_kernels_of_one_name_are_told_apart(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -259,6 +269,7 @@ class TestCache:
         for factor in (2.0, 3.0):
             assert_allclose(jacobian(make(factor), x, y), [[factor]])
 
+    @pytest.mark.sweep
     def test_template_arguments_are_told_apart(self, traces):
         x, y = scalars([0.3]), outputs(1)
 
@@ -270,6 +281,7 @@ class TestCache:
             assert_allclose(jacobian(k, x, y, args=(factor,)), [[factor]])
         assert len(traces) == 2
 
+    @pytest.mark.sweep
     def test_a_rule_that_is_switched_off_is_noticed(self, traces):
         from taichi_ext import boundary_gradient
 
@@ -338,6 +350,7 @@ class TestLifetime:
         gc.collect()
         assert [r() for r in references] == [None] * 4
 
+    @pytest.mark.sweep
     def test_what_was_prepared_goes_with_the_decorated_function(self):
         """Taichi keeps the kernel itself for ever; its plan, fused kernels and arguments do not stay with it."""
 
@@ -375,6 +388,7 @@ class TestLifetime:
         assert_allclose(use(), [[0.6]])
         assert not generated()
 
+    @pytest.mark.sweep
     def test_an_object_with_methods_is_freed(self):
         @ti.data_oriented
         class Model:
@@ -398,6 +412,7 @@ class TestLifetime:
         gc.collect()
         assert reference() is None
 
+    @pytest.mark.sweep
     def test_a_pipeline_is_freed(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -481,7 +496,6 @@ def tasks_of(run):
 
 @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
 class TestLaunches:
-    @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the launches of one run", "--chunk-size")
     def test_one_launch_of_one_kernel_whatever_the_number_of_parameters(self):
         initialise(kernel_profiler=True)

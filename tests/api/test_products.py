@@ -94,12 +94,14 @@ class TestJvp:
         given, _ = program.tangents(0)
         assert jvp(program.run, program.params, given, program.u, args=program.args).shape == (0, 2)
 
+    @pytest.mark.sweep
     def test_returned_value(self, program):
         before = read(program.y)
         wanted = jacobian(program.run, "w", args=program.args)
         program.y.from_numpy(before)
         assert_allclose(jvp(program.run, "w", 2.0, args=program.args), 2 * wanted)
 
+    @pytest.mark.sweep
     def test_parameter_that_is_overwritten(self):
         x = scalars([1.0, 2.0])
 
@@ -135,6 +137,7 @@ class TestVjp:
         program.run(*program.args)
         assert_allclose(read(program.y), after, rtol=1e-14)
 
+    @pytest.mark.sweep
     def test_several(self, program):
         J = program.J([program.y])
         v = rng.standard_normal((2, 4))
@@ -282,6 +285,7 @@ class TestVjpOfPrograms:
 
         self.check(run, [x], [y], lambda: y.fill(0.5))
 
+    @pytest.mark.sweep
     def test_operator(self, program):
         linalg = pytest.importorskip("scipy.sparse.linalg")
         J = program.J([program.y, program.u])
@@ -369,6 +373,7 @@ class TestOperator:
         step = linalg.lsqr(A, -value, atol=1e-14, btol=1e-14)[0]
         assert_allclose(step, np.linalg.lstsq(A.materialize(), -value, rcond=None)[0], rtol=1e-8)
 
+    @pytest.mark.sweep
     def test_random_numbers(self):
         x, y = scalars([1.0]), outputs(1)
 
@@ -488,6 +493,7 @@ class TestModes:
         assert_allclose(blocks, found["forward"], rtol=1e-10, atol=1e-14)
         assert_allclose(read(y), state, rtol=1e-14)  # of one run
 
+    @pytest.mark.sweep
     def test_bad_input(self):
         k, x, y = neighbours()
         with pytest.raises(InvalidArgumentError, match="mode is 'backward'; expected one of 'forward', 'reverse'"):

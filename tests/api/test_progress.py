@@ -51,6 +51,7 @@ def program():
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_stages_of_a_slow_first_call(program, monkeypatch, caplog):
     monkeypatch.setattr(stages, "SLOW", -1.0)
     plan = Jacobian(*program)
@@ -178,6 +179,7 @@ def run_with(program, call, **options):
     return Jacobian(*program, **options)()
 
 
+@pytest.mark.mostly_sweep("value_and_jacobian", "Jacobian")
 @pytest.mark.parametrize("call", ["jacobian", "value_and_jacobian", "Jacobian"])
 def test_bar_of_chunks_on_a_terminal(program, watched, call):
     pytest.importorskip("rich")

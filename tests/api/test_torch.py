@@ -55,6 +55,7 @@ def mixed():
 # --- reverse mode
 
 
+@pytest.mark.mostly_sweep("False")
 @pytest.mark.parametrize("is_leaf", [True, False])
 def test_only_torch_adds_to_the_gradient(is_leaf):
     triple_of = torch_function(triple, inputs="x", outputs="y")
@@ -66,6 +67,7 @@ def test_only_torch_adds_to_the_gradient(is_leaf):
     torch.testing.assert_close(leaf.grad, torch.full((20, 30), 1 + 2 / 600), rtol=1e-6, atol=0)
 
 
+@pytest.mark.sweep
 def test_gradcheck(mixed):
     assert gradcheck(lambda a, b: tuple(mixed(a, b, 4)), (tensor(3), tensor(2, seed=1)), **EVERYTHING)
 
@@ -157,6 +159,7 @@ def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
     close(torch.vmap(lambda a: mixed(a, b.detach(), 2)[0])(a.detach().expand(2, 3))[1], out)
 
 
+@pytest.mark.sweep
 def test_kernel_runs_once_per_call():
     count = ti.field(ti.i32, shape=())
 
@@ -191,6 +194,7 @@ def test_forward_mode(mixed):
         close(forward_ad.unpack_dual(total).tangent, forward_ad.unpack_dual(own_total).tangent)
 
 
+@pytest.mark.mostly_sweep("jacfwd")
 @pytest.mark.parametrize("transform", ["jacfwd", "jacrev"])
 def test_jacobians(mixed, transform):
     a, b = tensor(3, requires_grad=False), tensor(2, seed=1, requires_grad=False)
@@ -239,6 +243,7 @@ def test_jacobian_through_vmap(mixed):
     close(mine, torch.func.jacfwd(torch.vmap(lambda a: mix_in_torch(a, b, 2)[0]))(a))
 
 
+@pytest.mark.mostly_sweep(every=7)
 @pytest.mark.parametrize(
     "second",
     [
@@ -317,6 +322,7 @@ def test_order_of_the_inputs_is_the_callers():
     close(f(b, n=2, a=a)[0], mix_in_torch(a, b, 2)[0])
 
 
+@pytest.mark.sweep
 def test_number_as_input():
     @ti.kernel
     def power(x: ti.types.ndarray(), k: ti.f64, y: ti.types.ndarray()):
@@ -367,6 +373,7 @@ def test_return_value():
     assert gradcheck(f, (x, k), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_vector_as_return_value():
     @ti.kernel
     def moments(x: ti.types.ndarray()) -> ti.types.vector(2, ti.f64):
@@ -381,6 +388,7 @@ def test_vector_as_return_value():
     assert gradcheck(f, (tensor(3),), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_in_place_kernel_leaves_its_input_alone():
     @ti.kernel
     def step(x: ti.types.ndarray(), dt: ti.f64):
@@ -415,6 +423,7 @@ def test_working_memory_and_integer_outputs():
     assert gradcheck(lambda x: f(x)[0], (x,), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_fields_as_inputs_and_outputs():
     x, scale, y = scalars(np.zeros(4)), vectors(np.zeros((2, 2))), outputs(4)
 
@@ -429,6 +438,7 @@ def test_fields_as_inputs_and_outputs():
     assert gradcheck(lambda a, s: f(a, s, n=3), (a, s), **EVERYTHING)
 
 
+@pytest.mark.sweep
 def test_pipeline():
     t = outputs(3)
 
@@ -537,6 +547,7 @@ def test_arrays_that_are_too_large_for_the_jacobian():
     torch.testing.assert_close(mine, own)
 
 
+@pytest.mark.sweep
 def test_an_accumulator_that_is_read_and_overwritten():
     @ti.kernel
     def chain(x: ti.types.ndarray(), T: ti.types.ndarray(), y: ti.types.ndarray()):
@@ -554,6 +565,7 @@ def test_an_accumulator_that_is_read_and_overwritten():
     close(torch.autograd.grad(total, x)[0], found)
 
 
+@pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("is_pipeline", [False, True])
 def test_derivatives_are_those_at_the_call(is_pipeline):
     """Fields that the kernel reads and changes may hold other numbers when torch asks for derivatives."""

@@ -121,6 +121,7 @@ class Layer(torch.nn.Module):
         return x
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "make",
     [
@@ -144,6 +145,7 @@ def test_a_compiled_function_computes_the_same(make, doubled):
     assert not [w for w in caught if "taichi" in str(w.message).lower() or "dynamo" in str(w.message).lower()]
 
 
+@pytest.mark.sweep
 def test_it_is_compiled_once_for_all_calls(doubled):
     torch._dynamo.reset()
     function, x = compiled(lambda x: torch.sin(doubled(2 * x)) * 3), torch.tensor([0.5, 1.0, 2.0])
@@ -327,6 +329,7 @@ def test_an_empty_batch_of_calls_raises(both_outputs):
         torch.vmap(lambda a: both_outputs(a, B)[0])(torch.ones(0, 3))
 
 
+@pytest.mark.sweep
 def test_an_empty_batch_of_gradients(ti32):
     function = torch_function(mixed, ["a", "b"], ["out", "total"], shapes={"total": 1})
     _, pull = torch.func.vjp(lambda a: function(a, B)[0], A)

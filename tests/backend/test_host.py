@@ -60,7 +60,6 @@ def names_in(*modules):
 HOSTS = {"taichi": ("taichi",), "quadrants": ("quadrants", "quadrants_arguments")}
 
 
-@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", HOSTS)
 def test_each_host_has_the_names_that_the_package_uses(name):
     used = {

@@ -72,6 +72,7 @@ def traced(function):
     return results[0]
 
 
+@pytest.mark.sweep
 def test_version():
     assert ti.__version__[:2] == (1, 7), "taichi_ext is made for Taichi 1.7; go through all of this file"
 
@@ -118,6 +119,7 @@ def test_current_source_line_is_on_a_stack_of_texts():
     core.DebugInfo(stack[-1])
 
 
+@pytest.mark.sweep
 def test_program_changes_with_init():
     before = weakref.ref(impl.get_runtime().prog)
     initialise(default_fp=ti.f64)
@@ -220,6 +222,7 @@ def emitted(function, values=(3.0, 5.0), size=4):
     return y.to_numpy()
 
 
+@pytest.mark.sweep
 def test_variables_are_copies():
     def emit(x, y):
         first = impl.expr_init(x(0))
@@ -233,6 +236,7 @@ def test_variables_are_copies():
     )
 
 
+@pytest.mark.sweep
 def test_assignment_and_atomic_operations():
     def emit(x, y):
         y(0)._assign(x(0))
@@ -265,6 +269,7 @@ def test_matrices_are_made_row_by_row():
     assert_array_equal(emitted(emit)[:2], [5.0, 1.0])
 
 
+@pytest.mark.sweep
 def test_loops_can_be_emitted():
     def emit(x, y):
         b = builder()
@@ -331,6 +336,7 @@ def test_most_threads_of_a_gpu():
     assert configuration.max_block_dim >= 0
 
 
+@pytest.mark.sweep
 def test_bits_of_a_number():
     def emit(x, y):
         for n in range(2):
@@ -771,6 +777,7 @@ def run_with(config, kernel, *args, **settings):
             setattr(config, name, value)
 
 
+@pytest.mark.sweep
 def test_flow_optimisation_can_be_turned_off_for_one_compilation():
     """With the option, Taichi 1.7.4 drops the second store to u."""
     config = impl.current_cfg()
@@ -957,6 +964,7 @@ def test_gradient_kernels_are_told_by_their_mode():
     assert any(kernel is k.grad for kernel in impl.get_runtime().kernels), "runtime.kernels does not list all kernels"
 
 
+@pytest.mark.sweep
 def test_reverse_mode_does_not_differentiate_floor():
     x = ti.field(ti.f64, shape=(), needs_grad=True)
     y = ti.field(ti.f64, shape=(), needs_grad=True)
@@ -1168,6 +1176,7 @@ def test_copies_to_and_from_numpy_are_kernels_of_a_known_name(monkeypatch):
         assert hasattr(_kernels, name), f"taichi._kernels has no {name} any more"
 
 
+@pytest.mark.sweep
 def test_deactivation_is_a_kernel_with_the_node_as_argument(monkeypatch):
     layout, field = ti.FieldsBuilder(), ti.field(ti.f64)
     pointer = layout.pointer(ti.i, 4)
@@ -1397,6 +1406,7 @@ def test_fields_are_found_in_the_layout_by_the_addresses_of_their_expressions():
     tree.destroy()
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("a field in memory that Python can reach")
 def test_fields_lie_in_memory_where_tests_read_and_write_them():
     """``field_pool`` finds them by their places in the layout, and Taichi's table of trees in the runtime."""
@@ -1582,7 +1592,7 @@ def test_an_argument_pack_has_members_by_name_and_makes_others():
         assigns(pack)
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("i32-force_scalarize_matrix")
 @pytest.mark.parametrize("settings", [{}, {"force_scalarize_matrix": True}], ids=["", "force_scalarize_matrix"])
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64, ti.i32], ids=str)
 def test_a_name_for_none_is_memory_of_the_type_of_an_assignment_that_never_runs(settings, dtype):

@@ -131,7 +131,7 @@ def rebinding(q, w, o, v):
 NAMES = "vector entries matrix function while_loop branch structs one_iteration sums".split()
 
 
-@pytest.mark.mostly_sweep(every=18)
+@pytest.mark.mostly_sweep("True-one_iteration")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("has_shadow", [False, True])
 def test_locals_that_are_bound_again(name, has_shadow):
@@ -214,7 +214,7 @@ class TestVectorsInArrays:
 
     NAMES = "stored_twice read_in_a_loop stored_around_a_loop updated of_functions chosen_at_run_time".split()
 
-    @pytest.mark.mostly_sweep(every=3)
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize("is_numpy", [False, True])
     def test_entries(self, name, is_numpy):
@@ -294,6 +294,7 @@ class TestVectorsInFields:
         expected = self.M[[0, 1], [0, 1], [0, 1]] + self.M.sum(axis=(1, 2))
         np.testing.assert_allclose(check_jacobian(k, p, y), expected[:, None] * np.eye(2, 6))
 
+    @pytest.mark.sweep
     def test_a_kernel_without_tangents_in_a_pipeline(self):
         """What runs is generated, too."""
         p, v = scalars(self.P), ti.Vector.field(3, ti.f64, shape=2)
@@ -316,6 +317,7 @@ class TestVectorsInFields:
 
         np.testing.assert_allclose(check_jacobian(run, p, z, state=[y]), self.SUMS[:, None] * np.eye(2, 6))
 
+    @pytest.mark.mostly_sweep("array", "difference")
     @pytest.mark.parametrize("kind", ["vector", "matrix", "array", "maximum", "difference"])
     def test_a_constant_that_is_added_to_a_component_found_at_run_time(self, kind):
         """Taichi aborted while it made local sums for each thread."""

@@ -59,7 +59,7 @@ def half_plane_kernel(p, image, antialias):
     return k
 
 
-@pytest.mark.mostly_sweep("True")
+@pytest.mark.sweep
 @pytest.mark.parametrize("antialias", MODES)
 def test_intervals(antialias):
     """An indicator over 40 intervals of length 1: its integral is the place where the level is 0."""
@@ -115,7 +115,7 @@ def test_the_derivative_of_the_covered_area_is_the_chord():
         assert_allclose(J[..., 0], differences[..., 0], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("False")
 @pytest.mark.parametrize("antialias", MODES)
 def test_an_edge_on_the_border_of_pixels_is_shared(antialias):
     p, direction, image = scalars([7.5]), scalars([1.0, 0.0]), outputs(W, H)
@@ -289,6 +289,7 @@ def gradient_of_area(corners):
     return 0.5 * np.stack([after[:, 1] - before[:, 1], before[:, 0] - after[:, 0]], axis=1)
 
 
+@pytest.mark.sweep
 def test_triangle_as_a_minimum_of_half_planes():
     p, image = vectors(TRIANGLE), outputs(200, 150)
 
@@ -335,6 +336,7 @@ def test_segments_are_exact_in_sum():
     assert_allclose(J.sum((0, 1)), -gradient_of_area(TRIANGLE)[::-1], rtol=1e-11)
 
 
+@pytest.mark.sweep
 def test_segments_are_exact_in_every_pixel():
     """A polygon that is not convex, with a corner outside of the image and an upright side, against clipped areas."""
     corners = np.array([[2.2, 1.4], [12.6, 3.3], [12.6, 9.7], [7.1, 5.2], [4.6, 13.7]])
@@ -528,7 +530,7 @@ def sphere_kernel(p, depth, kind, antialias):
     return k
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("autodiff")
 @pytest.mark.parametrize("kind", list(SPHERE_ANTIALIAS))
 def test_sphere_reference_values(kind):
     p, depth = scalars(SPHERE), outputs(640, 480)
@@ -575,6 +577,7 @@ def test_gauss_newton_from_near():
     assert max(errors) > 10  # without the boundary term it runs away
 
 
+@pytest.mark.sweep
 def test_plain_autodiff_is_enough_where_every_pixel_stays_inside():
     p, depth = scalars(SPHERE), outputs(640, 480)
     k = sphere_kernel(p, depth, "autodiff", "hard")
@@ -595,6 +598,7 @@ def test_plain_autodiff_is_enough_where_every_pixel_stays_inside():
 # --- square roots that end at an edge ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_sqrt_edge_averages_the_singularity():
     """The derivative of sqrt(max(level, 0)) by an offset, in every pixel, against a fine quadrature."""
     p, image = scalars([11.3, 0.35]), outputs(W, H)
@@ -676,6 +680,7 @@ def test_sqrt_edge_within_an_edge_of_the_same_level():
 # --- values, shapes, types --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_in_plain_kernels_they_are_their_values():
     p, image = scalars(DISC), outputs(W, H, 5)
     half, colour = outputs(W, H), vector_outputs(2, W, H)
@@ -765,6 +770,7 @@ def test_jump_replaces_the_difference_in_the_boundary_term_only():
     assert_allclose(J[..., 1, 3], J[..., 0, 3], rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_a_side_that_does_not_count_may_have_an_infinite_tangent():
     p, image = scalars(DISC), outputs(W, H, 2)
 
@@ -900,7 +906,7 @@ def position_variants(p, image):
     return [k for name, k in locals().items() if name not in ("p", "image", "level", "shade")]
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_level", [False, True])
 def test_a_pixel_of_nan_has_no_boundary_term(is_level):
     p, image, wrong = scalars([2.2, 0.8]), outputs(6, 4), outputs(6, 4)
@@ -922,6 +928,7 @@ def test_a_pixel_of_nan_has_no_boundary_term(is_level):
     assert_allclose(jacobian(run, p, image), wanted, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_positions_can_be_written_in_many_ways():
     p, image = scalars(DISC), outputs(W, H)
 
@@ -1205,6 +1212,7 @@ def test_bad_input(body):
         assert len(str(error.value).splitlines()) < 12
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("name", "call"),
     [

@@ -28,7 +28,7 @@ def right_of_it(border: ti.f64, px: ti.f64) -> ti.f64:
     return edge(px - border, 1.0, 0.0, at=(px, py), antialias=True)
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("torch")
 @pytest.mark.parametrize("kind", ["numpy", "ndarray", "torch"])
 def test_plain_launches_on_arrays(kind):
     if kind == "torch":
@@ -58,6 +58,7 @@ def test_plain_launches_on_arrays(kind):
         assert total == pytest.approx(COVERED[:n].sum(), rel=tolerance)
 
 
+@pytest.mark.sweep
 def test_plain_launches_on_arrays_of_vectors_and_atomics():
     @ti.kernel
     def k(a: ti.types.ndarray(dtype=ti.math.vec2, ndim=1), most: ti.types.ndarray(dtype=ti.f64, ndim=1)):
@@ -75,6 +76,7 @@ def test_plain_launches_on_arrays_of_vectors_and_atomics():
     assert_allclose(most, [1.0, COVERED.sum()], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_plain_launches_with_templates():
     @ti.kernel
     def k(f: ti.template(), shift: ti.template()):
@@ -88,6 +90,7 @@ def test_plain_launches_with_templates():
         assert_allclose(f.to_numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_plain_launches_with_structs_and_vectors():
     Scene = ti.types.struct(border=ti.f64, colour=ti.math.vec2)
 
@@ -147,6 +150,7 @@ def test_plain_launches_of_methods():
         assert_allclose([a, read(scene.image)], [COVERED[:n]] * 2, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Taichi prints nothing from kernels on Mesa's llvmpipe")
 def test_plain_launches_that_print(capfd):
     @ti.kernel
@@ -198,7 +202,6 @@ def test_gradients_of_ndarrays():
     assert_allclose(p.grad.to_numpy(), [1.0, 3.4], rtol=1e-12)
 
 
-@pytest.mark.sweep
 @pytest.mark.cpu_only("on Vulkan, gradients of arrays are 0 in Taichi's reverse mode")
 def test_gradients_of_tensors():
     torch = pytest.importorskip("torch")

@@ -46,6 +46,7 @@ def check(kernel, x, y, expected):
 # --- rules on functions -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_a_rule_chooses_what_it_takes_by_name():
     @ti.func
     def f(a, b):
@@ -71,6 +72,7 @@ def test_a_rule_chooses_what_it_takes_by_name():
     assert read(y)[0] == pytest.approx(np.sin(out), rel=1e-14)  # a rule does not change the value
 
 
+@pytest.mark.sweep
 def test_arguments_that_a_rule_leaves_out_keep_autodiff():
     @ti.func
     def f(a, b):
@@ -93,6 +95,7 @@ def test_arguments_that_a_rule_leaves_out_keep_autodiff():
     check(k, x, y, [[2 * 0.3 * 0.8, 7], [by_v * 0.8, by_v * 0.3]])
 
 
+@pytest.mark.sweep
 def test_a_rule_that_takes_auto_decides_about_all_of_it():
     @ti.func
     def f(a, b):
@@ -111,6 +114,7 @@ def test_a_rule_that_takes_auto_decides_about_all_of_it():
     check(k, x, y, [[0.4, 0.15 + 1]])
 
 
+@pytest.mark.sweep
 def test_a_rule_of_nothing_is_a_derivative_of_zero():
     @ti.func
     def f(a):
@@ -129,6 +133,7 @@ def test_a_rule_of_nothing_is_a_derivative_of_zero():
     check(k, x, y, [[1]])
 
 
+@pytest.mark.sweep
 def test_vectors():
     @ti.func
     def f(v, s):
@@ -151,6 +156,7 @@ def test_vectors():
     check(k, x, y, [s * v[1] * by_x[0] + s * v[0] * by_x[1], by_x[1]])
 
 
+@pytest.mark.sweep
 def test_matrices():
     @ti.func
     def f(m, v):
@@ -191,6 +197,7 @@ def test_matrices():
     assert_allclose(J[1], expected, rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_tuple_results():
     @ti.func
     def f(a, b):
@@ -229,6 +236,7 @@ class Scaled:
         self.y[0] = self.f(self.x[0], self.x[1])
 
 
+@pytest.mark.sweep
 def test_methods():
     two, five = Scaled(2.0), Scaled(5.0)
 
@@ -247,6 +255,7 @@ def test_methods():
     check(two.k, two.x, two.y, [[11, 0.6]])
 
 
+@pytest.mark.sweep
 def test_functions_of_other_packages():
     @boundary_gradient(tm.mix)
     def _(x, y, a, d_a):
@@ -265,6 +274,7 @@ def test_functions_of_other_packages():
     check(k, p, q, [[0.5, 0.5, 2.5], [0.5, 0.5, 2.5], [0, 0, 10]])
 
 
+@pytest.mark.sweep
 def test_functions_with_rules_call_each_other():
     @ti.func
     def g(a):
@@ -293,6 +303,7 @@ def test_functions_with_rules_call_each_other():
     check(k, x, y, [[2 * 6 + 2.25]])
 
 
+@pytest.mark.sweep
 def test_a_rule_that_calls_its_own_function_gets_the_value():
     @ti.func
     def f(a):
@@ -311,6 +322,7 @@ def test_a_rule_that_calls_its_own_function_gets_the_value():
     check(k, x, y, [[1.69]])
 
 
+@pytest.mark.sweep
 def test_a_rule_has_branches_and_loops_of_its_own():
     @ti.func
     def f(a):
@@ -340,6 +352,7 @@ def test_a_rule_has_branches_and_loops_of_its_own():
     check(k, x, y, np.diag([0.5, 2 * 1.2 + 3 + 0.6, 2 * 1.6 + 3 + 1]))
 
 
+@pytest.mark.sweep
 def test_a_rule_in_loops_with_many_parameters():
     """The tangents that the rule meets are index expressions and rows."""
     n = 40
@@ -367,6 +380,7 @@ def test_a_rule_in_loops_with_many_parameters():
     check(k, x, y, 2 * (values[:, None] * by_x + np.diag(s)))
 
 
+@pytest.mark.sweep
 def test_structs_are_passed_through_to_autodiff():
     @ti.dataclass
     class Ray:
@@ -409,6 +423,7 @@ def sphere_kernel(with_function):
     return k, x, y, distance
 
 
+@pytest.mark.sweep
 def test_an_override_that_returns_auto_is_bit_identical_and_free():
     k, x, y, distance = sphere_kernel(True)
     plain = jacobian(k, x, y)
@@ -432,6 +447,7 @@ def test_an_override_that_returns_auto_is_bit_identical_and_free():
 # --- marks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_a_mark_is_its_value_until_a_rule_names_it():
     x, y = scalars([0.3, 0.8]), outputs(1)
 
@@ -454,6 +470,7 @@ def test_a_mark_is_its_value_until_a_rule_names_it():
     assert read(y)[0] == pytest.approx(0.27, rel=1e-14)
 
 
+@pytest.mark.sweep
 def test_marks_of_vectors_in_functions_and_in_several_places():
     x, y = scalars([0.3, 0.8]), outputs(2)
 
@@ -474,6 +491,7 @@ def test_marks_of_vectors_in_functions_and_in_several_places():
     check(k, x, y, [[4 * 0.3 + 0.3 + 1, 2], [0.8, 4 * 0.8 + 1]])
 
 
+@pytest.mark.sweep
 def test_marks_in_conditional_code():
     x, y = scalars([0.3, 0.8]), outputs(2)
 
@@ -495,6 +513,7 @@ def test_marks_in_conditional_code():
 # --- stopped and replaced gradients -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_a_sum_whose_tangent_is_stopped_has_no_row():
     x, y = scalars([0.4, 0.9, 1.3, 0.2]), outputs(3)
 
@@ -512,6 +531,7 @@ def test_a_sum_whose_tangent_is_stopped_has_no_row():
     assert "local total" not in plan.explain()
 
 
+@pytest.mark.sweep
 def test_stop_gradient():
     x, y = scalars([0.3, 0.8]), outputs(3)
 
@@ -526,6 +546,7 @@ def test_stop_gradient():
     assert_allclose(read(y), [0.09, 0.3 * 0.8 + 0.8, 1.1], rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_replace_gradient():
     x, y = scalars([0.37, 0.84]), outputs(3)
 
@@ -745,7 +766,7 @@ NOT_LINEAR = [
 ]
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("mode", ["jacobian", "reverse"])
 @pytest.mark.parametrize("rule", NOT_LINEAR)
 def test_rules_that_are_not_linear_are_refused(rule, mode):
@@ -795,7 +816,7 @@ def sum_of_atomics(a, d_a):
     return old + t
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [(zero_entries, [3, 0.3]), (reassigned, [0.09, 0.3]), (sides_of_an_edge, [2, 0]), (sum_of_atomics, [-2, 0.3])],
@@ -1170,7 +1191,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.mostly_sweep(every=14)
+@pytest.mark.sweep
 @pytest.mark.parametrize("build", PROGRAMS)
 def test_reverse_is_the_transpose_of_forward(build):
     k, x, y = program(build)
@@ -1183,7 +1204,7 @@ def test_reverse_is_the_transpose_of_forward(build):
     assert_array_equal(read(y), value)
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "build", [all_arguments, vectors_and_matrices, marks, stopped_and_replaced, rule_beside_an_edge, loops_in_a_rule]
 )
@@ -1232,6 +1253,7 @@ def test_rules_beside_an_antialiased_edge_in_reverse():
     assert np.count_nonzero(J) >= 12
 
 
+@pytest.mark.sweep
 def test_rules_that_end_outside_loops_in_reverse():
     """Taichi's reverse mode does not mix loops with statements outside of them: a rule must not bring one in."""
     f, _, _, _ = product_kernel()
@@ -1249,6 +1271,7 @@ def test_rules_that_end_outside_loops_in_reverse():
     assert_allclose(check_transpose(k, x, y), [[0.8 + 0.24, 0.3]], rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_a_rule_that_stores_is_refused_in_both_modes():
     f, _, _, _ = product_kernel()
     log = gradient_field([0.0])
@@ -1272,6 +1295,7 @@ def test_a_rule_that_stores_is_refused_in_both_modes():
     assert log[0] == 0.0
 
 
+@pytest.mark.mostly_sweep("a field")
 @pytest.mark.parametrize("what", ["a field", "an argument", "a copy"])
 def test_stores_in_functions_that_a_rule_calls(what):
     """To a field, however deep, or to what is taken by reference; what is taken by value may be changed."""
@@ -1327,7 +1351,7 @@ REFUSED = (
 )
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("what", REFUSED)
 def test_loops_that_reverse_mode_cannot_take_are_refused(what):
     f, _, _, _ = product_kernel()
@@ -1390,6 +1414,7 @@ def test_loops_that_reverse_mode_cannot_take_are_refused(what):
         k.grad()
 
 
+@pytest.mark.sweep
 def test_a_loop_in_a_rule_counts_every_iteration_in_reverse():
     """Taichi 1.7.4 itself counts only the last iteration of what a loop does to a value from before it."""
     f, _, _, _ = product_kernel()
@@ -1411,7 +1436,6 @@ def test_a_loop_in_a_rule_counts_every_iteration_in_reverse():
     assert_allclose(check_transpose(k, x, y), [[0.6 + 6, 0], [0.8 + 6, 0.3]], rtol=1e-14)
 
 
-@pytest.mark.sweep
 def test_tape():
     @ti.func
     def inside(a):
@@ -1441,6 +1465,7 @@ def test_tape():
     assert_allclose(read(x.grad), expected, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_fwd_mode_says_what_to_use():
     @ti.func
     def f(a):
@@ -1480,6 +1505,7 @@ def test_fwd_mode_says_what_to_use():
     assert_allclose(read(y.dual), [0.6, 0], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_stop_gradient_in_reverse_keeps_values():
     """To the last bit from 2**-11 on, and to 2**-64 below that."""
     values = np.array([1.0, -1 / 3, 1e6 / 7, 2.0**-11 / 3 * 2, 0.0, 1e-30, -1e-17])
@@ -1518,6 +1544,7 @@ def test_segments_in_reverse():
     check_transpose(k, corners, image)
 
 
+@pytest.mark.sweep
 def test_check_jacobian_helper_sees_a_wrong_rule():
     """The oracle of these tests is not blind: a rule that is not the derivative differs from differences."""
     u, w = vectors([[0.3, 0.8]]), vector_outputs(2, 1)

@@ -70,6 +70,7 @@ def seen_areas(p, i, j):
     return np.array([*result[::-1], sum(area(part) for part in parts)])
 
 
+@pytest.mark.sweep
 def test_straight_edges_over_each_other_are_exact():
     """The values against clipped polygons, and J, with lines that turn, against differences of the values."""
     p, image = scalars(np.zeros((PLANES, 6))), outputs(W, H)

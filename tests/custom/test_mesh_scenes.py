@@ -64,7 +64,7 @@ SCENES = {  # corners, faces, colours, pose, steps, and how far the worst column
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("a side that is seen edge-on")
 @pytest.mark.parametrize("name", SCENES)
 def test_meshes_against_supersampled_images(scene, name):
     corners, faces, colours, pose, steps, most = SCENES[name]
@@ -91,6 +91,7 @@ def flat_area(corners, z):
     return 0.5 * FOCAL**2 * sizes[0] * sizes[1] / z**2
 
 
+@pytest.mark.mostly_sweep("1e-07")
 @pytest.mark.parametrize("width", [1e-3, 1e-7])
 def test_thin_faces_have_their_area(scene, width):
     """A plate of 2 x width, seen from its front: its sides are nearer than what is looked at beside an edge."""
@@ -166,6 +167,7 @@ def chords_kernel(disc, image, count, beside):
     return draw
 
 
+@pytest.mark.sweep
 def test_chords_of_a_curve_need_the_distance(ti64):
     """The chords of a disc are up to 0.07 pixels within it; the polygon's area is n / 2 sin(2 pi / n) r^2."""
     disc, image, count = scalars([8.0]), outputs(20, 20), 24

@@ -329,7 +329,7 @@ SWEPT = (
 )
 
 
-@pytest.mark.mostly_sweep("loop over discs")
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", with_sweep(SCENES, *SWEPT))
 def test_edges_are_found(name):
     function, given, steps, nodes = SCENES[name]
@@ -377,6 +377,7 @@ def test_two_edges_that_cut_the_same_corner():
         assert_allclose(J[0, 0], [-0.7 * 0.6, -0.4 * 1.2], rtol=1e-5)  # d area / d p times the jump
 
 
+@pytest.mark.sweep
 def test_a_kink_beside_an_edge():
     """A ramp from 0 to 1 along an edge: a pixel with both is divided as one with the ramp alone."""
     p, image = scalars([0.3, 1.2]), outputs(1, 4)
@@ -467,6 +468,7 @@ def test_all_edges_are_listed():
     assert all("test_pixel.py" in line for line in listed)
 
 
+@pytest.mark.sweep
 def test_what_cannot_be_treated_is_refused():
     p, image, other = scalars([3.3, 2.0]), outputs(8, 6), outputs(8, 6)
 
@@ -536,7 +538,7 @@ def test_the_area_of_boxes_with_corners_anywhere():
         assert_allclose(plan().sum((0, 1)), [-height, height, -width, width], rtol=1e-3, err_msg=str(box))
 
 
-@pytest.mark.mostly_sweep("place1")
+@pytest.mark.mostly_sweep("place2")
 @pytest.mark.parametrize("place", [(3.2, 3.1), (3.37, 2.81), (3.5, 3.5)])
 def test_the_area_of_small_discs(place):
     """Down to 1.6 times the smallest square of 1/32 pixel, in which edges follow their tangents."""
@@ -667,7 +669,7 @@ def by_inverse(s):
     return ti.atan2(1.0 / s, 1.0) * (2 / np.pi)
 
 
-@pytest.mark.mostly_sweep("by_square")
+@pytest.mark.mostly_sweep("by_absolute")
 @pytest.mark.parametrize("sign", [by_absolute, by_square, by_inverse])
 def test_jumps_where_a_divisor_is_zero(sign):
     p = scalars(np.array([5.37]))
@@ -684,7 +686,7 @@ def test_jumps_where_a_divisor_is_zero(sign):
     assert_allclose(borders(shade, p), [expected], atol=0.02 * 14.0)
 
 
-@pytest.mark.mostly_sweep("1e-06")
+@pytest.mark.sweep
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 def test_a_mask_beside_numbers_of_another_unit(scale):
     p, image = scalars(np.array([6.3, 5.6, 3.2, 5.0])), vector_outputs(2, 14, 12)

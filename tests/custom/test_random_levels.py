@@ -25,7 +25,7 @@ def workshop():
     end_program()
 
 
-@pytest.mark.mostly_sweep("30")
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_levels(workshop, seed, monkeypatch):
     program = generate(seed)

@@ -85,6 +85,7 @@ def traces(monkeypatch):
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_an_empty_registry_says_so():
     assert repr(registry) == "no rules are registered"
     assert len(registry) == 0
@@ -310,6 +311,7 @@ def test_the_function_itself_is_never_changed():
     assert read(y)[0] == pytest.approx(0.24, rel=1e-14)
 
 
+@pytest.mark.sweep
 def test_reverse_kernels_notice_too():
     x, y = gradient_field([0.3, 0.8]), gradient_field([0.0])
 
@@ -334,6 +336,7 @@ def test_reverse_kernels_notice_too():
 # --- what is rebuilt --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
 def test_kernels_are_rebuilt_when_their_rules_change_and_not_otherwise(traces):
     k, x, y = product_kernel()
@@ -477,6 +480,7 @@ def test_contexts_hold_in_their_thread():
     assert found == [(2, pytest.approx(2))] * 2
 
 
+@pytest.mark.sweep
 def test_a_change_in_another_thread_is_seen():
     k, x, y = product_kernel()
     assert factor(k, x, y) == 1

@@ -136,7 +136,7 @@ def test_operations_without_others_name_the_line(name):
         k.grad()
 
 
-@pytest.mark.mostly_sweep("continue")
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["while", "break", "continue"])
 def test_loops_around_a_rule_that_end_when_the_kernel_runs(kind):
     """Taichi's reverse mode cannot compile them, so the gradient is ``vjp``; three steps ``a <- a + 0.5 a^2``."""
@@ -215,7 +215,7 @@ def test_stopped_integers():
     check(f, np.arange(4) + (X > 0.5) + 2)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_products_of_stopped_values(dtype):
     """With fast math, LLVM multiplied the scales of stopped values with each other, which gave infinity."""
@@ -236,7 +236,7 @@ def test_products_of_stopped_values(dtype):
     check(f, values**5, dtype, values)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("dtype0")
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_stopped_values_are_exact(dtype):
     """Small and large ones, and infinity."""
@@ -303,6 +303,7 @@ def test_returned_values_that_do_not_fit(rule, found):
     check_refused(f, message)
 
 
+@pytest.mark.sweep
 def test_rules_of_integers():
     @ti.func
     def whole(a):
@@ -401,6 +402,7 @@ def test_template_arguments():
     check(f, 3 * X + 5)
 
 
+@pytest.mark.sweep
 def test_defaults_and_keywords():
     @ti.func
     def g(a, b=2.0, n=3):
@@ -417,6 +419,7 @@ def test_defaults_and_keywords():
     check(f, 3 + 20 + np.arange(4))
 
 
+@pytest.mark.sweep
 def test_methods_and_real_functions():
     @ti.data_oriented
     class Program:
@@ -453,6 +456,7 @@ def test_methods_and_real_functions():
     check(of_both, 13 * X)
 
 
+@pytest.mark.sweep
 def test_arrays_as_arguments():
     @boundary_gradient("steep")
     def _(auto, by, d_by):

@@ -37,6 +37,7 @@ def test_a_view_with_the_documented_indices():
     assert by_x.strides == tuple(by_x.itemsize * n for n in (8, 2, 1, 24))  # the 24 rows of a column lie together
 
 
+@pytest.mark.sweep
 def test_rows_sums_and_reads():
     x, y, total = scalars(np.linspace(0.1, 0.9, 30)), outputs(2, 5), outputs(1)
 
@@ -104,7 +105,7 @@ def test_arrays_that_are_given():
     assert_allclose(field.to_numpy(), expected)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("csr")
 @pytest.mark.parametrize("format", ["csr", "coo"])
 def test_entries_of_a_sparse_jacobian_lie_in_arrays_of_their_own(monkeypatch, format):
     """Several statements write to one output; on a GPU no array is a part of another."""

@@ -197,7 +197,7 @@ def test_blocks_make_up_the_whole(program):
             assert_allclose(matrix(plan()), truth, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.mostly_sweep(every=4)
 @each_program
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_blocks_that_differ_in_their_first_column_share_a_kernel(program, strategy):
@@ -227,6 +227,7 @@ def test_what_the_kernel_takes():
     assert _columns(plan) == ["5, the first of them any column", "4, the first of them any column"]
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("a Jacobian in one block", "--chunk-size")
 def test_which_blocks_a_kernel_is_for():
     run, p, y, _ = constant_indices()
@@ -281,6 +282,7 @@ def test_arrays_in_blocks():
         assert kernel_count(plan) == count
 
 
+@pytest.mark.sweep
 def test_numbers_in_blocks():
     """Numbers and entries of a field side by side: what blocks without any of the numbers share."""
     p, y = scalars(numbers(N)), outputs(M)
@@ -303,7 +305,7 @@ def test_numbers_in_blocks():
     assert kernel_count(plan) == 5  # a; p[0]; the rest of p; each of w
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [1, 3])
 def test_infinite_derivatives_stay_in_their_columns(size):
     """Columns that a block leaves out have a coefficient of 0, which an infinite number is not multiplied with."""

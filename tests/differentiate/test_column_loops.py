@@ -203,6 +203,7 @@ def test_not_joined(body):
     assert count == 2
 
 
+@pytest.mark.sweep
 def test_a_choice_leaves_out_rows_that_are_not_finite():
     """A slope limiter at a jump: its ratio is infinite, and what the limiter does not pick has no part in J."""
     p = ti.field(ti.f64, 2)

@@ -168,7 +168,6 @@ def test_tangents_are_those_of_differences(make, strategy):
     assert_allclose(tangents, differences(body, GIVEN), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.mostly_sweep(every=5)
 @each_program
 @each_strategy
 @pytest.mark.parametrize("columns", [1, 2, 3])

@@ -86,7 +86,7 @@ class Draw:
         return facts
 
 
-@pytest.mark.mostly_sweep(every=8)
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize("block", range(20))
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_intervals_have_all_values(block, is_wide):

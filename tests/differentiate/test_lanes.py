@@ -28,7 +28,7 @@ def lanes(monkeypatch):
     return force_lanes(monkeypatch, LANES_OF_FLOAT64=4)
 
 
-@pytest.mark.mostly_sweep(every=10)
+@pytest.mark.mostly_sweep("shape7")
 @pytest.mark.parametrize("shape", [(1,), (3,), (4,), (5,), (8,), (11,), (513,), (2, 4), (3, 7), (2, 2, 5)])
 def test_rows_of_any_length(shape, lanes):
     x, y = scalars(X), outputs(*shape)
@@ -124,7 +124,7 @@ def test_a_long_tape_keeps_a_short_body_in_the_kernel(lanes, monkeypatch):
     assert all(lanes)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(8,), (2, 11)])
 def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
     x, y = scalars(np.linspace(0.2, 0.8, 9)), outputs(*shape)
@@ -145,7 +145,7 @@ def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
     assert "for number in range(9)" in plan.source
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("columns", [9, 33])
 def test_rows_that_are_added_up_are_copied_from_their_array(columns, lanes):
     """More than 32 numbers by ``while`` loops."""
@@ -171,7 +171,7 @@ def test_rows_that_are_added_up_are_copied_from_their_array(columns, lanes):
     assert lanes
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("4-0")
 @pytest.mark.parametrize(("count", "bits"), [(4, 0), (5, 1), (16, 3), (17, 7)])
 def test_llvm_knows_the_range_of_a_stretch(count, bits, lanes):
     """The bits that numbers of stretches of four iterations have."""
@@ -333,7 +333,7 @@ IN_LANES = """
 """.split()
 
 
-@pytest.mark.mostly_sweep(every=7)
+@pytest.mark.mostly_sweep("sums_in_memory")
 @pytest.mark.parametrize("name", IN_LANES)
 def test_bodies(name, lanes):
     x, y, z, p = scalars(X), outputs(2, 11), vector_outputs(2, 2, 11), integers([1, 2, 0])
@@ -370,6 +370,7 @@ STAY = """
 """.split()
 
 
+@pytest.mark.mostly_sweep("LLVM_does_not_vectorise_round")
 @pytest.mark.parametrize("name", STAY)
 def test_loops_that_stay(name, lanes):
     x, y, p = scalars(X), outputs(2, 11), integers([1, 2, 0])
@@ -379,6 +380,7 @@ def test_loops_that_stay(name, lanes):
     assert name.replace("_", " ") in lanes.reasons[-1]
 
 
+@pytest.mark.sweep
 def test_arrays_and_other_numbers_of_columns(lanes):
     """Vectors among the parameters, values of an array, an array of outputs; J in blocks of columns."""
     v, y, w = vectors([[0.3, 0.8], [0.5, -0.2], [0.1, 0.9]]), np.zeros((2, 9)), np.linspace(0.2, 0.9, 9)
@@ -427,6 +429,7 @@ def test_divisor_from_a_local_array_is_inverted_in_its_lane(lanes):
     assert lanes[-1] is not None
 
 
+@pytest.mark.sweep
 def test_float64_in_parts_stays(lanes, monkeypatch):
     """LLVM makes no vectors of stretches that end early, nor of choices of entries, where a vector has two numbers."""
     monkeypatch.setattr(schedule_lanes, "VECTORS_OF_FLOAT64", True)
@@ -488,6 +491,7 @@ def test_each_loop_has_a_line_on_lanes(lanes):
     assert "parallel loop 2 does not run in lanes: it ends early, or its indices" in said
 
 
+@pytest.mark.sweep
 def test_entries_side_by_side():
     """Up to four numbers next to each other in a row of J are kept side by side: the fifth is by itself."""
     x, y = scalars(np.linspace(0.2, 0.9, 10)), outputs(2, 11)
@@ -538,6 +542,7 @@ def test_inverses_of_divisors(is_fast, lanes):
     assert ("inverse" in plan.source) == is_fast
 
 
+@pytest.mark.sweep
 def test_places_in_a_function_are_brief(monkeypatch):
     """Taichi wraps the source lines of each node of a function, which takes longer than all else that it does there."""
     x, y = scalars(X), outputs(8, 64)

@@ -35,6 +35,7 @@ def lanes(monkeypatch):
     return force_lanes(monkeypatch)
 
 
+@pytest.mark.sweep
 def test_text():
     p, q = (Container(name, F64, 2, shape=(3, 40)) for name in ("p", "q"))
     shadow = Container("d_q", F64, 1, is_argument=True)
@@ -68,6 +69,7 @@ def test_text():
     )
 
 
+@pytest.mark.sweep
 def test_three_indices(lanes):
     x, y = scalars(X), outputs(3, 2, 37)
 
@@ -80,7 +82,7 @@ def test_three_indices(lanes):
     assert lanes[-1] is not None
 
 
-@pytest.mark.mostly_sweep("shape4")
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(3, 32), (2, 37), (1, 5), (2, 64), (50,), (96,)])
 def test_rows_of_any_length(shape, lanes):
     x, y = scalars(X), outputs(*shape)
@@ -122,6 +124,7 @@ def test_rows_of_any_length(shape, lanes):
         check_jacobian(over_rows, x, y)  # stores in two places
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_vectors(lanes):
     v, y = vectors([[0.3, 0.8], [0.5, -0.2]]), vector_outputs(3, 2, 20)
@@ -136,6 +139,7 @@ def test_vectors(lanes):
     assert lanes[-1] is not None
 
 
+@pytest.mark.sweep
 def test_fields_of_one_tree(lanes):
     """Values are stored to fields without tangents too."""
     layout = ti.FieldsBuilder()
@@ -161,6 +165,7 @@ def test_fields_of_one_tree(lanes):
     tree.destroy()
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_fields_of_other_trees(lanes):
     x, w, y, z = scalars(X), scalars(np.linspace(0.2, 0.9, 40).reshape(2, 20)), outputs(2, 20), vector_outputs(2, 2, 20)
@@ -176,6 +181,7 @@ def test_fields_of_other_trees(lanes):
     assert lanes[-1] is not None
 
 
+@pytest.mark.sweep
 def test_functions_and_inactive_arithmetic(lanes):
     x, y = scalars(X), outputs(3, 18)
 
@@ -201,6 +207,7 @@ def test_functions_and_inactive_arithmetic(lanes):
     assert (lanes[-1] is not None) == BRANCHES_IN_LANES
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_other_loops_of_the_same_kernel(lanes):
     """One before that fills a parameter's neighbour, one after that reads what was collected."""
@@ -273,7 +280,7 @@ STAY = """
 """.split()
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", STAY)
 def test_loops_that_stay(name, lanes):
     x, y, z = scalars(X), outputs(3, 20), outputs(20, 3)
@@ -284,6 +291,7 @@ def test_loops_that_stay(name, lanes):
     assert not any(lanes)
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_arrays(lanes):
     """The arrays that are read are other objects in each trace."""
@@ -327,6 +335,7 @@ def test_arrays_and_fields(lanes):
     assert lanes[-1] is not None
 
 
+@pytest.mark.sweep
 def test_what_is_outside_a_field_is_not_read_before(lanes):
     """A read that never happens may name any place."""
     x, y = scalars(X), outputs(2, 20)
@@ -343,7 +352,7 @@ def test_what_is_outside_a_field_is_not_read_before(lanes):
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @of_all_columns
 @pytest.mark.parametrize(("limit", "value"), [("LEAST_WORK", 4), ("LEAST_TOTAL", 300)])
 def test_loops_that_do_little_stay(limit, value, lanes, monkeypatch):
@@ -398,6 +407,7 @@ def test_more_columns_than_are_collected(lanes):
     assert lanes[-1] is not None
 
 
+@pytest.mark.sweep
 @of_all_columns
 def test_a_number_stored_to_a_vector(lanes):
     x, v, m = scalars(X), vector_outputs(3, 2, 20), matrix_outputs(2, 2, 20)

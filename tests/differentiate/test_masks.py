@@ -252,7 +252,7 @@ NAMES = """
 """.split()
 
 
-@pytest.mark.mostly_sweep("whole_numbers")
+@pytest.mark.mostly_sweep("loops_in_loops", "skipped")
 @pytest.mark.parametrize("name", NAMES)
 def test_bodies(name, lanes):
     x, y, z, p = scalars(X), outputs(2, 11), outputs(2, 11), integers([1, 2, 0, 1])

@@ -245,7 +245,7 @@ def test_covered_area(name):
     planes.require(run, [{}, *(others[(LEVELS.index(name) + n) % len(others)] for n in (0, 2))])
 
 
-@pytest.mark.mostly_sweep("1")
+@pytest.mark.sweep
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 24, 40])
 def test_any_number_of_shapes(n):
     """From 9 columns on loops are accumulated backwards; there are n + 3."""

@@ -84,7 +84,7 @@ def with_a_copy_of_an_index(disc, image):
     return k
 
 
-@pytest.mark.mostly_sweep(every=5)
+@pytest.mark.mostly_sweep("with_a_copy_of_an_index")
 @pytest.mark.parametrize(
     "make",
     [
@@ -257,6 +257,7 @@ def test_a_distance_takes_further_arguments(scene):
     assert_allclose(jacobian(k, "radius", image, args=(R,)).sum(), 2 * math.pi * R, rtol=ACCURACY)
 
 
+@pytest.mark.sweep
 def test_arguments_that_change_afterwards_do_not_matter(scene):
     disc, image = scene
 

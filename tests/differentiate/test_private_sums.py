@@ -42,7 +42,7 @@ def test_gradients_and_hessians():
         assert "global_thread_idx" in kind.source
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.sweep
 @pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
 @pytest.mark.parametrize("case", ["is left out", "rows of two fields", "one component", "the kernel reads it"])
 def test_entries_above_the_diagonal_of_a_dense_hessian(case):

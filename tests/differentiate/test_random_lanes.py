@@ -232,6 +232,7 @@ def compare(bodies: Bodies, loop: For, name: str) -> None:
         assert_array_equal(found[container], expected, err_msg=f"{container}, {shown}")
 
 
+@pytest.mark.sweep
 def test_random_loops_compute_what_they_did():
     count = 0
     for seed in range(LOOPS):

@@ -380,9 +380,7 @@ def made(f):
     return kernels(f)
 
 
-@pytest.mark.mostly_sweep(
-    "a_real_function_at_the_top", "python_functions", "atomics", "returns_a_struct", "returns_several", "templates"
-)
+@pytest.mark.mostly_sweep(every=5)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits(f, made, name):
     kernel, args = made[name]
@@ -601,6 +599,7 @@ def test_refusals_name_the_place(f):
         assert "test_record_emit.py" in str(caught.value)
 
 
+@pytest.mark.sweep
 def test_quantised_types_are_refused():
     initialise()
     field = ti.field(ti.types.quant.int(5))
@@ -627,6 +626,7 @@ def test_local_arrays_are_made_scalars_early_only_for_vectors_in_fields(hazards,
     assert config.force_scalarize_matrix == is_users
 
 
+@pytest.mark.mostly_sweep("1000-1")
 @pytest.mark.parametrize(("lines", "level"), [(1000, 1), (1001, 0)])
 def test_taichi_looks_for_repeated_values_in_short_kernels_alone(lines, level):
     config = ti.lang.impl.get_runtime().prog.config()

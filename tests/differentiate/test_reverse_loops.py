@@ -219,7 +219,7 @@ FORWARD = """
 WRITTEN = {"components": "v", "in_a_loop": "z", "used_twice": "yz", "stored_within": "yz"}
 
 
-@pytest.mark.mostly_sweep("added")
+@pytest.mark.mostly_sweep("squared", "added")
 @pytest.mark.parametrize("name", [*REVERSED, *FORWARD])
 def test_kernels(name, pytestconfig):
     x, y, z, v = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3), vector_outputs(2, 3)

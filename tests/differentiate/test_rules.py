@@ -68,6 +68,7 @@ def test_every_rule_is_tested():
         assert (rule.picks is not None) == (rule.name in ("max", "min"))
 
 
+@pytest.mark.mostly_sweep("floor")
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_rule(name):
     f = DOMAINS[name][0]
@@ -84,6 +85,7 @@ def test_unary_rule(name):
     check_jacobian(k, [x, v], [y, w])
 
 
+@pytest.mark.mostly_sweep("atan2")
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_rule(name):
     """Both arguments active, one of them, the same one twice; the other one a field, a float, an int, an int field."""
@@ -111,6 +113,7 @@ def test_binary_rule(name):
     check_jacobian(k, [a, b], y)
 
 
+@pytest.mark.mostly_sweep("floordiv")
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_rule_on_vectors(name):
     f = DOMAINS[name][0]
@@ -156,6 +159,7 @@ def test_abs_has_derivative_zero_at_zero():
     check_jacobian(k, x, y, expected=np.diag([0, 0, 1, -1]))
 
 
+@pytest.mark.mostly_sweep("ti.max", "max", "min")
 @pytest.mark.parametrize("f", [ti.max, ti.min, max, min], ids=["ti.max", "ti.min", "max", "min"])
 def test_extremum_takes_the_right_hand_operand_at_a_tie(f):
     a, b, c, y, z = scalars([0.7, 0.0]), scalars([0.7, -0.0]), scalars([0.7, 0.0]), outputs(2), outputs(2)

@@ -206,7 +206,7 @@ NAMES = {"a component": "vec", "an array": "a", "two fields": "other", "entries 
 ARGUMENTS = {"an array": lambda: (np.zeros((W, H)),), "a position that is an argument": lambda: (1.0, 2.0)}
 
 
-@pytest.mark.mostly_sweep(every=13)
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     scene = Scene()
@@ -218,6 +218,7 @@ def test_refused(name):
     assert_allclose(scene.image.to_numpy(), before)
 
 
+@pytest.mark.sweep
 def test_a_plain_launch_of_an_antialiased_value():
     """The covered area needs the gradient of the level, so that it would be wrong, too."""
     scene = Scene()
@@ -225,6 +226,7 @@ def test_a_plain_launch_of_an_antialiased_value():
         scene.kernel(REFUSED["a field"])()
 
 
+@pytest.mark.sweep
 def test_a_plain_launch_that_needs_no_gradient():
     scene = Scene()
     scene.kernel("tmp[i, j] = p[0] - 2 * x\nimage[i, j] = step(tmp[i, j] + x, at=(x, y))")()
@@ -352,6 +354,7 @@ def test_what_another_kernel_stored_is_constant():
     assert_allclose(jacobian(run, scene.p, scene.image), wanted, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.sweep
 def test_tangents_of_a_rule_that_are_stored():
     """A rule stores nothing."""
     scene = Scene()

@@ -158,7 +158,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.mostly_sweep("pipeline")
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__.removeprefix("make_"))
 def test_every_setting_gives_the_same(make):
     k, x, y = make()
@@ -179,7 +179,7 @@ def test_what_was_chosen_is_told():
         assert text in plan.explain()
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("1048576")
 @pytest.mark.chosen_only("columns are few enough for registers", "--chunk-size")
 @pytest.mark.parametrize("statements", (1, 1 << 20))
 def test_long_kernels_have_rows_for_registers(monkeypatch, statements):

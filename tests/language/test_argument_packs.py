@@ -130,6 +130,7 @@ def test_products_and_checks_with_packs(fields):
     check_jacobian(k, [*names, "other.mass"], y, args=args)
 
 
+@pytest.mark.sweep
 def test_a_solve_with_a_pack(fields):
     x, y = fields
     Target = ti.types.argpack(scale=ti.f64, data=A1)
@@ -176,7 +177,7 @@ def test_names_that_mean_no_number_or_array(fields, params, message):
     assert message in str(error.value)
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("position", "value", "message"),
     [

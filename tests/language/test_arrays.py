@@ -59,6 +59,7 @@ def smooth_jacobian(x):
 X = np.array([0.3, -0.8, 1.1, 0.6])
 
 
+@pytest.mark.mostly_sweep("torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameter_and_output(kind):
     x, y = make(kind, X), make(kind, np.zeros(3))
@@ -118,6 +119,7 @@ def transform_values(m, v):
     return np.linalg.norm(w, axis=1) + m[:, 1, 2] * v[:, 1]
 
 
+@pytest.mark.mostly_sweep("torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_vector_and_matrix_elements(kind):
     rng = np.random.default_rng(1)
@@ -143,6 +145,7 @@ def spread(s: ti.types.ndarray(ndim=2), v: ti.types.ndarray(dtype=vec3, ndim=2))
         v[i, j][2] += s[1, 0]
 
 
+@pytest.mark.mostly_sweep("torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_vector_elements_as_output(kind):
     s_values = np.array([[0.5, 1.5, -1.0], [2.0, 0.3, 0.7]])
@@ -184,6 +187,7 @@ def through_working_array(
         y[i] = work[n[i]] * x[i]
 
 
+@pytest.mark.mostly_sweep("numpy", "torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_array_between_two_loops(kind):
     x = make(kind, X)
@@ -224,6 +228,7 @@ def product(a: ti.types.ndarray(), b: ti.types.ndarray(), c: ti.types.ndarray())
         c[i] = a[i] * b[i]
 
 
+@pytest.mark.mostly_sweep("ndarray", "torch")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_array_twice_is_one_array(kind):
     if kind != "ndarray" and not backend.is_host_arch():

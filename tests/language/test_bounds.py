@@ -112,7 +112,7 @@ def stencil_of_rank(rank, x, y, offsets, lows, highs, first=0):
     return k
 
 
-@pytest.mark.mostly_sweep("2-True-0")
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", with_sweep(range(3), 2))
 @pytest.mark.parametrize("is_guarded", [False, True])
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -137,7 +137,7 @@ def test_random_stencils(rank, is_guarded, seed):
         assert not (is_guarded and GUARD in plan.explain())
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_through_an_intermediate_field(options):
     """Rows of tangents: those outside are read from nowhere, and what is there has no effect."""
@@ -160,6 +160,7 @@ def test_through_an_intermediate_field(options):
     assert_allclose(dense(jacobian(k, x, y, **options)), wanted, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_a_row_inside_that_is_not_finite():
     """An index outside takes the place of entry 0 in memory, not its tangent."""
     x, z, y = between([0.0, 1.0]), between([0.0, 0.0]), between([0.0, 0.0])
@@ -178,7 +179,7 @@ def test_a_row_inside_that_is_not_finite():
     assert_allclose(J[1, 1], 0.5)
 
 
-@pytest.mark.mostly_sweep(every=18)
+@pytest.mark.mostly_sweep("store-{}")
 @pytest.mark.parametrize("options", OPTIONS[:4:2] + OPTIONS[1:2], ids=str)
 @pytest.mark.parametrize("kind", ["store", "add", "sub", "mul", "atomic_max", "atomic_add"])
 def test_stores_outside(kind, options):
@@ -219,7 +220,7 @@ def test_stores_outside(kind, options):
     assert_allclose(memory[42:], 7)
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_indices_that_are_read_or_computed(options):
     """Of columns, of rows, and of both."""
@@ -266,6 +267,7 @@ def test_arrays(options):
     assert_allclose(jacobian(k, a, b, args=(a, b), **options), wanted)
 
 
+@pytest.mark.sweep
 def test_entries_of_vectors():
     """A component that is known at run time alone, of a local and of a field."""
     V = ti.Vector.field(3, ti.f64, 4)
@@ -411,7 +413,7 @@ def inside(x, y, q, b):
     return [v for name, v in locals().items() if name not in ("x", "y", "q", "b", "n")]
 
 
-@pytest.mark.mostly_sweep(every=5)
+@pytest.mark.mostly_sweep("11")
 @pytest.mark.parametrize("number", range(12))
 def test_what_lies_within_costs_nothing(number):
     """No guard is needed, and J is that of differences."""
@@ -497,6 +499,7 @@ def test_an_index_that_leaves_is_warned_of_once():
     assert warned(plan) == []
 
 
+@pytest.mark.sweep
 def test_which_indices_are_known_to_leave():
     x, y, q = between(np.ones((4, 3))), between(np.zeros((4, 3)), fill=0.0), integers([0, 1, 2, 3])
 

@@ -74,7 +74,7 @@ class Stepper:
 
 
 class TestBetweenLaunches:
-    @pytest.mark.mostly_sweep("overwrite", "by_function")
+    @pytest.mark.mostly_sweep("by_function")
     @pytest.mark.parametrize("name", ["step", "overwrite", "by_function"])
     def test_attribute(self, name):
         s = Stepper()
@@ -99,6 +99,7 @@ class TestBetweenLaunches:
 
         assert_allclose(jacobian(run, s.x, s.y), 4 * np.eye(3))
 
+    @pytest.mark.sweep
     def test_each_object_has_its_own(self):
         a, b = Stepper(), Stepper()
         b.x, b.y, b.dt = a.x, a.y, 3.0
@@ -111,7 +112,7 @@ class TestBetweenLaunches:
 
 
 class TestBetweenEvaluations:
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.mostly_sweep("step")
     @pytest.mark.parametrize("name", ["step", "overwrite", "by_function"])
     def test_attribute(self, name):
         s = Stepper()
@@ -294,7 +295,7 @@ def noticed():
 class TestEachKind:
     """A changed value is noticed at each launch, whichever of the two kernels was compiled with the one before."""
 
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.sweep
     @pytest.mark.parametrize("is_plain_first", [False, True])
     def test_noticed(self, is_plain_first):
         s = Capturing()
@@ -323,6 +324,7 @@ class TestEachKind:
         Capturing.own = before
         assert_allclose(plan(), right)
 
+    @pytest.mark.sweep
     def test_before_the_first_call(self):
         """The plain kernel goes on with the values that it was compiled with."""
         s = Capturing()
@@ -365,6 +367,7 @@ class TestEachKind:
         s.parts[0] = types.SimpleNamespace(rate=2.0)
         assert_allclose(plan(), right)
 
+    @pytest.mark.sweep
     def test_a_real_function_is_compiled_once_for_all_kernels(self):
         x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
 
@@ -393,7 +396,7 @@ class TestEachKind:
 class TestPlainKernel:
     """What the plain kernel was compiled with counts, whatever has happened since."""
 
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.sweep
     @pytest.mark.parametrize("name", ["step", "swizzle", "by_function"])
     def test_number(self, name):
         s = Stepper()
@@ -405,7 +408,7 @@ class TestPlainKernel:
         s.y.fill(0.0)
         check_jacobian(getattr(s, name), s.x, s.y)
 
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.sweep
     @pytest.mark.parametrize("name", ["listed", "vector"])
     def test_lists_and_vectors(self, name):
         s = Stepper()
@@ -437,6 +440,7 @@ def power(n, decorate=lambda f: f):
     return f
 
 
+@pytest.mark.mostly_sweep("True-func")
 @pytest.mark.parametrize("decorate", [ti.func, lambda f: f])
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")

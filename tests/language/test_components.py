@@ -159,7 +159,7 @@ KERNELS = [
 
 
 class TestParametersAndOutputs:
-    @pytest.mark.mostly_sweep(every=9)
+    @pytest.mark.sweep
     @pytest.mark.parametrize(("name", "number"), [(name, n % 3) for n, name in enumerate(KERNELS)])
     def test_one_parameter(self, name, number):
         m = Mixed()
@@ -202,6 +202,7 @@ class TestParametersAndOutputs:
             assert_array_equal(jacobian(double, v.get_scalar_field(1), w.get_scalar_field(1), args=args), expected)
         assert len(plans) == 1
 
+    @pytest.mark.sweep
     def test_each_component_of_a_matrix(self):
         rng = np.random.default_rng(0)
         a = matrices(rng.normal(size=(N, 2, 3)))
@@ -219,6 +220,7 @@ class TestParametersAndOutputs:
             write(out, 0.0)
             assert_allclose(jacobian(k, a.get_scalar_field(row, column), out), whole[..., row, column], atol=1e-14)
 
+    @pytest.mark.sweep
     def test_members_of_structs(self):
         particle = ti.types.struct(x=ti.math.vec3, m=ti.f64).field(shape=N)
         out = outputs(N)
@@ -314,6 +316,7 @@ def _plan(kernel, param, output, v, w):
 
 
 class TestProducts:
+    @pytest.mark.sweep
     def test_all(self):
         m = Mixed()
         kernel, w = m.kernels["by vectors"], m.w
@@ -336,6 +339,7 @@ class TestProducts:
         fresh()
         assert checked(kernel, part, out)
 
+    @pytest.mark.sweep
     def test_cotangents_by_entries(self):
         """Large enough for products with the transpose of J that go by its entries."""
         n = 1500
@@ -440,7 +444,7 @@ class TestLayouts:
 
 
 class TestPipelines:
-    @pytest.mark.mostly_sweep(every=3)
+    @pytest.mark.mostly_sweep("options3")
     @pytest.mark.parametrize("options", OPTIONS)
     def test_component_as_intermediate(self, options):
         x, y = scalars([0.4, -0.7, 1.2]), outputs(N)
@@ -461,7 +465,7 @@ class TestPipelines:
         assert_allclose(J, np.diag(12 * np.array([0.4, -0.7, 1.2]) ** 2))
         assert_allclose(jacobian(first, x, [v.get_scalar_field(1), v])[0], np.diag(4 * np.array([0.4, -0.7, 1.2])))
 
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.mostly_sweep("options4", "options5")
     @pytest.mark.parametrize("options", OPTIONS)
     def test_stores_from_python(self, options):
         v, y = vectors(START), outputs(N)
@@ -479,6 +483,7 @@ class TestPipelines:
         assert_array_equal(J, np.diag([4.0, 0.0, 4.0]))
         assert_array_equal(y.to_numpy(), [4 * START[0, 1], 14.0, 4 * START[2, 1]])
 
+    @pytest.mark.sweep
     def test_copies(self):
         v, w, y = vectors(START), vector_outputs(3, N), outputs(N)
 
@@ -492,6 +497,7 @@ class TestPipelines:
 
 
 class TestKernels:
+    @pytest.mark.mostly_sweep("False")
     @pytest.mark.parametrize("is_first", [True, False])
     def test_in_block_local(self, is_first):
         p, out, v = scalars(1.5), outputs(), vector_outputs(2, 4)
@@ -509,6 +515,7 @@ class TestKernels:
 
         assert_array_equal(jacobian(fill, p, out), 4.0)
 
+    @pytest.mark.sweep
     def test_components_of_integers(self):
         """An index that is stored by its component and read by its vector is not the one from before."""
         x, out = scalars([0.4, -0.7, 1.2]), outputs(N)
@@ -532,6 +539,7 @@ class TestKernels:
             J = jacobian(k, x, out, **options)
             assert_allclose(J.toarray() if options.get("format") else J, expected)
 
+    @pytest.mark.sweep
     def test_offsets(self):
         v, out = ti.Vector.field(2, ti.f64), outputs(N)
         ti.root.dense(ti.i, N).place(v, offset=-1)

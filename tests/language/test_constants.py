@@ -85,6 +85,7 @@ class TestGlobals:
         for part, full in zip(parts, J):
             assert_array_equal(part, full)
 
+    @pytest.mark.sweep
     def test_locals_branches_loops_and_functions(self):
         x, y = scalars(X), outputs(3)
 
@@ -110,6 +111,7 @@ class TestGlobals:
         agrees(k, ["gravity", x], y)
         assert_array_equal(jacobian(k, "gravity", y, tangents="dense"), jacobian(k, "gravity", y))
 
+    @pytest.mark.sweep
     @pytest.mark.cpu_only("Taichi compiles real functions for the CPU and CUDA")
     def test_real_functions(self):
         x, y = scalars(X), outputs(3)
@@ -125,6 +127,7 @@ class TestGlobals:
 
         agrees(k, ["gravity", x], y)
 
+    @pytest.mark.sweep
     def test_modules_and_names_imported_from_them(self):
         x, y = scalars(X), outputs(3)
 
@@ -142,6 +145,7 @@ class TestGlobals:
         assert_allclose(agrees(by_name, "pull", y), X**2 + X)  # the same number under its own name in both modules
         assert_allclose(agrees(by_name, "constant_modules.stiffness", y), 2 * X)
 
+    @pytest.mark.sweep
     def test_functions_of_the_math_module(self):
         x, y = scalars(X), outputs(3)
         rate, angle = 1.5, 0.4
@@ -161,6 +165,7 @@ class TestGlobals:
         by_angle = -np.sin(0.4) * np.arctan2(1.5, 0.4) - np.cos(0.4) * 1.5 / apart + np.log(1.5) * power - decay
         assert_allclose(J[1], np.full(3, by_angle))
 
+    @pytest.mark.sweep
     def test_closures(self):
         x, y = scalars(X), outputs(3)
 
@@ -249,6 +254,7 @@ class TestAttributes:
         assert_allclose(J[1], X * 0.5 * 3)
         assert_allclose(J[4], [[6.0, 2.0]] * 3)
 
+    @pytest.mark.sweep
     def test_one_number_by_two_names(self):
         s = Solver()
         solver = s
@@ -298,6 +304,7 @@ class TestAttributes:
             [1.0, 3.0],
         )  # a vector that is assigned to is changed in place
 
+    @pytest.mark.sweep
     def test_methods_of_structs(self):
         @ti.dataclass
         class Material:
@@ -341,6 +348,7 @@ class TestAttributes:
             with pytest.raises(UnsupportedError, match="struct whose member 'k' is a parameter"):
                 jacobian(kernel, "spring.k", y, args=args)
 
+    @pytest.mark.sweep
     def test_python_functions_and_properties(self):
         s = Solver()
         J = agrees(s.by_python, ["self.dt", "options.inner.rate"], s.y)
@@ -370,6 +378,7 @@ class TestAttributes:
         with pytest.raises(InvalidArgumentError, match="not an argument of.*launched"):
             jacobian(launch, "c.dt", a.y)
 
+    @pytest.mark.sweep
     def test_what_the_python_code_of_a_pipeline_reads(self):
         x, y = scalars(X), outputs(3)
         s, dt = Solver(), 0.5

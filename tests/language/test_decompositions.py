@@ -124,7 +124,7 @@ def test_functions_near_ties(n):
                 assert_allclose(J, T, atol=max(3e-7, moved) * max(1.0, abs(T).max()), err_msg=f"{name} {values}")
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("2")
 @pytest.mark.usefixtures("ti64")
 @pytest.mark.parametrize("n", [2, 3])
 def test_matrices_of_lower_rank(n):

@@ -43,7 +43,7 @@ def test_arithmetic_operators():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"])
 def test_augmented_assignment(name):
     x, y, z = scalars([1.3, 0.45]), scalars([2.2, 0.7]), outputs(2)
@@ -129,6 +129,7 @@ def test_operators_as_functions():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_integers_mixed_in():
     x, y = scalars([1.3, 0.45]), outputs(10)
     n = integers(3, -2, 5)
@@ -160,6 +161,7 @@ def test_integers_mixed_in():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_a_float_stored_to_an_integer_carries_no_tangent():
     x, y = scalars([1.3, 2.45]), outputs(3)
 
@@ -207,6 +209,7 @@ def test_single_precision_mixed_with_double():
     check_jacobian(k, [x, s], [y, z], expected=[[by_x, by_s], [z_by_x, z_by_s]])
 
 
+@pytest.mark.sweep
 def test_long_expression():
     x, y = scalars(np.linspace(0.3, 1.1, 5)), outputs(2)
 
@@ -249,6 +252,7 @@ def test_side_effects_within_an_expression():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_side_effects_on_fields_within_an_expression():
     x, v = scalars([0.3, 0.8]), vectors([[0.3, 0.8], [1.2, 0.5]])
     z, w, y, u = outputs(1), vector_outputs(2, 1), outputs(3), vector_outputs(2, 2)
@@ -293,6 +297,7 @@ def test_walrus():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_tuple_assignments():
     x, y = scalars([0.3, 0.8, 1.4]), outputs(8)
 

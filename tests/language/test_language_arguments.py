@@ -43,6 +43,7 @@ def differences_by_argument(f, args, position, step=1e-6):
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_fields_of_many_dimensions():
     x, y = scalars(np.arange(1.0, 25.0).reshape(2, 3, 4) / 7.0), outputs(3, 2)
 
@@ -55,6 +56,7 @@ def test_fields_of_many_dimensions():
     assert J.shape == (3, 2, 2, 3, 4)
 
 
+@pytest.mark.sweep
 def test_fields_of_vectors_and_matrices_by_each_other():
     v, m = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), matrices(np.arange(1.0, 13.0).reshape(2, 2, 3) / 5.0)
     y, n = vector_outputs(2, 2), matrix_outputs(3, 2, 1)
@@ -70,6 +72,7 @@ def test_fields_of_vectors_and_matrices_by_each_other():
     assert J[1][0].shape == (1, 3, 2, 2, 3)
 
 
+@pytest.mark.sweep
 def test_structures_of_params_and_outputs():
     a, b, y, z = scalars([0.3, 0.8]), scalars([0.5]), outputs(2), outputs(1)
 
@@ -137,6 +140,7 @@ def test_a_component_of_a_vector_field():
 # --- value arguments --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_scalar_arguments():
     x, y = scalars(FIVE), outputs(5)
 
@@ -251,6 +255,7 @@ def test_returned_scalar():
     assert J[1].shape == (5,)
 
 
+@pytest.mark.sweep
 def test_returned_vector_matrix_and_tuple():
     x = scalars(FIVE[:3])
 
@@ -277,6 +282,7 @@ def test_returned_vector_matrix_and_tuple():
     assert_allclose(jacobian(pair, x), [[b, a, 0], [0, 0, 2 * c]], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_a_return_value_beside_fields():
     x, y = scalars(FIVE[:2]), outputs(2)
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
 
 
+@pytest.mark.sweep
 def test_sums_into_fields():
     x, y = scalars(FIVE), outputs(6)
 
@@ -31,6 +32,7 @@ def test_sums_into_fields():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_extrema_into_fields():
     x, y = scalars(FIVE), outputs(4)
     y.from_numpy(np.array([-10.0, 10.0, 0.0, 0.5]))
@@ -76,6 +78,7 @@ def test_results_of_atomics_on_fields():
     check_jacobian(k, [x, z], [y, z])
 
 
+@pytest.mark.sweep
 def test_results_of_atomics_in_the_order_of_a_serial_loop():
     x, y, z = scalars(FIVE), outputs(5), outputs(1)
 
@@ -88,6 +91,7 @@ def test_results_of_atomics_in_the_order_of_a_serial_loop():
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_results_that_do_not_depend_on_the_order_in_parallel():
     x, y, n = scalars(FIVE), outputs(1), ti.field(ti.i32, shape=())
     z = outputs(5)
@@ -106,6 +110,7 @@ def test_results_that_do_not_depend_on_the_order_in_parallel():
     np.testing.assert_allclose(J.sum(axis=0), [sum(FIVE) + FIVE[0], *[FIVE[0]] * 4], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_atomics_on_locals():
     x, y = scalars(FIVE), outputs(6)
 
@@ -145,6 +150,7 @@ def test_atomics_on_locals_that_nothing_reads():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_atomics_on_local_vectors_at_runtime_indices():
     x, y = scalars(FIVE[:3]), outputs(3)
 
@@ -161,6 +167,7 @@ def test_atomics_on_local_vectors_at_runtime_indices():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_atomics_on_vectors():
     x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 4)
 
@@ -180,6 +187,7 @@ def test_atomics_on_vectors():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_extrema_of_vectors():
     x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 2)
 
@@ -215,7 +223,7 @@ def test_atomics_on_integers_beside_tangents():
     check_jacobian(run, x, y)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("by", ["iteration", "inner loop"])
 def test_atomic_products_in_memory(by):
     x, y, z = scalars(FIVE), scalars([1.5, 2.5]), scalars([0.0] * 5)
@@ -232,6 +240,7 @@ def test_atomic_products_in_memory(by):
     check_jacobian(k, x, [y, z] if by == "iteration" else y)
 
 
+@pytest.mark.sweep
 def test_atomic_products_next_to_tangents():
     x, y, n, last = scalars(FIVE), outputs(1), ti.field(ti.i32, shape=()), scalars([0.0] * 5)
 
@@ -275,6 +284,7 @@ def test_multiplication_of_an_entry():
     check_jacobian(k, [x, y], y)
 
 
+@pytest.mark.sweep
 def test_sums_over_many_threads():
     n = 4000
     x, y = scalars(np.linspace(0.5, 1.5, 8)), outputs(3)
@@ -290,6 +300,7 @@ def test_sums_over_many_threads():
     check_jacobian(k, x, y, atol=1e-5, state_rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_atomics_on_local_vectors_that_start_without_tangents():
     x, y = scalars(FIVE[:3]), outputs(4)
 

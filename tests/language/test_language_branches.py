@@ -135,6 +135,7 @@ def test_trilinear_interpolation():
     check_jacobian(k, [x, p], y)
 
 
+@pytest.mark.sweep
 def test_particles_to_a_grid_and_back():
     n, g = 6, 5
     generator = np.random.default_rng(0)
@@ -176,6 +177,7 @@ def test_particles_to_a_grid_and_back():
     check_jacobian(k, [x, v, c], out, state=[momentum, mass], rtol=1e-5, atol=1e-6, state_rtol=1e-10)
 
 
+@pytest.mark.sweep
 def test_several_top_level_loops_and_statements_between():
     x, y, z = scalars(FIVE), outputs(5), outputs(2)
 

@@ -55,6 +55,7 @@ def test_calls_on_one_line():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_arguments_by_value_can_be_changed():
     x, y, v = scalars(FIVE), outputs(3), vectors([[0.3, 0.8]])
 
@@ -78,6 +79,7 @@ def test_arguments_by_value_can_be_changed():
     check_jacobian(k, [x, v], y)
 
 
+@pytest.mark.sweep
 def test_results_that_are_tuples_vectors_and_nothing():
     x, y = scalars(FIVE), outputs(8)
 
@@ -118,6 +120,7 @@ def test_results_that_are_tuples_vectors_and_nothing():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_keywords_defaults_and_annotations():
     x, y = scalars(FIVE), outputs(6)
 
@@ -147,6 +150,7 @@ def test_keywords_defaults_and_annotations():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_arguments_are_called_what_the_user_likes():
     """Names of the engine's own arguments are no different from others, in functions, methods, classes and texts."""
     x, y = scalars(FIVE), outputs(5)
@@ -186,7 +190,7 @@ def test_arguments_are_called_what_the_user_likes():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("decorator", [ti.func, ti.real_func])
 def test_python_types_as_annotations_convert(decorator):
     """As in Taichi: ``int`` cuts off the fraction of 1.5 and 0.5 times x, ``float`` makes 7 / 2 of 7 // 2, ``bool`` 1 of 0.3."""
@@ -219,6 +223,7 @@ def test_python_types_as_annotations_convert(decorator):
     assert_allclose(y.to_numpy(), [first + b * b, a * second + 5 * b], rtol=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.taichi_only("annotations of results that are texts convert results in Quadrants")
 def test_matrix_classes_as_annotations_of_results_say_nothing():
     x, y = scalars(FIVE), outputs(2)
@@ -244,6 +249,7 @@ def test_matrix_classes_as_annotations_of_results_say_nothing():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_functions_as_arguments_and_closures():
     x, y = scalars(FIVE), outputs(5)
     weight, shift = 2.5, [0.1, 0.2]
@@ -285,6 +291,7 @@ def test_functions_as_arguments_and_closures():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_functions_called_in_branches_and_conditions():
     x, y = scalars(FIVE), outputs(5)
 
@@ -308,6 +315,7 @@ def test_functions_called_in_branches_and_conditions():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_static_recursion():
     x, y = scalars(FIVE), outputs(3)
 
@@ -327,6 +335,7 @@ def test_static_recursion():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_functions_of_the_library_from_modules():
     x, y = scalars(FIVE), outputs(2)
 
@@ -338,6 +347,7 @@ def test_functions_of_the_library_from_modules():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_arrays_and_fields_through_functions():
     a, b, x = real(FIVE), real(np.zeros(5)), scalars(FIVE)
 
@@ -358,6 +368,7 @@ def test_arrays_and_fields_through_functions():
     check_jacobian(k, [a, x], b, args=(a, b))
 
 
+@pytest.mark.sweep
 def test_pyfunc():
     x, y = scalars(FIVE), outputs(2)
 
@@ -376,6 +387,7 @@ def test_pyfunc():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
 def test_plain_python_functions():
     """Taichi calls them while it traces, on numbers and on values with tangents; see test_language_python.py."""
@@ -485,6 +497,7 @@ def test_data_oriented_classes(kind):
     check_jacobian(both, [s.x, other.k], [s.y, other.y])
 
 
+@pytest.mark.sweep
 def test_a_bound_kernel_with_an_argument_and_a_result():
     s = Springs(4)
     x, k = s.x.to_numpy(), s.k[0]
@@ -495,6 +508,7 @@ def test_a_bound_kernel_with_an_argument_and_a_result():
     np.testing.assert_allclose(J[2], -k * 2 * d.sum(), rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_arguments_by_name():
     x, y = scalars([0.3, 0.8, 0.5]), outputs(8)
 

@@ -22,6 +22,7 @@ def integers(*values):
 # --- comparisons and logic --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("on Vulkan, a product of two comparisons ends the process in plain Taichi, too")
 def test_comparisons_select_branches():
     x, y = scalars([0.3, 0.8, 0.8]), outputs(9)
@@ -69,6 +70,7 @@ def test_chained_comparisons():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_and_or_not():
     x, y = scalars([0.3, 0.8]), outputs(8)
     n = integers(0, 1)
@@ -105,6 +107,7 @@ def test_conditional_expressions_nested():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_conditional_expression_guards_an_index():
     x, y = scalars([0.3, 0.8, 1.4]), outputs(3)
 
@@ -160,6 +163,7 @@ def test_guarded_columns_stay_within_j():
         assert np.signbit(memory[:18]).all()
 
 
+@pytest.mark.sweep
 def test_conditional_expression_guards_a_division():
     x, z, y = scalars([0.3, 0.8]), scalars([0.0, 2.0]), outputs(6)
 
@@ -187,6 +191,7 @@ def guarded_division(x, z):
     return [[by_x, by_z]]
 
 
+@pytest.mark.sweep
 def test_conditional_expression_of_vectors():
     x, y = vectors([[0.3, 0.8, 1.4], [1.1, 0.2, 0.6]]), vector_outputs(3, 4)
 

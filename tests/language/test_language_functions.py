@@ -150,6 +150,7 @@ def lookup(name):
     return getattr({"ti": ti, "tm": tm}[module], attribute)
 
 
+@pytest.mark.sweep
 @pytest.mark.taichi_only("the names of Taichi")
 def test_every_callable_is_accounted_for():
     found = set()
@@ -207,7 +208,7 @@ def check(cases):
     check_jacobian(k, params, results)
 
 
-@pytest.mark.mostly_sweep(every=7)
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*does not depend on any")
 @pytest.mark.parametrize("cases", GROUPS, ids=lambda cases: " ".join(name_of(case) for case in cases))
 def test_functions(cases):
@@ -224,6 +225,7 @@ def test_functions(cases):
         raise
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("point", [-0.7, 0.0, 1e-3, 0.2, 0.5, 0.999, 1.0, 1.3])
 def test_smoothstep_inside_and_outside(point):
     x, y = scalars([point]), outputs(1)
@@ -248,6 +250,7 @@ def test_total_reflection():
 # --- conversions and choices ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_casts_to_real_types_are_linear():
     x, y = scalars([0.625, -1.25]), outputs(2, 9)
 
@@ -289,6 +292,7 @@ def test_casts_to_integers_carry_no_tangent():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_rounding_a_python_number_to_a_type():
     x, y = scalars([1.73, -2.64, 0.5]), outputs(3)
 
@@ -349,6 +353,7 @@ def test_values_without_derivative_beside_values_with():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_bits_of_a_value_that_become_a_number_again_are_refused():
     x, y, n = scalars([0.3]), outputs(2), ti.field(ti.i64, 1)
 
@@ -402,6 +407,7 @@ def test_whole_numbers_made_of_bits_have_no_derivative():
     assert_allclose(J, expected, rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_random_numbers_are_drawn_once():
     x, y, z = scalars([2.0, 3.0]), outputs(6), outputs(6)
 
@@ -419,6 +425,7 @@ def test_random_numbers_are_drawn_once():
     assert set(np.unique(J[1])) == {0.0, 1.0}
 
 
+@pytest.mark.sweep
 def test_a_long_chain_of_calls_is_not_written_anew_for_each_of_them():
     start = np.array([0.3, 0.8])
     x, y, energy = scalars(start), outputs(2), scalars(0.0)

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
 
 
+@pytest.mark.sweep
 def test_integer_locals_reassigned_and_used_as_indices():
     x, y = scalars([1.3, 0.4, 0.7, 0.2]), outputs(4)
 
@@ -32,6 +33,7 @@ def test_integer_locals_reassigned_and_used_as_indices():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_index_carried_through_a_loop():
     x, y = scalars(FIVE), outputs(5)
     link = ti.field(ti.i32, shape=5)
@@ -60,6 +62,7 @@ def test_index_carried_through_a_loop():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_index_arithmetic():
     x, y = scalars(np.linspace(0.1, 0.9, 30)), outputs(4)
 
@@ -76,6 +79,7 @@ def test_index_arithmetic():
     check_jacobian(k, x, y, args=(3,))
 
 
+@pytest.mark.sweep
 def test_index_arithmetic_that_wraps():
     x, y = scalars(np.linspace(0.1, 0.9, 300)), outputs(3)
 
@@ -107,6 +111,7 @@ def test_fields_in_python_containers():
     check_jacobian(k, fields, [y, z])
 
 
+@pytest.mark.sweep
 def test_five_loops_deep():
     x, y = scalars([0.3, 0.8, 0.5]), outputs(2)
 
@@ -201,6 +206,7 @@ def test_the_same_entry_by_two_indices():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_stores_to_entries_that_may_be_the_same():
     x, y = scalars([1.3, 0.4, 0.7]), outputs(3)
 
@@ -219,6 +225,7 @@ def test_stores_to_entries_that_may_be_the_same():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_parameters_changed_in_place_through_aliases():
     x = scalars([1.3, 0.4, 0.7])
 

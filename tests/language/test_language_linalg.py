@@ -59,7 +59,7 @@ def polar_of_identity(n):
     return (identity - flipped).reshape(shape) / 2, (identity + flipped).reshape(shape) / 2
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @SIZES
 def test_polar_decompose(n):
     x, r, p = matrices([GENERAL[n]]), matrix_outputs(n, n, 1), matrix_outputs(n, n, 1)
@@ -74,7 +74,7 @@ def test_polar_decompose(n):
     check_jacobian(k, x, [r, p], expected=[[rotation], [stretch]], atol=1e-7)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @SIZES
 def test_sym_eig(n):
     x, values, q = matrices([SYMMETRIC[n]]), vector_outputs(n, 1), matrix_outputs(n, n, 1)
@@ -117,6 +117,7 @@ def test_solve(n):
     check_jacobian(k, b, y)
 
 
+@pytest.mark.sweep
 def test_decompositions_in_loops():
     x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), outputs(3)
 
@@ -151,6 +152,7 @@ def test_decomposition_of_values_without_tangents():
     assert_allclose(J[0, 0], y[0] / 1.5, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_other_sizes_are_taichis_own_errors():
     x, y = matrices([np.eye(4)]), outputs(1)
 

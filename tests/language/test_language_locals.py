@@ -19,7 +19,7 @@ def parameters(count):
     return scalars(np.linspace(0.3, 1.2, count)), outputs(4)
 
 
-@pytest.mark.mostly_sweep("registers")
+@pytest.mark.sweep
 @COUNTS
 def test_locals_swapped_in_a_loop(count):
     x, y = parameters(count)
@@ -36,7 +36,7 @@ def test_locals_swapped_in_a_loop(count):
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.sweep
 @COUNTS
 def test_recurrence_with_temporaries(count):
     x, y = parameters(count)
@@ -65,7 +65,7 @@ def test_recurrence_with_temporaries(count):
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.sweep
 @COUNTS
 def test_snapshots_of_an_accumulator(count):
     """A local that took on another local's value keeps it when the other changes."""
@@ -94,7 +94,7 @@ def test_snapshots_of_an_accumulator(count):
     check_jacobian(k, x, y, atol=1e-7)
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.sweep
 @COUNTS
 def test_snapshots_across_loops(count):
     x, y = parameters(count)
@@ -121,7 +121,7 @@ def test_snapshots_across_loops(count):
     check_jacobian(k, x, y, atol=1e-7)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("unrolled rows")
 @COUNTS
 def test_nearest_and_second_nearest(count):
     x, y = parameters(count)
@@ -146,6 +146,7 @@ def test_nearest_and_second_nearest(count):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_terms_that_come_after_a_loop_are_none_in_it():
     """Else two locals that are given to each other take a slot more in each walk, without an end."""
     x, y = parameters(40)
@@ -172,7 +173,7 @@ def test_terms_that_come_after_a_loop_are_none_in_it():
     assert "1 fixed columns and 2 indexed columns" in plan.explain()
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.sweep
 @COUNTS
 def test_terms_that_come_later_in_a_loop(count):
     x, y = parameters(count)
@@ -192,7 +193,7 @@ def test_terms_that_come_later_in_a_loop(count):
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.sweep
 @COUNTS
 def test_an_accumulator_used_after_it_was_stored(count):
     x, y = parameters(count)
@@ -216,7 +217,7 @@ def test_an_accumulator_used_after_it_was_stored(count):
     check_jacobian(k, x, [y, z, w])
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("rows")
 @COUNTS
 def test_one_accumulator_stored_to_two_fields(count):
     x, y = parameters(count)
@@ -255,6 +256,7 @@ def test_constant_seeds_and_index_seeds_in_one_local():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_inactive_first_then_active():
     x, y = scalars(FIVE), outputs(5)
 
@@ -277,6 +279,7 @@ def test_inactive_first_then_active():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_active_first_then_inactive():
     x, y = scalars(FIVE), outputs(5)
 
@@ -299,6 +302,7 @@ def test_active_first_then_inactive():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_while_with_several_locals():
     x, y = scalars([1.3, 0.4]), outputs(3)
 
@@ -321,6 +325,7 @@ def test_while_with_several_locals():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_newton_iterations():
     x, y = scalars([1.3, 2.4]), outputs(2)
 
@@ -337,6 +342,7 @@ def test_newton_iterations():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_early_termination_by_transmittance():
     x, y = scalars([0.9, 0.8, 1.2, 0.3, 0.7, 0.2]), outputs(3)
 

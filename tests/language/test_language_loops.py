@@ -98,6 +98,7 @@ def test_serial_order():
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_loop_options():
     x, y = scalars(FIVE), outputs(5)
 
@@ -143,6 +144,7 @@ def test_ndranges():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_loops_over_shapes():
     x, y = scalars(np.arange(1.0, 7.0).reshape(2, 3) / 3.0), outputs(2, 3)
 
@@ -210,6 +212,7 @@ def partial_writers():
     return x, y, kernels
 
 
+@pytest.mark.mostly_sweep("0", "1", "2")
 @pytest.mark.parametrize("number", range(5))
 def test_entries_that_are_not_written_have_derivative_zero(number):
     x, y, kernels = partial_writers()
@@ -226,6 +229,7 @@ def test_entries_that_are_not_written_have_derivative_zero(number):
 # --- while, break, continue -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_while_loops():
     x, y = scalars(FIVE), outputs(5)
 
@@ -302,6 +306,7 @@ def test_break_and_continue_in_inner_loops():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_break_of_a_serial_struct_for():
     x, y = scalars(FIVE), outputs(2)
 

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = [1.3, 0.4, 0.7]
 
 
+@pytest.mark.sweep
 def test_locals():
     x, y = scalars(X), outputs(3)
 
@@ -43,6 +44,7 @@ def test_locals_named_like_what_the_engine_keeps():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_loop_variables():
     x, y, z = scalars(X), outputs(3), outputs(40, 20)
 
@@ -115,6 +117,7 @@ def test_globals_and_inlined_functions():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_closure_variables():
     x, y = scalars(X), outputs(3)
     _ad, _shadow0 = 2.0, ti.field(ti.f64, shape=3)
@@ -132,6 +135,7 @@ def test_closure_variables():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_real_functions_that_return_early():
     x, y = scalars(X), outputs(3)
 
@@ -178,6 +182,7 @@ def test_struct_members():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_the_text_tells_the_users_names_from_generated_ones():
     x, y = scalars(X), outputs(3)
 

@@ -210,7 +210,7 @@ FUNCTIONS = {
 FUNCTIONS["static"] = lambda v: Complex.of_angle(v).im
 
 
-@pytest.mark.mostly_sweep("2")
+@pytest.mark.sweep
 @pytest.mark.parametrize("part", range(3))
 def test_functions_of_scalars(part):
     functions = list(FUNCTIONS.values())[part::3]
@@ -225,6 +225,7 @@ def test_functions_of_scalars(part):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_functions_of_vectors_structs_and_fields():
     Ball = ti.types.struct(m=ti.f64, p=ti.types.vector(2, ti.f64))
     x, v = scalars(X), vectors([[1.0, 2.0], [0.5, -1.0], [2.0, 0.3]])
@@ -281,6 +282,7 @@ def test_locals_are_changed_in_place():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_functions_without_tangents():
     """Most compute indices and weights; what they compute stays what Taichi computes."""
     x, y = scalars(X), outputs(3)
@@ -432,6 +434,7 @@ def test_unknown_callables_are_refused_where_they_touch_the_kernel():
         jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_lists_and_dicts_that_grow_in_the_kernel():
     x, y, z = scalars([0.3, 0.8, 0.5, 1.2]), outputs(4), outputs(4)
 
@@ -460,6 +463,7 @@ def test_lists_and_dicts_that_grow_in_the_kernel():
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_lists_of_the_module_are_not_changed_by_a_record():
     x, y = scalars([0.3, 0.8]), outputs(2)
     known = [1.0]

@@ -55,6 +55,7 @@ def test_real_functions():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_real_functions_that_return_early():
     x, y = scalars(FIVE), outputs(5)
 

@@ -40,6 +40,7 @@ def test_arguments_by_reference():
     check_jacobian(k, [x, v], y)
 
 
+@pytest.mark.sweep
 def test_a_local_changed_by_reference_in_a_loop():
     x, y = scalars(FIVE), outputs(5)
 
@@ -137,6 +138,7 @@ def test_entries_by_reference_inside_and_outside_of_blocks():
     check_jacobian(k, [x, v], [y, w])
 
 
+@pytest.mark.sweep
 def test_an_entry_by_reference_whose_index_changes():
     """Taichi evaluates the index anew at each use."""
     x, y = scalars([0.9, 0.8, 0.3]), outputs(4)

@@ -61,6 +61,7 @@ def test_local_vectors_in_many_iterations():
     check_columns(k, x, [y], (0, 7, 59))
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Mesa's llvmpipe leaves loops after 65536 iterations in all")
 def test_locals_and_functions_in_many_iterations():
     x, y, z, w = many(), outputs(300), outputs(300), outputs(1)
@@ -122,6 +123,7 @@ def cells():
     return s
 
 
+@pytest.mark.sweep
 def test_iterations_over_a_sparse_field():
     x, y, s = many(), outputs(64), cells()
 

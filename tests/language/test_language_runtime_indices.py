@@ -91,7 +91,7 @@ def test_runtime_indices_of_local_matrices():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [4, 40], ids=["short rows", "long rows"])
 def test_a_matrix_filled_entry_by_entry(count):
     x, y = scalars(np.linspace(0.3, 1.2, count)), outputs(4)
@@ -122,6 +122,7 @@ def test_a_matrix_filled_entry_by_entry(count):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_runtime_index_of_a_vector_that_is_also_used_as_a_whole():
     x, y = scalars(VALUES), outputs(5)
 
@@ -145,6 +146,7 @@ def test_runtime_index_of_a_vector_that_is_also_used_as_a_whole():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_runtime_index_of_a_result():
     x, y = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), outputs(3)
 
@@ -183,6 +185,7 @@ def test_a_local_array_as_a_stack():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_sorting_a_local_array():
     x, y = scalars([0.8, 0.3, 1.1, -0.5, 0.6]), outputs(5)
 
@@ -202,6 +205,7 @@ def test_sorting_a_local_array():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_runtime_index_with_many_parameters():
     """More parameters than registers: the local array keeps rows."""
     x, y = scalars(np.linspace(0.2, 1.4, 40)), outputs(4)
@@ -231,6 +235,7 @@ def test_runtime_index_with_many_parameters():
 # Taichi 1.7.4 aborts when a kernel uses a vector of a field both as a whole and by a run-time index.
 
 
+@pytest.mark.sweep
 def test_fields_by_runtime_component():
     x, m = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), matrices([MATRIX])
     y, n = vector_outputs(3, 2), matrix_outputs(3, 3, 2)

@@ -36,6 +36,7 @@ def test_names_of_sibling_scopes():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_names_declared_anew_in_each_iteration():
     x, y = scalars(FIVE), outputs(5)
 
@@ -57,6 +58,7 @@ def test_names_declared_anew_in_each_iteration():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_several_statements_on_one_line():
     x, y = scalars([1.3, 0.4, 0.7]), outputs(3)
 
@@ -72,6 +74,7 @@ def test_several_statements_on_one_line():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_branches_that_set_different_locals():
     x, y = scalars(FIVE), outputs(5)
 
@@ -102,6 +105,7 @@ def test_branches_that_set_different_locals():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_static_unrolling():
     x, y = scalars(FIVE), outputs(5)
 
@@ -134,6 +138,7 @@ def test_static_unrolling():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_static_loops_over_values():
     x, y = scalars(FIVE), outputs(3)
     numbers = [2.0, 3.0]
@@ -161,6 +166,7 @@ def test_static_loops_over_values():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_lists_and_comprehensions():
     x, y = scalars(FIVE), outputs(4)
 

@@ -88,6 +88,7 @@ def test_many_parameters():
     assert_allclose(jacobian(k, x, y), differences(f, values), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep
 def test_vectors_and_functions():
     x, y = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]], ti.f32), outputs(3, dtype=ti.f32)
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.mostly_sweep("ordered")
 @pytest.mark.parametrize("kind", ["dense", "pointer", "bitmasked", "dense pointer", "hash-like", "ordered"])
 def test_struct_for_on_placements(kind):
     y = outputs(8)
@@ -81,6 +81,7 @@ def test_struct_for_activates_what_it_stores():
     assert [i for i in range(8) if s[i] != 0] == [0, 2, 4]
 
 
+@pytest.mark.sweep
 def test_fields_with_offsets():
     x = ti.field(ti.f64, shape=(3, 2), offset=(-1, 4))
     y = ti.field(ti.f64, shape=3, offset=10)

@@ -81,6 +81,7 @@ def test_structs_built_read_and_changed():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_structs_in_loops_and_branches():
     x, y = scalars(FIVE), outputs(5)
 
@@ -137,6 +138,7 @@ def test_functions_of_structs():
 # --- dataclasses ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_methods_of_dataclasses():
     x, y, w = scalars(FIVE), outputs(4), vector_outputs(3, 1)
 
@@ -160,7 +162,7 @@ def test_methods_of_dataclasses():
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
 def test_struct_fields(layout):
     y = outputs(4)
@@ -184,6 +186,7 @@ def test_struct_fields(layout):
     check_jacobian(k, [balls.center, balls.radius, nested.w, nested.first.a, nested.second.b], y)
 
 
+@pytest.mark.sweep
 def test_struct_fields_written():
     x = scalars(FIVE)
     pairs, nested = Pair.field(shape=3), Nested.field(shape=2)
@@ -252,6 +255,7 @@ def test_members_as_parameters_and_as_structures():
     check_jacobian(k, x.b, y)
 
 
+@pytest.mark.sweep
 def test_a_struct_field_with_integers_means_its_real_members():
     Tag = ti.types.struct(id=ti.i32)
     x, y = ti.types.struct(a=ti.f64, n=ti.i32, inner=Mixed, tag=Tag).field(shape=2), outputs(2)
@@ -279,6 +283,7 @@ def test_a_struct_field_with_integers_means_its_real_members():
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_struct_arguments_of_kernels():
     x, y = vectors([[0.3, 0.8, 0.5]]), outputs(2)
 

@@ -111,6 +111,7 @@ def test_methods_that_give_vectors_by_their_class():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_hints_beside_tangents():
     x, y, n = scalars(np.array([1.0, 2.0, 3.0])), outputs(3), ti.field(ti.i32, shape=3)
 

@@ -58,6 +58,7 @@ def test_vectors_from_scalars():
     check_jacobian(k, x, y, expected=step)
 
 
+@pytest.mark.sweep
 def test_matrices_from_scalars_rows_and_columns():
     x, y = scalars(VALUES), matrix_outputs(2, 2, 8)
     mat = ti.types.matrix(2, 2, ti.f64)
@@ -78,6 +79,7 @@ def test_matrices_from_scalars_rows_and_columns():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_constant_constructors():
     x, y, z = scalars(VALUES), matrix_outputs(3, 3, 4), vector_outputs(3, 3)
 
@@ -94,6 +96,7 @@ def test_constant_constructors():
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_zero_is_filled_later():
     x, y = scalars(VALUES), outputs(3)
 
@@ -116,6 +119,7 @@ def test_zero_is_filled_later():
 # --- entries, swizzles, slices ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_entries_read_and_written():
     x, y, m = scalars(VALUES), vector_outputs(3, 3), matrix_outputs(2, 2, 2)
 
@@ -171,6 +175,7 @@ def test_swizzles():
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_slices():
     x, m = vectors([[0.3, 0.8, -0.5, 1.1]]), matrices([MATRIX])
     y, z, w = vector_outputs(3, 4), outputs(5), matrix_outputs(2, 2, 1)
@@ -195,6 +200,7 @@ def test_slices():
 # --- operators and methods --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_operators_on_vectors():
     x, y = vectors([[0.3, 0.8], [1.4, 0.6]]), vector_outputs(2, 9)
 
@@ -249,6 +255,7 @@ def test_operators_on_matrices():
     check_jacobian(k, [x, m], [y, n])
 
 
+@pytest.mark.sweep
 def test_conditions_on_vectors():
     x, y = vectors([[0.3, 0.8], [-0.5, 0.6]]), outputs(4)
 
@@ -266,6 +273,7 @@ def test_conditions_on_vectors():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_methods_of_vectors():
     x, y, z, n = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), vector_outputs(3, 5), outputs(14), matrix_outputs(3, 3, 1)
 
@@ -335,6 +343,7 @@ def test_every_public_method_of_vectors_and_matrices_is_tested():
             assert f".{name}(" in source, name
 
 
+@pytest.mark.sweep
 def test_rectangular_matrices():
     x, v = matrices([[[0.3, 0.8, 0.5], [1.4, 0.6, -0.9]]]), vectors([[0.7, 0.2]])
     y, z, m = vector_outputs(3, 2), vector_outputs(2, 2), matrix_outputs(2, 2, 1)
@@ -351,6 +360,7 @@ def test_rectangular_matrices():
     check_jacobian(k, [x, v], [y, z, m])
 
 
+@pytest.mark.sweep
 def test_atan2_of_vectors_is_that_of_taichi():
     """Taichi 1.7.4 computes it in float32, whatever the type; the state is that of a plain run, the derivative exact."""
     x, y = vectors([[0.3, 0.7]]), vector_outputs(2, 1)
@@ -370,6 +380,7 @@ def test_atan2_of_vectors_is_that_of_taichi():
     assert_allclose(J, [first, second], rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_lists_stored_to_vectors_and_matrices():
     x, v, m = scalars([0.3, 0.8, 0.5]), vector_outputs(2, 3), matrix_outputs(2, 2, 2)
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = np.array([0.5, -1.0, 2.0])
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.mostly_sweep("mid-kernel")
 @pytest.mark.parametrize("where", ["kernel", "function", "method", "mid-kernel"])
 def test_fill_clears_tangents(where):
     x, y = scalars(X), outputs(3)
@@ -51,6 +51,7 @@ def test_fill_clears_tangents(where):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.mostly_sweep("dtype1")
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_fill_between_launches(dtype):
     x, y = scalars(X, dtype), outputs(3, dtype=dtype)
@@ -70,6 +71,7 @@ def test_fill_between_launches(dtype):
     assert_allclose(jacobian(twice, x, y), expected, rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_fill_with_a_tangent():
     x, y, z = scalars(X), outputs(4), vector_outputs(2, 3)
 
@@ -84,6 +86,7 @@ def test_fill_with_a_tangent():
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_fill_of_vectors_and_matrices_with_tangents():
     x, z = scalars(X), vector_outputs(3, 2)
     m = ti.Matrix.field(2, 2, ti.f64, shape=2)
@@ -117,6 +120,7 @@ def test_fill_of_a_parameter():
     check_jacobian(k, x, y, state=[x])
 
 
+@pytest.mark.sweep
 def test_fill_of_a_field_with_an_offset():
     x = scalars(X)
     y = ti.field(ti.f64, shape=(2, 3), offset=(-1, 4))
@@ -131,6 +135,7 @@ def test_fill_of_a_field_with_an_offset():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_fill_of_a_local():
     x, y = scalars(X), vector_outputs(3, 3)
 
@@ -194,6 +199,7 @@ def test_append_and_deactivate_nested_structs():
         assert_allclose(jacobian(k, x, y), expected_of_structs(values), rtol=1e-8)
 
 
+@pytest.mark.sweep
 def test_integers_are_appended_beside_tangents():
     x, y = scalars(X), outputs(3)
     order = ti.field(ti.i32)
@@ -303,7 +309,7 @@ def placed(kind):
     return t, node
 
 
-@pytest.mark.mostly_sweep("bitmasked")
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["rows", "inner", "offset", "bitmasked"])
 def test_deactivated_cells_lose_their_tangents(kind):
     t, node = placed(kind)
@@ -368,6 +374,7 @@ def test_loops_over_meshes_are_refused():
         jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_deactivation_in_the_loop_that_stores_is_refused():
     t, node = placed("rows")
     x, y = scalars(X), outputs(3)

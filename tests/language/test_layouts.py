@@ -143,6 +143,7 @@ def test_struct_for_over_pointer_visits_active_entries_only():
     assert_array_equal(y.to_numpy(), [0, 0, 1.125, 1, 1, 9])
 
 
+@pytest.mark.sweep
 def test_activation_by_writing():
     x, t, total = ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64, shape=())
     node = ti.root.pointer(ti.i, 8)
@@ -223,6 +224,7 @@ def test_is_active_as_condition():
     assert_allclose(J, [[0, 0, 0], [2 * 2 * 2, 2 * 2, 0], [2 * 3 * 3, 0, 2 * 3]], rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_dynamic_append():
     x, total = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=2)
     bag = ti.field(ti.f64)
@@ -299,6 +301,7 @@ def test_quantised_fields_are_refused():
 # --- offsets, orders, structs
 
 
+@pytest.mark.sweep
 def test_offsets():
     x = ti.field(ti.f64, shape=(3, 2), offset=(-1, 4))
     y = ti.Vector.field(2, ti.f64, shape=3, offset=-7)
@@ -330,7 +333,7 @@ def test_offsets_of_intermediates():
     check_jacobian(run, x, y, state=[t])
 
 
-@pytest.mark.mostly_sweep("ji")
+@pytest.mark.sweep
 @pytest.mark.parametrize("order", ["ij", "ji"])
 def test_order_of_axes(order):
     x = ti.field(ti.f64, shape=(3, 4), order=order)
@@ -363,7 +366,7 @@ def test_vectors_by_component_or_by_element(layout):
     check_jacobian(run, [x, m], y)
 
 
-@pytest.mark.mostly_sweep("layout1")
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
 def test_struct_fields(layout):
     Particle = ti.types.struct(pos=ti.types.vector(2, ti.f64), mass=ti.f64, kind=ti.i32)

@@ -39,6 +39,7 @@ def sums(n):
     return k, x, y
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("a GPU has other loops over columns")
 def test_the_text_does_not_grow_with_the_columns():
     short, long = (text_of(*sums(n)).replace(str(n), "N") for n in (70, 302))
@@ -82,6 +83,7 @@ def test_each_iteration_starts_with_zeros():
     check_jacobian(k, x, [y])
 
 
+@pytest.mark.sweep
 def test_in_branches_and_nested_loops():
     x, y = scalars(VALUES), outputs(3, 4)
 
@@ -148,7 +150,7 @@ def test_entries_that_are_vectors():
     check_jacobian(k, p, [y], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("n", [12, MANY, 300])
 def test_sums_that_loops_of_the_kernel_share(n):
     """Locals of the kernel itself: written in one parallel loop, used in the next, between them in single statements."""
@@ -194,6 +196,7 @@ def test_sums_of_repeated_launches():
     assert_allclose(first[0], expected, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_more_columns_than_are_run_serially():
     n = 5000
     x, y = scalars(np.linspace(0.3, 1.2, n)), outputs(1)

@@ -123,7 +123,7 @@ FIELDS = ["dense", "two levels", "offset", "pointer", "bitmasked", "dynamic"]
 OTHERS = ["two indices", "grouped", "ndrange", "range", "function"]
 
 
-@pytest.mark.mostly_sweep(every=11)
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", FIELDS + OTHERS)
 def test_minimum(kind):
     """The minimum falls again and again, so that threads that ran at the same time would overtake each other."""
@@ -159,6 +159,7 @@ def test_minimum(kind):
         assert least[None] == values[where]
 
 
+@pytest.mark.sweep
 def test_array():
     p, least = ti.field(ti.f64, P), np.zeros(1)
 
@@ -178,6 +179,7 @@ def test_array():
         assert_allclose(jacobian(k, p, least, args=(values, least)), expected)
 
 
+@pytest.mark.sweep
 def test_returned_sums():
     """The old value that an atomic sum returns, in a loop that the user has asked to be serial in either way."""
     p, c, y = ti.field(ti.f64, ()), ti.field(ti.f64, N), ti.field(ti.f64, N)
@@ -217,7 +219,7 @@ class TestOnAGpu:
         monkeypatch.setattr(backend, "is_host_arch", lambda: False)
         monkeypatch.setattr(backend, "thread_count", lambda: 8)
 
-    @pytest.mark.mostly_sweep(every=5)
+    @pytest.mark.mostly_sweep("grouped")
     @pytest.mark.parametrize("kind", ["dense", "two levels", "offset", "two indices", "grouped"])
     def test_over_a_range(self, kind):
         kernel, c, p, least, shape, _ = loops(kind)
@@ -228,7 +230,7 @@ class TestOnAGpu:
         expected[(N - 1) % P] = values.min()
         assert_allclose(jacobian(kernel, p, least), expected)
 
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.mostly_sweep("pointer")
     @pytest.mark.parametrize("kind", ["pointer", "bitmasked"])
     def test_refused(self, kind):
         kernel, _, p, least, _, _ = loops(kind)

@@ -61,6 +61,7 @@ def test_text():
     )
 
 
+@pytest.mark.sweep
 def test_fields(nested):
     x, y = scalars(X), outputs(4, 3)
 
@@ -102,6 +103,7 @@ def test_sums_and_vectors(nested):
     check_jacobian(k, v, y)
 
 
+@pytest.mark.sweep
 def test_many_columns(nested):
     """Rows of a local, in place in J and in memory of each thread."""
     x, y, z = scalars(np.linspace(0.1, 0.9, 40)), outputs(3, 4), outputs(3, 4)
@@ -119,6 +121,7 @@ def test_many_columns(nested):
     check_jacobian(k, x, [y, z])
 
 
+@pytest.mark.sweep
 def test_layouts_that_stay(nested):
     x = scalars(X)
     shifted, tiled = ti.field(ti.f64), ti.field(ti.f64)
@@ -169,6 +172,7 @@ def test_a_parallel_loop_that_is_left_is_refused_by_taichi():
             call()
 
 
+@pytest.mark.sweep
 def test_variables_of_ranges_that_are_assigned(nested):
     x, y = scalars(X), outputs(3, 2)
 
@@ -182,6 +186,7 @@ def test_variables_of_ranges_that_are_assigned(nested):
     assert not y.to_numpy()[2].any()
 
 
+@pytest.mark.sweep
 def test_variables_that_a_function_changes(nested):
     x, y = scalars(X), outputs(3, 2)
 

@@ -129,6 +129,7 @@ class TestInFloat64:
         assert both.sum() == 5112
         assert_allclose(gauss_newton_step(values, result, both), STEP, atol=1e-5)
 
+    @pytest.mark.sweep
     def test_gauss_newton_iteration_reaches_the_true_sphere(self, scene):
         current = START.copy()
         for _ in range(4):
@@ -186,6 +187,7 @@ class TestInFloat32:
         assert_allclose(result[inside], columns[inside], rtol=1e-3, atol=1e-4)
         assert_array_equal(result[~scene.inside(START, -0.5)], 0.0)
 
+    @pytest.mark.sweep
     def test_gauss_newton_iteration(self, scene):
         current = START.copy()
         for _ in range(4):

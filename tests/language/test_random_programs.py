@@ -30,6 +30,7 @@ def workshop():
     end_program()
 
 
+@pytest.mark.sweep
 @settings(
     max_examples=PROGRAMS,
     deadline=None,
@@ -60,7 +61,6 @@ def test_random_programs_in_reverse_mode(workshop, monkeypatch, seed):
 # --- the reference itself ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("seed", [1, 4, 7])
 def test_reference_against_central_differences(workshop, seed):
     """Derivatives of the reference against differences of what Taichi computes, without taichi_ext."""

@@ -374,7 +374,7 @@ def make_kernels(x, y, order):
     return locals()
 
 
-@pytest.mark.mostly_sweep(every=70)
+@pytest.mark.mostly_sweep("40-scaled", "600-counted_by_a_while", "600-by_reference")
 @pytest.mark.chosen_only("a few columns are kept in registers, not in rows", "--chunk-size")
 @pytest.mark.parametrize("name", LEVELS)
 @pytest.mark.parametrize(

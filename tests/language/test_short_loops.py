@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are s
 X = [0.3, 0.8, 0.5]
 
 
+@pytest.mark.sweep
 def test_text():
     x = Container("x", F64, 2, shape=(3, 40))
     i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
@@ -167,7 +168,7 @@ STAY = """
 spread_only = pytest.mark.chosen_only("loops are spread over threads of a CPU", "--by-column")
 
 
-@pytest.mark.mostly_sweep(every=14)
+@pytest.mark.mostly_sweep("without_loops")
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=spread_only) for name in SPREAD), *STAY])
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_kernels(name):
@@ -187,6 +188,7 @@ def test_kernels(name):
     assert plan.explain().count("spread over all threads") == SPREAD.get(name, 0)
 
 
+@pytest.mark.sweep
 @spread_only
 def test_loops_that_are_long_enough_stay():
     x, short, long = scalars(X), outputs(1023), outputs(1024)
@@ -205,7 +207,7 @@ def test_loops_that_are_long_enough_stay():
         assert ("spread" in plan.explain()) == is_spread
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.mostly_sweep("511-True")
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
 @pytest.mark.parametrize(("size", "is_serial"), [(1, True), (511, True), (512, True), (513, False)])
 def test_loops_of_one_thread_are_serial(size, is_serial):
@@ -245,6 +247,7 @@ def test_serial_loops_over_two_indices_and_sums():
     assert plan.source.count("serialize=True") == 2
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
 def test_configured_loops_stay():
     """With blocks of one iteration, Taichi gives short loops to all threads."""
@@ -262,6 +265,7 @@ def test_configured_loops_stay():
     assert "serialize" not in plan.source
 
 
+@pytest.mark.sweep
 @spread_only
 def test_arrays():
     x, y = np.array(X), np.zeros((4, 5))
@@ -300,7 +304,7 @@ def test_long_rows_on_all_threads():
     assert "spread over all threads" in plan.explain()
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("7-serialize=True")
 @pytest.mark.parametrize(("end", "text"), [(7, "serialize=True"), (700, "i = flat + -1")])
 def test_loops_that_begin_below_zero(end, text):
     """A condition keeps them within the fields; as the loop stands, LLVM reads far outside of them."""

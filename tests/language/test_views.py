@@ -110,19 +110,19 @@ def check(pipeline, b, **options):
     assert_allclose(jacobian(pipeline, x, buffer, args=(x, buffer), **options), by_x, atol=1e-12)
 
 
-@pytest.mark.mostly_sweep(every=15)
+@pytest.mark.mostly_sweep("column")
 @pytest.mark.parametrize("name", STEPS)
 def test_a_view_between_uses_of_the_whole(name):
     check(steps_of(["whole", name, "whole"]), real(np.linspace(0.2, 1.4, 24)))
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep("slice", "transposed rows")
 @pytest.mark.parametrize("name", STEPS)
 def test_a_view_before_the_whole(name):
     check(steps_of([name, "whole"]), real(np.linspace(0.2, 1.4, 24)))
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(5))
 def test_views_in_any_order(seed):
     random = np.random.default_rng(seed)
@@ -195,6 +195,7 @@ def test_the_same_view_in_new_objects():
     assert_allclose(plan(args=(b[0], y)), np.diag([2.0, 4.0, 6.0]))
 
 
+@pytest.mark.sweep
 def test_overlapping_arguments_that_are_only_read():
     @ti.kernel
     def products(a: A1, b: A1, y: A1):
@@ -280,6 +281,7 @@ def test_out_takes_the_jacobian_of_a_view():
     assert np.isnan(J[1]).all()
 
 
+@pytest.mark.sweep
 def test_empty_arrays():
     @ti.kernel
     def scale(a: A2, d: A1):

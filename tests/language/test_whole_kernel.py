@@ -154,7 +154,7 @@ class TestLanes:
         "read by a local",
     ]
 
-    @pytest.mark.mostly_sweep("added after", "cleared after")
+    @pytest.mark.mostly_sweep("cleared after")
     @pytest.mark.parametrize("name", NAMES)
     def test_other_loops(self, name):
         p, y, z, cases = self.kernels()
@@ -176,6 +176,7 @@ class TestLanes:
         for name in ("inline", "alone"):
             assert_allclose(jacobian(cases[name][0], p, y), cases[name][1], rtol=1e-6)
 
+    @pytest.mark.sweep
     def test_one_array_by_two_names(self):
         p, y = scalars(P, ti.f32), np.zeros(N, np.float32)
         z = np.zeros(N, np.float32)
@@ -196,6 +197,7 @@ class TestLanes:
         assert_allclose(K, by_z, rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_fixed_entries_that_the_loop_stores_to(lanes):
     """What is read once is not what the loop changes, by whatever name."""
     x, y, w = scalars([0.3, 0.8]), np.zeros(32), np.linspace(0.5, 0.9, 32)
@@ -275,7 +277,7 @@ class TestStoresThatCover:
         added_before read_by_a_local
     """.split()
 
-    @pytest.mark.mostly_sweep(every=4)
+    @pytest.mark.mostly_sweep("read_before", "read_ahead")
     @pytest.mark.parametrize("name", NAMES)
     def test_memory_that_holds_something(self, name):
         p, y, z = scalars([2.0, 3.0]), scalars(np.arange(1.0, 7)), outputs(6)

@@ -42,7 +42,7 @@ def filled(kind, values):
     return field
 
 
-@pytest.mark.mostly_sweep("i8-values2-want2", "i32-values3-want3", "u1-values4-want4")
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("kind", "values", "want"),
     [
@@ -165,6 +165,7 @@ def test_normal_forms_wrap():
     assert indices.form(Op("sub", (Read(Local("u", U32)), Const(1, I32)), U32)) is None
 
 
+@pytest.mark.mostly_sweep("u8--1-255", "i8-128--128", "u1-2-1")
 @pytest.mark.parametrize(
     ("kind", "number", "want"), [("u8", -1, 255), ("i8", 128, -128), ("u1", 2, 1), ("i32", 2**31, -(2**31))]
 )

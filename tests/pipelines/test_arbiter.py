@@ -534,14 +534,7 @@ def after(scene, program):
     return [read(field) for field in (scene.x, scene.y, scene.v, scene.s)]
 
 
-@pytest.mark.mostly_sweep(
-    "functions_of_numpy_and_math",
-    "numbers_of_numpy",
-    "objects_and_dicts",
-    "a_thread_reads",
-    "a_callback_is_given_numbers",
-    "copies",
-)
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", RIGHT)
 def test_programs_with_the_right_derivative(scene, name):
     program, options = RIGHT[name], [{}, {"chunk_size": 2}, {"format": "csr"}]
@@ -557,7 +550,6 @@ def test_programs_with_the_right_derivative(scene, name):
             assert_allclose(read(field), values, rtol=1e-14)
 
 
-@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", SAID)
 def test_programs_that_lose_a_derivative(scene, name):
     program = SAID[name]
@@ -578,7 +570,7 @@ def loses(c):
     c.add(float(c.y[0]))
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("jvp", "several runs", "csr", "hessian")
 @pytest.mark.parametrize(
     "call",
     [

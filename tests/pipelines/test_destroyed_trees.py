@@ -252,6 +252,7 @@ class TestTreesOfThePipeline:
 
 
 class TestTreesFromBefore:
+    @pytest.mark.sweep
     def test_destroyed_by_the_pipeline(self):
         for options in ({}, {"chunk_size": 2}):
             x, y = fields(X, 0.25)
@@ -359,7 +360,7 @@ class TestTreesFromBefore:
 
         refused(lambda: jacobian(pipeline, x, y), "Argument 0 of square " + ENDED)
 
-    @pytest.mark.mostly_sweep("<lambda>4")
+    @pytest.mark.sweep
     @pytest.mark.parametrize(
         "use",
         [

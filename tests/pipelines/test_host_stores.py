@@ -225,23 +225,19 @@ STRUCT_STORES = {
 }
 
 
-@pytest.mark.mostly_sweep("entry by a NumPy integer", "increment", "fill", "from_numpy")
+@pytest.mark.mostly_sweep("entry by a NumPy integer")
 @pytest.mark.parametrize("name", SCALAR_STORES)
 def test_stores_to_scalar_fields(scalar_scene, name):
     scalar_scene.check(*SCALAR_STORES[name])
 
 
-@pytest.mark.mostly_sweep(
-    "component", "component by name", "scalar field", "from_numpy", "from_numpy of a scalar field"
-)
+@pytest.mark.mostly_sweep("component", "component by name", "scalar field")
 @pytest.mark.parametrize("name", VECTOR_STORES)
 def test_stores_to_vector_fields(vector_scene, name):
     vector_scene.check(*VECTOR_STORES[name])
 
 
-@pytest.mark.mostly_sweep(
-    "member by key", "increment", "component of a member", "whole", "member field", "member field by name"
-)
+@pytest.mark.mostly_sweep("component of a member", "whole", "member field", "member field by name")
 @pytest.mark.parametrize("name", STRUCT_STORES)
 def test_stores_to_struct_fields(struct_scene, name):
     struct_scene.check(*STRUCT_STORES[name])
@@ -262,7 +258,7 @@ def test_an_entry_object_made_before_the_pipeline(vector_scene, struct_scene):
     vector_scene.check(lambda c: vector.__setitem__(0, 5.0), [(2, 0)])
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @each_chunk
 def test_stores_before_any_kernel_has_used_the_field(chunk_size):
     """Nothing is known of the field yet; a store is undone all the same."""
@@ -298,7 +294,7 @@ WITHOUT_DIMENSIONS = {
 }
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", WITHOUT_DIMENSIONS)
 def test_stores_to_a_field_without_dimensions(way):
     x = ti.field(ti.f64, N)
@@ -324,7 +320,7 @@ def test_stores_to_a_field_without_dimensions(way):
     assert_allclose(jacobian(pipeline, x, x), 0.2 * np.eye(N))
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.sweep
 @each_chunk
 @pytest.mark.parametrize("is_vector", [False, True])
 def test_stores_to_ndarrays(is_vector, chunk_size):
@@ -412,6 +408,7 @@ class Arrays:
 GLOBAL = {"array": real(np.ones(N))}
 
 
+@pytest.mark.mostly_sweep("None")
 @each_chunk
 def test_arrays_changed_before_the_first_kernel(chunk_size):
     scene = Arrays()
@@ -479,7 +476,7 @@ def test_change_after_the_last_kernel():
     assert_allclose(J, np.diag([1.0, 0.0, 1.0]))
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("1")
 @each_chunk
 def test_change_of_one_view_seen_through_another(chunk_size):
     x, y = ti.field(ti.f64, 6), ti.field(ti.f64, 6)

@@ -43,6 +43,7 @@ def refused(call, what="create it again"):
 
 
 class TestEndedProgram:
+    @pytest.mark.sweep
     def test_parameters_and_outputs(self):
         x, y = fields()
 
@@ -252,7 +253,7 @@ class TestRecording:
         assert plan() == 6.0
 
 
-@pytest.mark.mostly_sweep("deepcopy")
+@pytest.mark.sweep
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_prepared_form_is_not_copied(copied):
     x, y = fields()

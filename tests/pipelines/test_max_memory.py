@@ -39,6 +39,7 @@ def simulation():
     return run, p, [x, v, y, seen], y, count
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_several_runs_give_what_one_gives(simulation):
     run, p, state, y, count = simulation
@@ -73,6 +74,7 @@ def test_several_runs_give_what_one_gives(simulation):
             assert runs >= 5
 
 
+@pytest.mark.sweep
 def test_blocks_of_a_prepared_form_are_found_once(simulation):
     run, p, _, y, _ = simulation
     runs = 0
@@ -109,6 +111,7 @@ def test_limit_does_not_count_the_jacobian_itself():
     assert runs == 1
 
 
+@pytest.mark.sweep
 def test_one_kernel_with_an_intermediate_field():
     x, t, y = scalars([0.3, 0.5, 0.7]), outputs(3), outputs(3)
 
@@ -129,6 +132,7 @@ def test_one_kernel_with_an_intermediate_field():
     assert_allclose(read(y), a * a[::-1])
 
 
+@pytest.mark.sweep
 def test_structures_and_out_in_several_runs():
     x, v, t, y = scalars([0.3, 0.5]), vectors([[0.2, 0.4]]), outputs(2), outputs(2)
 
@@ -201,7 +205,7 @@ def test_limit_that_a_later_call_exceeds():
             assert_allclose(read(y), (1 + X) ** (3 + n))
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("False-options0", "False-options1", "True-options0")
 @pytest.mark.parametrize("options", [{"chunk_size": 1}, {"max_memory": 1}])
 @pytest.mark.parametrize("is_pipeline", [False, True])
 def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):

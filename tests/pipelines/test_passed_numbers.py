@@ -70,7 +70,7 @@ def scene():
     return Scene()
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep("csr")
 @pytest.mark.parametrize(
     "options",
     [{}, {"chunk_size": 1}, {"chunk_size": 2}, {"tangents": "dense"}, {"format": "csr"}],
@@ -86,6 +86,7 @@ def test_numbers_and_vectors_carry_their_tangent_through_python(scene, options):
     assert_allclose(read(scene.y), value, rtol=1e-15)
 
 
+@pytest.mark.sweep
 def test_products_and_check(scene):
     assert_allclose(jvp(scene.run, PARAMS, [3.0, np.array([5.0, 7.0])], scene.y, args=ARGS), 3 * BY_SIGMA + 14 * X)
     by_sigma, by_v = vjp(scene.run, PARAMS, scene.y, X, args=ARGS)
@@ -156,6 +157,7 @@ def test_operations_of_python_follow_the_chain_rule(operation):
     assert_allclose(read(y), [function(0.7)], rtol=1e-15)
 
 
+@pytest.mark.mostly_sweep("text")
 @pytest.mark.parametrize(
     "convert",
     [
@@ -204,6 +206,7 @@ def squared_once(s):
     return MEMO[s]
 
 
+@pytest.mark.mostly_sweep("table")
 @pytest.mark.parametrize(
     ("function", "message"),
     [(squared, "depends on the params"), (squared_once, "depends on the params"), (TABLE.__getitem__, "KeyError")],
@@ -235,6 +238,7 @@ def test_tensors_take_the_float(scene):
     assert_allclose(read(scene.y), 0.7 * X**2 + 2.8 * X)
 
 
+@pytest.mark.sweep
 def test_a_store_to_a_field_carries_the_tangent(scene):
     held = scalars([0.0])
 
@@ -328,6 +332,7 @@ def test_a_template_is_compiled_in():
         jacobian(pipeline, "s", y, args=(0.7,))
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("s", "use", "message"),
     [
@@ -358,6 +363,7 @@ def test_numbers_that_kernels_cannot_take_with_their_tangent(scene, s, use, mess
         jacobian(pipeline, "s", y, args=(s,))
 
 
+@pytest.mark.sweep
 def test_stores_of_whole_fields(scene):
     held = scalars([0.0] * 3)
 
@@ -403,6 +409,7 @@ def test_arguments_without_a_value_in_args(scene, kind):
         jacobian(pipeline, "s", scene.y, args=args)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
@@ -449,6 +456,7 @@ def test_a_name_that_a_pipeline_does_not_read_lists_those_that_it_does():
     assert_allclose(jacobian(pipeline, "simulation.gain", y), 1.5 * X)
 
 
+@pytest.mark.sweep
 def test_a_later_call_without_the_value(scene):
     def run(factor, sigma=2.0):
         scene.add(factor * sigma, ti.Vector([1.0, 2.0]))

@@ -36,6 +36,7 @@ def shift(a: ti.template()):
         a[i] = a[i + 1] * a[i]
 
 
+@pytest.mark.sweep
 def test_two_kernels():
     x, t, y = scalars(X), outputs(3), outputs(3)
 
@@ -46,6 +47,7 @@ def test_two_kernels():
     check_jacobian(run, x, y, state=[t])
 
 
+@pytest.mark.sweep
 def test_same_kernel_with_different_fields_and_numbers():
     x, t, y = scalars(X), outputs(3), outputs(3)
 
@@ -72,6 +74,7 @@ def test_loop_and_condition_in_python():
     check_jacobian(run, x, y, args=(5, 0))
 
 
+@pytest.mark.sweep
 def test_number_of_steps_can_change_between_calls():
     x = scalars(X)
     steps = 1
@@ -108,6 +111,7 @@ def test_in_place_steps():
     check_jacobian(run, x, x)
 
 
+@pytest.mark.sweep
 def test_method_as_pipeline():
     @ti.data_oriented
     class Program:
@@ -153,6 +157,7 @@ def test_several_params_and_outputs_in_structures():
     assert_allclose(values[1], np.array(X) ** 2 * 0.5, rtol=1e-14)
 
 
+@pytest.mark.sweep
 def test_returned_values_of_kernels_are_numbers_to_python():
     """What a kernel returns is used in Python as the number it is: constants of the next kernel."""
     x, y = scalars(X), outputs(3)
@@ -174,6 +179,7 @@ def test_returned_values_of_kernels_are_numbers_to_python():
 # --- stores of the host between kernels
 
 
+@pytest.mark.sweep
 def test_fill_clears_the_tangent():
     x, t, y = scalars(X), outputs(3), outputs(3)
 
@@ -212,6 +218,7 @@ def test_fill_of_a_vector_field():
     check_jacobian(run, x, y, state=[t])
 
 
+@pytest.mark.sweep
 def test_copy_from_carries_the_tangent():
     x, t, y = scalars(X), outputs(3), outputs(3)
 
@@ -224,6 +231,7 @@ def test_copy_from_carries_the_tangent():
     check_jacobian(run, x, y, state=[t])
 
 
+@pytest.mark.sweep
 def test_copy_from_a_constant_clears():
     x, c, y = scalars(X), scalars([1, 2, 3]), outputs(3)
 
@@ -287,6 +295,7 @@ def test_assignment_of_one_entry_clears_it_alone():
     check_jacobian(run, x, y, state=[t])
 
 
+@pytest.mark.sweep
 def test_assignment_of_a_vector_and_of_a_component():
     x, t, y = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]]), outputs(2)
 
@@ -309,6 +318,7 @@ def test_assignment_of_a_vector_and_of_a_component():
     check_jacobian(run, x, y, state=[t])
 
 
+@pytest.mark.sweep
 def test_assignment_to_a_field_with_offset():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64, shape=3, offset=-1)
@@ -331,6 +341,7 @@ def test_assignment_to_a_field_with_offset():
     check_jacobian(run, x, y, state=[t])
 
 
+@pytest.mark.sweep
 def test_assignment_to_a_zero_dimensional_field():
     x, t, y = scalars(X), outputs(), outputs(3)
 
@@ -391,6 +402,7 @@ def test_warnings_are_those_of_all_runs_together(chunk_size):
         assert not block.any()
 
 
+@pytest.mark.mostly_sweep("fill", "copy_from", "entries", "kernel")
 @pytest.mark.parametrize("how", ["fill", "from_numpy", "copy_from", "entries", "kernel"])
 def test_parameter_that_is_overwritten_warns(how):
     x, c, y = scalars(X), scalars([1, 2, 3]), outputs(3)
@@ -448,6 +460,7 @@ def test_value_written_back_by_hand_warns_with_the_line():
         assert source.readlines()[warning.lineno - 1].strip() == "t[1] = float(str(t[0]))"
 
 
+@pytest.mark.sweep
 def test_branch_on_an_active_value():
     """The derivative holds along the path that the values take."""
     x, y = scalars(X), outputs(3)
@@ -464,6 +477,7 @@ def test_branch_on_an_active_value():
         check_jacobian(run, x, y)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("Taichi 1.7.4 does not wait for kernels on Vulkan before it stores to an entry of a ti.ndarray")
 def test_stores_to_ndarrays():
     x, t, y = ti.ndarray(ti.f64, 3), ti.ndarray(ti.f64, 3), ti.ndarray(ti.f64, 3)
@@ -845,6 +859,7 @@ def test_an_atomic_statement_in_a_kernel_that_is_launched_again():
     assert_allclose(jacobian(run, x, total), [-0.3 - 0.09] * 3, rtol=1e-12)
 
 
+@pytest.mark.sweep
 def test_fields_that_a_pipeline_makes():
     x, y = scalars([0.3, 0.8, 0.5]), outputs(3)
 
@@ -868,6 +883,7 @@ def test_fields_that_a_pipeline_makes():
         assert_allclose(plan(), np.diag([0.6, 1.6, 1.0]))
 
 
+@pytest.mark.sweep
 def test_a_kernel_that_is_repeated_is_built_once():
     """What it stores and reads again carries no tangent at the first launch, and one from then on."""
     x, v, k = scalars([0.3, 0.8]), scalars([0.0, 0.1]), scalars([2.0])
@@ -889,7 +905,7 @@ def test_a_kernel_that_is_repeated_is_built_once():
     assert len(plan._prepared.fused) == 1
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("tangents first")
 @pytest.mark.parametrize("order", [0, 1], ids=["seeds first", "tangents first"])
 def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):
     """A parameter that is no output has seeds at the first launch, and other tangents once it is stored to."""
@@ -923,6 +939,7 @@ def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):
     assert set(names) == {"step", "change"}
 
 
+@pytest.mark.sweep
 def test_seeds_of_what_is_only_read_are_no_tangents():
     """A kernel with index expressions for columns is built again once the field has other tangents."""
     x, y = scalars([0.3, 0.8]), outputs(2)

@@ -221,7 +221,7 @@ def scene(ti64):
     return Scene()
 
 
-@pytest.mark.mostly_sweep("helper", "augmented", "memoryview", "reads only", "queue", "another array")
+@pytest.mark.mostly_sweep(every=7)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", STORES)
 def test_stores_to_numpy_arrays(scene, name):
@@ -299,6 +299,7 @@ def test_a_store_after_the_last_kernel():
     assert_allclose(J, np.diag([0.0, 2.0, 2.0, 2.0]))
 
 
+@pytest.mark.mostly_sweep("3")
 @pytest.mark.parametrize("chunk_size", [1, 3])
 def test_equal_stores_in_each_run(scene, chunk_size):
     def pipeline(t):

@@ -26,6 +26,7 @@ def workshop():
     end_program()
 
 
+@pytest.mark.mostly_sweep("37", "58")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_pipelines(workshop, seed):
     program = generate(seed, "f32" if devices.is_single() else None)
@@ -66,13 +67,11 @@ ROWS = Pipeline(
 )
 
 
-@pytest.mark.sweep
 def test_rows_of_an_array(workshop):
     kind, message = pipeline_verdict(ROWS, 1, workshop, runs_alone=True)
     assert kind == RIGHT, message
 
 
-@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("changed", ["derivative", "state"])
 def test_a_wrong_result_is_found(workshop, monkeypatch, changed):
     """The comparison sees an error in one entry."""
@@ -91,7 +90,6 @@ def test_a_wrong_result_is_found(workshop, monkeypatch, changed):
     assert pipeline_verdict(ROWS, 1, workshop)[0] == changed
 
 
-@pytest.mark.sweep
 def test_views_have_the_entries_of_the_whole():
     c = Container("B", "numpy", (3, 2), "f")
     found = {v.text: v for v in views(c, steps=2)}

@@ -160,7 +160,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.mostly_sweep("counter", "time", "integer", "more launches", "fewer launches", "another kernel")
+@pytest.mark.mostly_sweep(every=5)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_runs_that_differ_raise(name):
     """Nothing of the state is changed then; in one run, the same pipeline has its Jacobian."""
@@ -212,7 +212,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("chunk_size", [1, 2])
 @pytest.mark.parametrize("name", ALIKE)
 def test_runs_that_do_the_same_do_not_raise(name, chunk_size):
@@ -318,6 +318,7 @@ class TestTheUsersOwnObjects:
         "moveaxis": lambda a: np.moveaxis(a[None], 0, 1)[:, 0],
     }
 
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize("name", VIEWS)
     def test_views_of_a_parameter_do_not_warn(self, kernels, name):
         y, square, _ = kernels

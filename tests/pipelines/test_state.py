@@ -132,6 +132,7 @@ def test_blocks_with_arrays():
         assert_allclose(c, a, rtol=1e-13)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["pipeline", "kernel"])
 def test_repeated_calls_go_on_from_the_state(kind):
     """An accumulator grows with each call, as with plain launches; J is at the state before the call."""
@@ -152,6 +153,7 @@ def test_repeated_calls_go_on_from_the_state(kind):
         assert_allclose(x.to_numpy(), X * 2 ** (n + 1), rtol=1e-15)
 
 
+@pytest.mark.sweep
 def test_same_field_as_parameter_and_output_among_others():
     x, v = scalars(X), scalars(X[::-1])
 
@@ -169,6 +171,7 @@ def test_same_field_as_parameter_and_output_among_others():
     check_jacobian(run, [x, v], [x, v])
 
 
+@pytest.mark.sweep
 def test_output_keeps_what_the_kernel_does_not_write():
     """Entries that are left alone have derivative 0; of an output that is a parameter too, they are the identity."""
     x, y = scalars(X), scalars([7, 8, 9, 10])
@@ -188,6 +191,7 @@ def test_output_keeps_what_the_kernel_does_not_write():
     assert_array_equal(y.to_numpy(), [X[0] * 3, X[1] * 3, 9, 10])
 
 
+@pytest.mark.sweep
 def test_tangents_of_one_call_do_not_reach_the_next():
     x, t, y = scalars(X), outputs(4), outputs(4)
 
@@ -205,6 +209,7 @@ def test_tangents_of_one_call_do_not_reach_the_next():
     assert_allclose(jacobian(second, x, y), np.eye(4), rtol=0)  # t is a constant here
 
 
+@pytest.mark.sweep
 def test_values_are_those_after_the_run():
     x, y = scalars(X), outputs(4)
 
@@ -220,6 +225,7 @@ def test_values_are_those_after_the_run():
     assert_array_equal(second, 2 * X)
 
 
+@pytest.mark.sweep
 def test_results_are_independent_arrays():
     x, y = scalars(X), outputs(4)
 
@@ -237,6 +243,7 @@ def test_results_are_independent_arrays():
     assert_allclose(second, 6 * np.eye(4), rtol=1e-15)
 
 
+@pytest.mark.sweep
 def test_random_numbers_are_drawn_once():
     """Primal and tangents see the same draw."""
     x, r, y = scalars(X), outputs(4), outputs(4)
@@ -252,6 +259,7 @@ def test_random_numbers_are_drawn_once():
     assert len(set(r.to_numpy())) == 4
 
 
+@pytest.mark.sweep
 def test_integer_state_of_a_kernel_is_advanced_once():
     x, tape, cursor = scalars(X), outputs(8), ti.field(ti.i32, shape=())
 
@@ -270,6 +278,7 @@ def test_integer_state_of_a_kernel_is_advanced_once():
     assert_allclose(J[4:], np.diag(2 * X), rtol=1e-15)
 
 
+@pytest.mark.sweep
 def test_gradient_fields_are_left_alone():
     x = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)
     y = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)

@@ -87,6 +87,7 @@ class TestCalls:
 
         in_threads(work)
 
+    @pytest.mark.sweep
     def test_outputs_belong_to_their_jacobian(self):
         y = outputs(4)
 
@@ -175,7 +176,7 @@ class TestCalls:
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert_allclose(found[0], np.diag([3.0, 3.0]))
 
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.mostly_sweep("pool", "field entry", "fill", "from_numpy")
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize("how", ["launch", "nested launch", "pool", "field entry", "fill", "from_numpy"])
     def test_threads_of_a_pipeline_lose_no_derivative_in_silence(self, how):
@@ -267,6 +268,7 @@ def test_a_property_that_waits_keeps_no_other_object_waiting():
     assert isinstance(Owner.value, cached_property)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("ti64")
 def test_calls_do_not_wait_for_each_other():
     """A thread reads a property under the lock for launches, while another one waits for that lock in a property."""

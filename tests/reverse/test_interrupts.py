@@ -44,7 +44,7 @@ def simulated():
     return simulation()
 
 
-@pytest.mark.mostly_sweep("3-None", "6-None", "6-500", "9-None")
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("max_memory", [None, 500])
 @pytest.mark.parametrize("at", range(0, 10, 3))
 def test_an_interrupt_leaves_the_state_and_the_next_call(simulated, monkeypatch, max_memory, at):

@@ -65,7 +65,6 @@ def test_weights(parabola):
     assert_allclose(result.covariance(variance=1.0), np.linalg.inv(A.T @ (w[:, None] * A)), rtol=1e-10)
 
 
-@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_parameters_that_are_not_determined(format):
     """Two constants: their sum alone is known."""

@@ -68,7 +68,7 @@ def same_steps(found, wanted):
         assert_allclose(a.cost, b.cost, rtol=1e-9)
 
 
-@pytest.mark.mostly_sweep("which2")
+@pytest.mark.sweep
 @pytest.mark.parametrize("which", [["points"], ["weights"], ["weights", "points"], ["weights", "cameras"]])
 def test_steps(scene, which):
     """A point that nobody sees stays; the weights couple a camera and a point each, so they go first."""
@@ -80,7 +80,7 @@ def test_steps(scene, which):
     assert_allclose(found.split(found.x)[1][-1], START[-1])
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,6 +116,7 @@ def test_covariance(scene):
     assert_allclose(found.grad, wanted.grad, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.sweep
 def test_arrays():
     """Numbers with the same first index are a block where not each number is one."""
     x, shift = RNG.standard_normal((6, 2)), np.zeros(2)
@@ -236,6 +237,7 @@ def test_steps_by_the_kernel(scene, compiled, monkeypatch):
     assert not compiled
 
 
+@pytest.mark.sweep
 def test_a_repeated_call_plans_nothing(scene, compiled, monkeypatch):
     options = {"eliminate": [scene.weights, scene.points], **EXACT}
     found = scene.solve(**options)
@@ -251,6 +253,7 @@ def small(monkeypatch):
     monkeypatch.setattr(elimination, "_FEW", 8)
 
 
+@pytest.mark.sweep
 def test_params_that_are_chosen(scene, small, monkeypatch):
     """Weights, then points, which meet one point each; cameras are block diagonal, but meet several points."""
     layouts = []
@@ -297,6 +300,7 @@ def test_parts_that_are_not_block_diagonal(scene):
         scene.solve(eliminate=[scene.points, scene.weights])
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -123,7 +123,7 @@ class Chain:
         self.penalty()
 
 
-@pytest.mark.mostly_sweep("of_what_is_not_read")
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name",
     ["sums", "sums_that_begin_again", "of_what_is_not_read", "intermediates", "steps", "of_changed_params",
@@ -310,7 +310,7 @@ def parts(a, u, e):
     cubes(a[1:3], e)
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("intermediates-ndarray")
 @pytest.mark.parametrize("kind", ["numpy", "ndarray"])
 @pytest.mark.parametrize("pipeline", [intermediates, changed_from_python])
 @pytest.mark.filterwarnings("ignore:.*changed from Python:taichi_ext.DerivativeWarning")

@@ -161,6 +161,7 @@ def test_states_of_rest_where_first_derivatives_are_zero():
     require_right(run, [x], energy)
 
 
+@pytest.mark.sweep
 def test_infinite_second_derivatives_are_not_zero():
     x, energy = scalars([0.0, 0.0, 0.0, 2.0]), scalars(0.0)
     exponent = scalars([0.0])
@@ -258,6 +259,7 @@ def test_powers_of_roots_whose_radicands_change_before_the_use():
     require_right(run, [x], energy)
 
 
+@pytest.mark.sweep
 def test_stopped_and_replaced_gradients():
     x, energy = scalars([0.7, 1.3]), scalars(0.0)
 
@@ -288,6 +290,7 @@ def test_decompositions():
     require_right(run, [x], energy)
 
 
+@pytest.mark.sweep
 def test_single_precision_and_blocks_of_columns():
     x, energy = scalars([0.5, 1.5, 2.5], ti.f32), scalars(0.0, ti.f32)
 
@@ -427,6 +430,7 @@ def test_rules_and_edges_have_no_second_derivative(program):
         registry.remove("bump of energies")
 
 
+@pytest.mark.sweep
 def test_fixed_entries_have_rows_and_columns_of_the_identity():
     """Of params of several kinds; an entry that no term has, whose diagonal is no entry of a sparse H; project=."""
     x, a, energy = vectors(rng.normal(size=(4, 2))), scalars([0.4, 1.2, 0.7]), scalars(0.0)

@@ -105,6 +105,7 @@ def test_a_solver_in_each_step_against_differences(solver):
     np.testing.assert_allclose(J, differences(run, k, u), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.sweep
 def test_it_agrees_with_the_unrolled_solver():
     k, u, run, by_sweeps, _ = heat(steps=2)
     np.testing.assert_allclose(jacobian(run, k, u), jacobian(lambda: run(by_sweeps), k, u), rtol=1e-9, atol=1e-11)
@@ -460,6 +461,7 @@ def test_what_else_a_solver_changes():
         jacobian(lossy, p, y)
 
 
+@pytest.mark.sweep
 def test_wrong_arguments():
     p, x, r, _, y, solve, residual = cube_root()
     for call, message in (
@@ -474,6 +476,7 @@ def test_wrong_arguments():
             call()
 
 
+@pytest.mark.sweep
 def test_a_residual_that_does_not_read_the_unknowns():
     p, x, r, _, _, solve, _ = cube_root()
 
@@ -490,6 +493,7 @@ def test_a_residual_that_does_not_read_the_unknowns():
         jacobian(run, p, x)
 
 
+@pytest.mark.sweep
 def test_second_derivatives_are_refused():
     p, x, r, _, y, solve, residual = cube_root()
     root = custom_root(solve, residual, x, r)
@@ -593,6 +597,7 @@ def test_a_sparse_solver_of_taichi():
     np.testing.assert_allclose(jacobian(run, k, u), differences(run, k, u), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.sweep
 def test_snapshots_in_reverse_mode():
     k, u, run, _, _ = heat(n=6, steps=12, solver="numpy")
     cotangents = np.random.default_rng(2).normal(size=(2, *u.shape))

@@ -210,6 +210,7 @@ def test_poses_and_eliminated_points():
         assert_allclose(T[:3, :3] @ T[:3, :3].T, np.eye(3), atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_own_manifold_and_arrays():
     """The circle: the angle of the mean of some points on it."""
 
@@ -248,6 +249,7 @@ def test_bad_input(wahba, options, words):
         least_squares(wahba.by_quaternion, wahba.q, wahba.errors, **{"retract": manifolds.unit_quaternion, **options})
 
 
+@pytest.mark.mostly_sweep("one argument")
 @pytest.mark.parametrize("retract", [lambda p, delta: p, ti.func(lambda p: p)], ids=["no delta", "one argument"])
 def test_functions_that_are_no_retraction(wahba, retract):
     wahba.q.from_numpy(QUATERNIONS[:1])
@@ -262,7 +264,7 @@ def test_a_start_that_is_not_on_the_manifold(wahba):
     assert_allclose(wahba.q.to_numpy(), 2 * QUATERNIONS[:1])
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
     ("given", "words"),
     [

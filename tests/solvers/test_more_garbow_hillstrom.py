@@ -59,7 +59,7 @@ def solved(problem, start, loss="linear"):
         return minimize(evaluate, start, space, Limits(max_iterations=100 * n - 1), History(lambda _: None))
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_as_good_as_minpack(name):
     problem = PROBLEMS[name]
@@ -93,7 +93,7 @@ def program():
     initialise(default_fp=ti.f64)
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.mostly_sweep("penalty_1")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in KERNELS else pytest.mark.sweep) for n in ROWS])
 def test_kernels(program, name):
     """The same residuals and J as in NumPy, and fits by the public function."""

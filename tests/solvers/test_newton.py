@@ -35,6 +35,7 @@ def hanging_chain(n=12):
     return run, x, energy, fixed
 
 
+@pytest.mark.sweep
 def test_springs_hang_between_fixed_ends():
     run, x, energy, fixed = hanging_chain()
     start = read(x)
@@ -52,6 +53,7 @@ def test_springs_hang_between_fixed_ends():
     assert "Hessians" in result.summary() and len(result.summary().splitlines()) == len(result.history) + 2
 
 
+@pytest.mark.sweep
 def test_gradients_are_squares_of_each_other_down_to_rounding():
     chain, x, energy, fixed = hanging_chain()
     y = vectors([[0.9, -0.4], [0.3, 0.7], [-0.6, 0.8]])
@@ -69,6 +71,7 @@ def test_gradients_are_squares_of_each_other_down_to_rounding():
         assert g[-1] < 1e-12
 
 
+@pytest.mark.mostly_sweep("cholmod")
 @pytest.mark.parametrize("method", ["cg", "cholmod"])
 def test_methods(method):
     """The same minimum, with the patterns of pulled and of pressed springs."""
@@ -183,7 +186,7 @@ def test_callbacks_keep_steps_where_they_are_valid():
     assert steps[0][0] == 1e-3
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep("nan")
 @pytest.mark.parametrize("most", [-1.0, math.nan])
 def test_a_step_of_no_length(most):
     """A step that may not be made does not end at a minimum, and a factor below zero is none."""
@@ -274,7 +277,7 @@ def test_a_singular_minimum_is_one():
         assert newton(quartic, x, energy).success
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep("1e-09", "0.03")
 @pytest.mark.parametrize("bend", [0.0, 1e-9, 0.03])
 def test_pressed_springs_buckle(bend):
     """Springs in a line: without curvature across it, or nearly so."""

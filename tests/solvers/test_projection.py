@@ -60,6 +60,7 @@ def test_springs_that_are_pressed(way):
     assert value == plain[0]
 
 
+@pytest.mark.sweep
 def test_on_demand_changes_nothing_that_is_definite(monkeypatch):
     x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.0)
     weight = scalars(0.0)
@@ -88,6 +89,7 @@ def test_on_demand_changes_nothing_that_is_definite(monkeypatch):
     assert_array_equal(plan().toarray(), hessian(run, x, energy, format="csr").toarray())
 
 
+@pytest.mark.sweep
 def test_several_parameters_in_one_block():
     """The block of an element holds entries of all params."""
     x, y, energy = scalars(rng.normal(size=4)), vectors(rng.normal(size=(4, 2))), scalars(0.0)

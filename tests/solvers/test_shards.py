@@ -56,6 +56,7 @@ def equal(a, b):
     assert a.rtr == b.rtr
 
 
+@pytest.mark.sweep
 def test_jacobians_come_in_order(pool):
     _, J = expected()
     found = list(map_jacobian(decay, SHARDS, at=START, executor=pool))
@@ -64,7 +65,7 @@ def test_jacobians_come_in_order(pool):
     assert_array_equal(np.concatenate([part["q"] for part in found]), J[:, 2])
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_normal_equations(pool, format):
     """The kernel adds to its residuals: they begin at the state in which the factory left them, also the second time."""
@@ -105,7 +106,7 @@ def test_energies_and_their_gradients(pool, tmp_path):
         value_and_gradient(decay, shards=SHARDS[:1], at=START)
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "options", [{}, {"loss": "huber", "f_scale": 0.02}, {"bounds": (-9.0, {"p": np.array([2.4, 9.0]), "q": 9.0})}]
 )
@@ -217,6 +218,7 @@ class TestLostWorkers:
 
 
 class TestBadInput:
+    @pytest.mark.mostly_sweep(every=2)
     @pytest.mark.parametrize(
         ("what", "words"),
         [
@@ -305,6 +307,7 @@ class TestBadInput:
         with ThreadPoolExecutor(1) as threads, pytest.raises(ShardError, match="shard 0.*computes in this process"):
             list(map_jacobian(decay, SHARDS, at=START, executor=threads))
 
+    @pytest.mark.sweep
     def test_the_best_point_is_in_the_error(self, pool):
         def stop(line):
             raise KeyError(line.number)

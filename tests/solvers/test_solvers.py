@@ -67,7 +67,7 @@ def start_at(fit):
 
 
 class TestNormalEquations:
-    @pytest.mark.mostly_sweep("384", "192", "1")
+    @pytest.mark.mostly_sweep("384", "1")
     @pytest.mark.parametrize("max_memory", [None, 2 * 12 * 8 * 2, 12 * 8 * 2, 1])
     def test_dense(self, fit, max_memory):
         x = np.array([1.0, 0.5, 0.3])
@@ -128,6 +128,7 @@ class TestNormalEquations:
                 found = normal_equations(k, p, r, weights, dtype=np.float64, format=format)
                 assert found.JtJ.dtype == found.Jtr.dtype == np.float64
 
+    @pytest.mark.mostly_sweep("csr")
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_what_is_not_finite(self, format):
         """A residual, also one of weight 0, or an entry of J where the residual is finite: sqrt at 0."""
@@ -146,6 +147,7 @@ class TestNormalEquations:
             with pytest.raises(InvalidArgumentError, match=message):
                 normal_equations(k, p, r, [1.0, 0.0] if value else None, format=format)
 
+    @pytest.mark.mostly_sweep("csr")
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_sums_in_double_precision(self, format):
         """What kernels compute in float32 is exact here; its squares are not, in float32."""
@@ -186,6 +188,7 @@ class TestNormalEquations:
 
 
 class TestLeastSquares:
+    @pytest.mark.mostly_sweep("{'method': 'trf', 'format': 'csr', 'tr_solver': 'lsmr'}")
     @pytest.mark.parametrize(
         "options", [{}, {"format": "csr"}, {"method": "trf", "format": "csr", "tr_solver": "lsmr"}], ids=str
     )
@@ -244,7 +247,7 @@ class TestLeastSquares:
         result = least_squares(run, fit.params, fit.r)
         assert len(runs) == result.nfev + 1  # and one at the end
 
-    @pytest.mark.mostly_sweep(every=2)
+    @pytest.mark.mostly_sweep("csr")
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_a_point_in_several_runs(self, fit, format, monkeypatch):
         """Tangents that do not fit into memory: each run of a point begins at that point, not at the start."""
@@ -269,6 +272,7 @@ class TestLeastSquares:
         assert_array_equal(np.concatenate([read(p) for p in fit.params]), result.x)
         assert format is not None or len(runs) > result.nfev + 1
 
+    @pytest.mark.mostly_sweep("trf")
     @pytest.mark.parametrize("method", ["lm", "trf"])
     def test_progress(self, fit, capsys, caplog, method):
         """The cost is the robust one; of SciPy's methods, only points that are accepted are told."""
@@ -289,6 +293,7 @@ class TestLeastSquares:
             least_squares(fit.kernel, fit.params, fit.r, method=method, max_iterations=0)
         assert str(result.history[0])[:4] == caplog.messages[-1][:4] == "   0"
 
+    @pytest.mark.mostly_sweep("trf")
     @pytest.mark.parametrize("method", ["lm", "trf"])
     def test_the_best_point_stays(self, fit, method):
         """After the callback's end, and after its exception, the fields hold the best point, run once."""
@@ -348,6 +353,7 @@ class TestLeastSquares:
         assert_allclose(slopes, 0, atol=1e-6 * np.abs(result.jacobian).sum() * s)
         assert result.success and result.cost < result.history[0].cost
 
+    @pytest.mark.sweep
     def test_losses_of_norms(self):
         """A vector counts by its norm: the minimum is the same in turned coordinates."""
         points = np.array([[0.0, 0.0], [0.2, 0.1], [0.1, -0.1], [-0.1, 0.2], [7.0, 5.0]])
@@ -367,6 +373,7 @@ class TestLeastSquares:
             assert_allclose(found[-1].cost, 0.5 * 0.04 * np.log1p(z).sum())
         assert_allclose(found[0].x @ np.array([[0.6, -0.8], [0.8, 0.6]]), found[1].x, atol=1e-6)
 
+    @pytest.mark.sweep
     def test_parameters_that_the_kernel_changes(self):
         x, target = scalars([0.5, 0.2]), scalars([4.0, 9.0])
 
@@ -481,6 +488,7 @@ class TestLeastSquares:
         with pytest.raises(InvalidArgumentError, match=r"argument 'x'\) is read-only, .*; pass a copy"):
             least_squares(square, "x", "r", args=(x, np.zeros(2)))
 
+    @pytest.mark.mostly_sweep("csr")
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_numbers_that_are_not_finite(self, format):
         x, r = scalars([4.0, 0.0]), outputs(2, 3)

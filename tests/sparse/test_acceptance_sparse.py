@@ -10,7 +10,6 @@ def test_example_prints_the_expected_numbers(name, arguments, lines, capsys, mon
     assert example_programs.run(name, capsys, monkeypatch, arguments).count("  ok  ") == lines
 
 
-@pytest.mark.sweep
 def test_bundle_adjustment(capsys, monkeypatch, tmp_path):
     printed = example_programs.run(
         "bundle_adjustment", capsys, monkeypatch, ["--output", str(tmp_path / "picture.png")]

@@ -95,6 +95,7 @@ def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
     assert "force" in plan.explain()
 
 
+@pytest.mark.sweep
 def test_other_integers_give_another_pattern(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     before = plan()[1][0].nnz
@@ -107,6 +108,7 @@ def test_other_integers_give_another_pattern(network):
     assert plan()[1][0].nnz == before
 
 
+@pytest.mark.sweep
 def test_results_do_not_share_memory(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     first = plan()[0][0]
@@ -116,6 +118,7 @@ def test_results_do_not_share_memory(network):
     assert_array_equal(plan()[0][0].toarray(), kept.toarray())
 
 
+@pytest.mark.sweep
 def test_results_are_freed_with_their_last_name(network):
     """Nothing of a call lives on in a cycle: memory is used again by the next call."""
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
@@ -129,6 +132,7 @@ def test_results_are_freed_with_their_last_name(network):
         gc.enable()
 
 
+@pytest.mark.sweep
 def test_formats(network):
     csr = jacobian(network.run, network.x, network.force, format="csr")
     coo = jacobian(network.run, network.x, network.force, format="coo")
@@ -157,6 +161,7 @@ def test_torch_formats():
         assert found.values().numel() == 4
 
 
+@pytest.mark.sweep
 def test_value_structure_and_out(network):
     network.force.fill(0)
     values, found = value_and_jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
@@ -173,6 +178,7 @@ def test_value_structure_and_out(network):
     assert_allclose([[matrix[i, j] for j in range(12)] for i in range(12)], kept.toarray())
 
 
+@pytest.mark.sweep
 def test_out_that_cannot_be_filled():
     x, z, y = scalars(random(4)), scalars(random(4)), outputs(4)
 
@@ -192,6 +198,7 @@ def test_out_that_cannot_be_filled():
     assert_array_equal(y.to_numpy(), np.full(4, 7.0))  # nothing has run
 
 
+@pytest.mark.sweep
 def test_builder_without_room(network):
     """Taichi itself would write outside of the builder's memory."""
     plan = Jacobian(network.run, network.x, network.force, format="csr")
@@ -208,6 +215,7 @@ def test_builder_without_room(network):
     plan(out=builder)  # build() has emptied it
 
 
+@pytest.mark.sweep
 def test_float32_and_arrays():
     @ti.kernel
     def run(x: ti.types.ndarray(ndim=1), y: ti.types.ndarray(ndim=1), factor: ti.f32):
@@ -223,6 +231,7 @@ def test_float32_and_arrays():
     assert found[0].nnz == 10
 
 
+@pytest.mark.sweep
 def test_float16_becomes_float32():
     """SciPy has no float16."""
     x, y, z = (ti.field(dtype, shape=3) for dtype in (ti.f16, ti.f16, ti.f64))
@@ -254,6 +263,7 @@ def test_float16_becomes_float32():
     assert_array_equal(filled.data, [3.0, 5.0, 7.0])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [0, 1])
 def test_loops_without_iterations(count):
     """No iteration keeps the places of the entries that it reads and stores, or whether it stores them."""
@@ -273,6 +283,7 @@ def test_loops_without_iterations(count):
     assert_allclose(jacobian(k, x, y, format="csr").toarray(), expected)
 
 
+@pytest.mark.sweep
 def test_branches_loops_and_stores_over_stores():
     x, y = scalars(random(6)), outputs(6)
     which = integers([0, 1, 2, 0, 1, 2])
@@ -325,6 +336,7 @@ def test_steps_in_place_and_intermediates():
     require_equal(found, run, [x, v], [y, x], [aux])
 
 
+@pytest.mark.sweep
 def test_stores_of_constants_clear_rows():
     x, y = scalars(random(3)), outputs(3)
 
@@ -391,6 +403,7 @@ def test_an_intermediate_that_is_cleared_again_in_each_step():
         require_equal(found, function, [x], [y, x], [aux])
 
 
+@pytest.mark.sweep
 def test_parameter_that_python_stores_to_between_kernels():
     x, y, z = scalars(random(3)), outputs(3), outputs(3)
     start = x.to_numpy()
@@ -418,6 +431,7 @@ def test_parameter_that_python_stores_to_between_kernels():
 gravity = 9.0
 
 
+@pytest.mark.sweep
 def test_python_numbers():
     x, y = scalars(random(3)), outputs(3)
 
@@ -431,6 +445,7 @@ def test_python_numbers():
     assert_allclose(found[1].toarray(), np.diag(18 * x.to_numpy()))
 
 
+@pytest.mark.sweep
 def test_rows_of_few_columns():
     pose, u, y = scalars(random(3)), scalars(random(8)), outputs(8)
 
@@ -449,6 +464,7 @@ def test_rows_of_few_columns():
     assert found[0][1].nnz == 8
 
 
+@pytest.mark.sweep
 def test_an_entry_is_read_after_the_row_that_it_was_stored_with_has_changed():
     x, y = scalars(random(3)), outputs(3)
 
@@ -467,6 +483,7 @@ def test_an_entry_is_read_after_the_row_that_it_was_stored_with_has_changed():
     require_equal(found, run, [x], [y], [y])
 
 
+@pytest.mark.sweep
 def test_what_cannot_be_sparse_is_dense_and_says_so():
     x, y = scalars(random(4)), outputs(4)
 
@@ -482,6 +499,7 @@ def test_what_cannot_be_sparse_is_dense_and_says_so():
     assert "read in the loop that writes it" in plan.explain()
 
 
+@pytest.mark.sweep
 def test_too_large():
     """Rows that each need all columns: the memory is named before anything runs."""
     x, y = ti.field(ti.f64, 10**5), ti.field(ti.f64, 10**5)
@@ -498,6 +516,7 @@ def test_too_large():
         jacobian(k, x, y, format="csr")
 
 
+@pytest.mark.sweep
 def test_too_many_entries():
     """Rows that are sparse, and too many of them: the memory is named before anything runs."""
     n = 10**5
@@ -521,6 +540,7 @@ def test_scipy_is_missing(network, monkeypatch):
         jacobian(network.run, network.x, network.force, format="csr")
 
 
+@pytest.mark.sweep
 def test_bad_input(network):
     x, force = network.x, network.force
     with pytest.raises(InvalidArgumentError, match=r"format is 'lil'; expected None for dense arrays, or one of 'csr'"):
@@ -591,6 +611,7 @@ def test_blocks_of_a_symmetric_matrix(length, spoiled):
     assert spoiled or (found != found.T).nnz == 0
 
 
+@pytest.mark.sweep
 def test_guarded_columns_stay_within_the_rows_of_locals():
     """Where a condition does not hold, the column that it guards may lie outside of the row, with a coefficient of 0."""
     n = 12
@@ -615,6 +636,7 @@ def test_guarded_columns_stay_within_the_rows_of_locals():
     assert_allclose(J.toarray(), central_differences(k, [x], [y])[0][0], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("rows are what is avoided", "--tangents")
 def test_local_multiplied_in_place_keeps_few_columns():
     """Factors of a local in straight-line code take one slot each, and do not make each other grow."""
@@ -637,6 +659,7 @@ def test_local_multiplied_in_place_keeps_few_columns():
     assert "indexed columns" in plan.explain()
 
 
+@pytest.mark.sweep
 def test_guarded_columns_stay_within_the_rows_of_entries():
     """Next to a row, the term of a guarded register is added to an entry of its own site, wherever the guard fails."""
     n = 6

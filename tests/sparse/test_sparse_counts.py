@@ -86,6 +86,7 @@ def test_lists_of_neighbours(lists):
     assert "read in the loop that writes it" in dense.explain()
 
 
+@pytest.mark.sweep
 def test_entries_that_no_iteration_writes_are_not_stored(lists):
     w, y, starts, nodes = lists.w, lists.y, lists.starts, lists.nodes
 
@@ -104,6 +105,7 @@ def test_entries_that_no_iteration_writes_are_not_stored(lists):
         assert np.diff(found.indptr).tolist() == distinct
 
 
+@pytest.mark.sweep
 def test_side_effects_happen_once(lists):
     """The first call launches the kernel twice, and puts back what the first launch did."""
     w, starts, nodes, total, steps = lists.w, lists.starts, lists.nodes, scalars(random(M)), integers([0])
@@ -149,7 +151,7 @@ def test_parallel_loops_over_a_range_that_is_known_at_run_time(lists):
         assert not plan._prepared.dense_reason
 
 
-@pytest.mark.mostly_sweep("True")
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_grouped):
     w, ends, y = scalars(random(200)), integers([0, 0, 0]), ti.field(ti.f64, (6, 5, 4))
@@ -197,6 +199,7 @@ def test_lists_in_loops_over_several_ranges(lists):
         check(plan, run, [w], [y], state=[y])
 
 
+@pytest.mark.sweep
 def test_while_loops_and_loops_in_loops(lists):
     w, y, nodes = lists.w, lists.y, lists.nodes
 
@@ -217,6 +220,7 @@ def test_while_loops_and_loops_in_loops(lists):
     check(Jacobian(run, [w], [y], format="csr"), run, [w], [y])
 
 
+@pytest.mark.sweep
 def test_vectors_in_springs_between_neighbours(lists):
     p, force, starts, nodes = vectors(random(P, 2)), vector_outputs(2, M), lists.starts, lists.nodes
 
@@ -265,6 +269,7 @@ def test_steps_of_a_pipeline(lists):
     check(Jacobian(run, [w], [y], format="csr"), run, [w], [y], [u])
 
 
+@pytest.mark.sweep
 def test_sparse_layouts():
     """A loop over a sparse field visits some of its entries: there is room for all."""
     y, s = outputs(16), ti.field(ti.f64)
@@ -287,6 +292,7 @@ def test_sparse_layouts():
     np.testing.assert_allclose(found.toarray(), expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("it cannot be launched twice", "--chunk-size")
 def test_what_cannot_be_launched_again_is_dense(lists):
     w, y, starts, nodes = lists.w, lists.y, lists.starts, lists.nodes
@@ -302,6 +308,7 @@ def test_what_cannot_be_launched_again_is_dense(lists):
     assert "it draws random numbers" in plan.explain()
 
 
+@pytest.mark.sweep
 def test_too_many_entries_are_known_after_the_first_launch(lists, monkeypatch):
     """The memory that they take is named, and what that launch wrote is put back."""
     w, y, count = lists.w, lists.y, lists.count
@@ -319,6 +326,7 @@ def test_too_many_entries_are_known_after_the_first_launch(lists, monkeypatch):
     assert not y.to_numpy().any()
 
 
+@pytest.mark.sweep
 def test_float32_and_arrays(lists):
     starts, nodes = lists.starts.to_numpy(), lists.nodes.to_numpy()
 
@@ -344,6 +352,7 @@ def test_float32_and_arrays(lists):
     np.testing.assert_allclose(found.toarray(), expected, rtol=1e-5)
 
 
+@pytest.mark.sweep
 def test_ends_of_an_ndrange_that_change_in_the_loop():
     """Taichi reads them again in each iteration, so how many there are is not known before: J comes from dense rows."""
     x, y, s = scalars(np.linspace(0.2, 0.9, 9)), outputs(3), scalars(np.array(0.3))
@@ -368,6 +377,7 @@ def test_ends_of_an_ndrange_that_change_in_the_loop():
         np.testing.assert_allclose(plan()[0][0].toarray(), dense)
 
 
+@pytest.mark.sweep
 def test_ends_of_an_ndrange_that_are_locals_which_the_loop_changes():
     x, y, n = scalars(random(40)), outputs(40), integers([4])
 

@@ -106,6 +106,7 @@ def test_tetrahedra_neo_hookean():
     require_like_dense(elastic, x, energy)
 
 
+@pytest.mark.sweep
 def test_neighbours_in_lists_of_any_length():
     x, energy = vectors(rng.normal(size=(12, 2))), scalars(0.0)
     lists = [rng.choice(12, rng.integers(0, 6), replace=False) for _ in range(12)]
@@ -180,7 +181,7 @@ def test_contacts_whose_pairs_change():
     assert len(counts) > 2
 
 
-@pytest.mark.mostly_sweep("fixed-2")
+@pytest.mark.sweep
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"project": "abs"}, {"fixed": True}], ids=["plain", "project", "fixed"])
 def test_blocks_that_are_mirrored(monkeypatch, n, options):
@@ -407,6 +408,7 @@ def test_entries_outside_of_a_field_are_no_others_entries():
     assert_allclose(found.toarray(), expected, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_energies_of_fields_that_the_same_kernel_computes():
     x, density, energy = vectors(rng.uniform(0.3, 1, (5, 2))), outputs(5), scalars(0.0)
     moved, unused = vector_outputs(2, 5), outputs(5)

@@ -33,7 +33,7 @@ def require_equal(kernel, params, outs):
             assert_allclose(block.toarray(), dense.reshape(block.shape), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.mostly_sweep(every=6)
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(3,), (4,), (9,), (513,), (2, 7), (3, 8)])
 def test_rows_of_any_length(shape, lanes):
     """Columns by index fields and by the loop's own indices; the last stretch writes some entries again."""
@@ -53,6 +53,7 @@ def test_rows_of_any_length(shape, lanes):
     assert lanes[-1] is not None, lanes.reasons
 
 
+@pytest.mark.sweep
 def test_entries_of_branches(lanes):
     """Each branch has a slot in each iteration, filled or not, and a flag that is stored under the mask of its lanes."""
     x, y = scalars(random(11)), outputs(11)
@@ -122,7 +123,7 @@ def polynomial(s, x: ti.template(), i):
     return s
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [8, 11])
 def test_rows_of_columns_are_written_in_lanes(count, lanes):
     """A row is stored whole; a tangent by one of its columns is added to it behind."""
@@ -137,6 +138,7 @@ def test_rows_of_columns_are_written_in_lanes(count, lanes):
     assert lanes[-1] is not None, lanes.reasons
 
 
+@pytest.mark.sweep
 def test_columns_that_differ_by_lane_are_not_in_lanes(lanes):
     """A tangent is added to a place within the row that is another one in each lane."""
     x, w, y, column = scalars(random(5)), scalars(random(8)), outputs(8), integers([0, 3, 3, 1, 4, 2, 0, 1])
@@ -151,6 +153,7 @@ def test_columns_that_differ_by_lane_are_not_in_lanes(lanes):
     assert "places that only the kernel knows" in lanes.reasons[-1]
 
 
+@pytest.mark.sweep
 def test_float64_without_loops_stays(monkeypatch):
     """With numbers that each lane reads, a stretch of float64 takes longer than its iterations one after the other."""
     found = force_lanes(monkeypatch, VECTORS_OF_FLOAT64=True)

@@ -123,7 +123,6 @@ def test_a_bit_that_was_not_set_reads_zero_again():
     assert active(t) == [(2, 1)]
 
 
-@pytest.mark.sweep
 def test_dense_fields_lie_in_no_such_part():
     field = numbers([1.0])
     assert storage_parts(field) == [field]
@@ -311,6 +310,7 @@ def test_cells_that_a_kernel_activates_and_deactivates_by_name():
     assert [i for i, _ in active(t)] == [2, 3]
 
 
+@pytest.mark.sweep
 def test_lists_of_structs():
     entry = ti.types.struct(p=ti.types.vector(2, ti.f64), n=ti.i32)
     entries = entry.field()
@@ -402,6 +402,7 @@ def test_check_jacobian_restores_the_grid():
     assert_array_equal(y.to_numpy(), 0)
 
 
+@pytest.mark.sweep
 def test_products_restore_the_grid():
     pytest.importorskip("scipy")
     run, x, y, mass = grid()

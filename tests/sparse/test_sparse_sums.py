@@ -63,6 +63,7 @@ def test_sum_over_neighbours_and_what_becomes_of_it(mesh):
     assert np.diff(found[0][0].indptr).tolist() == distinct
 
 
+@pytest.mark.sweep
 def test_vectors_branches_and_interrupted_loops(mesh):
     p, force = vectors(random(P, 3)), vector_outputs(3, M)
     nodes = mesh.nodes
@@ -91,6 +92,7 @@ def test_vectors_branches_and_interrupted_loops(mesh):
     mesh.check(run, [p], [force])
 
 
+@pytest.mark.sweep
 def test_sums_of_sums(mesh):
     w, x, nodes, y = mesh.w, mesh.x, mesh.nodes, mesh.y
 
@@ -112,6 +114,7 @@ def test_sums_of_sums(mesh):
     mesh.check(run)
 
 
+@pytest.mark.sweep
 def test_vectors_that_are_indexed_at_run_time(mesh):
     w, nodes, y = mesh.w, mesh.nodes, vector_outputs(2, M)
 
@@ -126,6 +129,7 @@ def test_vectors_that_are_indexed_at_run_time(mesh):
     mesh.check(run, [w], [y])
 
 
+@pytest.mark.sweep
 def test_sum_of_all_iterations():
     w, x, y = scalars(random(P)), scalars(random(P)), outputs(2)
 
@@ -142,6 +146,7 @@ def test_sum_of_all_iterations():
     assert not plan._prepared.dense_reason
 
 
+@pytest.mark.sweep
 def test_sums_outside_of_loops():
     """Each statement at the top of a kernel is a stage of its own, and what reads the local afterwards sees them all."""
     w, x, y = scalars(random(P)), scalars(random(K)), outputs(3)
@@ -168,6 +173,7 @@ def test_sums_outside_of_loops():
     assert "entries of the local s" in plan.explain()
 
 
+@pytest.mark.sweep
 def test_stores_in_a_loop(mesh):
     """The last store to a local counts; where stores and sums alternate, rows of all columns are needed."""
     w, x, nodes, y, z = mesh.w, mesh.x, mesh.nodes, mesh.y, outputs(M)
@@ -276,6 +282,7 @@ def test_recurrences_through_two_locals_have_rows():
     require_equal(plan(), run, [w], [y])
 
 
+@pytest.mark.sweep
 def test_few_parameters_stay_in_rows():
     pose, w, y = scalars(random(26)), scalars(random(P)), outputs(P)
 
