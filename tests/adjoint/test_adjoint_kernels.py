@@ -80,6 +80,7 @@ def test_places_in_lists_are_recorded():
     check(run, x, total)
 
 
+@pytest.mark.sweep
 def test_nothing_is_added_out_of_range():
     x, y = fields()
     index, u = ti.field(ti.i32, N), ti.field(ti.f64, (3, N))

@@ -13,6 +13,7 @@ from taichi_ext import DerivativeWarning, jacobian, value_and_jacobian
 example = example_programs.load("placed_fields")
 
 
+@pytest.mark.sweep
 def test_example_prints_the_expected_numbers(capsys, monkeypatch):
     assert example_programs.run("placed_fields", capsys, monkeypatch).count("  ok  ") == 6
 

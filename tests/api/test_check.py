@@ -695,6 +695,7 @@ def test_disabled_rules_and_several_rules_are_checked_all_the_same():
     assert registry["second"].is_enabled
 
 
+@pytest.mark.sweep
 def test_float32_rules():
     initialise()
     try:

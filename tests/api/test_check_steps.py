@@ -136,6 +136,7 @@ def test_what_is_zero_at_small_steps_alone():
         registry.clear()
 
 
+@pytest.mark.sweep
 def test_sparse_jacobians():
     q, y = vectors([[0.3, 0.8], [0.5, 0.2], [0.7, 0.1]]), vector_outputs(3, 3)
 

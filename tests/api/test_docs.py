@@ -218,6 +218,7 @@ def test_public_names_are_documented_somewhere():
     assert not missing
 
 
+@pytest.mark.sweep
 def test_the_tables_of_modules_have_every_module():
     """Folders by the page, their modules by ``.ci/modules.py``; tests/backend/test_layering.py tests the imports."""
     package = ROOT / "taichi_ext"

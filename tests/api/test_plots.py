@@ -46,6 +46,7 @@ def scene():
     end_program()
 
 
+@pytest.mark.sweep
 def test_images_have_a_row_for_each_component_and_a_column_for_each_entry(scene):
     plan, J, params, outputs = scene
     figure = plot_jacobian(J, plan, units="m")
@@ -69,6 +70,7 @@ def test_images_have_a_row_for_each_component_and_a_column_for_each_entry(scene)
             assert_allclose(bar.get_window_extent().height, a.get_window_extent().height)
 
 
+@pytest.mark.sweep
 def test_params_or_outputs_are_enough(scene):
     plan, J, params, outputs = scene
     known = pictures(plot_jacobian(J, plan))

@@ -496,6 +496,7 @@ def tasks_of(run):
 
 @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
 class TestLaunches:
+    @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the launches of one run", "--chunk-size")
     def test_one_launch_of_one_kernel_whatever_the_number_of_parameters(self):
         initialise(kernel_profiler=True)

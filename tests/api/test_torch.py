@@ -55,7 +55,7 @@ def mixed():
 # --- reverse mode
 
 
-@pytest.mark.mostly_sweep("False")
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_leaf", [True, False])
 def test_only_torch_adds_to_the_gradient(is_leaf):
     triple_of = torch_function(triple, inputs="x", outputs="y")
@@ -182,6 +182,7 @@ def test_kernel_runs_once_per_call():
 # --- forward mode and torch.func
 
 
+@pytest.mark.sweep
 def test_forward_mode(mixed):
     a, b, d_a, d_b = (tensor(n, seed=s, requires_grad=False) for n, s in ((3, 0), (2, 1), (3, 2), (2, 3)))
     mine = torch.func.jvp(lambda a, b: tuple(mixed(a, b, 2)), (a, b), (d_a, d_b))

@@ -1592,7 +1592,7 @@ def test_an_argument_pack_has_members_by_name_and_makes_others():
         assigns(pack)
 
 
-@pytest.mark.mostly_sweep("i32-force_scalarize_matrix")
+@pytest.mark.sweep
 @pytest.mark.parametrize("settings", [{}, {"force_scalarize_matrix": True}], ids=["", "force_scalarize_matrix"])
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64, ti.i32], ids=str)
 def test_a_name_for_none_is_memory_of_the_type_of_an_assignment_that_never_runs(settings, dtype):

@@ -52,7 +52,7 @@ def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, 
     assert len(data) > 40_000  # a page with nothing on it takes less
 
 
-@pytest.mark.mostly_sweep("bouncing_ball-3")
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "checks"), [("stick_slip", 3), ("bouncing_ball", 3), ("switched_force", 3), ("digital_option", 2)]
 )

@@ -28,7 +28,7 @@ def right_of_it(border: ti.f64, px: ti.f64) -> ti.f64:
     return edge(px - border, 1.0, 0.0, at=(px, py), antialias=True)
 
 
-@pytest.mark.mostly_sweep("torch")
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["numpy", "ndarray", "torch"])
 def test_plain_launches_on_arrays(kind):
     if kind == "torch":
@@ -202,6 +202,7 @@ def test_gradients_of_ndarrays():
     assert_allclose(p.grad.to_numpy(), [1.0, 3.4], rtol=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_only("on Vulkan, gradients of arrays are 0 in Taichi's reverse mode")
 def test_gradients_of_tensors():
     torch = pytest.importorskip("torch")

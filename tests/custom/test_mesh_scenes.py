@@ -64,7 +64,7 @@ SCENES = {  # corners, faces, colours, pose, steps, and how far the worst column
 }
 
 
-@pytest.mark.mostly_sweep("a side that is seen edge-on")
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SCENES)
 def test_meshes_against_supersampled_images(scene, name):
     corners, faces, colours, pose, steps, most = SCENES[name]

@@ -437,6 +437,7 @@ def test_vectors_and_float32(dtype):
     assert_allclose(J.sum((0, 1))[:, :2], 0, atol=5e-3)  # a disc that moves does not grow
 
 
+@pytest.mark.sweep
 def test_conditions_that_are_no_edges():
     """What does not depend on the position, what changes nothing, and what has no gradient by the user's wish."""
     p, image = scalars([3.3, 2.0, 0.7]), outputs(8, 6)
@@ -669,7 +670,7 @@ def by_inverse(s):
     return ti.atan2(1.0 / s, 1.0) * (2 / np.pi)
 
 
-@pytest.mark.mostly_sweep("by_absolute")
+@pytest.mark.sweep
 @pytest.mark.parametrize("sign", [by_absolute, by_square, by_inverse])
 def test_jumps_where_a_divisor_is_zero(sign):
     p = scalars(np.array([5.37]))

@@ -129,6 +129,7 @@ def test_soft_shadows_by_averaging_lights():
     assert errors.max() < 0.005, errors
 
 
+@pytest.mark.sweep
 def test_bad_input():
     p, level = gradient_field(BALL), gradient_field(np.zeros(4))
 

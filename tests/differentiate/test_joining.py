@@ -171,6 +171,7 @@ def test_random_blocks_do_what_they_did():
     assert guarded > BLOCKS / 4
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("ti64")
 @pytest.mark.cpu_only("loops over columns are scheduled there alone")
 @pytest.mark.chosen_only("tangents of a are rows", "--tangents", "--by-column", "--chunk-size")

@@ -509,7 +509,7 @@ def test_integers_of_64_bits(lanes):
     assert all(lanes)
 
 
-@pytest.mark.mostly_sweep("shape0-3")
+@pytest.mark.sweep
 @of_all_columns
 @pytest.mark.parametrize(("shape", "columns"), [((4, 40), 3), ((4, 41), 2), ((71,), 3)])
 def test_float32(shape, columns, lanes):

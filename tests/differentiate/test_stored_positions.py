@@ -319,7 +319,7 @@ SWEPT = (
 )
 
 
-@pytest.mark.mostly_sweep("a side")
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", with_sweep(RIGHT, *SWEPT))
 def test_right(name):
     scene = Scene()

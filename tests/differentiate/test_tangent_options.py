@@ -179,7 +179,7 @@ def test_what_was_chosen_is_told():
         assert text in plan.explain()
 
 
-@pytest.mark.mostly_sweep("1048576")
+@pytest.mark.sweep
 @pytest.mark.chosen_only("columns are few enough for registers", "--chunk-size")
 @pytest.mark.parametrize("statements", (1, 1 << 20))
 def test_long_kernels_have_rows_for_registers(monkeypatch, statements):

@@ -483,6 +483,7 @@ def warned(call):
     return [str(w.message) for w in found if issubclass(w.category, DerivativeWarning) and "outside" in str(w.message)]
 
 
+@pytest.mark.sweep
 def test_an_index_that_leaves_is_warned_of_once():
     x, y = between(np.arange(1.0, 5.0)), between(np.zeros(4))
 

@@ -53,6 +53,7 @@ def stages(tmp_path, monkeypatch):
     del sys.modules["followed_sphere"]
 
 
+@pytest.mark.sweep
 @pytest.mark.chosen_only("the page shows what is chosen", "--tangents", "--by-column", "--chunk-size")
 def test_the_page_shows_what_the_engine_prints(stages):
     recorded, with_tangents, plan, block = stages

@@ -87,6 +87,7 @@ def test_sym_eig(n):
     check_jacobian(k, x, [values, q], **ITERATIVE)
 
 
+@pytest.mark.sweep
 def test_eig():
     """Complex eigenvalues and eigenvectors of a general 2 x 2 matrix."""
     for values in ([[1.3, 0.4], [0.2, 0.5]], [[0.3, 0.9], [-0.7, 0.5]]):

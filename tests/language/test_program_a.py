@@ -111,6 +111,7 @@ class TestInFloat64:
         assert result.dtype == real(0.0).dtype
         assert values.shape == (WIDTH, HEIGHT)
 
+    @pytest.mark.sweep
     def test_one_pixel(self, found):
         assert_allclose(found[1][PIXEL], AT_PIXEL, atol=1e-6)
 

@@ -495,6 +495,7 @@ class TestPrograms:
         initialise(default_fp=ti.f64)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("launch", ["plain", "argument", "torch"])
 def test_plain_kernels_that_would_end_the_process(launch):
     torch = pytest.importorskip("torch")

@@ -243,6 +243,7 @@ def test_stores_to_struct_fields(struct_scene, name):
     struct_scene.check(*STRUCT_STORES[name])
 
 
+@pytest.mark.sweep
 def test_stores_from_tensors(scalar_scene, vector_scene, struct_scene):
     torch = pytest.importorskip("torch")
     ones, pairs = torch.ones(N, dtype=torch.float64), torch.ones((N, 2), dtype=torch.float64)

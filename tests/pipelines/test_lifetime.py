@@ -146,6 +146,7 @@ class TestEndedProgram:
         kept.clear()  # which must not take memory of this program with it
         assert_allclose(jacobian(k, x, y, args=(new,)), 2 * np.eye(3))
 
+    @pytest.mark.sweep
     def test_torch_function(self):
         torch = pytest.importorskip("torch")
         x, y = fields()

@@ -66,6 +66,7 @@ def overlapping(B):
     mix(B[4:7], B[1:4])
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("max_memory", [None, 700])
 def test_views_that_overlap_from_launch_to_launch(max_memory):
     B = np.zeros(8)
@@ -168,6 +169,7 @@ def test_components_and_members():
     require_same(run, [v.get_scalar_field(1), S.m], [S.u, v], reset)
 
 
+@pytest.mark.mostly_sweep("pointer")
 @pytest.mark.parametrize("layout", ["pointer", "bitmasked", "dynamic"])
 def test_sparse_fields_whose_cells_become_active(layout):
     """A loop over active cells visits, on the way back, those that were active at the time."""
@@ -199,6 +201,7 @@ def test_sparse_fields_whose_cells_become_active(layout):
     require_same(run, [y], [y], reset)
 
 
+@pytest.mark.sweep
 def test_a_field_with_an_offset():
     x, y = ti.field(ti.f64, shape=(4, 3), offset=(-2, 5)), ti.field(ti.f64, shape=(4, 3))
 
@@ -260,6 +263,7 @@ def test_a_trajectory_in_one_field_is_not_copied():
 # --- Python between launches ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_stores_of_python_between_launches():
     x, y, k = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N), ti.field(ti.i32, shape=N)
     a = np.zeros(N)
@@ -314,6 +318,7 @@ def test_numpy_in_place_between_launches():
     assert any(w.category is DerivativeWarning and "changed from Python" in str(w.message) for w in caught)
 
 
+@pytest.mark.sweep
 def test_deactivation_makes_constants():
     x, y = ti.field(ti.f64), ti.field(ti.f64, shape=4)
     node = ti.root.pointer(ti.i, 4)
@@ -366,6 +371,7 @@ def fall(x: ti.template(), dt: ti.f64):
         x[i] += dt * gravity * 2 * x[i]
 
 
+@pytest.mark.sweep
 def test_templates_vectors_and_methods():
     """Launches that differ in a template are of different kernels, those that differ in a vector are not."""
     x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
@@ -409,6 +415,7 @@ def test_arguments_of_a_kernel():
     require_same(scaled, ["p", "w", x], None, lambda: x.from_numpy(drawn(N)), (x, 0.6, ti.Vector([0.3, 0.4])))
 
 
+@pytest.mark.sweep
 def test_python_numbers_and_arguments_of_a_pipeline():
     x = ti.field(ti.f64, shape=N)
 
@@ -420,6 +427,7 @@ def test_python_numbers_and_arguments_of_a_pipeline():
     require_same(run, ["p", "w", "gravity", x], [x], lambda: x.from_numpy(drawn(N)), (0.5, (0.7, 0.2)))
 
 
+@pytest.mark.sweep
 def test_numbers_that_python_reads_and_passes_on():
     x, y = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N)
 
@@ -443,6 +451,7 @@ def test_numbers_that_python_reads_and_passes_on():
     assert_allclose(found, want, rtol=1e-7)
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("max_memory", [None, 700])
 def test_numbers_that_python_computes_and_stores(max_memory):
     x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)

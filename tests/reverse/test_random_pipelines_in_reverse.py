@@ -20,6 +20,7 @@ def workshop():
     end_program()
 
 
+@pytest.mark.mostly_sweep("2")
 @pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in SWEPT)])
 def test_random_pipelines_in_reverse_mode(workshop, seed):
     program = generate(seed, "f32" if devices.is_single() else None)
