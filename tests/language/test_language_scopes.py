@@ -187,6 +187,7 @@ def test_lists_and_comprehensions():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.sweep
 def test_aliases_of_locals_are_copies():
     x, y, v = scalars(FIVE), outputs(4), vectors([[0.3, 0.8], [0.5, 0.2]])
     w = vector_outputs(2, 2)

@@ -477,7 +477,7 @@ def test_change_after_the_last_kernel():
     assert_allclose(J, np.diag([1.0, 0.0, 1.0]))
 
 
-@pytest.mark.mostly_sweep("1")
+@pytest.mark.mostly_sweep(every=2)
 @each_chunk
 def test_change_of_one_view_seen_through_another(chunk_size):
     x, y = ti.field(ti.f64, 6), ti.field(ti.f64, 6)

@@ -144,6 +144,7 @@ def test_arrays_of_each_kind(kind):
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_components_and_members():
     v, S = ti.Vector.field(3, ti.f64, shape=N), ti.Struct.field({"m": ti.f64, "u": ti.types.vector(2, ti.f64)}, shape=N)
 

@@ -310,7 +310,7 @@ def parts(a, u, e):
     cubes(a[1:3], e)
 
 
-@pytest.mark.mostly_sweep("intermediates-ndarray")
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["numpy", "ndarray"])
 @pytest.mark.parametrize("pipeline", [intermediates, changed_from_python])
 @pytest.mark.filterwarnings("ignore:.*changed from Python:taichi_ext.DerivativeWarning")

@@ -513,7 +513,7 @@ def test_second_derivatives_are_refused():
 # --- solvers of this package
 
 
-@pytest.mark.mostly_sweep("None")
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk_size", [None, 1])
 def test_newton_of_this_package_as_the_solver(chunk_size):
     n = 6

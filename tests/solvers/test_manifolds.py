@@ -120,7 +120,7 @@ def wahba(ti64):
     return Wahba()
 
 
-@pytest.mark.mostly_sweep("csr")
+@pytest.mark.sweep
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_rotations(wahba, format):
     """Kabsch's closed form; the covariance in the frame of the vectors is ``(sum |a|**2 - a a^T)^-1``."""

@@ -59,7 +59,7 @@ def solved(problem, start, loss="linear"):
         return minimize(evaluate, start, space, Limits(max_iterations=100 * n - 1), History(lambda _: None))
 
 
-@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.mostly_sweep(every=9)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_as_good_as_minpack(name):
     problem = PROBLEMS[name]

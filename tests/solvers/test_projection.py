@@ -43,7 +43,7 @@ def chain(points, rest):
     return run, x, energy, blocks, expected
 
 
-@pytest.mark.mostly_sweep("abs")
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["clamp", "abs"])
 def test_springs_that_are_pressed(way):
     run, x, energy, blocks, expected = chain(rng.normal(size=(7, 3)), 2.0)

@@ -316,6 +316,7 @@ class TestBadInput:
             least_squares(decay, shards=SHARDS, start=START, executor=pool, callback=stop)
 
 
+@pytest.mark.sweep
 def test_dask(tmp_path):
     """Dask replaces a worker that was lost, and computes again what it had."""
     distributed = pytest.importorskip("distributed", reason="needs Dask, the extra 'dask'")

@@ -141,6 +141,7 @@ def test_tangents_begin_at_zero_in_each_call():
     assert_allclose(plan()[1].toarray(), np.diag([2.0, 0.0, 6.0]))
 
 
+@pytest.mark.sweep
 def test_products_in_between(chain):
     plan, cotangent = chain.plan, np.arange(8.0)
     operator_like = [block.T @ cotangent for block in plan()]
@@ -151,6 +152,7 @@ def test_products_in_between(chain):
         chain.require_right(plan())
 
 
+@pytest.mark.sweep
 def test_memory_of_results_is_not_kept(chain):
     """The launch that is made again takes other arrays each time, and lets go of them."""
     for _ in range(3):
@@ -251,6 +253,7 @@ def test_a_kernel_that_counts_its_entries_is_not_repeated_this_way():
     assert plan._prepared.replay is None
 
 
+@pytest.mark.sweep
 def test_after_another_ti_init():
     made = Chain()
     made.plan()

@@ -684,6 +684,7 @@ def test_guarded_columns_stay_within_the_rows_of_entries():
     assert "+ max(0, min(j + -2, 5))" in plan.source  # outside of it, a term of 0 would meet another iteration's sum
 
 
+@pytest.mark.sweep
 def test_many_places_that_write_entries():
     """More than 64 arrays of entries, which is what Taichi's own launch lets through: particles to a grid and back."""
     position, velocity = vectors(random(3, 2)), vectors(random(3, 2))

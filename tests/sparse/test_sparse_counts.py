@@ -47,6 +47,7 @@ def check(plan, run, params, outs, state=()):
     assert not plan._prepared.dense_reason
 
 
+@pytest.mark.sweep
 def test_lists_of_neighbours(lists):
     """Direct sums and sums in a local; with other integers there are other entries, more or fewer."""
     w, y, starts, nodes, z = lists.w, lists.y, lists.starts, lists.nodes, outputs(M)

@@ -234,7 +234,7 @@ def test_sparse_rows_are_those_of_differences(name):
         require_equal([plan()], v.kernels[name], [v.w, v.x], [v.y])
 
 
-@pytest.mark.mostly_sweep("no_else")
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["constant_arm", "constant_arm_of_a_later_sum", "no_else", "carried_by_a_slot"])
 def test_a_constant_arm_needs_no_dense_rows(name):
     v = Versions()
