@@ -17,6 +17,7 @@ REAL = np.float32 if devices.is_single() else np.float64
 needs_torch = "PyTorch is not installed (python -m pip install '.[torch]')"
 
 
+@pytest.mark.sweep
 def test_external_arrays_prints_the_expected_numbers(capsys, monkeypatch):
     pytest.importorskip("torch", reason=needs_torch)
     assert example_programs.run("external_arrays", capsys, monkeypatch).count("  ok  ") == 5

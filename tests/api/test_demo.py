@@ -60,6 +60,7 @@ def test_every_check_holds(demo):
     assert sum(line.strip().startswith("ok ") for line in done.stdout.splitlines()) == 4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["taichi_ext", "FwdMode"])
 def test_figures_are_those_of_the_closed_form(demo, method):
     done, _ = demo

@@ -722,6 +722,7 @@ def test_unsupported_constructs_come_through():
         f(tensor(3)).sum().backward()
 
 
+@pytest.mark.sweep
 def test_without_torch_the_error_names_the_extra():
     program = (
         "import sys; sys.modules['torch'] = None\n"

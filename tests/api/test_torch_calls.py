@@ -82,6 +82,7 @@ print("fine")
 """
 
 
+@pytest.mark.sweep
 def test_every_call_needs_a_program(tmp_path):
     """In a process of its own: only there Taichi was never initialised."""
     program = tmp_path / "calls.py"

@@ -183,6 +183,7 @@ print(right[0][0], value_and_jacobian(k, "a", "b", args=(np.ones(3), 1.0), as_ma
 """
 
 
+@pytest.mark.sweep
 def test_a_type_checker_finds_twelve_mistakes(tmp_path):
     if importlib.util.find_spec("pyright") is None:
         pytest.skip("pyright is not installed")

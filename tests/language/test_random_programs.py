@@ -30,7 +30,6 @@ def workshop():
     end_program()
 
 
-@pytest.mark.sweep
 @settings(
     max_examples=PROGRAMS,
     deadline=None,

@@ -26,7 +26,6 @@ def workshop():
     end_program()
 
 
-@pytest.mark.mostly_sweep("37", "58")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_pipelines(workshop, seed):
     program = generate(seed, "f32" if devices.is_single() else None)
