@@ -96,7 +96,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
     """Skip on other devices what the CPU alone has, and tests of choices that the command line takes away."""
-    if config.option.markexpr:
+    if config.option.markexpr and not any("::" in path for path in config.args):  # a test that is named is meant
         sweeps.mark_most(items)
     told = {"--tangents": config.getoption("--tangents") != "auto"}
     told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size")}
