@@ -41,10 +41,8 @@ from taichi_ext.backend.calling import (
 )
 from taichi_ext.backend.captures import Captures, first_captures, frozen
 from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
-from taichi_ext.backend.components import component_index, field_identity, whole_field
 from taichi_ext.backend.contexts import deep_recursion, make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
-from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.expressions import (
     array_type,
     block_size,
@@ -74,6 +72,7 @@ from taichi_ext.backend.expressions import (
 )
 from taichi_ext.backend.field_memory import builder_room, find_memory, memory_of_field
 from taichi_ext.backend.following import (
+    FieldEntry,
     follow,
     follow_by,
     is_followed,
@@ -118,8 +117,10 @@ from taichi_ext.backend.kernels import (
 )
 from taichi_ext.backend.layouts import (
     child_numbers,
+    component_index,
     component_numbers,
     components_under,
+    field_identity,
     has_leading_axes,
     has_one_offset,
     has_real,
@@ -134,6 +135,7 @@ from taichi_ext.backend.layouts import (
     node_shape,
     storage_parts,
     tree_numbers,
+    whole_field,
 )
 from taichi_ext.backend.leaf_arguments import (
     COMPOUND,

@@ -19,8 +19,8 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.record.rewrite import copied
 from taichi_ext.record.rewriter import BINARY, COMPARE
-from taichi_ext.record.trees import copied
 
 SCOPE = "<py>"
 _NAME = "<function>"  # no function has this name, so names within keep their meaning

@@ -16,7 +16,42 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.returns import has_early_return, lower_returns
 from taichi_ext.record.rewriter import Rewriter
-from taichi_ext.record.trees import flat_tree, from_flat
+
+
+def flat_tree(tree: ast.AST) -> tuple[Any, ...]:
+    """A tree of any depth without recursion: each node's class, names of its parts, and these.
+
+    A node or list among the parts is its number in a 1-tuple, a constant has its type: 1 and 1.0 are equal.
+    """
+    found: list[Any] = [tree]
+    flat: list[tuple[Any, ...]] = []
+
+    def part(value: object) -> object:
+        if not isinstance(value, (ast.AST, list)):
+            return type(value), value
+        found.append(value)
+        return (len(found) - 1,)
+
+    for value in found:
+        names, parts = (None, value) if isinstance(value, list) else (tuple(vars(value)), vars(value).values())
+        flat.append((type(value), names, tuple(map(part, parts))))
+    return tuple(flat)
+
+
+def from_flat(flat: tuple[Any, ...]) -> Any:
+    """A tree from its parts, as ``flat_tree`` gives them."""
+    made: list[Any] = [kind.__new__(kind) for kind, _, _ in flat]
+    for value, (_, names, parts) in zip(made, flat, strict=True):
+        values = [made[p[0]] if len(p) == 1 else p[1] for p in parts]
+        if names is None:
+            value.extend(values)
+        else:
+            vars(value).update(zip(names, values, strict=True))
+    return made[0]
+
+
+def copied(tree: Any) -> Any:
+    return from_flat(flat_tree(tree))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """How the parallel loops of a program with tangents run: row by row, in lanes, or spread over all threads."""
 
 from taichi_ext.schedule.loops import Scheduled, schedule
-from taichi_ext.schedule.lower_triangle import with_lower_triangle
 from taichi_ext.schedule.machine import Machine
-from taichi_ext.schedule.private_sums import with_private_sums
+from taichi_ext.schedule.private_sums import with_lower_triangle, with_private_sums
 
 __all__ = ["Machine", "Scheduled", "schedule", "with_lower_triangle", "with_private_sums"]

@@ -27,9 +27,8 @@ from taichi_ext import (
     value_and_jacobian,
     vjp,
 )
-from taichi_ext.api.plans.by_identity import ByIdentity
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.api.plans.preparations import EVERY
+from taichi_ext.api.plans.preparations import EVERY, ByIdentity
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

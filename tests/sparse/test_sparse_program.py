@@ -9,7 +9,7 @@ from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Role, Seeds
 from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
-from taichi_ext.differentiate.sparse.sparse_order import are_apart
+from taichi_ext.differentiate.sparse.entry_writer import are_apart
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import F64, I32, Assign, Const, Container, Declare, For, Load, Local, Op, Program, Read, Update
 from taichi_ext.program.keys import Version

@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable, Hashable
 
 from taichi_ext import backend
-from taichi_ext.api.plans.by_identity import ByIdentity
 from taichi_ext.api.plans.cache_keys import Origin
 from taichi_ext.api.plans.plan import Plan
+from taichi_ext.api.plans.preparations import ByIdentity
 
 _MOST_PLANS = 32  # of one function of one owner
 

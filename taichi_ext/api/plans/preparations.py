@@ -1,4 +1,4 @@
-"""A warning if the same code is prepared repeatedly because its function is new at each call."""
+"""A table by identity, and a warning if code is prepared repeatedly because its function is new at each call."""
 
 from __future__ import annotations
 
@@ -7,13 +7,49 @@ import types
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from taichi_ext.api.plans.by_identity import ByIdentity
 from taichi_ext.api.plans.cache_keys import Origin
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.record.variables import plain_function
 from taichi_ext.runtime.python.warning import warn_at_user
+
+Value = TypeVar("Value")
+
+
+class ByIdentity(Generic[Value]):
+    """Values by object, each kept as long as its object exists.
+
+    Unlike ``weakref.WeakKeyDictionary``, it takes objects without a hash, and never takes an object for another one
+    that it equals.  A new object at the address of one that is gone finds nothing.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[weakref.ref[object], Value]] = {}
+
+    def get(self, obj: object) -> Value | None:
+        """The value of an object; None where it has none."""
+        item = self._items.get(id(obj))
+        return None if item is None or item[0]() is not obj else item[1]
+
+    def set(self, obj: Any, value: Value) -> None:
+        """Give an object a value; raises TypeError for one that cannot be referred to weakly."""
+        self._items[id(obj)] = weakref.ref(obj, partial(_forget, weakref.ref(self), id(obj))), value
+
+    def forget(self, number: int, reference: weakref.ref[object]) -> None:
+        """Drop the value of an object that is gone: called by Python in the middle of anything, so without a lock."""
+        item = self._items.get(number)
+        if item is not None and item[0] is reference:
+            self._items.pop(number, None)
+
+
+def _forget(table: weakref.ref[ByIdentity[Any]], number: int, reference: weakref.ref[object]) -> None:
+    """The table is referred to weakly, so that its values go at once when it goes."""
+    found = table()
+    if found is not None:
+        found.forget(number, reference)
+
 
 EVERY = 8  # preparations of the same code, for the same params and outputs, per warning
 _MOST_KEYS = 32  # of one piece of code

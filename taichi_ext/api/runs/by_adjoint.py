@@ -13,8 +13,8 @@ from taichi_ext.api.inputs.layout import by_parameter
 from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.findings import check_run
 from taichi_ext.api.runs.prepared import values_of
-from taichi_ext.api.runs.run_checks import check_run
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused

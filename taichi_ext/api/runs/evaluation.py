@@ -15,9 +15,8 @@ from taichi_ext.api.inputs.layout import Layout, lay_out
 from taichi_ext.api.inputs.progress import stage_line
 from taichi_ext.api.inputs.results import check_out_is_separate, in_place
 from taichi_ext.api.runs.arbiter import Arbiter
-from taichi_ext.api.runs.findings import RunLog, warn_of_indices
+from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_indices
 from taichi_ext.api.runs.prepared import Prepared, values_of
-from taichi_ext.api.runs.run_checks import check_accesses, check_run
 from taichi_ext.api.runs.subject import Outputs
 from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.analysis.cuts import cuts_between
-from taichi_ext.api.inputs.arguments import Target
+from taichi_ext.api.inputs.arguments import KernelCall, Target, check_active, check_read
 from taichi_ext.api.inputs.layout import Layout
+from taichi_ext.api.runs.prepared import Prepared
+from taichi_ext.boundary.registry import registry
+from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
 from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
@@ -18,6 +21,40 @@ from taichi_ext.runtime.launching.session import Accesses
 from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.python.warning import saying_once, warn_at_user
 from taichi_ext.runtime.sparse.rows import Rows
+
+
+def check_accesses(call: KernelCall, layout: Layout, read: set[Key], written: set[Key], numbers: Iterable[str]) -> None:
+    """Raise where a parameter is not read, or an output not written; ``numbers``: the Python numbers that are read."""
+    where = f"in {call.name}" if call.kernel is not None else f"by the kernels that {call.name} launched"
+    params, outputs = ([(p.target, p.container) for p in placed] for placed in (layout.params, layout.outputs))
+    check_read([target for target, _ in params], read, numbers, where)
+    check_active(params, outputs, read, written, where)
+
+
+def check_run(
+    prepared: Prepared,
+    call: KernelCall,
+    layout: Layout,
+    accessed: tuple[set[Key], set[Key]],
+    numbers: Iterable[str],
+    *,
+    has_launched: bool,
+) -> None:
+    """Check what a run has read and written, if it is the first one, and that it has launched a kernel."""
+    if prepared.rules_seen != registry.version:
+        prepared.rules_seen = registry.version
+        for message in registry.warnings():
+            warn_at_user(message)
+    if call.kernel is None and not has_launched:
+        own = {param.container for param in layout.params}  # their J is known without a launch
+        if any(o.container not in own for o in layout.outputs):
+            raise InvalidArgumentError(f"{call.name} launched no kernel, so there is nothing to differentiate.")
+    if prepared.is_checked:
+        return
+    check_accesses(call, layout, *accessed, numbers)
+    if call.kernel is None:
+        warn_of_python_readers([p.target for p in layout.params], call.function)
+    prepared.is_checked = True
 
 
 class RunLog:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taichi_ext.analysis.activity import find_activity, useful_activity
+import taichi_ext.program as ir
+from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
+from taichi_ext.analysis.affine import Indices
 from taichi_ext.analysis.bounds import Access, with_checks
+from taichi_ext.analysis.changes import written
+from taichi_ext.analysis.same_values import is_equal
+from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate.edges.edges import check_positions, own_seeds
-from taichi_ext.differentiate.facts.branches import with_branches
 from taichi_ext.differentiate.facts.decisions import Differentiated, Role, Seeds, size_of
 from taichi_ext.differentiate.facts.facts import Facts
-from taichi_ext.differentiate.facts.named_indices import with_named_indices
 from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
 from taichi_ext.differentiate.forms.column_blocks import Blocks
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
@@ -27,6 +30,115 @@ from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.traversal import Traversal
 from taichi_ext.errors import InternalError, UnsupportedError
 from taichi_ext.program import Body, Container, Program, cited, statements
+from taichi_ext.program.build import literal
+
+
+def with_named_indices(program: ir.Program, activity: Activity) -> ir.Program:
+    """The program with a local for each such index of an entry that carries a tangent."""
+    return replace(program, body=_Names(program, activity).block(program.body))
+
+
+class _Names:
+    def __init__(self, program: ir.Program, activity: Activity) -> None:
+        self.activity = activity
+        self.indices = Indices(program.body)
+        self.changing = written(program.body)
+        self.known: list[tuple[ir.Value, ir.Local]] = []  # indices that have a name here
+        self.added: list[ir.Statement] = []
+
+    def block(self, body: ir.Body) -> ir.Body:
+        """The block with its names."""
+        outer, result = len(self.known), []
+        for group in grouped(body):
+            before, self.added = len(self.known), []
+            new = [self._named(s) for s in group]
+            result.extend(self.added)
+            self.known[before:] = [k for k in self.known[before:] if self._is_lasting(k[0])]
+            result += [ir.with_blocks(s, self.block) for s in new]
+        del self.known[outer:]
+        return tuple(result)
+
+    def _is_lasting(self, value: ir.Value) -> bool:
+        """Whether nothing in the kernel changes the values that an index is computed from."""
+        return value.contents.is_same(self.changing, self.changing)
+
+    def _named(self, s: ir.Statement) -> ir.Statement:
+        if not isinstance(s, ir.WITH_TANGENTS):
+            return s
+        done: dict[ir.Value, ir.Value] = {}
+
+        def change(value: ir.Value) -> ir.Value:
+            if value not in done:
+                new = (
+                    ir.with_children(value, change)
+                    if isinstance(value, (ir.Op, ir.Load)) and self.activity.has(value)
+                    else value
+                )
+                done[value] = self._entry(new) if isinstance(new, ir.Load) and self.activity.has(new) else new
+            return done[value]
+
+        new = ir.with_values(s, change)
+        target = new.target if isinstance(new, ir.Store) else None
+        if isinstance(target, ir.Load) and target.container in self.activity.containers:
+            return replace(new, target=self._entry(target))
+        return new
+
+    def _entry(self, load: ir.Load) -> ir.Load:
+        indices, component = tuple(map(self._name, load.indices)), tuple(map(self._name, load.component))
+        return replace(load, indices=indices, component=component)
+
+    def _name(self, index: int | ir.Value) -> int | ir.Value:
+        if isinstance(index, int) or self.indices.form(index) is not None:
+            return index
+        local = next((name for value, name in self.known if is_equal(value, index)), None)
+        if local is None:
+            local = ir.Local("index", index.dtype, (), "temporary")
+            self.known.append((index, local))
+            self.indices.name(local)
+            self.added.append(ir.Declare(local, (index,), place=index.place))
+        return ir.Read(local)
+
+
+def with_branches(program: ir.Program, activity: Activity) -> ir.Program:
+    """The program with an ``if`` statement for each conditional expression that carries a tangent."""
+    return replace(program, body=ir.mapped(program.body, lambda s: _split(s, activity)))
+
+
+def _split(s: ir.Statement, activity: Activity) -> ir.Body:
+    if not isinstance(s, ir.WITH_TANGENTS):
+        return (s,)
+    if not any(_is_branch(node, activity) for value in ir.values_of(s) for node in ir.walk(value)):
+        return (s,)
+    before: list[ir.Statement] = []
+    known: dict[ir.Value, ir.Value] = {}
+
+    def change(value: ir.Value) -> ir.Value:
+        if value not in known:
+            if _is_branch(value, activity):
+                assert isinstance(value, ir.Op)
+                known[value] = _joined(value, s, before, activity)
+            else:
+                known[value] = ir.with_children(value, change)
+        return known[value]
+
+    new = ir.with_values(s, change)
+    return (*before, new)
+
+
+def _joined(value: ir.Op, s: ir.Statement, before: list[ir.Statement], activity: Activity) -> ir.Read:
+    """A local that takes the value in an ``if`` statement, which is added to ``before``."""
+    condition, then, orelse = value.args
+    local = ir.Local("value", value.dtype)
+    target = ir.Read(local, place=value.place)
+    sides = (_split(ir.Assign(target, side, place=s.place), activity) for side in (then, orelse))
+    before.append(ir.Declare(local, (literal(0, value.dtype),), place=s.place))
+    before.append(ir.If(condition, *sides, place=s.place))
+    return target
+
+
+def _is_branch(value: ir.Value, activity: Activity) -> bool:
+    return isinstance(value, ir.Op) and value.name == "ifte" and activity.has(value)
+
 
 MOST_WALKS = 100  # of the first pass
 
