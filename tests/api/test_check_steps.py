@@ -113,7 +113,6 @@ def test_a_wrong_one_is_found_wherever_a_right_one_is_confirmed(table, factor, m
     assert block.failed + block.undecided <= len(FUNCTIONS)
 
 
-@pytest.mark.sweep
 def test_what_is_zero_at_small_steps_alone():
     """A part that rounding hides at the first step is not taken for zero, and neither is a J that is."""
     q, y = scalars([1e-9]), outputs(1)
@@ -168,7 +167,6 @@ def test_sparse_jacobians():
         check_jacobian(kernel, q, y, format="dense")
 
 
-@pytest.mark.sweep
 def test_errors_show_the_users_frames_alone():
     q, y = scalars([0.3]), outputs(1)
 

@@ -132,7 +132,6 @@ def test_other_arguments(arrays):
             bind(**{**given, name: make()})
 
 
-@pytest.mark.sweep
 def test_numbers_of_one_call(arrays):
     """Those of ``bind`` hold for the others."""
     bind, given = arrays
@@ -211,7 +210,6 @@ def _read_only():
     return J
 
 
-@pytest.mark.sweep
 def test_other_arrays_of_the_jacobian(arrays):
     bind, given = arrays
     run = bind(**given)

@@ -97,7 +97,7 @@ each_call = pytest.mark.parametrize("call", ALL.values(), ids=ALL)
 class TestOwners:
     """Each owner gets the Jacobian of its own function."""
 
-    @pytest.mark.sweep
+    @pytest.mark.mostly_sweep("jvp")
     @each_call
     def test_copies(self, call, simulation, fields):
         first = simulation(1.0)
@@ -148,7 +148,6 @@ class TestOwners:
         for factor, borg in zip((1.0, 2.0, 1.0), (*objects, objects[0]), strict=True):
             assert_allclose(jacobian(borg.run, *fields).diagonal(), 4 * factor)
 
-    @pytest.mark.sweep
     @pytest.mark.parametrize("has_hash", [True, False])
     def test_objects_that_are_equal(self, has_hash, fields, scaled):
         class Equal:
@@ -372,7 +371,6 @@ class TestLifetime:
         gc.collect()
         assert reference() is None
 
-    @pytest.mark.sweep
     def test_a_function_that_deletes_its_owner_while_it_runs(self, fields, simulation):
         """Until Python 3.12, a frame of which somebody has read the variables keeps them."""
         owner = simulation(2.0)

@@ -60,7 +60,6 @@ class TestCalls:
         assert_allclose(plan()[0], np.diag([6.0, 12.0]))
         assert_allclose(y.to_numpy(), [3.0, 12.0])
 
-    @pytest.mark.sweep
     def test_prepared_form_takes_arrays_of_other_sizes(self):
         @ti.kernel
         def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
@@ -74,7 +73,6 @@ class TestCalls:
         assert_allclose(plan(args=(longer, more)), [[2, 0, 0], [2, 1, 0], [3, 0, 1]])
         assert_allclose(more, [1.0, 2.0, 3.0])
 
-    @pytest.mark.sweep
     @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
     def test_first_use_does_not_launch_anything(self, launches):
         x, y = scalars([0.3]), outputs(1)
@@ -91,7 +89,6 @@ class TestCalls:
         assert launches != ["Kernel"]  # but the one with tangents
         assert y.to_numpy() == [0.3]
 
-    @pytest.mark.sweep
     @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
     def test_value_belongs_to_the_same_launch(self, launches):
         x, y = scalars([0.3]), outputs(1)
@@ -107,7 +104,6 @@ class TestCalls:
         assert launches != ["Kernel"]  # but the one with tangents
         assert value == pytest.approx(0.3)
 
-    @pytest.mark.sweep
     def test_source_is_the_text_that_runs(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -167,7 +163,6 @@ class TestCalls:
         assert plan.source.count("def first_jacobian(") == 1
         assert plan.source.count("def second_jacobian(") == 1
 
-    @pytest.mark.sweep
     def test_source_is_the_same_in_each_run(self):
         x, y = scalars([0.3]), [outputs(1) for _ in range(6)]
         one, two, three, four, five, six = y
@@ -186,7 +181,6 @@ class TestCalls:
 
 @pytest.mark.usefixtures("ti64")
 class TestCache:
-    @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
     def test_repeated_calls_build_nothing(self, traces):
         x, y = scalars([0.3, 0.5]), outputs(2)
@@ -236,7 +230,6 @@ class TestCache:
             assert_allclose(jacobian(arrays, a, o, args=(a, o)), np.diag([0.6, 1.0]))
         assert traces == ["k", "k", "arrays"]
 
-    @pytest.mark.sweep
     def test_steps_of_a_simulation_build_once(self, traces):
         x, v, p = scalars([0.3, 0.5]), outputs(2), scalars([1.5])
 
@@ -255,7 +248,6 @@ class TestCache:
         jacobian(run, p, x, args=(50,))
         assert len(traces) == few <= 3
 
-    @pytest.mark.sweep
     def test_kernels_of_one_name_are_told_apart(self):
         x, y = scalars([0.3]), outputs(1)
 
@@ -269,7 +261,6 @@ class TestCache:
         for factor in (2.0, 3.0):
             assert_allclose(jacobian(make(factor), x, y), [[factor]])
 
-    @pytest.mark.sweep
     def test_template_arguments_are_told_apart(self, traces):
         x, y = scalars([0.3]), outputs(1)
 
@@ -350,7 +341,6 @@ class TestLifetime:
         gc.collect()
         assert [r() for r in references] == [None] * 4
 
-    @pytest.mark.sweep
     def test_what_was_prepared_goes_with_the_decorated_function(self):
         """Taichi keeps the kernel itself for ever; its plan, fused kernels and arguments do not stay with it."""
 
@@ -388,7 +378,6 @@ class TestLifetime:
         assert_allclose(use(), [[0.6]])
         assert not generated()
 
-    @pytest.mark.sweep
     def test_an_object_with_methods_is_freed(self):
         @ti.data_oriented
         class Model:

@@ -139,7 +139,6 @@ def test_fits_from_far_need_the_boundary_term(renderer):
             assert is_found or errors[-1] > 10
 
 
-@pytest.mark.sweep
 def test_blur_keeps_the_sum_inside_and_treats_columns_alike():
     generator = np.random.default_rng(5)
     image = np.zeros((silhouette.WIDTH, silhouette.HEIGHT, 2))

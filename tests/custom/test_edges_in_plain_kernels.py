@@ -90,7 +90,6 @@ def test_plain_launches_with_templates():
         assert_allclose(f.to_numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.sweep
 def test_plain_launches_with_structs_and_vectors():
     Scene = ti.types.struct(border=ti.f64, colour=ti.math.vec2)
 
@@ -150,7 +149,6 @@ def test_plain_launches_of_methods():
         assert_allclose([a, read(scene.image)], [COVERED[:n]] * 2, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.sweep
 @pytest.mark.cpu_only("Taichi prints nothing from kernels on Mesa's llvmpipe")
 def test_plain_launches_that_print(capfd):
     @ti.kernel

@@ -43,7 +43,6 @@ def marched(p, level):
     return k
 
 
-@pytest.mark.sweep
 def test_the_smallest_distance_and_its_derivative():
     p, level = scalars(BALL), outputs(16)
     value, J = value_and_jacobian(marched(p, level), p, level)

@@ -352,7 +352,7 @@ def test_what_is_outside_a_field_is_not_read_before(lanes):
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("LEAST_TOTAL-300")
 @of_all_columns
 @pytest.mark.parametrize(("limit", "value"), [("LEAST_WORK", 4), ("LEAST_TOTAL", 300)])
 def test_loops_that_do_little_stay(limit, value, lanes, monkeypatch):

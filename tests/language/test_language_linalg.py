@@ -23,7 +23,7 @@ SIZES = pytest.mark.parametrize("n", [2, 3])
 ITERATIVE = {"step": 1e-5, "rtol": 1e-5, "atol": 1e-7}  # Taichi's iterations stop at some 1e-10
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("2")
 @SIZES
 def test_svd(n):
     x, u, s, v = matrices([GENERAL[n]]), *(matrix_outputs(n, n, 1) for _ in range(3))
@@ -59,7 +59,7 @@ def polar_of_identity(n):
     return (identity - flipped).reshape(shape) / 2, (identity + flipped).reshape(shape) / 2
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("2")
 @SIZES
 def test_polar_decompose(n):
     x, r, p = matrices([GENERAL[n]]), matrix_outputs(n, n, 1), matrix_outputs(n, n, 1)
@@ -74,7 +74,7 @@ def test_polar_decompose(n):
     check_jacobian(k, x, [r, p], expected=[[rotation], [stretch]], atol=1e-7)
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("2")
 @SIZES
 def test_sym_eig(n):
     x, values, q = matrices([SYMMETRIC[n]]), vector_outputs(n, 1), matrix_outputs(n, n, 1)
@@ -153,7 +153,6 @@ def test_decomposition_of_values_without_tangents():
     assert_allclose(J[0, 0], y[0] / 1.5, rtol=1e-12)
 
 
-@pytest.mark.sweep
 def test_other_sizes_are_taichis_own_errors():
     x, y = matrices([np.eye(4)]), outputs(1)
 

@@ -36,7 +36,6 @@ def test_names_of_sibling_scopes():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
 def test_names_declared_anew_in_each_iteration():
     x, y = scalars(FIVE), outputs(5)
 
@@ -74,7 +73,6 @@ def test_several_statements_on_one_line():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
 def test_branches_that_set_different_locals():
     x, y = scalars(FIVE), outputs(5)
 
@@ -166,7 +164,6 @@ def test_static_loops_over_values():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
 def test_lists_and_comprehensions():
     x, y = scalars(FIVE), outputs(4)
 

@@ -209,7 +209,6 @@ def test_tangents_of_one_call_do_not_reach_the_next():
     assert_allclose(jacobian(second, x, y), np.eye(4), rtol=0)  # t is a constant here
 
 
-@pytest.mark.sweep
 def test_values_are_those_after_the_run():
     x, y = scalars(X), outputs(4)
 

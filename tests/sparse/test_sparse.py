@@ -95,7 +95,6 @@ def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
     assert "force" in plan.explain()
 
 
-@pytest.mark.sweep
 def test_other_integers_give_another_pattern(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     before = plan()[1][0].nnz
@@ -108,7 +107,6 @@ def test_other_integers_give_another_pattern(network):
     assert plan()[1][0].nnz == before
 
 
-@pytest.mark.sweep
 def test_results_do_not_share_memory(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     first = plan()[0][0]
@@ -215,7 +213,6 @@ def test_builder_without_room(network):
     plan(out=builder)  # build() has emptied it
 
 
-@pytest.mark.sweep
 def test_float32_and_arrays():
     @ti.kernel
     def run(x: ti.types.ndarray(ndim=1), y: ti.types.ndarray(ndim=1), factor: ti.f32):
@@ -431,7 +428,6 @@ def test_parameter_that_python_stores_to_between_kernels():
 gravity = 9.0
 
 
-@pytest.mark.sweep
 def test_python_numbers():
     x, y = scalars(random(3)), outputs(3)
 
@@ -516,7 +512,6 @@ def test_too_large():
         jacobian(k, x, y, format="csr")
 
 
-@pytest.mark.sweep
 def test_too_many_entries():
     """Rows that are sparse, and too many of them: the memory is named before anything runs."""
     n = 10**5
@@ -540,7 +535,6 @@ def test_scipy_is_missing(network, monkeypatch):
         jacobian(network.run, network.x, network.force, format="csr")
 
 
-@pytest.mark.sweep
 def test_bad_input(network):
     x, force = network.x, network.force
     with pytest.raises(InvalidArgumentError, match=r"format is 'lil'; expected None for dense arrays, or one of 'csr'"):

@@ -87,7 +87,6 @@ def test_lists_of_neighbours(lists):
     assert "read in the loop that writes it" in dense.explain()
 
 
-@pytest.mark.sweep
 def test_entries_that_no_iteration_writes_are_not_stored(lists):
     w, y, starts, nodes = lists.w, lists.y, lists.starts, lists.nodes
 
@@ -327,7 +326,6 @@ def test_too_many_entries_are_known_after_the_first_launch(lists, monkeypatch):
     assert not y.to_numpy().any()
 
 
-@pytest.mark.sweep
 def test_float32_and_arrays(lists):
     starts, nodes = lists.starts.to_numpy(), lists.nodes.to_numpy()
 
@@ -353,7 +351,6 @@ def test_float32_and_arrays(lists):
     np.testing.assert_allclose(found.toarray(), expected, rtol=1e-5)
 
 
-@pytest.mark.sweep
 def test_ends_of_an_ndrange_that_change_in_the_loop():
     """Taichi reads them again in each iteration, so how many there are is not known before: J comes from dense rows."""
     x, y, s = scalars(np.linspace(0.2, 0.9, 9)), outputs(3), scalars(np.array(0.3))
