@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests and the table of docs/performance.md on a GPU. Needs no network: what it uses has to be installed.
+# The tests and the table of docs/performance_appendix.md on a GPU. Needs no network: what it uses has to be installed.
 #
 #     bench/gpu.sh                          on CUDA, the table goes to gpu.md
 #     bench/gpu.sh vulkan figures.md        on another backend of Taichi, to another file

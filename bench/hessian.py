@@ -2,7 +2,7 @@
 
 python bench/hessian.py                      springs, tetrahedra and hexahedra; a picture and a logistic regression
 python bench/hessian.py springs --wall       wall time in place of the CPU time of one thread
-python bench/hessian.py --markdown docs/performance.md
+python bench/hessian.py --markdown docs/performance_appendix.md
 
 By hand, blocks of 3 x 3 are added to a BSR array whose pattern is known; JAX has ``vmap(hessian)`` of one element, and
 ``hessian`` for dense H.

@@ -3,7 +3,7 @@
 python bench/table.py                                      everything; about 15 minutes on two cores
 python bench/table.py --no-peers --cases sphere volume      without JAX, torch, Warp and Dr.Jit
 python bench/table.py --cpu-time                           CPU time on one core: less noise on a machine that is in use
-python bench/table.py --markdown docs/performance.md --picture docs/performance.png
+python bench/table.py --markdown docs/performance_appendix.md --picture docs/performance.png
 python bench/table.py --no-peers --cpu-time --history history.jsonl     add a line to a file: what changed, and when
 
 Peers that are not installed are left out: pip install ".[peers]" has them all.

@@ -212,6 +212,15 @@ def by_complex_steps(data: dict[str, np.ndarray]) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
+def seen(hand: Hand) -> tuple[np.ndarray, np.ndarray]:
+    """The joints, turned and moved with the hand, and the places on it of the measured points."""
+    theta = hand.theta.to_numpy()
+    angle = float(np.linalg.norm(theta[:3]))
+    v, p = theta[:3] / angle, hand.shift.to_numpy()[: hand.bones]
+    joints = p * np.cos(angle) + np.cross(v, p) * np.sin(angle) + np.outer(p @ v, v) * (1 - np.cos(angle))
+    return joints + theta[3:6], hand.points.to_numpy() - hand.residuals.to_numpy()
+
+
 def track(hand: Hand, plan: Jacobian) -> tuple[float, float]:
     """Damped Gauss-Newton steps, each taken if it comes closer; the distance at the start and at the end."""
     fields, damping, errors = (hand.u, hand.theta), 1e-3, []
@@ -254,16 +263,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compared.holds(
         "each row has 2 entries of its place", blocks[0].nnz == 2 * 3 * hand.count, f"{J.nnz} entries in all"
     )
+    before = seen(hand)
     start, end = track(hand, plan)
     compared.holds(
         "the points come closer to the hand", end < 0.9 * start, f"root mean square {start:.1e}, then {end:.1e}"
     )
-    if (figure := plotting.new_figure(6, 5.2)) is not None:
-        axes = figure.subplots()
-        axes.spy(J, markersize=1.2, color=plotting.BLUE)
-        axes.tick_params(top=False, labeltop=False, labelbottom=True)
-        axes.set_title("J: entries that are not zero", fontsize=10)
-        axes.set(xlabel=f"2 columns for each place, then {ANGLES} for the pose", ylabel="3 rows for each point")
+    if (figure := plotting.new_figure(7.5, 4)) is not None:
+        for n, (title, (joints, found)) in enumerate({"start": before, "end": seen(hand)}.items()):
+            axes = figure.add_subplot(1, 2, n + 1)
+            for b, parent in enumerate(data["parents"]):
+                if parent >= 0:
+                    axes.plot(*joints[[b, parent], :2].T, "o-", color=plotting.GREY, markersize=3)
+            ends = zip(data["points"], found, strict=True)
+            for measured, place in ends:
+                axes.plot(*np.stack([measured, place])[:, :2].T, color=plotting.ORANGE, linewidth=1)
+            axes.plot(*data["points"][:, :2].T, ".", color=plotting.BLUE, label="measured points")
+            axes.plot([], [], color=plotting.ORANGE, label="their distance from the hand")
+            axes.set(title=f"{title}: bones and measured points", xlabel="x", ylabel="y", aspect="equal")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         plotting.save(figure, given.output)
     return compared.exit_code
 

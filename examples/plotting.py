@@ -1,6 +1,7 @@
 """Shared by the examples that draw: the command line's ``--output``, and panels in matplotlib, if it is installed."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 BLUE, ORANGE, GREY = "#2563a8", "#d9622b", "#6b7280"
+PAGE, TEXT = 7.5, 8  # inches of a page's width, and points of the least text on it
 
 
 def parser(description: str, output: str) -> argparse.ArgumentParser:
@@ -42,8 +44,55 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
+    """Write a picture whose text can be read at the width of a page, and whose colours tell signs."""
+    make_readable(figure)
+    for problem in problems_of(figure):
+        raise AssertionError(f"{path}: {problem}")
     figure.savefig(path, dpi=110)
     print(f"\npicture: {path}")
+
+
+def make_readable(figure: Any) -> None:
+    """Text of at least 8 points where the figure is as wide as a page, in lines no longer than their panels."""
+    from matplotlib.axes import Axes
+
+    least = _least(figure)
+    for axes in figure.findobj(Axes):  # colour bars, too
+        axes.tick_params(labelsize=least)
+    for text in _texts(figure):
+        text.set_fontsize(max(least, text.get_fontsize()))
+    for axes in figure.axes:
+        width = 72 * axes.get_window_extent().width / figure.dpi / (0.5 * axes.title.get_fontsize())
+        axes.title.set_text("\n".join(textwrap.wrap(axes.get_title(), max(12, int(1.1 * width)))))
+
+
+def _least(figure: Any) -> float:
+    return TEXT * max(1.0, figure.get_figwidth() / PAGE)
+
+
+def problems_of(figure: Any) -> list[str]:
+    """What is wrong with a figure: small text, signed colours that are not symmetric, axes without a name."""
+    least = _least(figure) - 1e-9
+    found = [
+        f"the text {t.get_text()!r} has {t.get_fontsize():.1f} points"
+        for t in _texts(figure)
+        if t.get_fontsize() < least
+    ]
+    for axes in figure.axes:
+        for image in [*axes.images, *axes.collections]:
+            norm, name = image.norm, image.get_cmap().name
+            if name.startswith("RdBu") and (name != "RdBu_r" or norm.vmin != -norm.vmax):
+                found.append(
+                    f"{axes.get_title()!r} has {name} from {norm.vmin} to {norm.vmax}; red is plus, white is 0"
+                )
+    return found
+
+
+def _texts(figure: Any) -> list[Any]:
+    from matplotlib.text import Text
+
+    figure.canvas.draw()
+    return [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
 
 
 def draw_motion(

@@ -127,10 +127,10 @@ def _side_of_target(call: KernelCall, target: Target) -> Side:
 
 
 def _sides_given(tree: object, what: str) -> list[Side]:
-    return [] if tree is None else [_side_given(*leaf, what) for leaf in flatten(tree, what)[0]]
+    return [] if tree is None else [side_given(*leaf, what) for leaf in flatten(tree, what)[0]]
 
 
-def _side_given(path: str, leaf: object, what: str) -> Side:
+def side_given(path: str, leaf: object, what: str) -> Side:
     if isinstance(leaf, str):
         return Side(leaf)
     if backend.is_array(leaf) or isinstance(leaf, backend.Field):

@@ -23,7 +23,10 @@ from taichi_ext.solvers.extra import required
 _LEAST_IMAGE = 8  # entries of both axes of an output, from which on it is drawn as an image
 _MOST_PIXELS = 512  # of a side of a pattern
 _MOST_COLUMNS = 8  # images of one block
-_MOST_NAMES = 16  # entries of an axis that are named one by one
+MOST_NAMES = 16  # entries of an axis that are named one by one
+_ACROSS = 4  # images next to each other
+PAGE = 7.5  # inches, the width of a page, where text has at least TEXT points
+TEXT = 8
 _MOST_ENTRIES = 2**26  # of a sparse block that is drawn entry by entry
 
 
@@ -80,7 +83,9 @@ def plot_jacobian(
     drawn = [_pictures(block, _dense(block), columns) for block in blocks]
     width = max(len(row) for rows in drawn for row in rows)
     height = sum(map(len, drawn))
-    figure.set_size_inches(2.0 + 2.6 * width, 2.8 * height)
+    size = PAGE if width > 2 else 2.0 + 2.6 * width
+    tall = max(p.shape[1] / p.shape[0] if is_image else 1.0 for rows in drawn for row in rows for _, p, is_image in row)
+    figure.set_size_inches(size, 2.8 * height if width < 3 else (0.6 + tall * size / width) * height)
     grid, at = figure.add_gridspec(height, width), 0
     for block, rows, unit in zip(blocks, drawn, texts, strict=True):
         finite = [np.abs(p[np.isfinite(p)]).max(initial=0.0) for row in rows for _, p, _ in row]
@@ -93,14 +98,15 @@ def plot_jacobian(
                 shown_image = axes.imshow(
                     picture.T if is_image else picture, **layout, **colours, interpolation="nearest"
                 )
-                axes.set_title(title, fontsize="small")
+                axes.set_title(title, fontsize=TEXT)
                 if is_image:
                     axes.set_axis_off()
                 else:
                     _label(axes, block)
                 if k == len(row) - 1:
                     bar = figure.colorbar(shown_image, cax=axes.inset_axes((1.04, 0.0, 0.05, 1.0)))
-                    bar.set_label(unit)
+                    bar.set_label(unit, fontsize=TEXT)
+                    bar.ax.tick_params(labelsize=TEXT)
             at += 1
     return figure
 
@@ -139,7 +145,8 @@ def plot_sparsity(
     blocks = blocks_of(J, plan, params, outputs, output_axes)
     across = math.ceil(math.sqrt(len(blocks)))
     down = math.ceil(len(blocks) / across)
-    figure.set_size_inches(4.0 * across, 4.0 * down)
+    size = min(PAGE, 4.0 * across)
+    figure.set_size_inches(size, size / across * down)
     for n, block in enumerate(blocks):
         height, width = block.matrix_shape
         rows, columns = _pattern(block)
@@ -151,7 +158,7 @@ def plot_sparsity(
         axes.imshow(picture, cmap="binary", vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest")
         share = 100 * len(rows) / max(1, height * width)
         name = f"{block.title}: " if block.path or block.output else ""
-        axes.set_title(f"{name}{height} x {width}, {len(rows)} entries ({share:.3g} %)", fontsize="small")
+        axes.set_title(f"{name}{height} x {width}, {len(rows)} entries ({share:.3g} %)", fontsize=TEXT)
         _label(axes, block)
     return figure
 
@@ -189,19 +196,22 @@ def _label(axes: Any, block: Block) -> None:
             if is_sparse
             else (f"axis {count - 1}" if count else "", "axis 0" if count > 1 else "")
         )
-        axes.set(xlabel=names[0], ylabel=names[1])
+        axes.set_xlabel(names[0], fontsize=TEXT)
+        axes.set_ylabel(names[1], fontsize=TEXT)
+        axes.tick_params(labelsize=TEXT)
         return
     for axis, side in ((axes.xaxis, block.param), (axes.yaxis, block.output)):
         count = math.prod(side.full_shape)
-        if 1 < count <= _MOST_NAMES:
-            axis.set_ticks(range(count), [side.entry(k) for k in range(count)], fontsize="x-small")
+        if 1 < count <= MOST_NAMES:
+            axis.set_ticks(range(count), [side.entry(k) for k in range(count)], fontsize=TEXT)
         else:
-            axis.set_label_text(f"entries of {side.name}" if count > 1 else side.entry(0))
+            axis.set_label_text(f"entries of {side.name}" if count > 1 else side.entry(0), fontsize=TEXT)
+            axis.set_tick_params(labelsize=TEXT)
             if count > 1:
                 axis.get_major_locator().set_params(integer=True)
             else:
                 axis.set_ticks([])
-    if 1 < math.prod(block.param.full_shape) <= _MOST_NAMES:
+    if 1 < math.prod(block.param.full_shape) <= MOST_NAMES:
         axes.tick_params(axis="x", rotation=90)
 
 
@@ -247,7 +257,8 @@ def _pictures(block: Block, matrix: np.ndarray, most: int) -> list[list[tuple[st
         more = f"\n({most} of {total} entries)" if total > most else ""
         titles = [f"{name} / ∂{param.entry(k)}" for k in range(min(most, total))]
         titles[-1] += more
-        rows.append([(title, images[:, :, c, k], True) for k, title in enumerate(titles)])
+        row = [(title, images[:, :, c, k], True) for k, title in enumerate(titles)]
+        rows += [row[k : k + _ACROSS] for k in range(0, len(row), _ACROSS)]
     return rows
 
 

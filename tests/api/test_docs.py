@@ -121,7 +121,7 @@ def rows_of(text):
 
 
 def test_times_of_the_readme_are_those_of_the_performance_page():
-    whole = rows_of((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("<!-- table -->")[2])
+    whole = rows_of((ROOT / "docs" / "performance_appendix.md").read_text(encoding="utf-8").partition("<!-- table -->")[2])
     places = {name.split("<br>")[0]: n for n, name in enumerate(whole[""])}
     milliseconds = {
         method: [float(cell.split()[0]) if " (" in cell else None for cell in row] for method, row in whole.items()

@@ -1,6 +1,8 @@
 """Pictures of J: what is drawn where, and what is refused."""
 
+import importlib.util
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +221,8 @@ def test_a_fit_is_drawn():
     i = np.arange(64)
     wanted = -i.sum() / np.sqrt(64 * (i * i).sum())
     assert_allclose(correlations.images[0].get_array(), [[1, wanted], [wanted, 1]], rtol=1e-12)
+    assert [text.get_text() for text in correlations.get_yticklabels()] == ["line[0]", "line[1]"]
+    assert style().problems_of(figure) == []
     angle[0] = 3.0
     result = least_squares(overshoot, angle, r)
     drawn = plot_fit(result).axes
@@ -230,3 +234,41 @@ def test_a_fit_is_drawn():
     with pytest.raises(InvalidArgumentError, match="result is 3; expected a result of least_squares"):
         plot_fit(3)
     end_program()
+
+
+# --- how pictures look: that of plots, and of the examples, which check their own when they are saved -----------------
+
+
+def style():
+    """The module that examples draw with."""
+    path = Path(__file__).parents[2] / "examples" / "plotting.py"
+    spec = importlib.util.spec_from_file_location("plotting", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_plots_can_be_read_and_do_not_lie():
+    draw = style()
+    image = plot_jacobian(np.random.default_rng(0).normal(size=(12, 9, 11)), output_axes=2, units="m / s")
+    matrix = plot_jacobian(np.arange(-6.0, 6.0).reshape(3, 4))
+    for figure in (image, matrix, plot_sparsity([np.eye(4), np.ones((4, 2))])):
+        assert draw.problems_of(figure) == []
+        assert figure.get_figwidth() <= draw.PAGE
+    assert [axes.get_subplotspec().rowspan.start for axes in image.axes] == [0] * 4 + [1] * 4
+    rows = matrix.axes[0].images[0]
+    assert rows.origin == "upper" and rows.get_clim() == (-6, 6)
+    assert rows.to_rgba(6.0)[0] > rows.to_rgba(6.0)[2] and min(rows.to_rgba(0.0)) > 0.96
+
+
+def test_a_picture_with_small_text_or_reversed_signs_is_found():
+    draw = style()
+    figure = draw.new_figure(15, 4)
+    left, right = figure.subplots(1, 2)
+    left.imshow(np.eye(3), cmap="RdBu", vmin=-1, vmax=1)
+    right.imshow(np.eye(3), cmap="RdBu_r", vmin=-1, vmax=2)
+    right.set_title("small", fontsize=9)
+    problems = "\n".join(draw.problems_of(figure))
+    assert "RdBu from" in problems and "from -1.0 to 2.0" in problems and "'small' has 9.0 points" in problems
+    draw.make_readable(figure)
+    assert "points" not in "\n".join(draw.problems_of(figure))
