@@ -1,4 +1,4 @@
-"""Two overlapping discs, one of which leans: ``nearest`` shares each pixel between them, nested edges only nearly.
+"""Two overlapping discs, one of them tilted: ``nearest`` shares each pixel between them, nested edges only nearly.
 
 The image has three edges: the rim of each disc, where it is not hidden, and the line along which the leaning disc
 passes through the other one.  The derivative of every pixel by the centres, the radii and the depth of the upright disc

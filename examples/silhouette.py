@@ -1,4 +1,4 @@
-"""A sphere's depth image: what autodiff misses at the silhouette, and fits that work once it is there.
+"""A sphere's depth image: what autodiff misses at the silhouette, and fits that converge with the added boundary term.
 
 The derivative of the image has two terms: the one inside the sphere, which differentiating the renderer gives, and the
 one along its silhouette, where the depth jumps to 0.  The first alone has the wrong sign in two of three columns of the

@@ -1,4 +1,4 @@
-"""A force that is switched on at a place (a Heaviside force): a particle's way by its speed, the place, the force.
+"""A force that is switched on at a place (a Heaviside force): its path by speed, place and size.
 
 The particle flies freely up to the place and is slowed down behind it.  The step in which it crosses the place is cut
 there, so autodiff is exact.  A simulation that looks at the place once a step has the derivative 0 with respect to it.

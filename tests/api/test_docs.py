@@ -203,7 +203,7 @@ def test_the_gallery_has_the_first_sentence_and_a_picture_of_every_example():
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
         if not first.startswith("Shared by"):
             (picture,) = (ROOT / "docs" / "pictures").glob(f"{path.stem}.*")
-            assert f"`{path.name}`:\n{first}\n\n![{path.stem}](pictures/{picture.name})\n" in text
+            assert f"[`{path.name}`](../examples/{path.name}):\n{first}\n\n![{path.stem}](pictures/{picture.name})\n" in text
 
 
 def test_quoted_figures_name_an_example():
