@@ -177,7 +177,7 @@ def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]]) -> Non
                 label = None
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("Gauss-Newton step", fontsize=9)
-    axes.set_ylabel("distance from the true parameters (scene units)", fontsize=9)
+    axes.set_ylabel("distance (scene units)", fontsize=9)
     axes.get_xaxis().get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=8, colors=GREY)
     axes.grid(color="#dde1e7")
