@@ -121,7 +121,9 @@ def rows_of(text):
 
 
 def test_times_of_the_readme_are_those_of_the_performance_page():
-    whole = rows_of((ROOT / "docs" / "performance_appendix.md").read_text(encoding="utf-8").partition("<!-- table -->")[2])
+    whole = rows_of(
+        (ROOT / "docs" / "performance_appendix.md").read_text(encoding="utf-8").partition("<!-- table -->")[2]
+    )
     places = {name.split("<br>")[0]: n for n, name in enumerate(whole[""])}
     milliseconds = {
         method: [float(cell.split()[0]) if " (" in cell else None for cell in row] for method, row in whole.items()
@@ -203,7 +205,10 @@ def test_the_gallery_has_the_first_sentence_and_a_picture_of_every_example():
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
         if not first.startswith("Shared by"):
             (picture,) = (ROOT / "docs" / "pictures").glob(f"{path.stem}.*")
-            assert f"[`{path.name}`](../examples/{path.name}):\n{first}\n\n![{path.stem}](pictures/{picture.name})\n" in text
+            assert (
+                f"[`{path.name}`](../examples/{path.name}):\n{first}\n\n![{path.stem}](pictures/{picture.name})\n"
+                in text
+            )
 
 
 def test_quoted_figures_name_an_example():
