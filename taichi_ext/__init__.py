@@ -5,7 +5,7 @@ from taichi_ext.api.hessian import Hessian, hessian, hvp, value_gradient_and_hes
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import jvp, vjp
-from taichi_ext.api.reverse_mode import add_gradient
+from taichi_ext.api.reverse_mode import GradientLaunch
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
 from taichi_ext.boundary.layers import layers, nearest
@@ -102,6 +102,6 @@ __all__ = [
     "vjp",
 ]
 
-backend.transpose_with(add_gradient)  # for kernels that Taichi's reverse mode cannot differentiate
+backend.compile_gradients_with(GradientLaunch)
 
 __dir__ = __all__.copy  # for completion: no modules

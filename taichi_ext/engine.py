@@ -22,11 +22,10 @@ from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.stores import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.facts.arguments import first_column_argument, shadow_argument
-from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds, Use
-from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
-from taichi_ext.program import Container, Jump, Local, Program, While, statements
+from taichi_ext.program import Container, Local, Program
 from taichi_ext.program.keys import RETURN, Key, SiteArray
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
@@ -45,7 +44,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
         start = stages.begin(f"differentiating {backend.short_name(launch.kernel)}")
         captures, constants = backend.Captures(), launches.constants_of(launch)
         rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
-        recorded, infos = _recorded(launch, rules, captures, constants)
+        recorded, infos = _recorded(launch, rules, captures, constants, 1 if launch.energy is None else 2)
         program = simplify(without_unused_draws(recorded))
         check_rules(program)
         paths = _paths(program, launch, infos, constants)
@@ -100,10 +99,9 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
 
 
 def _recorded(
-    launch: launches.Launch, rules: RulesInUse, captures: backend.Captures, constants: Constants | None
+    launch: launches.Launch, rules: RulesInUse, captures: backend.Captures, constants: Constants | None, order: int
 ) -> tuple[Program, dict[Container, launches.ContainerInfo]]:
     """A summary of the kernel and its containers."""
-    order = 1 if launch.energy is None else 2
     recorded = record(launch.kernel, launch.args, rules, captures, constants, order=order)
     recorded, infos = launches.with_whole_fields(recorded, launch)
     if has_node_calls(recorded.body):
@@ -181,11 +179,14 @@ def _kernel(
 
 
 def recorded(
-    launch: launches.Launch, rules: RulesInUse, captures: backend.Captures
+    launch: launches.Launch, rules: RulesInUse, captures: backend.Captures, order: int = 1
 ) -> tuple[Program, dict[Container, launches.ContainerInfo], dict[Local, Key], tuple[set[Container], set[Container]]]:
-    """A kernel as it is: program, containers, arguments and numbers that are parameters, what it reads and writes."""
+    """A kernel as it is: program, containers, arguments and numbers that are parameters, what it reads and writes.
+
+    ``order``: of the derivatives that are computed from it.
+    """
     constants = launches.constants_of(launch)
-    program, infos = _recorded(launch, rules, captures, constants)
+    program, infos = _recorded(launch, rules, captures, constants, order)
     accessed = read_containers(program.body), written_containers(program.body)
     program = simplify(without_unused_draws(program))
     numbers = launches.number_locals(program, launch, constants)
@@ -193,36 +194,17 @@ def recorded(
 
 
 def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
-    """A kernel that Taichi cannot compile by itself, without a Jacobian.
-
-    It has antialiased edges, or Taichi compiles it for its reverse mode and it has derivatives of the user's own.
-    """
+    """A kernel with antialiased edges, which Taichi cannot compile by itself, without a Jacobian."""
     with backend.deep_recursion(kernel):
-        is_reverse = backend.is_reverse(kernel)
-        rules = RulesInUse(takes_derivative=is_reverse)
+        rules = RulesInUse(takes_derivative=False)
         captures = backend.Captures()
-        if is_reverse and len(registry):
-            _check_rules_of(kernel, args, rules)
-        program = simplify(without_unused_draws(record(kernel, args, rules, captures, is_reverse=is_reverse)))
-        if is_reverse and any(isinstance(s, (Jump, While)) for s in statements(program.body)):
-            raise backend.NeedsTranspose("a loop of which the number of iterations is not known")
-        seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()), use=Use(is_reverse=is_reverse))
-        program = simplify(differentiate(program, seeds).program)
-        emitted = build(with_known_operations(program) if is_reverse else program)
+        program = simplify(without_unused_draws(record(kernel, args, rules, captures)))
+        seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()))
+        emitted = build(simplify(differentiate(program, seeds).program))
         rules.count_uses()
         plain = compiled(kernel, args, emitted, like=kernel)
         plain.captures = captures
         return plain
-
-
-def _check_rules_of(kernel: backend.Kernel, args: tuple[object, ...], rules: RulesInUse) -> None:
-    """Raise the errors of a user's rule that a Jacobian of the kernel would raise.
-
-    Taichi transposes a rule as a function of its tangents. If that is not linear, the gradient is wrong.
-    """
-    recorded = record(kernel, args, rules)
-    if any(rules.found.values()):
-        check_rules(simplify(recorded))
 
 
 def compiled(

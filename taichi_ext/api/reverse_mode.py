@@ -1,57 +1,92 @@
-"""``kernel.grad()`` and ``ti.ad.Tape`` for kernels with edges, which Taichi's reverse mode cannot differentiate."""
+"""``kernel.grad()`` and ``ti.ad.Tape`` for kernels with derivatives of the user's own, by the adjoint of the kernel."""
 
 # Fields and arrays of any kind are taken from a kernel that is known when it runs.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.analysis.changes import read_containers, written_containers
-from taichi_ext.api.products import vjp
+from taichi_ext.analysis.changes import draws_random_numbers, read_containers, written_containers
+from taichi_ext.analysis.linearity import check_rules
+from taichi_ext.analysis.overwritten import overwritten
+from taichi_ext.api.inputs.options import Options
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.products import transposed
+from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
+from taichi_ext.boundary.registry import RulesInUse
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Assign, Body, Container, Load, statements
+from taichi_ext.program import Assign, Container, Load, cited, statements
 from taichi_ext.record.recorder import record
+from taichi_ext.runtime.memory.state import State
 from taichi_ext.simplify import simplify
 
 
-def add_gradient(kernel: backend.Kernel, args: tuple[object, ...]) -> None:
-    """For all fields and arrays of a kernel: ``x.grad += y.grad * dy/dx``, as Taichi's own gradient kernel does.
+class GradientLaunch:
+    """Launches of the gradient of a kernel, for arguments of some types.
 
-    The gradients of entries that the kernel stores to, rather than adds to, are set to 0.
+    As Taichi's own gradient kernels do, it adds ``y.grad * dy/dx`` to ``x.grad``, for all fields and arrays that the
+    kernel reads and writes and that have a gradient.  That of an entry that the kernel stores to is 0 afterwards.  What
+    the kernel stores is put back.
+
+    Args:
+        kernel: the kernel itself.
+        args: arguments of these types.
 
     Raises:
-        UnsupportedError: the kernel reads and writes the same field that has a gradient.
+        UnsupportedError: the kernel reads what it overwrites, or draws random numbers, or a derivative is not known.
     """
-    with backend.exclusive:
-        program = simplify(record(kernel, args))
-    body, names = program.body, {a.name: n for n, a in enumerate(backend.arguments(kernel))}
-    objects = {c: args[names[c.name]] if c.is_argument else c.object for c in program.containers}
-    grads = {c: backend.gradient_of(x) for c, x in objects.items() if c.dtype.is_real}
-    read, written = read_containers(body), written_containers(body)
-    params = [c for c in program.containers if c in read and grads.get(c) is not None]
-    outputs = [c for c in program.containers if c in written and grads.get(c) is not None]
-    both = [c.name for c in params if c in outputs]
-    if both:
-        raise UnsupportedError(
-            f"{backend.short_name(kernel)}.grad(): the kernel reads and writes {both[0]}, whose gradient Taichi keeps "
-            "only once. Write to another field, or use taichi_ext.vjp."
-        )
-    if not params or not outputs:
-        return
-    held = [(objects[c], backend.copy_of(objects[c])) for c in written]
-    try:
-        weights = [backend.as_numpy(grads[c]) for c in outputs]
-        found = vjp(kernel, [objects[c] for c in params], [objects[c] for c in outputs], weights, args=args)
-    finally:
-        for x, copy in held:
-            backend.put_back(x, copy)
-    for c, gradient in zip(params, found, strict=True):
-        backend.add_to(grads[c], np.asarray(backend.as_numpy(gradient)))
-    for c in _stored(body) & set(outputs):
-        backend.put_back(grads[c], 0 * backend.copy_of(grads[c]))
 
+    def __init__(self, kernel: backend.Kernel, args: tuple[object, ...]) -> None:
+        self._kernel, self._name = kernel, f"{backend.short_name(kernel)}.grad()"
+        program = simplify(record(kernel, args, RulesInUse(takes_derivative=True)))
+        check_rules(program)
+        self._positions = {a.name: n for n, a in enumerate(backend.arguments(kernel))}
+        self._written, self._read = written_containers(program.body), read_containers(program.body)
+        self._real = [c for c in program.containers if c.dtype.is_real and c in self._read | self._written]
+        stores = (s for s in statements(program.body) if isinstance(s, Assign))
+        self._stored = {s.target.container for s in stores if isinstance(s.target, Load)}
+        found = overwritten(program.body)
+        if found is not None:
+            container, place = found
+            raise UnsupportedError(
+                f"{cited(place)}{self._name}: the kernel reads and writes {container.name}. When the gradient is "
+                "computed, what it has read is not there any more. Write to another field, or use taichi_ext.vjp."
+            )
+        if draws_random_numbers(program.body):
+            raise UnsupportedError(
+                f"{self._name}: the kernel draws random numbers, which were others when it ran. Read them from a "
+                "field, or use taichi_ext.vjp."
+            )
 
-def _stored(body: Body) -> set[Container]:
-    return {s.target.container for s in statements(body) if isinstance(s, Assign) and isinstance(s.target, Load)}
+    def __call__(self, args: tuple[object, ...]) -> None:
+        """Add to the gradients."""
+        objects = {c: args[self._positions[c.name]] if c.is_argument else c.object for c in self._real}
+        grads: dict[Container, Any] = {c: backend.gradient_of(x) for c, x in objects.items()}
+        own = [c for c in self._real if grads[c] is not None]
+        is_host = backend.is_host_arch()
+        params = [c for c in own if is_host or c in self._read]
+        outputs = [c for c in own if c in self._written]
+        if not outputs or not params:
+            return
+        given, wanted = ([objects[c] for c in named] for named in (params, outputs))
+        plan, call = prepared_form(self._kernel, given, wanted, args, Options(), "transpose")
+        evaluation = plan.start(call, state=None if is_host else State())
+        evaluation.prepared.is_checked = True  # some of the params may only be written
+        evaluation.prepared.has_no_adjoint = ""  # rules may have changed
+        cotangents = [np.asarray(backend.as_numpy(grads[c])).reshape(-1, 1) for c in outputs]
+        if is_host:
+            found = rows_by_adjoint(evaluation, cotangents, restores=True)
+        else:
+            found = transposed(evaluation, cotangents, None)
+            evaluation.restore()
+        if found is None:
+            raise UnsupportedError(evaluation.prepared.has_no_adjoint)
+        ends = np.cumsum([param.size for param in evaluation.layout.params])[:-1]
+        for c, part in zip(params, np.split(found[0], ends), strict=True):
+            backend.add_to(grads[c], part, is_added=c not in self._written)
+        for c in self._stored.intersection(outputs).difference(params):
+            backend.add_to(grads[c], np.zeros(()), is_added=False)

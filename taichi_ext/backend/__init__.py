@@ -83,6 +83,7 @@ from taichi_ext.backend.following import (
     suspend_following,
     user_frame,
 )
+from taichi_ext.backend.gradients import add_to, compile_gradients_with, gradient_of, is_gradient_kernel
 from taichi_ext.backend.kernels import (
     NUMBER_FEATURE,
     FusedKernel,
@@ -156,13 +157,6 @@ from taichi_ext.backend.lifetime import (
 )
 from taichi_ext.backend.noting import note_function, read_member
 from taichi_ext.backend.opaque import Array, CoreNode, DataType
-from taichi_ext.backend.reverse_mode import (
-    NeedsTranspose,
-    add_to,
-    gradient_of,
-    is_gradient_kernel,
-    transpose_with,
-)
 from taichi_ext.backend.runtime import (
     ASCENDING_EIGENVALUES,
     COMPILED_TABLES,

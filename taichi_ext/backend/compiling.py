@@ -10,10 +10,10 @@ from typing import Any
 
 from taichi_ext.backend.captures import Captures, first_captures
 from taichi_ext.backend.contexts import function_context
+from taichi_ext.backend.gradients import is_gradient_kernel, replace_gradient_kernel
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.noting import follow_captures, keep_function, note_function, noting
-from taichi_ext.backend.reverse_mode import NeedsTranspose, is_gradient_kernel, transpose
 from taichi_ext.backend.runtime import (
     COMPILED_TABLES,
     FUNCTION_TABLE,
@@ -72,20 +72,6 @@ def compiled_again() -> Iterator[None]:
         again.restore()
 
 
-def _is_refused(kernel: Kernel, error: Exception) -> bool:
-    return is_reverse(kernel) and refuses_reverse(error)
-
-
-def _built(trace: Callable[[Kernel, Any], FusedKernel], kernel: Kernel, args: Any) -> FusedKernel | None:
-    """A kernel that the engine builds; None if our adjoint has to be launched in its place."""
-    try:
-        return trace(kernel, args)
-    except CompilationError as error:
-        if not isinstance(error, NeedsTranspose) and not _is_refused(kernel, error):
-            raise
-        return None
-
-
 def compile_with(
     trace: Callable[[Kernel, tuple[object, ...]], FusedKernel],
     rules: Callable[[], object],
@@ -93,8 +79,8 @@ def compile_with(
 ) -> None:
     """From now on, kernels whose compilation raises ``NeedsEngine`` are built by ``trace(kernel, args)``.
 
-    Kernels for reverse mode are compiled again if ``rules()`` has changed since. If they call a function that has a
-    rule, only the engine can build them; in its own kernels, rules are applied already.
+    Kernels for a gradient are replaced (``replace_gradient_kernel``), and compiled again if ``rules()`` has changed
+    since: if they call a function that has a rule, Taichi cannot compile them.
     """
     compiled_with: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
     compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__
@@ -125,12 +111,13 @@ def compile_with(
                 if _again is None:
                     first_captures(self, arg_features, captures, is_plain=True)
             except CompilationError as error:
-                if not isinstance(error, NeedsEngine) and not _is_refused(self, error):
+                is_refused = is_reverse(self) and refuses_reverse(error)
+                if not isinstance(error, NeedsEngine) and not is_refused:
                     raise
-                traced = None if _is_refused(self, error) else _built(trace, self, args)
-                if traced is None:
-                    transpose(self, key)
+                if is_reverse(self):
+                    replace_gradient_kernel(self, key, args)
                     return
+                traced = trace(self, args)
                 if _again is None:
                     first_captures(self, arg_features, traced.captures, is_plain=True)
                 traced.compile()

@@ -195,14 +195,10 @@ class FusedKernel(Kernel):
             self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
 
     def compile(self) -> object:
-        """Compile it to machine code, once, with settings that avoid faults of Taichi 1.7.4.
-
-        For reverse mode, without fast math: it multiplies the scales of stopped gradients with each other, to infinity.
-        """
+        """Compile it to machine code, once, with settings that avoid faults of Taichi 1.7.4."""
         prog = self.runtime.prog
         if self.compiled is None:
-            reverse: dict[str, int] = {"fast_math": False} if is_reverse(self) else {}
-            with careful_compilation(self.hazards, self.lines), _settings(prog.config(), reverse):
+            with careful_compilation(self.hazards, self.lines):
                 self.compiled = compile_kernel(prog, self.cpp)
         return self.compiled
 

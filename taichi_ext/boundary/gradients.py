@@ -56,8 +56,7 @@ def stop_gradient(value: Any) -> Any:
         value: a scalar, vector or matrix in a kernel; in the Python code of a pipeline, a number.
 
     Returns:
-        The value.  In Taichi's reverse mode it is exact for ``abs(value) >= 2**-460``, in float32 from ``2**-41`` on.
-        For smaller values, the absolute error is at most ``2**-512``, in float32 ``2**-64``.
+        The value.
 
     Example:
         >>> import taichi as ti

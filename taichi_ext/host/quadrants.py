@@ -148,15 +148,15 @@ def refuses_reverse(error: Exception) -> bool:
     return "Cannot use non static range in Backwards mode" in str(error)
 
 
-def keep_replaced(kernel: Any, key: object, stand_in: object, launch: Callable[[tuple[object, ...]], object]) -> None:
+def keep_replaced(kernel: Any, key: object, launch: Callable[[tuple[object, ...]], object]) -> None:
     """Run a function in place of a kernel, for arguments of these types."""
 
     def launch_kernel(of: object, t_kernel: Any, compiled: Any, *args: object, **options: Any) -> object:
-        if t_kernel is not stand_in:
+        if type(t_kernel) is not type(launch):
             return Kernel.launch_kernel(kernel, of, t_kernel, compiled, *args, **options)
-        return launch(args)
+        return t_kernel(args)
 
-    kernel.materialized_kernels[key] = kernel.compiled_kernel_data_by_key[key] = stand_in
+    kernel.materialized_kernels[key] = kernel.compiled_kernel_data_by_key[key] = launch
     kernel.launch_kernel = launch_kernel  # Quadrants looks it up on the instance
     impl.get_runtime()._current_global_context = None
 

@@ -113,13 +113,13 @@ def refuses_reverse(error: Exception) -> bool:
     return False
 
 
-def keep_replaced(kernel: Any, key: object, stand_in: object, launch: Callable[[tuple[object, ...]], object]) -> None:
+def keep_replaced(kernel: Any, key: object, launch: Callable[[tuple[object, ...]], object]) -> None:
     """Run a function in place of a kernel, for arguments of these types."""
 
-    def launch_kernel(t_kernel: object, *args: object) -> object:
-        return launch(args) if t_kernel is stand_in else Kernel.launch_kernel(kernel, t_kernel, *args)
+    def launch_kernel(t_kernel: Any, *args: object) -> object:
+        return t_kernel(args) if type(t_kernel) is type(launch) else Kernel.launch_kernel(kernel, t_kernel, *args)
 
-    kernel.compiled_kernels[key] = stand_in
+    kernel.compiled_kernels[key] = launch
     kernel.launch_kernel = launch_kernel  # Taichi looks it up on the instance
 
 

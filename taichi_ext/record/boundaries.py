@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.taichi_reverse import as_constant
 from taichi_ext.errors import InvalidRuleError
-from taichi_ext.program import Boundary, Const, Declare, Local, Op, Read, Tensor, Value, entries
+from taichi_ext.program import Boundary, Local, Read, Tensor, Value, entries
 from taichi_ext.record.handles import Record, group_of, shape_of, with_members
 from taichi_ext.record.literals import as_value, described
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.taichi_types import result_type
 
 
 def statement(r: Recording, kind: str, given: Mapping[str, Any], values: Any, **options: object) -> Any:
@@ -58,32 +55,7 @@ def by_number(change: Callable[..., Value], value: object, *others: Any) -> obje
 
 def stopped(r: Recording, value: object) -> object:
     """The value, without its tangent."""
-    if not r.is_reverse:
-        return statement(r, "stop_gradient", {}, value)
-
-    def stop(x: Value) -> Value:
-        if isinstance(x, Const) or not x.dtype.is_real:
-            return x
-        local = Local("stopped", x.dtype, (), "temporary")
-        r.add(Declare(local, (as_constant(x),), place=r.place()))
-        return Read(local)
-
-    return by_number(stop, value)
-
-
-def difference(x: Value, y: Value) -> Value:
-    """A tangent in reverse mode: a value minus the same value, stopped."""
-    return operation("sub", x, y) if x.dtype.is_real else Const(0, x.dtype)
-
-
-def total(x: Value, *tangents: Value) -> Value:
-    """A value with tangents; whole numbers have none."""
-    return functools.reduce(lambda a, b: operation("add", a, b), tangents, x) if x.dtype.is_real else x
-
-
-def operation(name: str, a: Value, b: Value) -> Value:
-    """An operation on two real numbers."""
-    return Op(name, (a, b), result_type(name, (a.dtype, b.dtype)))
+    return statement(r, "stop_gradient", {}, value)
 
 
 def replaced(r: Recording, value: object, surrogate: object) -> object:
@@ -94,9 +66,7 @@ def replaced(r: Recording, value: object, surrogate: object) -> object:
             f"replace_gradient: the value has shape {shapes[0]}, the surrogate {shapes[1]}; give both the same shape."
         )
     _check_real(as_groups(value), as_groups(surrogate))
-    if not r.is_reverse:
-        return statement(r, "replace_gradient", {"surrogate": surrogate}, value)
-    return by_number(total, stopped(r, value), by_number(difference, surrogate, stopped(r, surrogate)))
+    return statement(r, "replace_gradient", {"surrogate": surrogate}, value)
 
 
 def _check_real(value: Any, surrogate: Any) -> None:

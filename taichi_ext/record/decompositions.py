@@ -108,8 +108,6 @@ def _eigenvectors(A, Q, step):
 def decomposition(r: Recording, matrix: object, dt: object = None, *, function: Any) -> object:
     """``ti.svd`` or ``ti.sym_eig``: a call without tangents, and one whose results have them."""
     kind = () if dt is None else (dt,)
-    if r.is_reverse:
-        return kept_call(r, matrix, *kind, function=function)
     fixed: Any = stopped(r, value_of(matrix))
     if fixed.shape[0] not in _PAIRS:  # Quadrants has them
         raise UnsupportedError(

@@ -7,7 +7,7 @@ around.  Other values that they read are kept in locals.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.changes import read_locals
 from taichi_ext.differentiate.facts.pixel_indices import with_real_operands
 from taichi_ext.errors import DerivativeWarning
-from taichi_ext.simplify.unrolling import renamed, substituted
 from taichi_ext.simplify.usage import written_locals
 
 _Entry = tuple[ir.Local, tuple[Any, ...]]
@@ -273,7 +272,7 @@ def _changed(s: ir.Statement, keep: Any, *, is_guarded: bool) -> ir.Statement:
     """A statement with changed values; values that are not always evaluated may not be evaluated before it."""
     names = {n.name for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, ir.Op)}
     is_guarded = is_guarded or isinstance(s, ir.While) or not names.isdisjoint(("ifte", "logical_and", "logical_or"))
-    s = substituted(s, lambda node: keep(node, is_guarded))
+    s = _substituted(s, lambda node: keep(node, is_guarded))
     return ir.with_blocks(s, lambda block: tuple([_changed(i, keep, is_guarded=True) for i in block]))
 
 
@@ -291,10 +290,27 @@ def _copied(s: ir.Statement, names: Mapping[ir.Local, ir.Local], new: Mapping[_E
         return node if own is None else ir.Read(own, node.index, place=node.place)
 
     blocks = tuple(tuple(_copied(i, names, new) for i in block) for block in ir.bodies(s))
-    s = renamed(substituted(s, change), names)
+    s = _renamed(_substituted(s, change), names)
     if isinstance(s, ir.For):
         s = replace(s, variables=tuple(names[v] for v in s.variables))
     return ir.with_bodies(s, blocks)
+
+
+def _substituted(s: ir.Statement, change: Callable[[ir.Value], ir.Value]) -> ir.Statement:
+    """The statement with ``change`` applied to each node of its expressions, and to its target."""
+    s = ir.with_nodes(s, change)
+    return replace(s, target=change(s.target)) if isinstance(s, ir.Store) else s  # type: ignore[arg-type]
+
+
+def _renamed(s: ir.Statement, names: Mapping[ir.Local, ir.Local]) -> ir.Statement:
+    """A statement of its own, with new locals for those that it declares."""
+    if isinstance(s, ir.Declare):
+        return replace(s, local=names[s.local])
+    if isinstance(s, ir.Atomic) and s.result is not None:
+        return replace(s, result=names[s.result])
+    if isinstance(s, (ir.Call, ir.Effect, ir.Boundary)):
+        return replace(s, results=tuple(names[r] for r in s.results))
+    return replace(s)
 
 
 def _read(value: object) -> ir.Read:

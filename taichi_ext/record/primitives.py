@@ -15,8 +15,6 @@ from taichi_ext.record.inlining import inline_call, walk_typed
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.rules import marked
 
-_IN_REVERSE = ("mark", "stop_gradient", "replace_gradient")  # rewritten for Taichi's reverse mode
-
 
 def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object]) -> object:
     """A call of a function with custom derivatives."""
@@ -37,8 +35,6 @@ def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords
         assert known is not None
         return inline_call(r, known, list(args), {})
 
-    if r.is_reverse and kind not in _IN_REVERSE:
-        raise backend.NeedsTranspose(kind)
     return _HANDLERS.get(kind, edges.edge)(r, call, function, given)
 
 

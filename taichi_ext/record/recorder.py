@@ -194,7 +194,6 @@ def record(
     captures: backend.Captures | None = None,
     constants: Constants | None = None,
     *,
-    is_reverse: bool = False,
     order: int = 1,
 ) -> Program:
     """The program of a kernel, for arguments of the types of these.
@@ -205,8 +204,6 @@ def record(
         rules: the users' rules that apply; None for none.
         captures: takes the Python values that become part of the program.
         constants: the Python numbers that are parameters; takes the locals of the program for them.
-        is_reverse: write users' rules, and gradients that are stopped or replaced, so that Taichi's own reverse mode
-            differentiates them.
         order: of the derivatives that are computed from it.
 
     Returns:
@@ -217,7 +214,7 @@ def record(
     """
     with backend.deep_recursion(kernel):
         rewritten = rewrite(kernel.func, None)
-        r = Recording(kernel, _library, rules or NoRules(), constants, is_reverse, order)
+        r = Recording(kernel, _library, rules or NoRules(), constants, order)
         scope = {**backend.global_variables(kernel.func), **r.library.names}
         for position in kernel.template_slot_locations:
             scope[backend.arguments(kernel)[position].name] = args[position]

@@ -62,13 +62,11 @@ class Recording:
         library: Callable[[Recording], Any],
         rules: Any,
         constants: Constants | None,
-        is_reverse: bool,
         order: int,
     ) -> None:
         self.kernel = kernel
         self.arguments: tuple[ir.Argument, ...] = ()
         self.rules = rules  # of users, that apply to the kernel
-        self.is_reverse = is_reverse  # Taichi's reverse mode takes the derivative itself
         self.order = order  # of the derivatives
         self.constants = constants or Constants()
         self.constants.library = library(self)

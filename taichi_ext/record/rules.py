@@ -11,11 +11,10 @@ from taichi_ext import backend
 from taichi_ext.backend import Func
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.record.assignments import declare, frozen
-from taichi_ext.record.boundaries import as_groups, by_number, difference, results_of, stopped, structure_of, total
+from taichi_ext.record.boundaries import as_groups, results_of, stopped, structure_of
 from taichi_ext.record.handles import Cells, Record, value_of, with_members
 from taichi_ext.record.literals import as_value
-from taichi_ext.record.recording import Block, Recording
-from taichi_ext.simplify.unrolling import unrolled
+from taichi_ext.record.recording import Recording
 
 Walk = Callable[[Any, list[Any]], Any]  # of a function on bound arguments
 
@@ -149,10 +148,7 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
             bound.append(declare(r, parameter, stopped(r, value), "argument") if is_value else value)
         else:
             value = whole if parameter == "auto" else inputs[parameter[2:]]
-            if r.is_reverse:
-                tangent = by_number(difference, value, stopped(r, value))
-            else:
-                tangent, inner[parameter], sources[parameter] = _tangent_of(r, parameter, value)
+            tangent, inner[parameter], sources[parameter] = _tangent_of(r, parameter, value)
             bound.append(declare(r, parameter, tangent, "argument"))
     result = _walked(r, rule, walk, bound)
     returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
@@ -160,8 +156,6 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
     groups, locals_, results = results_of("ruled", whole)
     if sum(len(ir.entries(group)) for group in sources.get("auto", ())) == len(locals_):
         del sources["auto"]  # the values themselves, so that they are read once
-    if r.is_reverse:
-        return _with_tangents(r, rule, whole, returned if is_tuple else returned[0])
     given = {**sources, "returned": as_groups(returned)}
     options = {"keeps_automatic": "auto" not in rule.parameters, "name": rule.name, "place": rule.place}
     r.add(ir.Boundary("rule", rule.target, given, groups, locals_, inner, options, place=r.place()))
@@ -169,37 +163,13 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
 
 
 def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[object]) -> object:
-    """The result of a rule; in reverse mode its loops are unrolled.
-
-    If a loop changes a value from before it, Taichi 1.7.4 counts only the last iteration; it also reads invalid memory
-    if the end of an inner loop is not a constant.
-    """
+    """The result of a rule."""
     function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
     r.stopped.append(rule.target)
-    r.blocks.append(Block())
     try:
-        result = value_of(walk(function, bound))
+        return value_of(walk(function, bound))
     finally:
         r.stopped.pop()
-        body = tuple(r.blocks.pop().statements)
-    for s in unrolled(body, lambda what: _unsuitable(rule, what)) if r.is_reverse else body:
-        r.add(s)
-    return result
-
-
-def _unsuitable(rule: Rule, what: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"The rule {rule.name!r} has {what}: in Taichi's reverse mode its loops are unrolled. Write a for loop with "
-        "constant bounds and conditions, or use taichi_ext.jacobian."
-    )
-
-
-def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object) -> object:
-    """The result in reverse mode: its value, stopped, plus the result of the rule, which is 0 and has the gradient."""
-    values = stopped(r, automatic)
-    if "auto" in rule.parameters:
-        return by_number(total, values, tangents)
-    return by_number(total, values, by_number(difference, automatic, values), tangents)
 
 
 def _tangent_of(r: Recording, name: str, value: object) -> tuple[object, tuple[ir.Local, ...], object]:

@@ -964,23 +964,6 @@ def test_gradient_kernels_are_told_by_their_mode():
     assert any(kernel is k.grad for kernel in impl.get_runtime().kernels), "runtime.kernels does not list all kernels"
 
 
-@pytest.mark.sweep
-def test_reverse_mode_does_not_differentiate_floor():
-    x = ti.field(ti.f64, shape=(), needs_grad=True)
-    y = ti.field(ti.f64, shape=(), needs_grad=True)
-
-    @ti.kernel
-    def k():
-        stopped = ti.floor(x[None] * 2.0**64) * 2.0**-64
-        y[None] = stopped * 3.0 + x[None] * 10.0
-
-    x[None], y.grad[None] = 0.3, 1.0
-    k()
-    k.grad()
-    assert y[None] == pytest.approx(3.9, rel=1e-15)
-    assert x.grad[None] == 10.0, "Taichi's reverse mode differentiates floor now: stop_gradient has to change"
-
-
 def test_grad_replaced_is_set_while_such_a_function_runs():
     seen = []
 

@@ -48,14 +48,12 @@ class Use:
     """The use of a program with tangents that is not launched as it is.
 
     Attributes:
-        is_reverse: whether Taichi's reverse mode differentiates it.
         is_lowered: whether its boundaries become ``weighted`` sums, which an adjoint is made of.
         is_again: whether it is the gradient of an energy, and is differentiated again.
         sums: the energy, if its gradient is added up term by term.
         intermediates: the containers that the energy is computed from, if written here; they have columns.
     """
 
-    is_reverse: bool = False
     is_lowered: bool = False
     is_again: bool = False
     sums: EnergySums | None = None
@@ -82,7 +80,7 @@ class Seeds:
     @property
     def takes_derivative(self) -> bool:
         """Whether values have tangents, or another transformation differentiates them."""
-        return self.columns > 0 or self.use.is_reverse or self.use.is_lowered or self.sparse is not None
+        return self.columns > 0 or self.use.is_lowered or self.sparse is not None
 
     @property
     def start(self) -> set[Container]:

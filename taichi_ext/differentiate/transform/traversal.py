@@ -123,7 +123,7 @@ class Transform:
         """Emit a call unchanged."""
         walk, seeds = self.context.walk, self.context.walk.facts.seeds
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
-        if name == "stop_grad" and not seeds.use.is_reverse:
+        if name == "stop_grad":
             walk.cursor.block.stopped.update(s.args)
             if seeds.use.is_again:
                 walk.builder.emit(s)
