@@ -14,7 +14,18 @@ from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substituti
 from taichi_ext.differentiate.rules.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, Load, Local, Op, Read, Value
-from taichi_ext.program.build import Coefficient, add, cast, is_number, literal, multiply, operation, select
+from taichi_ext.program.build import (
+    GUARDED,
+    GUARDED_BOTH,
+    Coefficient,
+    add,
+    cast,
+    is_number,
+    literal,
+    multiply,
+    operation,
+    select,
+)
 
 _FROZEN = ("weight", "temporary", "partial")
 
@@ -165,7 +176,7 @@ class Block:
 
     def _products(self, node: Op, ws: Weights, values: dict[Value, Value]) -> list[tuple[Value, Weights]]:
         """The operands of an operation, each with its part of the adjoint."""
-        rule = rule_of(node, self._definition)
+        rule = rule_of(node, self._definition, is_again=self.sweep.is_again)
         active = [a for a in node.args if self.sweep.has(a)]
         if rule.kind == "unknown":
             raise UnsupportedError(f"{ir.cited(node.place)}The derivative of {node.name} is not known.")
@@ -219,6 +230,15 @@ class Block:
             partial = self.keep(partial, "partial")
         found: Weights = []
         for w in ws:
+            if (
+                self.sweep.is_again
+                and isinstance(w, Value)
+                and isinstance(partial, Value)
+                and (is_singular or is_guarded)
+            ):
+                first, second = (w, partial) if is_singular else (partial, w)
+                found.append(operation(GUARDED_BOTH if is_singular and is_guarded else GUARDED, first, second))
+                continue
             total = multiply(w, partial)
             zeros = [*([w] if is_singular else ()), *([partial] if is_guarded else ())]
             for factor in zeros:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.block import Block, Later
-from taichi_ext.adjoint.plain import Plain, exact, renamed_call
+from taichi_ext.adjoint.plain import Plain, exact, kept_boundary, renamed_call
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.loops import leaves
 from taichi_ext.errors import UnsupportedError
@@ -254,7 +254,12 @@ def _call(block: Block, s: ir.Call) -> None:
 
 def _boundary(block: Block, s: ir.Boundary) -> None:
     """Values whose derivative is not that of their expression."""
-    for n, (result, value) in enumerate(zip(s.results, s.numbers, strict=True)):
+    numbers = [block.sub(v) for v in s.numbers]
+    if block.sweep.is_again:
+        made = kept_boundary(s, block.sub)
+        block.emit(made)
+        numbers = list(map(Read, made.results))
+    for n, (result, value) in enumerate(zip(s.results, numbers, strict=True)):
         arguments: list[Value] = []
         weights: list[Value] = []
         if s.kind == "weighted":
@@ -264,7 +269,7 @@ def _boundary(block: Block, s: ir.Boundary) -> None:
         elif s.kind != "stop_gradient":
             raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of {s.kind!r} is not known.")
         sources = [block.sub(v) for v in arguments]
-        new = fresh(block, result, block.sub(value), is_own=False)
+        new = fresh(block, result, value, is_own=False)
         if result.dtype.is_real and any(map(block.sweep.has, sources)):
             block.sweep.active.add(new)
             block.records.append(Weighted(new, tuple(sources), tuple(map(block.sub, weights))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
@@ -27,6 +28,12 @@ def renamed_call(s: ir.Call, change: object) -> ir.Call:
     """A call with results of its own."""
     results = tuple([Local(r.name, r.dtype, r.shape, r.kind) for r in s.results])
     return replace(s, args=tuple([with_groups(a, change) for a in s.args]), results=results)
+
+
+def kept_boundary(s: ir.Boundary, change: Callable[[Value], Value]) -> ir.Boundary:
+    """A boundary with results of its own, for an adjoint that is differentiated again."""
+    results = tuple([Local(r.name, r.dtype, r.shape, r.kind) for r in s.results])
+    return replace(ir.with_values(s, change), results=results)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
@@ -76,6 +83,10 @@ class Plain:
                     self._name(old, new)
                 return (made,)
             case ir.Boundary():
+                if self.sweep.is_again:
+                    kept = kept_boundary(s, change)
+                    self.env.update(zip(s.results, map(Read, kept.results), strict=True))
+                    return (kept,)
                 values = [change(v) for v in s.numbers]
                 return tuple([ir.Declare(self._own(r), (v,)) for r, v in zip(s.results, values, strict=True)])
             case ir.Jump():

@@ -55,6 +55,7 @@ def adjoint_of(
     machine: Machine,
     *,
     is_guarded: bool = False,
+    is_again: bool = False,
 ) -> StageAdjoint:
     """The adjoint of a stage.
 
@@ -64,6 +65,7 @@ def adjoint_of(
         arrays: the arrays of adjoints.
         machine: what runs it.
         is_guarded: whether adjoints may be infinite where a partial is 0.
+        is_again: whether it is differentiated again.
     """
     bounds = bounds_of(stage, machine)
 
@@ -73,7 +75,7 @@ def adjoint_of(
         shared = contention(stage, sizes, machine, None if gather is None else gather.variable)
         own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
         width, dirty = next((a.width for a in arrays.values()), 1), dirty_containers(stage.body)
-        sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty, own, gather)
+        sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty, own, gather, is_again)
         return sweep, _Loops(sweep, bounds, machine.threads)
 
     pairs = inner_loop(stage.body, bounds, set(arrays))

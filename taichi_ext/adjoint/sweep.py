@@ -54,6 +54,7 @@ class Sweep:
         contention: how adjoints are added to.
         width: the number of cotangents.
         is_guarded: whether adjoints may be infinite where a partial is 0.
+        is_again: whether the adjoint is differentiated again.
         dirty: containers that an iteration may load from after a store to them.
         gather: what is gathered; None if nothing is.
         thread: the local with the number of the thread.
@@ -72,6 +73,7 @@ class Sweep:
     dirty: frozenset[Container]
     own: dict[Container, Container]
     gather: Gather | None = None
+    is_again: bool = False
     thread: Local = field(default_factory=lambda: Local("thread", I32, (), "kept"))
     active: set[Local] = field(default_factory=set)
     local_arrays: dict[Local, list[Local]] = field(default_factory=dict)

@@ -206,6 +206,8 @@ class _Walk:
         if isinstance(entry, ir.Read):
             return [(index, 0, n) for index, n in zip(entry.index, entry.local.shape, strict=True)]
         extent, c = self.extents[entry.container], entry.container
+        if extent.is_safe:
+            return []
         bounds = [*extent.bounds, *((0, n) for n in c.element_shape)]
         return [(i, first, end) for i, (first, end) in zip((*entry.indices, *entry.component), bounds, strict=False)]
 

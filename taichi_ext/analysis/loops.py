@@ -41,11 +41,15 @@ class Loop:
 
 @dataclass(frozen=True)
 class Extent:
-    """The indices of a container: a shape from an offset on; ``is_full`` where a loop over it visits all of them."""
+    """The indices of a container: a shape from an offset on.
+
+    ``is_full``: whether a loop over it visits all of them; ``is_safe``: whether no index is ever out of range.
+    """
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     is_full: bool = True
+    is_safe: bool = False
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:

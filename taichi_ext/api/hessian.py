@@ -250,17 +250,19 @@ def hvp(
 ) -> Any:
     """Products H v of the Hessian of an energy with vectors, without H.
 
-    They cost one launch with a column for each vector, whatever the number of parameters, if the energy is a sum of
-    terms of few entries of the params each.  The call has the side effects of one plain run of the kernel.
+    They cost about twice a gradient, whatever the number of parameters.  If a kernel's energy is a sum of terms of few
+    entries of the params each, it is one launch with a column for each vector.  Otherwise, and for pipelines, the run
+    and its adjoint have tangents along up to 8 vectors (forward over reverse; see B. A. Pearlmutter, "Fast exact
+    multiplication by the Hessian", Neural Computation 6(1), 1994).  The call has the side effects of one plain run.
 
     Args:
         kernel: see ``hessian``.
-        params: see ``hessian``.
+        params: see ``hessian``; also numbers that a Python function takes.
         vectors: structured like ``params``; for each parameter an array of its shape and element shape, or several of
             them along a leading axis, as many for every parameter.
         energy: see ``hessian``.
         args: see ``hessian``.
-        max_memory: bytes for the tangents of intermediate fields and arrays, see ``jacobian``.
+        max_memory: bytes for what a pipeline keeps for the way back, see ``vjp``.
         fixed: entries of the params that do not move, see ``hessian``: those of a product are those of the vector.
 
     Returns:

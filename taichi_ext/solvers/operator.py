@@ -203,7 +203,7 @@ class _SymmetricProducts:
         """H times the columns of a matrix."""
         with _started(self._plan, self._call) as evaluation:
             along = with_choices(evaluation, None, self._fixed, has_gradient=False)
-            return np.concatenate(hessian_times(along, np.asarray(vectors, np.float64), _MOST_VECTORS))
+            return np.concatenate(hessian_times(along, np.asarray(vectors, np.float64)))
 
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
         """The same: H is symmetric."""

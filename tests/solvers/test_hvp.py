@@ -1,4 +1,6 @@
-"""Products with Hessians: beside H itself."""
+"""Products with Hessians: beside H itself, and beside differences of gradients."""
+
+import math
 
 import numpy as np
 import pytest
@@ -7,7 +9,19 @@ from differences import outputs, read, scalars, vectors, write
 from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, hessian, hessian_operator, hvp, value_and_gradient
+from taichi_ext import (
+    InvalidArgumentError,
+    UnsupportedError,
+    boundary_gradient,
+    custom_root,
+    hessian,
+    hessian_operator,
+    hvp,
+    registry,
+    replace_gradient,
+    stop_gradient,
+    value_and_gradient,
+)
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.runs.second_order import point_along, with_choices
@@ -120,6 +134,208 @@ def test_parameters_that_the_kernel_changes():
     write(x, start)
     assert_allclose(hvp(run, x, vector, energy), H @ vector, rtol=1e-12)
     assert_array_equal(read(x), start**2)
+
+
+def check_by_differences(run, x, energy, count=2, rtol=1e-7, **options):
+    """Products with random vectors beside central differences of the gradient."""
+    start, vectors_ = read(x), rng.normal(size=(count, *read(x).shape))
+
+    def gradient(values):
+        write(x, values)
+        return np.array(value_and_gradient(run, x, energy)[1])
+
+    step = 1e-5
+    expected = np.array([(gradient(start + step * v) - gradient(start - step * v)) / (2 * step) for v in vectors_])
+    write(x, start)
+    found = hvp(run, x, vectors_, energy, **options)
+    assert_allclose(found, expected, rtol=0, atol=rtol * np.abs(expected).max())
+    write(x, start)
+    pairs = vectors_.reshape(count, -1) @ found.reshape(count, -1).T
+    assert_allclose(pairs, pairs.T, rtol=1e-11, atol=1e-11 * np.abs(pairs).max())
+
+
+@pytest.mark.parametrize("max_memory", [None, 3000])
+def test_pipelines_in_place(max_memory):
+    """State that is overwritten, loops of unknown length, and snapshots where memory is short."""
+    x, q, v, energy = scalars(rng.uniform(0.3, 1, 12)), outputs(12), outputs(12), scalars(0.0)
+
+    @ti.kernel
+    def start():
+        energy[None] = 0.0
+        for i in q:
+            q[i], v[i] = x[i], 0.0
+
+    @ti.kernel
+    def step():
+        for i in v:
+            force = 0.0
+            n = 0
+            while n < 3 and force < 9.0 * x[i]:
+                force += ti.sin(q[(i + n) % 12]) * x[i]
+                n += 1
+            v[i] += 0.1 * force
+        for i in q:
+            q[i] += 0.1 * ti.sin(v[i]) * q[i]
+
+    @ti.kernel
+    def finish():
+        for i in q:
+            energy[None] += q[i] ** 3 + v[i] * x[i]
+
+    def simulate():
+        start()
+        for _ in range(12):
+            step()
+        finish()
+
+    check_by_differences(simulate, x, energy, max_memory=max_memory)
+
+
+def test_numbers_that_python_reads_and_computes():
+    x, y, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
+
+    @ti.kernel
+    def squares() -> ti.f64:
+        total = 0.0
+        for i in range(5):
+            y[i] = x[i] ** 2
+            total += y[i] * x[(i + 1) % 5]
+        return total
+
+    @ti.kernel
+    def weighted(weight: ti.f64):
+        for i in x:
+            energy[None] += weight * x[i] ** 3 * y[i]
+
+    def run(scale=1.3):
+        energy[None] = 0.0
+        total = squares()
+        weighted(math.sin(total) / (1.0 + y[2] ** 2) * scale**2)
+        y[3] = total * y[1]
+        weighted(0.5)
+
+    check_by_differences(run, x, energy)
+    step = 1e-5
+    slopes = [value_and_gradient(run, "scale", energy, args=(s,))[1] for s in (1.3 + step, 1.3 - step)]
+    assert_allclose(hvp(run, "scale", 1.0, energy, args=(1.3,)), np.subtract(*slopes) / (2 * step), rtol=1e-7)
+    with pytest.raises(InvalidArgumentError, match=r"scale.*is a number that a Python function takes.*use hvp"):
+        hessian(run, "scale", energy, args=(1.3,))
+
+
+def test_arrays_that_share_memory():
+    x, energy = rng.uniform(0.3, 1, (3, 8)), scalars(0.0)
+
+    @ti.kernel
+    def product(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            a[i] = a[i] * ti.sin(b[i])
+            energy[None] += a[i] ** 2
+
+    def run():
+        energy[None] = 0.0
+        product(x[0], x[1])
+        product(x[2], x[0])
+        product(x[1], x[2])
+
+    start, direction, step = x.copy(), rng.normal(size=x.shape), 1e-5
+    found = hvp(run, x, direction, energy)
+    slopes = []
+    for sign in (1, -1):
+        x[:] = start + sign * step * direction
+        slopes.append(value_and_gradient(run, x, energy)[1])
+    expected = (slopes[0] - slopes[1]) / (2 * step)
+    assert_allclose(found, expected, rtol=0, atol=1e-7 * np.abs(expected).max())
+
+
+def test_kernels_whose_terms_depend_on_many_parameters():
+    """Rows of all parameters would not fit: forward over reverse, with the derivatives of stopped and replaced values."""
+    x, energy = scalars(rng.uniform(0.3, 1, 600)), scalars(0.0)
+
+    @ti.kernel
+    def of_a_sum():
+        energy[None] = 0.0
+        for k in range(3):
+            total = 0.0
+            for i in range(600):
+                total += x[i] ** 2 * ti.cos(float(k + i)) + replace_gradient(0.0, x[i] ** 3) * stop_gradient(x[i])
+            energy[None] += total**2 + ti.sqrt(total * total) * x[k]
+
+    vectors_ = rng.normal(size=(2, 600))
+    found = hvp(of_a_sum, x, vectors_, energy)
+    assert_allclose(found, vectors_ @ hessian(of_a_sum, x, energy), rtol=1e-10, atol=1e-10)
+
+
+def test_where_partials_are_infinite():
+    """A root of 0 whose adjoint is 0 there, and moves."""
+    x, y, energy = scalars([0.0, 0.7, 0.0, 0.4]), outputs(4), scalars(0.0)
+
+    @ti.kernel
+    def roots():
+        for i in x:
+            y[i] = ti.sqrt(x[i]) * x[(i + 1) % 4]
+
+    @ti.kernel
+    def total():
+        for i in y:
+            energy[None] += y[i] * x[(i + 3) % 4] * 0.0 + x[i] ** 2
+
+    def run():
+        energy[None] = 0.0
+        roots()
+        total()
+
+    found = hvp(run, x, np.ones(4), energy)
+    assert_allclose(found, [2.0, 2.0, 2.0, 2.0])
+
+
+def test_second_derivatives_that_are_not_known():
+    x, y, r, energy = scalars([0.4, 0.7]), outputs(2), outputs(2), scalars(0.0)
+
+    @ti.func
+    def square(a):
+        return a * a
+
+    @boundary_gradient(square, name="half")
+    def _(d_a):
+        return 0.5 * d_a
+
+    @ti.kernel
+    def solve():
+        for i in x:
+            y[i] = ti.sqrt(x[i])
+
+    @ti.kernel
+    def residual():
+        for i in x:
+            r[i] = y[i] ** 2 - x[i]
+
+    @ti.kernel
+    def ruled():
+        for i in x:
+            energy[None] += square(y[i])
+
+    @ti.kernel
+    def plain():
+        for i in x:
+            energy[None] += y[i] ** 2
+
+    root = custom_root(lambda: solve(), lambda: residual(), y, r)
+
+    def with_a_rule():
+        solve()
+        ruled()
+
+    def implicit():
+        root()
+        plain()
+
+    try:
+        for run, match in ((with_a_rule, "a function with a rule"), (implicit, "<lambda>, the root of an equation")):
+            with pytest.raises(UnsupportedError, match=rf"(?is)second derivative.*{match}"):
+                hvp(run, x, np.ones(2), energy)
+            assert read(energy) == 0
+    finally:
+        registry.clear()
 
 
 @pytest.mark.sweep

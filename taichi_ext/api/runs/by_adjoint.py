@@ -24,7 +24,7 @@ from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.warning import warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
-from taichi_ext.runtime.reverse.reverse import Reverse, Run
+from taichi_ext.runtime.reverse.reverse import Products, Reverse, Run
 
 FEW_ROWS = 8  # up to which reverse mode is taken into account
 COLUMNS_PER_ROW = 32  # from which on
@@ -119,21 +119,54 @@ def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:
 
     If the evaluation has a state, everything is put back as it was.
     """
-    prepared, call, is_restored = evaluation.prepared, evaluation.call, evaluation.state is not None
+    with evaluation.whole():
+        found = _value_and_products(evaluation)
+        if found is not None:
+            return found[0], found[1].rows[:, 0]
+        (blocks,) = evaluation.blocks()
+        row = np.concatenate([np.reshape(block, -1) for block in blocks])
+        return values_of(evaluation.prepared, evaluation.call, evaluation.returned)[0], row
+
+
+def energy_along(
+    evaluation: Evaluation, directions: np.ndarray, *, restores: bool = False
+) -> tuple[Any, np.ndarray, np.ndarray] | None:
+    """The only output, which is one number, its gradient, and H times the columns of a matrix.
+
+    If the evaluation has a state, or by ``restores``, everything is put back as it was.
+
+    Returns:
+        The number, the gradient as one vector, and the products, a column for each direction; None, with everything as
+        it was, if the run has no adjoint.
+    """
+    with evaluation.whole():
+        found = _value_and_products(evaluation, directions, restores=restores)
+    if found is None:
+        return None
+    value, products = found
+    assert products.moved is not None
+    return value, products.rows[:, 0], products.moved
+
+
+def _value_and_products(
+    evaluation: Evaluation, directions: np.ndarray | None = None, *, restores: bool = False
+) -> tuple[Any, Products] | None:
+    """The only output, and its gradient, differentiated along directions."""
+    prepared, call = evaluation.prepared, evaluation.call
+    is_restored = restores or evaluation.state is not None
     values: list[object] = []
 
     def keep() -> None:
         values[:] = values_of(prepared, call, None)
 
-    with evaluation.whole():
-        ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
-        rows = rows_by_adjoint(evaluation, ones, restores=is_restored, after=keep if is_restored else None)
-        if rows is None:
-            (blocks,) = evaluation.blocks()
-            rows = [np.concatenate([np.reshape(block, -1) for block in blocks])]
-        if not values or evaluation.layout.outputs[0].target.kind == "return":
-            values[:] = values_of(prepared, call, evaluation.returned)
-    return values[0], rows[0]
+    ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
+    after = keep if is_restored else None
+    found = _products(evaluation, ones, restores=is_restored, after=after, directions=directions)
+    if found is None:
+        return None
+    if not values or evaluation.layout.outputs[0].target.kind == "return":
+        values[:] = values_of(prepared, call, evaluation.returned)
+    return values[0], found
 
 
 def rows_by_adjoint(
@@ -154,6 +187,18 @@ def rows_by_adjoint(
     Returns:
         The product; None, with everything as it was, if the run has no adjoint.
     """
+    found = _products(evaluation, cotangents, restores=restores, after=after)
+    return None if found is None else found.rows.T
+
+
+def _products(
+    evaluation: Evaluation,
+    cotangents: list[np.ndarray],
+    *,
+    restores: bool,
+    after: Callable[[], None] | None,
+    directions: np.ndarray | None = None,
+) -> Products | None:
     prepared, call, layout = evaluation.prepared, evaluation.call, evaluation.layout
     if prepared.stores and not prepared.has_no_adjoint:
         prepared.has_no_adjoint = (
@@ -169,6 +214,7 @@ def rows_by_adjoint(
         arrays=layout.arrays,
         outputs=evaluation.subject.outputs(layout),
         numbers=layout.numbers(None),
+        directions=directions,
         wants_return=any(o.target.kind == "return" for o in layout.outputs),
     )
     run = Run(
@@ -199,13 +245,13 @@ def rows_by_adjoint(
             )
     except _Unjudged:
         _judge(evaluation)
-        return rows_by_adjoint(evaluation, cotangents, restores=restores, after=after)
+        return _products(evaluation, cotangents, restores=restores, after=after, directions=directions)
     except UnsupportedError as error:
         prepared.has_no_adjoint = str(error)
         return None
     prepared.is_judged = True
     evaluation.returned = found.returned
-    return found.rows.T
+    return found
 
 
 class _WayBack(contextlib.ExitStack):

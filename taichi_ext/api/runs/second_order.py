@@ -10,13 +10,17 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.results import as_torch
+from taichi_ext.api.runs.by_adjoint import energy_along
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.api.runs.sparse_form import SparseForm
-from taichi_ext.api.runs.subject import EnergyGradient
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.api.runs.subject import EnergyGradient, Outputs
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import GRADIENT, Fused, PipelineArgument
 
 USES = ("gradient", "hessian", "hvp", "projected")  # of plans whose output is an energy
+MOST_DIRECTIONS = 8  # in one run forward and back
+MOST_VECTORS = 32  # that are multiplied in one run forward: kernels are compiled for their number
 
 
 def check_energy(call: KernelCall, energy: list[Target], params: list[Target], use: str) -> None:
@@ -27,11 +31,8 @@ def check_energy(call: KernelCall, energy: list[Target], params: list[Target], u
             "the kernel, or take the Hessian of each."
         )
     passed = [param.name for param in params if call.is_passed_number(param)]
-    if passed and use != "gradient":
-        raise InvalidArgumentError(
-            f"{passed[0]} is a number that a Python function takes. Second derivatives are with respect to fields, "
-            "arrays and numbers that kernels read: pass it in a field."
-        )
+    if passed and use not in ("gradient", "hvp"):
+        raise InvalidArgumentError(_PASSED.format(passed[0]))
     (target,) = energy
     shape = _shape(call, target)
     if math.prod(shape) != 1:
@@ -41,6 +42,12 @@ def check_energy(call: KernelCall, energy: list[Target], params: list[Target], u
         )
     if any(_is_same(target, param) for param in params):
         raise InvalidArgumentError(f"{target.name} is an energy and a parameter; give the energy a field of its own.")
+
+
+_PASSED = (
+    "{} is a number that a Python function takes. Hessians are with respect to fields, arrays and numbers that kernels "
+    "read: pass it in a field, or use hvp."
+)
 
 
 def _shape(call: KernelCall, target: Target) -> tuple[int, ...]:
@@ -87,7 +94,15 @@ def point_of(evaluation: Evaluation) -> tuple[float, np.ndarray, list[list[np.nd
 def point_along(evaluation: Evaluation, direction: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """The energy, its gradient, and H times a direction, all as vectors, from one run."""
     with evaluation.whole(), backend.suspend_following():
-        along, products = _products(evaluation, direction.reshape(-1, 1))
+        given = direction.reshape(-1, 1)
+        found = None if _prefers_forward(evaluation) else _by_adjoint(evaluation, given)
+        if found is not None:
+            value, gradient, products = found
+            return _number(value), gradient, np.concatenate(products).reshape(-1)
+        try:
+            along, products = _forward_products(evaluation, given)
+        except _HasDenseGradient:
+            return point_along(evaluation, direction)
         return *_energy_and_gradient(along), np.concatenate(products).reshape(-1)
 
 
@@ -95,21 +110,85 @@ def _energy_and_gradient(evaluation: Evaluation) -> tuple[float, np.ndarray]:
     """The energy and its gradient, after a run."""
     (value,) = values_of(evaluation.prepared, evaluation.call, evaluation.returned)
     parts = _subject(evaluation).gradients(evaluation.layout)
-    number = float(np.asarray(backend.as_numpy(value)).reshape(-1)[0])
-    return number, np.concatenate([part.reshape(-1) for part in parts])
+    return _number(value), np.concatenate([part.reshape(-1) for part in parts])
 
 
-def hessian_times(evaluation: Evaluation, directions: np.ndarray, most: int | None = None) -> list[np.ndarray]:
-    """H times the columns of ``directions``, at most ``most`` in a run: a matrix for each parameter."""
-    return _products(evaluation, directions, most)[1]
+def _number(value: object) -> float:
+    return float(np.asarray(backend.as_numpy(value)).reshape(-1)[0])
 
 
-def _products(
+def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray]:
+    """H times the columns of ``directions``: a matrix for each parameter."""
+    if not _prefers_forward(evaluation):
+        found = _in_blocks(evaluation, directions)
+        if found is not None:
+            return found
+    try:
+        return _forward_products(evaluation, directions, MOST_VECTORS)[1]
+    except _HasDenseGradient:
+        return hessian_times(evaluation, directions)
+
+
+class _HasDenseGradient(Exception):
+    """Raised before a kernel is launched that would compute tangents along all parameters for the gradient."""
+
+
+def _prefers_forward(evaluation: Evaluation) -> bool:
+    """Whether products are computed by differentiating forward twice.
+
+    That takes half of the time where each term of the energy depends on few params, as far as is known.
+    """
+    has_passed = any(isinstance(param.key, PipelineArgument) for param in evaluation.layout.params)
+    return evaluation.call.kernel is not None and not evaluation.prepared.mode and not has_passed
+
+
+def _in_blocks(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray] | None:
+    """Products by adjoints, some directions in each run; None: no adjoint."""
+    total, parts = directions.shape[1], list[list[np.ndarray]]()
+    width = -(-total // max(1, -(-total // MOST_DIRECTIONS)))
+    for first in range(0, total, max(1, width)):
+        block = directions[:, first : first + width]
+        padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
+        found = _by_adjoint(evaluation, padded, restores=first + width < total)
+        if found is None:
+            return None
+        parts.append([part[:, : block.shape[1]] for part in found[2]])
+    return [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
+
+
+def _by_adjoint(
+    evaluation: Evaluation, directions: np.ndarray, *, restores: bool = False
+) -> tuple[object, np.ndarray, list[np.ndarray]] | None:
+    """The energy, its gradient, and products with H for each parameter, forward over reverse; None: no adjoint."""
+    subject, layout = _subject(evaluation), evaluation.layout
+    plain = evaluation.changed(subject=Outputs(is_gradient=True))
+    found = energy_along(plain, subject.moved(directions), restores=restores)
+    evaluation.returned = plain.returned
+    if found is None:
+        return None
+    value, gradient, products = found
+    return value, gradient, subject.free_products(products, directions, layout)
+
+
+def _forward_products(
     evaluation: Evaluation, directions: np.ndarray, most: int | None = None
 ) -> tuple[Evaluation, list[np.ndarray]]:
-    """The evaluation that computed the products, and the products."""
+    """The evaluation that computed products by differentiating forward twice, and the products."""
+    prepared = evaluation.prepared
+    passed = [param.target.name for param in evaluation.layout.params if isinstance(param.key, PipelineArgument)]
+    if passed:
+        raise UnsupportedError(f"{prepared.has_no_adjoint}\n{_PASSED.format(passed[0])}")
     subject, count = _subject(evaluation), max(1, directions.shape[1])
     along = evaluation.changed(directions=subject.moved(directions))
+
+    def check(fused: Fused) -> None:
+        if any(array.info.key != GRADIENT for array in fused.first_order):
+            prepared.mode = "forward over reverse: terms of the energy depend on many params"
+            prepared.fused.clear()
+            raise _HasDenseGradient
+
+    if _prefers_forward(evaluation) and not prepared.has_no_adjoint and backend.is_host_arch():
+        along.before_launch = check
     found = [matrix for _, (matrix,) in along.column_blocks(min(count, most or count))]
     return along, subject.products(np.concatenate(found, axis=1), directions, evaluation.layout)
 

@@ -152,10 +152,11 @@ class EnergyGradient(Outputs):
 
     def products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """H times directions for each parameter, from products of the gradient's Jacobian with ``moved`` directions."""
-        parts = self._by_param(found, layout)
-        if not self._fixed:
-            return parts
-        return _split(self._fixed.masked_products(np.concatenate(parts), directions), layout)
+        return self.free_products(np.concatenate(self._by_param(found, layout)), directions, layout)
+
+    def free_products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
+        """H times directions for each parameter, from H times ``moved`` directions, a row for each column of H."""
+        return _split(self._fixed.masked_products(found, directions) if self._fixed else found, layout)
 
     def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """The rows of each parameter, of a matrix with a row for each entry of the gradient."""

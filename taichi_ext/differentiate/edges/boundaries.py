@@ -11,15 +11,18 @@ from taichi_ext.program import Boundary, cited, with_values
 
 def boundary(ctx: RuleContext, s: Boundary) -> None:
     """Declare the results of a boundary."""
-    name = _NAMES.get(s.name, s.name)
-    if ctx.walk.facts.seeds.use.is_again and (
-        "what" in s.options or s.kind not in ("stop_gradient", "replace_gradient")
-    ):
-        raise UnsupportedError(
-            f"{cited(s.place)}The second derivative of {name} is not known: only its first derivative "
-            "is given. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
-        )
+    if ctx.walk.facts.seeds.use.is_again:
+        check_again(s)
     _KINDS[s.kind](ctx, s)
+
+
+def check_again(s: Boundary) -> None:
+    """Raise if a value has no second derivative."""
+    if "what" in s.options or s.kind not in ("stop_gradient", "replace_gradient"):
+        raise UnsupportedError(
+            f"{cited(s.place)}The second derivative of {_NAMES.get(s.name, s.name)} is not known: only its first "
+            "derivative is given. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
+        )
 
 
 def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:

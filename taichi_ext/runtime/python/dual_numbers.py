@@ -179,7 +179,7 @@ def _applied(function: Callable[..., Any], partials: Sequence[Callable[..., Any]
     value = function(*plain)
     if not isinstance(value, _SCALARS):
         return value
-    floats = [float(value), *map(float, plain)]
+    floats = _with_dots([float(value), *map(float, plain)], partials, operands)
     total, first, names, is_stopped = None, None, _NAMELESS, False
     for number, partial in zip(operands, partials, strict=True):
         if type(number) is not DualNumber:
@@ -194,7 +194,23 @@ def _applied(function: Callable[..., Any], partials: Sequence[Callable[..., Any]
             term = np.array([t * factor if t else 0.0 for t in term])
         total, first = term if total is None else total + term, number
         names, is_stopped = names | number.names if number.names else names, is_stopped or number.is_stopped
-    return value if first is None else DualNumber(floats[0], total, first.run, names, is_stopped=is_stopped)
+    return value if first is None else DualNumber(float(floats[0]), total, first.run, names, is_stopped=is_stopped)
+
+
+_INNER = PipelineRun()  # of numbers whose tangents are those of other numbers
+
+
+def _with_dots(
+    floats: list[float], partials: Sequence[Callable[..., Any]], operands: Sequence[Any]
+) -> Sequence[float | DualNumber]:
+    """The result and the operands of a function; with their own tangents, where second derivatives need them."""
+    moves = [x.tangent.dots if is_dual(x) and getattr(x.tangent, "dots", None) is not None else None for x in operands]
+    pairs = [(partial, move) for partial, move in zip(partials, moves, strict=False) if move is not None]
+    if not pairs:
+        return floats
+    total = sum(_number(partial, floats) * move for partial, move in pairs)
+    both = zip(floats, (total, *moves), strict=True)
+    return [x if move is None else DualNumber(x, move, _INNER) for x, move in both]
 
 
 def _number(partial: Callable[..., float], floats: Sequence[float]) -> float:

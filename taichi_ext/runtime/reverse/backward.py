@@ -12,8 +12,9 @@ from taichi_ext.adjoint import Tape, own_width
 from taichi_ext.program import Container
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.regions import Region, View
+from taichi_ext.runtime.python.dual_numbers import is_dual
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
-from taichi_ext.runtime.reverse.history import Event, Form, Launched, Read, StagePlan, Stored, launch
+from taichi_ext.runtime.reverse.history import Event, Form, Launched, Lent, Read, Stored, launch
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, numpy_type
 from taichi_ext.runtime.reverse.roots import Constants, Transposed
 
@@ -81,6 +82,10 @@ class Adjoints:
         else:
             matrix[np.arange(len(matrix))[own][rows]] += values
 
+    def store(self, cell: Cell, rows: Any, values: Any) -> None:
+        """Let entries have these numbers."""
+        self.matrix(cell)[np.arange(len(self.matrix(cell)))[self.rows(cell)][rows]] = values
+
     def clear(self, cell: Cell, rows: Any) -> None:
         """Entries have become constants."""
         for other in cell.all:
@@ -116,12 +121,10 @@ class Adjoints:
         """The adjoint of a number in Python; None if nothing depends on it."""
         return self.numbers.get(key)
 
-    def add_form(self, form: Form, values: np.ndarray) -> None:
-        """Add to the adjoints of numbers that another one was computed from."""
-        for key, partial in form.items():
-            known = self.numbers.get(key)
-            part = np.where(values == 0, 0.0, partial * values)  # 0 stays 0 where a partial is infinite
-            self.numbers[key] = part if known is None else known + part
+    def add_number(self, key: int, values: np.ndarray) -> None:
+        """Add to the adjoint of a number in Python."""
+        known = self.numbers.get(key)
+        self.numbers[key] = values if known is None else known + values
 
 
 class Backward:
@@ -131,6 +134,7 @@ class Backward:
         adjoints: with the cotangents of the outputs.
         capacity: entries of a thread's tape, of real numbers and of integers.
         is_guarded: whether adjoints may be infinite where a partial is 0.
+        moved: takes the tangents of adjoints, for second derivatives.
 
     Attributes:
         is_singular: whether a partial may have been infinite.
@@ -138,8 +142,11 @@ class Backward:
         missing: how many entries of a thread's tape were missing.
     """
 
-    def __init__(self, adjoints: Adjoints, capacity: Sequence[int], *, is_guarded: bool = False) -> None:
-        self.adjoints = adjoints
+    def __init__(
+        self, adjoints: Adjoints, capacity: Sequence[int], *, is_guarded: bool = False, moved: Adjoints | None = None
+    ) -> None:
+        self.adjoints, self._moved = adjoints, moved
+        self._stores = [adjoints] if moved is None else [adjoints, moved]
         self.is_guarded = is_guarded
         self.is_singular = False
         self.final: dict[Hashable, Copy] = {}
@@ -158,22 +165,33 @@ class Backward:
                 self._undo(event.saved[n])
                 self._stage(event, n)
             for cell, row, form in event.given:
-                if self.adjoints.has(cell):
-                    self.adjoints.add_form(form, self.adjoints.matrix(cell)[row].astype(np.float64))
+                self._pass_on(form, cell, [row])
         elif isinstance(event, Stored):
             self._undo(event.saved)
-            if event.form and self.adjoints.has(event.cells[0]):
-                self.adjoints.add_form(
-                    event.form, self.adjoints.of(event.cells[0])[event.rows].reshape(-1).astype(float)
-                )
+            if event.form:
+                self._pass_on(event.form, event.cells[0], event.rows)
             if event.rows is not None:
-                self.adjoints.clear(event.cells[0], event.rows)
+                for store in self._stores:
+                    store.clear(event.cells[0], event.rows)
         elif isinstance(event, (Constants, Transposed)):
             event.back(self.adjoints, self._undo)
         elif isinstance(event, Read):
-            adjoint = self.adjoints.number(event.number)
-            if adjoint is not None:
-                self.adjoints.add(event.cell, [event.row], adjoint[None])
+            for store in self._stores:
+                adjoint = store.number(event.number)
+                if adjoint is not None:
+                    store.add(event.cell, [event.row], adjoint[None])
+
+    def _pass_on(self, form: Form, cell: Cell, rows: Any) -> None:
+        """Pass the adjoint of an entry on to the numbers that it was computed from."""
+        if not self.adjoints.has(cell):
+            return
+        values, *moved = (store.of(cell)[rows].reshape(-1).astype(np.float64) for store in self._stores)
+        for key, partial in form.items():
+            number = float(partial)
+            self.adjoints.add_number(key, _times(number, values))
+            if self._moved is not None:
+                change = partial.tangent * values if is_dual(partial) else 0.0  # type: ignore[attr-defined]
+                self._moved.add_number(key, _times(number, moved[0]) + change)
 
     def keep_final(self, cells: Iterable[Cell]) -> None:
         """Keep what cells hold now: nothing else will be undone."""
@@ -204,61 +222,69 @@ class Backward:
             self.is_singular |= adjoint.is_singular
             if self.is_guarded:
                 adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
-            extra, after = self._extra(event, plan, adjoint)
-            launch(event.call, adjoint.stage, event.args, extra, keep=not event.own and not after)
-            for give_back in after:
-                give_back()
-            if not event.own and not after:
+            lent = Lent(adjoint.stage)
+            extra = [self._argument(event, adjoint, c, lent) for c in adjoint.stage.extra]
+            is_kept = not event.own and not lent.is_copied
+            launch(event.call, adjoint.stage, event.args, extra, keep=is_kept)
+            lent.give_back()
+            if is_kept:
                 self._extras[event.call, plan] = adjoint, extra
         else:
             adjoint, extra = known
             launch(event.call, adjoint.stage, event.args, extra, keep=True)
         for c, own in adjoint.own:
             cell = event.cell(c)
-            sums = self._sums(own)
-            total = sums.reshape(self._threads, -1)[:, : cell.size * self.adjoints.width].sum(axis=0)
-            self.adjoints.add(cell, slice(None), total.reshape(-1, self.adjoints.width))
-            sums[:] = 0
+            for store in self._stores:
+                sums = self._sums(own, store)
+                total = sums.reshape(self._threads, -1)[:, : cell.size * store.width].sum(axis=0)
+                store.add(cell, slice(None), total.reshape(-1, store.width))
+                sums[:] = 0
         if adjoint.tape is not None:
             status = self._tapes["status"]
             self.missing = [max(known, int(count)) for known, count in zip(self.missing, status, strict=False)]
             status[:2] = 0
 
-    def _extra(self, event: Launched, plan: StagePlan, adjoint: AdjointKernel) -> tuple[list[Any], list[Any]]:
-        """The arguments of an adjoint after the user's, and the functions to call after its launch."""
-        primal = {array: c for c, array in adjoint.arrays.items()}
-        sums = {own for _, own in adjoint.own}
-        extra: list[Any] = []
-        after: list[Any] = []
-        for c in adjoint.stage.extra:
-            if c in primal:
-                cell = event.cell(primal[c])
-                others = [event.cell(other) for other in adjoint.arrays if other is not primal[c]]
-                is_shared = any(other in cell.related for other in others) and isinstance(cell.key, View)
-                array, give_back = self.adjoints.borrow(cell, is_shared=is_shared)
-                after += [] if give_back is None else [give_back]
-                extra.append(array)
-            elif c in sums:
-                extra.append(self._sums(c))
-            elif c in event.own:
-                extra.append(event.own[c].obj)
-            else:
-                assert adjoint.tape is not None
-                extra.append(self._tape(adjoint.tape, c))
-        return extra, after
+    def _argument(self, event: Launched, adjoint: AdjointKernel, c: Container, lent: Lent) -> np.ndarray:
+        """The array for one of the own arguments of an adjoint."""
+        what = adjoint.stage.tangents.get(c)
+        if what is None:
+            store = self.adjoints
+        elif isinstance(what, Container) and self._moved is not None:
+            c, store = what, self._moved
+        else:
+            return lent.tangents(c, event.cell)
+        primal = next((p for p, array in adjoint.arrays.items() if array is c), None)
+        if primal is not None:
+            cell = event.cell(primal)
+            others = [event.cell(other) for other in adjoint.arrays if other is not primal]
+            is_shared = any(other in cell.related for other in others) and isinstance(cell.key, View)
+            return lent.borrow(store, cell, is_shared=is_shared)
+        if any(own is c for _, own in adjoint.own):
+            return self._sums(c, store)
+        if adjoint.tape is not None and c in adjoint.tape.arrays:
+            return self._tape(adjoint.tape, c, store)
+        cell = event.cell(c)
+        return event.own[c].obj if what is None else lent.borrow(cell.dots, cell)
 
-    def _sums(self, c: Container) -> np.ndarray:
+    def _sums(self, c: Container, store: Adjoints) -> np.ndarray:
         """Sums of each thread."""
         assert c.shape is not None
-        if c not in self._own:
-            self._own[c] = np.zeros(own_width(c.shape[0]) * self._threads, numpy_type(c))
-        return self._own[c]
+        name = c, store
+        if name not in self._own:
+            size = own_width(c.shape[0]) * self._threads * (store.width // self.adjoints.width)
+            self._own[name] = np.zeros(size, numpy_type(c))
+        return self._own[name]
 
-    def _tape(self, tape: Tape, c: Container) -> np.ndarray:
+    def _tape(self, tape: Tape, c: Container, store: Adjoints) -> np.ndarray:
         if c is tape.status:
             return self._tapes.setdefault("status", np.array([0, 0, *self._capacity], np.int32))
         capacity = self._capacity[0 if c is tape.reals else 1]
-        name = c.dtype, c is tape.reals
+        name = c.dtype, c is tape.reals, store
         if name not in self._tapes:
-            self._tapes[name] = np.zeros(capacity * self._threads, numpy_type(c))
+            self._tapes[name] = np.zeros(capacity * self._threads * (store.width // self.adjoints.width), numpy_type(c))
         return self._tapes[name]
+
+
+def _times(partial: float, values: np.ndarray) -> np.ndarray:
+    """A product; 0 stays 0 where a partial is infinite."""
+    return np.where(values == 0, 0.0, partial * values)

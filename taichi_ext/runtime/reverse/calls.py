@@ -32,11 +32,11 @@ class Kernels:
     staged: dict[KernelName, StagedKernel]
     capacity: list[int]
 
-    def find(self, name: KernelName, launch: Launch) -> StagedKernel:
-        """The kernel for a launch."""
+    def find(self, name: KernelName, launch: Launch, columns: int) -> StagedKernel:
+        """The kernel for a launch, with so many columns of tangents."""
         known = self.staged.get(name)
         if known is None or not known.is_current():
-            known = self.staged[name] = staged_kernel(launch)
+            known = self.staged[name] = staged_kernel(launch, columns)
         known.references = references_to(launch.args)  # adjoints for other active containers may be made with them
         return known
 
@@ -146,16 +146,18 @@ class Calls:
         )
         shapes = tuple((i, tuple(values[i].shape)) for i in backend.array_positions(kernel))
         same = tuple((i, info.key) for i, info in binding.arrays.items())
-        variant = tuple(sorted(columns.arguments)), tuple(variable.key for variable, _ in columns.constants)
+        count = 0 if self._cells.dots is None else self._cells.dots.width
+        constants = tuple(variable.key for variable, _ in columns.constants)
+        variant = (tuple(sorted(columns.arguments)), constants, count)
         features = backend.argument_features(kernel, args)
-        return self._kernels.find(KernelName(id(kernel), features, (shapes, same), variant), launch)
+        return self._kernels.find(KernelName(id(kernel), features, (shapes, same), variant), launch, count)
 
     def _event(self, call: Call, args: tuple[Any, ...], values: Sequence[Any], passed: Passed) -> Launched:
         """A launch with the numbers that it is given."""
         kernel, own = call.kernel, {}
         for c in kernel.own_containers:
             array = np.zeros(kernel.size_of(c), numpy_type(c))
-            own[c] = Cell(None, array, array.shape, array.dtype)
+            own[c] = Cell(None, array, array.shape, array.dtype, dots=self._cells.dots)
         event = Launched(call, args, own, [])
         leaves = {leaf.name: value for leaf, value in zip(backend.leaf_arguments(kernel.kernel), values, strict=True)}
         for place in kernel.numbers:
@@ -165,6 +167,9 @@ class Calls:
             cell.obj[place.start : place.start + len(forms)] = np.asarray(numbers, cell.dtype).reshape(-1)
             self._cells.activate(cell)
             event.given += [(cell, place.start + n, form) for n, form in enumerate(forms) if form]
+            for n, form in enumerate(forms):
+                if form.dots is not None:
+                    cell.dots.store(cell, [place.start + n], form.dots)
             self.read.add(place.key)
         return event
 
@@ -173,12 +178,17 @@ class Calls:
         numbers, count = self._request.numbers, math.prod(place.shape)
         if not isinstance(place.key, NumberArgument):
             variable, first = next((v, first) for v, first in numbers.constants if v.key == place.key)
-            return variable.read(), [Form({first + n: 1.0}) for n in range(count)]
+            return variable.read(), [self.parameter(first + n) for n in range(count)]
         name = place.key.name
         if name in passed:
             return leaves[name], passed[name]
         first = numbers.arguments[name]
-        return leaves[name], [Form({first + n: 1.0}) for n in range(count)]
+        return leaves[name], [self.parameter(first + n) for n in range(count)]
+
+    def parameter(self, column: int) -> Form:
+        """A number that is a parameter itself."""
+        directions = self._request.directions
+        return Form({column: 1.0}, None if directions is None else directions[column])
 
     def _steps(self, event: Launched) -> list[Step]:
         """The stages of a launch, for what is active now."""
@@ -205,7 +215,12 @@ class Calls:
             adjoint = adjoint if results else None
             reads = [] if adjoint is None else accesses(adjoint.stage, adjoint.stage.reads, is_store=False)
             writes = accesses(forward, forward.writes, is_store=True)
-            plan = call.plans[name] = StagePlan(forward, adjoint, reads, writes, results)
+            if adjoint is not None and kernel.columns:
+                moving = adjoint.active
+                plan = StagePlan(kernel.forward(n, active=moving), adjoint, reads, writes, results, moving)
+            else:
+                plan = StagePlan(forward, adjoint, reads, writes, results)
+            call.plans[name] = plan
         for c in plan.results:
             self._cells.activate(event.cell(c))
         return plan

@@ -30,6 +30,7 @@ class Cell:
         related: other arrays that share memory with it.
         wanted: the parts whose present numbers are needed on the way back.
         found: where its numbers lie, and the version of the layout for which that holds.
+        dots: the tangents of all cells, for second derivatives; None if there are none.
     """
 
     key: Hashable
@@ -40,6 +41,7 @@ class Cell:
     related: list[Cell] = field(default_factory=list)
     wanted: set[Box] = field(default_factory=set)
     found: tuple[int, np.ndarray | None] = (-1, None)
+    dots: Any = None
 
     @property
     def memory(self) -> np.ndarray | None:
@@ -73,7 +75,7 @@ def meet(a: Box, b: Box) -> bool:
 
 
 class Copy:
-    """The numbers of a part of a cell, as they are when it is made, in so many bytes."""
+    """The numbers of a part of a cell, and their tangents, as they are when it is made, in so many bytes."""
 
     def __init__(self, cell: Cell, box: Box) -> None:
         self.cell, self.box = cell, box
@@ -81,14 +83,27 @@ class Copy:
         if memory is not None:
             self._parts: list[Any] = [memory[box].copy()]
             self.nbytes = self._parts[0].nbytes
+            self._keep_dots()
             return
         self.box = ()
         with backend.suspend_following():
             self._parts = [_copied(part) for part in _parts(cell.obj)]
         self.nbytes = sum(map(_size, self._parts))
+        self._keep_dots()
+
+    def _keep_dots(self) -> None:
+        self._dots: Any = None
+        if self.cell.dots is not None and self.cell.dots.has(self.cell):
+            self._dots = self.cell.dots.of(self.cell)[self._rows()].copy()
+            self.nbytes += self._dots.nbytes
+
+    def _rows(self) -> Any:
+        return np.arange(self.cell.size).reshape(self.cell.shape)[self.box].reshape(-1) if self.box else slice(None)
 
     def put_back(self) -> None:
         """Store the numbers again."""
+        if self.cell.dots is not None and self.cell.dots.has(self.cell):
+            self.cell.dots.store(self.cell, self._rows(), 0 if self._dots is None else self._dots)
         memory = self.cell.memory
         if memory is not None:
             if memory.flags.writeable:  # others are only read
@@ -125,11 +140,13 @@ class Cells:
 
     Attributes:
         version: changes where a cell becomes active, or a new one shares memory with it.
+        dots: their tangents, for second derivatives; None if there are none.
     """
 
     def __init__(self, table: Any) -> None:
         self.table = table
         self.version = 0
+        self.dots: Any = None
         self._known: dict[Hashable, Cell] = {}
         self._nodes: dict[int, tuple[Cell, int]] = {}  # by the node of a component: its field, and its number
         self._parts: dict[object, list[Cell]] = {}  # the fields in each part of the layout that is not dense
@@ -150,7 +167,8 @@ class Cells:
         key = ("integers", backend.field_identity(whole)) if info is None else info.key
         known = self._known.get(key)
         if known is None:
-            known = Cell(key, whole, backend.full_field_shape(whole), backend.numpy_dtype_of(whole))
+            shape, dtype = backend.full_field_shape(whole), backend.numpy_dtype_of(whole)
+            known = Cell(key, whole, shape, dtype, dots=self.dots)
             for number, component in enumerate(backend.field_components(whole)):
                 self._nodes[backend.node_of(component)] = known, number
             for part in backend.storage_parts(whole):  # fields in one part of the layout share what is active
@@ -179,7 +197,8 @@ class Cells:
         """The cell of an array."""
         known = self._known.get(view)
         if known is None:
-            known = self._known[view] = Cell(view, obj, view.shape, numpy_dtype(backend.named_type(view.dtype)))
+            dtype = numpy_dtype(backend.named_type(view.dtype))
+            known = self._known[view] = Cell(view, obj, view.shape, dtype, dots=self.dots)
             for other in self.sharing(view):
                 if not view.fits(other.key):  # type: ignore[arg-type]
                     raise UnsupportedError(f"{name} and another array share memory as numbers of different types.")

@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import PipelineArgument
+from taichi_ext.launches import FieldKey, PipelineArgument, rows_of
 from taichi_ext.runtime.launching.launch_checks import (
     check_arguments,
     check_gradient_is_own,
@@ -75,12 +75,20 @@ class Forward:
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
         for seed in request.seeds:
-            self.cells.activate(self.cell_of(seed.key))
+            cell = self.cell_of(seed.key)
+            self.cells.activate(cell)
+            if request.directions is not None:
+                rows = self.rows_of(seed.key)
+                cell.dots.store(cell, rows, request.directions[seed.first : seed.first + seed.size])
 
     def cell_of(self, key: Any) -> Cell:
         """The cell of a parameter or output."""
         known = self.cells.find(key)
         return self.cells.of_field(self.table.infos[getattr(key, "whole", key)].obj) if known is None else known
+
+    def rows_of(self, key: Any) -> slice:
+        """The entries of its cell that belong to a parameter or output."""
+        return rows_of(key, self.table.infos[key.whole]) if isinstance(key, FieldKey) else slice(None)
 
     @property
     def may_lose(self) -> bool:
@@ -93,7 +101,7 @@ class Forward:
         """Run a function; see ``Pipeline``."""
         given = list(args)
         for position, column in passed.items():
-            forms = (Form({n: 1.0}) for n in count(column))
+            forms = map(self._calls.parameter, count(column))
             given[position] = dual_like(args[position], forms, self._numbers, names[position], column)
         self._is_pipeline = True
         self._arrays.remember()
@@ -125,6 +133,11 @@ class Forward:
 
     def root(self, root: Root) -> Any:
         """Run the solver of an implicit function."""
+        if self.cells.dots is not None:
+            raise UnsupportedError(
+                "The second derivative of an implicit function (custom_root) is not known: only its first derivative "
+                "is given. Use jacobian or value_and_gradient."
+            )
         result = self._roots.run(root, self._follow_arrays)
         self._arrays.remember()
         return result
@@ -180,7 +193,8 @@ class Forward:
         number, self._count = self._count, self._count + 1
         self._has_reads = True
         self.schedule.add(Read(cell, row, number))
-        return DualNumber(value, Form({number: 1.0}), self._numbers)
+        dots = None if self.cells.dots is None else self.cells.dots.of(cell)[row].copy()
+        return DualNumber(value, Form({number: 1.0}, dots), self._numbers)
 
     def _runs_plainly(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> bool:
         """Whether a kernel is one of Taichi's own that copies out, or deactivates nodes."""
@@ -212,6 +226,7 @@ class Forward:
         self.schedule.add(event)
         if do is not None:
             do()
+            event.settle()
         return event
 
     def before_host_write(self, obj: object, value: object) -> None:
@@ -242,6 +257,7 @@ class Forward:
                 self._numbers.passed |= value.names
                 event.form = value.tangent
                 self.cells.activate(cell)
+            event.settle()
 
     def _is_own(self, value: object) -> bool:
         """Whether a number depends on parameters of this run."""

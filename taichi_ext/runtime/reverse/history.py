@@ -13,21 +13,33 @@ from taichi_ext.program import Container
 from taichi_ext.runtime.memory.array_tangents import Binding
 from taichi_ext.runtime.reverse.boxes import Place, Places
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy, Log
-from taichi_ext.runtime.reverse.kernels import AdjointKernel, StagedKernel, StageKernel
+from taichi_ext.runtime.reverse.kernels import AdjointKernel, StagedKernel, StageKernel, numpy_type
 
 
 class Form(dict[int, float]):
-    """How a number in Python depends on others: partials by their numbers. It can be added and scaled."""
+    """How a number in Python depends on others: partials by their numbers. It can be added and scaled.
+
+    Attributes:
+        dots: for second derivatives, the tangent of the number; then partials may be numbers with tangents.
+    """
 
     __array_ufunc__ = None
 
+    def __init__(self, partials: Mapping[int, float] | None = None, dots: np.ndarray | None = None) -> None:
+        super().__init__(partials or {})
+        self.dots = dots
+
     def __mul__(self, factor: float) -> Form:
-        return Form({key: partial * factor for key, partial in self.items()})
+        dots = None if self.dots is None else self.dots * float(factor)
+        return Form({key: partial * factor for key, partial in self.items()}, dots)
 
     __rmul__ = __mul__
 
     def __add__(self, other: Form) -> Form:
-        return Form({key: self.get(key, 0.0) + other.get(key, 0.0) for key in {**self, **other}})
+        partials = {key: self.get(key, 0.0) + other.get(key, 0.0) for key in {**self, **other}}
+        if self.dots is None or other.dots is None:
+            return Form(partials, other.dots if self.dots is None else self.dots)
+        return Form(partials, self.dots + other.dots)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +82,7 @@ class StagePlan:
         reads: what the adjoint reads.
         writes: what the stage writes.
         results: containers with derivatives that it writes.
+        moving: containers with tangents, for second derivatives.
     """
 
     forward: StageKernel
@@ -77,6 +90,7 @@ class StagePlan:
     reads: list[Access]
     writes: list[Access]
     results: list[Container]
+    moving: frozenset[Container] = frozenset()
 
 
 Parts = list[tuple[Cell, Sequence[Box]]]
@@ -153,8 +167,13 @@ class Launched:
         for cell, boxes in step.reads:
             log.want(cell, boxes)
         saved = [copy for cell, boxes in step.writes for copy in log.before_write(cell, boxes)]
-        kernel = self.call.kernel.forward(n, is_again=True) if self.has_run else step.plan.forward
-        launch(self.call, kernel, self.args, [self.own[c].obj for c in kernel.extra], keep=not self.own)
+        kernel, moving = step.plan.forward, step.plan.moving
+        if self.has_run:
+            kernel = self.call.kernel.forward(n, is_again=True, active=moving)
+        lent = Lent(kernel)
+        extra = [self.own[c].obj if c in self.own else lent.tangents(c, self.cell) for c in kernel.extra]
+        launch(self.call, kernel, self.args, extra, keep=not self.own and not moving)
+        lent.give_back()
         return saved
 
     def forget(self) -> None:
@@ -198,6 +217,36 @@ class Launcher:
         self._passed = passed
 
 
+class Lent:
+    """Tangents that a kernel is given, for second derivatives."""
+
+    def __init__(self, kernel: StageKernel) -> None:
+        self._kernel = kernel
+        self._after: list[Callable[[], None]] = []
+        self.is_copied = bool(kernel.tangents)  # whether other arrays are given in each launch
+
+    def tangents(self, c: Container, cell_of: Callable[[Container], Cell]) -> np.ndarray:
+        """The array for one of the kernel's own arguments."""
+        what = self._kernel.tangents[c]
+        if not isinstance(what, Container):
+            return np.zeros(max(1, self._kernel.scratch[what]), numpy_type(c))
+        cell = cell_of(what)
+        return self.borrow(cell.dots, cell)
+
+    def borrow(self, store: Any, cell: Cell, *, is_shared: bool = False) -> np.ndarray:
+        """The numbers of a cell, from a store of tangents or adjoints."""
+        array, after = store.borrow(cell, is_shared=is_shared)
+        if after is not None:
+            self._after.append(after)
+            self.is_copied = True
+        return array
+
+    def give_back(self) -> None:
+        """Store what was only a copy."""
+        for after in self._after:
+            after()
+
+
 @dataclass(eq=False)
 class Stored:
     """A store of Python to a field or array, or another change that no kernel of the user makes.
@@ -221,6 +270,15 @@ class Stored:
         """Make the change once more."""
         self.saved = [copy for cell in self.cells for copy in log.before_write(cell, (self.box,))]
         self.redo()
+        self.settle()
+
+    def settle(self) -> None:
+        """Give what was stored its tangents, for second derivatives."""
+        cell = self.cells[0] if self.cells else None
+        if self.rows is not None and cell is not None and cell.dots is not None:
+            cell.dots.clear(cell, self.rows)
+            if self.form.dots is not None:
+                cell.dots.store(cell, [self.rows], self.form.dots)
 
     def forget(self) -> None:
         """Drop what is kept for the way back."""

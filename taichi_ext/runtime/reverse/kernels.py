@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,13 +15,19 @@ from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import RulesInUse, registry
+from taichi_ext.differentiate.edges.boundaries import check_again
 from taichi_ext.differentiate.facts.arguments import shadow_argument
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Role, Seeds
+from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.special import check_bits
 from taichi_ext.emit import build
 from taichi_ext.program import Container, Load, Local, Read, Value
+from taichi_ext.program.build import written_out
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.simplify import simplify
+
+_ENDLESS = (1 << 31) - 1  # numbers of an array whose size is not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +40,8 @@ class StageKernel:
         places: the entries that it reads and writes.
         reads: the containers of the user's kernel, and of numbers, of which it needs the entries.
         writes: those that it changes.
+        tangents: what tangents among its own arguments belong to: containers, or memory for tangents of locals.
+        scratch: the sizes of that memory.
     """
 
     kernel: Any
@@ -41,6 +49,8 @@ class StageKernel:
     places: Places
     reads: frozenset[Container]
     writes: frozenset[Container]
+    tangents: Mapping[Container, Any] = field(default_factory=dict)
+    scratch: Mapping[Any, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +123,8 @@ class StagedKernel:
     uses: Any
     integers: tuple[tuple[Local, int], ...]  # arguments by position that indices may be computed from
     folded: Mapping[Value, Value]  # numbers that Python has computed from parameters, by their expressions
-    _forward: dict[tuple[int, bool], StageKernel] = field(default_factory=dict)
+    columns: int = 0  # of tangents along which everything is differentiated, for second derivatives
+    _forward: dict[Hashable, StageKernel] = field(default_factory=dict)
     _adjoints: dict[Hashable, AdjointKernel] = field(default_factory=dict)
 
     @property
@@ -132,18 +143,23 @@ class StagedKernel:
         names = [name for name, array in self.staged.crossing.items() if array is c]
         return max(1, *own) if own else max(1, self.staged.sizes[names[0]])
 
-    def forward(self, n: int, *, is_again: bool = False) -> StageKernel:
-        """A stage as it runs forward; ``is_again``: with the random numbers of its first run."""
+    def forward(self, n: int, *, is_again: bool = False, active: frozenset[Container] = frozenset()) -> StageKernel:
+        """A stage as it runs forward.
+
+        ``is_again``: with the random numbers of its first run; ``active``: the containers that have tangents.
+        """
         stage = self.staged.stages[n]
         is_again = is_again and stage.again is not None
-        if (n, is_again) not in self._forward:
+        name = n, is_again, active
+        if name not in self._forward:
             body = stage.again if is_again and stage.again is not None else stage.original
-            body = ir.mapped(body, lambda s: ir.with_nodes(s, self._folded))
-            made = self._compiled(f"{self.program.name}_{n}", body, [])
+            if not active:
+                body = ir.mapped(body, lambda s: ir.with_nodes(s, self._folded))
+            made = self._compiled(f"{self.program.name}_{n}", body, [], active)
             reads = made.reads | (read_containers(stage.body) & set(self.own_containers))
             made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
-            self._forward[n, is_again] = made
-        return self._forward[n, is_again]
+            self._forward[name] = made
+        return self._forward[name]
 
     def _folded(self, value: Value) -> Value:
         """Where Python has folded numbers, their value is that of the plain kernel."""
@@ -167,14 +183,13 @@ class StagedKernel:
     def _made(self, n: int, activity: Activity, machine: Machine, width: int, is_guarded: bool) -> AdjointKernel:
         stage = self.staged.stages[n]
         check_bits(stage.body, activity)
-        own_extents = {c: Extent((self.size_of(c),), ()) for c in self.own_containers}
-        stage = checked(stage, self.program, {**self.extents, **own_extents}, activity)
+        stage = checked(stage, self.program, {**self.extents, **self._own_extents()}, activity)
         used = read_containers(stage.body) | written_containers(stage.body)
         arrays: dict[Container, AdjointArray] = {}
         for k, c in enumerate(sorted(activity.containers & used, key=lambda c: c.name)):
             shape = (self.size_of(c),) if c in self.own_containers else c.shape or ()
             arrays[c] = adjoint_array(c, f"adj_{k}_{c.name}" if c.name.isidentifier() else f"adj_{k}", shape, width)
-        made = adjoint_of(stage, activity, arrays, machine, is_guarded=is_guarded)
+        made = adjoint_of(stage, activity, arrays, machine, is_guarded=is_guarded, is_again=self.columns > 0)
         tape = made.tape
         body = simplify(replace(self.program, body=made.body)).body
         touched = read_containers(body) | written_containers(body)
@@ -182,7 +197,9 @@ class StagedKernel:
         own = tuple((c, o) for c, o in made.own.items() if o in touched)
         extra = [a.container for a in arrays.values() if a.container in touched]
         extra += [tape.reals, tape.integers, tape.status] if uses_tape else []
-        kernel = self._compiled(f"{self.program.name}_{n}_adjoint", body, [*extra, *(o for _, o in own)])
+        extra += [o for _, o in own]
+        moving = {*extra, *activity.containers} - {tape.integers, tape.status} if self.columns else set[Container]()
+        kernel = self._compiled(f"{self.program.name}_{n}_adjoint", body, extra, frozenset(moving))
         kernel = replace(kernel, reads=kernel.reads - stage.draws)
         by_container = {c: a.container for c, a in arrays.items()}
         used_tape = tape if uses_tape else None
@@ -193,9 +210,35 @@ class StagedKernel:
         own = [local for s in boundaries for locals_ in s.inner.values() for local in locals_]
         return find_activity(replace(self.program, body=body), active, own)
 
-    def _compiled(self, name: str, body: ir.Body, own: list[Container]) -> StageKernel:
+    def _own_extents(self) -> dict[Container, Extent]:
+        return {c: Extent((self.size_of(c),), ()) for c in self.own_containers}
+
+    def _with_tangents(
+        self, body: ir.Body, own: Sequence[Container], active: frozenset[Container]
+    ) -> tuple[ir.Body, Differentiated]:
+        """A block that also computes tangents, of active containers along the given ones."""
+        extents = {c: Extent(c.shape or (_ENDLESS,), (), is_safe=True) for c in own}
+        program = replace(self.program, body=body, returns=(), containers=(*self.program.containers, *own))
+        extents = {**extents, **self.extents, **self._own_extents()}
+        roles = {c: Role(is_fresh=c not in active) for c in extents}
+        device = Device(threads=backend.thread_count())
+        found = differentiate(program, Seeds(self.columns, roles, extents, device=device))
+        body = ir.mapped(found.program.body, lambda s: ir.with_nodes(s, written_out))
+        return simplify(replace(found.program, body=body)).body, found
+
+    def _compiled(
+        self, name: str, body: ir.Body, own: list[Container], active: frozenset[Container] = frozenset()
+    ) -> StageKernel:
         reads, writes = read_containers(body), written_containers(body)
         extra = (*own, *(c for c in self.own_containers if c in reads | writes))
+        places = Places(body, (local for local, _ in self.integers))
+        visited = self._visited(body)
+        tangents: dict[Container, Any] = {}
+        scratch: Mapping[Any, int] = {}
+        if active:
+            body, found = self._with_tangents(body, extra, active)
+            tangents, scratch = {c: what for what, c in found.shadows}, found.scratch_sizes
+            extra = (*extra, *tangents)
         program = replace(
             self.program,
             name=name,
@@ -213,8 +256,7 @@ class StagedKernel:
             kernel.uses = self.uses
             kernel.compile()
         known = frozenset((*self.program.containers, *self.own_containers))
-        places = Places(body, (local for local, _ in self.integers))
-        return StageKernel(kernel, extra, places, known & (reads | self._visited(body)), known & writes)
+        return StageKernel(kernel, extra, places, known & (reads | visited), known & writes, tangents, scratch)
 
     def _visited(self, body: ir.Body) -> set[Container]:
         """The fields whose active cells decide which iterations run."""
@@ -224,15 +266,18 @@ class StagedKernel:
         return {c for c in fields if c in domains} if is_known else set(fields)
 
 
-def staged_kernel(launch: launches.Launch) -> StagedKernel:
-    """A kernel as stages, for a launch.
+def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
+    """A kernel as stages, for a launch; with ``columns`` of tangents for second derivatives.
 
     Raises:
-        UnsupportedError: it has no adjoint.
+        UnsupportedError: it has no adjoint, or no second derivative.
     """
     with backend.deep_recursion(launch.kernel):
         captures, rules = backend.Captures(), RulesInUse(takes_derivative=True)
-        program, infos, locals_, accessed = engine.recorded(launch, rules, captures)
+        program, infos, locals_, accessed = engine.recorded(launch, rules, captures, 2 if columns else 1)
+        for s in ir.statements(program.body) if columns else ():
+            if isinstance(s, ir.Boundary):
+                check_again(s)
         leaves = {leaf.name: n for n, leaf in enumerate(backend.leaf_arguments(launch.kernel))}
         values: Any = backend.leaf_values(launch.kernel, launch.args)
         shapes = {c: tuple(values[leaves[c.name]].shape[: c.ndim]) for c in program.containers if c.is_argument}
@@ -264,6 +309,7 @@ def staged_kernel(launch: launches.Launch) -> StagedKernel:
             backend.Uses(backend.short_name(launch.kernel), fields),
             tuple(integers),
             folded,
+            columns,
         )
         features = backend.argument_features(launch.kernel, launch.args)
         backend.first_captures(launch.kernel, features, captures)

@@ -12,7 +12,6 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import FieldKey, rows_of
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable, available_memory
 from taichi_ext.runtime.reverse.backward import Adjoints, Backward
@@ -50,6 +49,7 @@ class Products:
 
     Attributes:
         rows: an array with a row for each column of J, and a column for each cotangent.
+        moved: second derivatives: likewise, with a column for each direction; None if there are none.
         returned: what the kernel or function has returned.
         read: the keys of what kernels have read.
         written: of what they have written.
@@ -60,6 +60,7 @@ class Products:
     """
 
     rows: np.ndarray
+    moved: np.ndarray | None
     returned: Any
     read: set[Any]
     written: set[Any]
@@ -104,7 +105,8 @@ class Reverse:
 
         Args:
             run: the call.
-            request: its parameters and outputs, see ``Request``.
+            request: its parameters and outputs, see ``Request``. If it has directions, there is one cotangent, and the
+                product is differentiated along them.
             cotangents: for each output a matrix with a row for each entry and a column for each cotangent.
             max_memory: bytes for what is kept for the way back; half of the free memory if None.
             advance: is told how many events of how many the way back has passed.
@@ -124,11 +126,14 @@ class Reverse:
         width = max(1, -(-total // max(1, -(-total // MOST_ROWS))))
         is_undoable = run.kernel is None or restores or check is not None
         cells, log = Cells(self._table), Log(keeps_first=is_undoable)
+        if request.directions is not None:
+            cells.dots = Adjoints(cells, request.directions.shape[1])
         schedule = Schedule(cells, log, available_memory() / 2 if max_memory is None else max_memory)
         forward = Forward(request, self._kernels, schedule, width)
         with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
         parts: list[np.ndarray] = []
+        moved: np.ndarray | None = None
         with _undone(log, *([BaseException] if restores else [])):
             if check is not None:
                 with _undone(log, Exception):
@@ -136,12 +141,14 @@ class Reverse:
             for first in range(0, total, width):
                 block = [c[:, first : first + width] for c in cotangents]
                 padded = [np.pad(c, ((0, 0), (0, width - c.shape[1]))) for c in block]
-                parts.append(self._back(forward, padded, advance)[:, : block[0].shape[1]])
+                found, moved = self._back(forward, padded, advance)
+                parts.append(found[:, : block[0].shape[1]])
         if restores:
             log.undo()
         rows = np.concatenate(parts, axis=1) if parts else np.zeros((request.block.count, 0))
-        found = Products(
+        products = Products(
             rows,
+            moved,
             returned,
             forward.read,
             forward.written,
@@ -150,8 +157,8 @@ class Reverse:
             schedule.repeated,
             schedule.peak,
         )
-        self.report = str(found)
-        return found
+        self.report = str(products)
+        return products
 
     @property
     def numbers(self) -> list[str]:
@@ -163,12 +170,15 @@ class Reverse:
             return forward.run(run.function, run.args, list(run.names), run.passed or {})
         return forward.launch(run.kernel, run.args)
 
-    def _back(self, forward: Forward, cotangents: list[np.ndarray], advance: Any) -> np.ndarray:
+    def _back(
+        self, forward: Forward, cotangents: list[np.ndarray], advance: Any
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """One way back; another one if a tape was too short, or an infinite partial met one that is 0."""
         schedule, capacity, is_guarded = forward.schedule, self._kernels.capacity, False
         while True:
-            adjoints = Adjoints(schedule.cells, forward.width)
-            backward = Backward(adjoints, capacity, is_guarded=is_guarded)
+            adjoints, dots = Adjoints(schedule.cells, forward.width), schedule.cells.dots
+            moved = None if dots is None else Adjoints(schedule.cells, forward.width * dots.width)
+            backward = Backward(adjoints, capacity, is_guarded=is_guarded, moved=moved)
             _seed(forward, adjoints, cotangents)
             with backend.exclusive, backend.suspend_following():
                 try:
@@ -180,8 +190,10 @@ class Reverse:
                     capacity[part] += int(missing * 1.25)
                 continue
             found = _gradient(forward, adjoints, cotangents)
-            if is_guarded or not backward.is_singular or np.isfinite(found).all():
-                return found
+            second = None if moved is None else _gradient(forward, moved, cotangents)
+            is_finite = np.isfinite(found).all() and (second is None or np.isfinite(second).all())
+            if is_guarded or not backward.is_singular or is_finite:
+                return found, second
             is_guarded = True
 
 
@@ -209,8 +221,7 @@ def _seed(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) ->
 
 def _place(forward: Forward, key: Any) -> tuple[Cell, slice]:
     """The cell of a parameter or output, and its rows."""
-    cell = forward.cell_of(key)
-    return cell, rows_of(key, forward.table.infos[key.whole]) if isinstance(key, FieldKey) else slice(None)
+    return forward.cell_of(key), forward.rows_of(key)
 
 
 def _gradient(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) -> np.ndarray:
