@@ -16,6 +16,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_not_ended, flatten
 from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.inputs.types import AnyProduct, DenseProduct, Kernel, Leaf
 from taichi_ext.api.jacobian import prepared_form
@@ -111,6 +112,7 @@ def vjp(
     args: tuple[object, ...] = (),
     max_memory: int | None = None,
     chunk_size: int | None = None,
+    progress: bool | None = None,
 ) -> Any:
     """The product v J of cotangents of the outputs with the Jacobian, without keeping J.
 
@@ -129,6 +131,7 @@ def vjp(
         args: see ``jacobian``.
         max_memory: bytes for what a pipeline keeps for the way back; half of the free memory by default.
         chunk_size: the largest number of columns of J in one run; if given, J is computed in blocks of columns.
+        progress: see ``jacobian``.
 
     Returns:
         An array for each parameter, of its shape and element shape, with the leading axis of the cotangents if they
@@ -153,8 +156,9 @@ def vjp(
         array([2., 4., 3.], dtype=float32)
     """
     options = checked_options(max_memory, "auto", chunk_size, None)
+    check_progress(progress)
     plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory))
-    evaluation = plan.start(call)
+    evaluation = plan.start(call, progress=progress)
     shapes = evaluation.output_shapes()
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
     found = None if options.chunk_size is not None else rows_by_adjoint(evaluation, given)

@@ -9,7 +9,15 @@ from devices import real
 from differences import central_differences, outputs, read, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian, jvp, linear_operator, vjp
+from taichi_ext import (
+    InvalidArgumentError,
+    Jacobian,
+    UnsupportedError,
+    jacobian,
+    jvp,
+    linear_operator,
+    vjp,
+)
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -488,6 +496,9 @@ class TestModes:
         assert_allclose(found["reverse"], found["forward"], rtol=1e-10, atol=1e-14)
         assert_allclose(found[None], found["forward"], rtol=1e-10, atol=1e-14)
         assert "reverse mode: J has 2 rows and 600 columns" in plan.explain()
+        assert "_adjoint" in plan.source
+        with pytest.raises(UnsupportedError, match=r"(mode=.forward.|single kernel)"):
+            plan.export("never_written.py")
         y.fill(0)
         blocks = jacobian(programs[name], w, y, mode="reverse", chunk_size=1)
         assert_allclose(blocks, found["forward"], rtol=1e-10, atol=1e-14)

@@ -12,7 +12,7 @@ import taichi as ti
 from differences import outputs, scalars
 from numpy.testing import assert_allclose
 
-from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, stages, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, stages, value_and_jacobian, vjp
 from taichi_ext.api.inputs import progress
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -212,6 +212,32 @@ def test_bar_that_is_asked_for(program, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     jacobian(*program, chunk_size=7, progress=True)
     assert "30/30" in sys.stderr.getvalue()
+
+
+def test_bar_of_the_way_back(monkeypatch):
+    pytest.importorskip("rich")
+    x, loss = scalars([1.0, 1.0, 1.0]), scalars(0.0)
+
+    @ti.kernel
+    def step():
+        for i in x:
+            x[i] *= 1.5
+
+    @ti.kernel
+    def total():
+        for i in x:
+            loss[None] += x[i]
+
+    def run():
+        for _ in range(4):
+            step()
+        total()
+
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    found = vjp(run, x, loss, np.ones(9), progress=True)  # in two ways back
+    assert_allclose(found, np.full((9, 3), 1.5**4))
+    assert "Way back, run" in sys.stderr.getvalue()
+    assert "10/10" in sys.stderr.getvalue()
 
 
 def test_bar_of_check_jacobian(program, watched):

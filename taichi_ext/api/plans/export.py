@@ -28,6 +28,11 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
             f"{call.name} is not a single kernel with a dense Jacobian, which taichi_ext does not put together with "
             "code of its own. Export the Jacobian of a single kernel, without format=."
         )
+    if prepared.reverse is not None and not prepared.has_no_adjoint:
+        raise UnsupportedError(
+            f"The rows of the Jacobian of {call.name} are computed in reverse mode, by several kernels. Export a "
+            'Jacobian(kernel, params, outputs, mode="forward").'
+        )
     kernels = list(prepared.fused.values())
     if len(kernels) != 1 or kernels[0].columns.firsts is not None:
         raise InvalidArgumentError(

@@ -306,8 +306,13 @@ class Jacobian:
 
     @property
     def source(self) -> str:
-        """The text of the kernels with tangents, after the first call; comments name the lines of your source."""
-        return Text("\n\n".join(dict.fromkeys(f.kernel.text for f in list(self._prepared.fused.values()))))
+        """The text of the kernels with tangents, after the first call; comments name the lines of your source.
+
+        If rows of J are computed in reverse mode, it is that of the kernels as stages, and of their adjoints.
+        """
+        prepared = self._prepared
+        text = "\n\n".join(dict.fromkeys(f.kernel.text for f in list(prepared.fused.values())))
+        return Text(text if text or prepared.reverse is None else prepared.reverse.source)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the kernel with tangents as a Python module that needs Taichi alone, after the first call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,6 +131,11 @@ class StagedKernel:
     def own_containers(self) -> tuple[Container, ...]:
         """The arrays of numbers that each launch has: given ones, locals between stages, returned ones."""
         return (*dict.fromkeys(n.container for n in self.numbers), *self.staged.crossing.values())
+
+    def texts(self) -> Iterator[str]:
+        """The text of each kernel that was made of it."""
+        yield from (stage.kernel.text for stage in list(self._forward.values()))
+        yield from (adjoint.stage.kernel.text for adjoint in list(self._adjoints.values()))
 
     def is_current(self) -> bool:
         """Whether it was built with the rules and Python values of now; raises as ``Captures.are_current``."""

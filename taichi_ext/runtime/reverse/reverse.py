@@ -109,7 +109,7 @@ class Reverse:
                 product is differentiated along them.
             cotangents: for each output a matrix with a row for each entry and a column for each cotangent.
             max_memory: bytes for what is kept for the way back; half of the free memory if None.
-            advance: is told how many events of how many the way back has passed.
+            advance: is told how many events of how many the ways back have passed.
             check: called with the run before the way back; if it raises, everything is as it was before.
             restores: whether everything is put back as it was before the run.
 
@@ -138,10 +138,15 @@ class Reverse:
             if check is not None:
                 with _undone(log, Exception):
                     check(forward)
-            for first in range(0, total, width):
+            blocks = max(1, -(-total // width))
+            for number, first in enumerate(range(0, total, width)):
+
+                def told(done: int, events: int, number: int = number) -> None:
+                    advance(number * events + done, blocks * events)
+
                 block = [c[:, first : first + width] for c in cotangents]
                 padded = [np.pad(c, ((0, 0), (0, width - c.shape[1]))) for c in block]
-                found, moved = self._back(forward, padded, advance)
+                found, moved = self._back(forward, padded, told)
                 parts.append(found[:, : block[0].shape[1]])
         if restores:
             log.undo()
@@ -159,6 +164,11 @@ class Reverse:
         )
         self.report = str(products)
         return products
+
+    @property
+    def source(self) -> str:
+        """The text of the kernels, each stage with its adjoint."""
+        return "\n\n".join(text for kernel in self._kernels.staged.values() for text in kernel.texts())
 
     @property
     def numbers(self) -> list[str]:
