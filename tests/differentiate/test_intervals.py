@@ -7,7 +7,7 @@ import pytest
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.expressions import Expressions
-from taichi_ext.analysis.interval_arithmetic import range_of
+from taichi_ext.analysis.interval_arithmetic import interval_of, range_of
 from taichi_ext.analysis.intervals import Facts
 from taichi_ext.program import I8, I32, U1, U8, Const, Local, Op, Read
 
@@ -140,6 +140,61 @@ def test_intervals_of_conditions():
     assert known(both).interval(plus(i, -1)) == (0, 3)
     assert known(compare("lt", i, n), compare("le", n, 4), compare("ge", i, 0)).interval(i) == (0, 3)
     assert known(Op("logical_not", (compare("lt", i, 0),), U1)).interval(i) == (0, 2**31 - 1)
+
+
+SMALL = [(-5, -2), (-3, 4), (0, 0), (0, 3), (2, 6), (8, 9)]
+QUOTIENTS = {
+    "floordiv": lambda a, b: a // b,
+    "raw_div": lambda a, b: int(a / b),
+    "mod": lambda a, b: a % b,
+    "raw_mod": lambda a, b: int(np.fmod(a, b)),
+}
+SHIFTS = {"shift_right": lambda a, n: a >> n, "bit_sar": lambda a, n: a >> n, "bit_shr": lambda a, n: a >> n}
+SHIFTS |= {"shift_left": lambda a, n: a << n, "bit_shl": lambda a, n: a << n}
+OPERATIONS = {"min": min, "max": max, "mul": lambda a, b: a * b, **QUOTIENTS, **SHIFTS}
+OPERATIONS |= {"bit_and": lambda a, b: a & b, "bit_or": lambda a, b: a | b, "bit_xor": lambda a, b: a ^ b}
+
+
+def is_known(name, a, b):
+    """Whether an operation on two intervals has an interval."""
+    if name in QUOTIENTS:
+        return b[0] > 0 and (name != "raw_div" or a[0] >= 0)
+    if name in ("shift_left", "bit_shl"):
+        return a[0] >= 0 and b[0] == b[1] >= 0
+    if name in SHIFTS:
+        return b[0] >= 0 and (a[0] >= 0 or name != "bit_shr")
+    if name == "bit_and":
+        return a[0] >= 0 or b[0] >= 0
+    return name not in ("bit_or", "bit_xor") or (a[0] >= 0 and b[0] >= 0)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_intervals_of_operations_are_those_of_all_numbers_in_them(name):
+    for a in SMALL:
+        for b in SMALL:
+            found = interval_of(name, [a, b])
+            assert (found is not None) == is_known(name, a, b), (a, b)
+            if found is None:
+                continue
+            numbers = {OPERATIONS[name](x, y) for x in range(a[0], a[1] + 1) for y in range(b[0], b[1] + 1)}
+            assert found[0] <= min(numbers), (a, b)
+            assert found[1] >= max(numbers), (a, b)
+            if name not in ("mod", "raw_mod", "bit_and", "bit_or", "bit_xor"):
+                assert found == (min(numbers), max(numbers)), (a, b)
+            elif name == "bit_and":
+                assert found == (0, min(high for low, high in (a, b) if low >= 0))
+            elif name.startswith("bit"):
+                assert found[1] < 2 * max(1, a[1], b[1])
+            else:
+                most = b[1] - 1
+                inside = found == a if 0 <= a[0] and a[1] < b[0] else False
+                assert inside or (-most if name == "raw_mod" and a[0] < 0 else 0) <= found[0] <= found[1] <= most
+
+
+def test_intervals_of_absolute_values():
+    for a in SMALL:
+        numbers = {abs(x) for x in range(a[0], a[1] + 1)}
+        assert interval_of("abs", [a]) == (min(numbers), max(numbers))
 
 
 def test_intervals_of_types():
