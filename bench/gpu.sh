@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
-# The tests and the table of docs/performance_appendix.md on a GPU. Needs no network: what it uses has to be installed.
+# Derivatives and tests on a GPU, in at most 8 minutes: one Markdown file. Needs no network.
 #
-#     bench/gpu.sh                          on CUDA, the table goes to gpu.md
+#     bench/gpu.sh                          on CUDA, to gpu.md
 #     bench/gpu.sh vulkan figures.md        on another backend of Taichi, to another file
-#     bench/gpu.sh cuda gpu.md sphere       some of the programs only
+#     bench/gpu.sh cpu dry.md --only sphere --no-tests      a dry run
+#
+# On a bare machine with Python 3.12 and NumPy: carry the wheels that `pip download -d wheels --python-version 3.12
+# --only-binary :all: taichi pytest scipy` has brought into wheels/, beside this checkout's pyproject.toml.
 set -euo pipefail
 
-export TI_ARCH=${1:-cuda} # Taichi takes it for whatever ti.init asks for
+arch=${1:-cuda}
 output=$(realpath -m "${2:-gpu.md}")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=python3
 
-python bench/table.py --no-peers --markdown "$output" ${3:+--cases "${@:3}"}
-python -m pytest -q -p no:cacheprovider --arch "$TI_ARCH"
+if ! $python -c "import taichi, pytest, scipy" >/dev/null 2>&1; then
+    $python -m venv --system-site-packages .venv-gpu
+    python=.venv-gpu/bin/python
+    $python -m pip install --quiet --no-index --find-links wheels taichi pytest scipy
+fi
+PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} exec timeout 490 $python bench/device.py --arch "$arch" --output "$output" "${@:3}"
