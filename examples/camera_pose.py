@@ -68,11 +68,11 @@ def starts(count: int) -> np.ndarray:
 
 
 def draw(path: Path, mesh: Mesh, target: np.ndarray, first: np.ndarray, errors: dict[str, list[np.ndarray]]) -> None:
-    figure = plotting.new_figure(17, 5.6)
+    figure = plotting.new_figure(9, 6.8)
     if figure is None:
         return
     figure.suptitle("The pose of a camera from mask and depth", fontsize=14)
-    panels = figure.subplots(1, 4)
+    panels = figure.subplots(2, 2).ravel()
     images = []
     for pose in (first, POSE[:6]):
         mesh.pose.from_numpy(np.append(pose, POSE[6]))
@@ -82,7 +82,7 @@ def draw(path: Path, mesh: Mesh, target: np.ndarray, first: np.ndarray, errors: 
         drawn = plotting.show(axes, image, title, cmap="viridis")
         plotting.color_bar(figure, drawn, axes, "depth (scene units)")
     drawn = plotting.show(panels[2], images[1] - target[..., 1], "fit - target", plotting.signed_scale(1.0))
-    plotting.color_bar(figure, drawn, panels[2], "difference of depth (scene units)")
+    plotting.color_bar(figure, drawn, panels[2], "difference (scene units)")
     plotting.convergence(panels[3], "Gauss-Newton", {NAMES[name]: runs for name, runs in errors.items()})
     plotting.save(figure, path)
 
