@@ -19,8 +19,10 @@ from taichi_ext.api.products import jvp, vjp
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.interop.torch_products import Call, require_torch
 from taichi_ext.interop.torch_values import as_tensor
+from taichi_ext.labels import Labels
 from taichi_ext.record import record
-from taichi_ext.runtime.launching.roots import Root
+from taichi_ext.runtime.launching.roots import Root, Solving
+from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.memory.state import State
 
 Tensors = Sequence[Any]
@@ -32,8 +34,8 @@ class Snapshot:
     A product with the derivatives is computed later, when they may hold other numbers.
     """
 
-    def __init__(self, known: dict[Any, Any], own: Sequence[object]) -> None:
-        self._known = known  # fields by kernel and arguments
+    def __init__(self, known: dict[Any, Any], own: Sequence[object], table: FieldTable) -> None:
+        self._known, self._table = known, table  # fields by kernel and arguments, and those of solvers
         self._own = {id(x) for x in own}
         self._objects: dict[int, object] = {}
         self._state = State()
@@ -77,7 +79,9 @@ class Snapshot:
 
     def root(self, root: Root) -> object:
         """Run the solver of an implicit function."""
-        return root.solve()
+        for obj in root.unknowns:
+            self._save(obj)
+        return root.solve(Solving(self._table, self._save, lambda *_: None))
 
     @contextlib.contextmanager
     def restored(self) -> Generator[None, None, None]:
@@ -107,12 +111,13 @@ class Runs:
         self._kernel = kernel
         self._max_memory = max_memory
         self._known: dict[Any, Any] = {}
+        self._table = FieldTable(Labels(kernel))
 
     def plain(self, call: Call, tensors: Tensors) -> tuple[object, ...]:
         """The outputs."""
         function = self.function
         arguments = function.make_arguments(call, tensors)
-        snapshot = Snapshot(self._known, list(arguments.values()))
+        snapshot = Snapshot(self._known, list(arguments.values()), self._table)
         following = backend.follow(snapshot) if any(call.wanted) else contextlib.nullcontext()
         with function.inputs_unchanged(arguments), following:
             returned = self._kernel(*arguments.values())

@@ -10,8 +10,8 @@ Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, chapter 15).  The i
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -25,15 +25,18 @@ from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import plain_number
+from taichi_ext.runtime.python.reachable import reachable_arrays
 from taichi_ext.runtime.python.warning import warn_at_user
 from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.newton_directions import Cholmod, superlu
 from taichi_ext.solvers.operator import linear_operator
 
-Solve = Callable[[np.ndarray, bool], np.ndarray]  # takes columns of right-hand sides, and whether to transpose dr/dx
+Solve = Callable[..., np.ndarray]  # takes columns of right-hand sides; transposed=, for that of dr/dx; is_rough=
 
 _Linear = Literal["auto", "direct", "cg", "gmres"]
 _FEW = 256  # unknowns, up to which dr/dx is dense
 _MANY = 200_000  # unknowns, from which on "auto" does not decompose dr/dx
+_MOST_ITERATIONS = 10_000
 
 
 class ImplicitSolver:
@@ -56,10 +59,11 @@ class ImplicitSolver:
         return follower.root(
             Root(
                 name=_name(self._solve),
-                solve=lambda: self._solve(*plain),
+                solver=lambda: self._solve(*plain),
                 residual=lambda: self._residual(*args),
                 unknowns=self._equation.unknowns,
                 residuals=self._equation.residuals,
+                arrays=list(reachable_arrays(self._residual, args)),
                 step=functools.partial(self._step, plain),
             )
         )
@@ -68,15 +72,20 @@ class ImplicitSolver:
         self, args: tuple[object, ...], values: np.ndarray, right: np.ndarray, *, transposed: bool = False
     ) -> np.ndarray:
         """The solution for each column of ``right``; warns where the residuals are not zero."""
-        found = self._equation.solved(args, values[:, None], right, transposed=transposed)
-        off, size = np.abs(found[:, 0]).max(initial=0.0), np.abs(self._equation.solution()).max(initial=0.0)
+        if not np.isfinite(values).all():
+            raise InvalidArgumentError(
+                f"The residuals of {_name(self._residual)} are not finite at the solution of {_name(self._solve)}."
+            )
+        solve = self._equation.system(args)
+        off = np.abs(solve(values[:, None], is_rough=True)).max(initial=0.0)
+        size = np.abs(self._equation.solution()).max(initial=0.0)
         if not off <= self._tol * max(size, np.finfo(np.float64).tiny):
             warn_at_user(
                 f"{_name(self._solve)} has not solved its equation: by the residuals, the unknowns are off by about "
                 f"{off:.2g}, the largest of them being {size:.2g}, and so are their derivatives. Let it iterate "
                 f"longer, or give a larger tol= than {self._tol:g}."
             )
-        return found[:, 1:]
+        return solve(right, transposed=transposed)
 
 
 class Equation:
@@ -95,8 +104,8 @@ class Equation:
         self.unknowns, self.residuals = ([leaf for _, leaf in flatten(x)[0]] for x in (unknowns, residuals))
         for name, leaves in (("unknowns", self.unknowns), ("residuals", self.residuals)):
             for leaf in leaves:
-                if not isinstance(leaf, backend.Field) and not backend.is_array(leaf):
-                    raise InvalidArgumentError(f"{name} has {shown(leaf)}; expected fields and arrays.")
+                if not _is_real(leaf):
+                    raise InvalidArgumentError(f"{name} has {shown(leaf)}; expected fields and arrays of real numbers.")
         rows, columns = (sum(map(_count, x)) for x in (self.residuals, self.unknowns))
         if rows != columns or not rows:
             raise InvalidArgumentError(
@@ -108,69 +117,82 @@ class Equation:
         """The unknowns as one vector."""
         return np.concatenate([backend.as_numpy(x).reshape(-1) for x in self.unknowns])
 
-    def solved(
-        self, args: tuple[object, ...], values: np.ndarray, right: np.ndarray, *, transposed: bool = False
-    ) -> np.ndarray:
-        """The columns of ``(dr/dx)^-1 values`` and of ``(dr/dx)^-1 right``, or ``(dr/dx)^-T right`` if transposed."""
+    def system(self, args: tuple[object, ...]) -> Solve:
+        """The linear system of dr/dx at the present state, which is left as it is."""
         method = self._linear
         if method == "auto":
             method = "direct" if self._count <= _MANY else "gmres"
         solve = self._factors(args) if method == "direct" else self._iterations(args, method)
-        if transposed:
-            found = np.hstack([solve(values.astype(np.float64), False), solve(right.astype(np.float64), True)])
-        else:
-            found = solve(np.hstack([values, right]).astype(np.float64), False)
-        if not np.isfinite(found).all() and np.isfinite(values).all() and np.isfinite(right).all():
-            raise self._singular()
-        return found
+
+        def checked(right: np.ndarray, **options: bool) -> np.ndarray:
+            found = solve(right.astype(np.float64), **options)
+            if not np.isfinite(found).all() and np.isfinite(right).all():
+                raise self._singular()
+            return found
+
+        return checked
 
     def _factors(self, args: tuple[object, ...]) -> Solve:
         """Decompose dr/dx."""
-        matrix = self._matrix(args, "csr" if self._count > _FEW else None).astype(np.float64)
+        matrix, factors, eps = self._matrix(args), None, np.finfo(np.float64).eps
         if self._count <= _FEW:
             with np.errstate(all="ignore"):
-                if not np.linalg.cond(matrix, 1) < 1 / np.finfo(np.float64).eps:
+                if not np.linalg.cond(matrix, 1) < 1 / eps:
                     raise self._singular()
+        else:
+            factors = _symmetric_factors(matrix) or self._superlu(matrix)
+            pivots = factors.pivots if isinstance(factors, Cholmod) else np.abs(factors.U.diagonal())
+            if pivots.min() <= eps * pivots.max():
+                raise self._singular()
 
-            def solve(right: np.ndarray, transposed: bool) -> np.ndarray:
+        def solve(right: np.ndarray, *, transposed: bool = False, is_rough: bool = False) -> np.ndarray:
+            if factors is None:
                 return np.linalg.solve(matrix.T if transposed else matrix, right)
-
-            return solve
-        splu = require_scipy("sparse.linalg", "custom_root with more than 256 unknowns").splu
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                factors = splu(matrix.tocsc())
-            except RuntimeError:  # exactly singular
-                raise self._singular() from None
-        pivots = np.abs(factors.U.diagonal())
-        if pivots.min() <= np.finfo(np.float64).eps * pivots.max():
-            raise self._singular()
-        return lambda b, transposed: factors.solve(b, "T" if transposed else "N")
-
-    def _iterations(self, args: tuple[object, ...], method: str) -> Solve:
-        """Multiply with dr/dx."""
-        solver = getattr(require_scipy("sparse.linalg", f"custom_root with linear={method!r}"), method)
-        operator = linear_operator(*self._call, args=args)
-        rtol = 1e-10 if operator.dtype == np.float64 else 1e-6
-
-        def solve(right: np.ndarray, transposed: bool) -> np.ndarray:
-            columns = []
-            for b in right.T:
-                found, status = solver(operator.T if transposed and method == "gmres" else operator, b, rtol=rtol)
-                if status:
-                    raise InvalidArgumentError(
-                        f"linear={method!r} has not solved the linear system of {self._name} in {status} iterations. "
-                        "Use linear='direct'" + (", or 'gmres' if it is not symmetric." if method == "cg" else ".")
-                    )
-                columns.append(found)
-            return np.column_stack(columns)
+            return factors.solve(right, "T" if transposed else "N")
 
         return solve
 
-    def _matrix(self, args: tuple[object, ...], format: str | None) -> Any:
-        """dr/dx at the present state, which is left as it is."""
-        return matrix_of(*self._call, args, format)
+    def _superlu(self, matrix: Any) -> Any:
+        try:
+            return require_scipy("sparse.linalg", "custom_root").splu(matrix.tocsc())
+        except RuntimeError:  # exactly singular
+            raise self._singular() from None
+
+    def _iterations(self, args: tuple[object, ...], method: str) -> Solve:
+        """Multiply with dr/dx.  A rough solution for random numbers finds out whether that is singular."""
+        solver = getattr(require_scipy("sparse.linalg", f"custom_root with linear={method!r}"), method)
+        operator, count = linear_operator(*self._call, args=args), self._count
+        least = 1e-10 if operator.dtype == np.float64 else 1e-6
+
+        def solved(A: Any, b: np.ndarray, rtol: float) -> np.ndarray:
+            with np.errstate(all="ignore"):
+                factor = operator if method == "cg" else A  # a product with it costs less than one with its transpose
+                found, status = solver(factor, b, rtol=rtol, maxiter=min(10 * count, _MOST_ITERATIONS))
+            if status or not np.linalg.norm(A @ found - b) <= 10 * rtol * np.linalg.norm(b):
+                raise InvalidArgumentError(
+                    f"linear={method!r} has not solved the linear system of {self._name} for its unknowns: it is "
+                    f"singular, {'not symmetric positive definite, ' * (method == 'cg')}or needs too many iterations. "
+                    "Use linear='direct', which names a singular system."
+                )
+            return found
+
+        solved(operator, np.random.default_rng(0).standard_normal(count), 0.1 / math.sqrt(count))
+
+        def solve(right: np.ndarray, *, transposed: bool = False, is_rough: bool = False) -> np.ndarray:
+            A = operator.T if transposed else operator
+            return np.column_stack([solved(A, b, 0.1 if is_rough else least) for b in right.T])
+
+        return solve
+
+    def _matrix(self, args: tuple[object, ...]) -> Any:
+        """dr/dx in float64."""
+        try:
+            return matrix_of(*self._call, args, "csr" if self._count > _FEW else None).astype(np.float64)
+        except InvalidArgumentError as error:  # about params and outputs of the residual
+            text = str(error)
+            for role, name in (("params", "unknowns"), ("outputs", "residuals")):
+                text = name + text.removeprefix(role) if text.startswith(role) else text
+            raise InvalidArgumentError(text) from error
 
     @property
     def _name(self) -> str:
@@ -184,12 +206,12 @@ class Equation:
 
 
 def matrix_of(kernel: Any, params: Any, outputs: Any, args: tuple[object, ...], format: str | None = None) -> Any:
-    """J as one matrix, from a run whose effects are undone."""
+    """J as one matrix, a NumPy or CSR array, from a run whose effects are undone."""
     plan, call = prepared_form(kernel, params, outputs, args, Options(format=format))
     state = State()
     evaluation = plan.start(call, state=state, as_matrix=True)
     try:
-        return evaluation.jacobian()
+        return backend.as_numpy(evaluation.jacobian())
     finally:
         state.undo()
 
@@ -218,17 +240,19 @@ def custom_root(
         unknowns: the fields or arrays that ``solve`` solves for, or a list of them.
         residuals: the fields or arrays that ``residual`` writes, or a list of them, with as many numbers in all.
         linear: the method for linear systems with dr/dx.  "direct" decomposes it: a dense matrix up to 256 unknowns,
-            a sparse one (SciPy's SuperLU) for more.  "cg" (symmetric positive definite dr/dx) and "gmres" need only
+            a sparse one for more, by CHOLMOD (the extra ``cholmod``) where that is installed and dr/dx is symmetric
+            positive definite, else by SciPy's SuperLU.  "cg" (symmetric positive definite dr/dx) and "gmres" need only
             products with it.  "auto" is "direct" up to 200,000 unknowns, and "gmres" for more.
         tol: relative error of the unknowns, estimated from the residuals by one step of Newton's method, from which on
             a ``DerivativeWarning`` says that ``solve`` has not converged.
 
     Returns:
-        A function that takes the arguments of ``solve`` and returns its result.
+        A function that takes the arguments of ``solve`` and returns its result, in which numbers are constants.
 
     Raises:
         InvalidArgumentError: there are not as many residuals as unknowns; in a call, dr/dx is singular, or the
-            residuals depend on something else that ``solve`` changes.
+            residuals are not finite, or are not written, or depend on something else that ``solve`` changes.
+        UnsupportedError: in a call, a second derivative is wanted.
         ImportError: SciPy (the extra ``scipy``) is not installed, and there are more than 256 unknowns.
 
     Example:
@@ -304,7 +328,7 @@ def implicit_jacobian(
     plan, call = prepared_form(residual, params, residuals, args, Options())
     shapes = plan.start(call).parameter_shapes()
     right = matrix_of(residual, params, residuals, args)
-    found = -equation.solved(args, np.zeros((len(right), 0)), right)
+    found = -equation.system(args)(right)
     (leaves, rebuild), (given, rebuild_params) = flatten(unknowns), flatten(params)
     assert len(given) == len(shapes)
     rows = np.split(found, np.cumsum([_count(x) for _, x in leaves])[:-1])
@@ -316,6 +340,19 @@ def implicit_jacobian(
         return rebuild_params([part.reshape((*outer, *shape)) for part, shape in parts])
 
     return rebuild([of(x, block) for (_, x), block in zip(leaves, rows, strict=True)])
+
+
+def _symmetric_factors(matrix: Any) -> Any:
+    """The factors of a CSR array: by CHOLMOD where CVXOPT is installed; None unless it is symmetric and positive."""
+    if abs(matrix - matrix.T).max() > 8 * np.finfo(np.float64).eps * abs(matrix).max():
+        return None
+    return (Cholmod() if importlib.util.find_spec("cvxopt") else superlu)(matrix)
+
+
+def _is_real(x: Any) -> bool:
+    """Whether something is a field or array of real numbers."""
+    is_field = isinstance(x, backend.Field)
+    return (is_field or backend.is_array(x)) and backend.is_real(x.dtype if is_field else backend.outer_array_dtype(x))
 
 
 def _count(x: Any) -> int:

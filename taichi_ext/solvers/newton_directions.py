@@ -259,8 +259,13 @@ class Cholmod:
         self._matrix = self._cvxopt.spmatrix(1.0, *map(self._cvxopt.matrix, places), H.shape)
         self._symbolic = self._cholmod.symbolic(self._matrix)
 
-    def solve(self, vector: np.ndarray) -> np.ndarray:
-        """The solution of the last matrix."""
-        found = self._cvxopt.matrix(vector)
+    @property
+    def pivots(self) -> np.ndarray:
+        """The pivots of the last matrix."""
+        return np.square(np.array(self._cholmod.diag(self._symbolic)).reshape(-1))
+
+    def solve(self, right: np.ndarray, trans: str = "N") -> np.ndarray:
+        """The solution of the last matrix, which is symmetric, for one right-hand side or for columns of them."""
+        found = self._cvxopt.matrix(right)
         self._cholmod.solve(self._symbolic, found)
-        return np.array(found).reshape(-1)
+        return np.array(found).reshape(right.shape)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Mapping, Set
+from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.record.variables import Variable, attribute_variable
+from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.python.warning import warn_at_user
 
 
@@ -50,6 +52,38 @@ def _parameter_in(value: object, keys: Set[object]) -> str:
         return ""
     found = (name for name in value.keys if attribute_variable(value, name).key in keys)
     return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
+
+
+class Lost:
+    """The fields and arrays that solvers have made constants of, and what to do if one of them is read."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, tuple[object, Callable[[object], None]]] = {}
+
+    def add(self, names: Mapping[Any, object], found: Callable[[Any], None]) -> None:
+        """These are constants, by key; ``found`` is called with the name of one that is read before it is written."""
+        self._found |= {key: (name, found) for key, name in names.items()}
+
+    def note(self, read: Set[object], written: Set[object]) -> None:
+        """A kernel or Python reads and writes."""
+        for key in list(self._found):
+            if is_among(key, written):
+                del self._found[key]
+            elif is_among(key, read):
+                name, found = self._found.pop(key)
+                found(name)
+
+    def read(self, key: object, value: object) -> bool:
+        """Python reads a number, or a whole field or array; whether that is one of them."""
+        is_lost = any(is_among(found, {key}) for found in self._found)
+        if isinstance(value, float):
+            self.note({key}, set())
+        return is_lost
+
+
+def is_among(key: object, keys: Set[object]) -> bool:
+    """Whether a field is among the keys, or an array shares memory with one of them."""
+    return key in keys or (isinstance(key, View) and any(isinstance(k, View) and k.overlaps(key) for k in keys))
 
 
 def warn_of_changes(name: object, count: int) -> None:

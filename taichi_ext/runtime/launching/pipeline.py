@@ -12,10 +12,9 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.launch_checks import warn_of_changes
+from taichi_ext.runtime.launching.launch_checks import is_among, warn_of_changes
 from taichi_ext.runtime.launching.repetitions import Repetition
 from taichi_ext.runtime.launching.roots import Root, Rows, Solving, part_of
 from taichi_ext.runtime.launching.session import Launched, Session
@@ -47,7 +46,6 @@ class Pipeline:
         self._state, self._record, self._trace = restart.state, restart.record, restart.trace
         self._numbers = PipelineRun()
         self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
-        self._changed: dict[Key, Label | str] = {}  # names of containers that a solver has changed, by key
         self._repetitions: dict[object, tuple[int, Repetition, object]] = {}  # by kernel and arguments
 
     def run(self, function: Any, args: tuple[object, ...], names: list[str], passed: dict[int, int]) -> Any:
@@ -76,6 +74,7 @@ class Pipeline:
         if numbers.has_numbers:
             result = forget_tangents(result, function, args)
         session.accesses.note({PipelineArgument(name) for name in numbers.passed}, set())
+        session.accesses.lost.note({container_key(output.key) for output in session.request.outputs}, set())
         session.check_program()
         if self._trace is not None:
             if self._trace.sees_arrays and self._tangents.arrays.has_host_memory():
@@ -174,43 +173,42 @@ class Pipeline:
             raise UnsupportedError(f"Second derivatives of {root.name}, the root of an equation, are not supported.")
         for unknown in root.unknowns:
             self._save(unknown)
-        solving = Solving(session.table, self._save, self._clear_changed, self.host_write)
-        self._changed = {}
-        with backend.follow_by(solving):
-            result = root.solve()
+        solving, lost = Solving(session.table, self._save, self._clear_changed), session.accesses.lost
+        result = root.solve(solving)
         for _, key, rows in list(tangents.arrays.changed()):
             tangents.clear(key, rows)
         tangents.arrays.remember()
         unknowns = Rows(root.unknowns, session)
-        changed = {key: name for key, name in self._changed.items() if key not in unknowns.containers}
-        session.accesses.lost |= {key: root.refuses(name) for key, name in changed.items()}
+        session.accesses.note(set(), tangents.arrays.shared(unknowns.containers))
+        changed = {key: name for key, name in solving.changed.items() if not is_among(key, unknowns.containers)}
+        lost.add(changed, root.refuse)
         with self._undone() as written:
             root.residual()
-            residuals = Rows(root.residuals, session)
-            right = residuals.read()
-            with backend.suspend_following():
-                values = np.concatenate([backend.as_numpy(r).reshape(-1) for r in root.residuals])
-        for key in written:
-            tangents.clear(key, tangents.rows(key))
-        session.accesses.lost |= {key: root.warns(name) for key, name in changed.items()}
+            right = Rows(root.residuals, session).read()
+            values = root.values(session.table, written)
+        lost.add(changed, root.warn)
         if right is not None:
             with backend.suspend_following():
                 found = -root.step(values, right)
             Rows(root.unknowns, session).write(found)
-        session.accesses.note(set(), tangents.arrays.shared(unknowns.containers))
         tangents.arrays.remember()
+        if self._trace is not None and result is not None:
+            self._trace.note_read()
         return result
 
-    def _clear_changed(self, obj: Any) -> None:
-        """A solver has changed a field or array: it has no tangents any more."""
-        part = part_of(obj, self._session)
-        if part is not None:
-            key, self._changed[container_key(key)] = part
+    def _clear_changed(self, obj: Any, *index: object) -> None:
+        """A solver has changed a field, array or entry: it has no tangents any more."""
+        key, _ = part_of(obj, self._session.table)
+        if index:
+            self.host_write(obj, index[0], None)
+        elif self._tangents.carries(container_key(key)):
+            if backend.is_array(obj):
+                self._tangents.arrays.include(obj, key)
             self._tangents.clear(container_key(key), self._tangents.rows(key))
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[set[Key]]:
-        """Within the context, what kernels and Python store is put back at the end; tangents stay."""
+        """Within the context, what kernels and Python store is put back at the end, with its tangents."""
         before = self._state, self._record, self._trace, self._repetitions
         with self._session.undone() as (self._state, written):
             self._record, self._trace, self._repetitions = None, None, {}
@@ -248,6 +246,10 @@ class Pipeline:
         if place is None:
             return
         key, rows = place
+        self._session.keep([key])
+        info = self._session.table.infos.get(key)
+        if isinstance(rows, slice) or (info is not None and info.size == 1):
+            self._session.accesses.lost.note(set(), {key})
         if self._tangents.clear(key, rows):  # the entries are constants from now on
             self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
         if has_tangent:
@@ -261,6 +263,8 @@ class Pipeline:
         if self._record is not None:
             self._record.note_read()
         place, trace = self._place(obj, index), self._trace
+        if place is not None and self._session.accesses.lost.read(place[0], value) and trace is not None:
+            trace.note_read()
         if place is not None and self._tangents.carries(place[0]):
             if trace is not None:
                 trace.note_read()

@@ -7,7 +7,7 @@ have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from taichi_ext.labels import Label
 from taichi_ext.launches import container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.record import record
+from taichi_ext.runtime.launching.launch_checks import is_among
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of
 from taichi_ext.runtime.python.warning import warn_at_user
@@ -31,48 +32,67 @@ class Root:
 
     Attributes:
         name: of the solver.
-        solve: runs it.
+        solver: runs it.
         residual: computes the residuals.
         unknowns: the fields and arrays that it solves for.
         residuals: the fields and arrays that are zero at the solution.
+        arrays: NumPy arrays and tensors that ``residual`` may read.
         step: at the solution, takes values of the residuals and columns of right-hand sides b, and gives the solution
             of ``(d residual / d x) dx = b`` for each; it warns if the residuals are far from zero.
     """
 
     name: str
-    solve: Callable[[], object]
+    solver: Callable[[], object]
     residual: Callable[[], object]
     unknowns: Sequence[Any]
     residuals: Sequence[Any]
-    step: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    arrays: Sequence[Any]
+    step: Callable[..., np.ndarray]
 
-    def refuses(self, changed: Label | str) -> Callable[[], None]:
-        """An error for residuals that read what the solver changes besides its unknowns."""
+    def solve(self, solving: Solving) -> Any:
+        """Run the solver."""
+        before = [(array, np.array(backend.as_numpy(array))) for array in self.arrays]
+        with backend.follow_by(solving) if backend.pipeline_follower() else backend.follow(solving):
+            result = self.solver()
+        for array, numbers in before:
+            if _differs(array, numbers):
+                solving.note(array)
+        return result
 
-        def refuse() -> None:
-            raise InvalidArgumentError(
-                f"The residual of {self.name} reads {changed}, which the solver changes, too, and which is not among "
-                "the unknowns. Add it to unknowns, or compute it in the residual."
-            )
+    def values(self, table: FieldTable, written: Set[object]) -> np.ndarray:
+        """The residuals; raises if one of the fields and arrays was not written."""
+        for obj in self.residuals:
+            key, name = part_of(obj, table)
+            if not is_among(container_key(key), written):
+                raise InvalidArgumentError(f"The residual of {self.name} does not write {name}, one of its residuals.")
+        with backend.suspend_following():
+            return np.concatenate([np.array(backend.as_numpy(obj)).reshape(-1) for obj in self.residuals])
 
-        return refuse
+    def refuse(self, changed: Label | str) -> None:
+        """Raise as the residual reads what the solver changes besides its unknowns."""
+        raise InvalidArgumentError(
+            f"The residual of {self.name} reads {changed}, which the solver changes, too, and which is not among the "
+            "unknowns. Add it to unknowns, or compute it in the residual."
+        )
 
-    def warns(self, changed: Label | str) -> Callable[[], None]:
-        """A warning for a kernel that reads what a solver has changed besides its unknowns."""
-        return lambda: warn_at_user(
-            f"{changed} was changed by {self.name}, which solves for other fields, and is read by a kernel: it counts "
-            "as a constant. Add it to unknowns, or compute it from the unknowns after the solver."
+    def warn(self, changed: Label | str) -> None:
+        """Warn as something after the solver reads what that has changed besides its unknowns."""
+        warn_at_user(
+            f"{changed} was changed by {self.name}, which solves for other fields, and is read after it: it counts as "
+            "a constant. Add it to unknowns, or compute it from the unknowns after the solver."
         )
 
 
 class Solving:
-    """Follows a solver: its launches and stores are made as they are, and clear the tangents of what they change.
+    """Follows a solver: its launches and stores are made as they are.
 
     Args:
         table: the fields of the pipeline.
         save: saves a field or array before it is changed.
-        clear: takes a field or array that has been changed.
-        host_write: notes a store of Python, see ``Pipeline``.
+        clear: takes a field or array that has changed, or an array or entry that Python has stored to with an index.
+
+    Attributes:
+        changed: the names of the fields and arrays that it has changed, by key.
     """
 
     runs_plainly = True  # so that solvers of this package can run in it
@@ -81,10 +101,16 @@ class Solving:
         self,
         table: FieldTable,
         save: Callable[[Any], None],
-        clear: Callable[[Any], None],
-        host_write: Callable[[Any, object, object], None],
+        clear: Callable[..., object],
     ) -> None:
-        self._table, self._save, self._clear, self.host_write = table, save, clear, host_write
+        self._table, self._save, self._clear = table, save, clear
+        self.changed: dict[Key, Label | str] = {}
+
+    def note(self, obj: Any, *index: object) -> None:
+        """A field, array or entry has changed."""
+        if (found := part_of(obj, self._table)) is not None:
+            self.changed[container_key(found[0])] = found[1]
+            self._clear(obj, *index)
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         """Launch a kernel without tangents."""
@@ -97,7 +123,7 @@ class Solving:
                 result = kernel(*args)
                 found = [obj for obj, before in suspects if before is None or _differs(obj, before)]
             for obj in found:
-                self._clear(obj)
+                self.note(obj)
             return result
 
     def _with_numbers(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
@@ -111,12 +137,18 @@ class Solving:
         """Python is about to store to a field or array."""
         self._save(obj)
 
+    def host_write(self, obj: Any, index: object, value: object) -> None:
+        """Python has stored to an entry of a field, or to an array."""
+        self.note(obj, index)
+
     def host_read(self, obj: object, index: object, value: object) -> object:
         """The value that Python reads: nothing in a solver is followed."""
         return value
 
-    def note_field(self, field: object) -> None:
-        """Python accesses entries of a field."""
+    def note_field(self, field: Any) -> None:
+        """Python accesses entries of a field, perhaps before a kernel does."""
+        for part in backend.leaf_fields(field):
+            self._table.field(part)
 
     def with_tangents(self, entries: object) -> None:
         """The entries of a vector with tangents: there are none."""
@@ -148,38 +180,37 @@ def _differs(obj: Any, before: np.ndarray) -> bool:
     return not np.array_equal(backend.as_numpy(obj), before, equal_nan=True)
 
 
-def part_of(obj: Any, session: Session) -> tuple[Key, Label | str] | None:
-    """The key and name of a field, component or array that can have tangents in a session."""
+def part_of(obj: Any, table: FieldTable) -> Any:
+    """The key and name of an array, field or component, or of the field of an entry; None if they are of integers."""
     if backend.is_array(obj):
-        view = view_of(obj)
-        return None if session.tangents.arrays.regions.find(view) is None else (view, "an array")
-    if session.table.field(obj) is None:  # of integers
-        return None
-    part = session.table.part(obj)
-    return part.key, part.name
+        return (view_of(obj), "an array") if backend.is_real(backend.outer_array_dtype(obj)) else None
+    if isinstance(obj, backend.FieldEntry):
+        found = table.by_entry(obj)
+        return None if found is None else (found[0].key, found[0].name)
+    return None if table.field(obj) is None else (table.part(obj).key, table.part(obj).name)
 
 
 class Rows:
     """The tangents of a list of fields and arrays as one matrix, a row for each number."""
 
     def __init__(self, objects: Sequence[Any], session: Session) -> None:
-        self._tangents = session.tangents
-        self.keys = [part[0] for part in (part_of(obj, session) for obj in objects) if part is not None]
+        self._tangents, self.keys = session.tangents, list[Any]()
+        for obj in objects:
+            self.keys.append(part_of(obj, session.table)[0])
+            if backend.is_array(obj):
+                session.tangents.arrays.include(obj, self.keys[-1])
         self.containers = set(map(container_key, self.keys))
         self._sizes = [backend.as_numpy(obj).size for obj in objects]
 
     def read(self) -> np.ndarray | None:
         """The tangents; None if all are zero."""
-        tangents, both = self._tangents, list(zip(self.keys, self._sizes, strict=True))
+        tangents, found = self._tangents, list[np.ndarray]()
         carries = [tangents.carries(container_key(key)) for key in self.keys]
-        if not any(carries):
-            return None
-        found = [np.zeros((size, tangents.columns.count)) for _, size in both]
-        for n, (key, _) in enumerate(both):
-            if carries[n]:
+        for key, size, is_active in zip(self.keys, self._sizes, carries, strict=True):
+            if is_active:
                 tangents.shadow(container_key(key))
-                found[n][...] = tangents.values(key)
-        return np.concatenate(found)
+            found.append(tangents.values(key) if is_active else np.zeros((size, tangents.columns.count)))
+        return np.concatenate(found) if any(carries) else None
 
     def write(self, rows: np.ndarray) -> None:
         """Replace the tangents."""

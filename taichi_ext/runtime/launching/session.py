@@ -27,6 +27,7 @@ from taichi_ext.launches import (
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.runtime.launching.fused_kernels import KernelName, KernelTable
 from taichi_ext.runtime.launching.launch_checks import (
+    Lost,
     check_arguments,
     check_gradient_is_own,
     check_same_program,
@@ -96,24 +97,21 @@ class Accesses:
         written: containers that were written.
         overwritten: parameters that were overwritten before anything read them.
         params: the names of the parameters that have columns in this run.
-        lost: containers whose tangents a solver has cleared, see ``roots``, and what to do if one of them is read.
+        lost: what solvers have changed besides their unknowns.
     """
 
     def __init__(self, params: Mapping[Key, Label | str], tangents: Tangents) -> None:
         self.params = params
         self.read, self.written = set[Key](), set[Key]()
         self.overwritten = set[Key]()
-        self.lost: dict[Key, Callable[[], None]] = {}
+        self.lost = Lost()
         self._tangents = tangents
 
     def note(self, read: Set[Key], written: Set[Key]) -> None:
         """Note containers that a kernel has read and written."""
         self.read |= read
         self.written |= written
-        for key in self.lost.keys() & (read | written):
-            found = self.lost.pop(key)
-            if key not in written:
-                found()
+        self.lost.note(read, written)
         self.note_overwritten(written)
 
     def note_overwritten(self, containers: Iterable[Key]) -> None:
@@ -154,6 +152,7 @@ class Session:
         self._kernels = kernels
         self._target = target
         self._program = weakref.ref(backend.program())
+        self._kept: dict[Key, np.ndarray] | None = None  # tangents that are put back at the end of ``undone``
 
     def launch(
         self,
@@ -261,6 +260,7 @@ class Session:
         self._target.accept(fused, outer, tangents, is_direct=self.is_direct)
         check_overlaps(bound.binding.given, fused.facts.written)
         self._save(fused, values)
+        self.keep(outer.get(k, k) for k in fused.facts.written)
         tangents.set_numbers(bound.numbers)
         passed: list[Any] = []
         after: list[Callable[[], None]] = []
@@ -341,18 +341,35 @@ class Session:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[tuple[State, set[Key]]]:
-        """Within the context, what launches store is saved in a state, and put back at the end; tangents stay.
+        """Within the context, what launches store is saved in a state, and put back at the end, with its tangents.
 
         Gives the state, and the set of the containers that are written.
         """
         request, state, before, written = self.request, State(), self.accesses.written, set[Key]()
+        kept, own = self._kept, dict[Key, np.ndarray]()
         self.request = replace(request, restart=Restart(state))
-        self.accesses.written = written
+        self.accesses.written, self._kept = written, own
         try:
             yield state, written
         finally:
-            self.request, self.accesses.written = request, before | written
+            for key in written:
+                self.tangents.clear(key, self.tangents.rows(key))
+            for key, rows in own.items():
+                self.tangents.replace(key, rows)
+            before |= written  # in place: another solver's residual may be around this one
+            self.request, self.accesses.written, self._kept = request, before, kept
             state.undo()
+
+    def keep(self, written: Iterable[Key]) -> None:
+        """Keep the tangents of what is about to be written, within ``undone``."""
+        kept = self._kept
+        if kept is None:
+            return
+        for key in written:
+            is_first = isinstance(key, (FieldKey, View)) and key not in {*kept, *self.accesses.written}
+            if is_first and self.tangents.carries(key):
+                self.tangents.shadow(key)
+                kept[key] = np.array(self.tangents.values(key))
 
     def check_program(self) -> None:
         """Raise where the run began in another Taichi program."""

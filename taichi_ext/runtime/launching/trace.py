@@ -266,7 +266,7 @@ class PlainRun:
     def root(self, root: Any) -> Any:
         """A solver of an implicit function; what it changes was saved in the run before."""
         with backend.suspend_following():
-            return root.solve()
+            return root.solver()
 
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to store to a field or array."""

@@ -16,7 +16,7 @@ from taichi_ext.runtime.python.dual_numbers import is_dual
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
 from taichi_ext.runtime.reverse.history import Event, Form, Launched, Lent, Read, Stored, launch
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, numpy_type
-from taichi_ext.runtime.reverse.roots import Constants, Transposed
+from taichi_ext.runtime.reverse.roots import Change, Transposed
 
 
 class Adjoints:
@@ -173,7 +173,7 @@ class Backward:
             if event.rows is not None:
                 for store in self._stores:
                     store.clear(event.cells[0], event.rows)
-        elif isinstance(event, (Constants, Transposed)):
+        elif isinstance(event, (Change, Transposed)):
             event.back(self.adjoints, self._undo)
         elif isinstance(event, Read):
             for store in self._stores:

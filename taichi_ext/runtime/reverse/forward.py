@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import FieldKey, PipelineArgument, rows_of
+from taichi_ext.launches import FieldKey, PipelineArgument, container_key, rows_of
 from taichi_ext.runtime.launching.launch_checks import (
     check_arguments,
     check_gradient_is_own,
@@ -71,7 +71,7 @@ class Forward:
         self._arrays = HostArrays(self.cells)
         self._numbers = PipelineRun()
         self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
-        self._roots = Roots(self.cells, schedule)
+        self._roots = Roots(self.cells, schedule, self._arrays)
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
         for seed in request.seeds:
@@ -110,6 +110,7 @@ class Forward:
         self.read |= {PipelineArgument(name) for name in self._numbers.passed}
         check_same_program(self._program)
         self._follow_arrays()
+        self._roots.lost.note({container_key(output.key) for output in self.request.outputs}, set())
         for cell in self.cells:
             problem = backend.ended_problem(cell.obj)
             if problem:
@@ -128,7 +129,8 @@ class Forward:
             event = self._launched(kernel, args)
             if self._is_pipeline:  # after which Python may change arrays
                 self._arrays.remember(event.written)
-            self._roots.note(event)
+            read = {event.cell(c).key for step in event.steps for c in step.plan.forward.reads}
+            self._roots.lost.note(read, {cell.key for cell in event.written})
             return self._result(event)
 
     def root(self, root: Root) -> Any:
@@ -138,7 +140,9 @@ class Forward:
                 "The second derivative of an implicit function (custom_root) is not known: only its first derivative "
                 "is given. Use jacobian or value_and_gradient."
             )
-        result = self._roots.run(root, self._follow_arrays)
+        result, unknowns = self._roots.run(root, self._follow_arrays)
+        self.written |= {cell.key for cell in unknowns}
+        self._has_reads |= result is not None
         self._arrays.remember()
         return result
 
@@ -288,14 +292,17 @@ class Forward:
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""
         if isinstance(obj, backend.Field):
-            self._has_reads |= self.cells.of_field(obj).carries()
+            cell = self.cells.of_field(obj)
+            self._has_reads |= self._roots.lost.read(cell.key, None) or cell.carries()
             return value
         if isinstance(obj, backend.Ndarray) and self.cells.find(view_of(obj)) is None:
             return value
         place = self._place(obj, index)
-        if place is None or not place[0].carries():
+        if place is None:
             return value
-        self._has_reads = True
+        self._has_reads |= self._roots.lost.read(place[0].key, value) or place[0].carries()
+        if not place[0].carries():
+            return value
         row = place[2] if isinstance(place[2], int) else np.ravel(place[2])
         is_number = isinstance(value, float) and np.size(row) == 1
         return self._number(float(value), place[0], int(np.ravel(row)[0])) if is_number else value  # type: ignore[arg-type]

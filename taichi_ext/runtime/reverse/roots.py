@@ -14,28 +14,36 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.runtime.launching.launch_checks import Lost, is_among
 from taichi_ext.runtime.launching.roots import Root, Solving
 from taichi_ext.runtime.memory.shadows import view_of
+from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
 from taichi_ext.runtime.reverse.history import Launched
 
 
 @dataclass(eq=False)
-class Constants:
-    """Something happens to cells that makes constants of them: a solver runs, or what residuals stored is put back.
+class Change:
+    """A solver runs, and what it changes is constant but for its equation; or what its residuals stored is put back.
 
     Attributes:
-        cells: that it changes, with the names in messages.
-        redo: makes it happen, and calls its argument for each field or array that is about to change.
+        redo: does it, and calls its arguments for each cell that may be about to change, and that has changed.
+        undone: after a solver, the change that puts back what was there before the residuals.
+        cells: that may have changed.
+        changed: those that have.
         saved: what the way back needs.
+        adjoints: on the way back, those of what was put back.
     """
 
-    redo: Callable[[Callable[[Cell], None]], object]
+    redo: Callable[[Callable[[Cell], None], Callable[[Cell], object]], object]
+    undone: Change | None = None
     cells: dict[Cell, None] = field(default_factory=dict)
+    changed: dict[Cell, None] = field(default_factory=dict)
     saved: list[Copy] = field(default_factory=list)
+    adjoints: dict[Cell, np.ndarray] = field(default_factory=dict)
 
     def again(self, log: Log) -> Any:
-        """Let it happen, once more."""
+        """Do it, once more."""
 
         def save(cell: Cell) -> None:
             self.cells[cell] = None
@@ -43,7 +51,7 @@ class Constants:
                 self.saved += log.before_write(cell, ((),))
 
         self.saved = []
-        return self.redo(save)
+        return self.redo(save, self.changed.setdefault)
 
     def forget(self) -> None:
         """Drop what is kept for the way back."""
@@ -56,8 +64,12 @@ class Constants:
 
     def back(self, adjoints: Any, undo: Callable[[list[Copy]], None]) -> None:
         """Go back over it."""
+        for cell, rows in {} if self.undone is None else self.undone.adjoints.items():
+            adjoints.add(cell, slice(None), rows)
         undo(self.saved)
-        for cell in self.cells:
+        if self.undone is None:
+            self.adjoints = {cell: adjoints.of(cell).copy() for cell in self.changed if adjoints.has(cell)}
+        for cell in self.changed:
             adjoints.clear(cell, slice(None))
 
 
@@ -112,87 +124,94 @@ class Roots:
     Args:
         cells: the fields and arrays of the run.
         schedule: takes the events.
+        arrays: those that Python can change.
 
     Attributes:
-        lost: what to do if a kernel reads cells that a solver has changed besides its unknowns.
+        lost: what they have changed besides their unknowns.
     """
 
-    def __init__(self, cells: Cells, schedule: Any) -> None:
-        self._cells, self._schedule = cells, schedule
-        self.lost: dict[Cell, Callable[[], None]] = {}
+    def __init__(self, cells: Cells, schedule: Any, arrays: HostArrays) -> None:
+        self._cells, self._schedule, self._arrays = cells, schedule, arrays
+        self._whole: list[Any] = []  # those of the log around the residuals that are computed
+        self.lost = Lost()
 
-    def note(self, event: Launched) -> None:
-        """A kernel has been launched."""
-        if self.lost:
-            read = {event.cell(c) for step in event.steps for c in step.plan.forward.reads}
-            for cell in self.lost.keys() & (read | {*event.written}):
-                found = self.lost.pop(cell)
-                if cell not in event.written:
-                    found()
-
-    def run(self, root: Root, follow_arrays: Callable[[], None]) -> Any:
-        """Run a solver, and its residuals for the way back."""
-        schedule, log = self._schedule, self._schedule.log
+    def run(self, root: Root, follow_arrays: Callable[[], None]) -> tuple[Any, list[Cell]]:
+        """Run a solver, and its residuals for the way back; returns its result and the cells of its unknowns."""
+        schedule, log, table = self._schedule, self._schedule.log, self._cells.table
         unknowns, residuals = ([self._cell(obj) for obj in objs] for objs in (root.unknowns, root.residuals))
         schedule.begin()
-        solved, undone = Constants(lambda save: self._solve(root, unknowns, save)), Constants(self._put_back)
+        changed: dict[Any, Any] = {}
+        undone = Change(self._put_back)
+        solved = Change(lambda *found: self._solve(root, unknowns, changed, *found), undone)
         with schedule.held():
             result = solved.again(log)
             schedule.add(solved)
+            self._arrays.remember(unknowns)
             follow_arrays()
-            names = {cell: self._name(cell) for cell in solved.cells if cell not in unknowns}
-            self.lost |= {cell: root.refuses(name) for cell, name in names.items()}
+            self.lost.note(set(), {cell.key for cell in unknowns})
+            self.lost.add(changed, root.refuse)
             first = len(schedule.events)
             root.residual()
-            with backend.suspend_following():
-                values = np.concatenate([np.array(backend.as_numpy(r)).reshape(-1) for r in root.residuals])
             launched = [event for event in schedule.events[first:] if isinstance(event, Launched)]
-            read = {event.cell(c): None for event in launched for step in event.steps for c in step.plan.forward.reads}
-            is_active = any(cell.carries() for cell in residuals)
-            if is_active:
+            written = {cell.key for event in schedule.events[first:] for cell in event.written}
+            values = root.values(table, written)
+            if any(cell.carries() for cell in residuals):
+                read = {
+                    event.cell(c): None for event in launched for step in event.steps for c in step.plan.forward.reads
+                }
                 own = [cell for cell in read if cell.key is not None and cell not in log.whole]
                 transposed = Transposed(unknowns, residuals, values, own, root.step)
                 schedule.add(transposed)
                 transposed.again(log)
+                for cell in unknowns:
+                    self._cells.activate(cell)
             undone.again(log)
             schedule.add(undone)
-            self.lost |= {cell: root.warns(name) for cell, name in names.items()}
-        for cell in unknowns:
-            if is_active:
-                self._cells.activate(cell)
-        return result
+            self.lost.add(changed, root.warn)
+        return result, unknowns
 
-    def _solve(self, root: Root, unknowns: list[Cell], save: Callable[[Cell], None]) -> Any:
+    def _solve(
+        self,
+        root: Root,
+        unknowns: list[Cell],
+        names: dict[Any, Any],
+        save: Callable[[Cell], None],
+        change: Callable[[Cell], object],
+    ) -> Any:
         """Run the solver as it is; what is stored from then on is put back by ``_put_back``."""
         for cell in unknowns:
             save(cell)
+            change(cell)
 
         def save_object(obj: Any) -> None:
-            save(self._cell(obj))
+            cell = self._cell(obj)
+            if cell is None:
+                self._schedule.save_unknown(obj)
+            else:
+                save(cell)
 
-        solving = Solving(self._cells.table, save_object, lambda obj: None, lambda *_: None)
-        is_first = backend.pipeline_follower() is not None
-        with backend.follow_by(solving) if is_first else backend.follow(solving):
-            result = root.solve()
-        self._schedule.log.whole = {}
+        solving = Solving(self._cells.table, save_object, lambda obj, *_: change(self._cell(obj)))
+        result, own = root.solve(solving), {cell.key for cell in unknowns}
+        names |= {key: name for key, name in solving.changed.items() if not is_among(key, own)}
+        log = self._schedule.log
+        self._whole.append(log.whole)
+        log.whole = {}
         return result
 
-    def _put_back(self, save: Callable[[Cell], None]) -> None:
+    def _put_back(self, save: Callable[[Cell], None], change: Callable[[Cell], object]) -> None:
         log = self._schedule.log
-        copies, log.whole = log.whole, None
+        copies, log.whole = log.whole, self._whole.pop()
         for cell, copy in copies.items():
             save(cell)
             copy.put_back()
+            change(cell)
 
-    def _cell(self, obj: Any) -> Cell:
-        if isinstance(obj, backend.FieldEntry):
-            found = self._cells.of_entry(obj)
-            assert found is not None
-            return found[0]
-        return (
-            self._cells.of_array(view_of(obj), "an array", obj) if backend.is_array(obj) else self._cells.of_field(obj)
-        )
-
-    def _name(self, cell: Cell) -> Any:
-        info = self._cells.table.infos.get(cell.key)
-        return "an array" if info is None else info.name
+    def _cell(self, obj: Any) -> Any:
+        """The cell of a field, array or entry; None for an entry of a field that is not known."""
+        if not isinstance(obj, backend.FieldEntry):
+            is_array = backend.is_array(obj)
+            return self._cells.of_array(view_of(obj), "an array", obj) if is_array else self._cells.of_field(obj)
+        known, info = self._cells.of_entry(obj), self._cells.table.by_entry(obj)
+        if known is None and info is not None:
+            return self._cells.of_field(info[0].obj)
+        return None if known is None else known[0]

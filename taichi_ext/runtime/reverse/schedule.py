@@ -93,11 +93,11 @@ class Schedule:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Within the context, all events belong to one unit."""
-        self._is_held = True
+        before, self._is_held = self._is_held, True
         try:
             yield
         finally:
-            self._is_held = False
+            self._is_held = before
 
     def add(self, event: Event) -> None:
         """An event happens now; more of it may follow until ``end``."""
