@@ -43,12 +43,35 @@ DISTRICTS = {
         "language/test_short_loops.py",
         *LANGUAGE,
     ],
-    "schedule": ["differentiate", "language/test_loop_order.py", "language/test_short_loops.py", *RANDOM],
-    "analysis": ["differentiate", "language/test_bounds.py", "api/test_cuts.py", "sparse", *LANGUAGE],
-    "differentiate": ["differentiate", "sparse", *LANGUAGE],
+    "schedule": [
+        *(
+            f"differentiate/test_{n}.py"
+            for n in ("lanes", "lanes_of_arithmetic", "masks", "elementary", "column_loops")
+        ),
+        *(f"differentiate/test_{n}.py" for n in ("joining", "random_lanes", "private_sums")),
+        "language/test_loop_order.py",
+        "language/test_short_loops.py",
+        *RANDOM,
+    ],
+    "analysis": [
+        *(
+            f"differentiate/test_{n}.py"
+            for n in ("intervals", "regions", "changes", "position_indices", "storage_plan")
+        ),
+        "language/test_bounds.py",
+        "api/test_cuts.py",
+        "sparse/test_sparse.py",
+        *RANDOM,
+    ],
+    "differentiate": [
+        *(f"differentiate/test_{n}.py" for n in ("differentiate", "tangent_options", "reverse_loops", "column_blocks")),
+        *(f"differentiate/test_{n}.py" for n in ("own_seeds", "loop_inputs", "by_column", "storage_plan")),
+        *(f"sparse/test_sparse{n}.py" for n in ("", "_sums", "_counts", "_hessian")),
+        *RANDOM,
+    ],
     "adjoint": ["adjoint", "reverse", "api/test_products.py"],
-    "launches": [*PIPELINES, "api/test_products.py", "language"],
-    "runtime/launching": [*PIPELINES, "pipelines", "sparse/test_sparse_versions.py"],
+    "launches": [*PIPELINES, "api/test_products.py", "language/test_language_arguments.py"],
+    "runtime/launching": [*PIPELINES, "pipelines/test_host_stores.py", "sparse/test_sparse_versions.py"],
     "runtime/memory": [
         "language/test_layouts.py",
         "language/test_arrays.py",
