@@ -597,8 +597,8 @@ class TestSolvers:
         assert_allclose(operator.T @ np.ones(3), 8.0)
 
 
+@pytest.mark.sweep
 class TestManyPreparations:
-    @pytest.mark.sweep
     @pytest.mark.parametrize(
         ("make", "what"),
         [
@@ -626,7 +626,6 @@ class TestManyPreparations:
             for n in range(EVERY):
                 assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
 
-    @pytest.mark.sweep
     def test_no_warning_where_nothing_could_be_found(self, recwarn):
         def made(factor):
             x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
@@ -643,7 +642,6 @@ class TestManyPreparations:
             assert_allclose(made(n + 1.0), (n + 1.0) * np.eye(2))
         assert not [w for w in recwarn if "times" in str(w.message)]
 
-    @pytest.mark.sweep
     def test_no_warning_for_one_function(self, scaled, fields, recwarn):
         for n in range(3 * EVERY):
             jacobian(scaled, *fields, args=(float(n + 1),))

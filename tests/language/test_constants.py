@@ -46,8 +46,8 @@ def agrees(kernel, params, y, **kwargs):
     return jacobian(kernel, params, y, **kwargs)
 
 
+@pytest.mark.sweep
 class TestGlobals:
-    @pytest.mark.sweep
     def test_numbers_that_python_folds(self):
         x, y = scalars(X), outputs(3)
 
@@ -67,7 +67,6 @@ class TestGlobals:
         assert_allclose(J[2], -2 * scale * 3 * 2 / 1.5)
         agrees(k, ["gravity", x, "whole"], y)
 
-    @pytest.mark.sweep
     def test_vectors_and_tuples(self):
         x, y = scalars(X), outputs(3)
 
@@ -85,7 +84,6 @@ class TestGlobals:
         for part, full in zip(parts, J):
             assert_array_equal(part, full)
 
-    @pytest.mark.sweep
     def test_locals_branches_loops_and_functions(self):
         x, y = scalars(X), outputs(3)
 
@@ -111,7 +109,6 @@ class TestGlobals:
         agrees(k, ["gravity", x], y)
         assert_array_equal(jacobian(k, "gravity", y, tangents="dense"), jacobian(k, "gravity", y))
 
-    @pytest.mark.sweep
     @pytest.mark.cpu_only("Taichi compiles real functions for the CPU and CUDA")
     def test_real_functions(self):
         x, y = scalars(X), outputs(3)
@@ -127,7 +124,6 @@ class TestGlobals:
 
         agrees(k, ["gravity", x], y)
 
-    @pytest.mark.sweep
     def test_modules_and_names_imported_from_them(self):
         x, y = scalars(X), outputs(3)
 
@@ -145,7 +141,6 @@ class TestGlobals:
         assert_allclose(agrees(by_name, "pull", y), X**2 + X)  # the same number under its own name in both modules
         assert_allclose(agrees(by_name, "constant_modules.stiffness", y), 2 * X)
 
-    @pytest.mark.sweep
     def test_functions_of_the_math_module(self):
         x, y = scalars(X), outputs(3)
         rate, angle = 1.5, 0.4
@@ -165,7 +160,6 @@ class TestGlobals:
         by_angle = -np.sin(0.4) * np.arctan2(1.5, 0.4) - np.cos(0.4) * 1.5 / apart + np.log(1.5) * power - decay
         assert_allclose(J[1], np.full(3, by_angle))
 
-    @pytest.mark.sweep
     def test_closures(self):
         x, y = scalars(X), outputs(3)
 

@@ -162,11 +162,11 @@ class TestInFloat64:
             assert_allclose(field.to_numpy(), values, rtol=1e-14, atol=1e-12)
 
 
+@pytest.mark.sweep
 class TestInFloat32:
     # Taichi's own forward mode asserts on vectors unless they are scalarized
     dtype, options = ti.f32, {"force_scalarize_matrix": True}
 
-    @pytest.mark.sweep
     @pytest.mark.cpu_only(ROUNDED)
     def test_shape_type_and_numbers(self, found):
         _, result = found
@@ -176,7 +176,6 @@ class TestInFloat32:
         sums = result.astype(np.float64).sum(axis=(0, 1))
         assert_allclose(sums, SUMS_FLOAT32, rtol=5e-5)
 
-    @pytest.mark.sweep
     def test_agreement_with_taichi_s_forward_mode(self, scene, found):
         _, result = found
         columns = np.empty_like(result)
@@ -188,7 +187,6 @@ class TestInFloat32:
         assert_allclose(result[inside], columns[inside], rtol=1e-3, atol=1e-4)
         assert_array_equal(result[~scene.inside(START, -0.5)], 0.0)
 
-    @pytest.mark.sweep
     def test_gauss_newton_iteration(self, scene):
         current = START.copy()
         for _ in range(4):

@@ -42,8 +42,8 @@ def refused(call, what="create it again"):
         call()
 
 
+@pytest.mark.sweep
 class TestEndedProgram:
-    @pytest.mark.sweep
     def test_parameters_and_outputs(self):
         x, y = fields()
 
@@ -64,7 +64,6 @@ class TestEndedProgram:
         refused(lambda: jacobian(k, new, y))
         refused(lambda: jacobian(lambda: k(), x, new))
 
-    @pytest.mark.sweep
     def test_fields_that_a_kernel_refers_to(self):
         old, old_int = fields(1)[0], ti.field(ti.i32, 3)
         old_int.fill(1)
@@ -114,7 +113,6 @@ class TestEndedProgram:
         refused(lambda: jacobian(lambda f: template(f), x, y, args=(old,)))
         assert_array_equal(y.to_numpy(), [1, 2, 3])
 
-    @pytest.mark.sweep
     def test_arrays_and_out(self):
         old, old_field = ti.ndarray(ti.f64, 3), ti.field(ti.f64, (3, 3))
         old_matrix = ti.Vector.ndarray(2, ti.f64, 3)
@@ -146,7 +144,6 @@ class TestEndedProgram:
         kept.clear()  # which must not take memory of this program with it
         assert_allclose(jacobian(k, x, y, args=(new,)), 2 * np.eye(3))
 
-    @pytest.mark.sweep
     def test_torch_function(self):
         torch = pytest.importorskip("torch")
         x, y = fields()

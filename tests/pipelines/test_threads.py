@@ -309,6 +309,7 @@ def test_only_the_thread_that_traces_is_inside_a_kernel():
     assert seen == [False, True]
 
 
+@pytest.mark.sweep
 class TestFirstCalls:
     @pytest.fixture(autouse=True)
     def program(self):
@@ -316,11 +317,9 @@ class TestFirstCalls:
         yield
         end_program()
 
-    @pytest.mark.sweep
     def test_of_one_kernel_without_any_field(self, area):
         in_threads(lambda n: assert_allclose(jacobian(area, ["width", "height"], args=(n, 5.0)), [10 * n, n * n]))
 
-    @pytest.mark.sweep
     def test_of_kernels_of_their_own_among_plain_launches(self):
         fields = [(scalars(np.arange(1.0, 4.0)), outputs(3)) for _ in range(8)]
         ti.sync()
@@ -347,7 +346,6 @@ class TestFirstCalls:
 
         in_threads(work)
 
-    @pytest.mark.sweep
     def test_fields_that_are_not_laid_out_are_refused(self):
         x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)
 

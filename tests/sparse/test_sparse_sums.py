@@ -299,6 +299,7 @@ def test_few_parameters_stay_in_rows():
     assert "entries of the local" not in plan.explain()
 
 
+@pytest.mark.sweep
 class TestLoopsOverRangesThatAreKnownAtRunTime:
     """One entry for each iteration that there is, and that is another number in each call."""
 
@@ -317,7 +318,6 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
             assert not plan._prepared.dense_reason
         assert "entries of the local" in plan.explain()
 
-    @pytest.mark.sweep
     def test_sums_of_sums(self):
         w, x, nodes, y, count, z = self.mesh.w, self.mesh.x, self.mesh.nodes, self.mesh.y, self.count, outputs(M)
 
@@ -337,7 +337,6 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
 
         self.check(run, [w, x], [y, z])
 
-    @pytest.mark.sweep
     def test_vectors_in_loops_in_loops(self):
         w, nodes, count, force = self.mesh.w, self.mesh.nodes, self.count, vector_outputs(3, M)
 
@@ -357,7 +356,6 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
 
         self.check(run, [w], [force])
 
-    @pytest.mark.sweep
     def test_several_ranges_and_stages(self):
         w, nodes, count, y = self.mesh.w, self.mesh.nodes, self.count, outputs(M, 2)
         z = outputs(M, 2)
@@ -391,7 +389,6 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
 
         return run
 
-    @pytest.mark.sweep
     def test_products_with_the_transpose(self):
         run, w, y, count = self.sums_of_squares(), self.mesh.w, self.mesh.y, self.count
         v = random(M)
@@ -401,7 +398,6 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
             wanted = v[:n] @ jacobian(run, w, y)[:n]
             np.testing.assert_allclose(vjp(run, w, y, v), wanted, rtol=1e-12)
 
-    @pytest.mark.sweep
     def test_too_many(self, monkeypatch):
         """What the first launch wrote is put back."""
         monkeypatch.setattr("taichi_ext.runtime.sparse.streams.OPEN_ENTRIES", M - 1)
