@@ -19,7 +19,7 @@ from taichi_ext.analysis.loops import Extents, loop_bounds
 from taichi_ext.program import Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.simplify.usage import assigned_locals
 
-MOST_OWN = 1 << 22  # numbers of an array of which each thread has its own
+MOST_OWN = 1 << 24  # numbers in the sums of all threads
 _UNKNOWN_TRIPS = 16
 
 Bounds = tuple[tuple[int, int], ...]

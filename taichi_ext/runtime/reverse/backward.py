@@ -14,7 +14,7 @@ from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.regions import Region, View
 from taichi_ext.runtime.python.dual_numbers import is_dual
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
-from taichi_ext.runtime.reverse.history import Event, Form, Launched, Lent, Read, Stored, launch
+from taichi_ext.runtime.reverse.history import Event, Form, Launched, Launcher, Lent, Read, Stored
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, numpy_type
 from taichi_ext.runtime.reverse.roots import Change, Transposed
 
@@ -156,7 +156,7 @@ class Backward:
         self._threads = backend.thread_count() or 1
         self._tapes: dict[Hashable, np.ndarray] = {}
         self._own: dict[Hashable, np.ndarray] = {}
-        self._extras: dict[Hashable, tuple[AdjointKernel, list[Any]]] = {}  # of launches that can be repeated
+        self._repeated: dict[Hashable, tuple[AdjointKernel, list[Any], Launcher]] = {}  # launches with the same arrays
 
     def event(self, event: Event) -> None:
         """Go back over one event: memory is afterwards as before it, as far as adjoints read it."""
@@ -217,21 +217,22 @@ class Backward:
         adjoint = plan.adjoint
         if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
             return
-        known = self._extras.get((event.call, plan))
+        known = self._repeated.get((event.call, plan))
         if known is None:
             self.is_singular |= adjoint.is_singular
             if self.is_guarded:
                 adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
             lent = Lent(adjoint.stage)
             extra = [self._argument(event, adjoint, c, lent) for c in adjoint.stage.extra]
-            is_kept = not event.own and not lent.is_copied
-            launch(event.call, adjoint.stage, event.args, extra, keep=is_kept)
+            is_same = not event.own and not lent.is_copied
+            launcher = Launcher(adjoint.stage, event.args)
+            launcher(event.args, extra, keep=is_same)
             lent.give_back()
-            if is_kept:
-                self._extras[event.call, plan] = adjoint, extra
+            if is_same:
+                self._repeated[event.call, plan] = adjoint, extra, launcher
         else:
-            adjoint, extra = known
-            launch(event.call, adjoint.stage, event.args, extra, keep=True)
+            adjoint, extra, launcher = known
+            launcher(event.args, extra, keep=True)
         for c, own in adjoint.own:
             cell = event.cell(c)
             for store in self._stores:

@@ -53,7 +53,7 @@ class Call:
         binding: the arrays among the arguments.
         plans: of its stages, by number and active containers.
         steps: of its launches, by the integers that indices may be computed from, each with ``Cells.version``.
-        launchers: of its stages, forward and back.
+        launchers: of its stages.
     """
 
     kernel: StagedKernel
@@ -172,7 +172,10 @@ class Launched:
             kernel = self.call.kernel.forward(n, is_again=True, active=moving)
         lent = Lent(kernel)
         extra = [self.own[c].obj if c in self.own else lent.tangents(c, self.cell) for c in kernel.extra]
-        launch(self.call, kernel, self.args, extra, keep=not self.own and not moving)
+        launcher = self.call.launchers.get(kernel)
+        if launcher is None:
+            launcher = self.call.launchers[kernel] = Launcher(kernel, self.args)
+        launcher(self.args, extra, keep=not self.own and not moving)
         lent.give_back()
         return saved
 
@@ -184,14 +187,6 @@ class Launched:
     def written(self) -> list[Cell]:
         """The cells that it writes."""
         return [cell for step in self.steps for cell, _ in step.writes]
-
-
-def launch(call: Call, kernel: StageKernel, args: tuple[Any, ...], extra: Sequence[Any], *, keep: bool) -> None:
-    """Launch a stage; ``keep``: whether ``extra`` are the same arrays in each launch."""
-    launcher = call.launchers.get(kernel)
-    if launcher is None:
-        launcher = call.launchers[kernel] = Launcher(kernel, args)
-    launcher(args, extra, keep=keep)
 
 
 class Launcher:

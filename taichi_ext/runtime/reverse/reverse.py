@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.program.keys import RETURN
-from taichi_ext.runtime.memory.shadows import FieldTable, available_memory
+from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.reverse.backward import Adjoints, Backward
 from taichi_ext.runtime.reverse.calls import Kernels
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Log
@@ -128,7 +128,7 @@ class Reverse:
         cells, log = Cells(self._table), Log(keeps_first=is_undoable)
         if request.directions is not None:
             cells.dots = Adjoints(cells, request.directions.shape[1])
-        schedule = Schedule(cells, log, available_memory() / 2 if max_memory is None else max_memory)
+        schedule = Schedule(cells, log, max_memory)
         forward = Forward(request, self._kernels, schedule, width)
         with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
@@ -145,12 +145,16 @@ class Reverse:
                     advance(number * events + done, blocks * events)
 
                 block = [c[:, first : first + width] for c in cotangents]
-                padded = [np.pad(c, ((0, 0), (0, width - c.shape[1]))) for c in block]
-                found, moved = self._back(forward, padded, told)
-                parts.append(found[:, : block[0].shape[1]])
+                count = block[0].shape[1]
+                if count < width:
+                    block = [np.pad(c, ((0, 0), (0, width - count))) for c in block]
+                found, moved = self._back(forward, block, told)
+                parts.append(found[:, :count])
         if restores:
             log.undo()
-        rows = np.concatenate(parts, axis=1) if parts else np.zeros((request.block.count, 0))
+        if total > width:
+            parts = [np.concatenate(parts, axis=1)]
+        rows = parts[0] if parts else np.zeros((request.block.count, 0))
         products = Products(
             rows,
             moved,
@@ -199,10 +203,11 @@ class Reverse:
                 for part, missing in enumerate(backward.missing):
                     capacity[part] += int(missing * 1.25)
                 continue
+            is_final = is_guarded or not backward.is_singular
+            del backward  # and the sums of threads
             found = _gradient(forward, adjoints, cotangents)
             second = None if moved is None else _gradient(forward, moved, cotangents)
-            is_finite = np.isfinite(found).all() and (second is None or np.isfinite(second).all())
-            if is_guarded or not backward.is_singular or is_finite:
+            if is_final or all(np.isfinite(part).all() for part in (found, second) if part is not None):
                 return found, second
             is_guarded = True
 

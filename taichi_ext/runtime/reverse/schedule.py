@@ -19,13 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend
+from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.runtime.reverse.backward import Backward
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
 from taichi_ext.runtime.reverse.history import Event, Launched
 
 _SHARE = 4  # of the memory, that the log of one unit takes
 _ENDLESS = 1 << 30  # the level of the state at the start
+_LITTLE = 1 << 20  # bytes that are kept without asking how much memory is free
 
 
 @dataclass(eq=False)
@@ -54,7 +57,7 @@ class Schedule:
     Args:
         cells: the fields and arrays.
         log: copies of what is overwritten.
-        max_memory: bytes for the log and snapshots.
+        max_memory: bytes for the log and snapshots; half of the free memory if None.
 
     Attributes:
         events: in their order.
@@ -63,11 +66,11 @@ class Schedule:
         most: the largest number of snapshots at one time.
     """
 
-    def __init__(self, cells: Cells, log: Log, max_memory: float) -> None:
+    def __init__(self, cells: Cells, log: Log, max_memory: float | None) -> None:
         self.cells, self.log = cells, log
         self.events: list[Event] = []
         self.peak = self.repeated = self.most = 0
-        self._limit = max_memory
+        self._max_memory = max_memory
         self._starts = [0]  # of the units, by event
         self._sizes = [0]  # of the logs of units; those of units that are no longer kept are 0
         self._accounted = 0  # the sum of these
@@ -79,6 +82,10 @@ class Schedule:
         self._largest_event = 0  # bytes that one event has added to the log
         self._is_long = False  # whether the present unit should end
         self._is_held = False
+
+    @cached_property
+    def _limit(self) -> float:
+        return available_memory() / 2 if self._max_memory is None else self._max_memory
 
     # --- the run forward
 
@@ -123,8 +130,10 @@ class Schedule:
         self._sizes[-1] += grown
         self._largest_event = max(self._largest_event, grown)
         self._longest = max(self._longest, self._sizes[-1])
-        self._is_long = self._sizes[-1] > self._limit / _SHARE
         self._note()
+        if self._max_memory is None and self._kept_bytes() < _LITTLE:
+            return
+        self._is_long = self._sizes[-1] > self._limit / _SHARE
         self._make_room(self._largest_event)
         state, longest = self.log.first_nbytes, self._longest
         need = 2 * state + longest if self._kept else state + longest
