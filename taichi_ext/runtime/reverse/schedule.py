@@ -297,7 +297,7 @@ class Schedule:
 
 
 def _bytes(cell: Cell) -> int:
-    return cell.size * cell.dtype.itemsize
+    return cell.size * cell.dtype.itemsize * (1 if cell.dots is None else 1 + cell.dots.width)
 
 
 _TOO_LITTLE = (
