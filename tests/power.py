@@ -70,7 +70,7 @@ DISTRICTS = {
         *RANDOM,
     ],
     "adjoint": ["adjoint", "reverse", "api/test_products.py"],
-    "launches": [*PIPELINES, "api/test_products.py", "language/test_language_arguments.py"],
+    "launches": [*PIPELINES, "api/test_products.py", "sparse/test_sparse_hessian.py"],
     "runtime/launching": [*PIPELINES, "pipelines/test_host_stores.py", "sparse/test_sparse_versions.py"],
     "runtime/memory": [
         "language/test_layouts.py",

@@ -408,7 +408,6 @@ def test_entries_outside_of_a_field_are_no_others_entries():
     assert_allclose(found.toarray(), expected, atol=1e-12)
 
 
-@pytest.mark.sweep
 def test_energies_of_fields_that_the_same_kernel_computes():
     x, density, energy = vectors(rng.uniform(0.3, 1, (5, 2))), outputs(5), scalars(0.0)
     moved, unused = vector_outputs(2, 5), outputs(5)
