@@ -71,7 +71,12 @@ DISTRICTS = {
     ],
     "adjoint": ["adjoint", "reverse", "api/test_products.py"],
     "launches": [*PIPELINES, "api/test_products.py", "sparse/test_sparse_hessian.py"],
-    "runtime/launching": [*PIPELINES, "pipelines/test_host_stores.py", "sparse/test_sparse_versions.py"],
+    "runtime/launching": [
+        *PIPELINES,
+        "pipelines/test_host_stores.py",
+        "sparse/test_sparse_versions.py",
+        "solvers/test_projection.py",
+    ],
     "runtime/memory": [
         "language/test_layouts.py",
         "language/test_arrays.py",
