@@ -145,6 +145,7 @@ def test_places_in_a_row_that_vary():
     check(run, x, x)
 
 
+@pytest.mark.sweep
 def test_cells_that_a_store_activates():
     x, y = field(N), ti.field(ti.f64)
     ti.root.bitmasked(ti.i, N).place(y)

@@ -69,6 +69,7 @@ def test_figures_are_those_of_the_closed_form(demo, method):
     assert sums == pytest.approx([-10500.16, 474.597, 474.597, 5872.767], rel=1e-3)
 
 
+@pytest.mark.sweep
 def test_fit_reaches_the_true_sphere(demo):
     done, _ = demo
     (last,) = numbers_after("step 4", done.stdout)

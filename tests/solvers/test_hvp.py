@@ -154,6 +154,7 @@ def check_by_differences(run, x, energy, count=2, rtol=1e-7, **options):
     assert_allclose(pairs, pairs.T, rtol=1e-11, atol=1e-11 * np.abs(pairs).max())
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("max_memory", [None, 3000])
 def test_pipelines_in_place(max_memory):
     """State that is overwritten, loops of unknown length, and snapshots where memory is short."""
@@ -191,6 +192,7 @@ def test_pipelines_in_place(max_memory):
     check_by_differences(simulate, x, energy, max_memory=max_memory)
 
 
+@pytest.mark.sweep
 def test_numbers_that_python_reads_and_computes():
     x, y, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
 

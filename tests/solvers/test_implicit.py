@@ -415,6 +415,7 @@ def check_random_systems(seeds):
         close(vjp(run, p, x, w), w @ expected)
 
 
+@pytest.mark.sweep
 def test_random_systems():
     check_random_systems(range(12))
 
@@ -487,6 +488,7 @@ def test_solves_and_runs_of_the_residual(monkeypatch):
         assert steps < counts["residuals"] <= 3 * steps
 
 
+@pytest.mark.sweep
 def test_memory_does_not_depend_on_the_number_of_iterations(monkeypatch):
     n, steps, peaks = 16, 50, []
     force, u, b, r, d, w, res, scale = fields(n, n, n, n, n, n, n, ())
