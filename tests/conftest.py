@@ -239,9 +239,9 @@ def traces(monkeypatch):
         built.append(launch.kernel.func.__name__)
         return fuse(launch, watch)
 
-    def counted_in_reverse(launch):
+    def counted_in_reverse(launch, *columns):
         built.append(launch.kernel.func.__name__)
-        return staged(launch)
+        return staged(launch, *columns)
 
     monkeypatch.setattr(engine, "fuse", counted)
     monkeypatch.setattr(calls, "staged_kernel", counted_in_reverse)
