@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compared.numbers("d y / d x, ti.ndarray", ndarray_jacobian(), expected, rtol=1e-6)
     if (figure := plotting.new_figure(4.5, 3.6)) is not None:
         axes = figure.subplots()
-        drawn = plotting.show(axes, numpy_jacobian((3, 4)).reshape(12, 12), "d y / d x of 3 x 4 entries", cmap="Blues")
+        drawn = plotting.show_matrix(axes, numpy_jacobian((3, 4)).reshape(12, 12), "d y / d x of 3 x 4 entries")
         axes.set(xlabel="entry of x", ylabel="entry of y")
         plotting.color_bar(figure, drawn, axes, "derivative")
         plotting.save(figure, options.output)

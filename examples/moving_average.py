@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left.plot(averages[0], color=plotting.BLUE, label="moving average")
         left.set(xlabel="entry", ylabel="value")
         left.legend(fontsize=9)
-        drawn = plotting.show(right, J[0, :, 0, :].T, "d average / d series", cmap="Blues")
+        drawn = plotting.show_matrix(right, J[0, :, 0, :], "d average / d series")
         right.set(xlabel="entry of the series", ylabel="entry of the average")
         plotting.color_bar(figure, drawn, right, "weight")
         plotting.save(figure, options.output)

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left, right = figure.subplots(1, 2)
         right.bar(["v.x", "v.y", "v.z"], J["loss"], color=plotting.BLUE)
         right.set_title("d loss / d v", fontsize=10)
-        drawn = plotting.show(left, J["x_avg"].T, "d x_avg / d v", plotting.signed_scale(1.0))
+        drawn = plotting.show_matrix(left, J["x_avg"], "d x_avg / d v")
         left.set(xlabel="", ylabel="", xticks=range(3), yticks=range(3), xticklabels=["v.x", "v.y", "v.z"])
         left.set_yticklabels(["x_avg.x", "x_avg.y", "x_avg.z"])
         plotting.color_bar(figure, drawn, left, "")

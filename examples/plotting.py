@@ -143,6 +143,13 @@ def show(
     return drawn
 
 
+def show_matrix(axes: Any, J: np.ndarray, title: str) -> Any:
+    """Draw a matrix, row 0 on top; red is plus, white is 0."""
+    drawn = show(axes, J.T, title, signed_scale(float(np.abs(J).max())))
+    axes.invert_yaxis()
+    return drawn
+
+
 def show_detail(
     axes: Any, values: np.ndarray, title: str, detail: tuple[slice, slice], scale: Any = None, cmap: str = "RdBu_r"
 ) -> Any:
