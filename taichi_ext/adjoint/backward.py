@@ -28,7 +28,7 @@ from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.sweep import Weights, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, REAL, converted
-from taichi_ext.differentiate.rules.decompositions import partials_of
+from taichi_ext.differentiate.rules.decompositions import AT_A_POINT, partials_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
 from taichi_ext.program.build import (
@@ -121,7 +121,8 @@ def _called(block: Block, r: Called) -> None:
     if partials is None:
         raise UnsupportedError(f"{ir.cited(call.place)}The derivative of {call.function} is not known.")
     passed: list[tuple[Value, Weights]] = []
-    for number, e in enumerate(e for group in args for e in group):
+    movable = args[:1] if call.function in AT_A_POINT else args
+    for number, e in enumerate(e for group in movable for e in group):
         if has(e):
             totals = block.sweep.none()
             found = partials(number)

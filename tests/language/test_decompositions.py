@@ -271,6 +271,25 @@ def test_values_are_those_of_the_plain_kernel_and_all_modes_agree():
 
 
 @pytest.mark.sweep
+@pytest.mark.usefixtures("ti64")
+def test_rows_of_eigenvectors_by_the_adjoint():
+    """Of the arguments of a decomposition at a point, the matrix alone moves."""
+    x, y = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=6)
+    x.from_numpy(np.array([0.7, 0.8, -0.5]))
+
+    @ti.kernel
+    def squares():
+        A = ti.Matrix([[x[0], x[1]], [x[1], x[2]]])
+        values, vectors = ti.sym_eig(A)
+        for i in ti.static(range(2)):
+            y[i] = values[i] * x[0]
+            for j in ti.static(range(2)):
+                y[2 + 2 * i + j] = vectors[i, j] ** 2
+
+    assert_allclose(jacobian(squares, x, y, mode="reverse"), jacobian(squares, x, y, mode="forward"), atol=1e-14)
+
+
+@pytest.mark.sweep
 def test_functions_near_ties_in_float32():
     """The last test here: it ends the program of the others."""
     n = 3

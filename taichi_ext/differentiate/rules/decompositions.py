@@ -24,6 +24,7 @@ from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.program import Call, Local, Place, Read, Tensor, Value
 from taichi_ext.program.build import Builder
 
+AT_A_POINT = ("svd_at", "sym_eig_at")  # take a matrix, and constants: where its decomposition is differentiated
 Grid = list[list[Any]]
 Partials = Callable[[int], list[Any]]  # of all results, in order, with respect to entry n of the arguments; None for 0
 
