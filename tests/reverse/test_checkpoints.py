@@ -97,6 +97,14 @@ def test_ten_thousand_steps_in_the_memory_of_twenty(chain):
     assert found @ direction == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
 
 
+def test_the_memory_that_there_is_holds_snapshots(chain):
+    limit = 20 * (2 * STEP_BYTES + 8)
+    _, how, _ = gradient(chain, 300, max_memory=limit)
+    assert 10 <= how.snapshots <= 20
+    assert limit / 2 <= how.peak <= limit
+    assert how.repeated <= 3 * how.launches
+
+
 def test_too_little_memory_for_one_step(chain):
     run, u, v, c, loss, reset = chain
     reset()
