@@ -13,6 +13,7 @@ from differences import outputs, scalars
 
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError
+from taichi_ext.api.inputs import types
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -132,6 +133,22 @@ def test_every_public_name_is_called():
 
 def _is_error(thing):
     return inspect.isclass(thing) and issubclass(thing, (Exception, Warning))
+
+
+@pytest.mark.parametrize(
+    "functions,options",
+    [
+        (("jacobian", "value_and_jacobian"), types.AnyJacobian),
+        (("hessian", "value_gradient_and_hessian"), types.AnyHessian),
+        (("jvp", "vjp", "hvp"), types.AnyProduct),
+    ],
+)
+def test_type_checkers_know_every_option(functions, options):
+    known = set()
+    for name in functions:
+        parameters = inspect.signature(getattr(te, name)).parameters.values()
+        known |= {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert known == options.__optional_keys__
 
 
 def test_completion_shows_public_names_only():

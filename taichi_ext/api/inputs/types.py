@@ -33,6 +33,7 @@ class _Product(TypedDict, total=False):
     max_memory: int | None
     chunk_size: int | None  # of jvp, vjp
     fixed: object  # of hvp
+    progress: bool | None  # of vjp
 
 
 class DenseProduct(_Product, total=False):
