@@ -266,6 +266,8 @@ def _boundary(block: Block, s: ir.Boundary) -> None:
             arguments, weights = s.sources("arguments"), s.sources("weights")
         elif s.kind == "replace_gradient":
             arguments, weights = [s.sources("surrogate")[n]], [literal(1, result.dtype)]
+            if "weights" in s.given:
+                weights = [s.sources("weights")[n]]
         elif s.kind != "stop_gradient":
             raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of {s.kind!r} is not known.")
         sources = [block.sub(v) for v in arguments]

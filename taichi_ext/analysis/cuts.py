@@ -78,6 +78,13 @@ def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: H
     return [cut for cut in found if output in _reached([p.any for p in paths], {cut})]
 
 
+def reaches(paths: Sequence[Paths], start: Hashable, output: Hashable) -> bool:
+    """Whether a container is computed from another one in any way, by kernels taken in any order."""
+    tables = [p.any for p in paths]
+    parts = {s for t in tables for sources in t.values() for s in sources if isinstance(s, Part) and s.key == start}
+    return start == output or output in _reached(tables, {start, *parts})
+
+
 def _meets(sources: Iterable[Hashable], reached: set[Hashable], start: set[Hashable]) -> bool:
     return any(s in start or s in reached or (isinstance(s, Part) and s.key in reached) for s in sources)
 

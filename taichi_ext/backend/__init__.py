@@ -4,6 +4,7 @@
 that breaks one fails there.
 """
 
+from taichi_ext.backend.alerts import Alert, alert_field, alert_number, raised_alerts
 from taichi_ext.backend.arrays import (
     argument_problem,
     array_element_shape,

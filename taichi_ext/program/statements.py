@@ -196,7 +196,8 @@ class Boundary(Statement):
     """Values whose derivative is not that of their expression: ``results`` take ``values``, entry by entry.
 
     ``kind`` is ``stop_gradient``, ``replace_gradient``, ``rule``, ``edge``, ``step``, ``coverage``, ``sqrt_edge``
-    or ``gradient`` (of a value by the position of a pixel); ``weighted`` (the tangent is the sum of those of
+    or ``gradient`` (of a value by the position of a pixel); a replaced gradient is that of ``given["surrogate"]``,
+    perhaps times ``given["weights"]``; ``weighted`` (the tangent is the sum of those of
     ``given["arguments"]``, times ``given["weights"]``) in a program for adjoints; while a kernel is recorded also
     ``level_at`` (a value at another position). ``given`` holds the arguments by name.
     The code of a rule, for the function or mark ``target``, stands before the statement. It computes

@@ -10,8 +10,6 @@ in proportion to it, with the rounding of such a quotient; for second derivative
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
 # pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportOptionalCall=false
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import taichi_ext.program as ir
@@ -25,8 +23,8 @@ from taichi_ext.record.handles import group_of, value_of
 from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Recording
+from taichi_ext.record.twins import AT
 
-_AT = "_at"  # ends the name of a call whose results are its other arguments, with the derivative of the decomposition
 _PAIRS = {2: ((0, 1),), 3: ((0, 1), (0, 2), (1, 2))}
 _ASCENDING = backend.ASCENDING_EIGENVALUES
 _STEPS = {ir.F64: (2.0**-26, 2.0**-17), ir.F32: (2.0**-11.5, 2.0**-7.7)}  # relative; for J, for H
@@ -53,9 +51,26 @@ def _apart(values, step, is_signed: ti.template()):
 
 
 @ti.func
+def _ties(given, apart):
+    """1 for each pair of neighbours whose distance was changed, else 0; then for those of opposite signs."""
+    n = ti.static(given.n)
+    ties = ti.Vector([0.0 for _ in ti.static(range(2 * n - 2))])
+    for k in ti.static(range(n - 1)):
+        sign = ti.select(given[k] * given[k + 1] < 0.0, -1.0, 1.0)
+        gap = ti.abs(apart[k] - sign * apart[k + 1])
+        is_tie = ti.abs(ti.abs(given[k] - sign * given[k + 1]) - gap) > 1e-3 * gap
+        ties[k] = ti.select(is_tie and sign > 0.0, 1.0, 0.0)
+        ties[n - 1 + k] = ti.select(is_tie and sign < 0.0, 1.0, 0.0)
+    return ties
+
+
+@ti.func
 def _singular_values(S, step):
-    values = _apart(ti.Vector([S[k, k] for k in ti.static(range(S.n))]), step, False)
-    return ti.Matrix([[values[i] if i == j else 0.0 for j in ti.static(range(S.n))] for i in ti.static(range(S.n))])
+    n = ti.static(S.n)
+    given = ti.Vector([S[k, k] for k in ti.static(range(n))])
+    values = _apart(given, step, False)
+    found = ti.Matrix([[values[i] if i == j else 0.0 for j in ti.static(range(n))] for i in ti.static(range(n))])
+    return found, _ties(given, values)
 
 
 @ti.func
@@ -67,10 +82,11 @@ def _identity(A):
 
 
 @ti.func
-def _eigenvectors(A, Q, step):
+def _eigenvectors(A, L, Q, step):
     """Eigenvalues that are apart, and orthogonal vectors, by Jacobi's rotations, in the order and with the signs of Q.
 
-    Those of Taichi 1.7.4 are not orthogonal where eigenvalues are close, or A is diagonal.
+    Those of Taichi 1.7.4 are not orthogonal where eigenvalues are close, or A is diagonal. With the ties, and at last
+    1 where that is so.
     """
     n = ti.static(A.n)
     B, V = 0.5 * (A + A.transpose()), _identity(A)
@@ -89,7 +105,9 @@ def _eigenvectors(A, Q, step):
             values[p], values[q] = values[q], values[p]
             for i in ti.static(range(n)):
                 V[i, p], V[i, q] = V[i, q], V[i, p]
+    given = values
     values = _apart(values, step, True)
+    ties = _ties(given, values)
     for k in ti.static(range(n // 2 if n in _ASCENDING else 0)):
         m = ti.static(n - 1 - k)
         values[k], values[m] = values[m], values[k]
@@ -102,7 +120,15 @@ def _eigenvectors(A, Q, step):
         if along < 0.0:
             for i in ti.static(range(n)):
                 V[i, k] = -V[i, k]
-    return values, V
+    D = _identity(A)
+    for k in ti.static(range(n)):
+        D[k, k] = L[k]
+    residual = ti.abs(0.5 * (A + A.transpose()) @ Q - Q @ D).sum() / ti.max(ti.abs(values).max(), 1e-30)
+    is_wrong = ti.select(residual + ti.abs(Q.transpose() @ Q - _identity(A)).sum() < 100.0 * step, 0.0, 1.0)
+    facts = ti.Vector([is_wrong for _ in ti.static(range(n))])
+    for k in ti.static(range(n - 1)):
+        facts[k] = ties[ti.static(n - 2 - k if n in _ASCENDING else k)]
+    return values, V, facts
 
 
 def decomposition(r: Recording, matrix: object, dt: object = None, *, function: Any) -> object:
@@ -121,83 +147,12 @@ def decomposition(r: Recording, matrix: object, dt: object = None, *, function: 
         return inline_call(r, backend.taichi_func(func), [*args, step], {})
 
     if function is ti.svd:
-        at: Any = (found[0], own(_singular_values, found[1]), found[2])
+        apart, facts = own(_singular_values, found[1])
+        at: Any = found[0], apart, found[2]
     else:
-        at = own(_eigenvectors, fixed, found[1])
+        *at, facts = own(_eigenvectors, fixed, *found)
     locals_ = tuple(ir.Local(f"{x.base.name}_at", dtype, x.shape, "temporary") for x in results)
-    args = (value_of(matrix), *(cast(r, x, backend.named_type(dtype.name)) for x in at), *map(value_of, results))
-    r.add(ir.Call(function.__name__ + _AT, tuple(map(group_of, args)), locals_, place=r.place()))
+    kept = (cast(r, x, backend.named_type(dtype.name)) for x in (*at, facts))
+    args = (value_of(matrix), *kept, *map(value_of, results))
+    r.add(ir.Call(function.__name__ + AT, tuple(map(group_of, args)), locals_, place=r.place()))
     return results
-
-
-def with_tangents_at(body: ir.Body) -> ir.Body:
-    """The block in which all that is computed from decompositions is computed again, where it has tangents.
-
-    What is stored, returned or passed on to other derivatives has the value of the first and the tangent of the second.
-    """
-    everything = ir.statements(body)
-    again: dict[ir.Local, ir.Local] = {}  # from a local to the one with tangents
-    for s in everything:
-        if isinstance(s, ir.Call) and s.function.endswith(_AT):
-            primal = [v.local for v in s.args[-len(s.results) :] for v in ir.entries(v)[:1] if isinstance(v, ir.Read)]
-            again |= zip(primal, s.results, strict=True)
-    roots = frozenset(again)
-    while again:
-        new = {local for s in everything for local in _reached(s, again)} - again.keys()
-        if not new:
-            break
-        again |= {local: ir.Local(f"{local.name}_at", local.dtype, local.shape, "temporary") for local in new}
-    return ir.mapped(body, lambda s: s if roots.intersection(ir.declared(s)) else _with_twin(s, again))
-
-
-def _reads(value: ir.Value, again: Collection[ir.Local]) -> bool:
-    return value.dtype.is_real and not value.contents.locals.isdisjoint(again)
-
-
-def _reached(s: ir.Statement, again: Collection[ir.Local]) -> Iterator[ir.Local]:
-    """The locals of real numbers that a statement computes from others."""
-    found: tuple[ir.Local, ...] = ()
-    if isinstance(s, ir.Declare) or (isinstance(s, ir.Call) and not s.function.endswith(_AT)):
-        found = ir.declared(s)
-    elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-        found = (s.target.local, *ir.declared(s))
-    if found and any(_reads(v, again) for v in (*ir.values_of(s), *([s.target] if isinstance(s, ir.Atomic) else ()))):
-        yield from (local for local in found if local.dtype.is_real)
-
-
-def _with_twin(s: ir.Statement, again: Mapping[ir.Local, ir.Local]) -> ir.Statement | ir.Body:
-    if isinstance(s, (ir.If, ir.While, ir.For)):
-        return s
-
-    def second(value: ir.Value) -> ir.Value:
-        return ir.rebuilt(value, lambda node: ir.read_from(node, again))
-
-    if isinstance(s, ir.Call) and s.function.endswith(_AT):  # of a matrix that comes from another decomposition
-        matrix = ir.regrouped(s.args[0], tuple(map(second, ir.entries(s.args[0]))))
-        return replace(s, args=(matrix, *s.args[1:]))
-    if any(local in again for local in ir.declared(s)) or (isinstance(s, ir.Store) and s.target.memory in again):
-        return s, _second(s, second, again)
-    before: list[ir.Statement] = []
-
-    def joined(value: ir.Value) -> ir.Value:
-        if not _reads(value, again):
-            return value
-        local = ir.Local("joined", value.dtype, (), "temporary")
-        given = {"surrogate": second(value)}
-        before.append(ir.Boundary("replace_gradient", None, given, value, (local,), place=s.place))
-        return ir.Read(local, place=value.place)
-
-    is_open = not isinstance(s, ir.Boundary) or s.kind != "stop_gradient"
-    made = ir.with_values(s, joined) if is_open else s  # which adds to ``before``
-    return (*before, made)
-
-
-def _second(s: Any, second: Callable[[ir.Value], ir.Value], again: Mapping[ir.Local, ir.Local]) -> ir.Statement:
-    """The statement once more, for the locals with tangents."""
-    if isinstance(s, ir.Declare):
-        return replace(s, local=again[s.local], values=tuple(map(second, s.values)))
-    if isinstance(s, ir.Call):
-        made = ir.with_values(s, second)
-        return replace(made, results=tuple(again.get(local, local) for local in s.results))
-    result = {} if not isinstance(s, ir.Atomic) or s.result is None else {"result": again[s.result]}
-    return replace(s, target=second(s.target), value=second(s.value), **result)

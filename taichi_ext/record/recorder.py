@@ -22,7 +22,6 @@ from taichi_ext.program import For, Jump, Known, Local, Program, Return, Tensor,
 from taichi_ext.program.types import I32
 from taichi_ext.record.arguments import bind_arguments, returned_annotations
 from taichi_ext.record.constants import Constants
-from taichi_ext.record.decompositions import with_tangents_at
 from taichi_ext.record.handles import flattened, group_of, place_of_local, value_of
 from taichi_ext.record.levels import with_levels
 from taichi_ext.record.literals import as_value
@@ -32,6 +31,7 @@ from taichi_ext.record.rewrite import rewrite
 from taichi_ext.record.rewriter import BINARY, RECORDER
 from taichi_ext.record.rules import NoRules, Rules
 from taichi_ext.record.taichi_types import default_types, dummy
+from taichi_ext.record.twins import with_tangents_at
 
 
 def before_loop(r: Recording, kind: str, *domain: object) -> None:
@@ -235,6 +235,7 @@ def record(
         backend.materialize()
         throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
         throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
-        containers, returns = tuple(r.containers.values()), returned_annotations(kernel)
-        body, file = with_levels(with_tangents_at(r.body())), rewritten.source[0]
+        body, own = with_tangents_at(r.body())
+        containers, returns = (*r.containers.values(), *own), returned_annotations(kernel)
+        body, file = with_levels(body), rewritten.source[0]
         return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())

@@ -13,7 +13,7 @@ from taichi_ext.api.inputs.layout import by_parameter
 from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.api.runs.findings import check_run
+from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
@@ -250,6 +250,10 @@ def _products(
         prepared.has_no_adjoint = str(error)
         return None
     prepared.is_judged = True
+    if found.alerts and warn_of_alerts(found.alerts, prepared.fields, layout, reverse.paths):
+        for numbers in (found.rows, found.moved):  # an adjoint that happens to be 0 says nothing
+            if numbers is not None:
+                numbers[:] = np.nan
     evaluation.returned = found.returned
     return found
 

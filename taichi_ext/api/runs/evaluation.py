@@ -15,7 +15,7 @@ from taichi_ext.api.inputs.layout import Layout, lay_out
 from taichi_ext.api.inputs.progress import stage_line
 from taichi_ext.api.inputs.results import check_out_is_separate, in_place
 from taichi_ext.api.runs.arbiter import Arbiter
-from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_indices
+from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_alerts, warn_of_indices
 from taichi_ext.api.runs.prepared import Prepared, values_of
 from taichi_ext.api.runs.subject import Outputs
 from taichi_ext.cached import cached_property
@@ -132,6 +132,7 @@ class Evaluation:
         """J in the structure of the outputs and params, in ``out`` if that was given."""
         repeated = self.form.repeated(self)
         if repeated is not None:
+            self._warn_of_alerts()
             return repeated
         # a thread that a pipeline has started may compute a Jacobian of its own
         with backend.suspend_following(), self._checked_runs():
@@ -304,6 +305,7 @@ class Evaluation:
                 pipeline = Pipeline(session)
                 self.returned = pipeline.run(self.call.function, self.call.args, self.call.names, self.layout.passed)
             session.finish()
+            self._warn_of_alerts()
             self._log.note_params(session.accesses)
             self._check_after_run(session)
             found = session.outputs()
@@ -384,6 +386,12 @@ class Evaluation:
                 self.before_launch(fused)
 
         return check
+
+    def _warn_of_alerts(self) -> None:
+        alerts = backend.raised_alerts()
+        if alerts:
+            paths = [fused.facts.report.paths() for fused in self.prepared.fused.values()]
+            warn_of_alerts(alerts, self.prepared.fields, self.layout, paths)
 
     def _check_after_run(self, session: Session) -> None:
         prepared, accesses, shared = self.prepared, session.accesses, session.tangents.arrays.shared

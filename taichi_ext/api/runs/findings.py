@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.analysis.cuts import cuts_between
+from taichi_ext import backend
+from taichi_ext.analysis.cuts import Paths, cuts_between, reaches
 from taichi_ext.api.inputs.arguments import KernelCall, Target, check_active, check_read
 from taichi_ext.api.inputs.layout import Layout
 from taichi_ext.api.runs.prepared import Prepared
@@ -18,8 +19,9 @@ from taichi_ext.launches import Fused
 from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses
+from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.python.run_record import RunRecord
-from taichi_ext.runtime.python.warning import saying_once, warn_at_user
+from taichi_ext.runtime.python.warning import saying_once, warn_at, warn_at_user
 from taichi_ext.runtime.sparse.rows import Rows
 
 
@@ -154,6 +156,24 @@ class RunLog:
         if not self._overwritten and self._of_zeros:
             for target in self._zero.values():
                 warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
+
+
+def warn_of_alerts(alerts: Iterable[backend.Alert], table: FieldTable, layout: Layout, paths: list[Paths]) -> bool:
+    """Warn of what kernels have said, if an output is computed from the field that they have stored to.
+
+    Returns:
+        Whether a field that is no output, or an array, was computed without a derivative.
+    """
+    is_undefined, outputs = False, {output.container for output in layout.outputs}
+    for alert in alerts:
+        field, place = alert.field and alert.field(), alert.place
+        info = None if field is None else table.field(field)
+        if info is None or any(reaches(paths, info.key, output) for output in outputs):
+            text = "" if place is None else f"{place.file}:{place.line} (`{place.text.strip()}`): "
+            warn_at(text + alert.what, place and (place.file, place.line))
+            is_kept = alert.field is not None and (info is None or info.key not in outputs)
+            is_undefined |= alert.is_undefined and is_kept
+    return is_undefined
 
 
 def warn_of_indices(kernels: Iterable[Fused]) -> None:

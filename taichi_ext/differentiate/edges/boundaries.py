@@ -6,7 +6,7 @@ from taichi_ext.differentiate.edges import edges
 from taichi_ext.differentiate.edges.rules import RuleContext, rule
 from taichi_ext.differentiate.forms.forms import Form
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Boundary, cited, with_values
+from taichi_ext.program import Boundary, Op, Value, cited, with_values
 
 
 def boundary(ctx: RuleContext, s: Boundary) -> None:
@@ -40,11 +40,19 @@ def _stop(ctx: RuleContext, s: Boundary) -> None:
 
 def _replace(ctx: RuleContext, s: Boundary) -> None:
     if ctx.walk.facts.seeds.use.is_again:
-        _kept(ctx, s, [ctx.linearizer.form(source) for source in s.sources("surrogate")])
+        _kept(ctx, s, [ctx.linearizer.form(source) for source in _weighted(s)])
         return
-    for result, value, source in zip(s.results, s.numbers, s.sources("surrogate"), strict=True):
+    for result, value, source in zip(s.results, s.numbers, _weighted(s), strict=True):
         kept = ctx.walk.expressions.keep(source) if ctx.walk.facts.seeds.use.is_lowered else source
         ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source), [(kept, 1)])
+
+
+def _weighted(s: Boundary) -> list[Value]:
+    """The values whose tangents a replaced gradient takes, times their weights."""
+    sources = s.sources("surrogate")
+    if "weights" not in s.given:
+        return sources
+    return [Op("mul", pair, pair[0].dtype, place=s.place) for pair in zip(sources, s.sources("weights"), strict=True)]
 
 
 _NAMES = {"rule": "a function with a rule of its own"}

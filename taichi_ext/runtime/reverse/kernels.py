@@ -13,8 +13,10 @@ from taichi_ext import backend, engine, launches
 from taichi_ext.adjoint import AdjointArray, Machine, Staged, Tape, adjoint_array, adjoint_of, checked, staged
 from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
+from taichi_ext.analysis.cuts import Paths, find_paths
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import RulesInUse, registry
+from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.edges.boundaries import check_again
 from taichi_ext.differentiate.facts.arguments import shadow_argument
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Role, Seeds
@@ -23,6 +25,7 @@ from taichi_ext.differentiate.transform.special import check_bits
 from taichi_ext.emit import build
 from taichi_ext.program import Container, Load, Local, Read, Value
 from taichi_ext.program.build import written_out
+from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.simplify import simplify
@@ -136,6 +139,16 @@ class StagedKernel:
         """The text of each kernel that was made of it."""
         yield from (stage.kernel.text for stage in list(self._forward.values()))
         yield from (adjoint.stage.kernel.text for adjoint in list(self._adjoints.values()))
+
+    @cached_property
+    def paths(self) -> Paths:
+        """From where to where numbers go in it."""
+        return find_paths(self.program, self._key)
+
+    def _key(self, memory: Local | Container | None) -> Any:
+        if memory is None:
+            return RETURN
+        return None if isinstance(memory, Local) else self.infos[memory].key if memory in self.infos else id(memory)
 
     def is_current(self) -> bool:
         """Whether it was built with the rules and Python values of now; raises as ``Captures.are_current``."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.analysis.cuts import Paths
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable
@@ -68,6 +69,7 @@ class Products:
     snapshots: int
     repeated: int
     peak: int
+    alerts: list[Any]
 
     def __str__(self) -> str:
         again = f", {self.repeated} of them made again from at most {self.snapshots} snapshots" if self.repeated else ""
@@ -132,6 +134,8 @@ class Reverse:
         forward = Forward(request, self._kernels, schedule, width)
         with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
+            alerts = backend.raised_alerts()
+        is_undefined = any(alert.is_undefined for alert in alerts)
         parts: list[np.ndarray] = []
         moved: np.ndarray | None = None
         with _undone(log, *([BaseException] if restores else [])):
@@ -148,8 +152,9 @@ class Reverse:
                 count = block[0].shape[1]
                 if count < width:
                     block = [np.pad(c, ((0, 0), (0, width - count))) for c in block]
-                found, moved = self._back(forward, block, told)
+                found, moved = self._back(forward, block, told, may_be_guarded=not is_undefined)
                 parts.append(found[:, :count])
+        backend.raised_alerts()  # of what was run again
         if restores:
             log.undo()
         if total > width:
@@ -165,6 +170,7 @@ class Reverse:
             schedule.most,
             schedule.repeated,
             schedule.peak,
+            alerts,
         )
         self.report = str(products)
         return products
@@ -173,6 +179,11 @@ class Reverse:
     def source(self) -> str:
         """The text of the kernels, each stage with its adjoint."""
         return "\n\n".join(text for kernel in self._kernels.staged.values() for text in kernel.texts())
+
+    @property
+    def paths(self) -> list[Paths]:
+        """From where to where numbers go in the kernels."""
+        return [kernel.paths for kernel in self._kernels.staged.values()]
 
     @property
     def numbers(self) -> list[str]:
@@ -185,9 +196,12 @@ class Reverse:
         return forward.launch(run.kernel, run.args)
 
     def _back(
-        self, forward: Forward, cotangents: list[np.ndarray], advance: Any
+        self, forward: Forward, cotangents: list[np.ndarray], advance: Any, *, may_be_guarded: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """One way back; another one if a tape was too short, or an infinite partial met one that is 0."""
+        """One way back; another one if a tape was too short, or an infinite partial met one that is 0.
+
+        ``may_be_guarded``: whether there is a derivative everywhere, so that such a product is meant to be 0.
+        """
         schedule, capacity, is_guarded = forward.schedule, self._kernels.capacity, False
         while True:
             adjoints, dots = Adjoints(schedule.cells, forward.width), schedule.cells.dots
@@ -203,7 +217,7 @@ class Reverse:
                 for part, missing in enumerate(backward.missing):
                     capacity[part] += int(missing * 1.25)
                 continue
-            is_final = is_guarded or not backward.is_singular
+            is_final = is_guarded or not (may_be_guarded and backward.is_singular)
             del backward  # and the sums of threads
             found = _gradient(forward, adjoints, cotangents)
             second = None if moved is None else _gradient(forward, moved, cotangents)

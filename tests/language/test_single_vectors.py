@@ -1,0 +1,169 @@
+"""Single singular vectors and eigenvectors where values are equal: no derivative exists, so J is NaN, and a warning says it."""
+
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+
+from taichi_ext import DerivativeWarning, hessian, jacobian, vjp
+
+TIED, APART = np.eye(2) * 1.1, np.array([[1.5, 0.2], [0.1, 0.7]])
+MODES = ("forward", "reverse")
+
+
+def warned(call):
+    """The result, and the source lines that warnings name."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        found = call()
+    return found, [str(w.message).split("`")[1] for w in seen if issubclass(w.category, DerivativeWarning)]
+
+
+@ti.func
+def stretched(U, S, V):
+    F = ti.Matrix.zero(ti.f64, 2, 2)
+    for d in range(2):  # indices that are only known at run time
+        F[d, d] = ti.log(S[d, d])
+    return U @ F @ V.transpose()
+
+
+@pytest.fixture(scope="module")
+def fields(ti64):
+    names = ("A", "whole", "left", "U", "S", "V", "again")
+    return {**{name: ti.Matrix.field(2, 2, ti.f64, ()) for name in names}, "one": ti.field(ti.f64, ())}
+
+
+@pytest.fixture(scope="module")
+def kernels(fields):
+    A, whole, left, one = (fields[name] for name in ("A", "whole", "left", "one"))
+    kept = [fields[name] for name in "USV"]
+
+    @ti.kernel
+    def together():
+        for _ in range(1):
+            U, S, V = ti.svd(A[None])
+            whole[None] = stretched(U, S, V)
+            left[None] = U @ S @ U.transpose()
+            one[None] = U[0, 0] * S[1, 1]
+
+    @ti.kernel
+    def split():
+        for _ in range(1):
+            U, S, V = ti.svd(A[None])
+            kept[0][None] = U
+            kept[1][None] = S
+            kept[2][None] = V
+
+    @ti.kernel
+    def joined():
+        for _ in range(1):
+            fields["again"][None] = stretched(kept[0][None], kept[1][None], kept[2][None])
+
+    def pipeline():
+        split()
+        joined()
+
+    return together, pipeline
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_single_vector_at_a_tie_is_nan_with_a_warning(fields, kernels, mode):
+    together, _ = kernels
+    outputs = [fields[name] for name in ("whole", "left", "one")]
+    fields["A"].from_numpy(APART)
+    apart, lines = warned(lambda: jacobian(together, fields["A"], outputs, mode=mode))
+    assert all(np.isfinite(J).all() and np.abs(J).max() < 10 for J in apart)
+    assert not lines
+    fields["A"].from_numpy(TIED)
+    (whole, left, one), lines = warned(lambda: jacobian(together, fields["A"], outputs, mode=mode))
+    assert lines == ["one[None] = U[0, 0] * S[1, 1]"]
+    assert np.isnan(one).all()
+    np.testing.assert_allclose(whole.reshape(4, 4), np.eye(4) / 1.1 + _turned(np.log(1.1) / 1.1 - 1 / 1.1), atol=1e-6)
+    assert np.isfinite(left).all()
+
+
+def _turned(f):
+    """What the derivative of ``U f(S) V^T`` at a multiple of 1 has more for antisymmetric directions."""
+    half = np.zeros((4, 4))
+    half[1:3, 1:3] = [[0.5, -0.5], [-0.5, 0.5]]
+    return f * half
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [1.1, 1.0])  # of which the logarithm, and an adjoint, is 0
+def test_vectors_in_fields_between_kernels(fields, kernels, mode, size):
+    _, pipeline = kernels
+    fields["A"].from_numpy(APART)
+    together = jacobian(kernels[0], fields["A"], fields["whole"])
+    fields["A"].from_numpy(APART)
+    J, lines = warned(lambda: jacobian(pipeline, fields["A"], fields["again"], mode=mode))
+    np.testing.assert_allclose(J, together, atol=1e-9)
+    assert not lines
+    fields["A"].from_numpy(np.eye(2) * size)
+    J, lines = warned(lambda: jacobian(pipeline, fields["A"], fields["again"], mode=mode))
+    assert np.isnan(J).all()
+    assert set(lines) == {"kept[0][None] = U", "kept[2][None] = V"}
+
+
+def test_products_and_second_derivatives(fields, kernels):
+    together, pipeline = kernels
+    fields["A"].from_numpy(TIED)
+    found, lines = warned(lambda: vjp(pipeline, fields["A"], fields["again"], np.ones((2, 2))))
+    assert np.isnan(found).all()
+    assert lines
+    for form in (None, "csr"):
+        H, lines = warned(lambda form=form: hessian(together, fields["A"], fields["one"], format=form))
+        assert np.isnan(H if form is None else H.toarray()).any()
+        assert lines == ["one[None] = U[0, 0] * S[1, 1]"]
+
+
+def test_only_the_iteration_at_a_tie_is_nan(ti64):
+    """Also where a value is added up in a loop; ties of opposite signs are ties of a function that is not odd."""
+    n = 4
+    A, first, kept = ti.Matrix.field(2, 2, ti.f64, n), ti.field(ti.f64, n), ti.Matrix.field(2, 2, ti.f64, n)
+
+    @ti.kernel
+    def each():
+        for p in A:
+            U, S, V = ti.svd(A[p])
+            total = 0.0
+            for d in ti.static(range(2)):
+                total += U[d, 0] * V[1, 0] * S[d, d] ** 2
+            first[p] = total
+            kept[p] = U @ ti.Matrix([[ti.exp(S[0, 0]), 0.0], [0.0, ti.exp(S[1, 1])]]) @ V.transpose()
+
+    A.from_numpy(np.stack([APART, TIED, np.diag([1.0, -1.0]), APART.T]))
+    for mode in MODES:
+        (J, K), lines = warned(lambda mode=mode: jacobian(each, A, [first, kept], mode=mode))
+        assert np.isnan(J).any((2, 3)).tolist() == np.diag([False, True, True, False]).tolist()
+        own = np.stack([K[p, :, :, p] for p in range(n)])
+        assert np.isfinite(own[[0, 1, 3]]).all()
+        assert np.abs(own[[0, 1, 3]]).max() < 100
+        assert len(lines) >= 1
+
+
+def test_vectors_of_sym_eig_that_taichi_gets_wrong(ti64):
+    """They are said where an output is computed from them; the derivative is that of the true function."""
+    A, y, z, kept = (
+        ti.Matrix.field(3, 3, ti.f64, ()),
+        *(ti.field(ti.f64, ()) for _ in range(2)),
+        ti.Matrix.field(3, 3, ti.f64, ()),
+    )
+
+    @ti.kernel
+    def squares():
+        for _ in range(1):
+            L, Q = ti.sym_eig(A[None])
+            kept[None] = Q
+            y[None] = L.norm_sqr()
+            z[None] = (Q @ ti.Matrix([[L[0], 0.0, 0.0], [0.0, L[1], 0.0], [0.0, 0.0, L[2]]]) @ Q.transpose()).norm_sqr()
+
+    apart = np.array([[1.0, 0.1, 0.2], [0.1, 2.0, 0.3], [0.2, 0.3, 4.0]])
+    for mode in MODES:
+        for M, is_wrong in ((np.diag([1.0, 1.2, 2.0]), True), (apart, False)):
+            for output in (y, z):
+                A.from_numpy(M)
+                J, lines = warned(lambda output=output, mode=mode: jacobian(squares, A, output, mode=mode))
+                np.testing.assert_allclose((J + J.T) / 2, 2 * M, atol=1e-6)
+                assert len(lines) == (is_wrong and output is z)
