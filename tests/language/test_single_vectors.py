@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import taichi as ti
 
+import taichi_ext.program as ir
 from taichi_ext import DerivativeWarning, hessian, jacobian, vjp
+from taichi_ext.analysis.singular_vectors import Decomposition, vectors_read
 
 TIED, APART = np.eye(2) * 1.1, np.array([[1.5, 0.2], [0.1, 0.7]])
 MODES = ("forward", "reverse")
@@ -67,6 +69,7 @@ def kernels(fields):
     return together, pipeline
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", MODES)
 def test_a_single_vector_at_a_tie_is_nan_with_a_warning(fields, kernels, mode):
     together, _ = kernels
@@ -90,6 +93,7 @@ def _turned(f):
     return f * half
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [1.1, 1.0])  # of which the logarithm, and an adjoint, is 0
 def test_vectors_in_fields_between_kernels(fields, kernels, mode, size):
@@ -106,6 +110,7 @@ def test_vectors_in_fields_between_kernels(fields, kernels, mode, size):
     assert set(lines) == {"kept[0][None] = U", "kept[2][None] = V"}
 
 
+@pytest.mark.sweep
 def test_products_and_second_derivatives(fields, kernels):
     together, pipeline = kernels
     fields["A"].from_numpy(TIED)
@@ -118,6 +123,7 @@ def test_products_and_second_derivatives(fields, kernels):
         assert lines == ["one[None] = U[0, 0] * S[1, 1]"]
 
 
+@pytest.mark.sweep
 def test_only_the_iteration_at_a_tie_is_nan(ti64):
     """Also where a value is added up in a loop; ties of opposite signs are ties of a function that is not odd."""
     n = 4
@@ -143,6 +149,7 @@ def test_only_the_iteration_at_a_tie_is_nan(ti64):
         assert len(lines) >= 1
 
 
+@pytest.mark.sweep
 def test_vectors_of_sym_eig_that_taichi_gets_wrong(ti64):
     """They are said where an output is computed from them; the derivative is that of the true function."""
     A, y, z, kept = (
@@ -167,3 +174,50 @@ def test_vectors_of_sym_eig_that_taichi_gets_wrong(ti64):
                 J, lines = warned(lambda output=output, mode=mode: jacobian(squares, A, output, mode=mode))
                 np.testing.assert_allclose((J + J.T) / 2, 2 * M, atol=1e-6)
                 assert len(lines) == (is_wrong and output is z)
+
+
+def test_which_values_change_where_tied_vectors_are_turned():
+    """Sums over both vectors of a pair do not; a branch that is never taken says nothing."""
+    U, S, V, total, matrix = (
+        ir.Local(name, ir.F64, shape) for name, shape in zip("USVtm", [(2, 2)] * 3 + [(), ()], strict=True)
+    )
+    U_at, S_at, V_at = (ir.Local(name, ir.F64, (2, 2)) for name in ("U_at", "S_at", "V_at"))
+    call = ir.Call("svd_at", (), (U_at, S_at, V_at))
+    out = ir.Container("out", ir.F64, 1)
+
+    def op(name, *args):
+        return ir.Op(name, args, ir.F64)
+
+    def at(local, *index):
+        return ir.Read(local, index)
+
+    def entry(f):  # [0, 1] of U f(S) V^T
+        return op("add", *(op("mul", op("mul", at(U, 0, k), f(at(S, k, k))), at(V, 1, k)) for k in range(2)))
+
+    def stored(value):
+        return ir.Assign(ir.Load(out, (ir.Const(0, ir.I32),)), value)
+
+    whole = entry(lambda s: op("exp", s))
+    single = op("mul", at(U, 0, 0), at(S, 0, 0))
+    linear = entry(lambda s: s)
+    never = at(U, 1, 1)
+    symmetric = op("add", op("exp", at(S, 0, 0)), op("exp", at(S, 1, 1)))
+    branch = ir.If(op("lt", at(S, 0, 0), ir.Const(0.0, ir.F64)), (stored(never),))
+    sums = ir.Declare(total, (single,)), ir.Update(ir.Read(total), "add", op("mul", at(U, 0, 1), at(S, 1, 1)))
+    body = (
+        call,
+        stored(whole),
+        stored(single),
+        stored(linear),
+        stored(symmetric),
+        branch,
+        *sums,
+        stored(ir.Read(total)),
+    )
+    found = vectors_read(body, [Decomposition(call, (ir.Read(matrix),), (U, V), S)], [U, S, V, total])
+    assert found[whole].tied == {(0, 1)}  # only those of opposite signs
+    assert found[single].tied == {(0, 0), (0, 1)}
+    assert found[linear].tied == frozenset()
+    assert symmetric not in found
+    assert never not in found
+    assert found[body[-1].value].tied == {(0, 0), (0, 1)}

@@ -58,6 +58,7 @@ class Products:
         snapshots: the most that were held at one time.
         repeated: launches that were made again on the way back.
         peak: the most bytes that were kept.
+        alerts: what kernels have said.
     """
 
     rows: np.ndarray
