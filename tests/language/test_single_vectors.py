@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 
 import taichi_ext.program as ir
-from taichi_ext import DerivativeWarning, hessian, jacobian, vjp
+from taichi_ext import DerivativeWarning, hessian, hvp, jacobian, vjp
 from taichi_ext.analysis.singular_vectors import Decomposition, vectors_read
 
 TIED, APART = np.eye(2) * 1.1, np.array([[1.5, 0.2], [0.1, 0.7]])
@@ -221,3 +221,37 @@ def test_which_values_change_where_tied_vectors_are_turned():
     assert symmetric not in found
     assert never not in found
     assert found[body[-1].value].tied == {(0, 0), (0, 1)}
+
+
+@pytest.mark.sweep
+def test_products_with_the_hessian_of_a_pipeline(ti64):
+    """Those of an energy of the values; single vectors make the product NaN, which is said."""
+    A, values, single, energy = ti.Matrix.field(2, 2, ti.f64, ()), *(ti.field(ti.f64, ()) for _ in range(3))
+    direction = np.array([[0.3, 0.2], [-0.5, 0.7]])
+
+    @ti.kernel
+    def decompose():
+        for _ in range(1):
+            U, S, _V = ti.svd(A[None])
+            values[None] = ti.log(S[0, 0]) ** 2 + ti.log(S[1, 1]) ** 2
+            single[None] = U[0, 0] * S[0, 0]
+
+    @ti.kernel
+    def take(source: ti.template()):
+        energy[None] = source[None]
+
+    def pipeline(source):
+        decompose()
+        take(source)
+
+    for M, source in ((APART, values), (APART, single), (TIED, single)):
+        A.from_numpy(M)
+        found, lines = warned(lambda source=source: hvp(pipeline, A, direction, energy, args=(source,)))
+        if M is APART:
+            A.from_numpy(M)
+            H = hessian(pipeline, A, energy, args=(source,))
+            np.testing.assert_allclose(found, np.einsum("ijkl,kl->ij", H, direction), atol=1e-7)
+            assert not lines
+        else:
+            assert np.isnan(found).all()
+            assert lines == ["single[None] = U[0, 0] * S[0, 0]"]

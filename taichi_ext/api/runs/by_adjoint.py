@@ -250,9 +250,11 @@ def _products(
         prepared.has_no_adjoint = str(error)
         return None
     prepared.is_judged = True
-    if found.alerts and warn_of_alerts(found.alerts, prepared.fields, layout, reverse.paths):
-        for numbers in (found.rows, found.moved):  # an adjoint that happens to be 0 says nothing
-            if numbers is not None:
+    if found.alerts:
+        results = [numbers for numbers in (found.rows, found.moved) if numbers is not None]
+        has_nan = any(np.isnan(numbers).any() for numbers in results)  # second derivatives have it elsewhere, too
+        if warn_of_alerts(found.alerts, prepared.fields, layout, None if has_nan else reverse.paths):
+            for numbers in results:  # an adjoint that happens to be 0 says nothing
                 numbers[:] = np.nan
     evaluation.returned = found.returned
     return found

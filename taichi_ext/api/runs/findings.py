@@ -158,8 +158,12 @@ class RunLog:
                 warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
 
 
-def warn_of_alerts(alerts: Iterable[backend.Alert], table: FieldTable, layout: Layout, paths: list[Paths]) -> bool:
+def warn_of_alerts(
+    alerts: Iterable[backend.Alert], table: FieldTable, layout: Layout, paths: list[Paths] | None
+) -> bool:
     """Warn of what kernels have said, if an output is computed from the field that they have stored to.
+
+    ``paths`` are those of the kernels; None: an output is known to be concerned.
 
     Returns:
         Whether a field that is no output, or an array, was computed without a derivative.
@@ -168,7 +172,7 @@ def warn_of_alerts(alerts: Iterable[backend.Alert], table: FieldTable, layout: L
     for alert in alerts:
         field, place = alert.field and alert.field(), alert.place
         info = None if field is None else table.field(field)
-        if info is None or any(reaches(paths, info.key, output) for output in outputs):
+        if info is None or paths is None or any(reaches(paths, info.key, output) for output in outputs):
             text = "" if place is None else f"{place.file}:{place.line} (`{place.text.strip()}`): "
             warn_at(text + alert.what, place and (place.file, place.line))
             is_kept = alert.field is not None and (info is None or info.key not in outputs)
