@@ -89,6 +89,11 @@ def _eigenvectors(A, L, Q, step):
     1 where that is so.
     """
     n = ti.static(A.n)
+    D = _identity(A)
+    for k in ti.static(range(n)):
+        D[k, k] = L[k]
+    residual = ti.abs(0.5 * (A + A.transpose()) @ Q - Q @ D).sum() / ti.max(ti.abs(L).max(), 1e-30)
+    is_wrong = ti.select(residual + ti.abs(Q.transpose() @ Q - _identity(A)).sum() < 100.0 * step, 0.0, 1.0)
     B, V = 0.5 * (A + A.transpose()), _identity(A)
     for _ in range(10):
         for p, q in ti.static(_PAIRS[n]):
@@ -120,11 +125,6 @@ def _eigenvectors(A, L, Q, step):
         if along < 0.0:
             for i in ti.static(range(n)):
                 V[i, k] = -V[i, k]
-    D = _identity(A)
-    for k in ti.static(range(n)):
-        D[k, k] = L[k]
-    residual = ti.abs(0.5 * (A + A.transpose()) @ Q - Q @ D).sum() / ti.max(ti.abs(values).max(), 1e-30)
-    is_wrong = ti.select(residual + ti.abs(Q.transpose() @ Q - _identity(A)).sum() < 100.0 * step, 0.0, 1.0)
     facts = ti.Vector([is_wrong for _ in ti.static(range(n))])
     for k in ti.static(range(n - 1)):
         facts[k] = ties[ti.static(n - 2 - k if n in _ASCENDING else k)]
