@@ -93,7 +93,7 @@ def with_short_traceback(function: Callable[_Args, _Result]) -> Callable[_Args, 
 _ELSEWHERE = {  # arguments of other libraries, and what to do here
     "argnums": "Give what to differentiate with respect to as params.",
     "x0": "It starts at the values in the params; store the start in them.",
-    **dict.fromkeys(("maxiter", "max_iter", "max_nfev", "max_steps"), "Use max_iterations=."),
+    **dict.fromkeys(("maxiter", "max_iter", "max_steps"), "Use max_iterations=."),
 }
 
 

@@ -15,7 +15,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.inputs.options import check_count, check_function, checked_choice, checked_options, is_real
+from taichi_ext.api.inputs.options import (
+    check_count,
+    check_function,
+    checked_choice,
+    checked_options,
+    is_real,
+    is_whole,
+)
 from taichi_ext.api.inputs.types import Structure
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
@@ -52,6 +59,7 @@ def least_squares(
     xtol: float = 1e-8,
     gtol: float = 1e-8,
     max_iterations: int | None = None,
+    max_nfev: int | None = None,
     format: Literal["csr"] | None = None,
     callback: Callable[[LeastSquaresIteration], object] | None = None,
     progress: bool | None = None,
@@ -112,6 +120,8 @@ def least_squares(
         gtol: it ends where the gradient is smaller: in "lm", the largest cosine of a column of J and the residuals; in
             SciPy's methods, the largest entry.
         max_iterations: how many steps there may be, accepted or not; by default 100 for each number in the params.
+        max_nfev: the same limit as SciPy counts it, at how many points the residuals are computed at most, the start
+            included; instead of ``max_iterations``.
         format: "csr" for a sparse J, see ``jacobian`` (extra ``scipy``).
         callback: is given each ``LeastSquaresIteration``, the start included; if it returns True, the best point so far
             is the result.
@@ -157,6 +167,7 @@ def least_squares(
     tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     of_scipy = {"x_scale": x_scale, "tr_solver": tr_solver, "tr_options": tr_options, "verbose": verbose}
     options = {name: value for name, value in of_scipy.items() if value is not None}
+    max_iterations = _most_steps(max_iterations, max_nfev)
     _check(method, options, tolerances, max_iterations, callback, progress, format, loss_over)
     for name, value in {"eliminate": eliminate, "retract": retract}.items():
         if value is not None and method != "lm":
@@ -185,6 +196,19 @@ def least_squares(
     finally:
         problem.close()
     return _result(ended, problem, params, method, history)
+
+
+def _most_steps(max_iterations: Any, max_nfev: Any) -> Any:
+    """The limit of the number of steps, which may be given as one of points."""
+    if max_nfev is None:
+        return max_iterations
+    if max_iterations is not None:
+        raise InvalidArgumentError(
+            f"max_iterations is {shown(max_iterations)} and max_nfev is {shown(max_nfev)}; expected one of the two."
+        )
+    if not is_whole(max_nfev) or max_nfev < 1:
+        raise InvalidArgumentError(f"max_nfev is {shown(max_nfev)}; expected a whole number of at least 1.")
+    return max_nfev - 1
 
 
 def _history(problem: Problem | ShardedProblem, callback: Any, progress: bool | None) -> History:

@@ -74,7 +74,9 @@ CALLS = [
     ("hvp(energy, x, e, v)", "energy", "array of shape (3,)", "hvp(kernel, params, vectors, energy)."),
     ("value_and_gradient(energy, e, x)", "energy", "shape (3,)", "The order is value_and_gradient("),
     ("value_and_gradient(energy, x, e, out=v)", "out", "array([1., 1., 1.])", "max_memory="),
-    ("least_squares(k, x, y, max_nfev=3)", "max_nfev", "3", "Use max_iterations=."),
+    ("least_squares(k, x, y, maxiter=3)", "maxiter", "3", "Use max_iterations=."),
+    ("least_squares(k, x, y, max_iterations=3, max_nfev=3)", "max_iterations", "3", "one of the two"),
+    ("least_squares(k, x, y, max_nfev=0)", "max_nfev", "0", "at least 1"),
     ("least_squares(k, x, y, x0=v)", "x0", "array([1., 1., 1.])", "store the start in them"),
     ("least_squares(k, x, y, method='cgg')", "method", "'cgg'", "'lm', 'trf', 'dogbox'"),
     ("least_squares(k, x, y, loss='hubber')", "loss", "'hubber'", "'huber'"),
@@ -188,7 +190,7 @@ J = jacobian(k, x, y, chunksize=4)  # 4
 J = jacobian(k, x, y)
 print(J.shpae)  # 5
 H = hessian(k, x, e, format="csr", project="clip")  # 6
-fit = least_squares(k, x, y, max_nfev=10)  # 7
+fit = least_squares(k, x, y, maxiter=10)  # 7
 fit = least_squares(k, x, y, loss="hubber")  # 8
 fit = newton(k, x, e, method="cgg")  # 9
 print(least_squares(k, x, y).costs)  # 10

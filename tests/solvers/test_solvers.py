@@ -293,6 +293,11 @@ class TestLeastSquares:
             least_squares(fit.kernel, fit.params, fit.r, method=method, max_iterations=0)
         assert str(result.history[0])[:4] == caplog.messages[-1][:4] == "   0"
 
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_a_limit_of_points_counts_the_start(self, fit, most):
+        result = least_squares(fit.kernel, fit.params, fit.r, max_nfev=most)
+        assert len(result.history) == result.nfev == most
+
     @pytest.mark.mostly_sweep("trf")
     @pytest.mark.parametrize("method", ["lm", "trf"])
     def test_the_best_point_stays(self, fit, method):
