@@ -150,8 +150,8 @@ def hessian(
             eigenvalues to 0, "abs" to their absolute values, and "on_demand" clamps them only if H is not positive
             definite as it is. None leaves H as it is.
         fixed: entries of the params that do not move, structured like ``params``: for each an array of bools of its
-            shape and element shape, or of its shape alone. Their rows and columns of H are those of the identity
-            matrix, so that ``H p = -gradient`` leaves them where they are.
+            shape and element shape, or of its shape alone, or indices along its first axis. Their rows and columns of
+            H are those of the identity matrix, so that ``H p = -gradient`` leaves them where they are.
         progress: see ``jacobian``.
 
     Returns:

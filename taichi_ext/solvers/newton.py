@@ -149,7 +149,7 @@ def newton(
         energy: see ``hessian``.
         args: see ``hessian``.
         fixed: entries that do not move, structured like ``params``: for each an array of bools of its shape and
-            element shape, or of its shape alone; None means that all entries move.
+            element shape, or of its shape alone, or integer indices along its first axis; None means that all move.
         method: how steps are found: "splu" factorises H by SciPy's SuperLU, "cholmod" by CHOLMOD (extra ``cholmod``),
             whose order of the unknowns is found once for each pattern; "cg" keeps of H the diagonal blocks of its
             elements: conjugate gradients on products with H, preconditioned by these (Nocedal and Wright, algorithm

@@ -316,6 +316,14 @@ def test_elastic_bar_of_the_examples(tmp_path):
     assert "ok  the wall carries 4.000000" in done.stdout
 
 
+def test_fixed_takes_indices_or_a_mask():
+    run, x, energy, mask = hanging_chain(5)
+    expected = hessian(run, x, energy, fixed=mask)
+    held = np.flatnonzero(mask)
+    for given in (held, held.tolist(), mask.tolist(), held.astype(np.uint8), [held]):
+        assert_array_equal(hessian(run, x, energy, fixed=given), expected)
+
+
 def test_progress(capsys):
     run, x, energy, fixed = hanging_chain(5)
     result = newton(run, x, energy, fixed=fixed, progress=True)
@@ -344,8 +352,14 @@ def test_bad_input():
     for option, given in product(("is_valid", "max_step", "callback"), (3, "f", [], ti.math.length)):
         with pytest.raises(InvalidArgumentError, match=f"{option} is .*; expected a Python function of"):
             newton(run, x, energy, **{option: given})
-    for given in (np.array([0, 4]), np.array([0, 1, 0, 0, 1])):
-        with pytest.raises(InvalidArgumentError, match="could be indices or a mask"):
+    for given, words in (
+        (np.array([0, 1, 0, 0, 1]), "could be indices or a mask"),
+        (np.array([1, 0, 1]), "has an index twice"),
+        ([0, 5], "expected a list of indices from 0 to 4"),
+        ([-1], "expected a list of indices from 0 to 4"),
+        (np.array([[0], [4]]), "expected a list of indices from 0 to 4"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
             newton(run, x, energy, fixed=given)
     for option, given, words in (
         ("progress", 3, "progress is 3; expected True or False"),

@@ -19,14 +19,14 @@ class Fixed:
     """Which entries of the params are fixed.
 
     Args:
-        given: bools, structured like the params; None where nothing is fixed.
+        given: bools or indices, structured like the params; None where nothing is fixed.
         shapes: of the params, those of their elements included.
 
     Attributes:
         mask: of shape (P,), P numbers in the params.
 
     Raises:
-        InvalidArgumentError: the bools are not structured like the params.
+        InvalidArgumentError: they are not structured like the params, or could be the one or the other.
     """
 
     def __init__(self, given: object, shapes: Shapes) -> None:
@@ -90,9 +90,11 @@ class _Places:
 
 
 def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
-    """For each param an array of its shape; a bool for an element applies to all of its entries."""
+    """For each param an array of its shape; a bool or index for an element applies to all of its entries."""
     if given is None:
         return [np.zeros(shape, bool) for shape in shapes]
+    if len(shapes) == 1 and isinstance(given, (list, tuple)) and all(isinstance(x, (int, np.integer)) for x in given):
+        given = np.array(given, bool if all(isinstance(x, bool) for x in given) else int)
     leaves = [leaf for _, leaf in flatten(given, "fixed")[0]] if isinstance(given, (list, tuple, dict)) else [given]
     if len(leaves) != len(shapes):
         raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")
@@ -100,17 +102,34 @@ def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
     for n, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
         check_not_ended(f"fixed[{n}]", leaf)
         values = np.asarray(backend.as_numpy(leaf))
+        if values.dtype.kind in "ui":
+            values = _mask_of(f"fixed[{n}]", values, shape)
         if values.ndim < len(shape) and values.shape == shape[: values.ndim]:
             values = np.broadcast_to(values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)), shape)
-        if values.dtype.kind in "ui":
-            raise InvalidArgumentError(
-                f"fixed[{n}] has type {values.dtype}, which could be indices or a mask; give bools: of a mask, "
-                "fixed != 0; of indices, mask = np.zeros(shape, bool) with mask[indices] = True."
-            )
         if values.shape != shape or values.dtype.kind != "b":
             raise InvalidArgumentError(
                 f"fixed[{n}] has shape {values.shape} and type {values.dtype}; expected bools of shape {shape}, or of "
-                "its first axes."
+                "its first axes, or indices along its first axis."
             )
         found.append(values)
     return found
+
+
+def _mask_of(name: str, indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The bools along the first axis of a param that indices mean; 0 and 1 in the shape of a mask are refused."""
+    if indices.shape == shape[: indices.ndim] and np.isin(indices, (0, 1)).all():
+        raise InvalidArgumentError(
+            f"{name} has type {indices.dtype}, and could be indices or a mask; give bools: of a mask, fixed != 0; of "
+            "indices, mask = np.zeros(shape, bool) with mask[indices] = True."
+        )
+    size = shape[0] if shape else 0
+    if indices.ndim != 1 or (indices.size and not (0 <= indices.min() and indices.max() < size)):
+        raise InvalidArgumentError(
+            f"{name} has integers of shape {indices.shape}; expected a list of indices from 0 to {size - 1}, along the "
+            f"first axis of the param, or bools of shape {shape}."
+        )
+    mask = np.zeros(size, bool)
+    mask[indices] = True
+    if mask.sum() < indices.size:
+        raise InvalidArgumentError(f"{name} has an index twice; a mask has to be of bools, fixed != 0.")
+    return mask
