@@ -77,7 +77,7 @@ def _notebook_bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     """A line of text that is replaced by the next one, and removed at the end."""
     import IPython.display  # pyright: ignore[reportMissingImports]  # a notebook has it, no extra brings it
 
-    handle = IPython.display.display({"text/plain": text}, raw=True, display_id=True)
+    handle: Any = IPython.display.display({"text/plain": text}, raw=True, display_id=True)
     done, shown_at = 0, 0.0
 
     def advance(more: int) -> None:
