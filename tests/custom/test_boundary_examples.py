@@ -47,7 +47,7 @@ def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, 
     data = output.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", data[16:24])
-    assert width >= 1500
+    assert width >= 1300
     assert height >= 600
     assert len(data) > 40_000  # a page with nothing on it takes less
 
