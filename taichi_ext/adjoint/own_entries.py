@@ -22,7 +22,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extents, leaves, loop_bounds
 from taichi_ext.program import Const, Container, Load, Local, Read, Value
-from taichi_ext.simplify.usage import assigned_locals
+from taichi_ext.simplify.usage import all_values, assigned_locals
 
 Bounds = dict[Local, tuple[int, int]]
 Name = tuple[Hashable, ...]
@@ -62,27 +62,28 @@ def _owned(loop: ir.For, ranges: Bounds, stored: set[Container], extents: Extent
     """The entries that one iteration stores to, and that it also reads or stores to again."""
     if leaves(loop.body):
         return set()
-    accesses: dict[Container, list[Load]] = {c: [] for c in stored}
-    uses: Counter[Name | None] = Counter()
-    shared = {c for c in stored if c not in extents or not extents[c].is_full}
+    touched: dict[Container, list[Load]] = {c: [] for c in stored if c in extents and extents[c].is_full}
     for s in ir.statements(loop.body):
-        values = [n for v in ir.values_of(s) for n in ir.walk(v)]
-        if isinstance(s, ir.Store):
-            values.append(s.target)
-            is_sum = not isinstance(s, ir.Update) or s.op in ("add", "sub")
-            uses[_name(s.target, ranges)] += 0 if is_sum else 1  # it reads the entry, too
-        shared.update(s.writes if isinstance(s, ir.Effect) else ())
-        for v in values:
-            uses[_name(v, ranges)] += 1
-            if isinstance(v, Load) and v.container in stored:
-                accesses[v.container].append(v)
+        for v in (*all_values(s), *_targets(s)):
+            if isinstance(v, Load) and v.container in touched:
+                touched[v.container].append(v)
+        for c in s.writes if isinstance(s, ir.Effect) else ():
+            touched.pop(c, None)
     names: set[Name] = set()
-    for c in stored - shared:
-        places = {tuple(i.local if isinstance(i, Read) else None for i in v.indices) for v in accesses[c]}
-        own = {_name(v, ranges) for v in accesses[c]}
-        if len(places) == 1 and set(next(iter(places))) >= set(loop.variables):
-            names |= {n for n in own if n is not None and uses[n] > 1} if None not in own else set()
+    for loads in touched.values():
+        uses = Counter(_name(v, ranges) for v in loads)
+        places = {tuple(i.local if isinstance(i, Read) else None for i in v.indices) for v in loads}
+        if None not in uses and len(places) == 1 and set(*places) >= set(loop.variables):
+            names |= {name for name, count in uses.items() if name is not None and count > 1}
     return names
+
+
+def _targets(s: ir.Statement) -> tuple[ir.Target, ...]:
+    """What a statement stores to; twice where it reads the entry, too."""
+    if not isinstance(s, ir.Store):
+        return ()
+    is_read = isinstance(s, ir.Update) and s.op not in ("add", "sub")
+    return (s.target, s.target) if is_read else (s.target,)
 
 
 def _name(v: Value, ranges: Bounds) -> Name | None:

@@ -26,14 +26,17 @@ def exact(value: Value, dtype: ir.Type) -> Value:
 
 def renamed_call(s: ir.Call, change: object) -> ir.Call:
     """A call with results of its own."""
-    results = tuple([Local(r.name, r.dtype, r.shape, r.kind) for r in s.results])
-    return replace(s, args=tuple([with_groups(a, change) for a in s.args]), results=results)
+    return replace(s, args=tuple([with_groups(a, change) for a in s.args]), results=_renewed(s.results))
 
 
 def kept_boundary(s: ir.Boundary, change: Callable[[Value], Value]) -> ir.Boundary:
     """A boundary with results of its own, for an adjoint that is differentiated again."""
-    results = tuple([Local(r.name, r.dtype, r.shape, r.kind) for r in s.results])
-    return replace(ir.with_values(s, change), results=results)  # type: ignore[arg-type]
+    return replace(ir.with_values(s, change), results=_renewed(s.results))  # type: ignore[arg-type]
+
+
+def _renewed(results: tuple[Local, ...]) -> tuple[Local, ...]:
+    """Other locals with the same names and types."""
+    return tuple([Local(r.name, r.dtype, r.shape, r.kind) for r in results])
 
 
 @dataclass(eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from itertools import groupby
+from typing import TypeGuard
 
 import taichi_ext.program as ir
 from taichi_ext.simplify.usage import assigned_locals, written_locals
@@ -70,11 +71,14 @@ def read_containers(body: ir.Body) -> set[ir.Container]:
     found: set[ir.Container] = set()
     for s in ir.statements(body):
         found |= s.contents.containers
-        is_sum = isinstance(s, ir.Update) and s.op in ("add", "sub")
-        is_read = (isinstance(s, ir.Update) and not is_sum) or isinstance(s, ir.Atomic)
-        if is_read and isinstance(s.target, ir.Load):  # type: ignore[union-attr]
-            found.add(s.target.container)  # type: ignore[union-attr]
+        if reads_target(s) and isinstance(s.target, ir.Load):
+            found.add(s.target.container)
     return found
+
+
+def reads_target(s: ir.Statement) -> TypeGuard[ir.Update | ir.Atomic]:
+    """Whether a statement reads the entry that it stores to; adding to an entry does not read it."""
+    return isinstance(s, ir.Atomic) or (isinstance(s, ir.Update) and s.op not in ("add", "sub"))
 
 
 def read_locals(body: ir.Body) -> set[ir.Local]:

@@ -7,7 +7,7 @@ known: ``x[j - i]`` under ``i <= j`` counts as possibly out of range, and gets a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom, source_of
@@ -59,11 +59,8 @@ class Facts:
 
     def of(self, form: Affine) -> Interval:
         """Between which numbers a sum lies, as computed in i32."""
-        low = high = form.constant  # of a sum that does not wrap around
-        for atom, factor in form.terms:
-            ends = sorted(factor * end for end in self._of_atom(atom))
-            low, high = low + ends[0], high + ends[1]
-        found = (low, high) if fits((low, high)) else RANGE
+        found = _sum(form, self._of_atom)
+        found = found if fits(found) else RANGE
         for terms, sign in ((form.terms, 1), ((form * -1).terms, -1)):
             for constant, (low, high) in self._intervals.get(terms, {}).items():
                 ends = (low, high) if sign > 0 else (-high, -low)
@@ -98,11 +95,8 @@ class Facts:
         form = self.expressions.linear(value)
         if form is None or not self.is_reached or any(atom not in self.exact for atom, _ in form.terms):
             return None
-        low = high = form.constant
-        for atom, factor in form.terms:
-            ends = sorted(factor * end for end in self.exact[atom])
-            low, high = low + ends[0], high + ends[1]
-        return (low, high) if fits((low, high)) else None
+        found = _sum(form, self.exact.__getitem__)
+        return found if fits(found) else None
 
     # --- new facts
 
@@ -220,6 +214,15 @@ class Facts:
             low, high = (max(low, end), high) if sign > 0 else (low, min(high, end))
         self.exact[atom] = low, high
         return low <= high
+
+
+def _sum(form: Affine, interval: Callable[[Atom], Interval]) -> Interval:
+    """Between which numbers a sum lies that does not wrap around, from the intervals of its parts."""
+    low = high = form.constant
+    for atom, factor in form.terms:
+        ends = sorted(factor * end for end in interval(atom))
+        low, high = low + ends[0], high + ends[1]
+    return low, high
 
 
 def _is_truth(value: Value) -> bool:

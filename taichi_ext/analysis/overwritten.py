@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.changes import reads_target, written, written_containers
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.simplify.usage import assigned_locals
+from taichi_ext.simplify.usage import all_values
 
 Found = tuple[ir.Container, ir.Place | None]
 
@@ -41,16 +41,15 @@ class _Reading:
     """The entries that statements read from before them."""
 
     def __init__(self, body: ir.Body) -> None:
-        self._changed = assigned_locals(body) | written_containers(body)
+        self._changed = written(body)
         self._numbers = ValueNumbers()
 
     def exposed(self, body: ir.Body, stored: set[Hashable]) -> Iterator[Found]:
         """What is read; ``stored`` are names of the entries that the same iteration has stored to, and is extended."""
         for s in body:
-            loads = [v for x in ir.values_of(s) for v in ir.walk(x) if isinstance(v, ir.Load)]
+            loads = [v for v in all_values(s) if isinstance(v, ir.Load)]
             target = s.target if isinstance(s, ir.Store) and isinstance(s.target, ir.Load) else None
-            is_sum = isinstance(s, ir.Update) and s.op in ("add", "sub")
-            if target is not None and not isinstance(s, ir.Assign) and not is_sum:
+            if target is not None and reads_target(s):
                 loads.append(target)
             for load in loads:
                 if self._name(load) not in stored:

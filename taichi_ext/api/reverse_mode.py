@@ -13,6 +13,7 @@ from taichi_ext import backend
 from taichi_ext.analysis.changes import draws_random_numbers, read_containers, written_containers
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.overwritten import overwritten
+from taichi_ext.api.inputs.layout import by_parameter
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import transposed
@@ -85,8 +86,7 @@ class GradientLaunch:
             evaluation.restore()
         if found is None:
             raise UnsupportedError(evaluation.prepared.has_no_adjoint)
-        ends = np.cumsum([param.size for param in evaluation.layout.params])[:-1]
-        for c, part in zip(params, np.split(found[0], ends), strict=True):
+        for c, part in zip(params, by_parameter(found, (1,), evaluation.layout), strict=True):
             backend.add_to(grads[c], part, is_added=c not in self._written)
         for c in self._stored.intersection(outputs).difference(params):
             backend.add_to(grads[c], np.zeros(()), is_added=False)

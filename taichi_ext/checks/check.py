@@ -9,8 +9,6 @@ compares it with those at smaller and larger steps.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # The parts of a Jacobian are private to the package, not to its module.
 # pyright: reportPrivateUsage=false
-# pyright knows no types of Taichi.
-# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -41,16 +41,15 @@ def as_groups(x: object) -> Any:
     return group_of(x) if isinstance(x, (Value, Tensor, Record)) else as_value(x)
 
 
-def by_number(change: Callable[..., Value], value: object, *others: Any) -> object:
-    """Apply a function of numbers to the numbers of values that share a structure."""
+def by_number(change: Callable[[Value], Value], value: object) -> object:
+    """Apply a function of numbers to the numbers of a value."""
     if isinstance(value, (tuple, list)):
-        return tuple(by_number(change, *parts) for parts in zip(value, *others, strict=True))
+        return tuple(by_number(change, part) for part in value)
     if isinstance(value, Record):
-        return with_members(value, lambda k, m: by_number(change, m, *(o.members[k] for o in others)))
+        return with_members(value, lambda _, member: by_number(change, member))
     if isinstance(value, Tensor):
-        columns = zip(value.entries, *(o.entries for o in others), strict=True)
-        return Tensor(tuple(change(*numbers) for numbers in columns), value.shape)
-    return change(as_value(value), *map(as_value, others))
+        return Tensor(tuple(map(change, value.entries)), value.shape)
+    return change(as_value(value))
 
 
 def stopped(r: Recording, value: object) -> object:

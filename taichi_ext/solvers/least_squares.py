@@ -21,7 +21,6 @@ from taichi_ext.api.inputs.options import (
     checked_choice,
     checked_options,
     is_real,
-    is_whole,
 )
 from taichi_ext.api.inputs.types import Structure
 from taichi_ext.api.jacobian import prepared_form
@@ -206,8 +205,7 @@ def _most_steps(max_iterations: Any, max_nfev: Any) -> Any:
         raise InvalidArgumentError(
             f"max_iterations is {shown(max_iterations)} and max_nfev is {shown(max_nfev)}; expected one of the two."
         )
-    if not is_whole(max_nfev) or max_nfev < 1:
-        raise InvalidArgumentError(f"max_nfev is {shown(max_nfev)}; expected a whole number of at least 1.")
+    check_count("max_nfev", max_nfev, least=1)
     return max_nfev - 1
 
 

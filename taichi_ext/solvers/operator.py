@@ -24,12 +24,10 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.products import directional, transposed
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
-from taichi_ext.api.runs.second_order import hessian_times, with_choices
+from taichi_ext.api.runs.second_order import MOST_VECTORS, hessian_times, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.extra import require_scipy
-
-_MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for their number
 
 
 @with_short_traceback
@@ -171,7 +169,7 @@ class _Products:
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """J times the columns of a matrix."""
         with _started(self._along, self._call) as evaluation:
-            return np.concatenate(directional(evaluation, np.asarray(vectors, np.float64), _MOST_VECTORS))
+            return np.concatenate(directional(evaluation, np.asarray(vectors, np.float64), MOST_VECTORS))
 
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
         """The transpose of J times the columns of a matrix."""

@@ -139,7 +139,7 @@ class Problem:
         self._state.restore()
         returned = self._call.function(*self._call.given)
         (found,) = values_of(self._plan.prepared, self._call, returned)
-        return float(np.asarray(backend.as_numpy(found)).reshape(-1)[0])
+        return float(_raveled(found)[0])
 
     def check_residuals(self, r: np.ndarray, where: str = "") -> None:
         """Raise where a residual is not finite."""

@@ -88,10 +88,10 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidArgumentError(f"{name} is {shown(value)}; expected True or False.")
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise for an option that is no whole number of at least 0."""
-    if not is_whole(value) or value < 0:
-        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a whole number of at least 0.")
+def check_count(name: str, value: Any, *, least: int = 0) -> None:
+    """Raise for an option that is no whole number of at least ``least``."""
+    if not is_whole(value) or value < least:
+        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a whole number of at least {least}.")
 
 
 def check_number(name: str, value: Any, meaning: str, *, least: float | None = None, is_optional: bool = True) -> None:

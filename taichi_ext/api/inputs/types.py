@@ -66,7 +66,6 @@ class AnyJacobian(_Jacobian, total=False):
 
 class _Hessian(_Product, total=False):
     out: object
-    progress: bool | None
 
 
 class DenseHessian(_Hessian, total=False):

@@ -170,11 +170,7 @@ def _value_and_products(
 
 
 def rows_by_adjoint(
-    evaluation: Evaluation,
-    cotangents: list[np.ndarray],
-    *,
-    restores: bool = False,
-    after: Callable[[], None] | None = None,
+    evaluation: Evaluation, cotangents: list[np.ndarray], *, restores: bool = False
 ) -> np.ndarray | None:
     """Transposed cotangents, a matrix for each output, times J: a row per cotangent, a column per parameter entry.
 
@@ -182,12 +178,11 @@ def rows_by_adjoint(
         evaluation: the call.
         cotangents: for each output a matrix with a row for each entry, and a column for each cotangent.
         restores: whether everything is put back as it was.
-        after: called after the run, before the way back.
 
     Returns:
         The product; None, with everything as it was, if the run has no adjoint.
     """
-    found = _products(evaluation, cotangents, restores=restores, after=after)
+    found = _products(evaluation, cotangents, restores=restores)
     return None if found is None else found.rows.T
 
 
@@ -196,9 +191,10 @@ def _products(
     cotangents: list[np.ndarray],
     *,
     restores: bool,
-    after: Callable[[], None] | None,
+    after: Callable[[], None] | None = None,
     directions: np.ndarray | None = None,
 ) -> Products | None:
+    """See ``rows_by_adjoint``; ``after`` is called after the run, before the way back."""
     prepared, call, layout = evaluation.prepared, evaluation.call, evaluation.layout
     if prepared.stores and not prepared.has_no_adjoint:
         prepared.has_no_adjoint = (

@@ -124,7 +124,7 @@ def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.nda
         if found is not None:
             return found
     try:
-        return _forward_products(evaluation, directions, MOST_VECTORS)[1]
+        return _forward_products(evaluation, directions)[1]
     except _HasDenseGradient:
         return hessian_times(evaluation, directions)
 
@@ -170,15 +170,13 @@ def _by_adjoint(
     return value, gradient, subject.free_products(products, directions, layout)
 
 
-def _forward_products(
-    evaluation: Evaluation, directions: np.ndarray, most: int | None = None
-) -> tuple[Evaluation, list[np.ndarray]]:
+def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[Evaluation, list[np.ndarray]]:
     """The evaluation that computed products by differentiating forward twice, and the products."""
     prepared = evaluation.prepared
     passed = [param.target.name for param in evaluation.layout.params if isinstance(param.key, PipelineArgument)]
     if passed:
         raise UnsupportedError(f"{prepared.has_no_adjoint}\n{_PASSED.format(passed[0])}")
-    subject, count = _subject(evaluation), max(1, directions.shape[1])
+    subject = _subject(evaluation)
     along = evaluation.changed(directions=subject.moved(directions))
 
     def check(fused: Fused) -> None:
@@ -189,7 +187,7 @@ def _forward_products(
 
     if _prefers_forward(evaluation) and not prepared.has_no_adjoint and backend.is_host_arch():
         along.before_launch = check
-    found = [matrix for _, (matrix,) in along.column_blocks(min(count, most or count))]
+    found = [matrix for _, (matrix,) in along.column_blocks(MOST_VECTORS)]
     return along, subject.products(np.concatenate(found, axis=1), directions, evaluation.layout)
 
 

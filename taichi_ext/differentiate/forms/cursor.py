@@ -55,7 +55,6 @@ class Cursor:
     def __init__(self) -> None:
         self._block = Block(None)
         self._loops: tuple[Loop, ...] = ()
-        self._reversed: Loop | None = None
 
     @property
     def block(self) -> Block:
@@ -72,11 +71,6 @@ class Cursor:
         """The parallel loop around the statement."""
         return self._loops[0] if self._loops and self._loops[0].is_parallel else None
 
-    @property
-    def reversed_loop(self) -> Loop | None:
-        """The innermost loop around the statement that writes a tape, to be accumulated backwards."""
-        return self._reversed
-
     @contextlib.contextmanager
     def in_block(self, declared: tuple[Local, ...] = (), *, is_guard: bool = False) -> Iterator[None]:
         """Enter a block in which these locals are visible."""
@@ -88,15 +82,13 @@ class Cursor:
             self._block = outer
 
     @contextlib.contextmanager
-    def in_loop(self, loop: Loop, *, is_reversed: bool = False) -> Iterator[None]:
-        """Enter a loop; ``is_reversed``: whether it writes a tape."""
-        outer, self._loops = (self._loops, self._reversed), (*self._loops, loop)
-        if is_reversed:
-            self._reversed = loop
+    def in_loop(self, loop: Loop) -> Iterator[None]:
+        """Enter a loop."""
+        outer, self._loops = self._loops, (*self._loops, loop)
         try:
             yield
         finally:
-            self._loops, self._reversed = outer
+            self._loops = outer
 
 
 class Source(Protocol):

@@ -159,7 +159,7 @@ class Reversals:
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
         tape = Tape(s, loop, carried, walk.cursor.loops, only_added(s, carried), before, own, memory, width)
         self.builder.frozen.update(s.variables)
-        with walk.cursor.in_loop(loop, is_reversed=True):
+        with walk.cursor.in_loop(loop):
             body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
         self.builder.emit(ir.For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
         for v in carried:

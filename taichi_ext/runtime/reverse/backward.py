@@ -88,11 +88,8 @@ class Adjoints:
 
     def clear(self, cell: Cell, rows: Any) -> None:
         """Entries have become constants."""
-        for other in cell.all:
-            if self.has(other):
-                numbers = np.arange(len(self.matrix(cell)))[self.rows(cell)][rows]
-                self.matrix(cell)[numbers] = 0
-                return
+        if any(map(self.has, cell.all)):
+            self.store(cell, rows, 0)
 
     def borrow(self, cell: Cell, *, is_shared: bool) -> tuple[np.ndarray, Any]:
         """The adjoints of a cell as a kernel takes them, and a function to call after the launch, if there is one.

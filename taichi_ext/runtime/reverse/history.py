@@ -130,7 +130,6 @@ class Launched:
         args: those of this launch.
         own: arrays of numbers that it is given, that cross its stages, and that it returns.
         given: the numbers that depend on parameters: entries of arrays among these, and how.
-        read: numbers that Python gets from it, by their entries.
         steps: its stages.
         saved: by stage, what it has overwritten and the way back needs.
         has_run: whether random numbers have been drawn.
@@ -140,7 +139,6 @@ class Launched:
     args: tuple[Any, ...]
     own: dict[Container, Cell]
     given: list[tuple[Cell, int, Form]]
-    read: list[tuple[Cell, int, int]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     saved: list[list[Copy]] = field(default_factory=list)
     has_run: bool = False

@@ -17,7 +17,7 @@ from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.reverse.backward import Adjoints, Backward
 from taichi_ext.runtime.reverse.calls import Kernels
-from taichi_ext.runtime.reverse.cells import Cell, Cells, Log
+from taichi_ext.runtime.reverse.cells import Cells, Log
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.schedule import Schedule
 
@@ -245,13 +245,7 @@ def _seed(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) ->
             cell, start, count = forward.returned
             adjoints.add(cell, slice(start, start + count), given)
         else:
-            cell, rows = _place(forward, output.key)
-            adjoints.add(cell, rows, given)
-
-
-def _place(forward: Forward, key: Any) -> tuple[Cell, slice]:
-    """The cell of a parameter or output, and its rows."""
-    return forward.cell_of(key), forward.rows_of(key)
+            adjoints.add(forward.cell_of(output.key), forward.rows_of(output.key), given)
 
 
 def _gradient(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) -> np.ndarray:
@@ -260,7 +254,7 @@ def _gradient(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]
     dtype = np.result_type(*(c.dtype for c in cotangents)) if cotangents else np.dtype(np.float64)
     found = np.zeros((request.block.count, adjoints.width), dtype)
     for seed in request.seeds:
-        cell, rows = _place(forward, seed.key)
+        cell, rows = forward.cell_of(seed.key), forward.rows_of(seed.key)
         if seed.size and adjoints.has(cell):
             found[seed.first : seed.first + seed.size] = adjoints.of(cell)[rows]
     for column, number in adjoints.numbers.items():

@@ -207,11 +207,6 @@ class Schedule:
 
     # --- the way back
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing has to be computed again."""
-        return self._kept == 0
-
     def back(self, backward: Backward, progress: Callable[[int, int], None]) -> None:
         """Go back over all events; ``progress`` is told how many of how many are done."""
         count, done = len(self._starts), 0
@@ -221,7 +216,7 @@ class Schedule:
             done += more
             progress(done, len(self.events))
 
-        is_whole = self.is_whole
+        is_whole = self._kept == 0  # nothing has to be computed again
         for unit in reversed(range(self._kept, count)):
             self._events_back(unit, backward, advance)
             if not is_whole:  # which makes room for snapshots
