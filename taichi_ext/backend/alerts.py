@@ -72,12 +72,9 @@ def raised_alerts() -> list[Alert]:
     if not given or program() is not RUNTIME.program():
         return []
     memory = memory_of_field(held)
-    if memory is None:
-        memory = held.to_numpy()
-        held.fill(0)
-    else:
-        RUNTIME.state().sync()
-    found = [alert for n, alert in enumerate(given) if memory[n]]
+    RUNTIME.state().sync()
+    raised = held.to_numpy() if memory is None else memory
+    found = [alert for n, alert in enumerate(given) if raised[n]]
     if found:
-        memory[:] = 0
+        (held if memory is None else memory).fill(0)
     return found

@@ -60,6 +60,10 @@ class Lost:
     def __init__(self) -> None:
         self._found: dict[object, tuple[object, Callable[[object], None]]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._found)
+
     def add(self, names: Mapping[Any, object], found: Callable[[Any], None]) -> None:
         """These are constants, by key; ``found`` is called with the name of one that is read before it is written."""
         self._found |= {key: (name, found) for key, name in names.items()}

@@ -366,7 +366,7 @@ class Session:
         if kept is None:
             return
         for key in written:
-            is_first = isinstance(key, (FieldKey, View)) and key not in {*kept, *self.accesses.written}
+            is_first = isinstance(key, (FieldKey, View)) and key not in kept and key not in self.accesses.written
             if is_first and self.tangents.carries(key):
                 self.tangents.shadow(key)
                 kept[key] = np.array(self.tangents.values(key))

@@ -83,11 +83,10 @@ class Calls:
             values: its leaf arguments.
             passed: those that depend on parameters.
         """
-        name, is_simple = _simple_name(kernel, args), _is_simple(kernel, args)
-        args = _typed(kernel, args)
+        given, args = args, _typed(kernel, args)
         call = self._call(kernel, args, values, frozenset(passed))
-        if is_simple and not passed and not call.kernel.own_containers and not call.binding.given:
-            self._simple[name] = call
+        if not (passed or call.kernel.own_containers or call.binding.given) and _is_simple(kernel, given):
+            self._simple[_simple_name(kernel, given)] = call
         event = self._event(call, args, values, passed)
         for found, containers in zip((self.read, self.written), call.kernel.accessed, strict=True):
             found |= {call.cells[c].key for c in containers if c in call.cells}
@@ -215,11 +214,8 @@ class Calls:
             adjoint = adjoint if results else None
             reads = [] if adjoint is None else accesses(adjoint.stage, adjoint.stage.reads, is_store=False)
             writes = accesses(forward, forward.writes, is_store=True)
-            if adjoint is not None and kernel.columns:
-                moving = adjoint.active
-                plan = StagePlan(kernel.forward(n, active=moving), adjoint, reads, writes, results, moving)
-            else:
-                plan = StagePlan(forward, adjoint, reads, writes, results)
+            moving = adjoint.active if adjoint is not None and kernel.columns else frozenset()
+            plan = StagePlan(kernel.forward(n, active=moving), adjoint, reads, writes, results, moving)
             call.plans[name] = plan
         for c in plan.results:
             self._cells.activate(event.cell(c))

@@ -129,8 +129,9 @@ class Forward:
             event = self._launched(kernel, args)
             if self._is_pipeline:  # after which Python may change arrays
                 self._arrays.remember(event.written)
-            read = {event.cell(c).key for step in event.steps for c in step.plan.forward.reads}
-            self._roots.lost.note(read, {cell.key for cell in event.written})
+            if self._roots.lost:
+                read = {event.cell(c).key for step in event.steps for c in step.plan.forward.reads}
+                self._roots.lost.note(read, {cell.key for cell in event.written})
             return self._result(event)
 
     def root(self, root: Root) -> Any:
@@ -169,7 +170,7 @@ class Forward:
         for change in self._arrays.changes():
             if change.cell.carries():
                 warn_of_changes(change.name, len(change.rows))
-            self._store([change.cell], change.rows, change.redo, change.redo)
+            self._store([change.cell], change.rows, change.redo)
             self.written.add(change.cell.key)
 
     def _result(self, event: Launched) -> Any:
@@ -214,23 +215,22 @@ class Forward:
         for cell in under:
             info = None if is_kept else self.table.infos.get(cell.key)
             rows = None if info is None else rows_under(info, node)
-            self._store([cell], rows, lambda: None, lambda: None)
+            self._store([cell], rows, lambda: None)
         part = None if under or not self.log.keeps_first else backend.sparse_part(node)
         if part is not None and part not in self.log.parts:
             self.log.parts[part] = part.copy()
-        self._store(under, None, lambda: kernel(*args), lambda: kernel(*args))
+        self._store(under, None, lambda: kernel(*args))
         return True
 
     # --- stores and reads of Python
 
-    def _store(self, cells: list[Cell], rows: Any, redo: Any, do: Any = None, box: Box = ()) -> Stored:
+    def _store(self, cells: list[Cell], rows: Any, redo: Any, box: Box = ()) -> Stored:
         self.schedule.begin()
         event = Stored(cells, rows, redo, box)
         event.saved = [copy for cell in cells for copy in self.log.before_write(cell, (box,))]
         self.schedule.add(event)
-        if do is not None:
-            do()
-            event.settle()
+        redo()
+        event.settle()
         return event
 
     def before_host_write(self, obj: object, value: object) -> None:
