@@ -338,7 +338,9 @@ class _Subject:
         """The rule: tangents of shape (points, arguments) to tangents of shape (points, results)."""
         results = sum(math.prod(shape) for shape in self.shapes)
         auto = np.zeros((self.points, results))
-        auto = auto if automatic is None else np.einsum("prk,pk->pr", automatic, tangents)
+        if automatic is not None:  # an infinite partial counts where its argument has a tangent
+            moved = np.broadcast_to(tangents[:, None] != 0, automatic.shape)
+            auto = np.multiply(automatic, tangents[:, None], out=np.zeros(automatic.shape), where=moved).sum(axis=2)
         given = [self._arrays[f"d_{n}"] for n in self.real]
         for arrays, numbers in ((given, tangents), (self._all("auto"), auto)):
             ends = np.cumsum([a[0].size for a in arrays])
@@ -487,7 +489,7 @@ def _differing(
 
 def _annotation(array: np.ndarray) -> object:
     """The annotation of an argument with one entry for each point."""
-    dtype, shape = {"float32": ti.f32, "float64": ti.f64, "int32": ti.i32}[array.dtype.name], array.shape[1:]
+    dtype, shape = backend.outer_array_dtype(array), array.shape[1:]
     if shape:
         dtype = ti.types.vector(shape[0], dtype) if len(shape) == 1 else ti.types.matrix(shape[0], shape[1], dtype)
     return ti.types.ndarray(dtype=dtype, ndim=1)

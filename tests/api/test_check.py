@@ -570,6 +570,20 @@ def test_partial_rules_keep_autodiff_of_the_rest():
 
 
 @pytest.mark.sweep
+def test_an_infinite_partial_counts_where_its_argument_moves():
+    @ti.func
+    def f(a, b):
+        return ti.sqrt(a) + b * b
+
+    @boundary_gradient(f)
+    def _(d_b, auto):
+        return auto + 0.0 * d_b
+
+    report = check_rule("f", {"a": [0.0], "b": [2.0]})
+    assert figures(report)["rule(0) = 0"].figure == 0
+
+
+@pytest.mark.sweep
 def test_vectors_matrices_tuples_and_integers():
     @ti.func
     def f(v, m, n):
