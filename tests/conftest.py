@@ -79,7 +79,7 @@ def pytest_configure(config):
     if config.getoption("--chunk-size"):
         split_columns(config.getoption("--chunk-size"))
     config.addinivalue_line(
-        "markers", "sweep: more programs of a kind that other tests have, left out of whole folders"
+        "markers", "sweep: more programs of a kind that other tests have, and dear ones, left out of whole folders"
     )
     config.addinivalue_line("markers", "mostly_sweep(*ids, every=n): of the cases of a test, all but these are sweeps")
     config.addinivalue_line("markers", "taichi_only(reason): a test of what another runtime does not have")

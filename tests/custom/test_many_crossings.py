@@ -6,7 +6,6 @@ import taichi as ti
 from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
-from sweeps import with_sweep
 
 from taichi_ext import DerivativeWarning, coverage, edge, jacobian, layers, nearest, sqrt_edge, step, value_and_jacobian
 
@@ -88,12 +87,11 @@ def draws_edge(shape, count, image):
 ONE_SHAPE = [name for name, (_, given, _) in SCENES.items() if np.ndim(given) == 1]
 
 
-SWEPT = ("a steep line of 0.3 pixels", "a disc, r = 0.3, squared distance", "a disc, r = 1.2", "union of half-planes")
 DRAWN = [*((name, draws_layers) for name in SCENES), *((name, draws_edge) for name in ONE_SHAPE)]
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("name", "draws"), with_sweep(DRAWN, *(case for case in DRAWN if case[0] in SWEPT)))
+@pytest.mark.parametrize(("name", "draws"), DRAWN)
 def test_shapes_that_cross_a_pixel_more_than_once(name, draws):
     function, given, steps = SCENES[name]
     p, image = scalars(np.array(given)), outputs(12, 9)

@@ -7,7 +7,6 @@ from differences import outputs, read, scalars, vector_outputs
 from numpy.testing import assert_allclose
 from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
-from sweeps import with_sweep
 from taichi_program import initialise
 
 from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, pixel, ray_level, stop_gradient, value_and_jacobian
@@ -316,21 +315,8 @@ SCENES = {  # function, parameters, steps, nodes of the mean of J
 }
 
 
-SWEPT = (
-    "portal",
-    "floor with checkers",
-    "loop over Voronoi cells",
-    "transparent discs",
-    "triangle, a minimum",
-    "checkers",
-    "remainder",
-    "a line of 0.3 pixels",
-    "signed distance, ray_level",
-)
-
-
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", with_sweep(SCENES, *SWEPT))
+@pytest.mark.parametrize("name", SCENES)
 def test_edges_are_found(name):
     function, given, steps, nodes = SCENES[name]
     p, image = scalars(np.array(given)), outputs(20, 16)

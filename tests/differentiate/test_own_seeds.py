@@ -13,7 +13,6 @@ import taichi as ti
 from differences import central_differences, integers, outputs, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import undivided_pixels
-from sweeps import with_sweep
 from taichi_program import initialise
 
 import taichi_ext
@@ -223,11 +222,10 @@ LEVELS = """
     union polygon from_a_start sums two_numbers two_loops nested repeated branches counted until interrupted looked_up
     local_array vectors only_at_the_start turned
 """.split()
-MORE_LEVELS = "from_a_start sums two_numbers two_loops repeated branches local_array turned".split()
 
 
 @pytest.mark.mostly_sweep("vectors")
-@pytest.mark.parametrize("name", with_sweep(LEVELS, *MORE_LEVELS))
+@pytest.mark.parametrize("name", LEVELS)
 def test_covered_area(name):
     planes = Planes(7)
     levels, image, colour = make_levels(planes), planes.image, planes.colour
@@ -316,7 +314,7 @@ def make_uses(planes):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", with_sweep(["twice", "within", "in_a_loop_of_edges", "at_several_positions"], "twice"))
+@pytest.mark.parametrize("name", ["twice", "within", "in_a_loop_of_edges", "at_several_positions"])
 def test_several_edges_of_a_level(name):
     planes = Planes(8)
     planes.require(make_uses(planes)[name])

@@ -10,7 +10,6 @@ import pytest
 import taichi as ti
 from differences import central_differences, integers, outputs, scalars, vector_outputs, write
 from numpy.testing import assert_allclose
-from sweeps import with_sweep
 from taichi_program import initialise
 
 import taichi_ext
@@ -308,19 +307,8 @@ def run():
 }
 
 
-SWEPT = (
-    "other positions",
-    "an earlier loop",
-    "painted",
-    "stored later",
-    "a table of levels",
-    "whole numbers",
-    "replaced",
-)
-
-
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", with_sweep(RIGHT, *SWEPT))
+@pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
     scene = Scene()
     scene.require_right(scene.kernel(RIGHT[name]))

@@ -6,7 +6,6 @@ import taichi as ti
 from devices import real
 from differences import check_jacobian, read
 from numpy.testing import assert_allclose, assert_array_equal
-from sweeps import with_sweep
 from taichi_program import end_program, initialise
 
 from taichi_ext import UnsupportedError, jacobian
@@ -94,7 +93,7 @@ def test_there_are_at_least_24_combinations():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("flag", with_sweep(FLAGS, "lazy_grad", "lazy_dual"))
+@pytest.mark.parametrize("flag", FLAGS)
 def test_placements_with_gradient_flag(flag):
     following = np.roll(np.eye(N), 1, axis=1)
     expected = np.diag(3 * X**2 + np.roll(X, -1)) + np.diag(X) @ following

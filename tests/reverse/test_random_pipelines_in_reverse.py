@@ -21,7 +21,7 @@ def workshop():
 
 
 @pytest.mark.mostly_sweep("2")
-@pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in SWEPT)])
+@pytest.mark.parametrize("seed", [*SEEDS, *SWEPT])
 def test_random_pipelines_in_reverse_mode(workshop, seed):
     program = generate(seed, "f32" if devices.is_single() else None)
     if "torch" in program.text:

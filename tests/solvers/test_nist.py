@@ -5,7 +5,6 @@ import pytest
 import taichi as ti
 from nist_models import PROBLEMS, digits, problem
 from numpy.testing import assert_allclose
-from sweeps import with_sweep
 from taichi_program import initialise
 
 from taichi_ext import least_squares
@@ -29,7 +28,8 @@ def all_digits():
 HARDEST = ("MGH09", "Bennett5", "BoxBOD", "Thurber", "MGH10")
 
 
-@pytest.mark.parametrize("name", with_sweep(PROBLEMS, *(set(PROBLEMS) - set(HARDEST))))
+@pytest.mark.mostly_sweep(*HARDEST)
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_certified_values(name, all_digits):
     """At least four digits from each start; six of the deviations, where the solution has as many to spare."""
     kernel, numbers = problem(name)
