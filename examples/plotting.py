@@ -46,8 +46,8 @@ def new_figure(width: float, height: float) -> Any:
 def save(figure: Any, path: Path) -> None:
     """Write a picture whose text can be read at the width of a page, and whose colours tell signs."""
     make_readable(figure)
-    for problem in problems_of(figure):
-        raise AssertionError(f"{path}: {problem}")
+    if problems := problems_of(figure):
+        raise AssertionError(f"{path}: {'; '.join(problems)}")
     figure.savefig(path, dpi=110)
     print(f"\npicture: {path}")
 
@@ -71,7 +71,7 @@ def _least(figure: Any) -> float:
 
 
 def problems_of(figure: Any) -> list[str]:
-    """What is wrong with a figure: small text, signed colours that are not symmetric, axes without a name."""
+    """What is wrong with a figure: small text, signed colours that are not symmetric."""
     least = _least(figure) - 1e-9
     found = [
         f"the text {t.get_text()!r} has {t.get_fontsize():.1f} points"
