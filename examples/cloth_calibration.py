@@ -109,7 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (figure := plotting.new_figure(6, 3)) is not None:
         axes = figure.subplots()
         heights = np.stack([field.to_numpy()[:, -1, 2] for field in (cloth.seen, cloth.path)], 1)
-        axes.plot(H * np.arange(STEPS), heights, label=["seen", "fitted"])
+        times = H * np.arange(STEPS)
+        axes.plot(times, heights[:, 0], color=plotting.ORANGE, linewidth=3, label="seen")
+        axes.plot(times, heights[:, 1], "--", color=plotting.BLUE, label="fitted")
         axes.set(xlabel="time", ylabel="height of a free corner")
         axes.legend()
         plotting.save(figure, options.output)

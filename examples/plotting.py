@@ -167,7 +167,10 @@ def color_bar(figure: Any, drawn: Any, axes: Any, label: str) -> None:
     """Add a colour bar, of the panel's height next to a single one; its label says what is drawn and in which unit."""
     is_single = hasattr(axes, "inset_axes")
     place = {"cax": axes.inset_axes((1.04, 0.0, 0.05, 1.0))} if is_single else {"ax": axes, "shrink": 0.8}
-    figure.colorbar(drawn, **place).set_label(label, fontsize=8)
+    bar = figure.colorbar(drawn, **place)
+    bar.set_label(label, fontsize=8)
+    if (linear := getattr(drawn.norm, "linthresh", None)) is not None:  # around 0, where labels would overlap
+        bar.set_ticks([tick for tick in bar.get_ticks() if tick == 0 or abs(tick) > linear * 1.01])
 
 
 def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]]) -> None:
