@@ -6,6 +6,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import latex2mathml.converter
+from docutils.nodes import SkipNode
+
 import taichi_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / ".ci"))
@@ -16,7 +19,9 @@ version = release = taichi_ext.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme, html_title = "furo", f"taichi_ext {version}"
 html_favicon = "favicon.svg"
+html_math_renderer = "mathml"  # of this file: browsers typeset it without scripts and without a network
 myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath"]
 nb_execution_mode, nb_execution_raise_on_error, nb_execution_timeout = "force", True, 300
 nitpicky = False
 napoleon_use_ivar = True  # attributes of classes are a list in the text of the class
@@ -38,7 +43,15 @@ def _signature(app: object, what: str, name: str, obj: object, options: object, 
     return ("", returns) if what == "class" and re.search(r"[(, ]_", signature or "") else None
 
 
+def _math(writer, node) -> None:
+    """Write a formula as MathML."""
+    display = "inline" if node.tagname == "math" else "block"
+    writer.body.append(latex2mathml.converter.convert(node.astext(), display=display))
+    raise SkipNode
+
+
 def setup(app) -> None:
     """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (_math, None), (_math, None))
     app.connect("source-read", _complete)
     app.connect("autodoc-process-signature", _signature)
