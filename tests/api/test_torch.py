@@ -295,6 +295,17 @@ def test_reverse_inside_forward(mixed):
         close(mine, own)
 
 
+@pytest.mark.sweep
+def test_second_derivatives_of_many_functions_are_no_fault_of_the_user(recwarn):
+    """Each function has a pipeline of the package's own, which the user cannot make once for all of them."""
+    x = tensor(2)
+    for _ in range(8):
+        function = torch_function(triple, inputs=["x"], outputs="y", shapes={"y": 2})
+        (slope,) = torch.autograd.grad(function(x).pow(2).sum(), x, create_graph=True)
+        close(torch.autograd.grad(slope.sum(), x)[0], torch.full_like(x, 18.0))
+    assert not [w for w in recwarn if "was prepared" in str(w.message)]
+
+
 def test_outer_gradient_of_what_is_linear(mixed):
     """The incoming gradient may itself be differentiated: backward is linear in it."""
     a, b, v = tensor(3, requires_grad=False), tensor(2, seed=1, requires_grad=False), tensor(3, seed=4)

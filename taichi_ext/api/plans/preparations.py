@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from taichi_ext.api.plans.cache_keys import Origin
 from taichi_ext.api.plans.plan import Plan
+from taichi_ext.errors import INNER
 from taichi_ext.record.variables import plain_function
 from taichi_ext.runtime.python.warning import warn_at_user
 
@@ -81,8 +82,8 @@ class Preparations:
             is_kept: whether the plan was kept for the next call with the same owner and function.
         """
         function = plain_function(kernel)
-        if function is None:
-            return
+        if function is None or str(function.__module__).split(".")[0] in INNER:
+            return  # a pipeline of this package's own, as torch_function has: the user cannot make it once
         count = self._count(function.__code__, key, plan)
         if count % EVERY == 0:
             warn_at_user(_message(function, origin, count, is_kept=is_kept))
