@@ -59,7 +59,7 @@ class Particles:
 
 
 @ti.data_oriented
-class OwnVelocities:
+class OwnVelocities(Particles):
     """The same with a velocity per particle, which the driver sets by a kernel before it is used."""
 
     def __init__(self, dtype: Any = ti.f64) -> None:
@@ -79,20 +79,9 @@ class OwnVelocities:
         for p in self.x:
             self.x[p] += self.v[p]
 
-    @ti.kernel
-    def average(self):
-        for p in self.x:
-            self.x_avg[None] += self.x[p] / self.n
-
-    @ti.kernel
-    def measure(self):
-        self.loss[None] = (self.x_avg[None] - ti.Vector(TARGET)).norm()
-
     def run(self) -> None:
         self.set_velocities()
-        self.move()
-        self.average()
-        self.measure()
+        super().run()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,12 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compared.numbers("d x_avg / d v", J["x_avg"], np.eye(3), rtol=1e-12)
     if (figure := plotting.new_figure(6, 2.8)) is not None:
         left, right = figure.subplots(1, 2)
-        right.bar(["v.x", "v.y", "v.z"], J["loss"], color=plotting.BLUE)
-        right.set_title("d loss / d v", fontsize=10)
-        drawn = plotting.show_matrix(left, J["x_avg"], "d x_avg / d v")
-        left.set(xlabel="", ylabel="", xticks=range(3), yticks=range(3), xticklabels=["v.x", "v.y", "v.z"])
-        left.set_yticklabels(["x_avg.x", "x_avg.y", "x_avg.z"])
-        plotting.color_bar(figure, drawn, left, "")
+        right.bar(["x", "y", "z"], J["loss"], color=plotting.BLUE)
+        right.set_title("∂loss / ∂v", fontsize=10)
+        right.set_xlabel("entry of v")
+        drawn = plotting.show_matrix(left, J["x_avg"], "∂x_avg / ∂v")
+        left.set(xlabel="entry of v", ylabel="entry of x_avg", xticks=range(3), yticks=range(3))
+        left.set(xticklabels="xyz", yticklabels="xyz")
+        plotting.color_bar(figure, drawn, left, "derivative")
         plotting.save(figure, options.output)
 
     program = OwnVelocities()

@@ -173,7 +173,7 @@ def color_bar(figure: Any, drawn: Any, axes: Any, label: str) -> None:
         bar.set_ticks([tick for tick in bar.get_ticks() if tick == 0 or abs(tick) > linear * 1.01])
 
 
-def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]]) -> None:
+def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]], has_legend: bool = True) -> None:
     """Draw errors by step on a logarithmic axis, orange and blue, one line per run; open markers mean 0."""
     label = "exactly 0"
     for (name, lines), color in zip(runs.items(), (ORANGE, BLUE), strict=True):
@@ -191,4 +191,5 @@ def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]]) -> Non
     axes.get_xaxis().get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=8, colors=GREY)
     axes.grid(color="#dde1e7")
-    axes.legend(fontsize=9)
+    if has_legend:
+        axes.legend(fontsize=9)

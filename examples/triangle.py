@@ -108,13 +108,13 @@ def column_images(triangle: Triangle) -> dict[str, np.ndarray]:
 
 
 def draw(path: Path, triangle: Triangle, images: dict[str, np.ndarray], gradient: np.ndarray) -> None:
-    figure = plotting.new_figure(17, 7.6)
+    figure = plotting.new_figure(13, 5.8)
     if figure is None:
         return
     figure.suptitle("A triangle and its corners: a minimum of levels, and sides clipped to the pixel", fontsize=14)
     panels = figure.subplots(2, 4)
     triangle.supersample()
-    plotting.show(panels[0, 0], triangle.image.to_numpy(), "d area / d corners, by segment_edge", cmap="gray")
+    plotting.show(panels[0, 0], triangle.image.to_numpy(), "∂area / ∂corners[n], as arrows", cmap="gray")
     for (x, y), arrow in zip(CORNERS, gradient, strict=True):
         tip = (x + 0.3 * arrow[0], y + 0.3 * arrow[1])
         panels[0, 0].annotate(
@@ -126,17 +126,20 @@ def draw(path: Path, triangle: Triangle, images: dict[str, np.ndarray], gradient
     limit = np.abs(exact).max()
     for column, (name, image) in enumerate(images.items(), 1):
         scale = plotting.signed_scale(limit)
-        drawn = plotting.show(panels[0, column], image, f"d / d x of the right corner: {name}", scale)
-    plotting.color_bar(figure, drawn, panels[0, 3], "brightness per pixel")
+        drawn = plotting.show(panels[0, column], image, f"∂image / ∂corners[1].x: {name}", scale)
+    plotting.color_bar(figure, drawn, panels[0, 3], "per pixel")
     plotting.show_detail(panels[1, 0], triangle.image.to_numpy(), "detail of the image", DETAIL, cmap="gray")
+    errors = [images[name] - exact for name in ("minimum", "segments")]
+    small = plotting.signed_scale(max(np.abs(error[DETAIL]).max() for error in errors))
     details = (
-        (images["minimum"] - exact, "detail: minimum - differences", 0.2),
-        (images["segments"] - exact, "detail: segments - differences", 0.2),
-        (exact, "detail: differences", limit),
+        (errors[0], "detail: minimum - differences", small),
+        (errors[1], "detail: segments - differences", small),
+        (exact, "detail: differences", plotting.signed_scale(limit)),
     )
-    for axes, (image, title, most) in zip(panels[1, 1:], details, strict=True):
-        drawn = plotting.show_detail(axes, image, title, DETAIL, plotting.signed_scale(most))
-        plotting.color_bar(figure, drawn, axes, "brightness per pixel")
+    for axes, (image, title, scale) in zip(panels[1, 1:], details, strict=True):
+        drawn = plotting.show_detail(axes, image, title, DETAIL, scale)
+        if axes is not panels[1, 1]:
+            plotting.color_bar(figure, drawn, axes, "per pixel")
     plotting.save(figure, path)
 
 

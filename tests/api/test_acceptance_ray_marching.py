@@ -14,7 +14,7 @@ example = example_programs.load("ray_marching")
 
 @pytest.mark.sweep
 def test_example_prints_the_expected_numbers(capsys, monkeypatch):
-    assert example_programs.run("ray_marching", capsys, monkeypatch).count("  ok  ") == 5
+    assert example_programs.run("ray_marching", capsys, monkeypatch).count("  ok  ") == 4
 
 
 def numpy_image(volume: np.ndarray, position: np.ndarray) -> np.ndarray:
