@@ -73,7 +73,7 @@ def definition(code: types.CodeType, qualname: str) -> Any:
     tree = _module(code)
     if tree is None:
         return None
-    found = [_alone(node, qualname) for node in ast.walk(tree) if _may_be(node, code)]
+    found = [_alone(node, qualname) for node in _definitions(tree).get((code.co_name, code.co_firstlineno), ())]
     if len(found) > 1:  # several lambdas in one line
         found = [node for node in found if _is_same_code(code, _compiled(node, code, ()))]
     return found[0] if found else None
@@ -107,12 +107,17 @@ def _imports(tree: ast.Module) -> list[Any]:
     return [ast.Import(names=[ast.alias(name=name)]) for name in names]
 
 
-def _may_be(node: ast.AST, code: types.CodeType) -> bool:
-    if isinstance(node, ast.Lambda):
-        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
-    if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
-        return False
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)]) == code.co_firstlineno
+@lru_cache(maxsize=64)
+def _definitions(tree: ast.Module) -> dict[tuple[str, int], list[Any]]:
+    """The functions of a module by their name and first line, as code objects have them."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda):
+            found.setdefault(("<lambda>", node.lineno), []).append(node)
+        elif isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            found.setdefault((node.name, first), []).append(node)
+    return found
 
 
 def _alone(node: Any, qualname: str) -> object:

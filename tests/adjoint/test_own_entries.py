@@ -66,6 +66,7 @@ def test_state_in_place_with_branches_and_loops_needs_no_tape():
     check(run, v, v)
 
 
+@pytest.mark.sweep
 def test_entries_at_other_places_of_the_loop_are_shared():
     x = field(2 * N)
 
@@ -92,6 +93,7 @@ def test_entries_of_several_iterations_are_shared():
     check(run, x, s)
 
 
+@pytest.mark.sweep
 def test_transposed_entries_are_shared():
     x = field(25, 25)
 
@@ -105,6 +107,7 @@ def test_transposed_entries_are_shared():
     check(run, x, x)
 
 
+@pytest.mark.sweep
 def test_entries_beyond_the_container():
     x = field(N)
 
@@ -172,6 +175,7 @@ def test_cells_that_a_store_activates():
     check(run, x, total)
 
 
+@pytest.mark.sweep
 def test_constant_components_of_a_row():
     x = field(N, 3)
 
@@ -186,6 +190,7 @@ def test_constant_components_of_a_row():
     check(run, x, x)
 
 
+@pytest.mark.sweep
 def test_iterations_that_draw_random_numbers():
     x = field(N)
     before = x.to_numpy()

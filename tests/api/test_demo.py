@@ -76,6 +76,7 @@ def test_fit_reaches_the_true_sphere(demo):
     assert last[:4] == pytest.approx([10, 10, 10, 100], abs=1e-4)
 
 
+@pytest.mark.sweep
 def test_times_are_printed_side_by_side(demo):
     done, _ = demo
     for label in ("the kernel alone", "jacobian, one launch", "FwdMode, 4 launches"):
@@ -83,6 +84,7 @@ def test_times_are_printed_side_by_side(demo):
         assert 0 < warm < first * 100
 
 
+@pytest.mark.sweep
 def test_picture_is_a_png_with_many_colours(demo):
     _, path = demo
     width, height, lines = read_png(path)
@@ -100,6 +102,7 @@ def test_output_must_be_a_png_in_a_folder_that_exists(tmp_path):
         assert "--output" in done.stderr
 
 
+@pytest.mark.sweep
 def test_help_names_the_options():
     done = run_demo("--help")
     assert done.returncode == 0

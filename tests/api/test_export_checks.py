@@ -56,6 +56,7 @@ def arrays(tmp_path):
     return bind_of(Jacobian(k, "a", "b", args=tuple(given.values())), tmp_path / "arrays.py"), given
 
 
+@pytest.mark.sweep
 def test_objects_like_those_that_were_exported_are_taken(fields, arrays):
     bind, given = fields
     pair = ti.field(ti.f64), ti.field(ti.f64)  # in another layout

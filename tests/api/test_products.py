@@ -186,6 +186,7 @@ class TestVjpOfPrograms:
             for y, wanted in zip(outs, after):
                 assert_allclose(read(y), wanted, rtol=1e-14)
 
+    @pytest.mark.sweep
     def test_one_kernel(self):
         x, w, y, z = scalars(np.arange(1.0, 6.0)), scalars(np.arange(2.0, 5.0)), outputs(5), outputs(3)
 

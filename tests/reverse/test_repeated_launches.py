@@ -34,6 +34,7 @@ def add_up(x: ti.template(), loss: ti.template()):
         loss[None] += x[i]
 
 
+@pytest.mark.sweep
 def test_repeated_launch_sees_what_became_active_since():
     a, b, c, loss = _field(A), _field(B), _field(0 * A), ti.field(ti.f32, ())
 
