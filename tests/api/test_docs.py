@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cpu_only("programs that start Taichi themselves")
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SPLIT = re.compile(r"\s+")
+DEVELOPERS = ("architecture", "performance_appendix", "taichi_faults", "boundary/accuracy")
 
 
 def blocks(page):
@@ -178,6 +179,18 @@ def test_lines_are_short():
 
     long = [place for page, place, line in lines_of_pages() if len(line) > 132 and not may_be_long(page, line)]
     assert not long
+
+
+def test_users_can_read_all_pages():
+    """At most 16,000 words, code included; the section of developers, and comments, do not count."""
+    pages = [
+        page
+        for page in (ROOT / "docs").rglob("*.md")
+        if not page.relative_to(ROOT / "docs").as_posix().startswith(DEVELOPERS)
+    ]
+    texts = [re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL) for page in pages]
+    words = {page.name: len(re.findall(r"\S*\w\S*", text)) for page, text in zip(pages, texts, strict=True)}
+    assert sum(words.values()) <= 16_000, words
 
 
 def test_tables_have_a_row_for_each_line():
