@@ -170,7 +170,8 @@ def color_bar(figure: Any, drawn: Any, axes: Any, label: str) -> None:
     bar = figure.colorbar(drawn, **place)
     bar.set_label(label, fontsize=8)
     if (linear := getattr(drawn.norm, "linthresh", None)) is not None:  # around 0, where labels would overlap
-        bar.set_ticks([tick for tick in bar.get_ticks() if tick == 0 or abs(tick) > linear * 1.01])
+        limit = drawn.norm.vmax  # ticks beyond it would make the bar longer
+        bar.set_ticks([tick for tick in bar.get_ticks() if tick == 0 or linear * 1.01 < abs(tick) <= limit])
 
 
 def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]], has_legend: bool = True) -> None:

@@ -193,7 +193,7 @@ def sides_of(
     beside,
     thin,
 ):
-    """How far from the point m of an edge its two sides are looked at, and the share of the jump that it has."""
+    """How far from the point m of an edge its two sides are sampled, and the share of the jump that it has."""
     left = beside + 0.0 * share
     right = beside + 0.0 * share
     part = share
@@ -214,7 +214,7 @@ def sides_of(
 
 @ti.func
 def sides_at(points: ti.template(), edge: ti.template(), start, end, place, beside, thin):
-    """The places on both sides of a place on an edge that are looked at, and the share of the jump that it has."""
+    """The places on both sides of a place on an edge that are sampled, and the share of the jump that it has."""
     i = ti.floor(place[0] + 0.5)
     j = ti.floor(place[1] + 0.5)
     a = stop_gradient(centred(start, i, j))

@@ -100,7 +100,7 @@ def add_visible_edge(
 
     Call it once for each row of ``mesh_edges``, after the image is drawn.  It costs as much as the pixels that the
     edge crosses, and ``seen`` on both sides every 1/4 pixel.  A short edge, of up to 4 pixels, with as many faces on
-    its left as on its right is looked at near its ends alone.  The jump is measured within the faces that meet at the
+    its left as on its right is sampled near its ends alone.  The jump is measured within the faces that meet at the
     edge, so faces that are thinner than ``beside`` count, too.  A face that is seen exactly from its side has no area;
     its edges share the jump.
 

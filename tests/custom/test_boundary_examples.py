@@ -9,19 +9,25 @@ import pytest
 from numpy.testing import assert_allclose
 
 silhouette = example_programs.load("silhouette")
+silhouette_fits = example_programs.load("silhouette_fits")
 occlusion = example_programs.load("occlusion")
 triangle = example_programs.load("triangle")
 supersampling = example_programs.load("supersampling")
 
 ARGUMENTS = {
-    "silhouette": ["--starts", "1"],
+    "silhouette": [],
+    "silhouette_fits": ["--starts", "1"],
     "occlusion": ["--samples", "24"],
     "triangle": ["--samples", "32"],
     "meshes": ["--samples", "12", "--mesh", "box"],
     "signed_distance": ["--samples", "12"],
-    "picture_fits": [],
+    "voronoi_fit": [],
+    "bezier_fit": [],
 }
-CHECKS = {"silhouette": 16, "occlusion": 8, "triangle": 4, "meshes": 2, "signed_distance": 2, "picture_fits": 4}
+CHECKS = {
+    "silhouette": 5, "silhouette_fits": 5, "occlusion": 8, "triangle": 4, "meshes": 2, "signed_distance": 2,
+    "voronoi_fit": 2, "bezier_fit": 2,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -128,9 +134,9 @@ def test_every_pixel_of_the_sphere(renderer):
 @pytest.mark.sweep
 def test_fits_from_far_need_the_boundary_term(renderer):
     """Two of the 15 starts; all of them take a minute, and the example's ``--starts 15`` tries them."""
-    starts = silhouette.far_starts(15)[[3, 10]]
+    starts = silhouette_fits.far_starts(15)[[3, 10]]
     for name, is_found in (("both", True), ("autodiff", False)):
-        fit = silhouette.Fit(renderer, name)
+        fit = silhouette_fits.Fit(renderer, name)
         nearest = max(1e-10, np.finfo(fit.J.dtype).eps * np.abs(silhouette.SPHERE).max())
         for start in starts:
             errors = fit.run(start)
@@ -144,8 +150,8 @@ def test_blur_keeps_the_sum_inside_and_treats_columns_alike():
     image = np.zeros((silhouette.WIDTH, silhouette.HEIGHT, 2))
     image[250:400, 200:300] = generator.uniform(size=(150, 100, 2))
     for width in (8, 2):
-        both = silhouette.blurred(image, width)
-        assert_allclose(both[:, 1], silhouette.blurred(image[..., 1], width)[:, 0], rtol=1e-13)
+        both = silhouette_fits.blurred(image, width)
+        assert_allclose(both[:, 1], silhouette_fits.blurred(image[..., 1], width)[:, 0], rtol=1e-13)
         assert_allclose(both.sum(0) * (width / 2) ** 2, image.sum((0, 1)), rtol=1e-4)
 
 
