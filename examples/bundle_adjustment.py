@@ -67,8 +67,8 @@ class Scene:
 def adjust(scene: Scene, plan: Jacobian) -> list[float]:
     """Damped Gauss-Newton steps; the error of each iteration."""
     free = np.flatnonzero(~np.concatenate([HELD.ravel(), np.zeros(3 * POINTS, bool)]))
-    errors, damping = [], 1e-3
-    for _ in range(12):
+    errors = []
+    for damping in np.logspace(-3, -14, 12):
         J = sparse.hstack(plan(), format="csr")[:, free]
         r = scene.errors.to_numpy().ravel()
         errors.append(float(np.sqrt((r * r).mean())))
@@ -78,7 +78,6 @@ def adjust(scene: Scene, plan: Jacobian) -> list[float]:
         change[free] = splu(normal).solve(-J.T @ r)
         scene.cameras.from_numpy(scene.cameras.to_numpy() + change[: 6 * CAMERAS].reshape(-1, 6))
         scene.points.from_numpy(scene.points.to_numpy() + change[6 * CAMERAS :].reshape(-1, 3))
-        damping /= 10
     return errors
 
 

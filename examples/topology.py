@@ -1,8 +1,7 @@
 """Topology optimisation of a cantilever: the gradient of the compliance goes through SciPy's sparse solver.
 
 The displacements u solve K(rho) u = f.  `custom_root` gives them the derivative of this equation, so the compliance f u
-of a pipeline that calls SciPy has a gradient.  The adjoint by hand is -p (1 - least) rho^(p-1) u_e K_e u_e for each
-element (Sigmund, A 99 line topology optimization code written in Matlab, 2001); both have to agree.
+has a gradient.  It has to agree with the adjoint by hand (Sigmund, A 99 line topology optimization code, 2001).
 
     python examples/topology.py --output topology.png
 """
@@ -29,10 +28,9 @@ def element_stiffness(poisson: float = 0.3) -> np.ndarray:
     D = np.array([[1, poisson, 0], [poisson, 1, 0], [0, 0, (1 - poisson) / 2]]) / (1 - poisson**2)
     K = np.zeros((8, 8))
     for s, t in np.array([[x, y] for x in (-1, 1) for y in (-1, 1)]) / np.sqrt(12) + 0.5:
-        signs = 2 * CORNERS - 1
-        slopes = signs * (1 - np.abs(CORNERS - [s, t]))[:, ::-1]  # of the four shape functions, by x and y
+        slopes = (2 * CORNERS - 1) * (1 - np.abs(CORNERS - [s, t]))[:, ::-1]  # of the four shape functions, by x and y
         B = np.zeros((3, 8))
-        B[0, 0::2], B[1, 1::2], B[2, 0::2], B[2, 1::2] = slopes[:, 0], slopes[:, 1], slopes[:, 1], slopes[:, 0]
+        (B[0, ::2], B[1, 1::2]), (B[2, 1::2], B[2, ::2]) = slopes.T, slopes.T
         K += B.T @ D @ B / 4
     return K
 
@@ -52,15 +50,13 @@ class Cantilever:
         self.element.from_numpy(self.K)
         self.entries.from_numpy(entries.astype(np.int32))
         self.force[2 * int(node[NX, NY // 2]) + 1] = -1.0
-        for n in node[0]:
-            self.held[2 * int(n)] = self.held[2 * int(n) + 1] = 1
+        self.held.from_numpy((np.arange(count) < 2 * (NY + 1)).astype(np.int32))
         self.solve = custom_root(self.solve_by_scipy, self.equilibrium, self.u, self.residual)
 
     def solve_by_scipy(self) -> None:
         entries, free = self.entries.to_numpy(), np.flatnonzero(self.held.to_numpy() == 0)
-        modulus = LEAST + (1 - LEAST) * self.rho.to_numpy() ** PENALTY
-        rows, columns = np.repeat(entries, 8, 1).ravel(), np.tile(entries, (1, 8)).ravel()
-        K = sparse.csc_array((np.outer(modulus, self.K).ravel(), (rows, columns)))
+        places = np.repeat(entries, 8, 1).ravel(), np.tile(entries, (1, 8)).ravel()
+        K = sparse.csc_array((np.outer(LEAST + (1 - LEAST) * self.rho.to_numpy() ** PENALTY, self.K).ravel(), places))
         u = np.zeros(K.shape[0])
         u[free] = spsolve(K[free][:, free], self.force.to_numpy()[free])
         self.u.from_numpy(u)
@@ -86,18 +82,16 @@ class Cantilever:
         self.work()
 
     def gradient_by_hand(self) -> np.ndarray:
-        rho, u = self.rho.to_numpy(), self.u.to_numpy()[self.entries.to_numpy()]
-        return -PENALTY * (1 - LEAST) * rho ** (PENALTY - 1) * np.einsum("ea,ab,eb->e", u, self.K, u)
+        u = self.u.to_numpy()[self.entries.to_numpy()]
+        return -PENALTY * (1 - LEAST) * self.rho.to_numpy() ** (PENALTY - 1) * np.einsum("ea,ab,eb->e", u, self.K, u)
 
 
 def moved(rho: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """A step of the optimality criteria at constant volume, for a gradient that is smoothed over 3 x 3 elements."""
-    smooth = uniform_filter((rho * gradient).reshape(NX, NY), 3).ravel()
-    low, high = 0.0, 1e6
+    smooth, low, high = uniform_filter((rho * gradient).reshape(NX, NY), 3).ravel(), 0.0, 1e6
     while high - low > 1e-6 * high:
         price = (low + high) / 2
-        wanted = np.sqrt(np.maximum(-smooth, 0) * rho / price)
-        found = np.clip(wanted, np.maximum(rho - 0.2, 0.01), np.minimum(rho + 0.2, 1))
+        found = np.sqrt(np.maximum(-smooth, 0) * rho / price).clip(rho - 0.2, rho + 0.2).clip(0.01, 1)
         low, high = (price, high) if found.mean() > FRACTION else (low, price)
     return found
 
@@ -116,9 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         beam.rho.from_numpy(moved(beam.rho.to_numpy(), gradient))
     compared.holds("compliance falls", history[-1] < 0.6 * history[0], f"{history[0]:.1f} to {history[-1]:.1f}")
     if (figure := plotting.new_figure(7, 2.8)) is not None:
-        axes = figure.subplots()
+        axes = figure.subplots(subplot_kw={"title": f"density after {STEPS} steps", "xticks": [], "yticks": []})
         axes.imshow(beam.rho.to_numpy().reshape(NX, NY).T, cmap="gray_r", origin="lower", vmin=0, vmax=1)
-        axes.set(title=f"Density after {STEPS} steps", xticks=[], yticks=[])
         plotting.save(figure, options.output)
     return compared.exit_code
 
