@@ -18,7 +18,7 @@ import plotting
 import taichi as ti
 from compare import Comparison
 from meshes import HEIGHT, POSE, WIDTH, Mesh, box
-from silhouette import blur_weights
+from silhouette_fits import blur_weights
 
 from taichi_ext import Jacobian
 
