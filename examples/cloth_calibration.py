@@ -107,12 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fit = minimize(misfit, start, jac=True, method="L-BFGS-B", tol=1e-9)
     compared.numbers(f"stiffness and drag after {fit.nfev} runs", np.exp(fit.x), TRUE, rtol=1e-4)
     if (figure := plotting.new_figure(6, 3)) is not None:
-        axes = figure.subplots()
-        heights = np.stack([field.to_numpy()[:, -1, 2] for field in (cloth.seen, cloth.path)], 1)
-        times = H * np.arange(STEPS)
-        axes.plot(times, heights[:, 0], color=plotting.ORANGE, linewidth=3, label="seen")
-        axes.plot(times, heights[:, 1], "--", color=plotting.BLUE, label="fitted")
-        axes.set(xlabel="time", ylabel="height of a free corner")
+        axes, (seen, fitted) = figure.subplots(), (field.to_numpy()[:, -1, 2] for field in (cloth.seen, cloth.path))
+        axes.plot(H * np.arange(STEPS), seen, color=plotting.ORANGE, linewidth=3, label="seen")
+        axes.plot(H * np.arange(STEPS), fitted, "--", color=plotting.BLUE, label="fitted")
+        axes.set(xlabel="time (s)", ylabel="height of a free corner")
         axes.legend()
         plotting.save(figure, options.output)
     return compared.exit_code
