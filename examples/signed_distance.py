@@ -2,12 +2,9 @@
 
 Two balls that are blended into one body float above a floor.  The silhouette is the level of the camera's ray, and the
 border of the shadow is that of the ray from the floor to the light (``ray_level``).  ``layers`` puts the shadow over
-the floor and the body over both.  The derivative with respect to the balls and the light is compared with finite
-differences of a supersampled image.  Plain autodiff sees no edge and would give 0.
+the floor and the body over both.  Plain autodiff sees no edge and would give 0.
 
     python examples/signed_distance.py [--samples 20] [--output signed_distance.png]
-
-The picture needs ``python -m pip install '.[plot]'``; the figures are printed without it.
 """
 
 import sys
@@ -18,7 +15,7 @@ import numpy as np
 import plotting
 import taichi as ti
 from compare import Comparison
-from supersampling import differences, mean_derivative, relative
+from supersampling import SupersampledAtEdges, differences, mean_derivative, relative
 
 from taichi_ext import Jacobian, layers, ray_level
 
@@ -32,13 +29,12 @@ LIT, DARK, BODY = 0.9, 0.3, 0.6
 
 
 @ti.data_oriented
-class Scene:
+class Scene(SupersampledAtEdges):
     """The image with ``layers``, and supersampled."""
 
     def __init__(self) -> None:
         self.p = ti.field(ti.f64, shape=len(PARAMETERS))
         self.image = ti.field(ti.f64, shape=(WIDTH, HEIGHT))
-        self.samples = 20
         self.p.from_numpy(SCENE)
 
     @ti.func
@@ -77,41 +73,10 @@ class Scene:
                 value = own
         return value
 
-    @ti.kernel
-    def sample(self, n: ti.i32):
-        """The mean of n x n samples in the pixels whose corners and centre differ."""
-        for i, j in self.image:
-            middle = self.at(float(i), float(j))
-            count = 1
-            for a, b in ti.ndrange(3, 3):
-                if self.at(i - 0.5 + 0.5 * a, j - 0.5 + 0.5 * b) != middle:
-                    count = n
-            total = 0.0
-            for a, b in ti.ndrange(count, count):
-                total += self.at(i - 0.5 + (a + 0.5) / count, j - 0.5 + (b + 0.5) / count)
-            self.image[i, j] = total / count**2
-
-    def supersample(self) -> None:
-        self.sample(self.samples)
-
-
-def columns(scene: Scene) -> list[tuple[np.ndarray, np.ndarray]]:
-    """J by every parameter, averaged over the steps of the differences, and those."""
-    derivative = Jacobian(scene.render, scene.p, scene.image)
-    return [
-        (
-            mean_derivative(derivative, scene.p, k, step, nodes=10),
-            differences(scene.supersample, scene.p, scene.image, k, step),
-        )
-        for k, step in enumerate(STEPS)
-    ]
-
 
 def draw(path: Path, scene: Scene, found: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    figure = plotting.new_figure(17, 7)
-    if figure is None:
+    if (figure := plotting.new_figure(14, 6)) is None:
         return
-    figure.suptitle("A signed distance and its hard shadow: derivatives of the image", fontsize=14)
     panels = figure.subplots(2, 4)
     scene.render()
     image = scene.image.to_numpy()
@@ -122,24 +87,24 @@ def draw(path: Path, scene: Scene, found: list[tuple[np.ndarray, np.ndarray]]) -
     for axes, k in zip(panels.T[1:], (1, 2, 5), strict=True):
         mean, exact = found[k]
         scale = plotting.signed_scale(np.abs(exact).max())
-        plotting.show(axes[0], mean[:, ::-1], f"d / d {PARAMETERS[k]}: jacobian", scale)
+        plotting.show(axes[0], mean[:, ::-1], f"∂image / ∂({PARAMETERS[k]})", scale)
         drawn = plotting.show(axes[1], exact[:, ::-1], "finite differences", scale)
-        plotting.color_bar(figure, drawn, list(axes), "brightness per unit")
+        plotting.color_bar(figure, drawn, list(axes), "per unit")
     plotting.save(figure, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Every column compared with finite differences, and the picture."""
     made = plotting.parser("A signed distance and its shadow.", "signed_distance.png")
-    made.add_argument(
-        "--samples", type=int, default=20, help="per pixel and axis, of differences (default: %(default)s)"
-    )
+    made.add_argument("--samples", type=int, default=20, help="per pixel and axis (default: %(default)s)")
     options = plotting.parse(made, arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"A body and its shadow in {WIDTH} x {HEIGHT} pixels")
     scene = Scene()
     scene.samples = options.samples
-    found = columns(scene)
+    plan, found = Jacobian(scene.render, scene.p, scene.image), []
+    for k, step in enumerate(STEPS):  # J, averaged over the step of the differences, and those
+        exact = differences(scene.supersample, scene.p, scene.image, k, step)
+        found.append((mean_derivative(plan, scene.p, k, step, nodes=10), exact))
     off = [relative(mean, exact) for mean, exact in found]
     print(f"       by {'':<27}" + "".join(f"{name:>8}" for name in PARAMETERS))
     print(f"       {'pixels (L2, %)':<30}" + "".join(f"{100 * e:>8.2f}" for e in off))
