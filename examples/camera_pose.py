@@ -17,7 +17,9 @@ import numpy as np
 import plotting
 import taichi as ti
 from compare import Comparison
-from meshes import HEIGHT, POSE, WIDTH, Mesh, box
+from mesh_scene import HEIGHT, POSE, WIDTH, Mesh
+from mesh_shapes import box
+from meshes import SampledMesh
 from silhouette_fits import blur_weights
 
 from taichi_ext import Jacobian
@@ -94,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = plotting.parse(made, arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"A camera's pose from mask and depth in {WIDTH} x {HEIGHT} pixels")
-    meshes = {name: Mesh(*box(SIZE), is_mask=True, has_edges=name == "edges") for name in NAMES}
+    meshes = {name: SampledMesh(*box(SIZE), is_mask=True, has_edges=name == "edges") for name in NAMES}
     mesh = meshes["edges"]
     mesh.supersample()
     target = mesh.image.to_numpy()
