@@ -14,8 +14,7 @@ from taichi_ext.boundary.meshes import add_visible_edge, visible_edge
 from taichi_ext.boundary.pixels import pixel
 from taichi_ext.boundary.rays import ray_level
 from taichi_ext.boundary.registry import boundary_gradient, registry
-from taichi_ext.checks.check import check_jacobian
-from taichi_ext.checks.hessian_check import check_hessian
+from taichi_ext.checks.check import check_hessian, check_jacobian
 from taichi_ext.checks.rule_check import check_rule
 from taichi_ext.errors import (
     CheckError,
@@ -26,19 +25,17 @@ from taichi_ext.errors import (
     ShardError,
     UnsupportedError,
 )
-from taichi_ext.interop.fit_plot import plot_fit
-from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
+from taichi_ext.interop.plots import plot_fit, plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers import manifolds
 from taichi_ext.solvers.gradients import value_and_gradient
-from taichi_ext.solvers.history import LeastSquaresIteration
 from taichi_ext.solvers.implicit import custom_root, implicit_jacobian
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.manifolds import Manifold
 from taichi_ext.solvers.newton import NewtonIteration, NewtonResult, newton
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
 from taichi_ext.solvers.operator import hessian_operator, linear_operator
-from taichi_ext.solvers.results import LeastSquaresResult
+from taichi_ext.solvers.results import LeastSquaresIteration, LeastSquaresResult
 from taichi_ext.solvers.shards import map_jacobian
 from taichi_ext.version import __version__
 

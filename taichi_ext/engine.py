@@ -21,8 +21,8 @@ from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.stores import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
-from taichi_ext.differentiate.facts.arguments import first_column_argument, shadow_argument
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
+from taichi_ext.differentiate.facts.facts import first_column_argument, shadow_argument
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
 from taichi_ext.program import Container, Local, Program

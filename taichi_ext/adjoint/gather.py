@@ -19,7 +19,7 @@ from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.program import I32, Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import add, element, literal, multiply, subtract
-from taichi_ext.simplify.dead import without_dead_code
+from taichi_ext.simplify.pipeline import without_dead_code
 from taichi_ext.simplify.usage import assigned_locals
 
 LEAST_PAIRS = 512  # iterations of both loops, so that both can be run in parallel

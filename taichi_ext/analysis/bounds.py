@@ -13,9 +13,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine, loop_atoms
 from taichi_ext.analysis.changes import written
-from taichi_ext.analysis.expressions import Expressions
-from taichi_ext.analysis.interval_arithmetic import Interval, range_of
-from taichi_ext.analysis.intervals import Facts
+from taichi_ext.analysis.intervals import Expressions, Facts, Interval, range_of
 from taichi_ext.analysis.loops import Extents, leaves, ranges
 from taichi_ext.simplify.usage import assigned_locals
 

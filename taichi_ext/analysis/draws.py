@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.program.values import joined_contents
-from taichi_ext.simplify.scalars import as_scalars
+from taichi_ext.simplify.pipeline import as_scalars
 from taichi_ext.simplify.usage import assigned_locals, kept_locals
 
 Locals = frozenset[ir.Local]

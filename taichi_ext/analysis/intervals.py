@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine, Atom, source_of
-from taichi_ext.analysis.expressions import Expressions
-from taichi_ext.analysis.interval_arithmetic import RANGE, Interval, common, fits, hull, interval_of, range_of
-from taichi_ext.program import U1, Const, Local, Op, Read, Value
+from taichi_ext.analysis.affine import NARROW, Affine, Atom, VectorEntry, linear_form, source_of
+from taichi_ext.analysis.loops import Extents
+from taichi_ext.analysis.same_values import ValueNumbers
+from taichi_ext.program import I32, U1, Const, Container, Local, Op, Read, Size, Type, Value
 
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
@@ -253,3 +253,151 @@ def _of_operation(facts: Facts, value: Value) -> Interval:
         return whole
     found = interval_of(value.name, [facts.interval(a) for a in value.args])
     return found if found is not None and fits(found, value.dtype) else whole
+
+
+# Arithmetic on intervals of integers.
+
+Interval = tuple[int, int]  # the least and the greatest number
+
+
+def range_of(dtype: Type) -> Interval:
+    """The numbers that an integer type has."""
+    if not dtype.is_signed:
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+
+
+RANGE = range_of(I32)
+
+
+def fits(interval: Interval, dtype: Type = I32) -> bool:
+    """Whether a type has all numbers of an interval."""
+    least, most = range_of(dtype)
+    return least <= interval[0] and interval[1] <= most
+
+
+def common(a: Interval, b: Interval) -> Interval:
+    """The numbers that two intervals share."""
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def hull(a: Interval, b: Interval) -> Interval:
+    """The least interval that has two others in it."""
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def interval_of(name: str, args: list[Interval]) -> Interval | None:
+    """Between which numbers the result of an operation lies if it does not wrap; None where that is not known."""
+    low, high = args[0]
+    match name:
+        case "cast":
+            return low, high
+        case "min":
+            return min(a[0] for a in args), min(a[1] for a in args)
+        case "max":
+            return max(a[0] for a in args), max(a[1] for a in args)
+        case "abs":
+            return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+        case "mul":
+            return _extremes(a * b for a in args[0] for b in args[1])
+    return _quotient(name, args[0], args[-1]) or _of_bits(name, args[0], args[-1])
+
+
+def _quotient(name: str, dividend: Interval, divisor: Interval) -> Interval | None:
+    """The interval of a quotient or remainder by positive numbers."""
+    (low, high), (first, last) = dividend, divisor
+    if first <= 0:
+        return None
+    match name:
+        case "mod":
+            return (low, high) if 0 <= low and high < first else (0, last - 1)
+        case "raw_mod":
+            return (1 - last if low < 0 else 0), (min(high, last - 1) if high > 0 else 0)
+        case "floordiv":
+            return _extremes(a // b for a in dividend for b in divisor)
+        case "raw_div" if low >= 0:
+            return low // last, high // first
+    return None
+
+
+def _of_bits(name: str, a: Interval, b: Interval) -> Interval | None:
+    """The interval of an operation on the bits of two numbers, at least one of them not negative."""
+    (low, high), (first, last) = a, b
+    match name:
+        case "bit_and" if low >= 0 or first >= 0:
+            return 0, min(end for start, end in (a, b) if start >= 0)
+        case "bit_or" | "bit_xor" if low >= 0 and first >= 0:
+            return 0, 2 ** max(high, last).bit_length() - 1
+        case "shift_right" | "bit_sar" | "bit_shr" if first >= 0 and last < 64 and (low >= 0 or name != "bit_shr"):
+            return _extremes(end >> count for end, count in ((low, first), (low, last), (high, first), (high, last)))
+        case "shift_left" | "bit_shl" if first == last and 0 <= first < 32 and low >= 0:
+            return low << first, high << first
+    return None
+
+
+def _extremes(numbers: Iterable[int]) -> Interval:
+    found = list(numbers)
+    return min(found), max(found)
+
+
+# Integer expressions of a program in normal form, and which of them are the same wherever they stand.
+
+
+class Expressions:
+    """Integer expressions of one program in normal form; expressions that are written alike and do not change are one.
+
+    Args:
+        changing: the locals and containers that the program changes.
+        extents: the shapes of its containers.
+    """
+
+    def __init__(self, changing: Iterable[Local | Container], extents: Extents) -> None:
+        self.changing = frozenset(changing)
+        self.extents = extents
+        self.definitions: dict[Local, Affine] = {}  # of locals that do not change
+        self.conditions: dict[Local, Value] = {}
+        self._numbers = ValueNumbers()
+        self._atoms: dict[int, Value] = {}  # by their numbers
+        self._lasting: set[Value] = set()
+        self.pending: set[Value] = set()  # operations that are being looked at
+
+    def define(self, local: Local, value: Value) -> None:
+        """Note the definition of a local; it can only replace the local later if it never changes."""
+        if local in self.changing or local.shape:
+            return
+        if local.dtype == U1 and self._is_unchanging(value):
+            self.conditions[local] = value
+        form = self.linear(value) if local.dtype == I32 == value.dtype else None
+        if form is not None and all(map(self.is_lasting, (atom for atom, _ in form.terms))):
+            self.definitions[local] = form
+
+    def is_lasting(self, atom: Atom) -> bool:
+        """Whether an atom is the same wherever it stands."""
+        if isinstance(atom, VectorEntry):
+            return atom.local not in self.changing
+        return atom not in self.changing if isinstance(atom, Local) else atom in self._lasting
+
+    def linear(self, value: Value | int) -> Affine | None:
+        """The normal form of an expression of type i32, or of one that converts to i32 without loss."""
+        return linear_form(value, self._atom)
+
+    def _atom(self, value: Value) -> Affine | None:
+        """What is neither a number nor a sum; expressions that are written alike and do not change are one."""
+        if value.dtype not in NARROW:
+            return None
+        match value:
+            case Size(container=container, axis=axis) if container in self.extents:
+                return Affine((), self.extents[container].shape[axis])
+            case Read(local=local, index=()):
+                return self.definitions.get(local, Affine(((local, 1),)))
+            case Read(local=local, index=index) if all(isinstance(i, int) for i in index):
+                return Affine(((VectorEntry(local, tuple(i for i in index if isinstance(i, int))), 1),))
+        if not self._is_unchanging(value):
+            return Affine(((value, 1),))
+        known = self._atoms.setdefault(self._numbers.of(value), value)
+        self._lasting.add(known)
+        return Affine(((known, 1),))
+
+    def _is_unchanging(self, value: Value) -> bool:
+        """Whether expressions that are written like this one have its value."""
+        return value.contents.is_same(self.changing, self.changing)

@@ -11,10 +11,8 @@ from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import AnyJacobian, DenseJacobian, Format, Kernel, Leaf, Mode
-from taichi_ext.api.plans.cache_keys import origin_of, structure_key
 from taichi_ext.api.plans.plan import Plan, prepare
-from taichi_ext.api.plans.plan_table import PlanTable
-from taichi_ext.api.plans.preparations import Preparations
+from taichi_ext.api.plans.preparations import PlanTable, Preparations, origin_of, structure_key
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.errors import with_short_traceback

@@ -4,10 +4,11 @@
 that breaks one fails there.
 """
 
-from taichi_ext.backend.alerts import Alert, alert_field, alert_number, raised_alerts
 from taichi_ext.backend.arrays import (
+    COMPOUND,
     argument_problem,
     array_element_shape,
+    array_positions,
     array_problem,
     as_numpy,
     copy_of,
@@ -18,10 +19,13 @@ from taichi_ext.backend.arrays import (
     given_name,
     host_values,
     is_array,
+    is_array_annotation,
     is_placed,
     is_same_array,
     is_same_storage,
     is_torch_tensor,
+    leaf_arguments,
+    leaf_values,
     memory_of,
     memory_place,
     memory_span,
@@ -31,19 +35,19 @@ from taichi_ext.backend.arrays import (
     set_memory,
     shares_components,
     torch_from_numpy,
-)
-from taichi_ext.backend.calling import (
-    SealedError,
-    is_mesh_domain,
-    native_attribute,
-    native_call,
-    sealed,
-    thread_functions,
+    with_leaf_values,
 )
 from taichi_ext.backend.captures import Captures, first_captures, frozen
-from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
-from taichi_ext.backend.contexts import deep_recursion, make_context, walk
-from taichi_ext.backend.emitted import EmittedKernel
+from taichi_ext.backend.compiling import (
+    NeedsEngine,
+    add_to,
+    compile_gradients_with,
+    compile_with,
+    compiled_again,
+    gradient_of,
+    is_gradient_kernel,
+)
+from taichi_ext.backend.contexts import EmittedKernel, deep_recursion, make_context, walk
 from taichi_ext.backend.expressions import (
     array_type,
     block_size,
@@ -71,7 +75,15 @@ from taichi_ext.backend.expressions import (
     thread_count,
     type_names,
 )
-from taichi_ext.backend.field_memory import builder_room, find_memory, memory_of_field
+from taichi_ext.backend.field_memory import (
+    Alert,
+    alert_field,
+    alert_number,
+    builder_room,
+    find_memory,
+    memory_of_field,
+    raised_alerts,
+)
 from taichi_ext.backend.following import (
     FieldEntry,
     follow,
@@ -84,11 +96,11 @@ from taichi_ext.backend.following import (
     suspend_following,
     user_frame,
 )
-from taichi_ext.backend.gradients import add_to, compile_gradients_with, gradient_of, is_gradient_kernel
 from taichi_ext.backend.kernels import (
     NUMBER_FEATURE,
     FusedKernel,
     RepeatedLaunch,
+    SealedError,
     as_function,
     careful_compilation,
     deactivated_node,
@@ -97,12 +109,15 @@ from taichi_ext.backend.kernels import (
     is_known_in_kernels,
     is_library,
     is_library_kernel,
+    is_mesh_domain,
     is_plain_call,
     is_reading_kernel,
     is_reverse,
     is_scalar_type,
     known_in_kernels,
     module_of,
+    native_attribute,
+    native_call,
     numpy_dtype_of_annotation,
     program,
     randn_function,
@@ -110,10 +125,12 @@ from taichi_ext.backend.kernels import (
     return_dtype,
     return_shape,
     returned_types,
+    sealed,
     settings_text,
     short_name,
     source_of,
     taichi_func,
+    thread_functions,
     with_functions_in_key,
     without_fast_math,
 )
@@ -138,14 +155,6 @@ from taichi_ext.backend.layouts import (
     storage_parts,
     tree_numbers,
     whole_field,
-)
-from taichi_ext.backend.leaf_arguments import (
-    COMPOUND,
-    array_positions,
-    is_array_annotation,
-    leaf_arguments,
-    leaf_values,
-    with_leaf_values,
 )
 from taichi_ext.backend.lifetime import (
     Uses,

@@ -13,9 +13,9 @@ import numpy as np
 
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.lifetime import is_field_alive, layout_version
+from taichi_ext.backend.opaque import tree_of
 from taichi_ext.backend.runtime import RUNTIME, Field, core, ti, to_numpy_type
 from taichi_ext.backend.threads import materialize
-from taichi_ext.backend.trees import tree_of
 
 
 class _Layout(NamedTuple):
@@ -136,3 +136,75 @@ def builder_room(builder: ti.linalg.SparseMatrixBuilder) -> int | None:
         ctypes.c_uint64.from_address(address + 32).value
         - ctypes.c_int32.from_address(builder._get_ndarray_addr()).value
     )
+
+
+# What kernels say while they run: a field of the package in which each alert has an entry, of each Taichi program.
+
+_MOST = 1024  # alerts; those after it share the last entry
+
+
+class Alert(NamedTuple):
+    """What a kernel says.
+
+    Attributes:
+        what: the message.
+        place: where it stands in the source.
+        field: a function that gives the field that is stored to there, as long as it exists, None for an array; None
+            where nothing is stored.
+        is_undefined: whether there is no derivative.
+    """
+
+    what: str
+    place: Any
+    field: Callable[[], object] | None
+    is_undefined: bool
+
+
+class _Alerts(NamedTuple):
+    """Those of one program."""
+
+    program: Callable[[], object]  # a weak reference
+    field: Any
+    numbers: dict[tuple[object, ...], int]
+    given: list[Alert]
+
+
+_alerts = _Alerts(lambda: None, None, {}, [])
+
+
+def alert_field() -> Any:
+    """The field; a kernel that stores 1 to an entry raises the alert."""
+    global _alerts
+    program = RUNTIME.program()
+    if _alerts.program() is not program:
+        materialize()
+        made = ti.field(ti.i32)
+        builder = ti.FieldsBuilder()
+        builder.dense(ti.i, _MOST).place(made)
+        builder.finalize()
+        _alerts = _Alerts(weakref.ref(program), made, {}, [])
+    return _alerts.field
+
+
+def alert_number(what: str, place: Any, stored: object, *, is_undefined: bool) -> int:
+    """The entry of an alert in ``alert_field()``; ``stored`` is the field stored to, True for an array, or None."""
+    name = what, place and (place.file, place.line), id(stored)
+    known = _alerts.numbers.setdefault(name, min(len(_alerts.given), _MOST - 1))
+    if known == len(_alerts.given):
+        field_of = None if stored is None else (lambda: None) if stored is True else weakref.ref(stored)
+        _alerts.given.append(Alert(what, place, field_of, is_undefined))
+    return known
+
+
+def raised_alerts() -> list[Alert]:
+    """The alerts since the last time."""
+    program, held, _, given = _alerts
+    if not given or program() is not RUNTIME.program():
+        return []
+    memory = memory_of_field(held)
+    RUNTIME.state().sync()
+    raised = held.to_numpy() if memory is None else memory
+    found = [alert for n, alert in enumerate(given) if raised[n]]
+    if found:
+        (held if memory is None else memory).fill(0)
+    return found

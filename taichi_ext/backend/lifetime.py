@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.backend.opaque import CoreNode
+from taichi_ext.backend.opaque import CoreNode, tree_of
 from taichi_ext.backend.runtime import RUNTIME, Expr, Field, SNodeTree, foreign_problem, ti
-from taichi_ext.backend.trees import tree_of
 from taichi_ext.errors import EndedFieldError
 
 _counter = itertools.count(1)

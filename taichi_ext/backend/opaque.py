@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from taichi_ext.backend.runtime import RUNTIME, Ndarray
 from taichi_ext.backend.runtime import DataType as HostDataType
-from taichi_ext.backend.runtime import Ndarray
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -79,3 +79,17 @@ class Walk(Protocol):
     def global_vars(self) -> Mapping[str, object]: ...
     @property
     def local_scopes(self) -> Sequence[Mapping[str, object]]: ...
+
+
+# Which tree of fields a node is in: Taichi 1.7.4 says it, before that it is looked up.
+
+
+def tree_of(node: CoreNode) -> int:
+    """The number of the tree that a node, as Taichi's core has it, is in."""
+    if hasattr(node, "get_snode_tree_id"):
+        return int(node.get_snode_tree_id())
+    while node.parent is not None:
+        node = node.parent
+    program: Any = RUNTIME.program()
+    roots = [program.get_snode_root(n).id for n in range(program.get_snode_tree_size())]
+    return roots.index(node.id)

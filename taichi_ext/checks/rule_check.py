@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from taichi_ext import backend, errors
-from taichi_ext.api.inputs.kernel_checks import check_initialised
+from taichi_ext.api.inputs.arguments import check_initialised
 from taichi_ext.api.inputs.options import check_flag, check_number, checked_choice
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
@@ -34,7 +34,7 @@ from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError
 from taichi_ext.program import Tensor, Value
 from taichi_ext.record.handles import Cell, Cells
 from taichi_ext.record.rules import check_shapes
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
+from taichi_ext.runtime.memory.shadows import numpy_dtype
 
 _numbers = itertools.count()
 _TOLERANCE = {4: (1e-4, 2e-2), 8: (1e-9, 1e-6)}  # of identities, and of differences, by bytes of the type

@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import check_not_ended, flatten
-from taichi_ext.api.inputs.kernel_checks import check_initialised, check_kernel
+from taichi_ext.api.inputs.arguments import check_initialised, check_kernel, check_not_ended, flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion, with_short_traceback
 from taichi_ext.interop.torch_products import Call, require_torch, run_function, wants_derivative

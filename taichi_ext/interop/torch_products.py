@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.solvers.extra import required
+from taichi_ext.solvers.operator import required
 
 
 def require_torch() -> Any:

@@ -13,17 +13,28 @@ from taichi_ext import backend
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds, Use
-from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError, IntermediatesError
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, IntermediatesError
 from taichi_ext.differentiate.plan.storage_facts import SPARSE
 from taichi_ext.differentiate.transform.forward import differentiate
-from taichi_ext.launches.keys import GRADIENT, FieldKey, FirstOrderArray, GradientKey, NumberArgument
-from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
+from taichi_ext.launches.launch import (
+    GRADIENT,
+    ColumnBlock,
+    ContainerInfo,
+    EnergyTarget,
+    FieldKey,
+    FirstOrderArray,
+    GradientKey,
+    Launch,
+    NumberArgument,
+    NumberColumns,
+    Role,
+)
 from taichi_ext.launches.seeds import seeds_of
 from taichi_ext.program import Container, Local, Program, Store, mapped, with_nodes
 from taichi_ext.program.build import written_out
 from taichi_ext.program.keys import ADJOINTS, RETURN, Key, Purpose, Scratch
 from taichi_ext.record.constants import Constants
-from taichi_ext.record.taichi_types import type_of
+from taichi_ext.record.literals import type_of
 from taichi_ext.simplify import simplify
 
 FROM_INTERMEDIATES = "the energy is computed from {}, which {} computes from params"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taichi_ext.cached import cached_property
-from taichi_ext.program.types import F32, I32, Type
 from taichi_ext.program.values import (
+    F32,
+    I32,
     Container,
     Contents,
     Format,
@@ -19,6 +20,7 @@ from taichi_ext.program.values import (
     Read,
     Struct,
     Tensor,
+    Type,
     Value,
     children,
     entries,

@@ -20,8 +20,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Known, Local, Read, Tensor
-from taichi_ext.record.literals import as_value
-from taichi_ext.record.taichi_types import type_of
+from taichi_ext.record.literals import as_value, type_of
 from taichi_ext.record.variables import (
     Variable,
     attribute_variable,

@@ -10,10 +10,9 @@ from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.program import Const, Known, Op, Tensor
 from taichi_ext.record.handles import Record, flattened, value_of, with_members
-from taichi_ext.record.literals import as_value, convert, known_in
+from taichi_ext.record.literals import as_value, convert, known_in, type_of
 from taichi_ext.record.operations import cast, tensor, typed_tensor
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.taichi_types import type_of
 
 
 def is_type(function: object) -> bool:

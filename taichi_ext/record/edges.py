@@ -14,10 +14,9 @@ from taichi_ext.program import Const, Read, Tensor, Value
 from taichi_ext.record.assignments import frozen
 from taichi_ext.record.boundaries import by_number, statement
 from taichi_ext.record.handles import Record, shape_of, value_of
-from taichi_ext.record.literals import as_value, convert
+from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.taichi_types import default_types
 
 Call = Callable[..., Any]  # of a ti.func, by its arguments
 

@@ -11,14 +11,12 @@ from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Atomic, Call, Container, Declare, Effect, Local, Op, Read, Tensor, Value
-from taichi_ext.program.types import I32
-from taichi_ext.program.values import Format
+from taichi_ext.program.values import I32, Format
 from taichi_ext.record.assignments import cells_of, parts_for
 from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, place_of_local, value_of
-from taichi_ext.record.literals import as_value
+from taichi_ext.record.literals import as_value, type_of
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.taichi_types import type_of
 
 # Functions of Taichi's library that are recorded as calls: without side effects, on small matrices; names of results.
 KEPT_CALLS: dict[Any, str] = {f: f"{f.__name__}_{{}}" for f in (ti.svd, ti.sym_eig, ti.polar_decompose, ti.solve)}

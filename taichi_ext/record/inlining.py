@@ -9,13 +9,12 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, For, Local
-from taichi_ext.program.types import I32
+from taichi_ext.program.values import I32
 from taichi_ext.record.assignments import assign_to, declare
 from taichi_ext.record.construct import typed
 from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Frame, Recording
-from taichi_ext.record.returns import RETURN_TYPE
-from taichi_ext.record.rewrite import rewrite
+from taichi_ext.record.rewrite import RETURN_TYPE, rewrite
 from taichi_ext.record.rules import find_rule, ruled_call, stop_arguments
 
 MAX_DEPTH = 100

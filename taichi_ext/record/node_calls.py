@@ -18,7 +18,7 @@ from taichi_ext.analysis.changes import written_containers
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program.build import add, literal, multiply
-from taichi_ext.program.types import I32
+from taichi_ext.program.values import I32
 
 Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to unknown fields
 

@@ -13,9 +13,8 @@ from taichi_ext.errors import raise_baked
 from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
 from taichi_ext.record.constants import known
 from taichi_ext.record.handles import place_of_local, value_of
-from taichi_ext.record.literals import as_value, convert
+from taichi_ext.record.literals import COMPARISONS, FUNCTIONS, as_value, convert, dummy, promoted, result_type, type_of
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.taichi_types import COMPARISONS, FUNCTIONS, dummy, promoted, result_type, type_of
 
 _ROUNDING = ("floor", "ceil", "round")
 

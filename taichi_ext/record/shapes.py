@@ -21,10 +21,9 @@ from taichi_ext.record.edges import (
     shown_value,
 )
 from taichi_ext.record.handles import Callback, Record, shape_of, value_of
-from taichi_ext.record.literals import as_value, convert
+from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Block, Recording
-from taichi_ext.record.taichi_types import default_types
 
 # By whether the image is computed in float64: pixels from an edge at which its sides are looked at, and how thin a face
 # is that has no area.

@@ -9,7 +9,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Const, Declare, Known, Local, Size, Tensor, Value
-from taichi_ext.program.types import I32
+from taichi_ext.program.values import I32
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, value_of
 from taichi_ext.record.literals import as_value, captured
 from taichi_ext.record.recording import Recording

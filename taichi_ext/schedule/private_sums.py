@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.changes import read_containers
-from taichi_ext.analysis.expressions import Expressions
-from taichi_ext.analysis.interval_arithmetic import RANGE, Interval
-from taichi_ext.analysis.intervals import Facts
+from taichi_ext.analysis.intervals import RANGE, Expressions, Facts, Interval
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.program.build import add, element, is_over_columns, literal, multiply, number_of, operation, subtract

@@ -13,7 +13,7 @@ from taichi_ext.analysis.loops import iterations
 from taichi_ext.program.build import Coefficient, add, cast, indices_of, literal, multiply, not_written_out, operation
 from taichi_ext.schedule.elementary import as_arithmetic
 from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
-from taichi_ext.simplify.dead import without_dead_code
+from taichi_ext.simplify.pipeline import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
 SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost

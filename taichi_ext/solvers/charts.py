@@ -17,8 +17,8 @@ from taichi_ext.api.products import jvp
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.elimination import SparseJacobian
-from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.manifolds import Manifold, retraction
+from taichi_ext.solvers.operator import require_scipy
 
 _NEAR = 1e-3  # the largest distance of a start from its manifold
 

@@ -18,7 +18,7 @@ from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.solvers.blocks import MOST_WIDE, Cut, Products
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
-from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.systems import FIRST_DAMPING, LEAST_DAMPING, solve_symmetric
 
 _MOST_FILLED = 2.0  # numbers in blocks for each entry of J

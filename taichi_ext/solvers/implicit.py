@@ -24,12 +24,9 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import plain_number
-from taichi_ext.runtime.python.reachable import reachable_arrays
-from taichi_ext.runtime.python.warning import warn_at_user
-from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.runtime.python.dual_numbers import plain_number, reachable_arrays, warn_at_user
 from taichi_ext.solvers.newton_directions import Cholmod, superlu
-from taichi_ext.solvers.operator import linear_operator
+from taichi_ext.solvers.operator import linear_operator, require_scipy
 
 Solve = Callable[..., np.ndarray]  # takes columns of right-hand sides; transposed=, for that of dr/dx; is_rough=
 

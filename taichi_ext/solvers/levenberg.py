@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.solvers.history import History
+from taichi_ext.solvers.results import History
 
 _FIRST_RADIUS = 100.0  # as a multiple of the length of the params, both measured like steps
 _LEAST_RATIO = 1e-4  # of the change of the cost to the predicted one, for a step to be accepted

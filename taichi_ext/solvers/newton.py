@@ -28,7 +28,6 @@ from taichi_ext.api.inputs.options import (
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import pieces_of
-from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.newton_directions import (
     Cholmod,
     ConjugateDirections,
@@ -37,6 +36,7 @@ from taichi_ext.solvers.newton_directions import (
     Method,
     superlu,
 )
+from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.problem import Problem
 
 _DECREASE = 1e-4  # least ratio of the energy's decrease to that predicted by its slope (Armijo)

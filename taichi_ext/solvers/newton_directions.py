@@ -18,7 +18,7 @@ from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.second_order import point_along, point_of, with_choices
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.sparse.projection import positive_factors
-from taichi_ext.solvers.extra import require_scipy, required
+from taichi_ext.solvers.operator import require_scipy, required
 from taichi_ext.solvers.problem import Problem
 
 Method = Literal["splu", "cholmod", "cg"]

@@ -25,7 +25,7 @@ from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.executors import Workers
-from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.problem import output_parts, residual_vector
 from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import numbers
 from collections.abc import Callable, Generator
@@ -27,7 +28,6 @@ from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.second_order import MOST_VECTORS, hessian_times, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.extra import require_scipy
 
 
 @with_short_traceback
@@ -343,3 +343,26 @@ def _operator_class() -> Any:
             return self._products.matrix()
 
     return JacobianOperator
+
+
+# Libraries that only some functions need, each with the extra of this package that installs it.
+
+_EXTRAS = {"scipy": ("SciPy", "scipy"), "torch": ("PyTorch", "torch"), "matplotlib": ("matplotlib", "plot")}
+_EXTRAS["cvxopt"] = ("CVXOPT", "cholmod")
+
+
+def required(module: str, user: str) -> Any:
+    """A module of one of these libraries; raises ImportError, which names the user and the extra, without it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library, extra = _EXTRAS[module.split(".")[0]]
+        raise ImportError(
+            f"{user} needs {library}, which is not installed: python -m pip install '.[{extra}]' in a clone of "
+            "taichi_ext"
+        ) from error
+
+
+def require_scipy(module: str, user: str) -> Any:
+    """A module of SciPy; raises where it is not installed."""
+    return required(f"scipy.{module}", user)

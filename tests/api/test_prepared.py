@@ -21,7 +21,7 @@ from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, value_and_jacobian
 from taichi_ext.backend import kernels
-from taichi_ext.runtime.launching import fused_kernels
+from taichi_ext.runtime.launching import session
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ class TestCalls:
 
     @pytest.mark.sweep
     def test_kernels_of_all_blocks_are_kept(self, traces, monkeypatch):
-        monkeypatch.setattr(fused_kernels, "MOST_KERNELS", 2)
+        monkeypatch.setattr(session, "MOST_KERNELS", 2)
         x, y = scalars([0.3, 0.5, 0.7, 0.2, 0.4]), outputs(5)
 
         @ti.kernel

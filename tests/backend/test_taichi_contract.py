@@ -45,7 +45,7 @@ from taichi.types.annotations import template
 from taichi_program import initialise
 
 from taichi_ext import backend
-from taichi_ext.backend.trees import tree_of
+from taichi_ext.backend.opaque import tree_of
 from taichi_ext.host import taichi as host
 
 SCALE = 0.5

@@ -25,7 +25,7 @@ from taichi_ext.program import (
     text,
 )
 from taichi_ext.schedule.columns import with_counted_columns
-from taichi_ext.schedule.joining import with_joined_columns
+from taichi_ext.schedule.loops import with_joined_columns
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("on a GPU, other threads compute other columns")]
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.analysis.expressions import Expressions
-from taichi_ext.analysis.interval_arithmetic import interval_of, range_of
-from taichi_ext.analysis.intervals import Facts
+from taichi_ext.analysis.intervals import Expressions, Facts, interval_of, range_of
 from taichi_ext.program import I8, I32, U1, U8, Const, Local, Op, Read
 
 FUNCTIONS = {

@@ -36,7 +36,7 @@ from taichi_ext.program import (
     text,
 )
 from taichi_ext.schedule.columns import with_counted_columns
-from taichi_ext.schedule.joining import with_guarded_sums, with_joined_columns
+from taichi_ext.schedule.loops import with_guarded_sums, with_joined_columns
 
 BLOCKS = 400
 

@@ -17,7 +17,7 @@ from taichi_program import end_program, initialise
 from taichi_ext import jacobian
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.program import F64, I32, TYPES, U8, U32, Const, Local, Op, Read
-from taichi_ext.simplify.folding import tidied
+from taichi_ext.simplify.pipeline import tidied
 
 pytestmark = pytest.mark.cpu_only("compares bits")
 KINDS = ("u8", "i8", "u16", "i16", "i32", "u32", "i64", "u64")

@@ -12,7 +12,7 @@ from taichi._lib import core
 from taichi.lang import impl
 from taichi.lang.util import to_numpy_type
 
-from taichi_ext.backend.trees import tree_of
+from taichi_ext.backend.opaque import tree_of
 
 WORD = 8  # bytes
 ROOTS, TREES = 11 * WORD, 512  # where Taichi's runtime has its table of trees of fields, and how many it can hold

@@ -10,7 +10,7 @@ from taichi_ext import jacobian
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.launches import ColumnBlock
-from taichi_ext.runtime.launching.request import Output, Request
+from taichi_ext.runtime.launching.tangents import Output, Request
 from taichi_ext.runtime.reverse.reverse import Products, Reverse, Run
 
 

@@ -6,8 +6,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
-from taichi_ext.solvers.history import History
 from taichi_ext.solvers.levenberg import Limits, Point, Space, minimize
+from taichi_ext.solvers.results import History
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, system_of
 
 

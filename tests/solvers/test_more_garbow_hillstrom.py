@@ -9,9 +9,9 @@ from numpy.testing import assert_allclose
 from taichi_program import initialise
 
 from taichi_ext import least_squares
-from taichi_ext.solvers.history import History
 from taichi_ext.solvers.levenberg import Limits, Point, Space, minimize
 from taichi_ext.solvers.losses import Robust
+from taichi_ext.solvers.results import History
 from taichi_ext.solvers.systems import system_of
 
 optimize = pytest.importorskip("scipy.optimize")

@@ -7,7 +7,7 @@ import pytest
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Role, Seeds
-from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.sparse.entry_writer import are_apart
 from taichi_ext.differentiate.transform.forward import differentiate

@@ -15,10 +15,9 @@ from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import FieldKey, NumberArgument, PipelineArgument, container_key, rows_of
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record.variables import Variable
-from taichi_ext.runtime.launching.request import Seed
+from taichi_ext.runtime.launching.tangents import Seed
 from taichi_ext.runtime.memory.array_tangents import Given
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
-from taichi_ext.runtime.memory.shadows import FieldTable, array_info, view_of
+from taichi_ext.runtime.memory.shadows import FieldTable, array_info, numpy_dtype, view_of
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 

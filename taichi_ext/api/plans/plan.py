@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import KernelCall, flatten
-from taichi_ext.api.inputs.kernel_checks import check_initialised
+from taichi_ext.api.inputs.arguments import KernelCall, check_initialised, flatten
+from taichi_ext.api.inputs.layout import Placed, lay_out
 from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import Format, Mode
-from taichi_ext.api.plans.explain import Text, explain
-from taichi_ext.api.plans.export import module_text
 from taichi_ext.api.runs.by_adjoint import RowsOrColumns
 from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
@@ -25,9 +25,13 @@ from taichi_ext.api.runs.prepared import Prepared, Question, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, Outputs
+from taichi_ext.differentiate.forms.column_blocks import LAST
 from taichi_ext.differentiate.plan.storage_facts import Strategy
+from taichi_ext.emit import Part, Tangents, export
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
-from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
+from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
+from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 
 
@@ -405,3 +409,147 @@ def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callabl
 
 def _only(values: Sequence[object]) -> object:
     return values[0]
+
+
+# The engine's choices for a kernel, as text.
+
+
+class Text(str):
+    """A text that notebooks and the prompt show line by line."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def explain(fused: Fused, fields: FieldTable) -> str:
+    """The choices made for one fused kernel: storage of locals, shadows of fields, loops made serial.
+
+    Also, for each source line, the number of operations on tangents each time it runs.
+    """
+    function: Any = fused.primal.func
+    lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
+    lines.append(f"  columns: {fused.columns.count}{_blocks(fused.columns.firsts)}")
+    lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
+    lines += [f"  entries of {line}" for line in _entries(fused, fields)]
+    lines += [f"  {line}" for line in fused.facts.report.lines(fused.columns.count, lambda key: _name(key, fields))]
+    return "\n".join(lines)
+
+
+def _blocks(first_columns: range | None) -> str:
+    """The blocks of columns that a kernel computes; empty if it computes all columns at once."""
+    if first_columns is None:
+        return ""
+    first, last = first_columns[0], first_columns[-1]
+    which = f"any of the columns {first} to {last}"
+    if last == LAST:
+        which = f"column {first} or any later one" if first else "any column"
+    return f", the first of them {f'column {first}' if first == last else which}"
+
+
+def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
+    for key in fused.shadows:
+        if key == RETURN:
+            yield "the return value"
+        elif key == VALUES:
+            yield "arguments and Python numbers, which are given"
+        elif isinstance(key, Scratch):
+            size = fused.scratch_sizes[key] * numpy_dtype(backend.named_type(key.dtype)).itemsize
+            yield f"locals with all columns: {size} bytes of scratch memory"
+        elif isinstance(key, ArrayArgument):
+            yield f"array argument {key.position}"
+        elif key in fields.infos:
+            info = fields.infos[key]
+            size = info.size * fused.columns.count * numpy_dtype(info.dtype).itemsize
+            written = ", every entry written" if key in fused.facts.covered else ""
+            yield f"{info.name}: {info.size} x {fused.columns.count}, {size} bytes{written}"
+
+
+def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
+    """The number of entries of a sparse Jacobian that each statement writes, by their columns."""
+    for site in fused.sites:
+        verb = "added" if site.is_sum else "stored"
+        counts = [f"{len(group.entries)} with respect to {_owner(group.owner, fields)}" for group in site.groups]
+        rows = ", from dense tangents: those that are zero are left out" if site.has_rows else ""
+        parts = f"{len(site.rows)} rows" if len(site.rows) > 1 else "one row"
+        yield f"{_name(site.key, fields)}, {parts} {verb} at a time: {' and '.join(counts) or 'none'}{rows}"
+
+
+def _owner(owner: object, fields: FieldTable) -> str:
+    if owner is None:
+        return "columns that are known at run time"
+    return f"{_name(owner.of, fields)} as it is then" if isinstance(owner, Version) else _name(owner, fields)
+
+
+def _name(key: Key, fields: FieldTable) -> str:
+    if key == RETURN:
+        return "the return value"
+    if isinstance(key, SumKey):
+        return f"the local {key.name}"
+    if isinstance(key, (ArrayArgument, NumberArgument)):
+        return f"argument {key.position if isinstance(key, ArrayArgument) else key.name}"
+    return str(fields.infos[key].name) if key in fields.infos else "a Python number"
+
+
+# A prepared Jacobian as a Python module that needs Taichi alone.
+
+
+def module_text(prepared: Prepared, call: KernelCall) -> str:
+    """The text of the module for the kernel of a prepared Jacobian.
+
+    Raises:
+        InvalidArgumentError: it has not been called yet, or its kernel was built for several shapes or in blocks.
+        UnsupportedError: it is a pipeline or sparse, or its kernel uses an object that has no text.
+    """
+    if call.kernel is None or prepared.format is not None:
+        raise UnsupportedError(
+            f"{call.name} is not a single kernel with a dense Jacobian, which taichi_ext does not put together with "
+            "code of its own. Export the Jacobian of a single kernel, without format=."
+        )
+    if prepared.reverse is not None and not prepared.has_no_adjoint:
+        raise UnsupportedError(
+            f"The rows of the Jacobian of {call.name} are computed in reverse mode, by several kernels. Export a "
+            'Jacobian(kernel, params, outputs, mode="forward").'
+        )
+    kernels = list(prepared.fused.values())
+    if len(kernels) != 1 or kernels[0].columns.firsts is not None:
+        raise InvalidArgumentError(
+            f"The Jacobian of {call.name} has not been called yet, or has kernels for arguments of different shapes or "
+            "for blocks of columns. Export a Jacobian(kernel, params, outputs) that was called once, without "
+            "chunk_size= and with enough memory for all columns."
+        )
+    (fused,) = kernels
+    program = fused.program
+    assert program is not None
+
+    def key_of(placed: Placed) -> Any:
+        """The name that the kernel has for the container of a parameter or output."""
+        if placed.target.kind in ("array", "argument"):
+            return ArrayArgument(call.first_position + placed.target.position)
+        if placed.key != placed.container and placed.container in fused.shadows:
+            raise UnsupportedError(f"{placed.target.name} is a part of a field. Export the Jacobian of the whole one.")
+        return placed.key
+
+    layout = lay_out(call, prepared.fields, prepared.params, prepared.outputs)
+    for o in layout.outputs:
+        if key_of(o) not in fused.shadows:
+            raise UnsupportedError(f"{o.target.name} of {call.name} depends on no params: nothing to export.")
+    params = {key_of(p): p.first for p in layout.params}
+    rows = {key_of(o): o.rows for o in layout.outputs} | {key: info.size for key, info in prepared.fields.infos.items()}
+    rows |= {ArrayArgument(n): info.size for n, info in fused.arrays.items()}
+    own: list[Any] = [a.value for a in program.arguments[len(program.arguments) - len(fused.shadows) :]]
+    tangents: list[Tangents] = []
+    for key, c in zip(fused.shadows, own, strict=True):
+        size = fused.scratch_sizes[key] if isinstance(key, Scratch) else rows.get(key, 1)
+        tangents.append((c.dtype.name, size, 1 if isinstance(key, Scratch) else fused.columns.count, params.get(key)))
+    names = {id(c.object): c.name for c in program.containers if not c.is_argument}
+    parts: dict[str, Part] = {}
+    for o, p in itertools.product(layout.outputs, layout.params):
+        n = fused.shadows.index(key_of(o))
+        by = names.get(id(p.target.field)) or p.target.argument or f"param_{layout.params.index(p)}"
+        name = own[n].name if len(params) == 1 else re.sub(r"\W", "_", f"{own[n].name}_by_{by}")
+        parts[name + "_" * (name in parts)] = n, p.first, p.size, (*o.shape, *p.shape)
+    leaves = [a.name for a in backend.leaf_arguments(fused.primal)]
+    shapes = {leaves[n]: (*info.shape, *info.element_shape) for n, info in fused.arrays.items()}
+    by = ", ".join(str(t.name) for t in prepared.params)
+    title = f"Jacobian of {call.name}: {', '.join(str(t.name) for t in prepared.outputs)} with respect to {by}."
+    return export(program, tangents, parts, shapes, title)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from taichi_ext.api.plans.cache_keys import Origin
+from taichi_ext import backend
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.errors import INNER
 from taichi_ext.record.variables import plain_function
-from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.python.dual_numbers import warn_at_user
 
 Value = TypeVar("Value")
 
@@ -118,3 +119,94 @@ def _message(function: types.FunctionType, origin: Origin, count: int, *, is_kep
         "Jacobian(kernel, params, outputs) once and call that, or give the same function at each call: define it once, "
         "outside of the loop, and pass what changes in args=."
     )
+
+
+# The keys by which ``jacobian`` finds the prepared form of an earlier call.
+
+_DEEPEST = 100  # levels of a structure that are compared; a structure may contain itself
+
+
+class Origin(NamedTuple):
+    """A kernel or pipeline, however it was reached.
+
+    Attributes:
+        owner: the object of a bound method, else the kernel or function itself.
+        function: the kernel or function.
+    """
+
+    owner: object
+    function: Any
+
+
+def origin_of(kernel: object) -> Origin:
+    """The owner and the function of a kernel or pipeline."""
+    bound = backend.primal_kernel(kernel)
+    if bound is not None:
+        # not the Kernel behind a decorated function: Taichi keeps every Kernel for ever
+        owner = bound[1][0] if bound[1] else kernel if backend.is_decorated(kernel) else bound[0]
+        return Origin(owner, bound[0])
+    if inspect.ismethod(kernel):
+        return Origin(kernel.__self__, kernel.__func__)
+    return Origin(kernel, kernel)
+
+
+def structure_key(tree: object, args: tuple[object, ...], depth: int = 0) -> object:
+    """Equal for two calls that name the same fields, argument positions and names in the same structure."""
+    if not isinstance(args, (tuple, list)) or depth > _DEEPEST:
+        return id(tree)
+    tree = backend.unwrapped(tree)
+    if isinstance(tree, (list, tuple)):
+        return (type(tree), *(structure_key(t, args, depth + 1) for t in tree))
+    if isinstance(tree, dict):
+        return ("dict", *((k, structure_key(v, args, depth + 1)) for k, v in tree.items()))
+    if isinstance(tree, backend.StructField):
+        return ("struct", *((k, structure_key(v, args, depth + 1)) for k, v in tree.field_dict.items()))
+    if isinstance(tree, str) or tree is None:
+        return tree
+    if isinstance(tree, backend.Field):
+        return backend.field_identity(tree)  # components are other objects each time
+    for position, value in enumerate(args):
+        if backend.is_same_array(backend.unwrapped(value), tree):
+            return ("position", position)
+    return id(tree)
+
+
+# The prepared forms of ``jacobian``, found by owner and function, without keeping either alive.
+#
+# A plan refers to neither of them, so weak references are enough: a prepared form is dropped when one of them is
+# collected, and nothing is left on the user's objects.
+
+_MOST_PLANS = 32  # of one function of one owner
+
+
+class PlanTable:
+    """The plans of the Taichi program that runs; ``find`` and ``keep`` are called by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._owners: ByIdentity[ByIdentity[dict[object, Plan]]] = ByIdentity()  # by owner, function and key
+        self._program: Callable[[], object] = lambda: None
+
+    def find(self, origin: Origin, key: Hashable) -> Plan | None:
+        """The form prepared for the same owner, function and key, or None."""
+        program = backend.program()
+        if program is None or self._program() is not program:
+            self._owners = ByIdentity()
+            return None
+        functions = self._owners.get(origin.owner)
+        plans = None if functions is None else functions.get(origin.function)
+        return None if plans is None else plans.get(key)
+
+    def keep(self, origin: Origin, key: Hashable, plan: Plan) -> bool:
+        """Keep a plan; False where the owner or the function cannot be referred to weakly, so that nothing is kept."""
+        self._program = weakref.ref(backend.program())
+        functions = self._owners.get(origin.owner) or ByIdentity()
+        plans = functions.get(origin.function) or {}
+        try:
+            functions.set(origin.function, plans)
+            self._owners.set(origin.owner, functions)
+        except TypeError:
+            return False
+        if len(plans) >= _MOST_PLANS:
+            del plans[next(iter(plans))]
+        plans[key] = plan
+        return True

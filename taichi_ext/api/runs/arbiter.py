@@ -27,10 +27,9 @@ from taichi_ext.launches import Fused
 from taichi_ext.record.python_source import definition
 from taichi_ext.record.variables import with_entries
 from taichi_ext.runtime.launching.trace import CHANGED, READ, Event, PathChangedError, PlainRun, Trace, is_host_array
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
-from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.warning import warn_at
+from taichi_ext.runtime.python.dual_numbers import warn_at
 
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
 _SMALLER = 8.0  # the second step is smaller by this factor

@@ -19,10 +19,10 @@ from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
 from taichi_ext.program.keys import RETURN, Key
-from taichi_ext.runtime.launching.request import Request
+from taichi_ext.runtime.launching.tangents import Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import Products, Reverse, Run
 

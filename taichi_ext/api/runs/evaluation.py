@@ -22,15 +22,13 @@ from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.fused_kernels import KernelTable
 from taichi_ext.runtime.launching.pipeline import Pipeline
-from taichi_ext.runtime.launching.request import Request, Restart
-from taichi_ext.runtime.launching.session import Session
-from taichi_ext.runtime.launching.tangents import DenseRows
+from taichi_ext.runtime.launching.session import KernelTable, Session
+from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart
 from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.stages import Stages
 
 _EARLIER = (

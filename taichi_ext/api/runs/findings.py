@@ -20,8 +20,8 @@ from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses
 from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.python.dual_numbers import saying_once, warn_at, warn_at_user
 from taichi_ext.runtime.python.run_record import RunRecord
-from taichi_ext.runtime.python.warning import saying_once, warn_at, warn_at_user
 from taichi_ext.runtime.sparse.rows import Rows
 
 

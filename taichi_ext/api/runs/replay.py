@@ -13,8 +13,8 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.layout import Layout
 from taichi_ext.launches import GRADIENT, FirstOrderArray, Fused
 from taichi_ext.program.keys import Key, SiteArray
-from taichi_ext.runtime.launching.repetitions import Repetition
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
+from taichi_ext.runtime.launching.pipeline import Repetition
+from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Streams
 

@@ -17,20 +17,18 @@ from taichi_ext.api.runs.dense_form import DenseForm
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import EnergyGradient
-from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
+from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import FieldKey, container_key
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.request import Output
 from taichi_ext.runtime.launching.sparse_target import Adjoints, SparseEntries
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
-from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory
+from taichi_ext.runtime.launching.tangents import Output
+from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory, numpy_dtype
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.sparse.adjoint import AdjointRows
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 from taichi_ext.runtime.sparse.projection import positive_factors
-from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
+from taichi_ext.runtime.sparse.rows import AdjointRows, SparseRows, csr_of
 from taichi_ext.runtime.sparse.streams import Streams
 
 FEW_COLUMNS = 64  # of one parameter, held in rows of tangents if rows cannot be sparse otherwise

@@ -11,10 +11,10 @@ import numpy as np
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.layout import Layout, Placed, by_parameter
 from taichi_ext.launches import GRADIENT, EnergyTarget
-from taichi_ext.runtime.launching.request import Output
 from taichi_ext.runtime.launching.session import Session
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
-from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.launching.tangents import Output
+from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 

@@ -10,18 +10,121 @@ The form of the level has coefficients for the position of the pixel, too: they 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
-from taichi_ext.differentiate.edges.rules import RuleContext
-from taichi_ext.differentiate.facts.facts import OwnSeeds
-from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Weight, accumulate, bare, coefficient
+from taichi_ext.differentiate.facts.facts import OwnSeeds, Walk
+from taichi_ext.differentiate.forms.forms import Form, Leaf, OwnSeed, Weight, accumulate, bare, coefficient, materialize
 from taichi_ext.differentiate.forms.formula import Formula, Term
+from taichi_ext.differentiate.statements.linearize import Linearizer
+from taichi_ext.differentiate.statements.local_tangents import LocalTangents
+from taichi_ext.differentiate.storage.storages import LocalForms
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Body, Boundary, Local, Read, Statement, Value, cited, entries, statements
-from taichi_ext.program.build import Coefficient, cast, is_number
+from taichi_ext.program import (
+    Body,
+    Boundary,
+    Declare,
+    Local,
+    Op,
+    Read,
+    Statement,
+    Tensor,
+    Value,
+    cited,
+    entries,
+    statements,
+    with_values,
+)
+from taichi_ext.program.build import Coefficient, cast, is_number, literal
+
+# The parts of a walk that rules use, and rules of users: the form of a rule's result gives its partials.
+
+Parts = Sequence[tuple[Value, Coefficient]]
+
+
+@dataclass(frozen=True)
+class RuleContext:
+    """The parts of a walk that a rule uses.
+
+    Attributes:
+        walk: the walk.
+        linearizer: the forms of values.
+        forms: the tangents of locals.
+        locals: the statements that write locals.
+    """
+
+    walk: Walk
+    linearizer: Linearizer
+    forms: LocalForms
+    locals: LocalTangents
+
+    def primal(self, value: Value) -> Value:
+        """A value, built on the temporaries of the statement."""
+        return self.walk.expressions.primal(value)
+
+    def form(self, value: Value) -> Form:
+        """The tangent of a value, with coefficients that are evaluated."""
+        return materialize(self.walk.builder, self.linearizer.form(value))
+
+    def declare(self, s: Boundary, result: Local, primal: Value, form: Form, parts: Parts = ()) -> None:
+        """Declare a result of a statement, with its value and its tangent.
+
+        ``parts`` are the arguments and weights whose tangents this is the sum of, if it has to be known as such a sum.
+        """
+        if not self.walk.facts.seeds.use.is_lowered:
+            self.locals.declare_form(Declare(result, (primal,), place=s.place), form)
+            return
+        weights = tuple([w if isinstance(w, Value) else literal(w, result.dtype) for _, w in parts])
+        arguments = tuple([v for v, _ in parts])
+        given = {"arguments": Tensor(arguments, (len(parts),)), "weights": Tensor(weights, (len(parts),))}
+        self.keep(Boundary("weighted", None, given, primal, (result,), place=s.place), [form])
+
+    def keep(self, s: Boundary, forms: Sequence[Form]) -> None:
+        """Keep a statement, whose results have these forms."""
+        for result, form in zip(s.results, forms, strict=True):
+            self.walk.builder.frozen.add(result)
+            self.forms.forms[result] = self.forms.with_own(result, [materialize(self.walk.builder, form)])[0]
+        self.walk.builder.emit(s)
+
+
+def rule(ctx: RuleContext, s: Boundary) -> None:
+    """Declare results with the tangent from a rule, and from autodiff for arguments that the rule does not take."""
+    tangents = _Tangents(ctx, s)
+    is_lowered = ctx.walk.facts.seeds.use.is_lowered
+    for result, value, given in zip(s.results, s.numbers, s.sources("returned"), strict=True):
+        form: Form = {}
+        parts: list[tuple[Value, Coefficient]] = []
+        if result.dtype.is_real:
+            if s.options["keeps_automatic"]:
+                accumulate(form, ctx.linearizer.form(value))
+                parts += [(ctx.walk.expressions.keep(value), 1)] if is_lowered else []
+            for leaf, partial in ctx.form(given).items():
+                accumulate(form, tangents.form(leaf), partial)
+                if is_lowered and leaf in tangents.sources:
+                    parts.append((ctx.walk.expressions.keep(tangents.sources[leaf]), bare(partial)))
+        ctx.declare(s, result, ctx.primal(value), form, parts)
+
+
+class _Tangents:
+    """The tangents that a rule takes, as forms."""
+
+    def __init__(self, ctx: RuleContext, s: Boundary) -> None:
+        self._ctx = ctx
+        own = ctx.walk.facts.own_seeds
+        seeds = [seed for locals_ in s.inner.values() for local in locals_ for seed in own[local].values()]
+        values = [e for name in s.inner for e in s.sources(name)]
+        self.sources: dict[Leaf, Value] = dict(zip(seeds, values, strict=True))
+        self.forms: dict[Leaf, Form] = {}
+
+    def form(self, leaf: Leaf) -> Form:
+        """The form of a leaf: empty for fields that the rule reads, whose tangents are 0."""
+        if leaf not in self.forms:
+            source = self.sources.get(leaf)
+            self.forms[leaf] = {} if source is None else self._ctx.form(source)
+        return self.forms[leaf]
+
 
 _LEVELS = ("edge", "step", "coverage", "sqrt_edge")
 
@@ -273,3 +376,65 @@ def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: l
         accumulate(form, argument.form, partial.value)
     values = [(argument.value, partial.value) for argument, partial in parts]
     ctx.declare(s, result, cast(value.value, result.dtype), form, values)
+
+
+# Values whose derivative is not that of their expression: stopped, replaced, given by a rule or by an edge.
+
+
+def boundary(ctx: RuleContext, s: Boundary) -> None:
+    """Declare the results of a boundary."""
+    if ctx.walk.facts.seeds.use.is_again:
+        check_again(s)
+    _KINDS[s.kind](ctx, s)
+
+
+def check_again(s: Boundary) -> None:
+    """Raise if a value has no second derivative."""
+    if "what" in s.options or s.kind not in ("stop_gradient", "replace_gradient"):
+        raise UnsupportedError(
+            f"{cited(s.place)}The second derivative of {_NAMES.get(s.name, s.name)} is not known: only its first "
+            "derivative is given. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
+        )
+
+
+def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
+    """Keep the statement, so that its results have this derivative in a second differentiation, too."""
+    ctx.keep(with_values(s, ctx.primal), forms)  # type: ignore[arg-type]
+
+
+def _stop(ctx: RuleContext, s: Boundary) -> None:
+    if ctx.walk.facts.seeds.use.is_again:
+        _kept(ctx, s, [{} for _ in s.results])
+        return
+    for result, value in zip(s.results, s.numbers, strict=True):
+        ctx.declare(s, result, ctx.primal(value), {})
+
+
+def _replace(ctx: RuleContext, s: Boundary) -> None:
+    if ctx.walk.facts.seeds.use.is_again:
+        _kept(ctx, s, [ctx.linearizer.form(source) for source in _weighted(s)])
+        return
+    for result, value, source in zip(s.results, s.numbers, _weighted(s), strict=True):
+        kept = ctx.walk.expressions.keep(source) if ctx.walk.facts.seeds.use.is_lowered else source
+        ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source), [(kept, 1)])
+
+
+def _weighted(s: Boundary) -> list[Value]:
+    """The values whose tangents a replaced gradient takes, times their weights."""
+    sources = s.sources("surrogate")
+    if "weights" not in s.given:
+        return sources
+    return [Op("mul", pair, pair[0].dtype, place=s.place) for pair in zip(sources, s.sources("weights"), strict=True)]
+
+
+_NAMES = {"rule": "a function with a rule of its own"}
+_KINDS = {
+    "stop_gradient": _stop,
+    "replace_gradient": _replace,
+    "rule": rule,
+    "edge": edge,
+    "step": edge,
+    "coverage": edge,
+    "sqrt_edge": sqrt_edge,
+    "gradient": gradient,
+}

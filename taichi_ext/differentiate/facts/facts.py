@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Indices
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores
 from taichi_ext.differentiate.facts.decisions import Seeds
-from taichi_ext.differentiate.forms.forms import OwnSeed
-from taichi_ext.differentiate.forms.sparse_columns import FIRST_SPARSE
-from taichi_ext.program import Atomic, Local, Program, Statement, Value, statements
+from taichi_ext.differentiate.forms.column_blocks import Blocks
+from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE
+from taichi_ext.differentiate.forms.forms import Block, Cursor, Form, OwnSeed, Row
+from taichi_ext.differentiate.plan.naming import Naming
+from taichi_ext.differentiate.plan.row_terms import RowProposals
+from taichi_ext.differentiate.plan.storage_plan import Plan
+from taichi_ext.program import (
+    I32,
+    Argument,
+    Atomic,
+    Container,
+    Load,
+    Local,
+    Place,
+    Program,
+    Read,
+    Statement,
+    Type,
+    Value,
+    statements,
+)
+from taichi_ext.program.build import Builder, Coefficient, Expressions, add, element, multiply
+from taichi_ext.program.keys import VALUES, Purpose, Scratch
 from taichi_ext.simplify.usage import assigned_locals
 
 OwnSeeds = Mapping[Local, Mapping[int, OwnSeed]]
@@ -81,3 +101,145 @@ def _carries_tangent(s: Atomic, activity: Activity) -> bool:
     """Whether the old value that an atomic operation returns, or needs, has a tangent."""
     is_active = s.target.memory in (activity.locals | activity.containers)
     return is_active and (s.result is not None or s.function not in ("atomic_add", "atomic_sub"))
+
+
+# The arguments of a differentiated kernel after the user's: shadows, and scratch memory for long rows.
+
+
+def shadow_argument(c: Container) -> Argument:
+    """The argument of a kernel for a shadow or scratch array."""
+    return Argument(c.name, f"ti.types.ndarray(dtype=ti.{c.dtype}, ndim=1)", c)
+
+
+def first_column_argument(local: Local) -> Argument:
+    """The argument of a kernel for the first column of the computed block."""
+    return Argument(local.name, "ti.i32", Read(local))
+
+
+class Arguments:
+    """The arguments of one walk: the purpose of each, and the array."""
+
+    def __init__(self, program: Program) -> None:
+        self.given: list[tuple[Purpose, Container]] = []
+        self.scratch_sizes: dict[Scratch, int] = {}
+        self.first_column: Local | None = None
+        self._scratch: dict[Scratch, Container] = {}
+        self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
+
+    def add(self, what: Purpose, name: str, dtype: Type) -> Container:
+        """A new array of one dimension, with a unique name."""
+        argument = Container(self._unique(name if name.isidentifier() else "d_field"), dtype, 1, is_argument=True)
+        self.given.append((what, argument))
+        return argument
+
+    def first_of_block(self) -> Read:
+        """The first column of the computed block, an argument of the kernel."""
+        if self.first_column is None:
+            self.first_column = Local(self._unique("first_column"), I32, (), "parameter")
+        return Read(self.first_column)
+
+    def _unique(self, name: str) -> str:
+        unique, count = name, 1
+        while unique in self._taken:
+            unique, count = f"{name}_{count}", count + 1
+        self._taken.add(unique)
+        return unique
+
+    def find(self, what: Purpose, name: str, dtype: Type) -> Container:
+        """The array for a purpose; a new one if there is none yet."""
+        known = next((argument for key, argument in self.given if key == what), None)
+        return self.add(what, name, dtype) if known is None else known
+
+    def reserve_scratch(self, size: int, dtype: Type, part: tuple[int, Coefficient]) -> tuple[Container, Coefficient]:
+        """Memory for a row: the array, and the start of the row in it.
+
+        Args:
+            size: the length of the row.
+            dtype: its type.
+            part: the number of parts of the memory, and the number of the one to use.
+        """
+        key = Scratch(dtype.name)
+        if key not in self._scratch:
+            self._scratch[key] = self.add(key, f"scratch_{dtype.name}", dtype)
+        parts, own = part
+        start = self.scratch_sizes.get(key, 0)
+        self.scratch_sizes[key] = start + size * parts
+        return self._scratch[key], add(multiply(own, size), start)
+
+
+@dataclass(frozen=True)
+class ShadowMatrix:
+    """An argument of one dimension as a matrix of tangents: a row for each number, a column for each column of J.
+
+    It has one index: with two, Taichi keeps S[i, i] in a register while S[i, j] is stored to.
+    """
+
+    array: Container
+    rows: int
+    columns: int
+    by_column: bool  # columns are contiguous in memory
+
+    def entry(self, row: Coefficient, column: Coefficient) -> Load:
+        """One tangent."""
+        outer, length, inner = row, self.columns, column
+        if self.by_column:
+            outer, length, inner = column, self.rows, row
+        return element(self.array, add(multiply(outer, length), inner))
+
+    def row(self, number: int) -> Form:
+        """The tangent of a number that does not change in the kernel."""
+        return {Row(self.array, number, self, number): 1}
+
+
+def given_tangents(facts: Facts, arguments: Arguments) -> ShadowMatrix | None:
+    """The tangents of arguments and Python numbers if these have rows instead of columns; None otherwise."""
+    if facts.seeds.values is None or not facts.seeds.arguments:
+        return None
+    dtype, rows = facts.seeds.values
+    return ShadowMatrix(arguments.add(VALUES, "d_values", dtype), rows, facts.columns, facts.seeds.device.by_column)
+
+
+# The state shared by the parts of one walk over a program.
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The declaration of a local: the block, the loops around it, the place in the source."""
+
+    local: Local
+    block: Block
+    loops: tuple[Loop, ...]
+    place: Place | None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One walk over the statements of a program.
+
+    Attributes:
+        facts: facts about the program.
+        plan: the storage of tangents.
+        blocks: the blocks of columns that the program is valid for so far.
+        builder: where statements are emitted.
+        expressions: the values of the statement, and those in temporaries.
+        cursor: the current statement of the walk.
+        naming: the names of columns and indices.
+        arguments: the arguments of the new kernel after those of the original one.
+        proposals: the rows of locals that could be rows of containers.
+        problems: errors in the program, raised at the end unless another walk may resolve them.
+    """
+
+    facts: Facts
+    plan: Plan
+    blocks: Blocks
+    builder: Builder
+    expressions: Expressions
+    cursor: Cursor
+    naming: Naming
+    arguments: Arguments
+    proposals: RowProposals = field(default_factory=RowProposals)
+    problems: list[str] = field(default_factory=list)
+
+    def declaration(self, local: Local) -> Declaration:
+        """The declaration of a local that is declared at the current place."""
+        return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)

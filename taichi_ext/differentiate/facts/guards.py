@@ -10,8 +10,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from taichi_ext.differentiate.forms.cursor import Cursor
-from taichi_ext.differentiate.forms.forms import Form, is_row, times
+from taichi_ext.differentiate.forms.forms import Cursor, Form, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.program import I32, U1, U32, Check, Const, Declare, If, Load, Local, Op, Read, Type, Value
 from taichi_ext.program.build import cast, literal, operation, select

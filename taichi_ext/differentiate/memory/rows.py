@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix
-from taichi_ext.differentiate.facts.facts import Facts
-from taichi_ext.differentiate.facts.walk import Declaration, Walk
+from taichi_ext.differentiate.facts.facts import Arguments, Declaration, Facts, ShadowMatrix, Walk
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Seed,

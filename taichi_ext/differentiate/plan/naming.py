@@ -8,8 +8,7 @@ from typing import Protocol
 
 from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, atom_value, source_of
 from taichi_ext.analysis.loops import Extent, Loop, span
-from taichi_ext.differentiate.forms.cursor import Block
-from taichi_ext.differentiate.forms.forms import Form, Seed, columns_of
+from taichi_ext.differentiate.forms.forms import Block, Form, Seed, columns_of
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import I32, Const, Known, Local, Read, Type, Value
 from taichi_ext.program.build import Builder, Coefficient, add, cast, literal, multiply, operation

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.forms.cursor import Cursor
-from taichi_ext.differentiate.forms.forms import Form, Row, Seed, columns_of, has_row, is_row, numbered
+from taichi_ext.differentiate.forms.forms import Cursor, Form, Row, Seed, columns_of, has_row, is_row, numbered
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.program import Container, Local
 from taichi_ext.program.build import is_number

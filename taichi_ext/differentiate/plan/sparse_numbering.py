@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Columns, DenseRowsError
 from taichi_ext.differentiate.forms.forms import Form, Seed, columns_of
-from taichi_ext.differentiate.forms.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError
 from taichi_ext.differentiate.plan.storage_plan import Plan
 from taichi_ext.program import Container, Local
 from taichi_ext.program.keys import Key, Version

@@ -15,11 +15,20 @@ from dataclasses import dataclass, field
 from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.cursor import Block, RowSources
-from taichi_ext.differentiate.forms.entry_sites import Entry, EntryTarget, Group, Site, SiteLoops, SparseResult
+from taichi_ext.differentiate.facts.facts import Walk
+from taichi_ext.differentiate.forms.entry_sites import (
+    DenseRowsError,
+    Entry,
+    EntryTarget,
+    Group,
+    Site,
+    SiteLoops,
+    SparseResult,
+)
 from taichi_ext.differentiate.forms.forms import (
+    Block,
     Form,
+    RowSources,
     Seed,
     accumulate,
     coefficient,
@@ -28,7 +37,6 @@ from taichi_ext.differentiate.forms.forms import (
     is_row,
     row_value,
 )
-from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.sparse_counts import Around, Counts
 from taichi_ext.program import I32, Container, Value

@@ -18,9 +18,9 @@ from typing import Literal
 
 from taichi_ext.analysis.affine import atom_value, source_of
 from taichi_ext.analysis.loops import Loop, ranges
-from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.cursor import Block
+from taichi_ext.differentiate.facts.facts import Walk
 from taichi_ext.differentiate.forms.entry_sites import Axis, Site
+from taichi_ext.differentiate.forms.forms import Block
 from taichi_ext.program import I32, Container, For, Read, Statement, Value, While, values_of
 from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, select
 from taichi_ext.program.keys import SiteArray

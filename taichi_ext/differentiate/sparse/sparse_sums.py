@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.walk import Declaration, Walk
-from taichi_ext.differentiate.forms.entry_sites import EntryTarget
+from taichi_ext.differentiate.facts.facts import Declaration, Walk
+from taichi_ext.differentiate.forms.entry_sites import OPEN_ENTRIES, DenseRowsError, EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, columns_of, materialize, numbered
-from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES, DenseRowsError
-from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.entry_writer import LAST_STEP, EntryWriter
 from taichi_ext.program import Local

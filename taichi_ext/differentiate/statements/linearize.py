@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.analysis.stores import Site, is_scattered
+from taichi_ext.differentiate.facts.facts import Walk
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
@@ -21,18 +22,35 @@ from taichi_ext.differentiate.forms.forms import (
     accumulate,
     chosen,
     columns_of,
+    columns_only,
     guarded_scale,
     has_row,
     kept,
+    materialize,
     plus,
     times,
     where_nonzero,
 )
 from taichi_ext.differentiate.rules.table import Rule, rule_of
-from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
-from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
+from taichi_ext.differentiate.statements.reverse_loops import Reversals
+from taichi_ext.differentiate.statements.shadows import Coverage, Tangents, Written
+from taichi_ext.differentiate.storage.storages import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Const, Container, Known, Load, Local, Op, Place, Read, Value, cited
+from taichi_ext.program import (
+    Assign,
+    Const,
+    Container,
+    Known,
+    Load,
+    Local,
+    Op,
+    Place,
+    Read,
+    Statement,
+    Update,
+    Value,
+    cited,
+)
 from taichi_ext.program.build import GUARDED_BOTH, Coefficient, Number, is_number, literal, multiply, operation
 
 _QUOTIENTS = ("truediv", "raw_div")
@@ -428,3 +446,74 @@ def raise_unknown(name: str, place: Place | None) -> NoReturn:
         f"{cited(place)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
         "@ti.func, or call it in one that has a rule (boundary_gradient). Without a derivative: stop_gradient(x)."
     )
+
+
+# Stores to fields and arrays: first value and tangent are evaluated, then both are stored.
+
+
+@dataclass(frozen=True)
+class ContainerStores:
+    """The stores of one walk.
+
+    Attributes:
+        walk: the walk.
+        linearizer: the forms of values.
+        containers: the tangents of containers.
+        coverage: the walk's findings about their shadows.
+        reversals: the loops whose tangents are accumulated at the store.
+    """
+
+    walk: Walk
+    linearizer: Linearizer
+    containers: Mapping[Container, Tangents]
+    coverage: Coverage
+    reversals: Reversals
+
+    def store(self, site: Site, group: tuple[Statement, ...]) -> None:
+        """Assignments to components of one entry, or updates of it, evaluated before anything is stored."""
+        walk, builder, tangents, s = self.walk, self.walk.builder, self.containers[site.container], group[0]
+        if isinstance(s, Update) and s.op not in ("add", "sub"):
+            self._update(site, group)
+            return
+        targets = self._targets(group)
+        raw = [s.value for s in group]  # type: ignore[attr-defined]
+        parts = [self._unguarded(v, tangents, target) for v, target in zip(raw, targets, strict=True)]
+        forms = list(map(self.linearizer.form, parts))
+        forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
+        forms = [self.reversals.swept(f, tangents) for f in forms]
+        values = [walk.expressions.primal(v) for v in raw]
+        written = Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)
+        if isinstance(s, Update):
+            tangents.add(site, group, written, 1 if s.op == "add" else -1)
+        else:
+            tangents.store(site, group, written)
+
+    def _unguarded(self, value: Value, tangents: Tangents, target: Load) -> Value:
+        """A value without a condition that is needless for its tangent."""
+        match value:
+            case Op(name="select", args=(condition, inner, Const(value=0))):
+                return inner if tangents.leaves_out(target, self.linearizer.definition(condition)) else value
+            case _:
+                return value
+
+    def _update(self, site: Site, group: tuple[Statement, ...]) -> None:
+        """``entry *= value`` and the like, as assignments that read the entry."""
+        self.coverage.read.add(site.container)
+        for u in group:
+            assert isinstance(u, Update)
+            assert isinstance(u.target, Load)
+            value = Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
+            component = self.containers[site.container].component(u.target)
+            self.store(replace(site, component=component), (Assign(u.target, value, place=u.place),))
+
+    def _targets(self, group: tuple[Statement, ...]) -> list[Load]:
+        """The entries, with evaluated indices."""
+        targets: list[Load] = []
+        naming = self.walk.naming
+        for s in group:
+            load = s.target  # type: ignore[attr-defined]
+            is_same = targets and not is_scattered(s)
+            indices = targets[0].indices if is_same else tuple(naming.settled_index(i) for i in load.indices)
+            component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
+            targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
+        return targets

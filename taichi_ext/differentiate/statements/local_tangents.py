@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from taichi_ext.differentiate.facts.facts import Walk
 from taichi_ext.differentiate.facts.guards import only_inside
-from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.forms import Form, is_row, materialize, negated
 from taichi_ext.differentiate.statements.linearize import Linearizer
-from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.differentiate.storage.storage import Storage
-from taichi_ext.differentiate.storage.storages import MOST_IN_ROWS, Storages
+from taichi_ext.differentiate.storage.storages import MOST_IN_ROWS, Deferred, LocalForms, Storages
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.facts.walk import Declaration, Walk
+from taichi_ext.differentiate.facts.facts import Declaration, Walk
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Input,
@@ -30,12 +30,11 @@ from taichi_ext.differentiate.forms.forms import (
     unnumbered,
     where_nonzero,
 )
-from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey
 from taichi_ext.differentiate.statements.reverse_loops import only_added
-from taichi_ext.differentiate.storage.local_forms import LocalForms
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
-from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.differentiate.storage.storages import LocalForms, Storages
 from taichi_ext.program.build import Index
 
 LEAST_COLUMNS = 8  # with fewer, tangents are added as soon as their factors

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, source_of
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.facts.facts import Walk
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
@@ -37,7 +37,7 @@ from taichi_ext.differentiate.forms.forms import (
     numbered,
     plus,
 )
-from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import RowMemory, local_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey, TapeSum
 from taichi_ext.differentiate.statements.shadows import Tangents

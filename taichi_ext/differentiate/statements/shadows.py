@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.analysis.stores import Site
-from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.decisions import Role, size_of
+from taichi_ext.differentiate.facts.facts import Declaration, ShadowMatrix, Walk
 from taichi_ext.differentiate.facts.guards import Condition, clamped, is_inside, only_inside, where
-from taichi_ext.differentiate.facts.walk import Declaration, Walk
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Leaf,

@@ -18,12 +18,11 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import Site
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.facts.guards import is_inside
-from taichi_ext.differentiate.forms.entry_sites import EntryTarget
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, has_row, negated, times
-from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.shadows import Tangents
-from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
+from taichi_ext.differentiate.storage.storages import EnergyGradient
 from taichi_ext.program import U32, Const, Load, Op, Value
 from taichi_ext.program.build import cast, element, negative
 from taichi_ext.program.keys import ADJOINTS

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from taichi_ext.differentiate.facts.walk import Declaration, Walk
+from taichi_ext.differentiate.facts.facts import Declaration, Walk
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Row,
@@ -25,8 +25,7 @@ from taichi_ext.differentiate.forms.forms import (
     materialize,
     unnumbered,
 )
-from taichi_ext.differentiate.memory.own_registers import OwnRegisters
-from taichi_ext.differentiate.memory.registers import Registers, Slots
+from taichi_ext.differentiate.memory.registers import OwnRegisters, Registers, Slots
 from taichi_ext.differentiate.memory.rows import Rows, local_row
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering

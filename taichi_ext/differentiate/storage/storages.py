@@ -5,22 +5,41 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from taichi_ext.analysis.affine import atom_value
-from taichi_ext.differentiate.facts.arguments import ShadowMatrix
-from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.cursor import RowSources
-from taichi_ext.differentiate.forms.forms import OwnSeed
-from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.analysis.energy_sums import EnergySums
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.facts.facts import Declaration, ShadowMatrix, Walk
+from taichi_ext.differentiate.facts.guards import clamped, is_inside, where
+from taichi_ext.differentiate.forms.forms import (
+    Block,
+    Form,
+    Input,
+    OwnSeed,
+    Row,
+    RowSources,
+    Weight,
+    accumulate,
+    coefficient,
+    columns_of,
+    columns_only,
+    has_row,
+    is_row,
+    materialize,
+    row_value,
+)
+from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import RowMemory, Rows, local_row, placed_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
 from taichi_ext.differentiate.plan.row_terms import FILLED, Terms
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
-from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient, EnergyPart
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
-from taichi_ext.program import Container, Local, declared, statements
+from taichi_ext.program import I32, Container, Load, Local, Read, Update, Value, declared, statements
+from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
+from taichi_ext.program.keys import RETURN
 
 MOST_IN_ROWS = 16  # with at most so many columns, a local whose form would have several rows gets a row
 
@@ -152,3 +171,193 @@ class Storages:
             return local_row(builder, f"d_{local.name}", size, local.dtype)
         part = scratch_part(walk, size, local.dtype)
         return scratch_row(builder, walk.arguments, size, local.dtype, part, is_filled=is_filled)
+
+
+# The gradient of an energy, to be differentiated again: each addition to the energy adds its terms to the gradient.
+#
+# The terms of one addition, ``gradient[column] += coefficient`` for each column of a form, are a *group* of updates.
+# When the gradient is differentiated again, they are one site, whose entries are the block of one element.
+
+
+@dataclass(frozen=True)
+class EnergyGradient:
+    """The gradient computed by one walk.
+
+    Attributes:
+        walk: the walk.
+        sums: the energy, and the locals that it is a sum of.
+        matrix: the gradient, as the tangents of the energy.
+    """
+
+    walk: Walk
+    sums: EnergySums
+    matrix: ShadowMatrix
+
+    @staticmethod
+    def of(walk: Walk, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> EnergyGradient | None:
+        """The gradient in the tangents of the energy; None if it has none."""
+        if sums.container is not None and sums.container in matrices:
+            return EnergyGradient(walk, sums, matrices[sums.container])
+        if sums.container is not None and not walk.facts.seeds.use.intermediates:
+            return None
+        array = walk.arguments.add(RETURN, "d_result", sums.dtype)
+        return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))
+
+    def add(self, form: Form) -> None:
+        """``gradient += form``, atomically."""
+        walk, entry = self.walk, self.matrix.entry
+        form = materialize(walk.builder, columns_only(form, walk.facts.is_column))
+        if has_row(form):
+            walk.builder.loop(
+                walk.facts.columns,
+                lambda k: walk.builder.update(entry(0, k), row_value(form, k, self.matrix.array.dtype)),
+            )
+        terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in columns_of(form).items()]
+        values = [self._kept(target, c) for target, c in terms]
+        group = object()
+        for (target, _), value in zip(terms, values, strict=True):
+            walk.builder.emit(Update(target, "add", value, group, place=walk.builder.place))
+
+    def _kept(self, target: Load, c: Weight) -> Value:
+        return self.walk.builder.keep(cast(coefficient(c, target.dtype), target.dtype), "w")
+
+    def clear(self) -> None:
+        """``gradient = 0``."""
+        builder, entry = self.walk.builder, self.matrix.entry
+        zero = literal(0, self.matrix.array.dtype)
+        builder.loop(self.walk.facts.columns, lambda k: builder.assign(entry(0, k), zero))
+
+
+@dataclass(eq=False)
+class EnergyPart:
+    """A local that is a part of the energy, in place of a storage: additions to it are added to the gradient."""
+
+    gradient: EnergyGradient
+    declared: Declaration
+    own: OwnRegisters
+    version: int = 0
+
+    def form(self, index: Index = 0) -> Form:
+        """The tangent that is not in the gradient yet: none."""
+        return {}
+
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
+        """Write the initial value of the local."""
+        self.add(forms[0])
+
+    def add(self, form: Form, index: Index = 0) -> None:
+        """Add to the tangent."""
+        total: Form = {}
+        accumulate(total, form, self.gradient.sums.weights[self.declared.local])
+        self.gradient.add(total)
+
+
+# The tangents of locals: deferred ones, forms, storages; and how they are read.
+
+
+@dataclass(eq=False)
+class Deferred:
+    """A local that is used once: its tangent is accumulated at the use, from the partials kept here."""
+
+    local: Local
+    root: Value  # its definition
+    loops: tuple[Loop, ...]  # around its definition
+    sweep: int = 0
+
+
+class LocalForms:
+    """The tangents of the locals of one walk.
+
+    Attributes:
+        definitions: the first values of locals that do not change.
+        deferred: locals whose tangent is deferred to their use.
+        forms: the tangents of other numbers that do not change.
+        entry_forms: the tangents of vectors and matrices that do not change.
+        inputs: numbers from before a loop, while that adds up their factors.
+        roots: for each ``sqrt_edge``, the level, the block in which it is visible, and its motion in a divided pixel.
+    """
+
+    def __init__(self, walk: Walk, storages: Storages, sources: RowSources) -> None:
+        self._walk = walk
+        self._storages = storages
+        self._sources = sources
+        self.definitions: dict[Local, Value] = {}
+        self.deferred: dict[Local, Deferred] = {}
+        self.forms: dict[Local, Form] = {}
+        self.entry_forms: dict[Local, list[Form]] = {}
+        self.inputs: set[Local] = set()
+        self.roots: dict[OwnSeed, tuple[Value, Block, Any]] = {}
+
+    def form(self, value: Read) -> Form:
+        """The tangent of a local, or of one of its entries."""
+        local = value.local
+        if local in self.inputs:
+            return {Input(local): 1}
+        if local in self._storages.by_local and value.checks:
+            return self._guarded(value)
+        if local in self._storages.by_local:
+            return self._storages.by_local[local].form(self.flat_index(value))
+        if local in self.entry_forms:
+            index = self.flat_index(value)
+            if isinstance(index, int):
+                return self._fresh(self.entry_forms[local][index], local)
+            self._walk.plan.indexed.note(local, "its entries are read by an index that is known at run time")
+            return {}
+        return self._fresh(self.forms.get(local, {}), local)
+
+    def _guarded(self, value: Read) -> Form:
+        """The tangent of an entry whose index may be out of range."""
+        condition = is_inside(self._walk.naming, value)
+        if condition is False:
+            return {}
+        index = self._walk.builder.keep(clamped(condition, cast(self.flat_index(value), I32)), "index")
+        return where(condition, self._storages.by_local[value.local].form(index), value.dtype)
+
+    def _fresh(self, form: Form, local: Local) -> Form:
+        """The form of a local, or of one of its entries, with rows that have not changed since it was computed."""
+        for leaf in form:
+            if is_row(leaf):
+                self._check_fresh(leaf, local)
+        return form
+
+    def flat_index(self, value: Read) -> Index:
+        """The number of an entry of a local."""
+        if not value.index:
+            return 0
+        flat: Coefficient = 0
+        for i, n in zip(value.index, value.local.shape, strict=True):
+            i = i if isinstance(i, int) else self._walk.naming.settled_index(i)
+            flat = add(multiply(flat, n), i)
+        if isinstance(flat, Value):
+            affine = self._walk.facts.indices.form(flat)
+            return self._walk.builder.keep(flat, "index") if affine is None else self._walk.naming.value_of(affine)
+        return int(flat)
+
+    def _check_fresh(self, leaf: Row, local: Local) -> None:
+        """If a row may have changed since it became part of a local's form, require a separate row for the local."""
+        if self._sources.is_stale(leaf):
+            self._walk.plan.own_rows.note(local, "a local that it is made of changes while it is used")
+
+    def note_sweep(self, deferred: Deferred, sweep: int) -> None:
+        """Note that an accumulation uses a local with a deferred tangent."""
+        is_repeated = deferred.loops != self._walk.cursor.loops
+        is_second = is_repeated or (deferred.sweep and deferred.sweep != sweep)
+        if is_second:
+            why = "it is used in an inner loop" if is_repeated else "it is used more than once"
+            self._walk.plan.accumulated.note(deferred.local, why)
+        deferred.sweep = sweep
+
+    def with_own(self, local: Local, forms: list[Form]) -> list[Form]:
+        """The forms of the entries of a local, with its own seeds."""
+        own = self._walk.facts.own_seeds.get(local)
+        if own is None:
+            return forms
+        return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
+
+    def set_entries(self, local: Local, forms: list[Form]) -> None:
+        """Set the tangents of the entries of a vector or matrix that does not change."""
+        forms = self.with_own(local, forms)
+        if local in self._walk.plan.indexed or local in self._walk.plan.own_rows:
+            self._storages.begin(local).write(forms, list(range(len(forms))))
+        else:
+            self.entry_forms[local] = forms

@@ -9,9 +9,8 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity, returning_bits
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.edges.rules import RuleContext
-from taichi_ext.differentiate.facts.arguments import ShadowMatrix
-from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.edges.edges import RuleContext
+from taichi_ext.differentiate.facts.facts import ShadowMatrix, Walk
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import (
     Form,
@@ -25,10 +24,8 @@ from taichi_ext.differentiate.forms.forms import (
 )
 from taichi_ext.differentiate.rules.decompositions import partials_of
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
-from taichi_ext.differentiate.statements.container_stores import ContainerStores
-from taichi_ext.differentiate.statements.linearize import raise_unknown
-from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
-from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.differentiate.statements.linearize import ContainerStores, raise_unknown
+from taichi_ext.differentiate.storage.storages import EnergyGradient, Storages
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Declare, For, Local, Read, cited
 from taichi_ext.program.build import add, cast, indices_of, literal

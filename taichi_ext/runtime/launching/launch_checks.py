@@ -9,7 +9,7 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.record.variables import Variable, attribute_variable
 from taichi_ext.runtime.memory.regions import View
-from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.python.dual_numbers import warn_at_user
 
 
 def check_gradient_is_own(kernel: backend.Kernel) -> None:

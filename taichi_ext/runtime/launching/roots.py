@@ -23,7 +23,7 @@ from taichi_ext.record import record
 from taichi_ext.runtime.launching.launch_checks import is_among
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of
-from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.python.dual_numbers import warn_at_user
 
 
 @dataclass(frozen=True)

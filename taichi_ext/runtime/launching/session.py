@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -14,7 +15,7 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.labels import Label
 from taichi_ext.launches import (
     ColumnBlock,
@@ -22,10 +23,10 @@ from taichi_ext.launches import (
     FirstOrderArray,
     Fused,
     Launch,
+    Role,
     container_key,
 )
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
-from taichi_ext.runtime.launching.fused_kernels import KernelName, KernelTable
 from taichi_ext.runtime.launching.launch_checks import (
     Lost,
     check_arguments,
@@ -33,8 +34,7 @@ from taichi_ext.runtime.launching.launch_checks import (
     check_same_program,
     warn_of_changes,
 )
-from taichi_ext.runtime.launching.request import Request, Restart
-from taichi_ext.runtime.launching.tangents import DenseRows, Tangents, save_changed, scratch_of
+from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart, Tangents, save_changed, scratch_of
 from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, Shadow
@@ -387,3 +387,69 @@ class Session:
 
 
 backend.compile_with(engine.plain_kernel, lambda: registry.version, lambda func: registry.rule_for(func) is not None)
+
+
+# The table of kernels with tangents, found by name, columns and the roles of containers.
+
+MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
+
+
+class KernelName(NamedTuple):
+    """The part of a kernel's key that is known before its tangents are.
+
+    Attributes:
+        kernel: the identity of the user's kernel.
+        features: the types of its arguments.
+        shapes: those of its arrays.
+        variant: the number of columns, and the rest of the request.
+    """
+
+    kernel: int
+    features: tuple[object, ...]
+    shapes: tuple[object, ...]
+    variant: tuple[object, ...]
+
+
+class KernelTable:
+    """The kernels of one session, in a table that is kept between sessions.
+
+    The key of a kernel is its name, and the first column and the roles of its first launch.
+    """
+
+    def __init__(self, kept: dict[Any, Fused], blocks: int = 1) -> None:
+        self._kept = kept
+        self._most = MOST_KERNELS * blocks
+
+    def find(self, name: KernelName, first: int, roles: Mapping[Key, Role]) -> Fused | None:
+        """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
+        table, exact = self._kept, (*name, first, frozenset(roles.items()))
+        for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
+            fused = table.get(key)
+            if fused is None:
+                continue
+            if not is_current(fused):
+                del table[key]
+            elif not fused.columns.has_block(first):
+                continue
+            elif key[-1] == exact[-1] or fused.suits(roles):
+                return fused
+        return None
+
+    def add(self, name: KernelName, first: int, roles: Mapping[Key, Role], fused: Fused) -> None:
+        """Keep a kernel; the oldest one is dropped if there are too many."""
+        if len(self._kept) >= self._most:
+            del self._kept[next(iter(self._kept))]
+        self._kept[(*name, first, frozenset(roles.items()))] = fused
+
+
+def is_current(fused: Fused) -> bool:
+    """Whether a kernel was built with the rules and Python values of now.
+
+    Raises:
+        UnsupportedError: a Python value has changed, and the plain kernel goes on with the one before.
+    """
+    if fused.memory.rules_version != registry.version:
+        if any(registry.rule_for(target) is not rule for target, rule in fused.facts.rules):
+            return False
+        fused.memory.rules_version = registry.version
+    return fused.kernel.captures.are_current(fused.primal)

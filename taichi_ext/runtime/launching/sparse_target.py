@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
+from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, ColumnBlock, Fused, SparseTarget
 from taichi_ext.program.keys import ADJOINTS, Key, OwnArray, SumKey

@@ -16,9 +16,8 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import GRADIENT, EnergyTarget, FirstOrder, FirstOrderArray, Fused, GradientKey, Role
 from taichi_ext.program.keys import Key, Scratch
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents
-from taichi_ext.runtime.memory.field_tangents import FieldTangents
 from taichi_ext.runtime.memory.regions import View
-from taichi_ext.runtime.memory.shadows import Shadow
+from taichi_ext.runtime.memory.shadows import FieldTangents, Shadow
 
 
 class FirstOrderTangents:

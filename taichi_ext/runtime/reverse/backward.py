@@ -10,8 +10,8 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.adjoint import Tape, own_width
 from taichi_ext.program import Container
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.regions import Region, View
+from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import is_dual
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
 from taichi_ext.runtime.reverse.history import Event, Form, Launched, Launcher, Lent, Read, Stored

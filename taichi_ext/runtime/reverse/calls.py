@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.launches import ColumnBlock, Launch, NumberArgument, NumberColumns
-from taichi_ext.runtime.launching.fused_kernels import KernelName
+from taichi_ext.runtime.launching.session import KernelName
 from taichi_ext.runtime.memory.array_tangents import Binding, array_arguments, check_overlaps
 from taichi_ext.runtime.reverse.cells import Cell, Cells
 from taichi_ext.runtime.reverse.history import Call, Form, Launched, StagePlan, Step, accesses

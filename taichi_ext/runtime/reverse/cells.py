@@ -11,8 +11,8 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
 from taichi_ext.runtime.memory.regions import Regions, View
+from taichi_ext.runtime.memory.shadows import numpy_dtype
 
 Box = tuple[int, ...]  # the first indices of the entries of a field or array that are meant; () for all
 

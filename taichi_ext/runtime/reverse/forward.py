@@ -17,11 +17,10 @@ from taichi_ext.runtime.launching.launch_checks import (
     check_same_program,
     warn_of_changes,
 )
-from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.launching.roots import Root
-from taichi_ext.runtime.memory.field_tangents import rows_under
+from taichi_ext.runtime.launching.tangents import Request
 from taichi_ext.runtime.memory.regions import View
-from taichi_ext.runtime.memory.shadows import rows_of_index, view_of
+from taichi_ext.runtime.memory.shadows import rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
     DualNumber,
     PipelineRun,

@@ -17,16 +17,16 @@ from taichi_ext.analysis.cuts import Paths, find_paths
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.cached import cached_property
-from taichi_ext.differentiate.edges.boundaries import check_again
-from taichi_ext.differentiate.facts.arguments import shadow_argument
+from taichi_ext.differentiate.edges.edges import check_again
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Role, Seeds
+from taichi_ext.differentiate.facts.facts import shadow_argument
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.special import check_bits
 from taichi_ext.emit import build
 from taichi_ext.program import Container, Load, Local, Read, Value
 from taichi_ext.program.build import written_out
 from taichi_ext.program.keys import RETURN
-from taichi_ext.runtime.memory.kernel_arrays import numpy_dtype
+from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.simplify import simplify
 

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.forms.entry_sites import Group, Site
-from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES
+from taichi_ext.differentiate.forms.entry_sites import OPEN_ENTRIES, Group, Site
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
 from taichi_ext.program.keys import Key, SiteArray, SumKey, Version
-from taichi_ext.runtime.memory.kernel_arrays import array_of, new_array, numpy_dtype, to_numpy
-from taichi_ext.runtime.memory.shadows import available_memory
-from taichi_ext.runtime.sparse.counts import SlotCounts
-from taichi_ext.runtime.sparse.pattern import Block, Slots, block_of, kept_slots, stored_rows
+from taichi_ext.runtime.memory.shadows import array_of, available_memory, new_array, numpy_dtype, to_numpy
+from taichi_ext.runtime.sparse.pattern import Block, SlotCounts, Slots, block_of, kept_slots, stored_rows
 
 ORDERING = 32  # bytes per entry to put entries in order: row, column, key, order
 
