@@ -137,10 +137,8 @@ def main() -> None:
     parser.add_argument("--no-tests", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("TI_ENABLE_TORCH", "0")
-    began, head = (
-        time.monotonic(),
-        ["program", "plain, ms", "derivative, ms", "by hand, ms", "over plain", "over by hand"],
-    )
+    began = time.monotonic()
+    head = ["program", "plain, ms", "derivative, ms", "by hand, ms", "over plain", "over by hand"]
     rows: list[list[str]] = []
 
     def write(tests: list[str]) -> None:

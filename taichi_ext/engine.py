@@ -201,7 +201,6 @@ def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         program = simplify(without_unused_draws(record(kernel, args, rules, captures)))
         seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()))
         emitted = build(simplify(differentiate(program, seeds).program))
-        rules.count_uses()
         plain = compiled(kernel, args, emitted, like=kernel)
         plain.captures = captures
         return plain

@@ -102,7 +102,9 @@ def _misfit(function: Callable[..., object], args: tuple[object, ...], kwargs: d
     parameters = inspect.signature(function).parameters.values()
     places = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     known, given = {p.name for p in parameters}, {*places[: len(args)], *kwargs}
-    name, takes = _name_and_arguments(function)
+    name = _name(function)
+    texts = (f"{p.name}=" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters if p.name != "self")
+    takes = f"{name}({', '.join(texts)})"
     unknown = next((k for k in kwargs if k not in known), None)
     if unknown is not None:
         advice = f" {_ELSEWHERE[unknown]}" if unknown in _ELSEWHERE else suggestion(unknown, known)
@@ -121,18 +123,12 @@ def _order(function: Callable[..., object], message: str, count: int) -> str:
     places = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     if not message.startswith(tuple(f"{place}{end}" for place in places[:count] for end in (" ", "["))):
         return ""
-    name, _ = _name_and_arguments(function)
-    return f" The order is {name}({', '.join(place for place in places if place != 'self')})."
+    return f" The order is {_name(function)}({', '.join(place for place in places if place != 'self')})."
 
 
-def _name_and_arguments(function: Callable[..., object]) -> tuple[str, str]:
-    """The name of a public function as users write it, and its call with all arguments."""
-    name = function.__qualname__.removesuffix(".__init__")
-    signature = inspect.signature(function)
-    texts = [
-        f"{p.name}=" if p.kind is p.KEYWORD_ONLY else p.name for p in signature.parameters.values() if p.name != "self"
-    ]
-    return name, f"{name}({', '.join(texts)})"
+def _name(function: Callable[..., object]) -> str:
+    """The name of a public function as users write it."""
+    return function.__qualname__.removesuffix(".__init__")
 
 
 def _users_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -191,7 +191,7 @@ class Mutations(ast.NodeVisitor):
         word = " or " if isinstance(node.op, ast.And) else " and "
         texts = [f"({self.text(value)})" for value in node.values]
         self.add(node, "guard", f"({word.join(texts)})")
-        self.add(node, "dropped term", f"({f' {word} '.join(texts[:-1])})" if len(texts) == 2 else texts[0])
+        self.add(node, "dropped term", texts[0])
         self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:

@@ -30,11 +30,16 @@ def stage_line() -> Callable[[str | None], object] | None:
         if not _is_terminal():
             return None
         return lambda text: print(f"\r{text or ''}\x1b[K", end="", file=sys.stderr, flush=True)
+    return _notebook_line()
+
+
+def _notebook_line() -> Callable[[str | None], None]:
+    """A function that shows a line of text in a notebook in place of the last one, or removes it (None)."""
+    import IPython.display  # pyright: ignore[reportMissingImports]  # a notebook has it, no extra brings it
+
     shown_line: list[Any] = []
 
     def show(text: str | None) -> None:
-        import IPython.display  # pyright: ignore[reportMissingImports]
-
         if not shown_line and text is not None:
             shown_line.append(IPython.display.display({"text/plain": text}, raw=True, display_id=True))
         elif shown_line:
@@ -75,9 +80,8 @@ def _bar(progress: bool | None, text: str, total: int) -> Iterator[Callable[[int
 @contextlib.contextmanager
 def _notebook_bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     """A line of text that is replaced by the next one, and removed at the end."""
-    import IPython.display  # pyright: ignore[reportMissingImports]  # a notebook has it, no extra brings it
-
-    handle: Any = IPython.display.display({"text/plain": text}, raw=True, display_id=True)
+    show = _notebook_line()
+    show(text)
     done, shown_at = 0, 0.0
 
     def advance(more: int) -> None:
@@ -86,12 +90,12 @@ def _notebook_bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
         if now - shown_at > _BETWEEN:
             shown_at, full = now, _WIDTH * done // total
             bar = "━" * full + " " * (_WIDTH - full)
-            handle.update({"text/plain": f"{text} {bar} {done}/{total}"}, raw=True)
+            show(f"{text} {bar} {done}/{total}")
 
     try:
         yield advance
     finally:
-        handle.update({}, raw=True)
+        show(None)
 
 
 def _is_terminal() -> bool:

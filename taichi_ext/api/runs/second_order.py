@@ -138,8 +138,7 @@ def _prefers_forward(evaluation: Evaluation) -> bool:
 
     That takes half of the time where each term of the energy depends on few params, as far as is known.
     """
-    has_passed = any(isinstance(param.key, PipelineArgument) for param in evaluation.layout.params)
-    return evaluation.call.kernel is not None and not evaluation.prepared.mode and not has_passed
+    return evaluation.call.kernel is not None and not evaluation.prepared.mode
 
 
 def _in_blocks(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray] | None:

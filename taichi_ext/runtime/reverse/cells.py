@@ -79,22 +79,16 @@ class Copy:
 
     def __init__(self, cell: Cell, box: Box) -> None:
         self.cell, self.box = cell, box
-        memory = cell.memory
+        memory, self._dots = cell.memory, None
         if memory is not None:
             self._parts: list[Any] = [memory[box].copy()]
-            self.nbytes = self._parts[0].nbytes
-            self._keep_dots()
-            return
-        self.box = ()
-        with backend.suspend_following():
-            self._parts = [_copied(part) for part in _parts(cell.obj)]
+        else:
+            self.box = ()
+            with backend.suspend_following():
+                self._parts = [_copied(part) for part in _parts(cell.obj)]
         self.nbytes = sum(map(_size, self._parts))
-        self._keep_dots()
-
-    def _keep_dots(self) -> None:
-        self._dots: Any = None
-        if self.cell.dots is not None and self.cell.dots.has(self.cell):
-            self._dots = self.cell.dots.of(self.cell)[self._rows()].copy()
+        if cell.dots is not None and cell.dots.has(cell):
+            self._dots = cell.dots.of(cell)[self._rows()].copy()
             self.nbytes += self._dots.nbytes
 
     def _rows(self) -> Any:
@@ -183,6 +177,8 @@ class Cells:
 
     def of_entry(self, entry: backend.FieldEntry) -> tuple[Cell, tuple[int, ...], int] | None:
         """The field that a number belongs to, its index, and its row; None for a field that nothing has used."""
+        if entry.node not in self._nodes and (info := self.table.by_entry(entry)) is not None:
+            self.of_field(info[0].obj)
         found = self._nodes.get(entry.node)
         if found is None:
             return None

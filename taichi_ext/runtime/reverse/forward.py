@@ -274,9 +274,8 @@ class Forward:
                 for field in self._touched.values():
                     for part in backend.leaf_fields(field):
                         self.cells.of_field(part)
-            elif known is None and self.table.by_entry(obj) is not None:
-                self.cells.of_field(self.table.by_entry(obj)[0].obj)
-            return known or self.cells.of_entry(obj)
+                return self.cells.of_entry(obj)
+            return known
         cell = self.cells.of_array(view_of(obj), "an array", obj)
         return cell, (), slice(None) if index is ... else rows_of_index(obj, index)
 

@@ -211,7 +211,5 @@ class Roots:
         if not isinstance(obj, backend.FieldEntry):
             is_array = backend.is_array(obj)
             return self._cells.of_array(view_of(obj), "an array", obj) if is_array else self._cells.of_field(obj)
-        known, info = self._cells.of_entry(obj), self._cells.table.by_entry(obj)
-        if known is None and info is not None:
-            return self._cells.of_field(info[0].obj)
+        known = self._cells.of_entry(obj)
         return None if known is None else known[0]
