@@ -28,7 +28,6 @@ from taichi_ext.errors import (
 from taichi_ext.interop.plots import plot_fit, plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers import manifolds
-from taichi_ext.solvers.gradients import value_and_gradient
 from taichi_ext.solvers.implicit import custom_root, implicit_jacobian
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.manifolds import Manifold
@@ -36,7 +35,7 @@ from taichi_ext.solvers.newton import NewtonIteration, NewtonResult, newton
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
 from taichi_ext.solvers.operator import hessian_operator, linear_operator
 from taichi_ext.solvers.results import LeastSquaresIteration, LeastSquaresResult
-from taichi_ext.solvers.shards import map_jacobian
+from taichi_ext.solvers.shards import map_jacobian, value_and_gradient
 from taichi_ext.version import __version__
 
 __all__ = [

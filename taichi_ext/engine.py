@@ -28,8 +28,8 @@ from taichi_ext.emit import Emitted, build
 from taichi_ext.program import Container, Local, Program
 from taichi_ext.program.keys import RETURN, Key, SiteArray
 from taichi_ext.record import record
-from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
+from taichi_ext.record.variables import Constants
 from taichi_ext.schedule import Machine, Scheduled, schedule, with_lower_triangle, with_private_sums
 from taichi_ext.simplify import simplify
 

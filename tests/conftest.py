@@ -22,7 +22,7 @@ from field_pool import pool
 from taichi_program import end_program, initialise, started
 
 from taichi_ext import backend, engine
-from taichi_ext.api.runs.prepared import Prepared
+from taichi_ext.api.runs.replay import Prepared
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.runtime.reverse import calls
 

@@ -14,7 +14,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import in_structure, matrices, shaped
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.api.runs.prepared import values_of
+from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.sparse.projection import Projection

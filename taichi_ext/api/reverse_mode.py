@@ -13,8 +13,8 @@ from taichi_ext import backend
 from taichi_ext.analysis.changes import draws_random_numbers, read_containers, written_containers
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.overwritten import overwritten
-from taichi_ext.api.inputs.layout import by_parameter
 from taichi_ext.api.inputs.options import Options
+from taichi_ext.api.inputs.results import by_parameter
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import transposed
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint

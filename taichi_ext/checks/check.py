@@ -28,8 +28,7 @@ from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.inputs.types import Format
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.checks.differences import ComparedColumns, MovedEntry
-from taichi_ext.checks.reports import Block, JacobianReport, index_text
+from taichi_ext.checks.differences import Block, ComparedColumns, JacobianReport, MovedEntry, index_text
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.differentiate.transform.watch import watched
 from taichi_ext.errors import CheckError, InvalidArgumentError, shown, with_short_traceback

@@ -29,7 +29,7 @@ from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
-from taichi_ext.checks.reports import entry_text, number_text, table
+from taichi_ext.checks.differences import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
 from taichi_ext.program import Tensor, Value
 from taichi_ext.record.handles import Cell, Cells

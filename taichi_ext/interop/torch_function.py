@@ -14,9 +14,17 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_initialised, check_kernel, check_not_ended, flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion, with_short_traceback
-from taichi_ext.interop.torch_products import Call, require_torch, run_function, wants_derivative
+from taichi_ext.interop.torch_products import (
+    Call,
+    Signature,
+    as_tensor,
+    host_number,
+    require_torch,
+    returned_tensor,
+    run_function,
+    wants_derivative,
+)
 from taichi_ext.interop.torch_runs import Runs
-from taichi_ext.interop.torch_values import Signature, as_tensor, host_number, returned_tensor
 from taichi_ext.labels import Labels
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import view_of

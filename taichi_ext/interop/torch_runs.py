@@ -17,8 +17,7 @@ from taichi_ext.api.hessian import hvp
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.api.products import jvp, vjp
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.interop.torch_products import Call, require_torch
-from taichi_ext.interop.torch_values import as_tensor
+from taichi_ext.interop.torch_products import Call, as_tensor, require_torch
 from taichi_ext.labels import Labels
 from taichi_ext.record import record
 from taichi_ext.runtime.launching.roots import Root, Solving

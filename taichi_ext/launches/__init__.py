@@ -1,6 +1,18 @@
 """Launches: kernel, arguments and seeds, and the kernel with tangents that computes them."""
 
-from taichi_ext.launches.gradient import FROM_INTERMEDIATES, FirstOrder, GradientProgram, gradient_program
+from taichi_ext.launches.gradient import (
+    FROM_INTERMEDIATES,
+    FirstOrder,
+    GradientProgram,
+    assumed_role,
+    constants_of,
+    gradient_program,
+    number_locals,
+    seeds_of,
+    with_node_calls,
+    with_own_tangents,
+    with_whole_fields,
+)
 from taichi_ext.launches.launch import (
     GRADIENT,
     ArrayArgument,
@@ -23,13 +35,4 @@ from taichi_ext.launches.launch import (
     check_buffers,
     container_key,
     rows_of,
-)
-from taichi_ext.launches.seeds import (
-    assumed_role,
-    constants_of,
-    number_locals,
-    seeds_of,
-    with_node_calls,
-    with_own_tangents,
-    with_whole_fields,
 )

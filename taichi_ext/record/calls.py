@@ -20,14 +20,14 @@ from taichi_ext import backend
 from taichi_ext.backend import matrix_ops, ops, ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Tensor, Value
-from taichi_ext.record.constants import READS_PARAMETER
+from taichi_ext.record.construct import inline_call
 from taichi_ext.record.decompositions import decomposition
 from taichi_ext.record.handles import Callback, Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
-from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.literals import COMPARISONS, NAME_OF, captured
 from taichi_ext.record.primitives import primitive_call
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.subscripts import attribute
+from taichi_ext.record.variables import READS_PARAMETER
 
 Handler = Callable[..., Any]  # takes a recording, and the arguments of the call
 _OF_CONTAINERS = ("append", "extend", "insert", "update", "setdefault")  # methods that take values

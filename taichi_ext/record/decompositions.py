@@ -18,9 +18,9 @@ from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.assignments import declare
 from taichi_ext.record.boundaries import stopped
+from taichi_ext.record.construct import inline_call
 from taichi_ext.record.effects import kept_call
 from taichi_ext.record.handles import group_of, value_of
-from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.twins import AT

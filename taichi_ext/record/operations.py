@@ -11,10 +11,10 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import raise_baked
 from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
-from taichi_ext.record.constants import known
 from taichi_ext.record.handles import place_of_local, value_of
 from taichi_ext.record.literals import COMPARISONS, FUNCTIONS, as_value, convert, dummy, promoted, result_type, type_of
 from taichi_ext.record.recording import Recording
+from taichi_ext.record.variables import known
 
 _ROUNDING = ("floor", "ceil", "round")
 

@@ -10,8 +10,8 @@ import taichi_ext.record.edges as edges
 import taichi_ext.record.shapes as shapes
 from taichi_ext import backend
 from taichi_ext.record.boundaries import replaced, stopped
+from taichi_ext.record.construct import inline_call, walk_typed
 from taichi_ext.record.handles import Callback, value_of
-from taichi_ext.record.inlining import inline_call, walk_typed
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.rules import marked
 

@@ -20,16 +20,15 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Argument, Container, For, Jump, Known, Local, Program, Return, Tensor, Value
 from taichi_ext.program.values import I32
-from taichi_ext.record.constants import Constants
 from taichi_ext.record.handles import Cell, Cells, Record, flattened, group_of, place_of_local, value_of
 from taichi_ext.record.levels import with_levels
 from taichi_ext.record.literals import as_value, default_types, dummy, type_of
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Frame, Recording
-from taichi_ext.record.rewrite import rewrite
-from taichi_ext.record.rewriter import BINARY, RECORDER
+from taichi_ext.record.rewriter import BINARY, RECORDER, rewrite
 from taichi_ext.record.rules import NoRules, Rules
 from taichi_ext.record.twins import with_tangents_at
+from taichi_ext.record.variables import Constants
 
 
 def before_loop(r: Recording, kind: str, *domain: object) -> None:

@@ -13,8 +13,8 @@ import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program.values import U1
-from taichi_ext.record.constants import Constants
 from taichi_ext.record.literals import type_of
+from taichi_ext.record.variables import Constants
 
 _DEEPEST = 4  # parts of a name: a.b[0].c
 _MOST_ITEMS = 64  # of a list that are searched for a field

@@ -31,7 +31,6 @@ from taichi_ext.program.build import (
     operation,
     subtract,
 )
-from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.lanes import (
     MOST_OPERATIONS,
     CannotError,
@@ -42,6 +41,7 @@ from taichi_ext.schedule.lanes import (
 )
 from taichi_ext.schedule.machine import LEAST_ITERATIONS, Machine
 from taichi_ext.schedule.masks import keys_of, with_masks
+from taichi_ext.schedule.private_sums import is_serial, with_counted_columns
 from taichi_ext.schedule.stretches import in_lanes, stretches
 from taichi_ext.simplify.usage import all_values, assigned_locals
 

@@ -15,19 +15,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from taichi_ext.api.inputs.layout import joined
 from taichi_ext.api.inputs.options import checked_options, is_positive
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
+from taichi_ext.api.inputs.results import joined
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import block_size, matrices, side_by_side
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
-from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.problem import output_parts, residual_vector
-from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
+from taichi_ext.solvers.shards import AnyExecutor, Shards, Workers, check_shard_options
 
 _MEMORY = 2**28  # bytes of J in memory at once
 _ROWS = 16384  # rows of J in one product

@@ -15,11 +15,11 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
-from taichi_ext.api.inputs.layout import joined
+from taichi_ext.api.inputs.results import joined
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.api.runs.prepared import values_of
+from taichi_ext.api.runs.replay import values_of
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.blocks import Products

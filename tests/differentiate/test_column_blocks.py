@@ -7,7 +7,7 @@ from differences import Snapshot, as_list, central_differences, integers, output
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
-from taichi_ext.differentiate.forms.column_blocks import LAST, Blocks
+from taichi_ext.differentiate.forms.entry_sites import LAST, Blocks
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("ti64")

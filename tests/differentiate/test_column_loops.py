@@ -24,8 +24,8 @@ from taichi_ext.program import (
     Read,
     text,
 )
-from taichi_ext.schedule.columns import with_counted_columns
 from taichi_ext.schedule.loops import with_joined_columns
+from taichi_ext.schedule.private_sums import with_counted_columns
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("on a GPU, other threads compute other columns")]
 

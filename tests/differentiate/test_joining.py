@@ -35,8 +35,8 @@ from taichi_ext.program import (
     statements,
     text,
 )
-from taichi_ext.schedule.columns import with_counted_columns
 from taichi_ext.schedule.loops import with_guarded_sums, with_joined_columns
+from taichi_ext.schedule.private_sums import with_counted_columns
 
 BLOCKS = 400
 

@@ -17,7 +17,7 @@ from taichi.lang.ast import ASTTransformerContext
 
 from taichi_ext import UnsupportedError, backend
 from taichi_ext.backend.contexts import make_context
-from taichi_ext.record.rewrite import copied, flat_tree, rewrite
+from taichi_ext.record.rewriter import copied, flat_tree, rewrite
 
 
 def text_of(function):

@@ -27,7 +27,7 @@ from test_differentiate import (
 )
 
 from taichi_ext import InternalError
-from taichi_ext.differentiate.forms.column_blocks import Blocks
+from taichi_ext.differentiate.forms.entry_sites import Blocks
 from taichi_ext.differentiate.plan.storage_plan import StorageKey, Table, UnplannedError
 from taichi_ext.differentiate.transform.forward import emit_tangents, find_facts, plan_storage
 from taichi_ext.program import F64, Assign, Declare, Local, Place, Program, Read, Update, mapped

@@ -22,7 +22,7 @@ from taichi_ext import (
     normal_equations,
     value_and_gradient,
 )  # fmt: skip
-from taichi_ext.solvers import executors
+from taichi_ext.solvers import shards as sharded
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("processes that start Taichi on the CPU")]
 
@@ -192,18 +192,18 @@ class TestLostWorkers:
 
     def test_workers_that_do_not_end(self, monkeypatch):
         """As one does whose neighbour was killed with the lock of the queue: it is terminated."""
-        monkeypatch.setattr(executors, "_MOST_SECONDS", 0.1)
+        monkeypatch.setattr(sharded, "_MOST_SECONDS", 0.1)
         pool = spawned(1)
         pool.submit(os.getpid).result()
         (process,) = pool._processes.values()
         pool.submit(time.sleep, 1e6)
-        executors._end(pool)
+        sharded._end(pool)
         process.join()
         assert process.exitcode == -signal.SIGTERM
 
     @pytest.mark.sweep
     def test_a_shard_that_always_kills(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(executors, "_MOST_LOSSES", 1)  # 3 takes four starts of a process
+        monkeypatch.setattr(sharded, "_MOST_LOSSES", 1)  # 3 takes four starts of a process
         shards = [(n, count, "always killed" if n == 1 else "", str(tmp_path)) for n, count in SHARDS]
         with pytest.raises(ShardError, match="^shard 1 has lost its worker 2 times, .* ended by SIGKILL") as info:
             normal_equations(decay, shards=shards, at=START, executor=partial(spawned, 1))

@@ -14,18 +14,17 @@ from typing import Any, Literal, NoReturn
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, check_initialised, flatten
-from taichi_ext.api.inputs.layout import Placed, lay_out
 from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
 from taichi_ext.api.inputs.progress import check_progress
+from taichi_ext.api.inputs.results import Placed, lay_out
 from taichi_ext.api.inputs.types import Format, Mode
 from taichi_ext.api.runs.by_adjoint import RowsOrColumns
-from taichi_ext.api.runs.dense_form import DenseForm
-from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.api.runs.prepared import Prepared, Question, values_of
+from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
+from taichi_ext.api.runs.replay import Prepared, Question, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, Outputs
-from taichi_ext.differentiate.forms.column_blocks import LAST
+from taichi_ext.differentiate.forms.entry_sites import LAST
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.emit import Part, Tangents, export
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback

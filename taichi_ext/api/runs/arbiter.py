@@ -21,10 +21,10 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
-from taichi_ext.api.inputs.layout import Layout, Placed
+from taichi_ext.api.inputs.results import Layout, Placed
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
-from taichi_ext.record.python_source import definition
+from taichi_ext.record.python_functions import definition
 from taichi_ext.record.variables import with_entries
 from taichi_ext.runtime.launching.trace import CHANGED, READ, Event, PathChangedError, PlainRun, Trace, is_host_array
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.layout import by_parameter
 from taichi_ext.api.inputs.progress import progress_bar
-from taichi_ext.api.runs.dense_form import DenseForm
-from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.inputs.results import by_parameter
+from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.findings import check_run, warn_of_alerts
-from taichi_ext.api.runs.prepared import values_of
+from taichi_ext.api.runs.replay import values_of
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused

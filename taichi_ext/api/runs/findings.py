@@ -11,8 +11,8 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.analysis.cuts import Paths, cuts_between, reaches
 from taichi_ext.api.inputs.arguments import KernelCall, Target, check_active, check_read
-from taichi_ext.api.inputs.layout import Layout
-from taichi_ext.api.runs.prepared import Prepared
+from taichi_ext.api.inputs.results import Layout
+from taichi_ext.api.runs.replay import Prepared
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused

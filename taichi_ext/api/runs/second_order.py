@@ -12,7 +12,7 @@ from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.runs.by_adjoint import energy_along
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.api.runs.prepared import values_of
+from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, Outputs
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError

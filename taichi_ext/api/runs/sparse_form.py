@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.layout import Layout, Placed, joined
+from taichi_ext.api.inputs.results import Layout, Placed, joined
 from taichi_ext.api.inputs.sparse_results import check_out, check_size, fill_out, in_format
-from taichi_ext.api.runs.dense_form import DenseForm
-from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, IntermediatesError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
-from taichi_ext.api.inputs.layout import Layout, Placed, by_parameter
+from taichi_ext.api.inputs.results import Layout, Placed, by_parameter
 from taichi_ext.launches import GRADIENT, EnergyTarget
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.launching.tangents import Output

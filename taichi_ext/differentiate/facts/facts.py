@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -11,19 +13,25 @@ from taichi_ext.analysis.affine import Indices
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores
 from taichi_ext.differentiate.facts.decisions import Seeds
-from taichi_ext.differentiate.forms.column_blocks import Blocks
-from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE
-from taichi_ext.differentiate.forms.forms import Block, Cursor, Form, OwnSeed, Row
+from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Blocks
+from taichi_ext.differentiate.forms.forms import Block, Cursor, Form, OwnSeed, Row, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.row_terms import RowProposals
 from taichi_ext.differentiate.plan.storage_plan import Plan
 from taichi_ext.program import (
     I32,
+    U1,
+    U32,
     Argument,
     Atomic,
+    Check,
+    Const,
     Container,
+    Declare,
+    If,
     Load,
     Local,
+    Op,
     Place,
     Program,
     Read,
@@ -32,7 +40,18 @@ from taichi_ext.program import (
     Value,
     statements,
 )
-from taichi_ext.program.build import Builder, Coefficient, Expressions, add, element, multiply
+from taichi_ext.program.build import (
+    Builder,
+    Coefficient,
+    Expressions,
+    add,
+    cast,
+    element,
+    literal,
+    multiply,
+    operation,
+    select,
+)
 from taichi_ext.program.keys import VALUES, Purpose, Scratch
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -243,3 +262,83 @@ class Walk:
     def declaration(self, local: Local) -> Declaration:
         """The declaration of a local that is declared at the current place."""
         return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)
+
+
+# Guards for entries whose indices may be out of range: no tangent is read or stored there.
+#
+# The kernel itself reads whatever is in memory there; tangents are in separate memory.
+
+INSIDE = "inside"  # the name of locals that hold whether the indices of an entry are in range
+Condition = Value | bool  # a bool if it is known
+
+
+def is_inside(naming: Naming, entry: Load | Read) -> Condition:
+    """Whether the indices of an entry are in range, in a local that does not change."""
+    if not entry.checks:
+        return True
+    builder = naming.builder
+    indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
+    numbers = [int(i.value) if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
+    checked = list(zip(numbers, entry.checks, strict=True))
+    if not all(isinstance(n, Value) or _is_within(n, check) for n, check in checked):
+        builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # read only by watched programs
+        return False
+    checked = [(n, check) for n, check in checked if isinstance(n, Value)]
+    if not checked:
+        return True
+    name = tuple((naming.normal(n), check.first, check.end) for n, check in checked)
+    known = builder.evaluated.get(name)
+    if known is None:
+        parts = (
+            _lies_within(naming.value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True)
+        )
+        known = builder.evaluated[name] = builder.keep(functools.reduce(_and, parts), INSIDE)
+    else:
+        builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=builder.place))  # read by watched programs
+    return known
+
+
+def _is_within(index: int, check: Check) -> bool:
+    return (check.first is None or index >= check.first) and (check.end is None or index < check.end)
+
+
+def _and(a: Value, b: Value) -> Value:
+    return Op("bit_and", (a, b), U1)  # Taichi would branch for ``and``
+
+
+def _lies_within(index: Value, check: Check) -> Value:
+    if check.end is None:
+        return operation("ge", index, check.first or 0)
+    if check.first is None:
+        return operation("lt", index, check.end)
+    start = index if not check.first else operation("sub", index, check.first)
+    return operation("lt", cast(start, U32), literal(check.end - check.first, U32))  # less than 0: larger than all
+
+
+def clamped(condition: Condition, index: Value) -> Value:
+    """An index that is in range in any case."""
+    return index if isinstance(condition, bool) else select(condition, index, literal(0, I32))
+
+
+def where(condition: Condition, form: Form, dtype: Type) -> Form:
+    """A form where a condition holds, and zero elsewhere, even if its rows are infinite there."""
+    if isinstance(condition, bool):
+        return form if condition else {}
+    weight = select(condition, literal(1, dtype), literal(0, dtype))
+    return {
+        replace(leaf, condition=condition) if is_row(leaf) else leaf: c if is_row(leaf) else times(weight, c)
+        for leaf, c in form.items()
+    }
+
+
+@contextlib.contextmanager
+def only_inside(naming: Naming, cursor: Cursor, entry: Load | Read) -> Iterator[bool]:
+    """Within the context, emitted statements run only if the indices of an entry are in range; False if never."""
+    builder = naming.builder
+    condition = is_inside(naming, entry)
+    if isinstance(condition, bool):
+        yield condition
+        return
+    with cursor.in_block(is_guard=True), builder.collecting() as body:
+        yield True
+    builder.emit(If(condition, tuple(body), place=builder.place))

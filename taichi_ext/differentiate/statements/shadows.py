@@ -13,8 +13,16 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.facts.decisions import Role, size_of
-from taichi_ext.differentiate.facts.facts import Declaration, ShadowMatrix, Walk
-from taichi_ext.differentiate.facts.guards import Condition, clamped, is_inside, only_inside, where
+from taichi_ext.differentiate.facts.facts import (
+    Condition,
+    Declaration,
+    ShadowMatrix,
+    Walk,
+    clamped,
+    is_inside,
+    only_inside,
+    where,
+)
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Leaf,

@@ -17,7 +17,7 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import Site
 from taichi_ext.cached import cached_property
-from taichi_ext.differentiate.facts.guards import is_inside
+from taichi_ext.differentiate.facts.facts import is_inside
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, has_row, negated, times
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter

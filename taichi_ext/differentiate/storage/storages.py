@@ -10,8 +10,7 @@ from typing import Any
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.facts import Declaration, ShadowMatrix, Walk
-from taichi_ext.differentiate.facts.guards import clamped, is_inside, where
+from taichi_ext.differentiate.facts.facts import Declaration, ShadowMatrix, Walk, clamped, is_inside, where
 from taichi_ext.differentiate.forms.forms import (
     Block,
     Form,

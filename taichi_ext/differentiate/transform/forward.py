@@ -24,8 +24,7 @@ from taichi_ext.differentiate.edges.edges import RuleContext, boundary, check_po
 from taichi_ext.differentiate.facts.decisions import Differentiated, Role, Seeds, named_columns, role_of, size_of
 from taichi_ext.differentiate.facts.facts import Arguments, Facts, ShadowMatrix, Walk, given_tangents
 from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
-from taichi_ext.differentiate.forms.column_blocks import Blocks
-from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
+from taichi_ext.differentiate.forms.entry_sites import Blocks, DenseRowsError
 from taichi_ext.differentiate.forms.forms import Cursor, Form, RowSources, Seed
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices

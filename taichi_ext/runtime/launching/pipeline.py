@@ -15,9 +15,8 @@ from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import Fused, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.launch_checks import is_among, warn_of_changes
 from taichi_ext.runtime.launching.roots import Root, Rows, Solving, part_of
-from taichi_ext.runtime.launching.session import Launched, Session, is_current
+from taichi_ext.runtime.launching.session import Launched, Session, is_among, is_current, warn_of_changes
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.shadows import row_of_entry, rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (

@@ -20,8 +20,7 @@ from taichi_ext.labels import Label
 from taichi_ext.launches import container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.record import record
-from taichi_ext.runtime.launching.launch_checks import is_among
-from taichi_ext.runtime.launching.session import Session
+from taichi_ext.runtime.launching.session import Session, is_among
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
 

@@ -20,8 +20,7 @@ from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, FieldTangents, Shadow, TangentColumns
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN
-from taichi_ext.runtime.python.passed_arguments import NumberSeeds
-from taichi_ext.runtime.python.run_record import RunRecord
+from taichi_ext.runtime.python.run_record import NumberSeeds, RunRecord
 
 
 class DenseRows:

@@ -18,7 +18,7 @@ from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import is_dual
-from taichi_ext.runtime.python.passed_arguments import entries_of
+from taichi_ext.runtime.python.run_record import entries_of
 
 _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly

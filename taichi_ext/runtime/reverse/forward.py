@@ -11,13 +11,13 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FieldKey, PipelineArgument, container_key, rows_of
-from taichi_ext.runtime.launching.launch_checks import (
+from taichi_ext.runtime.launching.roots import Root
+from taichi_ext.runtime.launching.session import (
     check_arguments,
     check_gradient_is_own,
     check_same_program,
     warn_of_changes,
 )
-from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.launching.tangents import Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import rows_of_index, rows_under, view_of
@@ -30,7 +30,7 @@ from taichi_ext.runtime.python.dual_numbers import (
     is_dual,
     plain_number,
 )
-from taichi_ext.runtime.python.passed_arguments import taken_out
+from taichi_ext.runtime.python.run_record import taken_out
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
