@@ -259,12 +259,7 @@ def _machine(program: Program, seeds: Seeds, *, is_checked: bool) -> Machine | N
     shapes = {c: e.shape for c, e in seeds.extents.items() if c.is_argument}
     shapes |= {c: tuple(c.object.shape) for c in fields if backend.is_flat(c.object)}
     return Machine(
-        seeds.device.threads,
-        is_checked,
-        shapes,
-        seeds.extents,
-        free_loops(program, seeds.extents),
-        backend.is_fast(),
+        seeds.device.threads, is_checked, shapes, seeds.extents, free_loops(program, seeds.extents), backend.is_fast()
     )
 
 

@@ -127,12 +127,7 @@ class _Run:
     """One evaluation of the statements that compute ``slice_``, and of what others read of it."""
 
     def __init__(
-        self,
-        calls: list[Decomposition],
-        slice_: frozenset[ir.Local],
-        drawn: _Drawn,
-        target: tuple[int, int],
-        how: str,
+        self, calls: list[Decomposition], slice_: frozenset[ir.Local], drawn: _Drawn, target: tuple[int, int], how: str
     ) -> None:
         self._calls = {call.statement: (n, call) for n, call in enumerate(calls)}
         self._slice, self._drawn, self._target, self._how = slice_, drawn, target, how

@@ -175,12 +175,7 @@ def _start(
 
 
 def prepared_form(
-    kernel: object,
-    params: object,
-    outputs: object,
-    args: tuple[object, ...],
-    options: Options,
-    use: str = "jacobian",
+    kernel: object, params: object, outputs: object, args: tuple[object, ...], options: Options, use: str = "jacobian"
 ) -> tuple[Plan, KernelCall]:
     """A plan, from the table where there is one for the same kernel, params, outputs and use, and this call of it."""
     origin = origin_of(kernel)

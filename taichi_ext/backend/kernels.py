@@ -167,13 +167,7 @@ class FusedKernel(Kernel):
         """Take note of the Python values that are named in the meantime."""
         return noting(self.captures)
 
-    def trace(
-        self,
-        tree: ast.Module,
-        ctx: ASTTransformerContext,
-        name: str,
-        is_final: Callable[[], bool],
-    ) -> None:
+    def trace(self, tree: ast.Module, ctx: ASTTransformerContext, name: str, is_final: Callable[[], bool]) -> None:
         """Walk the tree once and keep the resulting kernel, not compiled to machine code before its first launch.
 
         Where ``is_final`` says no at the end of the walk, the kernel is dropped: a program keeps all others for ever.

@@ -25,9 +25,7 @@ from quadrants.lang._wrap_inspect import getsourcefile, getsourcelines
 from quadrants.lang.any_array import AnyArray
 from quadrants.lang.ast import transform_tree
 from quadrants.lang.ast.ast_transformer import ASTTransformer, build_stmt, build_stmts
-from quadrants.lang.ast.ast_transformer_utils import (
-    ASTTransformerFuncContext as ASTTransformerContext,
-)
+from quadrants.lang.ast.ast_transformer_utils import ASTTransformerFuncContext as ASTTransformerContext
 from quadrants.lang.ast.ast_transformer_utils import ASTTransformerGlobalContext
 from quadrants.lang.ast.symbol_resolver import ASTResolver
 from quadrants.lang.expr import Expr

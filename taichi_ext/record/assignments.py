@@ -10,16 +10,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Assign, Declare, Known, Load, Local, Read, Tensor, Type, Update, Value, walk
-from taichi_ext.record.handles import (
-    Cell,
-    Cells,
-    DynamicList,
-    Format,
-    Record,
-    sequence_like,
-    value_of,
-    with_members,
-)
+from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, sequence_like, value_of, with_members
 from taichi_ext.record.literals import as_value, convert, described
 from taichi_ext.record.operations import operate, tensor
 from taichi_ext.record.recording import Recording

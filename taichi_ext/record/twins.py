@@ -146,13 +146,7 @@ class _Twins:
         return {"weights": ir.Read(weight)}
 
     def _alert(
-        self,
-        s: ir.Statement,
-        what: str,
-        facts: tuple[ir.Local, ...],
-        before: list[ir.Statement],
-        *,
-        is_undefined: bool,
+        self, s: ir.Statement, what: str, facts: tuple[ir.Local, ...], before: list[ir.Statement], *, is_undefined: bool
     ) -> None:
         """Note that one of the facts is so, where a value is stored that depends on it."""
         if not facts:

@@ -77,12 +77,7 @@ def attribute_variable(owner: object, name: str) -> Variable:
         read = lambda: copy.deepcopy(getattr(held(), name))  # noqa: E731
     else:
         read = lambda: getattr(held(), name)  # noqa: E731
-    return Variable(
-        ("attribute", id(holder), name),
-        name,
-        read,
-        lambda value: setattr(held(), name, value),
-    )
+    return Variable(("attribute", id(holder), name), name, read, lambda value: setattr(held(), name, value))
 
 
 def _in_module(names: dict[str, object], name: str) -> Variable:

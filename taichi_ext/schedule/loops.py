@@ -31,14 +31,7 @@ from taichi_ext.program.build import (
     operation,
     subtract,
 )
-from taichi_ext.schedule.lanes import (
-    MOST_OPERATIONS,
-    CannotError,
-    Lanes,
-    Survey,
-    find_lanes,
-    work_of,
-)
+from taichi_ext.schedule.lanes import MOST_OPERATIONS, CannotError, Lanes, Survey, find_lanes, work_of
 from taichi_ext.schedule.machine import LEAST_ITERATIONS, Machine
 from taichi_ext.schedule.masks import keys_of, with_masks
 from taichi_ext.schedule.private_sums import is_serial, with_counted_columns

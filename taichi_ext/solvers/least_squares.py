@@ -16,13 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.inputs.options import (
-    check_count,
-    check_function,
-    checked_choice,
-    checked_options,
-    is_real,
-)
+from taichi_ext.api.inputs.options import check_count, check_function, checked_choice, checked_options, is_real
 from taichi_ext.api.inputs.types import Structure
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback

@@ -206,11 +206,7 @@ class Evaluation:
             first += count
 
     def changed(
-        self,
-        *,
-        subject: Outputs | None = None,
-        form: Form | None = None,
-        directions: np.ndarray | None = None,
+        self, *, subject: Outputs | None = None, form: Form | None = None, directions: np.ndarray | None = None
     ) -> Evaluation:
         """The same call with another subject or form, or for products with J (see ``directions``)."""
         options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}

@@ -198,11 +198,7 @@ def _put_in_rows(evaluation: Evaluation) -> bool:
 
 
 def _run(
-    evaluation: Evaluation,
-    kind: type[R],
-    most_entries: float,
-    projection: str | None,
-    adjoints: Adjoints | None = None,
+    evaluation: Evaluation, kind: type[R], most_entries: float, projection: str | None, adjoints: Adjoints | None = None
 ) -> tuple[R, SparseEntries | Replay]:
     """The rows after a run, and the target that computed them, or the launch that was repeated."""
     found = _repeated(evaluation, kind, most_entries, projection)

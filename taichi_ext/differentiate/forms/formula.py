@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from taichi_ext.program import Type, Value
-from taichi_ext.program.build import (
-    Builder,
-    Coefficient,
-    add,
-    literal,
-    multiply,
-    negative,
-    operation,
-    subtract,
-)
+from taichi_ext.program.build import Builder, Coefficient, add, literal, multiply, negative, operation, subtract
 
 Operand = Union["Term", Coefficient]
 

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.facts import Arguments, Declaration, Facts, ShadowMatrix, Walk
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    Seed,
-    Weight,
-    assign_column,
-    coefficient,
-    has_row,
-    row_sum,
-)
+from taichi_ext.differentiate.forms.forms import Form, Seed, Weight, assign_column, coefficient, has_row, row_sum
 from taichi_ext.differentiate.plan.row_terms import STORED, Terms, only_row
 from taichi_ext.program import I32, For, Load, Local, Op, Read, Type, Value
 from taichi_ext.program.build import Builder, Coefficient, Index, add, cast, element, literal, multiply

@@ -121,10 +121,7 @@ class RowProposals:
         self._candidates[local] = (terms, container, (version, terms.reads))
 
     def decisions(
-        self,
-        known: Mapping[Local, RowDecision],
-        rows: Mapping[Local, tuple[Terms, int]],
-        read: Collection[Container],
+        self, known: Mapping[Local, RowDecision], rows: Mapping[Local, tuple[Terms, int]], read: Collection[Container]
     ) -> dict[Local, RowDecision]:
         """At the end of a walk that required nothing else: how the next walk writes rows.
 

@@ -95,13 +95,7 @@ class StorageFacts:
         return replace(self, begun_with=self.slots, growths=self.growths + (self.slots > self.begun_with))
 
     def with_form(
-        self,
-        form: Form,
-        is_visible: Callable[[Seed], bool],
-        limits: Limits,
-        *,
-        loop: Statement | None,
-        grows: bool,
+        self, form: Form, is_visible: Callable[[Seed], bool], limits: Limits, *, loop: Statement | None, grows: bool
     ) -> StorageFacts:
         """The facts after a form is written, perhaps in a loop that starts after the local."""
         columns = columns_of(form)

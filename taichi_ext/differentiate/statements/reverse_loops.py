@@ -43,15 +43,7 @@ from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey, Ta
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import Storages
-from taichi_ext.program.build import (
-    Coefficient,
-    Index,
-    add,
-    cast,
-    literal,
-    multiply,
-    operation,
-)
+from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply, operation
 
 # A walk over the statements of a block; arguments: the block, its variables, calls before and after its statements
 WalkBlock = Callable[[ir.Body, tuple[ir.Local, ...], Callable[[], None], Callable[[], None]], ir.Body]

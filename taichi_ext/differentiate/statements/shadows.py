@@ -40,15 +40,7 @@ from taichi_ext.differentiate.memory.rows import Rows
 from taichi_ext.differentiate.plan.row_terms import ADDED, only_row
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
-from taichi_ext.program.build import (
-    Coefficient,
-    add,
-    cast,
-    literal,
-    negative,
-    operation,
-    select,
-)
+from taichi_ext.program.build import Coefficient, add, cast, literal, negative, operation, select
 
 
 class Coverage:

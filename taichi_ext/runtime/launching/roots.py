@@ -96,12 +96,7 @@ class Solving:
 
     runs_plainly = True  # so that solvers of this package can run in it
 
-    def __init__(
-        self,
-        table: FieldTable,
-        save: Callable[[Any], None],
-        clear: Callable[..., object],
-    ) -> None:
+    def __init__(self, table: FieldTable, save: Callable[[Any], None], clear: Callable[..., object]) -> None:
         self._table, self._save, self._clear = table, save, clear
         self.changed: dict[Key, Label | str] = {}
 

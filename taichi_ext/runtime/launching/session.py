@@ -18,15 +18,7 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
-from taichi_ext.launches import (
-    ColumnBlock,
-    FieldKey,
-    FirstOrderArray,
-    Fused,
-    Launch,
-    Role,
-    container_key,
-)
+from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, Role, container_key
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.record.variables import Variable, attribute_variable
 from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart, Tangents, save_changed, scratch_of
