@@ -7,7 +7,7 @@
 * A loop over several dimensions runs *row by row*: as one over pieces of rows, each with a loop over its last indices,
   since finding i and j from a running number costs as much as a small body.
 
-Loops over many columns within them are not written out (``columns``).
+Loops over many columns within them are not written out (``private_sums``).
 """
 
 from __future__ import annotations

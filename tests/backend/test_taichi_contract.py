@@ -1446,7 +1446,7 @@ def test_a_matrix_builder_has_its_sizes_and_the_number_of_its_entries_at_fixed_p
 
 
 def test_types_of_operations_are_those_of_expressions_on_dummies():
-    """``record.taichi_types`` finds them while a kernel is traced, and remembers them by names of types."""
+    """``record.literals`` finds them while a kernel is traced, and remembers them by names of types."""
     found = []
 
     @ti.kernel

@@ -336,7 +336,7 @@ class Repetition:
             self._repeated = backend.RepeatedLaunch(fused.kernel, dict(enumerate(passed)))
 
     def is_current(self) -> bool:
-        """Whether no rule has been registered since, and the kernel is current, see ``fused_kernels.is_current``."""
+        """Whether no rule has been registered since, and the kernel is current, see ``session.is_current``."""
         return self.fused.memory.rules_version == registry.version and is_current(self.fused)
 
     def launch(self, args: tuple[object, ...], array: Callable[[Key], object]) -> None:
