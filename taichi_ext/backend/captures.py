@@ -8,12 +8,13 @@ fields and functions are compared that its code names.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -117,12 +118,14 @@ def _leaves(container: Any, depth: int = 0) -> list[object]:
 
 
 def _numbers(array: Any) -> np.ndarray:
-    return np.asarray(array.entries if isinstance(array, ti.Matrix) else array)
+    numbers = np.asarray(array.entries if isinstance(array, ti.Matrix) else array)
+    return numbers.astype(np.float64) if isinstance(array, ti.Matrix) and numbers.dtype == object else numbers
 
 
 def frozen(value: Any, depth: int = 0) -> Any:
     """A key that is equal for values that mean the same in a kernel."""
     if isinstance(value, NUMBERS):
+        value = float(value) if isinstance(value, float) else value  # the same with a tangent
         return (type(value), value if value and value == value else repr(value))  # 0.0 is not -0.0, nan is nan
     if depth < _DEEPEST:
         if isinstance(value, CONTAINERS):
@@ -182,6 +185,8 @@ class Captures:
         if path.key in self._all:
             self._all[path.key].uses += 1
             return True
+        if isinstance(value, float) and _is_own(value):
+            value = float(value)  # keeps no tangent alive
         if isinstance(value, types.ModuleType) or _is_own(value) or _is_own(path.owner):
             return False
         check_not_ended(value, f"The field {path.text}")  # of plain kernels too, which would die
@@ -210,6 +215,13 @@ class Captures:
             mine = self._all.setdefault(key, capture)
             mine.uses += 0 if mine is capture else max(0, capture.uses)
         self._tests = None
+
+    def with_numbers(self) -> Iterator[tuple[Capture, object]]:
+        """Those that are numbers or may hold some, with their values now."""
+        for c in self._all.values():
+            if c.uses > 0 and (c.is_number or c.reference is None):
+                with contextlib.suppress(*_GONE):
+                    yield c, c.read()
 
     def changed(self) -> Capture | None:
         """A value that has changed."""

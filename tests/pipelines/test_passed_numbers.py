@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import pickle
+import statistics
 import warnings
 
 import numpy as np
@@ -177,8 +178,85 @@ def test_a_conversion_to_float_warns(scene, convert):
     assert [(w.filename, w.lineno) for w in caught] == [(__file__, convert_line(pipeline))]
 
 
+def test_a_conversion_to_float_warns_in_a_product(scene):
+    def pipeline(s):
+        scene.clear()
+        scene.add(s, ti.Vector([0.0, float(s)]))
+
+    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
+        assert_allclose(vjp(pipeline, "s", scene.y, np.ones(3), args=(0.7,)), np.sum(X**2))
+
+
 def convert_line(pipeline):
     return pipeline.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("product", [jacobian, vjp], ids=["jacobian", "vjp"])
+@pytest.mark.parametrize("place", ["closure", "attribute", "vector"])
+def test_a_number_that_is_compiled_into_a_kernel_warns(scene, place, product):
+    x, y = scene.x, scene.y
+
+    @ti.data_oriented
+    class Owner:
+        scale, direction = 1.0, ti.Vector([0.0, 1.0])
+
+        @ti.kernel
+        def by_attribute(self):
+            for i in x:
+                y[i] += self.scale * x[i]
+
+        @ti.kernel
+        def by_vector(self):
+            for i in x:
+                y[i] += self.direction[0] * x[i]
+
+    def pipeline(s):
+        owner, scale = Owner(), 2.0 * s
+
+        @ti.kernel
+        def by_closure():
+            for i in x:
+                y[i] += scale * x[i]
+
+        owner.scale, owner.direction = scale, ti.Vector([scale, 1.0])
+        scene.clear()
+        scene.add(s, ti.Vector([0.0, 0.0]))
+        {"closure": by_closure, "attribute": owner.by_attribute, "vector": owner.by_vector}[place]()
+
+    weights = () if product is jacobian else (np.ones(3),)
+    with pytest.warns(DerivativeWarning, match="depends on the params, and is compiled into") as caught:
+        found = product(pipeline, "s", y, *weights, args=(0.7,))
+    assert {w.filename for w in caught} == {__file__}
+    assert_allclose(found, X**2 if product is jacobian else np.sum(X**2))  # without what is compiled in
+
+
+def test_numbers_of_a_returned_struct_are_lost_in_both_modes(scene):
+    x, y = scene.x, scene.y
+    Sums = ti.types.struct(total=ti.f64, part=ti.types.struct(ends=vec2, count=ti.i32))
+
+    @ti.kernel
+    def sums() -> Sums:
+        return Sums(total=x[0] * x[1], part={"ends": ti.Vector([x[0], x[2]]), "count": 3})
+
+    def pipeline():
+        scene.clear()
+        found = sums()
+        assert found.part.count == 3
+        scene.add(found.total, found.part.ends)
+
+    by_argument = np.diag(2 * X[0] * X[1] * X + X[2])
+    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
+        assert_allclose(jacobian(pipeline, x, y), by_argument)
+    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
+        assert_allclose(vjp(pipeline, x, y, np.ones(3)), by_argument.sum(0))
+
+
+def test_the_type_of_a_number_converts_as_float_does(scene):
+    def pipeline(s):
+        scene.clear()
+        scene.add(s * type(s)("2.0") + type(s)(), ti.Vector([0.0, statistics.median([s, 2 * s, 3 * s])]))
+
+    assert_allclose(jacobian(pipeline, "s", scene.y, args=(0.7,)), 2 * X**2 + 2 * X)
 
 
 def test_what_does_not_reach_a_kernel_does_not_warn(scene):

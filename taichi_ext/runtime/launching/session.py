@@ -27,7 +27,7 @@ from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, Shadow
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN, PipelineRun, dual_like, warn_at_user
-from taichi_ext.runtime.python.run_record import NumberSeeds, taken_out
+from taichi_ext.runtime.python.run_record import NumberSeeds, taken_out, warn_of_captured
 
 Check = Callable[[Fused, Mapping[Key, Key]], None]  # takes a new kernel, and the keys of the run by the kernel's keys
 
@@ -159,6 +159,8 @@ class Session:
         with backend.exclusive:
             bound = self._bound(kernel, args, run)
             fused = self._found(bound, check)
+            if run is not None and run.has_numbers and self.request.restart.trace is not None:
+                warn_of_captured(fused.kernel.captures, kernel, run)
             if self._note(fused, bound):  # roles may be others now
                 bound = self._bound(kernel, args, run)
                 fused = self._found(bound, check)

@@ -88,14 +88,16 @@ class DualNumber(np.float64):
 
     def __new__(
         cls,
-        value: float,
-        tangent: Any,
-        run: PipelineRun,
+        value: Any = 0.0,
+        tangent: Any = None,
+        run: PipelineRun | None = None,
         names: frozenset[str] = frozenset(),
         *,
         column: int | None = None,
         is_stopped: bool = False,
-    ) -> DualNumber:
+    ) -> Any:
+        if run is None:  # libraries convert to the type of a number: ``type(x)(total)``
+            return value if type(value) is DualNumber else float(value)
         self = np.float64.__new__(cls, value)
         self.value, self.tangent, self.run, self.names = value, tangent, run, names
         self.column, self.is_stopped = column, is_stopped

@@ -17,7 +17,14 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import NumberColumns
 from taichi_ext.record.variables import Variable, number_shape
 from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns
-from taichi_ext.runtime.python.dual_numbers import DualNumber, PipelineRun, is_dual, plain_number, warn_of_old_number
+from taichi_ext.runtime.python.dual_numbers import (
+    DualNumber,
+    PipelineRun,
+    is_dual,
+    plain_number,
+    warn_at_user,
+    warn_of_old_number,
+)
 
 _DIFFERENT = (
     "The call takes several runs (chunk_size=, tangents that do not fit into max_memory, or a sparse Hessian of an "
@@ -285,6 +292,17 @@ def _can_carry(kernel: backend.Kernel, leaf: Any, duals: list[DualNumber]) -> bo
             f"{', '.join(map(repr, names))} is a parameter, and is passed to {backend.short_name(kernel)} as {problem}."
         )
     return False
+
+
+def warn_of_captured(captures: backend.Captures, kernel: backend.Kernel, run: PipelineRun) -> None:
+    """Warn of numbers with tangents that a kernel reads from variables or attributes, which Taichi compiles into it."""
+    for capture, value in captures.with_numbers():
+        if any(is_dual(n) and n.run is run for n in entries_of(value)):
+            warn_at_user(
+                f"{capture.place}\n{capture.text} depends on the params, and is compiled into "
+                f"{backend.short_name(kernel)}: it counts as a constant, its tangent is lost. Pass it as an argument "
+                "of the kernel, or keep it in a field."
+            )
 
 
 def entries_of(value: object) -> list[Any]:

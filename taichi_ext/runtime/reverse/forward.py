@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -103,6 +104,7 @@ class Forward:
             forms = map(self._calls.parameter, count(column))
             given[position] = dual_like(args[position], forms, self._numbers, names[position], column)
         self._is_pipeline = True
+        self._has_reads |= bool(passed)
         self._arrays.remember()
         with backend.follow(self), dual_math(), self._numbers:
             result = function(*given)
@@ -183,13 +185,8 @@ class Forward:
         values = cell.obj[start : start + count].tolist()
         if cell.is_active and any(staged.crossing[name] in step.plan.results for step in event.steps):
             values = [self._number(value, cell, start + n) for n, value in enumerate(values)]
-        results, at = [], 0
-        for kind in backend.returned_types(event.call.kernel.kernel):
-            shape = tuple(kind.get_shape()) if isinstance(kind, backend.MatrixType) else ()
-            size = int(np.prod(shape, dtype=int))
-            part = values[at : at + size]
-            at += size
-            results.append(_matrix(part, shape) if shape else _converted(kind, part[0]))
+        entries = iter(values)
+        results = [_returned(kind, entries) for kind in backend.returned_types(event.call.kernel.kernel)]
         return results[0] if len(results) == 1 else results
 
     def _number(self, value: float, cell: Cell, row: int) -> Any:
@@ -315,6 +312,12 @@ def _matrix(values: list[Any], shape: tuple[int, ...]) -> backend.Matrix:
     return made
 
 
-def _converted(kind: Any, value: Any) -> Any:
-    """A returned number as Taichi returns it."""
+def _returned(kind: Any, entries: Iterator[Any]) -> Any:
+    """A result as Taichi returns it, of the next entries; those of structs lose their tangents, as in forward mode."""
+    if isinstance(kind, backend.StructType):
+        return kind(**{name: _returned(member, entries) for name, member in kind.members.items()})
+    if isinstance(kind, backend.MatrixType):
+        shape = tuple(kind.get_shape())
+        return _matrix([next(entries) for _ in range(math.prod(shape))], shape)
+    value = next(entries)
     return value if is_dual(value) or backend.is_real(backend.cook_dtype(kind)) else int(value)
