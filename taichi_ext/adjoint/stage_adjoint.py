@@ -8,6 +8,7 @@ afterwards; then the old number is in a local, or within branches and loops in a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from taichi_ext.adjoint.contention import Bounds, Machine, bounds_of, contention
 from taichi_ext.adjoint.forward import run_forward
 from taichi_ext.adjoint.gather import gathered, inner_loop
 from taichi_ext.adjoint.jumps import without_jumps
+from taichi_ext.adjoint.lanes import adjoint_in_lanes
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import Stage
 from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
@@ -25,6 +27,7 @@ from taichi_ext.adjoint.tapes import AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.program import I32, Container, Local, Op, Read, Value
 from taichi_ext.program.build import add, literal, operation
+from taichi_ext.schedule.lanes import CannotError
 
 _LEAST_PIECES = 512  # iterations below which Taichi runs a loop in one thread
 
@@ -103,6 +106,9 @@ class _Loops:
             return (ir.For("range", (once,), (literal(1, I32),), self._iteration({}, {}), {"serialize": True}),)
         if colours is not None and self.bounds is not None:
             return tuple([self._coloured(loop, self.bounds, *colours, colour) for colour in (0, 1)])
+        if self.bounds is not None and any(isinstance(s, ir.For) for s in self.sweep.stage.body):
+            with contextlib.suppress(CannotError):
+                return (self._in_lanes(loop, self.bounds),)
         if self.bounds is not None and len(loop.variables) > 1:
             return (self._by_rows(loop, self.bounds),)
         variables = _variables(loop)
@@ -142,6 +148,12 @@ class _Loops:
         for k in reversed(order):
             body = (ir.For("range", (variables[k],), domains[k], body, place=loop.place),)
         return (*(ir.Declare(variables[k], (value,)) for k, value in given.items()), *body)
+
+    def _in_lanes(self, loop: ir.For, bounds: Bounds) -> ir.For:
+        """Neighbouring iterations together; see ``lanes``."""
+        variables = _variables(loop)
+        body = self._iteration({v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}, {})
+        return adjoint_in_lanes(self.sweep, replace(loop, variables=variables, body=body), bounds, self.threads)
 
     def _by_rows(self, loop: ir.For, bounds: Bounds) -> ir.For:
         """Threads take rows, or pieces of rows along the second variable where there are few."""

@@ -104,6 +104,7 @@ class Lanes:
     places: Mapping[ir.Statement, Affine]  # of stores to shadows
     is_repeatable: bool  # whether iterations may run twice: they read nothing that they store
     is_fast: bool = False  # whether results may differ in their last bits
+    is_direct: bool = False  # whether a lane stores to memory where it computes: then lanes may store to one entry
 
     @property
     def last(self) -> ir.Local:

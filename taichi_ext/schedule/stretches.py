@@ -240,7 +240,7 @@ class _Writer:
         self.stretch, self.lanes = stretch, stretch.lanes
         users: dict[ir.Local, set[Run]] = defaultdict(set)
         for run in _runs(self.lanes.parts):
-            for local in _touched(run):
+            for local in _touched(run, is_direct=stretch.lanes.is_direct):
                 users[local].add(run)
         self.shared = {x for x, runs in users.items() if x in self.lanes.varying and (x.shape or len(runs) > 1)}
         self.shared |= {x for run in _runs(self.lanes.parts) for x in _conditions_of_stores(run)}
@@ -270,7 +270,7 @@ class _RunWriter:
     def __init__(self, writer: _Writer, run: Run, behind: Copies | None) -> None:
         self.stretch, self.run = writer.stretch, run
         self.lane = ir.Local("lane", ir.I32, (), "loop")
-        touched = _touched(run)
+        touched = _touched(run, is_direct=self.stretch.lanes.is_direct)
         self.scalars = {x: replace(x) for x in touched if x in writer.shared and not x.shape}
         self.arrays = {x for x in touched if x.shape and x in writer.shared}
         self.number = ir.Local(self.stretch.lanes.last.name, ir.I32, (), "temporary")
@@ -365,6 +365,8 @@ class _RunWriter:
                     inverse: list[ir.Statement] = []
                     self.inverses[scalar] = self._declare_inverse(inverse, ir.Read(scalar))
                     yield from inverse
+            case ir.Assign(target=ir.Load()) | ir.Update(target=ir.Load()) if self.stretch.lanes.is_direct:
+                yield new
             case ir.Assign(target=ir.Load()) | ir.Update(target=ir.Load()):
                 assert isinstance(s, (ir.Assign, ir.Update))
                 behind = self.behind if s in self.stretch.lanes.places else None
@@ -421,12 +423,12 @@ def _conditions_of_stores(run: Run) -> Iterator[ir.Local]:
             yield s.condition.local
 
 
-def _touched(run: Run) -> list[ir.Local]:
-    """The locals that a run declares, reads or changes, each once, in their order."""
+def _touched(run: Run, *, is_direct: bool) -> list[ir.Local]:
+    """The locals that a run declares, reads or changes, each once, in their order; see ``Lanes.is_direct``."""
     found: dict[ir.Local, None] = {}
     for s in ir.statements(run.statements):
         is_store = isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load)
-        values = ir.walk(s.value) if is_store else all_values(s)  # type: ignore[attr-defined]
+        values = ir.walk(s.value) if is_store and not is_direct else all_values(s)  # type: ignore[attr-defined]
         found.update(dict.fromkeys(v.local for v in values if isinstance(v, ir.Read)))
         if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read):
             found[s.target.local] = None

@@ -1,0 +1,136 @@
+"""Neighbouring iterations of an adjoint in lanes: they go through its inner loops together.
+
+In ``for i, j: for d: s += a[i, d] * b[d, j]`` each iteration reads a column of b, and its way back adds to one: to an
+entry of each row. In lanes, ``for d: for lane: ...``, neighbours read and add to neighbouring entries, which lie in one
+line of the cache, and which LLVM puts into vectors. This changes the order of iterations, as threads do, which may be
+any as long as iterations only add to what they share. So there are lanes only where
+
+* no memory but that of adjoints is stored to: the stage reads nothing that it has stored to before;
+* what an iteration clears or overwrites is an entry of its own. All accesses to that array are at ``n * j + c`` and a
+  part that lanes share, for the variable j that differs between lanes, where any two c differ by less than n;
+* nothing is kept on the stack of the thread, and no inner loop differs between lanes;
+* all accesses in inner loops are to one entry, or to as many neighbours as there are lanes: else it would not pay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from itertools import chain
+
+import taichi_ext.program as ir
+from taichi_ext.adjoint.contention import Bounds
+from taichi_ext.adjoint.sweep import Sweep
+from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.changes import varying_locals
+from taichi_ext.program import Const, Container, Load
+from taichi_ext.schedule.lanes import MOST_NUMBERS, MOST_OPERATIONS, CannotError, Lanes, Survey
+from taichi_ext.schedule.loops import spread
+from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule.stretches import in_lanes
+from taichi_ext.simplify.usage import all_values
+
+MOST, FEWEST = 64, 16  # lanes: more of them read longer parts of rows, one after the other
+STRETCHES = 4  # for each thread, at least
+ALONG_ROWS = True  # only where the entries of lanes lie side by side
+
+
+def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -> ir.For:
+    """The loop of an adjoint in lanes.
+
+    Args:
+        sweep: with which it was made.
+        loop: over scalars, with an inner loop.
+        bounds: of these.
+        threads: of the CPU.
+
+    Raises:
+        CannotError: that is not possible, or does not pay.
+    """
+    *rows, size = (end for _, end in bounds)
+    if sweep.tape.is_used or sweep.dirty or sweep.is_again or any(first for first, _ in bounds):
+        raise CannotError("it keeps numbers, or does not begin at 0")
+    count = MOST
+    while count > FEWEST and (size % count or math.prod(rows) * (size // count) < STRETCHES * threads):
+        count //= 2
+    if size < count:
+        raise CannotError("it is short")
+    along = replace(loop, kind="range", variables=loop.variables[-1:], domain=(Const(size, ir.I32),))
+    varying = frozenset(varying_locals(along))
+    survey = _Survey(loop, (*rows, size), {}, Machine(threads), varying)
+    survey.width = sweep.width
+    parts = survey.block(loop.body, 1)
+    survey.check_own()
+    if survey.totals.operations > MOST_OPERATIONS or survey.totals.numbers * count > MOST_NUMBERS:
+        raise CannotError("it is long")
+    lanes = Lanes(loop, (*rows, size), count, varying, parts, {}, is_repeatable=False, is_direct=True)
+    made, least = in_lanes(lanes), survey.machine.least
+    if 1 < threads and lanes.stretches < least:
+        made = spread(made, (lanes.stretches,), least)
+    return replace(made, is_function=True)
+
+
+class _Survey(Survey):
+    """The statements of an adjoint, which may add to any entry of one."""
+
+    width = 1  # the number of cotangents
+
+    def _place(self, target: Load) -> None:
+        """No entry is one of J."""
+
+    def _note_operation(self, op: ir.Op, times: int) -> None:
+        self.totals.operations += 1
+
+    def _note(self, s: ir.Statement, times: int) -> None:
+        super()._note(s, times)
+        if ALONG_ROWS and times > 1 and not all(map(self._is_side_by_side, _accesses(s))):
+            raise CannotError("neighbours do not lie side by side")
+
+    def _is_side_by_side(self, load: Load) -> bool:
+        """Whether entries of neighbouring lanes are neighbours, or the same."""
+        if self.varying.isdisjoint(load.contents.locals):
+            return True
+        *rows, last = load.indices
+        terms = self._terms(last)
+        is_row = not load.component and all(self.varying.isdisjoint(i.contents.locals) for i in rows)
+        return is_row and terms is not None and terms.get(self.loop.variables[-1], 0) in (1, self.width)
+
+    def _terms(self, index: ir.Value) -> dict[Atom, int] | None:
+        """The terms of an index, of which at most one differs between lanes; None if that is not known."""
+        form = self.indices.form(index)
+        terms = None if form is None else dict(form.terms)
+        return None if terms is None or self.varying & terms.keys() - {self.loop.variables[-1]} else terms
+
+    def check_own(self) -> None:
+        """Raise where an entry that a lane overwrites may be one of another."""
+        everything = ir.statements(self.loop.body)
+        stores = [s for s in everything if isinstance(s, ir.Store) and not _is_sum(s)]
+        overwritten = {s.target.container for s in stores if isinstance(s.target, Load)}
+        forms: dict[Container, list[Affine]] = defaultdict(list)
+        for load in chain.from_iterable(map(_accesses, everything)):
+            if load.container in overwritten:
+                terms = self._terms(load.indices[0]) if len(load.indices) == 1 and not load.component else None
+                form = None if terms is None else self.indices.form(load.indices[0])
+                if form is None:
+                    raise CannotError("it overwrites entries at places that only the kernel knows")
+                forms[load.container].append(form)
+        for found in forms.values():
+            constants = [form.constant for form in found]
+            step = abs(dict(found[0].terms).get(self.loop.variables[-1], 0))
+            if len({form.terms for form in found}) > 1 or max(constants) - min(constants) >= step:
+                raise CannotError("it overwrites entries that are not its own")
+
+
+def _accesses(s: ir.Statement) -> list[Load]:
+    """The entries that a statement reads and stores, without those of its blocks."""
+    targets = [s.target] if isinstance(s, ir.Store) and isinstance(s.target, Load) else []
+    return [*targets, *(v for v in all_values(s) if isinstance(v, Load))]
+
+
+def _is_sum(s: ir.Store) -> bool:
+    """Whether a store adds to what is there."""
+    if isinstance(s, ir.Update):
+        return s.op == "add"
+    total = s.value if isinstance(s, ir.Assign) else None
+    return isinstance(total, ir.Op) and total.name == "add" and total.args[0] is s.target

@@ -1,0 +1,133 @@
+"""Adjoints whose neighbouring iterations run together, and loops in which they cannot."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from numpy.testing import assert_allclose
+from taichi_program import end_program
+
+from taichi_ext import hvp, jacobian, vjp
+from taichi_ext.adjoint import lanes, stage_adjoint
+from taichi_ext.schedule.lanes import CannotError
+
+N = 10  # no multiple of the lanes: the last stretch is shorter
+INNER = 3
+
+
+@pytest.fixture(autouse=True)
+def tried(monkeypatch):
+    """Whether loops ran in lanes, or why they did not."""
+    found = []
+
+    def noted(*args):
+        try:
+            made = lanes.adjoint_in_lanes(*args)
+        except CannotError as reason:
+            found.append(str(reason))
+            raise
+        found.append("in lanes")
+        return made
+
+    monkeypatch.setattr(stage_adjoint, "adjoint_in_lanes", noted)
+    monkeypatch.setattr(lanes, "FEWEST", 4)
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False, cpu_max_num_threads=2)
+    yield found
+    end_program()
+
+
+def field(*shape):
+    made = ti.field(ti.f64, shape)
+    made.from_numpy(np.random.default_rng(sum(shape)).uniform(0.3, 1.4, shape))
+    return made
+
+
+def check(run, params, output):
+    """Two cotangents times J, against J by the forward engine."""
+    rows = np.random.default_rng(5).standard_normal((2, *output.shape))
+    found = [vjp(run, params, output, row) for row in rows]
+    blocks = jacobian(run, params, output, mode="forward")
+    for row, parts in zip(rows, found, strict=True):
+        for part, block in zip(parts, blocks, strict=True):
+            expected = np.tensordot(row, block, row.ndim)
+            assert np.abs(expected).max() > 0
+            assert_allclose(part, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_columns_of_a_matrix_are_in_lanes(tried):
+    a, b, y = field(5, INNER), field(INNER, N), field(5, N)
+
+    @ti.kernel
+    def run():
+        for i, j in y:
+            s = 0.0
+            for d in range(INNER):
+                s += a[i, d] * b[d, j]
+            if s > 1:
+                y[i, j] = ti.tanh(s)
+            else:
+                y[i, j] = s * s
+
+    check(run, [a, b], y)
+    assert set(tried) == {"in lanes"}
+    by_rows = jacobian(run, [a, b], y, mode="reverse")  # several cotangents in one way back
+    assert_allclose(by_rows[1], jacobian(run, [a, b], y, mode="forward")[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["later entries", "places in memory", "stack", "read back", "other range", "column"])
+def test_loops_that_do_not_fit_run_by_themselves(tried, case):
+    length = 600 if case == "stack" else INNER
+    a, b, y, z = field(N), field(length, N), field(3 * N), field(INNER, N)
+    place = ti.field(ti.i32, N)
+    place.from_numpy(np.random.default_rng(0).permutation(N).astype(np.int32))
+
+    @ti.kernel
+    def run():
+        for j in range(N):
+            s = 1.0
+            for d in range(j if ti.static(case == "other range") else length):
+                if ti.static(case == "read back"):
+                    z[d, j] = s * a[j]
+                    s += b[d, j] * z[d, j]
+                elif ti.static(case == "stack"):
+                    s = ti.sin(s * a[j]) + b[d, j]
+                elif ti.static(case == "column"):
+                    s += a[d] * b[d, place[j]]
+                else:
+                    s += a[j] * b[d, j]
+            if ti.static(case == "places in memory"):
+                y[place[j]] = s * s
+            else:
+                y[j] = s * s
+            if ti.static(case == "later entries"):
+                y[2 * j + N] = s
+
+    check(run, [a, b], y)
+    reasons = {
+        "later entries": "not its own",
+        "places in memory": "only the kernel knows",
+        "stack": "it keeps numbers",
+        "read back": "it keeps numbers",
+        "other range": "loop in it",
+        "column": "side by side",
+    }
+    assert tried
+    assert all(reasons[case] in reason for reason in tried)
+
+
+def test_second_derivatives_are_not_in_lanes(tried):
+    a, b, y = field(5, INNER), field(INNER, N), field()
+
+    @ti.kernel
+    def run():
+        for i, j in ti.ndrange(5, N):
+            s = 0.0
+            for d in range(INNER):
+                s += a[i, d] * b[d, j]
+            y[None] += s**3
+
+    direction = np.random.default_rng(1).standard_normal(b.shape)
+    product = hvp(run, b, direction, y)
+    weights = 6 * np.einsum("id,dj->ij", a.to_numpy(), b.to_numpy())
+    expected = np.einsum("id,ij,ie,ej->dj", a.to_numpy(), weights, a.to_numpy(), direction)
+    assert_allclose(product, expected, rtol=1e-10)
+    assert "in lanes" not in tried
