@@ -7,15 +7,18 @@ where a pair only needs what is cheap to compute for each i again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.contention import Bounds
 from taichi_ext.adjoint.costly import is_costly
 from taichi_ext.adjoint.normal import whole
+from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.changes import read_containers, written_containers
+from taichi_ext.analysis.loops import Extents
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.program import I32, Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import add, element, literal, multiply, subtract
@@ -49,7 +52,7 @@ def _covers(c: Container, first: int, end: int) -> bool:
     return c.shape is not None and start <= first and end <= start + c.shape[0]
 
 
-def gathered(sweep: Sweep, iteration: ir.Body, variable: Local, bounds: Bounds) -> ir.For | None:
+def gathered(sweep: Sweep, iteration: ir.Body, variable: Local, bounds: Bounds, extents: Extents) -> ir.For | None:
     """The loop over the other partner, which gathers; None if a pair needs too much.
 
     Args:
@@ -57,6 +60,7 @@ def gathered(sweep: Sweep, iteration: ir.Body, variable: Local, bounds: Bounds) 
         iteration: the adjoint of an iteration, which only adds to sums in locals.
         variable: of the loop around it.
         bounds: the range of that.
+        extents: of containers.
     """
     gather = sweep.gather
     assert gather is not None
@@ -77,7 +81,12 @@ def gathered(sweep: Sweep, iteration: ir.Body, variable: Local, bounds: Bounds) 
     ]
     body = without_dead_code((*zeros, inner, *ends))
     pair = next(s for s in body if isinstance(s, ir.For)).body
-    return ir.For("range", (other,), gather.domain, body) if _is_cheap(pair, before) else None
+    if not _is_cheap(pair, before):
+        return None
+    names = {gather.again: other}
+    body = ir.mapped(body, lambda s: ir.with_nodes(s, lambda v: ir.read_from(v, names)))  # type: ignore[arg-type]
+    loop = ir.For("range", (other,), gather.domain, body)
+    return replace(loop, body=with_own_entries(loop, extents))
 
 
 def _is_cheap(pair: ir.Body, before: ir.Body) -> bool:

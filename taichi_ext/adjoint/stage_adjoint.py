@@ -25,7 +25,7 @@ from taichi_ext.adjoint.stages import Stage
 from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
 from taichi_ext.adjoint.tapes import AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
-from taichi_ext.program import I32, Container, Local, Op, Read, Value
+from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
 from taichi_ext.program.build import add, literal, operation
 from taichi_ext.schedule.lanes import CannotError
 
@@ -79,7 +79,7 @@ def adjoint_of(
         own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
         width, dirty = next((a.width for a in arrays.values()), 1), dirty_containers(stage.body)
         sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty, own, gather, is_again)
-        return sweep, _Loops(sweep, bounds, machine.threads)
+        return sweep, _Loops(sweep, bounds, machine)
 
     pairs = inner_loop(stage.body, bounds, set(arrays))
     if pairs is not None:
@@ -96,8 +96,8 @@ def adjoint_of(
 class _Loops:
     """The loops around an iteration and its way back."""
 
-    def __init__(self, sweep: Sweep, bounds: Bounds | None, threads: int) -> None:
-        self.sweep, self.bounds, self.threads = sweep, bounds, threads
+    def __init__(self, sweep: Sweep, bounds: Bounds | None, machine: Machine) -> None:
+        self.sweep, self.bounds, self.threads, self.extents = sweep, bounds, machine.threads, machine.extents
 
     def body(self) -> ir.Body:
         loop, colours = self.sweep.stage.loop, self.sweep.contention.colours
@@ -123,7 +123,12 @@ class _Loops:
         assert self.bounds is not None
         (variable,) = _variables(loop)
         iteration = self._iteration({loop.variables[0]: Read(variable)}, {})
-        return gathered(self.sweep, iteration, variable, self.bounds)
+        made = gathered(self.sweep, iteration, variable, self.bounds, self.extents)
+        if made is not None:
+            first, end = (int(x.value) for x in made.domain if isinstance(x, Const))
+            with contextlib.suppress(CannotError):
+                return adjoint_in_lanes(self.sweep, made, ((first, end),), self.threads)
+        return made
 
     def _iteration(self, env: dict[Local, Value], arrays: dict[Local, Local]) -> ir.Body:
         sweep = self.sweep

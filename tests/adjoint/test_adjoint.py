@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from program_interpreter import Interpreter
 
-from taichi_ext.adjoint import Machine, adjoint_array, adjoint_of, gather, staged
+from taichi_ext.adjoint import Machine, adjoint_array, adjoint_of, gather, lanes, staged
 from taichi_ext.adjoint import costly as costly_values
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.loops import Extent
@@ -339,12 +339,15 @@ def test_few_entries_have_sums_of_each_thread():
     assert x in made.own and y not in made.own  # an iteration owns its entry of y
 
 
-def test_adjoints_of_all_pairs_are_gathered(monkeypatch):
+@pytest.mark.parametrize("fewest", [2, lanes.MOST], ids=["lanes", "no lanes"])
+def test_adjoints_of_all_pairs_are_gathered(monkeypatch, fewest):
     monkeypatch.setattr(gather, "LEAST_PAIRS", 1)
+    monkeypatch.setattr(lanes, "FEWEST", fewest)
     stages = Stages(all_pairs, 4)
     made, _ = stages.adjoint(stages.staged.stages[0], frozenset((x, y)))
     assert not made.own
     assert not [s for s in statements(made.body) if isinstance(s, Update)]
+    assert [s.is_function for s in made.body] == [fewest == 2] * 2
     test_adjoints_are_those_of_differences(all_pairs, 4)
     test_several_cotangents_go_back_together(all_pairs)
 
