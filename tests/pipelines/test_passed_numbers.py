@@ -19,6 +19,7 @@ from taichi_ext import (
     Jacobian,
     UnsupportedError,
     check_jacobian,
+    hvp,
     jacobian,
     jvp,
     vjp,
@@ -50,7 +51,15 @@ class Scene:
             for i in x:
                 y[i] += s * x[i] ** 2 + v[1] * x[i]
 
-        self.clear, self.add = clear, add
+        total = self.total = outputs(1)
+
+        @ti.kernel
+        def energy():
+            total[0] = 0.0
+            for i in y:
+                total[0] += y[i]
+
+        self.clear, self.add, self.energy = clear, add, energy
 
     def run(self, sigma, v, steps):
         self.clear()
@@ -257,6 +266,32 @@ def test_the_type_of_a_number_converts_as_float_does(scene):
         scene.add(s * type(s)("2.0") + type(s)(), ti.Vector([0.0, statistics.median([s, 2 * s, 3 * s])]))
 
     assert_allclose(jacobian(pipeline, "s", scene.y, args=(0.7,)), 2 * X**2 + 2 * X)
+
+
+def test_an_array_is_filled_with_a_number(scene):
+    array, y = ti.ndarray(ti.f64, 3), scene.y
+
+    @ti.kernel
+    def squares(a: ti.types.ndarray()):
+        for i in y:
+            y[i] = (i + 1) * a[i] ** 2
+
+    def pipeline(s):
+        array.fill(3.0 * s)
+        squares(array)
+
+    by_number = 2 * 9.0 * 0.7 * np.arange(1.0, 4.0)
+    assert_allclose(jacobian(pipeline, "s", y, args=(0.7,)), by_number)
+    weights = np.stack([np.ones(3), X])
+    assert_allclose(vjp(pipeline, "s", y, weights, args=(0.7,)), weights @ by_number)
+
+    def energy():
+        array.fill(scene.x[0] * scene.x[1])
+        squares(array)
+        scene.energy()
+
+    # 6 (x0 x1)^2, as y = (1, 2, 3) (x0 x1)^2
+    assert_allclose(hvp(energy, scene.x, np.array([1.0, 0.0, 0.0]), scene.total), [12 * 4.0, 24 * 2.0, 0.0])
 
 
 def test_what_does_not_reach_a_kernel_does_not_warn(scene):

@@ -179,10 +179,11 @@ class Backward:
                     store.add(event.cell, [event.row], adjoint[None])
 
     def _pass_on(self, form: Form, cell: Cell, rows: Any) -> None:
-        """Pass the adjoint of an entry on to the numbers that it was computed from."""
+        """Pass the adjoint of entries that hold a number on to those that it was computed from."""
         if not self.adjoints.has(cell):
             return
-        values, *moved = (store.of(cell)[rows].reshape(-1).astype(np.float64) for store in self._stores)
+        found = (np.atleast_2d(store.of(cell)[rows]) for store in self._stores)
+        values, *moved = (a.reshape(-1, a.shape[-1]).astype(np.float64).sum(0) for a in found)
         for key, partial in form.items():
             number = float(partial)
             self.adjoints.add_number(key, _times(number, values))

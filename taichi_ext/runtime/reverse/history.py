@@ -271,7 +271,7 @@ class Stored:
         if self.rows is not None and cell is not None and cell.dots is not None:
             cell.dots.clear(cell, self.rows)
             if self.form.dots is not None:
-                cell.dots.store(cell, [self.rows], self.form.dots)
+                cell.dots.store(cell, self.rows if isinstance(self.rows, slice) else [self.rows], self.form.dots)
 
     def forget(self) -> None:
         """Drop what is kept for the way back."""
