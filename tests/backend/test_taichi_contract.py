@@ -1367,13 +1367,13 @@ def test_a_launch_holds_the_interpreter_lock():
         while progress[0] < 100:
             time.sleep(0)
         before = progress[0]
-        slow(1_000_000)
+        slow(10_000_000)
         after = progress[0]
     finally:
         sys.setswitchinterval(interval)
         stop.set()
         thread.join()
-    assert after == before
+    assert after - before < 10  # Python around the launch may let go once; during the launch it would be thousands
 
 
 def test_fields_are_found_in_the_layout_by_the_addresses_of_their_expressions():
