@@ -220,6 +220,16 @@ def is_library(function: object) -> bool:
     return RUNTIME.owns(module_of(function))
 
 
+def kernels_made() -> int:
+    """How many kernels have been made so far."""
+    return Kernel.counter
+
+
+def is_kernel_since(kernel: Kernel, made: int) -> bool:
+    """Whether a kernel was made after so many."""
+    return kernel.kernel_counter >= made
+
+
 def is_library_kernel(kernel: Kernel) -> bool:
     """Whether a kernel is one of Taichi's own."""
     return kernel.func.__module__ == f"{RUNTIME.name}._kernels"

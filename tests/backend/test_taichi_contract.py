@@ -1341,6 +1341,17 @@ def test_whether_a_kernel_is_traced_is_asked_of_one_function(monkeypatch):
     assert util.in_taichi_scope() == "stand-in"
 
 
+def test_kernels_are_numbered_as_they_are_made():
+    made = kernel_impl.Kernel.counter
+
+    @ti.kernel
+    def k():
+        pass
+
+    assert k._primal.kernel_counter >= made
+    assert kernel_impl.Kernel.counter > k._primal.kernel_counter
+
+
 def test_a_launch_holds_the_interpreter_lock():
     """Otherwise two launches could run at a time, and share scratch memory."""
     total = ti.field(ti.f64, ())

@@ -239,6 +239,60 @@ def test_a_number_that_is_compiled_into_a_kernel_warns(scene, place, product):
     assert_allclose(found, X**2 if product is jacobian else np.sum(X**2))  # without what is compiled in
 
 
+@pytest.mark.parametrize("product", [jacobian, vjp], ids=["jacobian", "vjp"])
+@pytest.mark.parametrize("kind", ["number", "vector", "array"])
+def test_a_plain_number_that_is_compiled_into_a_new_kernel_warns(scene, kind, product):
+    x, y = scene.x, scene.y
+
+    def pipeline(s):
+        number = float(2.0 * s)
+        vector, array = ti.Vector([number, 1.0]), np.array([number])
+
+        @ti.kernel
+        def by_number():
+            for i in x:
+                y[i] += number * x[i]
+
+        @ti.kernel
+        def by_vector():
+            for i in x:
+                y[i] += vector[0] * x[i]
+
+        @ti.kernel
+        def by_array():
+            for i in x:
+                y[i] += ti.static(float(array[0])) * x[i]
+
+        scene.clear()
+        scene.add(s, ti.Vector([0.0, 0.0]))
+        {"number": by_number, "vector": by_vector, "array": by_array}[kind]()
+
+    weights = () if product is jacobian else (np.ones(3),)
+    with pytest.warns(DerivativeWarning, match=f"A number compiled into .*by_{kind} depends on the params, but"):
+        found = product(pipeline, "s", y, *weights, args=(0.7,))
+    assert_allclose(found, X**2 if product is jacobian else np.sum(X**2))  # without what is compiled in
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_constant_that_is_compiled_into_a_new_kernel_is_one(scene):
+    x, y = scene.x, scene.y
+
+    def pipeline(s):
+        scale = 2.0
+
+        @ti.kernel
+        def by_closure():
+            for i in x:
+                y[i] += scale * x[i]
+
+        scene.clear()
+        scene.add(s, ti.Vector([0.0, 0.0]))
+        assert float(2.0 * s) > 0
+        by_closure()
+
+    assert_allclose(jacobian(pipeline, "s", y, args=(0.7,)), X**2)
+
+
 def test_numbers_of_a_returned_struct_are_lost_in_both_modes(scene):
     x, y = scene.x, scene.y
     Sums = ti.types.struct(total=ti.f64, part=ti.types.struct(ends=vec2, count=ti.i32))

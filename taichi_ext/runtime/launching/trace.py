@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +24,7 @@ from taichi_ext.runtime.python.run_record import entries_of
 _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
 STORED, READ, CHANGED = "stored to a field or array", "read", "changed after the last kernel"
-_NONE = np.zeros(0)
+_NONE, _EMPTY = np.zeros(0), types.CellType()
 Along = Callable[[View, np.ndarray], "np.ndarray | None"]
 
 
@@ -75,13 +76,14 @@ class Trace:
     start: int | None = None
     events: list[Event] = field(default_factory=list)
     _at: int = 0
+    _kernels: int = 0  # made before the run
     _along: np.ndarray = field(default_factory=lambda: np.zeros(0))
     _arrays: dict[View, tuple[Any, np.ndarray]] = field(default_factory=dict)  # with their numbers after a launch
     _thread: int = field(default_factory=threading.get_ident)
 
     def begin(self, first: int = 0, count: int = 0) -> None:
         """Start a run for some of the columns; the moves of all of them are added up."""
-        self._at = 0
+        self._at, self._kernels = 0, backend.kernels_made()
         self._along = self._along if self.direction is None else self.direction[first : first + count]
         self._arrays.clear()
 
@@ -126,6 +128,7 @@ class Trace:
         """
         is_own = not backend.is_library_kernel(kernel)
         use, user = (f"passed to {kernel.func.__qualname__}", kernel) if is_own else (STORED, None)
+        self.compiled_in(kernel)
         leaves, found = backend.leaf_arguments(kernel), list[tuple[View, np.ndarray]]()
         numbers = [passed.get(leaf.name) or entries_of(v) for leaf, v in zip(leaves, values, strict=True)]
         self._add(use, user, chain.from_iterable(numbers))
@@ -133,6 +136,14 @@ class Trace:
             if leaves[position].name in read:
                 found += self._add_array(use, user, array, along)
         return found
+
+    def compiled_in(self, kernel: backend.Kernel) -> None:
+        """The numbers around a kernel that was made in this run, as another run makes it anew with other numbers."""
+        if backend.is_kernel_since(kernel, self._kernels):
+            found = [cell.cell_contents for cell in kernel.func.__closure__ or () if cell != _EMPTY]
+            found = [v.tolist() if isinstance(v, np.ndarray) and v.size <= _MOST_NUMBERS else v for v in found]
+            use = f"compiled into {kernel.func.__qualname__}"
+            self._add(use, kernel.func.__code__, chain.from_iterable(map(entries_of, found)))
 
     def after_launch(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
         """A kernel has been launched."""
@@ -249,8 +260,10 @@ class PlainRun:
                 self.before_host_write(*args)
             is_known = fused is not None or node is not None
             is_known = is_known or backend.is_reading_kernel(kernel) or backend.is_fill(kernel)
-            if not is_known and not self._is_last:
-                raise PathChangedError
+            if not is_known:
+                self.trace.compiled_in(kernel)
+                if not self._is_last:
+                    raise PathChangedError
             values = backend.leaf_values(kernel, args)
             if node is not None:
                 self._state.save_part(node)
