@@ -588,6 +588,20 @@ def test_all_calls_warn(scene, call):
         call(lambda: loses(scene), scene)
 
 
+@pytest.mark.parametrize("product", ["vjp", "jvp"])
+def test_numbers_that_python_rounds_to_float32_move_with_the_params(scene, product):
+    def run():
+        scene.square()
+        scene.add(float(np.float32(scene.y[0])))
+
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
+        if product == "vjp":
+            vjp(run, scene.x, scene.s, np.ones(1))
+        else:
+            jvp(run, scene.x, np.array([0.1, 1.0, -2.0]), scene.s)  # along which y[0] moves little
+
+
 def test_only_the_first_call_of_a_prepared_form_runs_again(scene):
     runs = []
 

@@ -32,6 +32,7 @@ from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import warn_at
 
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
+_LEAST_STEP = 1e-5  # so that numbers move that Python rounds to float32, in programs of float64, too
 _SMALLER = 8.0  # the second step is smaller by this factor
 _CURVATURE = 0.02  # how far moves may differ from the tangents, relative to them
 _ROUNDINGS = 32.0  # of a number, that are no move
@@ -74,7 +75,7 @@ class Arbiter:
         sizes = np.zeros(layout.count)  # of the steps
         for p in self._params:
             sizes[p.first : p.first + p.size] = _sizes(self._values(p).reshape(-1), self._is_dense(p))
-        sizes *= self._precision**_STEP
+        sizes *= max(self._precision**_STEP, _LEAST_STEP)
         count = layout.count if directions is None else directions.shape[1]
         along = np.random.default_rng(0).uniform(0.5, 1.0, count) * _signs(count)
         if directions is None:
