@@ -256,18 +256,17 @@ class PlainRun:
             node = backend.deactivated_node(kernel, args)
             features = _without_numbers(backend.argument_features(kernel, args))
             fused = self._kernels.get((id(kernel), features))
-            if backend.is_fill(kernel):
+            is_fill = backend.is_fill(kernel)
+            if is_fill:
                 self.before_host_write(*args)
-            is_known = fused is not None or node is not None
-            is_known = is_known or backend.is_reading_kernel(kernel) or backend.is_fill(kernel)
-            if not is_known:
+            if fused is None and node is None and not is_fill and not backend.is_reading_kernel(kernel):
                 self.trace.compiled_in(kernel)
                 if not self._is_last:
                     raise PathChangedError
             values = backend.leaf_values(kernel, args)
             if node is not None:
                 self._state.save_part(node)
-            if fused is not None and not backend.is_fill(kernel):
+            if fused is not None and not is_fill:
                 save_changed(self._state, fused, self._table, tuple(values))
                 self.trace.launch(kernel, values, fused.facts.read_arguments, {}, _no_tangents)
             with backend.suspend_following():
