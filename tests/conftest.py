@@ -45,6 +45,7 @@ def pytest_addoption(parser):
     parser.addoption("--arch", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu", help="default: cpu")
     parser.addoption("--record", metavar="FILE", help="used by --arch: write down what comparisons expect")
     parser.addoption("--by-column", action="store_true", help="tangents in memory column by column, as on a GPU")
+    parser.addoption("--sweeps", type=int, default=1, metavar="N", help="one of N sweeps, drawn by the package's text")
     parser.addoption("--chunk-size", type=int, metavar="N", help="chunk_size= of every Jacobian that is not told")
 
 
@@ -98,6 +99,10 @@ def pytest_collection_modifyitems(config, items):
     """Skip on other devices what the CPU alone has, and tests of choices that the command line takes away."""
     if config.option.markexpr and not any("::" in path for path in config.args):  # a test that is named is meant
         sweeps.mark_most(items)
+    if (count := config.getoption("--sweeps")) > 1:
+        kept = sweeps.drawn(items, count)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
     told = {"--tangents": config.getoption("--tangents") != "auto"}
     told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size")}
     for item in items:
