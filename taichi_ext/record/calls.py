@@ -120,7 +120,7 @@ def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, 
     operation = _OF_PYTHON_NUMBERS.get((function, len(args)))
     if operation is not None and all(isinstance(a, Known) or not has_values(a) for a in args):
         return operations.operate(r, operation, *args)
-    found = python_functions.PythonScope(r).structure(function, tuple(args), keywords)
+    found = python_functions.structure(r, function, tuple(args), keywords)
     if found is NotImplemented and isinstance(function, np.ufunc):
         raise UnsupportedError(f"NumPy's {function.__name__} is called on a value of the kernel; use Taichi's.")
     if found is NotImplemented:

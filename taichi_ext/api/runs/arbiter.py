@@ -221,7 +221,7 @@ def only_launches(function: object, args: tuple[object, ...], depth: int = _DEEP
         function, args = function.__func__, (function.__self__, *args)
     if not depth or not isinstance(function, types.FunctionType):
         return False
-    node = definition(function.__code__, function.__qualname__)
+    node = definition(function.__code__)
     body = [] if node is None else [ast.Expr(node.body)] if isinstance(node, ast.Lambda) else node.body
     nodes = [n for statement in body for n in ast.walk(statement)]
     if not nodes or not all(isinstance(n, (*_LAUNCHING, ast.expr_context)) for n in nodes):
