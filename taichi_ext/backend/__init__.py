@@ -169,6 +169,7 @@ from taichi_ext.backend.lifetime import (
 )
 from taichi_ext.backend.noting import note_function, read_member
 from taichi_ext.backend.opaque import Array, CoreNode, DataType
+from taichi_ext.backend.paths import values_read
 from taichi_ext.backend.runtime import (
     ASCENDING_EIGENVALUES,
     COMPILED_TABLES,

@@ -10,7 +10,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,6 +114,25 @@ def python_function(value: Any) -> tuple[Any, object]:
 
 def python_reads(function: types.FunctionType, bound: object) -> Iterator[tuple[Path, object]]:
     """The numbers, fields and functions that a Python function names."""
+    for path, value in _values(function, {} if bound is None else {function.__code__.co_varnames[0]: bound}):
+        if isinstance(value, (*NUMBERS, ti.Field, ti.Ndarray, ti.Matrix, types.FunctionType, types.MethodType)):
+            yield path, value
+
+
+def values_read(
+    function: types.FunctionType, given: Mapping[str, object], codes: tuple[types.CodeType, ...] = ()
+) -> Iterator[tuple[Path, object]]:
+    """What a kernel names, and functions that it names: variables, and attributes of the objects given as arguments."""
+    for path, value in _values(function, given):
+        yield path, value
+        bound = value.__self__ if isinstance(value, types.MethodType) else None
+        inner = inspect.unwrap(value) if isinstance(value, (types.FunctionType, types.MethodType)) else None
+        if inspect.isfunction(inner) and not is_taichi(inner) and inner.__code__ not in codes:
+            own = {} if bound is None else dict.fromkeys(inner.__code__.co_varnames[:1], bound)
+            yield from values_read(inner, own, (*codes, inner.__code__))
+
+
+def _values(function: types.FunctionType, given: Mapping[str, object]) -> Iterator[tuple[Path, object]]:
     code = function.__code__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     for first, *names in _paths(code):
@@ -122,8 +141,8 @@ def python_reads(function: types.FunctionType, bound: object) -> Iterator[tuple[
             value = None if cells[first] == types.CellType() else cells[first].cell_contents
         elif first in function.__globals__ and first not in code.co_varnames:
             value = function.__globals__[first]
-        elif bound is not None and first == code.co_varnames[0] and names:
-            path, value = Path(bound, (), first), bound
+        elif first in given and names:
+            path, value = Path(given[first], (), first), given[first]
         else:
             continue
         for name in names:
@@ -134,10 +153,10 @@ def python_reads(function: types.FunctionType, bound: object) -> Iterator[tuple[
                 value = getattr(value, name)
             except Exception:  # of a property
                 break
-        if isinstance(value, (*NUMBERS, ti.Field, ti.Ndarray, ti.Matrix, types.FunctionType, types.MethodType)):
-            yield path, value
+        yield path, value
 
 
+@functools.lru_cache(maxsize=1024)
 def _paths(code: types.CodeType) -> list[list[str]]:
     """The names in the code of a function, each with the attributes that are read of it; not those that it assigns."""
     found: list[list[str]] = []

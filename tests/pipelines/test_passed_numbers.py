@@ -273,6 +273,100 @@ def test_a_plain_number_that_is_compiled_into_a_new_kernel_warns(scene, kind, pr
     assert_allclose(found, X**2 if product is jacobian else np.sum(X**2))  # without what is compiled in
 
 
+@ti.data_oriented
+class Scaled:
+    """Reads plain numbers of its own, in kernels and in functions that they call."""
+
+    def __init__(self, x, y, scale):
+        self.x, self.y, self.scale = x, y, scale
+        self.by_name, self.vector = {"scale": scale}, ti.Vector([scale, 1.0])
+
+    @ti.func
+    def scaled(self, a):
+        return self.scale * a
+
+    @ti.kernel
+    def attribute(self):
+        for i in self.x:
+            self.y[i] += self.scale * self.x[i]
+
+    @ti.kernel
+    def item(self):
+        for i in self.x:
+            self.y[i] += ti.static(self.by_name["scale"]) * self.x[i]
+
+    @ti.kernel
+    def entry(self):
+        for i in self.x:
+            self.y[i] += self.vector[0] * self.x[i]
+
+    @ti.kernel
+    def function(self):
+        for i in self.x:
+            self.y[i] += self.scaled(self.x[i])
+
+
+@ti.kernel
+def by_template(scaled: ti.template()):
+    for i in scaled.x:
+        scaled.y[i] += scaled.scale * scaled.x[i]
+
+
+@pytest.mark.parametrize("product", [jacobian, vjp], ids=["jacobian", "vjp"])
+@pytest.mark.parametrize("name", ["attribute", "item", "entry", "function", "template"])
+def test_a_plain_number_of_an_object_that_the_pipeline_makes_warns(scene, name, product):
+    x, y = scene.x, scene.y
+
+    def pipeline(s):
+        scene.clear()
+        scene.add(s, ti.Vector([0.0, 0.0]))
+        for scale in (2.0, float(2.0 * s)):  # a constant first
+            scaled = Scaled(x, y, scale)
+            by_template(scaled) if name == "template" else getattr(scaled, name)()
+
+    weights = () if product is jacobian else (np.ones(3),)
+    with pytest.warns(DerivativeWarning, match="A number compiled into .* depends on the params, but"):
+        found = product(pipeline, "s", y, *weights, args=(0.7,))
+    assert_allclose(found, X**2 if product is jacobian else np.sum(X**2))  # without what is compiled in
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_objects_that_do_not_depend_on_params_are_constants(scene):
+    x, y, known, runs = scene.x, scene.y, Scaled(scene.x, scene.y, 3.0), []
+
+    def pipeline(s, makes):
+        runs.append(makes)
+        scene.clear()
+        scene.add(s, ti.Vector([0.0, 0.0]))
+        assert float(2.0 * s) > 0
+        (Scaled(x, y, 3.0) if makes else known).attribute()
+
+    for makes in (True, False):
+        assert_allclose(jacobian(pipeline, "s", y, args=(0.7, makes)), X**2)
+    assert runs == [True, True, True, False]  # one whose numbers cannot have changed takes no other run
+
+
+@pytest.mark.filterwarnings("error")
+def test_kernels_that_each_run_makes_are_like_those_of_the_run_before(scene):
+    x, y = scene.x, scene.y
+
+    def pipeline(s):
+        @ti.kernel
+        def add(a: ti.f64, b: ti.types.ndarray(ti.f64, 1)):
+            for i in x:
+                b[i] += a
+                y[i] += a * x[i] + b[i]
+
+        scene.clear()
+        array = np.ones(3)
+        add(2.0, array)
+        assert float(s) > 0
+        add(s, array)
+        add(2.0, array)
+
+    assert_allclose(jacobian(pipeline, "s", y, args=(0.7,)), X + 2.0)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_constant_that_is_compiled_into_a_new_kernel_is_one(scene):
     x, y = scene.x, scene.y

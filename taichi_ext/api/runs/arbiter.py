@@ -29,7 +29,7 @@ from taichi_ext.record.variables import with_entries
 from taichi_ext.runtime.launching.trace import CHANGED, READ, Event, PathChangedError, PlainRun, Trace, is_host_array
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import warn_at
+from taichi_ext.runtime.python.dual_numbers import reachable, warn_at
 
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
 _LEAST_STEP = 1e-5  # so that numbers move that Python rounds to float32, in programs of float64, too
@@ -86,7 +86,9 @@ class Arbiter:
             factor = np.min(sizes[is_moved] / np.abs(self._delta[is_moved]), initial=np.inf)
             factor = factor if np.isfinite(factor) else 0.0
             along, self._delta = factor * along, factor * self._delta
-        self.trace = Trace(along, sees_arrays=not only_launches(call.function, call.args))
+        is_free = not only_launches(call.function, call.args)
+        known = reachable(call.function, call.args) if is_free else frozenset[int]()
+        self.trace = Trace(along, sees_arrays=is_free, known=known)
 
     def _values(self, p: Placed) -> np.ndarray:
         """A copy of the current value of a parameter."""
@@ -122,7 +124,7 @@ class Arbiter:
         def run(factor: float, *, is_last: bool = False) -> list[Event]:
             state.begin_again()
             _set_generators(self._generators)
-            trace = Trace(np.zeros(0), start=first.start)
+            trace = Trace(np.zeros(0), known=first.known, start=first.start)
             trace.begin()
             args = self._moved(state, factor)
             trace.remember(filter(is_host_array, args))

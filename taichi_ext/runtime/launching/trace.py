@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,7 +23,7 @@ from taichi_ext.runtime.python.run_record import entries_of
 _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
 STORED, READ, CHANGED = "stored to a field or array", "read", "changed after the last kernel"
-_NONE, _EMPTY = np.zeros(0), types.CellType()
+_NONE = np.zeros(0)
 Along = Callable[[View, np.ndarray], "np.ndarray | None"]
 
 
@@ -34,7 +33,7 @@ class Event:
 
     Attributes:
         use: the use, as messages name it.
-        kernel: the kernel, if any.
+        kernel: the code of the kernel, if any.
         place: the user's file and line.
         numbers: the numbers; of a large array, sums of them.
         moves: how far their tangents say that they move with the params; NaN where that is not known.
@@ -65,6 +64,7 @@ class Trace:
     Attributes:
         direction: how the params move, a number for each column of the runs; None if events are only counted.
         sees_arrays: whether Python may read the arrays that it passes, or store to them.
+        known: the identities of objects that the pipeline can reach before it runs.
         stores: entries of arrays that Python stores to, though they may have the stored numbers already, by event.
         start: the event at the first such read; None before.
         events: the events from there on.
@@ -72,6 +72,7 @@ class Trace:
 
     direction: np.ndarray | None = None
     sees_arrays: bool = True
+    known: Set[int] = frozenset()
     stores: Mapping[int, np.ndarray] = field(default_factory=dict)
     start: int | None = None
     events: list[Event] = field(default_factory=list)
@@ -127,8 +128,8 @@ class Trace:
             Entries of arrays that Python has stored to, see ``stores``.
         """
         is_own = not backend.is_library_kernel(kernel)
-        use, user = (f"passed to {kernel.func.__qualname__}", kernel) if is_own else (STORED, None)
-        self.compiled_in(kernel)
+        use, user = (f"passed to {kernel.func.__qualname__}", kernel.func.__code__) if is_own else (STORED, None)
+        self.compiled_in(kernel, values)
         leaves, found = backend.leaf_arguments(kernel), list[tuple[View, np.ndarray]]()
         numbers = [passed.get(leaf.name) or entries_of(v) for leaf, v in zip(leaves, values, strict=True)]
         self._add(use, user, chain.from_iterable(numbers))
@@ -137,13 +138,21 @@ class Trace:
                 found += self._add_array(use, user, array, along)
         return found
 
-    def compiled_in(self, kernel: backend.Kernel) -> None:
-        """The numbers around a kernel that was made in this run, as another run makes it anew with other numbers."""
-        if backend.is_kernel_since(kernel, self._kernels):
-            found = [cell.cell_contents for cell in kernel.func.__closure__ or () if cell != _EMPTY]
+    def compiled_in(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
+        """The numbers that a kernel reads which is made in each run, or of an object that is: other ones in each."""
+        is_new = backend.is_kernel_since(kernel, self._kernels)
+        leaves = zip(backend.leaf_arguments(kernel), values, strict=True)
+        given = {leaf.name: v for leaf, v in leaves if backend.is_template(leaf.annotation) and self._is_made(v)}
+        if is_new or given:
+            read = backend.values_read(kernel.func, given)
+            found = [v for path, v in read if is_new or not path.is_global]
             found = [v.tolist() if isinstance(v, np.ndarray) and v.size <= _MOST_NUMBERS else v for v in found]
             use = f"compiled into {kernel.func.__qualname__}"
             self._add(use, kernel.func.__code__, chain.from_iterable(map(entries_of, found)))
+
+    def _is_made(self, value: object) -> bool:
+        """Whether a value is an object of a class of the user's that the pipeline has made."""
+        return id(value) not in self.known and not backend.is_library(type(value)) and hasattr(value, "__dict__")
 
     def after_launch(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
         """A kernel has been launched."""
@@ -248,22 +257,28 @@ class PlainRun:
         self, trace: Trace, state: State, kernels: Iterable[tuple[Any, Fused]], table: FieldTable, *, is_last: bool
     ) -> None:
         self.trace, self._state, self._table, self._is_last = trace, state, table, is_last
+        kernels = list(kernels)
         self._kernels = {(name[0], _without_numbers(name[1])): fused for name, fused in kernels}
+        self._alike = {
+            fused.primal.func.__code__: fused for _, fused in kernels
+        }  # made, or of an object made, in a run
 
     def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
         """Run a kernel; raises ``PathChangedError`` if what it changes is not known."""
         with backend.exclusive:
             node = backend.deactivated_node(kernel, args)
             features = _without_numbers(backend.argument_features(kernel, args))
-            fused = self._kernels.get((id(kernel), features))
+            values = backend.leaf_values(kernel, args)
+            known = self._kernels.get((id(kernel), features))
+            fused = known or self._alike.get(kernel.func.__code__)
             is_fill = backend.is_fill(kernel)
             if is_fill:
                 self.before_host_write(*args)
             if fused is None and node is None and not is_fill and not backend.is_reading_kernel(kernel):
-                self.trace.compiled_in(kernel)
                 if not self._is_last:
                     raise PathChangedError
-            values = backend.leaf_values(kernel, args)
+            elif known is None:
+                self._save_all(kernel, values)
             if node is not None:
                 self._state.save_part(node)
             if fused is not None and not is_fill:
@@ -274,6 +289,13 @@ class PlainRun:
             if fused is not None:
                 self.trace.after_launch(kernel, values)
             return result
+
+    def _save_all(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
+        """Save the fields and arrays that a kernel is given or names."""
+        given = {leaf.name: v for leaf, v in zip(backend.leaf_arguments(kernel), values, strict=True)}
+        for value in (*values, *(v for _, v in backend.values_read(kernel.func, given))):
+            if isinstance(value, backend.Field) or backend.is_array(value):
+                self._state.save(value)
 
     def root(self, root: Any) -> Any:
         """A solver of an implicit function; what it changes was saved in the run before."""

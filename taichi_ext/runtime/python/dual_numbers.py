@@ -6,6 +6,7 @@ functions of NumPy and ``math``, apply the chain rule; all else takes them for f
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
@@ -14,7 +15,7 @@ import operator
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -408,6 +409,14 @@ def reachable_arrays(function: object, args: object) -> Iterator[object]:
     seen: set[int] = set()
     yield from _within(args, seen, 0)
     yield from _within(function, seen, 0)
+
+
+def reachable(function: object, args: object) -> Set[int]:
+    """The identities of the objects in which ``reachable_arrays`` looks for arrays."""
+    seen: set[int] = set()
+    for value in (args, function):
+        collections.deque(_within(value, seen, 0), maxlen=0)
+    return seen
 
 
 def forget_tangents(result: Any, function: object, args: object) -> Any:

@@ -306,7 +306,8 @@ def warn_of_captured(captures: backend.Captures, kernel: backend.Kernel, run: Pi
 
 
 def entries_of(value: object) -> list[Any]:
-    """The numbers of a vector, matrix or sequence of numbers; anything else as it is."""
+    """The numbers of a vector, matrix, dict or sequence of numbers; anything else as it is."""
+    value = [*value.values()] if isinstance(value, dict) else value
     if isinstance(value, backend.Matrix) and not value.is_host_access:
         return list(np.asarray(value.entries, object).flat)
     if isinstance(value, (list, tuple)):
