@@ -322,10 +322,11 @@ def boundary_gradient(
     """
 
     def register(function: RuleFunction) -> RuleFunction:
-        given: Any = function
+        declared = backend.taichi_func(function)
+        given: Any = function if declared is None else declared.func
         if not inspect.isfunction(given) or given.__name__ == "<lambda>":
             raise InvalidArgumentError(f"A rule is a function defined with def; {function!r} is not one.")
-        parameters = tuple(inspect.signature(function).parameters)
+        parameters = tuple(inspect.signature(given).parameters)
         func: Any = None
         if isinstance(target, str):
             target_name = target
@@ -336,11 +337,11 @@ def boundary_gradient(
                     f"boundary_gradient takes a @ti.func or the name of a mark; {target!r} is neither."
                 )
             target_name = func.func.__qualname__.split("<locals>.")[-1]
-            _check_parameters(function, parameters, [a.name for a in backend.arguments(func)], target_name)
-        code = function.__code__
+            _check_parameters(given, parameters, [a.name for a in backend.arguments(func)], target_name)
+        code = given.__code__
         place = f"{code.co_filename}:{code.co_firstlineno}"
         rule = GradientRule(
-            name or target_name, target if func is None else func, target_name, function, parameters, place
+            name or target_name, target if func is None else func, target_name, given, parameters, place
         )
         registry.add(rule)
         return function

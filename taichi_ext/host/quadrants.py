@@ -165,7 +165,6 @@ def extended(kernel: Any, primal: Any, extra: Sequence[str]) -> None:
     annotation = ndarray_type.NdarrayType(ndim=1)
     own = [KernelArgument(annotation, name, inspect.Parameter.empty) for name in extra]
     kernel.arg_metas = [*primal.arg_metas, *own]
-    vars(kernel).pop("_ext_arguments", None)
     kernel.kernel_cpp = kernel.grad = kernel.quadrants_callable = kernel.fast_checksum = None
     kernel.materialized_kernels, kernel.compiled_kernel_data_by_key = {}, {}
     kernel.used_py_dataclass_parameters_by_key_enforcing = {None: _EVERYTHING}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from typing import Any
 
 import quadrants as ti
@@ -62,11 +63,14 @@ def member_of(value: Any, name: str) -> Any:
 
 def arguments(function: Any) -> list[Any]:
     """The arguments of a kernel or function: names and annotations."""
-    known = vars(function).get("_ext_arguments")
+    known = _ARGUMENTS.get(function)
     if known is None:
         known = [KernelArgument(_annotation(a.annotation, a.optional), a.name, a.default) for a in function.arg_metas]
-        function._ext_arguments = known
+        _ARGUMENTS[function] = known
     return known
+
+
+_ARGUMENTS: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def unwrapped(x: object) -> object:

@@ -27,10 +27,10 @@ def launched(monkeypatch):
     names = []
     launch = Kernel.launch_kernel
 
-    def noted(self, cpp, *args):
-        if self.func.__module__ not in ("taichi._kernels", "taichi_ext.backend.field_memory"):
+    def noted(self, cpp, *args, **keywords):
+        if self.func.__module__ not in (f"{ti.__name__}._kernels", "taichi_ext.backend.field_memory"):
             names.append(self.func.__name__)
-        return launch(self, cpp, *args)
+        return launch(self, cpp, *args, **keywords)
 
     monkeypatch.setattr(Kernel, "launch_kernel", noted)
     return names

@@ -439,6 +439,7 @@ def test_method_that_returns_a_value():
     assert_allclose(jacobian(spring.energy, spring.position), [1.0, 0.6])
 
 
+@pytest.mark.taichi_only("Quadrants calls no kernel that is a static method")
 def test_static_method():
     spring = Spring(3.0)
     by_source, by_a = jacobian(

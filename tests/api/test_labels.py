@@ -156,6 +156,7 @@ def test_arrays_of_a_pipeline():
     assert refusal(run, positions, other).startswith("outputs (array other of shape (4,)) is not written")
 
 
+@pytest.mark.taichi_only("Quadrants itself asks objects in kernels for attributes")
 def test_properties_of_the_user_are_not_called():
     y, unused = outputs(1), outputs(4)
 

@@ -195,6 +195,7 @@ class TestOwners:
                 assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
 
     @pytest.mark.sweep
+    @pytest.mark.taichi_only("a copy of an object has the kernels of the first, with its numbers, in plain Quadrants")
     def test_kernels_of_objects_and_of_their_copies(self, fields):
         x, y = fields
 
@@ -269,14 +270,16 @@ class TestNothingIsLeft:
         calls += [(part, ()), (scaled, (1.0,)), (simulation.of_none, ())]
         objects = [model, Model, owner, simulation, part, scaled, scaled._primal, x, y, holder.array]
         objects += [Model.__dict__["k"], Model.__dict__["k"]._primal, simulation.of_none]
-        scaled(1.0)  # Taichi's own attributes of a kernel that has run
+        for function, args in calls:  # the attributes that a plain run leaves are Taichi's own
+            function(*args)
+        scaled(1.0)
         before = [set(vars(obj)) for obj in objects]
         for function, args in calls:
             for format in (None, "csr"):
                 jacobian(function, x, y, args=args, format=format)
             linear_operator(function, x, y, args=args) @ np.ones(3)
             check_jacobian(function, x, y, args=args)
-        assert [set(vars(obj)) for obj in objects] == before
+        assert [set(vars(obj)) - names for obj, names in zip(objects, before, strict=True)] == [set()] * len(objects)
 
     @pytest.mark.sweep
     def test_owners_are_copied_and_pickled_as_before(self, simulation, fields):

@@ -53,7 +53,7 @@ CALLS = [
     ("jacobian(k)", "params", "missing", "jacobian(kernel, params, outputs, args="),
     ("jacobian(k, 0)", "params", "0", "ti.field"),
     ("jacobian(k, x, y, v)", "jacobian", "array([1., 1., 1.])", "name the argument"),
-    ("jacobian(k, x, params=x)", "params", "<ti.field>", "give one"),
+    ("jacobian(k, x, params=x)", "params", ".field>", "give one"),
     ("jacobian(k, y, x)", "outputs", "x", "The order is jacobian(kernel, params, outputs)."),
     ("jacobian('k', x, y)", "kernel", "'k'", "@ti.kernel"),
     ("jacobian(k, x, y, format='banana')", "format", "'banana'", "'csr', 'csc'"),

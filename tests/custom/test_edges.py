@@ -15,6 +15,7 @@ from planar import (
     pixels,
 )
 from reverse_mode import check_transpose, gradient_field
+from runtimes import RUNTIME
 from taichi_program import initialise
 
 from taichi_ext import (
@@ -1209,7 +1210,8 @@ def test_bad_input(body):
     if is_refused_plainly:
         with pytest.raises((UnsupportedError, InvalidArgumentError, ti.TaichiTypeError)) as error:
             k()
-        assert len(str(error.value).splitlines()) < 12
+        if RUNTIME == "taichi":  # Quadrants adds its stack at each level
+            assert len(str(error.value).splitlines()) < 12
 
 
 @pytest.mark.mostly_sweep(every=2)

@@ -173,7 +173,7 @@ def make_kernels(x, y, z):
                 total += h * x[n]
             y[i] = total
 
-    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+    return {name: f for name, f in locals().items() if getattr(f, "_primal", None)}
 
 
 WITH_INPUTS = """

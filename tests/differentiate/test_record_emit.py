@@ -435,7 +435,7 @@ def test_functions_with_a_rule(f):
     def rule(b, d_a, d_b, auto):
         return auto[0] + d_a * b[1], ti.Vector([0.0, d_b[0]])
 
-    func = ruled.func
+    func = backend.taichi_func(ruled)
     made_rule = types.SimpleNamespace(
         name="r", target=func, target_name="ruled", function=rule, place="here", taken={"a", "b"},
         parameters=("b", "d_a", "d_b", "auto"),

@@ -27,12 +27,14 @@ class Reemission:
         self.original = original = Kernel.__call__
 
         def call(kernel: Any, *args: Any, **keywords: Any) -> Any:
-            is_foreign = backend.is_library_kernel(kernel) or backend.module_of(kernel.func).startswith("taichi.")
+            is_foreign = backend.is_library_kernel(kernel) or backend.module_of(kernel.func).startswith(
+                f"{ti.__name__}."
+            )
             if is_foreign or id(kernel) in self.own:
                 return original(kernel, *args, **keywords)
             args = backend.process_args(kernel, args, keywords)
             emitted = self.emitted(kernel, args)
-            given = zip(args, kernel.arguments, strict=True)
+            given = zip(args, backend.arguments(kernel), strict=True)
             return emitted(*[a for a, k in given if not isinstance(k.annotation, ti.template)])
 
         Kernel.__call__ = call

@@ -487,8 +487,9 @@ _DEFERRED = {
 def _bound_problem(kernel: object, name: str, primal: Any) -> str:
     if backend.is_reverse(primal):
         return "the gradient of a kernel (kernel.grad); give the kernel itself"
-    if inspect.ismethod(kernel):
-        return f"{name}, a method of a plain class; decorate {type(kernel.__self__).__name__} with @ti.data_oriented"
+    bound = backend.bound(kernel)
+    if bound is not None and not hasattr(bound[1], "_data_oriented"):
+        return f"{name}, a method of a plain class; decorate {type(bound[1]).__name__} with @ti.data_oriented"
     if backend.is_class_kernel(primal) and backend.is_decorated(kernel):  # Taichi does not call it either
         return f"{name}, a method without its object; give the method of an object, such as solver.step"
     return ""
