@@ -47,11 +47,13 @@ def methods_of(kind):
     return {name for name in names if callable(getattr(kind, name))}
 
 
+@pytest.mark.taichi_only("a table of the names of Taichi")
 def test_functions_of_modules():
     found = {f"{m}.{f}" for m in ("algorithms", "linalg", "sparse", "types", "ad") for f in functions_of(m)}
     assert found == ON_THE_HOST
 
 
+@pytest.mark.taichi_only("a table of the names of Taichi")
 @pytest.mark.parametrize("name", THREADS)
 def test_functions_of_threads(name):
     own = [f for f in functions_of(name).values() if f.__module__ == f"taichi.lang.{name}"]
@@ -59,6 +61,7 @@ def test_functions_of_threads(name):
     assert WITHOUT_TANGENTS.issuperset(own)
 
 
+@pytest.mark.taichi_only("a table of the names of Taichi")
 def test_methods():
     assert methods_of(ti.Matrix) == OF_VALUES | STATIC | {"field", "ndarray", "to_list", "to_numpy"}
     assert methods_of(ti.Vector) == methods_of(ti.Matrix)
