@@ -6,7 +6,7 @@ import taichi as ti
 from numpy.testing import assert_allclose
 from taichi_program import end_program
 
-from taichi_ext import coverage, edge, jacobian, sqrt_edge, stop_gradient, vjp
+from taichi_ext import edge, jacobian, sqrt_edge, stop_gradient, vjp
 
 N = 8
 
@@ -120,7 +120,7 @@ def test_locals_between_loops_outlast_a_way_back():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", ["edge", "antialiased", "coverage", "nested", "root"])
+@pytest.mark.parametrize("kind", ["antialiased", "nested", "root"])
 def test_edges(kind):
     disc, image = ti.field(ti.f64, 5), ti.field(ti.f64, (12, 14))
     disc.from_numpy(np.array([5.7, 6.1, 4.0, 0.8, 2.1]))
@@ -132,12 +132,8 @@ def test_edges(kind):
         for i, j in image:
             px, py = float(i), float(j)
             square = disc[2] ** 2 - (px - disc[0]) ** 2 - (py - disc[1]) ** 2
-            if ti.static(kind == "edge"):
-                image[i, j] = edge(square, disc[3] * px, disc[4], at=(px, py))
             if ti.static(kind == "antialiased"):
                 image[i, j] = edge(square, disc[3] * px, disc[4], at=(px, py), antialias=True)
-            if ti.static(kind == "coverage"):
-                image[i, j] = coverage(square, at=(px, py)) * disc[3]
             if ti.static(kind == "nested"):
                 inner = edge(px - disc[3] * 5, disc[3], disc[4] ** 2, at=(px, py))
                 image[i, j] = edge(square, inner, stop_gradient(disc[4]) * disc[3], at=(px, py))

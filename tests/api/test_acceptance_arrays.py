@@ -18,12 +18,6 @@ needs_torch = "PyTorch is not installed (python -m pip install '.[torch]')"
 
 
 @pytest.mark.sweep
-def test_external_arrays_prints_the_expected_numbers(capsys, monkeypatch):
-    pytest.importorskip("torch", reason=needs_torch)
-    assert example_programs.run("external_arrays", capsys, monkeypatch).count("  ok  ") == 5
-
-
-@pytest.mark.sweep
 def test_external_arrays_runs_without_torch(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     printed = example_programs.run("external_arrays", capsys, monkeypatch)
@@ -56,11 +50,6 @@ def test_torch_jacobian_is_a_tensor():
     assert isinstance(J, torch.Tensor)
     assert J.dtype == torch.float32
     assert_array_equal(J.numpy(), 3 * np.eye(15).reshape(3, 5, 3, 5))
-
-
-@pytest.mark.sweep
-def test_nerf_prints_the_expected_numbers(capsys, monkeypatch):
-    assert example_programs.run("nerf_rendering", capsys, monkeypatch).count("  ok  ") == 6
 
 
 @pytest.mark.sweep

@@ -14,20 +14,8 @@ occlusion = example_programs.load("occlusion")
 triangle = example_programs.load("triangle")
 supersampling = example_programs.load("supersampling")
 
-ARGUMENTS = {
-    "silhouette": [],
-    "silhouette_fits": ["--starts", "1"],
-    "occlusion": ["--samples", "24"],
-    "triangle": ["--samples", "32"],
-    "meshes": ["--samples", "12", "--mesh", "box"],
-    "signed_distance": ["--samples", "12"],
-    "voronoi_fit": [],
-    "bezier_fit": [],
-}
-CHECKS = {
-    "silhouette": 5, "silhouette_fits": 5, "occlusion": 3, "triangle": 4, "meshes": 2, "signed_distance": 2,
-    "voronoi_fit": 2, "bezier_fit": 2,
-}  # fmt: skip
+ARGUMENTS = {"triangle": ["--samples", "32"], "voronoi_fit": []}
+CHECKS = {"triangle": 4, "voronoi_fit": 2}
 
 
 @pytest.fixture
@@ -43,7 +31,7 @@ def without_matplotlib(monkeypatch):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", list(ARGUMENTS))
+@pytest.mark.parametrize("name", ["triangle", "voronoi_fit"])
 def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="the pictures are drawn with matplotlib")
     output = tmp_path / "picture.png"
@@ -59,15 +47,6 @@ def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, 
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("name", "checks"), [("stick_slip", 3), ("bouncing_ball", 3), ("switched_force", 3), ("digital_option", 2)]
-)
-def test_events_have_their_derivatives(name, checks, capsys, monkeypatch, tmp_path):
-    printed = example_programs.run(name, capsys, monkeypatch, ["--output", str(tmp_path / "picture.png")])
-    assert printed.count("  ok  ") == checks
-
-
-@pytest.mark.sweep
 def test_without_matplotlib_the_figures_are_printed(without_matplotlib, capsys, monkeypatch, tmp_path):
     output = tmp_path / "picture.png"
     printed = example_programs.run("triangle", capsys, monkeypatch, [*ARGUMENTS["triangle"], "--output", str(output)])
@@ -76,7 +55,9 @@ def test_without_matplotlib_the_figures_are_printed(without_matplotlib, capsys, 
     assert not output.exists()
 
 
-@pytest.mark.parametrize("name", list(ARGUMENTS))
+@pytest.mark.parametrize(
+    "name", ["silhouette", "silhouette_fits", "occlusion", "meshes", "signed_distance", *ARGUMENTS]
+)
 def test_output_must_be_a_png_in_a_folder_that_exists(name, capsys, tmp_path):
     for output in ("picture.jpg", str(tmp_path / "missing" / "picture.png")):
         with pytest.raises(SystemExit) as caught:

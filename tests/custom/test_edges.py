@@ -1039,7 +1039,7 @@ def test_float32():
     initialise()
     try:
         p, image = gradient_field([*PAIR, 0.7, 0.3], dtype=ti.f32), gradient_field(np.zeros((W, H)), dtype=ti.f32)
-        for k in transposed_programs(p, image):
+        for k in transposed_programs(p, image)[1::2]:
             J = check_transpose(k, p, image, rtol=1e-5)
             assert J.dtype == np.float32
             assert np.isfinite(J).all()

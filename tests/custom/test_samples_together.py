@@ -129,8 +129,7 @@ class Sheet:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("channels", [False, True])
-@pytest.mark.parametrize("real", [ti.f64, ti.f32])
+@pytest.mark.parametrize(("real", "channels"), [(ti.f64, True), (ti.f32, False)])
 def test_lists_of_cells_give_what_one_list_gives(ti64, real, channels):
     initialise(default_fp=real)
     mesh = Sheet(real, channels)

@@ -313,11 +313,14 @@ def make_uses(planes):
     return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
 
 
+USED = ["twice", "within", "in_a_loop_of_edges", "at_several_positions"]
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ["twice", "within", "in_a_loop_of_edges", "at_several_positions"])
+@pytest.mark.parametrize("name", USED)
 def test_several_edges_of_a_level(name):
-    planes = Planes(8)
-    planes.require(make_uses(planes)[name])
+    planes, others = Planes(8), OPTIONS[1:]
+    planes.require(make_uses(planes)[name], [{}, *(others[(USED.index(name) + n) % len(others)] for n in (0, 2))])
 
 
 @pytest.mark.sweep

@@ -264,7 +264,7 @@ def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
 
 @pytest.mark.sweep
 @pytest.mark.cpu_only("threads have no numbers on Vulkan")
-@pytest.mark.parametrize("block", [32, 128, 512])
+@pytest.mark.parametrize("block", [32, 512])
 def test_rows_of_all_threads_of_a_gpu(as_on_vulkan, monkeypatch, block):
     """Loops that say how large a block is have as many parts of scratch memory as threads; too many run in order."""
     x, y, count = many(), outputs(9), ti.field(ti.i32, shape=())
