@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext.backend.runtime import RUNTIME, ti
+from taichi_ext.backend.runtime import RUNTIME, bound, is_decorated, ti
 
 NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
 
@@ -101,20 +101,20 @@ def is_taichi(obj: object) -> bool:
 
 def python_function(value: Any) -> tuple[Any, object]:
     """The plain Python function of the user's behind a callable, and the object that it is bound to."""
-    bound: object = None
+    owner: object = None
     if isinstance(value, types.MethodType):
-        value, bound = value.__func__, value.__self__
+        value, owner = value.__func__, value.__self__
     elif not isinstance(value, (types.FunctionType, type)):
-        value, bound = inspect.getattr_static(type(value), "__call__", None), value
+        value, owner = inspect.getattr_static(type(value), "__call__", None), value
     module = getattr(value, "__module__", None) or ""
     is_library = module.split(".")[0] in (RUNTIME.name, "numpy", "taichi_ext", *sys.stdlib_module_names)
     is_plain = isinstance(value, types.FunctionType) and not hasattr(value, "_is_taichi_function")
-    return (value, bound) if is_plain and not is_library else (None, None)
+    return (value, owner) if is_plain and not is_library else (None, None)
 
 
-def python_reads(function: types.FunctionType, bound: object) -> Iterator[tuple[Path, object]]:
+def python_reads(function: types.FunctionType, owner: object) -> Iterator[tuple[Path, object]]:
     """The numbers, fields and functions that a Python function names."""
-    for path, value in _values(function, {} if bound is None else {function.__code__.co_varnames[0]: bound}):
+    for path, value in _values(function, {} if owner is None else {function.__code__.co_varnames[0]: owner}):
         if isinstance(value, (*NUMBERS, ti.Field, ti.Ndarray, ti.Matrix, types.FunctionType, types.MethodType)):
             yield path, value
 
@@ -125,10 +125,11 @@ def values_read(
     """What a kernel names, and functions that it names: variables, and attributes of the objects given as arguments."""
     for path, value in _values(function, given):
         yield path, value
-        bound = value.__self__ if isinstance(value, types.MethodType) else None
-        inner = inspect.unwrap(value) if isinstance(value, (types.FunctionType, types.MethodType)) else None
+        method = bound(value)
+        inner = method[0] if method is not None else value if is_decorated(value) else None
+        inner = None if inner is None else inspect.unwrap(inner)
         if inspect.isfunction(inner) and not is_taichi(inner) and inner.__code__ not in codes:
-            own = {} if bound is None else dict.fromkeys(inner.__code__.co_varnames[:1], bound)
+            own = {} if method is None else dict.fromkeys(inner.__code__.co_varnames[:1], method[1])
             yield from values_read(inner, own, (*codes, inner.__code__))
 
 

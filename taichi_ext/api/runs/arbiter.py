@@ -254,7 +254,8 @@ def _stored(node: ast.expr, names: Mapping[str, object]) -> object:
         return names.get(node.id) if isinstance(node, ast.Name) else None
     owner = _stored(node.value, names)
     stored, looking_up = inspect.getattr_static(owner, node.attr, None), type(owner).__getattribute__
-    is_plain = isinstance(stored, _PLAIN_ATTRIBUTES) or not hasattr(type(stored), "__get__")
+    is_plain = isinstance(stored, _PLAIN_ATTRIBUTES) or backend.is_decorated(stored)
+    is_plain = is_plain or not hasattr(type(stored), "__get__")
     is_plain = is_plain and (backend.is_library(looking_up) or not backend.module_of(looking_up))
     return getattr(owner, node.attr) if is_plain and stored is not None else None
 
