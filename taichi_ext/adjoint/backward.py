@@ -202,9 +202,26 @@ def _end(block: Block, r: Compound, shared: Shared, after: Shared) -> None:
         block.spread(r.carried[v][0], _reads(bs))
 
 
-def _branch(block: Block, r: Branch) -> None:
-    if r.log is not None:
+def _undo(block: Block, r: Branch | Loop) -> bool:
+    """Put back the numbers that a statement has overwritten; returns whether nothing in it has an adjoint.
+
+    Nothing is kept on the tape for its iterations then, and it is not gone back through: one log has all its records.
+    """
+    is_idle = all(is_none(block.adjoints.get(mutable, [])) for _, mutable in r.carried.values())
+    for s in r.statement.within if is_idle else ():
+        if isinstance(s, ir.Store) and s.target.dtype.is_real:
+            memory = s.target.memory
+            is_array = isinstance(memory, Local)
+            arrays = block.sweep.local_arrays if is_array else block.sweep.arrays
+            is_idle = is_idle and (r.arrays.get(memory) if is_array else memory) not in arrays
+    if r.log is not None and (is_idle or isinstance(r, Branch)):
         block.emit(*block.sweep.tape.undone(r.log))
+    return is_idle
+
+
+def _branch(block: Block, r: Branch) -> None:
+    if _undo(block, r):
+        return
     after = _after(block, r)
     blocks = [_inner(block, r, body, r.env, after) for body in ir.bodies(r.statement)]
     shared, sums = _outer(block, blocks)
@@ -218,6 +235,8 @@ def _branch(block: Block, r: Branch) -> None:
 
 
 def _loop(block: Block, r: Loop) -> None:
+    if _undo(block, r):
+        return
     sweep, s = block.sweep, r.statement
     after = _after(block, r)
     env = dict(r.env)

@@ -109,8 +109,11 @@ class Loop(Compound):
 
 
 def run_forward(block: Block, body: ir.Body) -> None:
-    """Put the forward part of some statements into a block."""
-    for s in body:
+    """Put the forward part of some statements into a block.
+
+    A branch at the end is left out, since the way back begins with it, from the numbers before it.
+    """
+    for n, s in enumerate(body):
         match s:
             case ir.Declare(local=local) if local.shape:
                 _declare_array(block, s)
@@ -124,7 +127,7 @@ def run_forward(block: Block, body: ir.Body) -> None:
             case ir.Store():
                 _store(block, s)
             case ir.If():
-                _branch(block, s)
+                _branch(block, s, is_last=n == len(body) - 1)
             case ir.For() | ir.While():
                 _loop(block, s)
             case ir.Call():
@@ -195,20 +198,21 @@ def _carried(block: Block, s: ir.Statement) -> dict[Local, tuple[Value, Local]]:
     return found
 
 
-def _begin(block: Block, s: ir.Statement) -> Compound:
-    log, env = _log(block.sweep, s, block), dict(block.env)
+def _begin(block: Block, s: ir.Statement, *, is_run: bool = True) -> Compound:
+    log, env = _log(block.sweep, s, block) if is_run else None, dict(block.env)
     found = Compound(env, dict(block.arrays), _carried(block, s), log)
     block.env.update({v: Read(mutable) for v, (_, mutable) in found.carried.items()})
     return found
 
 
-def _branch(block: Block, s: ir.If) -> None:
+def _branch(block: Block, s: ir.If, *, is_last: bool) -> None:
     condition = block.sub(s.condition)
     if not isinstance(condition, Const):
         condition = block.declare("taken", condition.dtype, condition, "kept")
-    c = _begin(block, s)
-    copy = Plain(block.sweep, dict(block.env), c.arrays, c.log)
-    block.emit(ir.If(condition, *map(copy.block, ir.bodies(s))))
+    c = _begin(block, s, is_run=not is_last)
+    if not is_last:
+        copy = Plain(block.sweep, dict(block.env), c.arrays, c.log)
+        block.emit(ir.If(condition, *map(copy.block, ir.bodies(s))))
     block.records.append(Branch(c.env, c.arrays, c.carried, c.log, s, condition))
 
 

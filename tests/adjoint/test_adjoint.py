@@ -32,6 +32,8 @@ from taichi_ext.program import (
     Update,
     While,
     statements,
+    values_of,
+    walk,
 )
 from taichi_ext.simplify import simplify
 
@@ -43,6 +45,7 @@ i, j, n = (Local(name, I32, kind="loop") for name in "ijn")
 a, b, s = (Local(name, F64) for name in "abs")
 count = Local("count", I32)
 pair = Local("pair", F64, (2,))
+places = Local("places", I32, (2,))
 
 
 def value(v):
@@ -195,8 +198,19 @@ def with_steps():
     return [over(z, let(s, at(y, Read(i))), up, down, put(at(z, Read(i)), Read(s)))]
 
 
+def search():
+    """Places that a loop finds, in an array that each of two rounds overwrites: no number in the loop has an adjoint."""
+    size = op("mul", at(x, Read(n)), at(y, Read(i)))
+    slot = Read(places, (op("mod", Read(count), 2),))
+    found = If(op("gt", size, 0.3), (put(slot, Read(n)), put(count, op("add", Read(count), 1))), ())
+    both = op("mul", at(x, Read(places, (value(0),))), at(y, Read(places, (value(1),))))
+    term = put(s, op("add", op("sin", Read(s)), both))
+    rounds = times(j, (2,), times(n, (op("sub", N, Read(j)),), let(b, size), found), term)
+    return [over(z, let(s, 0.1), let(count, 0), let(places, 0, 1), rounds, put(at(z, Read(i)), Read(s)))]
+
+
 PROGRAMS = [straight_line, recurrence, of_unknown_length, left_early, in_place, local_array, stencil, sums, crossing]
-PROGRAMS += [costly, last_counts, sums_of_sums, all_pairs, taken_numbers, with_steps]
+PROGRAMS += [costly, last_counts, sums_of_sums, all_pairs, taken_numbers, with_steps, search]
 
 
 class Stages:
@@ -291,6 +305,14 @@ def test_several_cotangents_go_back_together(make):
     stages = Stages(make, 2)
     *found, _ = stages.gradient(GIVEN, np.eye(N)[:, :3])
     assert_allclose(np.concatenate(found), differences(stages)[:, :3], rtol=1e-7, atol=1e-8)
+
+
+def test_what_has_no_adjoint_is_not_gone_back_through():
+    """The search is in the forward part, and in that of an iteration on the way back."""
+    stages = Stages(search, 1)
+    body = stages.adjoint(stages.staged.stages[0], frozenset((x, y)))[0].body
+    nodes = [v for s in statements(body) for value in values_of(s) for v in walk(value)]
+    assert sum(isinstance(v, Op) and v.name == "gt" for v in nodes) == 2
 
 
 def test_draws_are_recorded_and_read_again():

@@ -11,7 +11,7 @@ from typing import Any
 import taichi_ext.program as ir
 from taichi_ext import backend, engine, launches
 from taichi_ext.adjoint import AdjointArray, Machine, Staged, Tape, adjoint_array, adjoint_of, checked, staged
-from taichi_ext.analysis.activity import Activity, find_activity
+from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.cuts import Paths, find_paths
 from taichi_ext.analysis.loops import Extent
@@ -226,7 +226,8 @@ class StagedKernel:
     def _activity(self, body: ir.Body, active: frozenset[Container]) -> Activity:
         boundaries = (s for s in ir.statements(body) if isinstance(s, ir.Boundary))
         own = [local for s in boundaries for locals_ in s.inner.values() for local in locals_]
-        return find_activity(replace(self.program, body=body), active, own)
+        program = replace(self.program, body=body)
+        return useful_activity(program, find_activity(program, active, own))
 
     def _own_extents(self) -> dict[Container, Extent]:
         return {c: Extent((self.size_of(c),), ()) for c in self.own_containers}
