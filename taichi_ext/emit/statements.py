@@ -44,6 +44,7 @@ INFIX = {
 PREFIX = {"neg": ("-", 12), "invert": ("~", 12), "logical_not": ("not ", 4)}
 _POWER, _COMPARISON, _ATOM = 13, 5, 20
 _BUILTIN = ("max", "min", "abs")
+_THREAD = "ti.cast(ti.global_thread_idx(), ti.i32)"
 _IN_MATH = ("popcnt", "clz")
 Text = tuple[str, int]  # and how strongly its outermost operation binds
 
@@ -56,6 +57,7 @@ class Expressions:
         self.names = names
         self.shared: dict[Value, str] = {}  # values of the current statement that have names
         self.elementary: dict[str, Elementary] = {}  # the functions of the package that are called
+        self.thread = ""  # the name of the thread's number, in a function that takes it
 
     def text(self, value: Value, level: int = 0) -> str:
         """An expression, in parentheses where something that binds as strongly as ``level`` is around it."""
@@ -145,7 +147,7 @@ class Expressions:
         return f"ti.random({self.type(op.dtype)})", _ATOM
 
     def _global_thread_idx(self, op: Op) -> Text:
-        return "ti.cast(ti.global_thread_idx(), ti.i32)", _ATOM
+        return self.thread or _THREAD, _ATOM
 
     def _bit_cast(self, op: Op) -> Text:
         return f"ti.bit_cast({self.text(op.args[0])}, {self.type(op.dtype)})", _ATOM
@@ -411,6 +413,11 @@ class Lines:
     def _call_of_body(self, s: ir.For, arguments: dict[str, str]) -> None:
         """The body of a loop as a function: there LLVM knows that the addresses of arrays stay the same."""
         name = self.names.of_function(f"one_{s.variables[0].name}")
+        values = (value for x in ir.statements(s.body) for value in ir.values_of(x))
+        if any(isinstance(n, Op) and n.name == "global_thread_idx" for value in values for n in ir.walk(value)):
+            thread = self.expressions.thread = self.names.of_function("own_thread")  # Taichi has none in functions
+            self.line(f"    {thread} = {_THREAD}")
+            arguments = {**arguments, thread: "ti.i32"}
         kernel, self.lines, self.places = (self.lines, self.places), [], []
         depth, self.depth = self.depth, 1
         self.line("@ti.real_func")
@@ -418,7 +425,7 @@ class Lines:
         self.block(s.body)
         self.functions += [*self.lines, ""]
         self.places_of_functions += [*self.places, None]
-        (self.lines, self.places), self.depth = kernel, depth
+        (self.lines, self.places), self.depth, self.expressions.thread = kernel, depth, ""
         self.line(f"    {name}({', '.join(arguments)})")
 
     def bound(self, x: Any) -> str:

@@ -1,12 +1,14 @@
 """Adjoints whose neighbouring iterations run together, and loops in which they cannot."""
 
+import re
+
 import numpy as np
 import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
 from taichi_program import end_program
 
-from taichi_ext import hvp, jacobian, vjp
+from taichi_ext import Jacobian, hvp, jacobian, vjp
 from taichi_ext.adjoint import lanes, stage_adjoint
 from taichi_ext.schedule.lanes import CannotError
 
@@ -131,3 +133,24 @@ def test_second_derivatives_are_not_in_lanes(tried):
     expected = np.einsum("id,ij,ie,ej->dj", a.to_numpy(), weights, a.to_numpy(), direction)
     assert_allclose(product, expected, rtol=1e-10)
     assert "in lanes" not in tried
+
+
+def test_threads_in_functions_add_to_sums_of_their_own():
+    """The number of a thread is passed to the body of a loop that is a function, where Taichi has none."""
+    x, y = field(12), field(512)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = 1.0
+            for n in range(12):
+                s *= 1.0 - 0.1 * x[n]
+            y[i] = s + x[i % 12]
+
+    plan = Jacobian(run, x, y, mode="reverse")
+    expected = jacobian(run, x, y, mode="forward")
+    for _ in range(3):
+        assert_allclose(plan(), expected, rtol=1e-12, atol=1e-14)
+    functions = re.findall(r"@ti.real_func\n.*?\n\n", plan.source, re.DOTALL)
+    assert any("own_adj" in text for text in functions)
+    assert not any("global_thread_idx" in text for text in functions)
