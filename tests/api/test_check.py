@@ -479,9 +479,6 @@ def figures(report):
     return {finding.text.split(" (")[0]: finding for finding in report.findings}
 
 
-LINEAR = ("rule(0) = 0", "rule(2 t) = 2 rule(t)", "rule(a + b) = rule(a) + rule(b)")
-
-
 @pytest.mark.sweep
 @pytest.mark.double_only("the tolerances of float64")
 def test_a_good_rule_passes_and_is_compared_with_autodiff():
@@ -499,7 +496,7 @@ def test_a_good_rule_passes_and_is_compared_with_autodiff():
         assert report.points == 3
         assert report.differing == (0, 1)
         found = figures(report)
-        assert set(found) == {*LINEAR, "auto agrees with differences", "jacobian applies the rule"}
+        assert set(found) == {"auto agrees with differences", "jacobian applies the rule"}
         assert all(f.figure < 1e-9 for f in found.values())
     text = str(report)
     assert "rule 'area' (" in text
@@ -522,39 +519,16 @@ def size(d_a, b):
     return abs(d_a) * b
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("rule", "failing", "figure"),
-    [
-        (with_offset, LINEAR, None),
-        (squared, LINEAR[1:], None),
-        (size, LINEAR[2:], None),
-    ],
-)
-def test_rules_that_are_not_linear_are_named_with_the_figure(rule, failing, figure):
+@pytest.mark.parametrize("rule", [with_offset, squared, size])
+def test_rules_that_are_not_linear_are_rejected(rule):
     boundary_gradient(area)(rule)
-    report = check_rule("area", {"a": [0.1, 0.4], "b": [1.0, 2.0]})
+    inputs = {"a": [0.1, 0.4], "b": [1.0, 2.0]}
+    report = check_rule("area", inputs)
     assert not report
-    found = figures(report)
-    for text in LINEAR:
-        assert found[text].is_ok == (text not in failing), str(report)
-        if text in failing:
-            assert found[text].figure > 0.1
-            assert found[text].where.startswith("point ")
-            assert f"{text}: FAILED, {found[text].figure:.2g} at point" in str(report)
-    with pytest.raises(CheckError, match=r"FAILED, \d"):
-        check_rule("area", {"a": [0.1, 0.4], "b": [1.0, 2.0]}, raise_on_failure=True)
-
-
-def test_the_figure_is_relative_to_the_rule():
-    @boundary_gradient(area)
-    def _(d_a, a):
-        return d_a * 1e6 + (1e3 if a > 0.3 else 0.0)
-
-    report = check_rule("area", {"a": [0.1, 0.4], "b": 1.0})
-    offset = figures(report)["rule(0) = 0"]
-    assert 2e-4 < offset.figure < 1e-2  # 1e3 to about 1e6
-    assert offset.where == "point 1 (a = 0.4, b = 1.)"
+    assert "jacobian rejects the rule" in str(report)
+    assert "must be linear in its tangents" in report.findings[-1].text
+    with pytest.raises(CheckError, match="jacobian rejects the rule"):
+        check_rule("area", inputs, raise_on_failure=True)
 
 
 @pytest.mark.sweep
@@ -567,20 +541,6 @@ def test_partial_rules_keep_autodiff_of_the_rest():
     assert report
     assert "d out / d b" in str(report)
     assert "d out / d a" not in str(report)
-
-
-@pytest.mark.sweep
-def test_an_infinite_partial_counts_where_its_argument_moves():
-    @ti.func
-    def f(a, b):
-        return ti.sqrt(a) + b * b
-
-    @boundary_gradient(f)
-    def _(d_b, auto):
-        return auto + 0.0 * d_b
-
-    report = check_rule("f", {"a": [0.0], "b": [2.0]})
-    assert figures(report)["rule(0) = 0"].figure == 0
 
 
 @pytest.mark.sweep
@@ -629,7 +589,7 @@ def test_marks():
 
     report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]}, expected="boundary")
     assert report, str(report)
-    assert set(figures(report)) == {*LINEAR, "jacobian applies the rule"}
+    assert set(figures(report)) == {"jacobian applies the rule"}
     registry.clear()
 
     @boundary_gradient("rim")
@@ -676,18 +636,19 @@ def test_a_wrong_derivative_of_autodiff_would_be_seen():
 
 
 @pytest.mark.sweep
-def test_a_nan_is_not_masked():
+@pytest.mark.parametrize("expected", ["autodiff", "boundary"])
+def test_a_nan_is_not_masked(expected):
     @ti.func
     def root(a):
         return ti.sqrt(a)
 
     @boundary_gradient(root)
     def _(a, d_a):
-        return d_a / a
+        return d_a * ti.sqrt(a - 0.5)
 
-    report = check_rule("root", {"a": [0.0, 1.0]})
+    report = check_rule("root", {"a": [0.0, 1.0]}, expected=expected)
     assert not report
-    assert math.isnan(figures(report)["rule(0) = 0"].figure)
+    assert math.isnan(figures(report)["jacobian applies the rule"].figure)
     assert "at point 0 (a = 0.)" in str(report)
 
 
