@@ -339,19 +339,26 @@ def _end(before: tuple[object, _Stray] | None) -> None:
                 setattr(owner, attribute, _originals[name])
 
 
-@contextlib.contextmanager
-def follow_by(follower: object) -> Iterator[None]:
+class _FollowedBy:
+    """See ``follow_by``; no generator, as each launch enters one."""
+
+    def __init__(self, follower: object) -> None:
+        self._follower = follower
+
+    def __enter__(self) -> None:
+        self._me = threading.get_ident()
+        self._before = _followers.get(self._me)
+        if self._before is not None:
+            _followers[self._me] = self._follower  # keep an entry: without any, no thread is followed
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            _followers[self._me] = self._before
+
+
+def follow_by(follower: object) -> contextlib.AbstractContextManager[None]:
     """Within the context, a thread that is followed reports to another observer; to none if that is None."""
-    me = threading.get_ident()
-    before = _followers.get(me)
-    if before is None:
-        yield
-        return
-    _followers[me] = follower  # keep an entry: without any, no thread is followed
-    try:
-        yield
-    finally:
-        _followers[me] = before
+    return _FollowedBy(follower)
 
 
 def suspend_following() -> contextlib.AbstractContextManager[None]:

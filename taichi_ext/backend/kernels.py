@@ -230,9 +230,12 @@ def is_kernel_since(kernel: Kernel, made: int) -> bool:
     return kernel.kernel_counter >= made
 
 
+_LIBRARY = f"{RUNTIME.name}._kernels"
+
+
 def is_library_kernel(kernel: Kernel) -> bool:
     """Whether a kernel is one of Taichi's own."""
-    return kernel.func.__module__ == f"{RUNTIME.name}._kernels"
+    return kernel.func.__module__ == _LIBRARY
 
 
 def is_plain_call(kernel: Kernel) -> bool:

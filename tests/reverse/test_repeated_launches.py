@@ -1,11 +1,13 @@
 """Launches that are repeated within a run, in reverse mode: what they rest on changes in between."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import taichi as ti
 from taichi_program import initialise
 
-from taichi_ext import value_and_gradient
+from taichi_ext import boundary_gradient, registry, value_and_gradient
 from taichi_ext.errors import InvalidArgumentError
 
 A, B = np.array([0.3, -0.7, 1.1], np.float32), np.array([0.5, 0.2, -0.4], np.float32)
@@ -136,3 +138,36 @@ def test_repeated_launch_of_destroyed_field_raises():
 
     with pytest.raises(InvalidArgumentError, match="no longer exists"):
         value_and_gradient(run, [a], loss)
+
+
+@ti.func
+def square(a):
+    return a * a
+
+
+@ti.kernel
+def add_squares(x: ti.template(), y: ti.template()):
+    for i in x:
+        y[i] += square(x[i])
+
+
+def test_repeated_launch_sees_the_rules_of_its_moment():
+    a, c, loss = _field(A), _field(0 * A), ti.field(ti.f32, ())
+
+    @boundary_gradient(square, name="times five")
+    def scaled(d_a):
+        return 5.0 * d_a
+
+    def run():
+        loss[None] = 0
+        c.fill(0)
+        for k in range(4):
+            with registry.disabled("times five") if k == 2 else contextlib.nullcontext():
+                add_squares(a, c)
+        add_up(c, loss)
+
+    try:
+        _, (gradient,) = value_and_gradient(run, [a], loss)
+    finally:
+        registry.remove("times five")
+    np.testing.assert_allclose(gradient, 15 + 2 * A, rtol=1e-5)

@@ -153,7 +153,7 @@ class Backward:
         self._threads = backend.thread_count() or 1
         self._tapes: dict[Hashable, np.ndarray] = {}
         self._own: dict[Hashable, np.ndarray] = {}
-        self._repeated: dict[Hashable, tuple[AdjointKernel, list[Any], Launcher]] = {}  # launches with the same arrays
+        self._repeated: dict[Hashable, tuple[AdjointKernel, Launcher]] = {}  # launches with the same arrays
 
     def event(self, event: Event) -> None:
         """Go back over one event: memory is afterwards as before it, as far as adjoints read it."""
@@ -212,11 +212,10 @@ class Backward:
 
     def _stage(self, event: Launched, n: int) -> None:
         plan = event.steps[n].plan
-        adjoint = plan.adjoint
-        if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
-            return
-        known = self._repeated.get((event.call, plan))
+        known, adjoint = self._repeated.get((event.call, plan)), plan.adjoint
         if known is None:
+            if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
+                return
             self.is_singular |= adjoint.is_singular
             if self.is_guarded:
                 adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
@@ -226,11 +225,11 @@ class Backward:
             launcher = Launcher(adjoint.stage, event.args)
             launcher(event.args, extra, keep=is_same)
             lent.give_back()
-            if is_same:
-                self._repeated[event.call, plan] = adjoint, extra, launcher
+            if launcher.is_prepared:
+                self._repeated[event.call, plan] = adjoint, launcher
         else:
-            adjoint, extra, launcher = known
-            launcher(event.args, extra, keep=True)
+            adjoint, launcher = known
+            launcher.again(event.args)
         for c, own in adjoint.own:
             cell = event.cell(c)
             for store in self._stores:

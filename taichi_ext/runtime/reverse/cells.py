@@ -81,12 +81,14 @@ class Copy:
         self.cell, self.box = cell, box
         memory, self._dots = cell.memory, None
         if memory is not None:
-            self._parts: list[Any] = [memory[box].copy()]
+            part = memory[box].copy()
+            self._parts: list[Any] = [part]
+            self.nbytes = int(part.nbytes)
         else:
             self.box = ()
             with backend.suspend_following():
                 self._parts = [_copied(part) for part in _parts(cell.obj)]
-        self.nbytes = sum(map(_size, self._parts))
+            self.nbytes = sum(map(_size, self._parts))
         if cell.dots is not None and cell.dots.has(cell):
             self._dots = cell.dots.of(cell)[self._rows()].copy()
             self.nbytes += self._dots.nbytes
@@ -250,10 +252,12 @@ class Log:
             self.first_nbytes += self.first[cell].nbytes
         if self.whole is not None and cell not in self.whole and cell.key is not None:
             self.whole[cell] = Copy(cell, ())
-        if not self.is_keeping:
+        is_shared = any(other.wanted for other in cell.related) if cell.related else False
+        if not self.is_keeping or not (cell.wanted or is_shared):
             return []
-        is_shared = any(other.wanted for other in cell.related)
         met = [box for box in boxes if is_shared or any(meet(box, wanted) for wanted in cell.wanted)]
+        if not met:
+            return []
         copies = [Copy(cell, box) for box in met]
         for box in met:
             cell.wanted = {wanted for wanted in cell.wanted if wanted[: len(box)] != box}

@@ -124,11 +124,12 @@ class Forward:
         """Run a kernel stage by stage."""
         with backend.exclusive, backend.suspend_following():
             check_same_program(self._program)
-            if self._runs_plainly(kernel, args):
+            if backend.is_library_kernel(kernel) and self._runs_plainly(kernel, args):
                 return kernel(*args) if backend.is_reading_kernel(kernel) else None
-            self._follow_arrays()
+            if self.cells.regions:
+                self._follow_arrays()
             event = self._launched(kernel, args)
-            if self._is_pipeline:  # after which Python may change arrays
+            if self._is_pipeline and self.cells.regions:  # after which Python may change arrays
                 self._arrays.remember(event.written)
             if self._roots.lost:
                 read = {event.cell(c).key for step in event.steps for c in step.plan.forward.reads}

@@ -168,11 +168,14 @@ class Launched:
         kernel, moving = step.plan.forward, step.plan.moving
         if self.has_run:
             kernel = self.call.kernel.forward(n, is_again=True, active=moving)
-        lent = Lent(kernel)
-        extra = [self.own[c].obj if c in self.own else lent.tangents(c, self.cell) for c in kernel.extra]
         launcher = self.call.launchers.get(kernel)
         if launcher is None:
             launcher = self.call.launchers[kernel] = Launcher(kernel, self.args)
+        if launcher.is_prepared:
+            launcher.again(self.args)
+            return saved
+        lent = Lent(kernel)
+        extra = [self.own[c].obj if c in self.own else lent.tangents(c, self.cell) for c in kernel.extra]
         launcher(self.args, extra, keep=not self.own and not moving)
         lent.give_back()
         return saved
@@ -188,15 +191,20 @@ class Launched:
 
 
 class Launcher:
-    """Launches a stage of a call; one that takes numbers and NumPy arrays alone is set up once."""
+    """Launches a stage of a call; one that takes numbers and NumPy arrays alone is set up once.
+
+    Attributes:
+        is_prepared: whether ``again`` launches it.
+    """
 
     def __init__(self, kernel: StageKernel, args: tuple[Any, ...]) -> None:
         self._kernel = kernel.kernel
         self._positions = [p for p in self._kernel.positions if p < len(args)]
         has_numbers = all(type(args[p]) in (int, float) for p in self._positions)
         self._is_simple = has_numbers and backend.is_host_arch() and not backend.is_debug()
+        self.is_prepared = False
         self._prepared: backend.RepeatedLaunch | None = None
-        self._passed: list[Any] = []  # in the last launch
+        self._args: tuple[Any, ...] = ()  # of the last launch
 
     def __call__(self, args: tuple[Any, ...], extra: Sequence[Any], *, keep: bool) -> None:
         """Launch it; ``keep``: whether ``extra`` are the same arrays in each launch."""
@@ -204,10 +212,15 @@ class Launcher:
             self._kernel.launch(*args, *extra)
             return
         passed = [*(args[p] for p in self._positions), *extra]
-        if self._prepared is None:
-            self._prepared, self._passed = backend.RepeatedLaunch(self._kernel, dict(enumerate(passed))), passed
-        self._prepared({n: x for n, x in enumerate(passed) if x is not self._passed[n]})
-        self._passed = passed
+        self._prepared, self._args = backend.RepeatedLaunch(self._kernel, dict(enumerate(passed))), args
+        self.is_prepared = True
+        self._prepared({})
+
+    def again(self, args: tuple[Any, ...]) -> None:
+        """Launch it as the last time, apart from numbers."""
+        assert self._prepared is not None
+        before, self._args = self._args, args
+        self._prepared({n: args[p] for n, p in enumerate(self._positions) if args[p] is not before[p]})
 
 
 class Lent:

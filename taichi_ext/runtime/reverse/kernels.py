@@ -127,6 +127,7 @@ class StagedKernel:
     integers: tuple[tuple[Local, int], ...]  # arguments by position that indices may be computed from
     folded: Mapping[Value, Value]  # numbers that Python has computed from parameters, by their expressions
     columns: int = 0  # of tangents along which everything is differentiated, for second derivatives
+    _rules_version: Hashable = None  # of the registry, at which ``rules`` were the ones in use
     _forward: dict[Hashable, StageKernel] = field(default_factory=dict)
     _adjoints: dict[Hashable, AdjointKernel] = field(default_factory=dict)
 
@@ -152,8 +153,12 @@ class StagedKernel:
 
     def is_current(self) -> bool:
         """Whether it was built with the rules and Python values of now; raises as ``Captures.are_current``."""
-        has_rules = all(registry.rule_for(target) is rule for target, rule in self.rules.found.items())
-        return has_rules and self.captures.are_current(self.kernel)
+        version = registry.version
+        if version != self._rules_version:
+            if not all(registry.rule_for(target) is rule for target, rule in self.rules.found.items()):
+                return False
+            self._rules_version = version
+        return self.captures.are_current(self.kernel)
 
     def size_of(self, c: Container) -> int:
         """How many numbers an array of the launch has."""

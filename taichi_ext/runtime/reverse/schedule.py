@@ -130,8 +130,7 @@ class Schedule:
         self._sizes[-1] += grown
         self._largest_event = max(self._largest_event, grown)
         self._longest = max(self._longest, self._sizes[-1])
-        self._note()
-        if self._max_memory is None and self._kept_bytes() < _LITTLE:
+        if self._note() < _LITTLE and self._max_memory is None:
             return
         self._is_long = self._sizes[-1] > self._limit / _SHARE
         self._make_room(self._largest_event)
@@ -201,9 +200,12 @@ class Schedule:
         room = self._limit - self.log.first_nbytes - self._longest - self._largest_event
         return int(max(1, room // max(1, size)))
 
-    def _note(self) -> None:
-        self.peak = max(self.peak, self._kept_bytes())
+    def _note(self) -> int:
+        """Note how much is kept, and return it."""
+        kept = self._kept_bytes()
+        self.peak = max(self.peak, kept)
         self.most = max(self.most, len(self._snapshots) - 1)
+        return kept
 
     # --- the way back
 
