@@ -306,7 +306,7 @@ def test_only_the_thread_that_traces_is_inside_a_kernel():
         ti.static(note())
 
     k()
-    assert seen == [False, True]
+    assert set(zip(seen[::2], seen[1::2], strict=True)) == {(False, True)}  # Quadrants traces it twice
 
 
 @pytest.mark.sweep
