@@ -8,8 +8,12 @@ from itertools import islice
 
 import taichi_ext.program as ir
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
-from taichi_ext.program.printer import SIGNS
 from taichi_ext.simplify.usage import written_locals
+
+_SIGNS = {  # as users write them
+    **{"mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "logical_and": "and", "logical_or": "or"},
+    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
+}
 
 
 def check_rules(program: ir.Program) -> None:
@@ -150,7 +154,7 @@ class _Check:
         if rule is None or self.is_linear(op):
             return
         is_joined = op.name in ("add", "sub") or (op.name in _CHOICES and self.rule_of(op.args[0]) is None)
-        name = SIGNS.get(op.name, op.name)
+        name = _SIGNS.get(op.name, op.name)
         raise _refusal(rule, _JOINED if is_joined else f"{name!r} is applied to a tangent here.", op.place or place)
 
     def is_linear(self, op: ir.Op) -> bool:

@@ -1,6 +1,5 @@
 """The language of the engine: typed values, a dozen kinds of statement, and helpers that visit and rebuild them."""
 
-from taichi_ext.program.printer import text
 from taichi_ext.program.statements import (
     WITH_TANGENTS,
     Argument,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
+from printed_programs import text
 
 from taichi_ext import Hessian, Jacobian
 from taichi_ext.program import (
@@ -22,7 +23,6 @@ from taichi_ext.program import (
     Op,
     Program,
     Read,
-    text,
 )
 from taichi_ext.schedule.loops import with_joined_columns
 from taichi_ext.schedule.private_sums import with_counted_columns

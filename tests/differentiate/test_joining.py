@@ -9,6 +9,7 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, integers, outputs, scalars
 from numpy.testing import assert_array_equal
+from printed_programs import text
 from program_interpreter import Interpreter
 
 from taichi_ext import Jacobian
@@ -33,7 +34,6 @@ from taichi_ext.program import (
     Update,
     Value,
     statements,
-    text,
 )
 from taichi_ext.schedule.loops import with_guarded_sums, with_joined_columns
 from taichi_ext.schedule.private_sums import with_counted_columns

@@ -8,12 +8,13 @@ import taichi as ti
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from forced_lanes import force_lanes
 from numpy.testing import assert_allclose, assert_array_equal
+from printed_programs import text
 from taichi_program import initialise
 
 from taichi_ext import Jacobian
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
-from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read, text
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read
 from taichi_ext.schedule import Machine, machine, schedule
 from taichi_ext.schedule import lanes as schedule_lanes
 

@@ -1,6 +1,7 @@
 """The language of the engine, on programs written by hand."""
 
 import pytest
+from printed_programs import text
 
 from taichi_ext.program import (
     F32,
@@ -29,7 +30,6 @@ from taichi_ext.program import (
     rebuilt,
     regrouped,
     statements,
-    text,
     values_of,
     walk,
     with_values,

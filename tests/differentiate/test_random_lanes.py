@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from forced_lanes import set_limits
 from numpy.testing import assert_array_equal
+from printed_programs import text
 from program_interpreter import Interpreter
 
 from taichi_ext.analysis.loops import Extent
@@ -35,7 +36,6 @@ from taichi_ext.program import (
     Update,
     Value,
     While,
-    text,
 )
 from taichi_ext.program.build import cast, literal, operation
 from taichi_ext.schedule import masks

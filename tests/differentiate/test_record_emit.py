@@ -8,12 +8,13 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import read, write
+from printed_programs import text
 from reemission import Reemission
 from taichi_program import end_program, initialise
 
 from taichi_ext import UnsupportedError, backend, engine, mark, replace_gradient, step, stop_gradient
 from taichi_ext.emit import build, emit
-from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements, text, values_of, walk
+from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements, values_of, walk
 from taichi_ext.record import record
 from taichi_ext.simplify import simplify
 

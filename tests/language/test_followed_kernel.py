@@ -8,10 +8,10 @@ from textwrap import dedent, indent
 
 import numpy as np
 import pytest
+from printed_programs import text as text_of
 
 from taichi_ext import Jacobian, engine
 from taichi_ext.program import statements
-from taichi_ext.program.printer import text as text_of
 from taichi_ext.record import record
 from taichi_ext.simplify import simplify
 

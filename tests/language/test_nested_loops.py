@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vectors
+from printed_programs import text
 
 from taichi_ext import backend, jacobian
-from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read
 from taichi_ext.schedule import loops, machine
 from taichi_ext.schedule.loops import by_rows
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
+from printed_programs import text
 
 from taichi_ext import Jacobian
-from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read
 from taichi_ext.schedule.loops import serial, spread
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
