@@ -1,5 +1,6 @@
 """Fixtures shared by the tests."""
 
+import ast
 import dataclasses
 import gc
 import re
@@ -46,6 +47,9 @@ def pytest_addoption(parser):
     parser.addoption("--record", metavar="FILE", help="used by --arch: write down what comparisons expect")
     parser.addoption("--by-column", action="store_true", help="tangents in memory column by column, as on a GPU")
     parser.addoption("--sweeps", type=int, default=1, metavar="N", help="one of N sweeps, drawn by the package's text")
+    parser.addoption(
+        "--setting", action="append", default=[], metavar="NAME=VALUE", help="of ti.init, as fast_math=False"
+    )
     parser.addoption("--chunk-size", type=int, metavar="N", help="chunk_size= of every Jacobian that is not told")
 
 
@@ -92,6 +96,8 @@ def pytest_configure(config):
         config.pluginmanager.register(suite_report.SuiteReport(config, shows_progress))
     devices.start(config.getoption("--arch"), config.getoption("--record"))
     taichi_program.arch = getattr(ti, config.getoption("--arch"))
+    for name, value in (setting.split("=") for setting in config.getoption("--setting")):
+        taichi_program.settings[name] = ast.literal_eval(value)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -175,7 +175,12 @@ def _from_below_zero(loop: ir.For, machine: Machine) -> ir.For:
 
 
 def _is_better_as_function(loop: ir.For) -> bool:
-    """Whether a body in lanes is compiled soon as a function, or would be compiled even later in the kernel."""
+    """Whether a body in lanes is compiled soon as a function, or would be compiled even later in the kernel.
+
+    A body that ends an iteration early cannot be a function: Taichi goes on behind a ``return`` without a value.
+    """
+    if leaves(loop.body):
+        return False
     inner = ir.statements(loop.body)
     return len(inner) > SHORT or all(math.prod(s.local.shape) <= LONGEST for s in inner if isinstance(s, ir.Declare))
 

@@ -264,6 +264,26 @@ def test_bodies(name, lanes):
     assert all(lanes)
 
 
+def test_many_iterations_of_which_some_end_early(lanes):
+    """So many that none is spread over threads: the body in lanes is that of the parallel loop itself."""
+    n = 20_000
+    x, w, y = scalars(X[:2]), scalars(np.linspace(0, 1, n)), outputs(n)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            if w[i] < 0.5:
+                continue
+            s = x[0]
+            for m in range(20):
+                s += 0.1 * (x[1] * w[i] - s * s * x[1]) + 0.01 * m * (x[0] - s) * (s * x[1] + w[i])
+            y[i] = s
+
+    assert np.abs(check_jacobian(k, x, y)).max() > 0.3
+    assert lanes
+    assert all(lanes)
+
+
 @pytest.mark.sweep
 def test_text():
     """Lanes that have left a loop take no part; the loop ends where none is left."""

@@ -144,8 +144,9 @@ def test_conditions_keep_a_loop_within_the_gradient():
 
     plan, memory = Jacobian(run, x, energy), np.full(16, 7.0)
     plan(out=memory[:6])
-    assert "global_thread_idx" in plan.source
-    assert "d_energy.shape[0]" in plan.source
+    if ti.cfg.cpu_max_num_threads > 1:
+        assert "global_thread_idx" in plan.source
+        assert "d_energy.shape[0]" in plan.source
     w = read(weights)[:, None]
     assert_allclose(memory[:6], (w * np.cos(w * read(x))).sum(0), rtol=1e-12)
     assert_allclose(memory[6:], 7.0, rtol=0)

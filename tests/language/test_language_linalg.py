@@ -103,7 +103,7 @@ def test_eig():
         check_jacobian(k, x, [y, w])
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("2")
 @SIZES
 def test_solve(n):
     x, b, y = matrices([GENERAL[n]]), vectors([[0.3, 0.8, -0.5][:n]]), vector_outputs(n, 2)

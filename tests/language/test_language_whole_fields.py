@@ -6,7 +6,7 @@ import taichi as ti
 from differences import check_jacobian, check_refused, outputs, read, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import UnsupportedError, jacobian
+from taichi_ext import UnsupportedError, jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -69,6 +69,29 @@ def test_fill_between_launches(dtype):
     expected = np.diag(np.full(3, X[0]))
     expected[:, 0] += X
     assert_allclose(jacobian(twice, x, y), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "csr"}])
+def test_entries_of_a_field_are_constants_behind_stop_grad(options):
+    """To the end of the block that it stands in."""
+    x, y, z = scalars(X), outputs(3), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            a = x[i] ** 2
+            if i > 0:
+                ti.stop_grad(x)
+                y[i] = a * x[i]
+            z[i] = x[i] ** 3
+            ti.stop_grad(x)
+            z[i] += 5 * x[i]
+
+    expected = 2 * X**2 * [0, 1, 1], 3 * X**2
+    for J, diagonal in zip(jacobian(k, x, [y, z], **options), expected, strict=True):
+        J = J.toarray() if options else J
+        assert_allclose(J, np.diag(diagonal), rtol=1e-12)
+    assert_allclose(vjp(k, x, y, np.ones(3)), expected[0], rtol=1e-12)
 
 
 @pytest.mark.sweep

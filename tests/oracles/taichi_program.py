@@ -12,6 +12,7 @@ from field_pool import pool
 from taichi_ext import backend
 
 arch = ti.cpu
+settings: dict = {}  # of ti.init, for all programs
 started: dict = {}  # the options of the current program
 cache = tempfile.TemporaryDirectory(prefix="taichi-ext-tests-")
 for variable in ("TI_OFFLINE_CACHE_FILE_PATH", "QD_OFFLINE_CACHE_FILE_PATH"):
@@ -27,7 +28,7 @@ def initialise(**options) -> None:
     """
     end_program()
     started.update(options=options)
-    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, **{"cpu_max_num_threads": 2, **options})
+    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, **{"cpu_max_num_threads": 2, **settings, **options})
     if arch != ti.cpu and ti.cfg.arch != arch:
         pytest.exit(f"Taichi finds no {arch} device here", returncode=2)
 
