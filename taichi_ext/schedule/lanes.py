@@ -43,6 +43,7 @@ LONG = 200  # operations written in a body of float32, from which on one vector 
 MOST_NUMBERS = 12288  # in the arrays of a stretch, which are to stay in the cache next to the processor
 MOST_OPERATIONS = 500  # written in a body; LLVM's time grows faster than their number
 MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
+COMPILED = 3  # additions in a function written out that LLVM takes as long for as for an operation
 LEAST_TOTAL = 1 << 20  # operations of all iterations, below which it is not worth to compile more
 NEEDS_VECTORS = True  # no operation that is a call for each lane
 VECTORS_OF_FLOAT64 = True  # float64 only where LLVM makes vectors of it: see ``_check_float64``
@@ -336,8 +337,8 @@ class Survey:
                 self._note_operation(value, times)
 
     def _note_operation(self, op: ir.Op, times: int) -> None:
-        self.totals.operations += 1
         known = elementary_of(op) if self.machine.is_fast else None
+        self.totals.operations += 1 if known is None else known.work // COMPILED
         is_known = known is not None or op.name in WORK or op.name in FREE or _is_product(op) or _is_call(op)
         if NEEDS_VECTORS and (not is_known or op.dtype == ir.F16):
             raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")

@@ -127,6 +127,23 @@ def constant_indices():
     return k, p, y, 5
 
 
+def many_constant_indices():
+    """More entries by constant indices than registers, also in a local matrix: one kernel asks where they are."""
+    p, y = vectors(numbers(9, 4)), outputs(M)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            m = ti.Matrix.zero(ti.f64, 4, 9)
+            for a, b in ti.static(ti.ndrange(4, 9)):
+                m[a, b] = p[b][a] * (i + 1)
+            if p[2][1] > 0.0:
+                m[i % 4, i] *= m[3, 8]
+            y[i] = (m @ m.transpose()).sum() + p[i][i % 4]
+
+    return k, p, y, 1
+
+
 def steps():
     """A pipeline with fields in between, one of them a vector field that it changes."""
     p, y = vectors(numbers(N // 3, 3)), outputs(M)
@@ -180,7 +197,8 @@ def changed_parameter():
     return k, p, y, 1
 
 
-PROGRAMS = [sums, expressions, read_indices, constant_indices, steps, changed_parameter]
+PROGRAMS = [sums, expressions, read_indices, constant_indices, many_constant_indices]
+PROGRAMS += [steps, changed_parameter]
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 
 

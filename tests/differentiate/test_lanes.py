@@ -415,6 +415,24 @@ def test_long_bodies_stay(lanes, monkeypatch):
     assert "takes LLVM too long" in lanes.reasons[-1]
 
 
+@pytest.mark.parametrize("most, compiled, has_lanes", [(500, 3, True), (100, 3, False), (100, 1000, True)])
+def test_functions_that_are_written_out_count_as_what_they_write(lanes, monkeypatch, most, compiled, has_lanes):
+    monkeypatch.setattr(schedule_lanes, "MOST_OPERATIONS", most)
+    monkeypatch.setattr(schedule_lanes, "COMPILED", compiled)
+    x, y = scalars(X), outputs(2, 11)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = x[0]
+            for n in ti.static(range(8)):
+                s += ti.tanh(s * j + n)
+            y[i, j] = s
+
+    check_jacobian(k, x, y)
+    assert bool(lanes[-1]) == has_lanes, lanes.reasons
+
+
 def test_divisor_from_a_local_array_is_inverted_in_its_lane(lanes):
     x, y = scalars(X), outputs(2, 11)
 

@@ -223,8 +223,10 @@ class Columns:
 #
 # A walk asks whether columns are in its block. If they are, the program names them and is valid for this block only. If
 # not, it is valid for all blocks of the same size that do not contain them either and are on the same side of them.
+# Where this would take many programs, one for all blocks asks at run time.
 
 LAST = 2**31 - 1  # no column has a larger number
+_FEW = 24  # entries by number: of so many, each block may have a kernel of its own, with columns in registers
 
 
 class Blocks:
@@ -233,10 +235,12 @@ class Blocks:
     Args:
         count: the number of columns of a block.
         first: the number of its first column among all columns; None if the block has all columns.
+        by_number: the number of entries of params that the program reads by constant indices.
     """
 
-    def __init__(self, count: int, first: int | None = None) -> None:
+    def __init__(self, count: int, first: int | None = None, by_number: int = 0) -> None:
         self.first = first
+        self.is_for_all = first is not None and by_number > max(2 * count, _FEW)  # asks at run time for each of them
         self._count = count
         self._least, self._most = -(first or 0), LAST - (first or 0)  # the range of shifts of the block
 

@@ -36,7 +36,7 @@ class Limits:
 
     def of(self, local: Local) -> Limits:
         """The limits for a local: a register of an array is a number for each entry, which takes time to compile."""
-        most = max(_REGISTERS, MAX_LOCAL_ARRAY // math.prod(local.shape))
+        most = max(SHORTEST_ROW, MAX_LOCAL_ARRAY // math.prod(local.shape))
         if most >= self.registers:
             return self
         return replace(self, registers=most, next_to_row=min(self.next_to_row, most))

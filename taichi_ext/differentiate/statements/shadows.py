@@ -184,9 +184,10 @@ class Tangents:
         ``first`` is the column of the first of ``size`` entries.
         """
         column, end, blocks = entry + Affine((), first), self.walk.facts.columns, self.walk.blocks
-        if column.is_constant:
+        is_asked = column.is_constant and blocks.is_for_all
+        if column.is_constant and not is_asked:
             return where(condition, {Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
-        if blocks.has(first, size):
+        if not is_asked and blocks.has(first, size):
             return self._guarded(condition, {Seed(column): 1})
         k = self.walk.naming.value_of(column + Affine((), blocks.first or 0))
         if blocks.first is not None:

@@ -159,10 +159,19 @@ MOST_WALKS = 100  # of the first pass
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes the same as ``program``, and its tangents."""
     facts, accesses = find_facts(program, seeds)
-    blocks = Blocks(seeds.columns, seeds.first_column)
+    blocks = Blocks(seeds.columns, seeds.first_column, _entries_by_number(facts.program, seeds))
     plan, facts = plan_storage(facts, blocks)
     found = emit_tangents(facts, plan, blocks)
     return replace(found, report=replace(found.report, accesses=accesses))
+
+
+def _entries_by_number(program: Program, seeds: Seeds) -> int:
+    """How many entries of parameters a program reads by constant indices."""
+    params = {c for c, role in seeds.roles.items() if role.first_column is not None or role.components}
+    values = (v for s in statements(program.body) for value in ir.values_of(s) for v in ir.walk(value))
+    loads = (v for v in values if isinstance(v, ir.Load) and v.container in params)
+    numbers = {(v.container, *(getattr(i, "value", i) for i in (*v.indices, *v.component))) for v in loads}
+    return sum(not any(isinstance(i, ir.Value) for i in number) for number in numbers)
 
 
 def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...]]:
