@@ -94,7 +94,7 @@ class Registry:
 
     @property
     def version(self) -> Hashable:
-        """A value that changes when any rule does, or when a context of this thread begins or ends."""
+        """A value that changes when any rule does, and is another one within contexts of this thread."""
         overrides = self._contexts.overrides
         return (self._version, *overrides) if overrides else self._version
 
@@ -174,15 +174,11 @@ class Registry:
     def _within(self, names: tuple[str, ...], state: bool) -> Generator[None, None, None]:
         override = (frozenset(self._get(name).name for name in names) if names else None, state)
         outer = self._contexts.overrides
-        with self._lock:
-            self._contexts.overrides = (*outer, override)
-            self._changed()
+        self._contexts.overrides = (*outer, override)
         try:
             yield
         finally:
-            with self._lock:
-                self._contexts.overrides = outer
-                self._changed()
+            self._contexts.overrides = outer
 
     def is_enabled(self, rule: GradientRule) -> bool:
         """Whether a rule is applied: this thread's innermost context for it decides, otherwise its own setting."""

@@ -75,7 +75,7 @@ def test_columns_of_a_matrix_are_in_lanes(tried):
     assert_allclose(by_rows[1], jacobian(run, [a, b], y, mode="forward")[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("case", ["later entries", "places in memory", "stack", "read back", "other range", "column"])
+@pytest.mark.parametrize("case", ["later entries", "both sides", "places in memory", "stack", "read back", "other range", "column"])
 def test_loops_that_do_not_fit_run_by_themselves(tried, case):
     length = 600 if case == "stack" else INNER
     a, b, y, z = field(N), field(length, N), field(3 * N), field(INNER, N)
@@ -98,6 +98,11 @@ def test_loops_that_do_not_fit_run_by_themselves(tried, case):
                     s += a[j] * b[d, j]
             if ti.static(case == "places in memory"):
                 y[place[j]] = s * s
+            elif ti.static(case == "both sides"):
+                if j < N // 2:
+                    y[2 * j + 1] = s * s
+                elif j > N // 2:
+                    y[2 * j - 1] = s * s
             else:
                 y[j] = s * s
             if ti.static(case == "later entries"):
@@ -106,6 +111,7 @@ def test_loops_that_do_not_fit_run_by_themselves(tried, case):
     check(run, [a, b], y)
     reasons = {
         "later entries": "not its own",
+        "both sides": "not its own",
         "places in memory": "only the kernel knows",
         "stack": "it keeps numbers",
         "read back": "it keeps numbers",

@@ -144,7 +144,6 @@ def test_intermediates_branches_loops_and_in_place():
     assert_allclose(H, rows, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.sweep
 def test_states_of_rest_where_first_derivatives_are_zero():
     """The derivative of a product with a factor that is zero here is that of the factor."""
     x, energy = scalars([0.3, 0.7, 1.1]), scalars(0.0)
