@@ -75,7 +75,9 @@ def test_columns_of_a_matrix_are_in_lanes(tried):
     assert_allclose(by_rows[1], jacobian(run, [a, b], y, mode="forward")[1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("case", ["later entries", "both sides", "places in memory", "stack", "read back", "other range", "column"])
+@pytest.mark.parametrize(
+    "case", ["later entries", "both sides", "places in memory", "stack", "read back", "other range", "column"]
+)
 def test_loops_that_do_not_fit_run_by_themselves(tried, case):
     length = 600 if case == "stack" else INNER
     a, b, y, z = field(N), field(length, N), field(3 * N), field(INNER, N)
