@@ -1,7 +1,8 @@
-"""Places where the edges of ``pixel`` cross the sides of a square, and the lengths of the edges from there on.
+"""Places where edges cross the sides of a square, found from the levels and the outcomes of conditions.
 
-A search along a side finds the place where the value jumps, and the first condition that differs between its two sides.
-Places are rows of a table, with the gradient of their level and the weight of their jump.
+Along a side, the levels of all conditions and their slopes say where the next one may change.  Two calls, before and
+behind that place, confirm it; where they do not, the interval is halved.  So edges between two corners that see the
+same are found, too.  Places are rows of a table in their order around the square.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
@@ -14,24 +15,42 @@ from typing import Any
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import BULGE, NX, NY, SIDES, S, put_sides
 
-VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # results of a probe
-PX, PY, GX, GY, WHICH, WEIGHT, COLUMNS = range(7)  # of the table of places where the sides of a square are crossed
-PLACES = 3  # on one side of one of the smallest squares
-_GAP = 1e-3  # of the square: how far behind the first place the search for another one starts
-ALL = 2**30
-_STEPS = 26  # of a search along a side
-_MOST = 24  # conditions in one call: 2 to the power of this
+VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR, FOUND, BEHIND = range(8)  # results of a probe
+
+# The columns of the table: the number of the side plus how far along it, place and normal in the square (of size 1
+# around 0), slope, number of the condition, row of the other end, place and weight of the boundary term, and half the
+# area beside its arc.
+ALONG, BX, BY, NX, NY, SLOPE_NORM, WHICH, MATE, PX, PY, WEIGHT, BESIDE, COLUMNS = range(13)
+MOST = 12  # rows
+
+# The columns of what a call at a place on a side tells: where it is, and where the next edge and the last one are, by
+# levels and slopes; the slope of the next one.  The facts are the hash of the outcomes, the number of conditions, and
+# that of the next one.
+AT, AHEAD, BACK, SLOPE_X, SLOPE_Y = range(5)
+OUTCOMES, CONDITIONS, NEXT = range(3)
+FORWARDS, BACKWARDS, BETWEEN = range(3)
+
+ALL = 2**30  # conditions
+_TRIES, _MANY = 64, 32  # calls on one side: at most, and with every change of an outcome followed
+OVER = 1000  # changes: not all of them were followed
+_MOST_CONDITIONS = 24  # in one call: 2 to the power of this
 _EQUAL = 1e-4  # relative: values that differ by less do not jump
-_ALIKE = 0.3  # by which jumps may differ between the ends of a chord, relative
-_TURN = 0.12  # by which the normals at its ends may be turned to it, radians
+_SMALL = 0.02  # of a jump: outcomes that change less than this are passed over beside it
 _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
-_APART = 0.1  # of the square: by how much tangents may miss the point in which they meet
-_OFF = 0.005  # of the square: by which the edge may be off the parabola between them
+_NARROW = 0.02  # of that: over which a root is not yet a jump
 
 
-def probe(shade: object, x: object, y: object, which: object, mode: str) -> Any:
+def probe(
+    shade: object,
+    x: object,
+    y: object,
+    which: object,
+    mode: str,
+    dx: object = 0.0,
+    dy: object = 0.0,
+    reach: object = 0.0,
+) -> Any:
     """A call of the function that also returns facts about its conditions; traced by the engine."""
     leave_to_engine("probe", x)
 
@@ -40,99 +59,233 @@ recorded(probe)
 
 
 @ti.func
-def find_others(shade: ti.template(), side, c, size, crossed: ti.template(), jumps: ti.template()):
-    """Put the places before and behind the first one on side c of a square into the tables."""
-    first = (crossed[c, PX] - side[0]) * side[2] + (crossed[c, PY] - side[1]) * side[3]
-    for k in range(1, PLACES):
-        between = ti.Vector([0.0, first]) if k == 1 else ti.Vector([first + _GAP * size, size])
-        low = probe(shade, side[0] + between[0] * side[2], side[1] + between[0] * side[3], ALL, "seen")
-        high = probe(shade, side[0] + between[1] * side[2], side[1] + between[1] * side[3], ALL, "seen")
-        if low[SEEN] != high[SEEN]:
-            low_value = stop_gradient(low[VALUE])
-            high_value = stop_gradient(high[VALUE])
-            low_seen = ti.Vector([low[SEEN], low[COUNT]])
-            row = c + k * SIDES
-            count_jumps(shade, side, row, size, between, low_value, high_value, low_seen, high[SEEN], crossed, jumps)
+def corner_of(c):
+    """Corner c of a square of size 1 around 0, at which side c starts; sides go round to the left."""
+    return ti.Vector([ti.select(c % 4 == 1 or c % 4 == 2, 0.5, -0.5), ti.select(c % 4 > 1, 0.5, -0.5)])
 
 
 @ti.func
-def count_jumps(
+def search_side(
     shade: ti.template(),
-    side,
-    row,
+    c,
+    x,
+    y,
     size,
-    between,
-    low_value,
-    high_value,
-    low_seen,
-    high_seen,
-    crossed: ti.template(),
+    fine,
+    first,
+    has_rims: ti.template(),
+    table: ti.template(),
     jumps: ti.template(),
+    inner: ti.template(),
 ):
-    """Put the place where the value jumps most, on a part of a side of a square, into a row of the tables.
+    """Put the places where side c is crossed into the tables, from row ``first`` on.
 
-    Returns 0 if there is none, 1 if there is, and more if other edges cross the side, too: the outcomes next to the
-    jump are then not those at both ends of the side.  Of two halves whose ends both see other outcomes, the search goes
-    on in that whose values differ more.
+    Everything before the place ``low`` has been searched.  From there the search goes ``FORWARDS`` to the next edge by
+    its level and slope.  At the end of the side it goes ``BACKWARDS`` likewise.  A place with other outcomes is the
+    place ``high``, and ``BETWEEN`` the two is the change, around which they are brought together.
+
+    ``fine`` is the distance, in squares, that positions can tell apart.  Returns the next row, ``MOST + 1`` if there
+    are too many, the number of changes of outcomes, from ``OVER`` on if some may be missing, and the bits of the
+    conditions that change.  ``has_rims``: whether places count at which a value ends as a root.
     """
-    low = between[0]
-    high = between[1]
-    jump = high_value - low_value
-    scale = abs(low_value) + abs(high_value)
-    shown = jump
-    ends = ti.Vector([low_seen[0], high_seen])
-    for _ in range(_STEPS):
-        if has_jump(jump, scale):
-            q = 0.5 * (low + high)
-            here = probe(shade, side[0] + q * side[2], side[1] + q * side[3], ALL, "seen")
-            value = stop_gradient(here[VALUE])
-            if here[SEEN] == high_seen or (
-                here[SEEN] != low_seen[0] and is_farther(value - low_value, high_value - value, scale)
-            ):
-                high = q
-                high_seen = here[SEEN]
-                high_value = value
+    row = first
+    changes = 0
+    crossed = 0
+    q = 0.0 * size  # the place that is tried
+    low = ti.Vector([0.0] * 5)
+    low_facts = ti.Vector([0] * 3)
+    low_value = jumps_row(0, jumps)
+    high, high_facts, high_value = low, low_facts, low_value
+    mode = FORWARDS
+    shown = low_value  # the jump where it first looks like one
+    is_shown = False
+    turn = 0
+    for k in range(_TRIES):
+        if q >= 0:
+            here, facts, value = look(shade, c, q, x, y, size)
+            is_low = k == 0 or facts[OUTCOMES] == low_facts[OUTCOMES]
+            if mode == BETWEEN and not is_low and facts[OUTCOMES] != high_facts[OUTCOMES]:
+                least = ti.select(k > _MANY, 1.0, _SMALL)  # among many that change nothing the largest jump
+                is_low = not is_larger(value - low_value, high_value - value, abs(low_value) + abs(high_value), least)
+            goes_back = (mode == BACKWARDS or q >= 1.0) and mode != BETWEEN and 0 < k < _MANY
+            goes_back = goes_back and low[AT] + 0.01 * (q - low[AT]) + _LAYER < here[BACK] < q - _LAYER
+            if not is_low:
+                if mode != BETWEEN:
+                    is_shown = False
+                    turn = 0
+                    changes += 1
+                high, high_facts, high_value = here, facts, value
+                mode = BETWEEN
+            elif goes_back:
+                mode = BACKWARDS
             else:
-                low = q
-                low_seen = ti.Vector([here[SEEN], here[COUNT]])
-                low_value = value
-            jump = high_value - low_value
-            scale = ti.max(scale, abs(low_value) + abs(high_value))
-            if high - low > _LAYER * size:
-                shown = jump
-    last = low_seen[1]
-    is_found = has_jump(jump, scale)
-    if is_found:
-        before = 0  # the number of the first condition that differs lies behind it
-        for _ in range(_MOST):
-            if last - before > 1:
-                which = (before + last) // 2
-                both = ti.Vector([0, 0])
-                for k in range(2):
-                    q = ti.select(k == 0, low, high)
-                    both[k] = probe(shade, side[0] + q * side[2], side[1] + q * side[3], which, "seen")[SEEN]
-                if both[0] == both[1]:
-                    before = which
-                else:
-                    last = which
-        px = side[0] + low * side[2]
-        py = side[1] + low * side[3]
-        slope = stop_gradient(probe(shade, px, py, last, "level")[SLOPE])
-        g2 = slope.norm_sqr()
-        along = slope[0] * side[2] + slope[1] * side[3]
-        is_found = g2 > 0
-        if is_found:
-            crossed[row, PX] = stop_gradient(px)
-            crossed[row, PY] = stop_gradient(py)
-            crossed[row, GX] = slope[0]
-            crossed[row, GY] = slope[1]
-            crossed[row, WHICH] = last
-            crossed[row, WEIGHT] = 0.5 * size * abs(along) / g2
+                low, low_facts, low_value = here, facts, value
+                if mode == BACKWARDS:
+                    low[AT] = 1.0
+                    mode = FORWARDS
+            if mode == BETWEEN:
+                width = high[AT] - low[AT]
+                jump = high_value - low_value
+                scale = abs(low_value) + abs(high_value)
+                is_different = has_jump(jump, scale)
+                if is_different and width <= _LAYER and not is_shown:
+                    shown = jump
+                    is_shown = True
+                is_crossed = k <= _MANY and (is_between(high[BACK], low, high) or low[AHEAD] < high[AT] - _LAYER)
+                if width <= ti.max(_NARROW * _LAYER, fine) or not (is_different or is_crossed):
+                    if is_shown or is_different:
+                        jump = lasting_jump(ti.select(is_shown, shown, jump), jump)
+                        if has_rims or has_jump(jump, scale):
+                            row = put_place(
+                                shade, c, x, y, size, row, low, low_facts, high, high_facts, jump, table, jumps, inner
+                            )
+                    crossed |= bit_of(low_facts[NEXT])
+                    low, low_facts, low_value = high, high_facts, high_value
+                    mode = FORWARDS
+            if mode == BACKWARDS:
+                q = here[BACK] - 0.4 * _LAYER
+            elif mode == BETWEEN:
+                q = next_between(low, high, ti.select(is_shown, ti.max(_NARROW * _LAYER, fine), _LAYER), turn)
+                turn += 1
+            elif low[AT] >= 1.0 or row > MOST:
+                q = -1.0
+            elif k > _MANY:  # outcomes that change at many places
+                q = 1.0
+                changes += ti.select(row > first, OVER, 0)
+            else:
+                q = ti.min(1.0, low[AHEAD] + 0.4 * _LAYER)
+    return row, changes, crossed
+
+
+@ti.func
+def bit_of(which):
+    """The bit of a condition by its number, as in the results of a probe."""
+    return 1 << (which & 31)
+
+
+@ti.func
+def place_on(c, q):
+    """The place at part q of side c."""
+    start = corner_of(c)
+    return start + q * (corner_of(c + 1) - start)
+
+
+@ti.func
+def look(shade: ti.template(), c, q, x, y, size):
+    """What a call at part q of side c tells: the columns from ``AT`` on, the facts, and the value."""
+    at = place_on(c, q)
+    way = corner_of(c + 1) - corner_of(c)
+    here = probe(shade, x + size * at[0], y + size * at[1], ALL, "ahead", way[0], way[1])
+    slope = stop_gradient(here[SLOPE])
+    ahead = q + stop_gradient(here[NEAR]) / size
+    back = q + ti.max(-9.0, stop_gradient(here[BEHIND]) / size)
+    facts = ti.Vector([here[SEEN], here[COUNT], here[FOUND]])
+    return ti.Vector([q, ahead, back, slope[0], slope[1]]), facts, stop_gradient(here[VALUE])
+
+
+@ti.func
+def is_between(place, low, high):
+    return low[AT] + _LAYER < place < high[AT] - _LAYER
+
+
+@ti.func
+def next_between(low, high, reach, turn):
+    """The next place between two: by turns before and behind where the edge is expected, and the middle."""
+    q = 0.5 * (low[AT] + high[AT])
+    expected = low[AHEAD] + ti.select(turn % 3 == 0, -0.4, 0.4) * reach
+    if turn % 3 < 2 and turn < 6 and low[AT] < expected < high[AT]:
+        q = expected
+    if turn == 2 and is_between(high[BACK], low, high):
+        q = high[BACK] - 0.4 * _LAYER
+    return q
+
+
+@ti.func
+def lasting_jump(wide, narrow):
+    """The entries of a jump that do not become smaller as its sides are brought together, as roots do."""
+    jump = wide
+    for e in ti.static(range(jump.n)):
+        if abs(narrow[e]) < 0.5 * abs(wide[e]):
+            jump[e] = 0.0
+    return jump
+
+
+@ti.func
+def put_place(
+    shade: ti.template(),
+    c,
+    x,
+    y,
+    size,
+    row,
+    low,
+    low_facts,
+    high,
+    high_facts,
+    jump,
+    table: ti.template(),
+    jumps: ti.template(),
+    inner: ti.template(),
+):
+    """Put the place of a jump between two others on side c into row ``row`` of the tables, and return the next row."""
+    next_row = row
+    if row >= MOST:
+        next_row = MOST + 1
+    else:
+        p = ti.Vector([x, y]) + size * place_on(c, low[AT])
+        q = ti.Vector([x, y]) + size * place_on(c, high[AT])
+        found = low_facts[NEXT]
+        which = first_difference(shade, p[0], p[1], q[0], q[1], low_facts[CONDITIONS], found)
+        slope = ti.Vector([low[SLOPE_X], low[SLOPE_Y]])
+        t = ti.max(low[AT], ti.min(high[AT], low[AHEAD]))
+        if which != found:
+            slope = stop_gradient(probe(shade, p[0], p[1], which, "level")[SLOPE])
+            t = 0.5 * (low[AT] + high[AT])
+        g = slope.norm()
+        if g > 0:
+            at = place_on(c, t)
+            table[row, ALONG] = c + t
+            table[row, BX] = at[0]
+            table[row, BY] = at[1]
+            table[row, NX] = slope[0] / g
+            table[row, NY] = slope[1] / g
+            table[row, SLOPE_NORM] = g
+            table[row, WHICH] = which
+            sign = ti.select(slope.dot(corner_of(c + 1) - corner_of(c)) > 0, 1.0, -1.0)
             for e in ti.static(range(jumps.m)):
-                shown_here = ti.select(abs(jump[e]) > _EQUAL * scale[e], shown[e], 0.0)
-                jumps[row, e] = ti.select(along > 0, shown_here, -shown_here)
-    is_alone = low_seen[0] == ends[0] and high_seen == ends[1]
-    return ti.select(is_found, ti.select(is_alone, 1, SIDES), 0)
+                jumps[row, e] = sign * jump[e]
+            inner[row] = high_facts[OUTCOMES]
+            next_row = row + 1
+    return next_row
+
+
+@ti.func
+def jumps_row(row, jumps: ti.template()):
+    """The values of one row of the table of jumps."""
+    values = ti.Vector([0.0] * jumps.m)
+    for e in ti.static(range(jumps.m)):
+        values[e] = jumps[row, e]
+    return values
+
+
+@ti.func
+def first_difference(shade: ti.template(), px, py, qx, qy, last, expected):
+    """The number of the first condition that differs between two places; ``expected`` is tried first."""
+    before = 0
+    for k in range(_MOST_CONDITIONS):
+        if last - before > 1:
+            which = (before + last) // 2
+            if k < 2 and before < expected - 1 + k < last:
+                which = expected - 1 + k
+            both = ti.Vector([0, 0])
+            for m in range(2):
+                is_first = m == 0
+                both[m] = probe(shade, ti.select(is_first, px, qx), ti.select(is_first, py, qy), which, "seen")[SEEN]
+            if both[0] == both[1]:
+                before = which
+            else:
+                last = which
+    return last
 
 
 @ti.func
@@ -145,108 +298,12 @@ def has_jump(jump, scale):
 
 
 @ti.func
-def is_farther(first, second, scale):
-    """Whether the first of two differences is the larger one, its entries measured by their scales."""
-    total = 0.0 * scale[0]
+def is_larger(first, second, scale, least):
+    """Whether the first of two differences counts beside the second one, its entries measured by their scales."""
+    own = 0.0 * scale[0]
+    other = 0.0 * scale[0]
     for e in ti.static(range(scale.n)):
         if scale[e] > 0:
-            total += (first[e] / scale[e]) ** 2 - (second[e] / scale[e]) ** 2
-    return total > 0
-
-
-@ti.func
-def has_chord(
-    shade: ti.template(), a, b, x, y, size, crossed: ti.template(), jumps: ti.template(), lines: ti.template()
-):
-    """Make the chord between the places on sides a and b a line, if they are of one edge; returns whether they are.
-
-    The edge between them is a parabola with their normals.  They are moved along it to the two points of Gauss' rule,
-    since its speed may vary.
-    """
-    first = ti.Vector([crossed[a, PX] - x, crossed[a, PY] - y]) / size
-    chord = ti.Vector([crossed[b, PX] - x, crossed[b, PY] - y]) / size - first
-    length = ti.max(chord.norm(), 1e-9)
-    along = chord / length
-    turns = ti.Vector([0.0, 0.0])
-    signs = ti.Vector([0.0, 0.0])
-    slopes = ti.Vector([0.0, 0.0])
-    for k in range(2):
-        c = ti.select(k == 0, a, b)
-        slope = ti.Vector([crossed[c, GX], crossed[c, GY]])
-        slopes[k] = slope.norm()
-        signs[k] = ti.select(along.cross(slope) > 0, 1.0, -1.0)
-        turns[k] = signs[k] * along.dot(slope) / slopes[k]
-    difference = 0.0
-    total = 0.0
-    for e in ti.static(range(jumps.m)):
-        difference += (signs[0] * jumps[a, e] - signs[1] * jumps[b, e]) ** 2
-        total += jumps[a, e] ** 2 + jumps[b, e] ** 2
-    is_one = difference <= _ALIKE**2 * total and (ti.max(abs(turns[0]), abs(turns[1])) < _TURN or length < 1e-3)
-    bulge = length / 8.0 * (turns[0] - turns[1])
-    places = ti.Vector([0.0] * 4)
-    for k in range(2):
-        c = ti.select(k == 0, a, b)
-        if is_one:
-            part = ti.static(0.5 - 0.5 / 3**0.5) + ti.static(1 / 3**0.5) * k
-            places[2 * k] = x + size * (first[0] + part * chord[0] + 2.0 / 3.0 * bulge * along[1])
-            places[2 * k + 1] = y + size * (first[1] + part * chord[1] - 2.0 / 3.0 * bulge * along[0])
-            there = probe(shade, places[2 * k], places[2 * k + 1], int(crossed[c, WHICH]), "level")
-            slopes[k] = stop_gradient(there[SLOPE]).norm()
-            is_one = abs(stop_gradient(there[LEVEL])) < _OFF * size * slopes[k]
-    if is_one:
-        put_sides(lines)
-        lines[SIDES, NX] = -along[1]
-        lines[SIDES, NY] = along[0]
-        lines[SIDES, S] = first.cross(along)
-        lines[SIDES, BULGE] = bulge
-        for k in range(2):
-            c = ti.select(k == 0, a, b)
-            crossed[c, PX] = places[2 * k]
-            crossed[c, PY] = places[2 * k + 1]
-            crossed[c, WEIGHT] = 0.5 * size * length / slopes[k]
-    return is_one
-
-
-@ti.func
-def put_tangents(x, y, size, crossed: ti.template()):
-    """Let the edges in one of the smallest squares follow their tangents up to the point in which all of them meet.
-
-    So a corner counts right, a place where edges cross or where one ends at another, and an edge that bends.  Edges
-    whose tangents do not meet in one point of the square keep their weights.
-    """
-    meeting = point_nearest_to_lines(x, y, crossed)
-    if ti.max(abs(meeting[0] - x), abs(meeting[1] - y)) <= 0.5 * size and meeting[2] < _APART * size:
-        for s in range(PLACES * SIDES):
-            if crossed[s, WEIGHT] > 0:
-                to = ti.Vector([meeting[0] - crossed[s, PX], meeting[1] - crossed[s, PY]])
-                crossed[s, WEIGHT] = to.norm() / ti.Vector([crossed[s, GX], crossed[s, GY]]).norm()
-
-
-@ti.func
-def point_nearest_to_lines(x, y, crossed: ti.template()):
-    """The point with the least squares of distances to the tangents, and its largest distance to one of them.
-
-    Not finite, or far from the square at (x, y), if they are parallel.
-    """
-    normals = ti.Matrix([[0.0, 0.0], [0.0, 0.0]])
-    weighted = ti.Vector([0.0, 0.0])
-    for s in range(PLACES * SIDES):
-        if crossed[s, WEIGHT] > 0:
-            n, offset = tangent_at(s, x, y, crossed)
-            normals += n.outer_product(n)
-            weighted += n * offset
-    across = ti.Vector([normals[1, 1] * weighted[0], normals[0, 0] * weighted[1]])
-    found = (across - normals[0, 1] * ti.Vector([weighted[1], weighted[0]])) / normals.determinant()
-    apart = 0.0
-    for s in range(PLACES * SIDES):
-        if crossed[s, WEIGHT] > 0:
-            n, offset = tangent_at(s, x, y, crossed)
-            apart = ti.max(apart, abs(n.dot(found) - offset))
-    return ti.Vector([x + found[0], y + found[1], apart])
-
-
-@ti.func
-def tangent_at(s, x, y, crossed: ti.template()):
-    """The tangent of an edge in place s of the table: its normal, and its distance from (x, y)."""
-    n = ti.Vector([crossed[s, GX], crossed[s, GY]]).normalized()
-    return n, n.dot(ti.Vector([crossed[s, PX] - x, crossed[s, PY] - y]))
+            own = ti.max(own, abs(first[e]) / scale[e])
+            other = ti.max(other, abs(second[e]) / scale[e])
+    return own > _EQUAL + least * other

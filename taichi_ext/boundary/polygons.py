@@ -34,14 +34,6 @@ def side_of_square(place):
 
 
 @ti.func
-def side_of(c, x, y, size):
-    """Where side c of a square starts, and its direction; sides go round to the left."""
-    dx = ti.select(c == 0, 1.0, ti.select(c == 2, -1.0, 0.0))
-    dy = ti.select(c == 1, 1.0, ti.select(c == 3, -1.0, 0.0))
-    return ti.Vector([x + 0.5 * size * (dy - dx), y - 0.5 * size * (dx + dy), dx, dy])
-
-
-@ti.func
 def middle_of_square(place, size):
     """Where the middle of a square of a size is, relative to the pixel's centre."""
     middle = ti.Vector([0.5, 0.5]) * (size - 1.0)

@@ -24,9 +24,11 @@ HASH_START = 0x12345678  # not 0: a condition that does not hold would not chang
 class Probe:
     """The locals of one call that record its conditions, which are numbered from 1.
 
-    The hash takes the conditions up to number ``which``, whose level is ``level``.  ``near`` is the least distance of
-    an edge, from its level and its slope at the position ``at``, in steps of (1/2, 1/2) pixels and similar ones.  A
-    local that is not needed is None.  ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change.
+    The hash takes the conditions up to number ``which``, whose level is ``level``.  With a ``reach``, ``found`` has the
+    bits of the numbers of conditions that may change in the square of twice this side around the position ``at``, by
+    their levels and slopes there.  With ``along``, a direction, ``near`` is the distance of the next edge ahead, whose
+    number is ``found`` and whose slope ``slope``, and ``behind`` that of the next one the other way.  A local that is
+    not needed is None.  ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change.
     """
 
     count: ir.Local
@@ -35,6 +37,11 @@ class Probe:
     level: ir.Local | None
     near: ir.Local | None
     at: ir.Tensor
+    reach: ir.Value | None = None
+    along: ir.Tensor | None = None
+    found: ir.Local | None = None
+    behind: ir.Local | None = None
+    slope: tuple[ir.Local, ...] = ()
     has_kinks: bool = False
 
     def in_body(self, body: ir.Body) -> ir.Body:
@@ -120,13 +127,15 @@ class Probe:
         if op.name in ("mod", "floordiv"):
             steps = _real("floor", _real("truediv", *args))
             nearest = _real("round", _real("truediv", *args))
-            return self._noted(steps, _real("sub", args[0], _real("mul", args[1], nearest)), place)
+            return self._noted(steps, _real("sub", args[0], _real("mul", args[1], nearest)), place, args[1])
         half = ir.Const(0.5, args[0].dtype)
         border = _real("add", _real("floor", args[0]), half) if op.name == "round" else _real("round", args[0])
-        return self._noted(op, _real("sub", args[0], border), place)
+        return self._noted(op, _real("sub", args[0], border), place, ir.Const(1.0, args[0].dtype))
 
-    def _noted(self, outcome: ir.Value, level: ir.Value, place: ir.Place | None) -> ir.Body:
-        """Statements that record the outcome of a condition."""
+    def _noted(
+        self, outcome: ir.Value, level: ir.Value, place: ir.Place | None, period: ir.Value | None = None
+    ) -> ir.Body:
+        """Statements that record the outcome of a condition; with a period its level is that of the nearest change."""
         count, seen = ir.Read(self.count), ir.Read(self.seen)
         mixed = [ir.Assign(seen, new, place=place) for new in _mixed(seen, _as(outcome, ir.I32))]
         body: list[ir.Statement] = [
@@ -136,26 +145,48 @@ class Probe:
         if self.level is not None:
             kept = ir.Assign(ir.Read(self.level), _as(level, self.level.dtype), place=place)
             body.append(ir.If(ir.Op("eq", (count, self.which), ir.U1), (kept,), place=place))
-        if self.near is not None:
-            body += self._measured(level, self.near, place)
+        if self.reach is not None or self.near is not None:
+            body += self._measured(level, place, period)
         return tuple(body)
 
-    def _measured(self, level: ir.Value, near: ir.Local, place: ir.Place | None) -> ir.Body:
+    def _measured(self, level: ir.Value, place: ir.Place | None, period: ir.Value | None) -> ir.Body:
         kept = ir.Local("level", level.dtype, (), "temporary")
         slopes = tuple(ir.Local("slope", level.dtype, (), "temporary") for _ in range(2))
         zeros = ir.Tensor((ir.Const(0.0, level.dtype),) * 2, (2,))
         options = {"what": "pixel", "may_be_flat": True, "is_found": True}
-        dx, dy = (_real("abs", ir.Read(s)) for s in slopes)
-        total = _real("add", dx, dy)
-        ratio = _as(_real("truediv", _real("abs", ir.Read(kept)), total), near.dtype)
-        least = ir.Assign(ir.Read(near), _real("min", ir.Read(near), ratio), place=place)
-        return (
-            ir.Declare(kept, (level,), place=place),
-            ir.Boundary(
-                "gradient", None, {"value": ir.Read(kept), "at": self.at}, zeros, slopes, {}, options, place=place
-            ),
-            ir.If(ir.Op("gt", (total, ir.Const(0.0, total.dtype)), ir.U1), (least,), place=place),
+        boundary = ir.Boundary(
+            "gradient", None, {"value": ir.Read(kept), "at": self.at}, zeros, slopes, {}, options, place=place
         )
+        start = (ir.Declare(kept, (level,), place=place), boundary)
+        assert self.found is not None
+        if self.reach is not None:
+            total = _real("add", *(_real("abs", ir.Read(s)) for s in slopes))
+            is_near = _is_less(_real("abs", ir.Read(kept)), _real("mul", _as(self.reach, total.dtype), total))
+            number = ir.Op("bit_and", (ir.Read(self.count), ir.Const(31, ir.I32)), ir.I32)
+            bit = ir.Op("shift_left", (ir.Const(1, ir.I32), number), ir.I32)
+            noted = ir.Update(ir.Read(self.found), "bit_or", bit, place=place)
+            return (*start, ir.If(is_near, (noted,), place=place))
+        near = self.near
+        assert near is not None
+        assert self.along is not None
+        assert self.behind is not None
+        fall = ir.Local("fall", level.dtype, (), "temporary")
+        parts = (_real("mul", ir.Read(s), d) for s, d in zip(slopes, ir.entries(self.along), strict=True))
+        levels: list[ir.Value] = [ir.Read(kept)]
+        if period is not None:  # of the changes on both sides one is ahead
+            step = _real("abs", period)
+            levels.append(_real("sub", levels[0], _chosen(_is_positive(levels[0]), step, _real("neg", step))))
+        body: list[ir.Statement] = [*start, ir.Declare(fall, (_real("neg", _real("add", *parts)),), place=place)]
+        for own in levels:
+            distance = _as(_real("truediv", own, ir.Read(fall)), near.dtype)
+            is_next = ir.Op("logical_and", (_is_positive(distance), _is_less(distance, ir.Read(near))), ir.U1)
+            held = [(near, distance), (self.found, ir.Read(self.count))]
+            held += [(o, _as(ir.Read(s), o.dtype)) for o, s in zip(self.slope, slopes, strict=True)]
+            kept_if = tuple(ir.Assign(ir.Read(local), v, place=place) for local, v in held)
+            back = ir.Assign(ir.Read(self.behind), _real("max", ir.Read(self.behind), distance), place=place)
+            is_last = _is_less(distance, ir.Const(0.0, distance.dtype))
+            body += [ir.If(is_next, kept_if, place=place), ir.If(is_last, (back,), place=place)]
+        return tuple(body)
 
 
 _JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2", "truediv")
@@ -167,6 +198,14 @@ def _is_equality(value: ir.Value) -> bool:
     """Whether real numbers are tested for equality in a value."""
     ops = (v for v in ir.walk(value) if isinstance(v, ir.Op) and v.name in ("eq", "ne"))
     return any(a.dtype.is_real for op in ops for a in op.args)
+
+
+def _is_less(a: ir.Value, b: ir.Value) -> ir.Value:
+    return ir.Op("lt", (a, b), ir.U1)
+
+
+def _chosen(condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ir.Op("select", (condition, a, b), a.dtype)
 
 
 def _is_positive(value: ir.Value) -> ir.Value:

@@ -25,6 +25,7 @@ from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Block, Recording
 
+_FINE = {32: 1e-7, 64: 1e-15}  # by the bits of positions: roundings
 # By whether the image is computed in float64: pixels from an edge at which its sides are looked at, and how thin a face
 # is that has no area.
 _BESIDE = {True: 1e-6, False: 1e-3}
@@ -212,41 +213,53 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, object]) -> 
     x, y = position("pixel", given["at"])
     if not r.rules.takes_derivative and not antialias:
         return call(shade, x, y)
+    fine = _FINE[default_types()[0].bits]
     flat = typed_tensor(list(entries(zeros)), (len(entries(zeros)),))
-    found = value_of(call(function.boundary_body, shade, flat, x, y, antialias))
+    found = value_of(call(function.boundary_body, shade, flat, x, y, fine, antialias))
     return Tensor(found.entries, zeros.shape) if isinstance(zeros, Tensor) else found.entries[0]
 
 
 def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[object, ...]:
-    """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near or level."""
+    """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near, ahead, level."""
     mode, real = given["mode"], default_types()[0]
     at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
     r.blocks.append(Block())
     value = value_of(call(given["shade"], *at.entries))
     group = tuple(frozen(r, e, "value") for e in (entries(value) if isinstance(value, Tensor) else [value]))
     body = tuple(r.blocks.pop().statements)
-    count, seen, level, near = (
-        frozen(r, Const(start, kind), name)
-        for name, start, kind in (
+    count, seen, level, near, behind, found, *slopes = (
+        frozen(r, Const(start, dtype), name)
+        for name, start, dtype in (
             ("count", 0, I32),
             ("seen", HASH_START, I32),
             ("level", 0.0, real),
             ("near", 1e30, real),
+            ("behind", -1e30, real),
+            ("found", 0, I32),
+            ("slope_x", 0.0, real),
+            ("slope_y", 0.0, real),
         )
     )
-    slope: Any = None
+    slope: Any = typed_tensor(list(slopes), (2,))
     if mode != "value":
+        is_ahead = mode == "ahead"
+        along = Tensor(tuple(frozen(r, given[name], "along") for name in ("dx", "dy")), (2,)) if is_ahead else None
         probe = Probe(
             count.local,
             seen.local,
             frozen(r, given["which"], "which"),
             level.local if mode == "level" else None,
-            near.local if mode == "near" else None,
+            near.local if is_ahead else None,
             at,
+            frozen(r, given["reach"], "reach") if mode == "near" else None,
+            along,
+            found.local,
+            behind.local,
+            tuple(s.local for s in slopes),
         )
         body = probe.in_body(body)
     for s in body:
         r.add(s)
     if mode == "level":
         slope = gradient(r, "pixel", level, (at.entries[0], at.entries[1]), may_be_flat=True)
-    return typed_tensor(list(group), (len(group),)), count, seen, level, slope, near
+    return typed_tensor(list(group), (len(group),)), count, seen, level, slope, near, found, behind

@@ -1,0 +1,207 @@
+"""``pixel`` in each single pixel: J against integrals along the exact outline, the worst entry of all."""
+
+import numpy as np
+import planar
+import pytest
+import taichi as ti
+from differences import outputs, read, scalars, write
+from numpy.testing import assert_allclose
+
+from taichi_ext import Jacobian, pixel, vjp
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+W, H = 14, 24
+
+
+def drawing(shade, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = pixel(shade, at=(float(i), float(j)), antialias=True)
+
+    return k
+
+
+def flow(outline, given, jump, shape):
+    """J of an image by a closed outline, a function of the parameters: what flows through it, in each pixel.
+
+    The area to the left of a curve changes by the integral of ``u x dl``, where u is the motion of its points.
+    """
+    points = outline(given)
+    along = np.roll(points, -1, axis=0) - points
+    middle = points + 0.5 * along
+    area = 0.5 * np.sum(points[:, 0] * along[:, 1] - points[:, 1] * along[:, 0])
+    pixels = np.floor(middle + 0.5).astype(int)
+    inside = ((pixels >= 0) & (pixels < shape)).all(1)
+    numbers = pixels[inside] @ [shape[1], 1]
+    J = np.zeros((*shape, len(given)))
+    for k in range(len(given)):
+        step = np.zeros(len(given))
+        step[k] = 1e-6
+        moved = (outline(given + step) - outline(given - step)) / 2e-6
+        moved = 0.5 * (moved + np.roll(moved, -1, axis=0))
+        part = (moved[:, 0] * along[:, 1] - moved[:, 1] * along[:, 0]) * np.sign(area) * jump
+        J[..., k] = np.bincount(numbers, part[inside], minlength=shape[0] * shape[1]).reshape(shape)
+    return J
+
+
+def worst(J, expected):
+    """The largest error of an entry, of the largest entry."""
+    return np.abs(J - expected).max() / np.abs(expected).max()
+
+
+ANGLES = (np.arange(100_000) + 0.5) / 100_000 * 2 * np.pi
+
+
+def circle(p):
+    return np.stack([p[0] + p[2] * np.cos(ANGLES), p[1] + p[2] * np.sin(ANGLES)], axis=1)
+
+
+def test_discs_and_their_caps():
+    """Discs of every size, at random, and with a cap of up to 0.02 pixels beyond the border of a pixel."""
+    p, image = scalars(np.array([3.0, 2.6, 1.0])), outputs(8, 7)
+
+    @ti.func
+    def shade(x, y):
+        return ti.select((x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2, 1.0, 0.0)
+
+    plan = Jacobian(drawing(shade, image), p, image)
+    generator = np.random.default_rng(0)
+    for n in range(30):
+        radius = [0.05, 0.1, 0.3, 0.6, 1.1, 1.9][n % 6]
+        given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), radius])
+        if n >= 18:
+            given[1] = 4.5 - radius + generator.uniform(-0.002, 0.02)
+        write(p, given)
+        assert worst(plan(), flow(circle, given, 1.0, (8, 7))) < (0.03 if radius < 0.1 else 0.015), given
+
+
+def rims(discs, background, shape):
+    """J of an image by the centres and radii of discs, later ones over earlier ones, as integrals along their rims."""
+    J = np.zeros((*shape, len(discs), 3))
+    motion = np.stack([np.cos(ANGLES), np.sin(ANGLES), np.ones(len(ANGLES))])
+    for k, (x, y, radius, value) in enumerate(discs):
+        X, Y = x + radius * motion[0], y + radius * motion[1]
+        outside = np.full(len(ANGLES), background)
+        is_seen = np.ones(len(ANGLES), bool)
+        for n, other in enumerate(discs):
+            is_over = (X - other[0]) ** 2 + (Y - other[1]) ** 2 < other[2] ** 2
+            if n < k:
+                outside[is_over] = other[3]
+            elif n > k:
+                is_seen &= ~is_over
+        pixels = np.floor(np.stack([X, Y], axis=1) + 0.5).astype(int)
+        counted = is_seen & ((pixels >= 0) & (pixels < shape)).all(1)
+        flux = (value - outside) * radius * 2 * np.pi / len(ANGLES) * motion
+        for n in range(3):
+            sums = np.bincount(pixels[counted] @ [shape[1], 1], flux[n, counted], minlength=shape[0] * shape[1])
+            J[..., k, n] = sums.reshape(shape)
+    return J
+
+
+def test_discs_of_all_sizes_over_each_other():
+    """Also small ones in a pixel that the rim of another one crosses, and rims that cross each other twice in one."""
+    shape, count = (7, 6), 6
+    p, image = scalars(np.ones((count, 4))), outputs(*shape)
+
+    @ti.func
+    def shade(x, y):
+        value = 0.1
+        for n in range(count):
+            if (x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2 < p[n, 2] ** 2:
+                value = p[n, 3]
+        return value
+
+    plan = Jacobian(drawing(shade, image), p, image)
+    generator = np.random.default_rng(0)
+    for _ in range(25):
+        radii = np.exp(generator.uniform(np.log(0.1), np.log(3.0), count))
+        places = generator.uniform(-0.5, np.array(shape) - 0.5, (count, 2))
+        given = np.column_stack([places, radii, generator.uniform(0.2, 1.0, count)])
+        write(p, given)
+        assert np.abs(plan()[..., :3] - rims(given, 0.1, shape)).max() < 0.02, given
+
+
+@pytest.mark.sweep
+def test_a_disc_that_is_seen_edge_on():
+    """An ellipse that is 7 pixels wide and 0.25 pixels high; the ray meets its plane at a pole in the same pixel."""
+    start = np.array([0.2, 0.1, 3.4, 0.45])
+    p, image = scalars(start), outputs(14, 4)
+
+    @ti.func
+    def shade(x, y):
+        d = ti.Vector([(x - 7.0) / 30, (y - 0.5) / 30, 1.0])
+        value = 0.2
+        t = p[1] / d.y
+        if t > 0 and (t * d.x - p[0]) ** 2 + (t - p[2]) ** 2 < p[3] ** 2:
+            value = 0.9
+        return value
+
+    def outline(q):
+        x, z = q[0] + q[3] * np.cos(ANGLES), q[2] + q[3] * np.sin(ANGLES)
+        return np.stack([7 + 30 * x / z, 0.5 + 30 * q[1] / z], axis=1)
+
+    plan = Jacobian(drawing(shade, image), p, image)
+    for by in (0.0, 0.006, -0.005):
+        given = start + [by, 0.0, 0.0, 0.1 * by]
+        write(p, given)
+        J, expected = plan(), flow(outline, given, 0.7, (14, 4))
+        for k in range(4):
+            assert worst(J[..., k], expected[..., k]) < 0.03, (by, k)
+
+
+def sliver(width):
+    a, b = np.array([2.3, 3.6]), np.array([8.5, 19.5])
+    across = np.array([a[1] - b[1], b[0] - a[0]]) / np.linalg.norm(b - a)
+    return np.stack([a, b, b + width * across])
+
+
+def triangle(p):
+    corners = p.reshape(3, 2)
+    part = (np.arange(100_000) / 100_000)[:, None]
+    return np.concatenate([corners[k] + part * (corners[(k + 1) % 3] - corners[k]) for k in range(3)])
+
+
+def inside_of(p):
+    """1 in a triangle with corners in p."""
+
+    @ti.func
+    def shade(x, y):
+        least = 1e9
+        for k in ti.static(range(3)):
+            a = ti.Vector([p[2 * k], p[2 * k + 1]])
+            side = ti.Vector([p[(2 * k + 2) % 6], p[(2 * k + 3) % 6]]) - a
+            least = ti.min(least, side.cross(ti.Vector([x, y]) - a) / side.norm())
+        return ti.select(least > 0, 1.0, 0.0)
+
+    return shade
+
+
+def test_values_beside_corners():
+    """Also of the outer region, whose angle is more than 180 degrees: its middle may be in the triangle."""
+    p, image = scalars(sliver(0.5).ravel()), outputs(8, 7)
+    k = drawing(inside_of(p), image)
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        corners = np.array([[1.0, 1.0], [6.0, 2.0], [2.5, 5.0]]) + generator.uniform(-0.5, 0.5, (3, 2))
+        write(p, corners.ravel())
+        k()
+        assert_allclose(read(image), planar.area_in_pixels(corners, 8, 7), atol=1e-4)
+
+
+@pytest.mark.sweep
+def test_slivers():
+    """Triangles that taper to nothing, down to 0.02 pixels wide; and reverse mode."""
+    p, image = scalars(sliver(0.5).ravel()), outputs(12, H)
+    k = drawing(inside_of(p), image)
+    plan = Jacobian(k, p, image)
+    for width in (0.5, 0.1, 0.05, 0.02):
+        given = sliver(width).ravel()
+        write(p, given)
+        assert worst(plan(), flow(triangle, given, 1.0, (12, H))) < 0.03, width
+        a, b, c = given.reshape(3, 2)
+        area = 0.5 * np.linalg.det([b - a, c - a])
+        assert_allclose(read(image).sum(), area, atol=2e-3)
+    cotangents = np.random.default_rng(1).normal(size=(12, H))
+    assert_allclose(vjp(k, p, image, cotangents), np.tensordot(cotangents, plan(), 2), rtol=1e-9, atol=1e-12)
