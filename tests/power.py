@@ -36,6 +36,7 @@ DISTRICTS = {
         "differentiate/test_rules.py",
         "language/test_language_linalg.py",
         "language/test_decompositions.py",
+        "solvers/test_hessian.py",
     ],
     "simplify": [
         "differentiate/test_record_emit.py",
@@ -67,10 +68,18 @@ DISTRICTS = {
         *(f"differentiate/test_{n}.py" for n in ("differentiate", "tangent_options", "reverse_loops", "column_blocks")),
         *(f"differentiate/test_{n}.py" for n in ("own_seeds", "loop_inputs", "by_column", "storage_plan")),
         *(f"sparse/test_sparse{n}.py" for n in ("", "_sums", "_counts", "_hessian")),
+        "language/test_language_whole_fields.py",
+        "language/test_language_rows.py",
         *RANDOM,
     ],
     "adjoint": ["adjoint", "reverse", "api/test_products.py"],
-    "launches": [*PIPELINES, "api/test_products.py", "sparse/test_sparse_hessian.py"],
+    "launches": [
+        *PIPELINES,
+        "api/test_products.py",
+        "sparse/test_sparse_hessian.py",
+        "language/test_components.py",
+        "pipelines/test_max_memory.py",
+    ],
     "runtime/launching": [
         *PIPELINES,
         "pipelines/test_host_stores.py",
@@ -78,16 +87,23 @@ DISTRICTS = {
         "solvers/test_projection.py",
     ],
     "runtime/memory": [
+        "differentiate/test_regions.py",
+        "language/test_views.py",
         "language/test_layouts.py",
         "language/test_arrays.py",
         *PIPELINES,
         "sparse/test_sparse_layout_state.py",
     ],
     "runtime/python": ["pipelines/test_arbiter.py", "pipelines/test_passed_numbers.py", *PIPELINES],
-    "runtime/reverse": ["reverse", "api/test_products.py", "pipelines/test_destroyed_trees.py"],
+    "runtime/reverse": [
+        "reverse",
+        "solvers/test_hvp.py",
+        "api/test_products.py",
+        "pipelines/test_destroyed_trees.py",
+    ],
     "runtime/sparse": ["sparse", "solvers/test_energy_pipelines.py"],
     "boundary": ["custom"],
-    "solvers": ["solvers"],
+    "solvers": ["api/test_wrong_calls.py", "solvers"],
 }
 PLAIN = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
 OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}

@@ -127,3 +127,4 @@ def test_memory_of_another_type_does_not_fit():
     assert whole.fits(View("host", 16, (1,), "f64", 8))
     assert not whole.fits(View("host", 16, (2,), "f32", 4))
     assert not whole.fits(View("host", 4, (2,), "f64", 8))
+    assert View("host", 3, (4,), "f64", 8).fits(View("host", 11, (1,), "f64", 8))  # wherever the memory begins

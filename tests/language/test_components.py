@@ -167,7 +167,7 @@ class TestParametersAndOutputs:
         outs = [m.v] if name == "in place" else [m.v, m.w] if name in ("everything", "all") else [m.w]
         check_jacobian(m.kernels[name], [param], outs, state=[param, m.v, m.w])
 
-    @pytest.mark.sweep
+    @pytest.mark.mostly_sweep("at run-time indices")
     @pytest.mark.parametrize("name", ["in place", "at run-time indices", "everything", "components, vectors"])
     def test_blocks_and_formats_agree(self, name):
         m = Mixed()
