@@ -27,7 +27,7 @@ from taichi_ext.adjoint.forward import (
 from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.sweep import Weights, is_none, substitution
-from taichi_ext.adjoint.tapes import INTEGER, REAL, converted
+from taichi_ext.adjoint.tapes import INTEGER, MOST_LOCAL, REAL, converted
 from taichi_ext.differentiate.rules.decompositions import AT_A_POINT, partials_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
@@ -43,8 +43,6 @@ from taichi_ext.program.build import (
     subtract,
 )
 from taichi_ext.simplify.usage import assigned_locals
-
-MOST_LOCAL = 256  # numbers of a tape that is a local array; hvp of 512 bodies: 1,200 ms with 512 here, 30 with 256
 
 Shared = dict[Local, list[Local]]  # mutable locals that hold adjoints, one for each cotangent
 
@@ -263,7 +261,7 @@ def _loop(block: Block, r: Loop) -> None:
     rest = (*inner.finished(), *changed, *sums)
     kept = [v for v, local in starts.items() if local in _needed(rest)]
     length = _length(r)
-    is_local = r.log is None and length is not None and length * max(1, len(kept)) <= MOST_LOCAL
+    is_local = r.log is None and length is not None and length * max(1, len(kept)) <= sweep.most_local
     if is_local and length is not None:
         rest = _with_local_tapes(block, r, kept, _Iteration(starts, number, again), length, rest)
     else:
@@ -334,7 +332,7 @@ def _with_local_tapes(block: Block, r: Loop, kept: list[Local], i: _Iteration, l
     given = {*i.starts.values(), i.number, i.again, *r.arrays.values()}
     given |= {local for v in r.env.values() for local in v.contents.locals}
     adjoints = {*(a.container for a in block.sweep.arrays.values()), *block.sweep.own.values()}
-    costly = find_costly(rest, given, adjoints | block.sweep.dirty)[: MOST_LOCAL // max(1, length) - len(kept)]
+    costly = find_costly(rest, given, adjoints | block.sweep.dirty)[: max(0, MOST_LOCAL // max(1, length) - len(kept))]
     single = single_declarations(rest)
     env: dict[Local, Value] = {i.starts[v]: Read(mutable) for v, (_, mutable) in r.carried.items()}
     env |= {i.again: Read(r.variable), i.number: at}

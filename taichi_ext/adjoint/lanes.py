@@ -32,6 +32,8 @@ from taichi_ext.schedule.stretches import in_lanes
 from taichi_ext.simplify.usage import all_values
 
 MOST, FEWEST = 64, 16  # lanes: more of them read longer parts of rows, one after the other
+FEWEST_WITH_TAPES = 8  # where iterations keep many numbers
+MOST_STORES = 12 << 20  # squares of the sizes of local arrays, added up: Taichi takes 1 s for 8 million
 STRETCHES = 4  # for each thread, at least
 ALONG_ROWS = True  # only where the entries of lanes lie side by side
 
@@ -62,7 +64,15 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
     survey.width = sweep.width
     parts = survey.block(loop.body, 1)
     survey.check_own()
-    if survey.totals.operations > MOST_OPERATIONS or survey.totals.numbers * count > MOST_NUMBERS:
+    sizes = [math.prod(local.shape) for s in ir.statements(loop.body) for local in ir.declared(s)]
+
+    def fit(count: int) -> bool:
+        stores = sum((size * count) ** 2 for size in sizes)
+        return survey.totals.numbers * count <= MOST_NUMBERS and stores <= MOST_STORES
+
+    while count > FEWEST_WITH_TAPES and not fit(count):
+        count //= 2
+    if survey.totals.operations > MOST_OPERATIONS or not fit(count):
         raise CannotError("it is long")
     lanes = Lanes(loop, (*rows, size), count, varying, parts, {}, is_repeatable=False, is_direct=True)
     made, least = in_lanes(lanes), survey.machine.least

@@ -23,7 +23,7 @@ from taichi_ext.adjoint.lanes import adjoint_in_lanes
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import Stage
 from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
-from taichi_ext.adjoint.tapes import AdjointArray, Tape
+from taichi_ext.adjoint.tapes import MOST_IN_LANES, MOST_LOCAL, AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
 from taichi_ext.program.build import add, literal, operation
@@ -157,7 +157,9 @@ class _Loops:
     def _in_lanes(self, loop: ir.For, bounds: Bounds) -> ir.For:
         """Neighbouring iterations together; see ``lanes``."""
         variables = _variables(loop)
+        self.sweep.most_local = MOST_IN_LANES
         body = self._iteration({v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}, {})
+        self.sweep.most_local = MOST_LOCAL
         return adjoint_in_lanes(self.sweep, replace(loop, variables=variables, body=body), bounds, self.threads)
 
     def _by_rows(self, loop: ir.For, bounds: Bounds) -> ir.For:

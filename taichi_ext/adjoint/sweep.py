@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import taichi_ext.program as ir
 from taichi_ext.adjoint.contention import Contention
 from taichi_ext.adjoint.stages import Stage
-from taichi_ext.adjoint.tapes import AdjointArray, Tape
+from taichi_ext.adjoint.tapes import MOST_LOCAL, AdjointArray, Tape
 from taichi_ext.analysis.activity import CONSTANT, Activity
 from taichi_ext.program import I32, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, is_number
@@ -61,6 +61,7 @@ class Sweep:
         active: locals of the adjoint program that have adjoints.
         local_arrays: the adjoints of local arrays.
         is_singular: whether a partial may be infinite where a value is finite.
+        most_local: numbers of a loop's tape in local arrays.
     """
 
     stage: Stage
@@ -78,6 +79,7 @@ class Sweep:
     active: set[Local] = field(default_factory=set)
     local_arrays: dict[Local, list[Local]] = field(default_factory=dict)
     is_singular: bool = False
+    most_local: int = MOST_LOCAL
 
     def none(self) -> Weights:
         """The adjoint of what nothing is computed from."""

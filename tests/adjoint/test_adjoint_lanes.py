@@ -79,7 +79,7 @@ def test_columns_of_a_matrix_are_in_lanes(tried):
     "case", ["later entries", "both sides", "places in memory", "stack", "read back", "other range", "column"]
 )
 def test_loops_that_do_not_fit_run_by_themselves(tried, case):
-    length = 600 if case == "stack" else INNER
+    length = 1040 if case == "stack" else INNER
     a, b, y, z = field(N), field(length, N), field(3 * N), field(INNER, N)
     place = ti.field(ti.i32, N)
     place.from_numpy(np.random.default_rng(0).permutation(N).astype(np.int32))
@@ -122,6 +122,27 @@ def test_loops_that_do_not_fit_run_by_themselves(tried, case):
     }
     assert tried
     assert all(reasons[case] in reason for reason in tried)
+
+
+@pytest.mark.parametrize(("length", "count"), [(40, 16), (300, 8), (450, None)])
+def test_loops_that_keep_many_numbers_have_fewer_lanes(tried, length, count):
+    """Taichi compiles local arrays of many numbers slowly, so that long loops have few lanes, or none."""
+    x, rate, y = field(128), field(length), field(128)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s, v = x[i], 1.0
+            for k in range(length):
+                v -= 0.01 * ti.sin(s) * rate[k]
+                s += 0.01 * v * s
+            y[i] = s * v
+
+    plan = Jacobian(run, x, y, mode="reverse")
+    assert_allclose(plan(), jacobian(run, x, y, mode="forward"), rtol=1e-10, atol=1e-13)
+    found = {int(n) for n in re.findall(r"for lane in range\((\d+)\)", plan.source)}
+    assert found == (set() if count is None else {count})
+    assert set(tried) == ({"it is long"} if count is None else {"in lanes"})
 
 
 def test_second_derivatives_are_not_in_lanes(tried):
