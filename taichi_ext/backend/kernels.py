@@ -300,8 +300,8 @@ def is_reading_kernel(kernel: Kernel) -> bool:
 
 
 def is_fill(kernel: Kernel) -> bool:
-    """Whether a kernel is Taichi's own that stores a number to each entry of a field."""
-    return is_library_kernel(kernel) and kernel.func.__name__ == "fill_field"
+    """Whether a kernel is Taichi's own that stores a number, vector or matrix to each entry of a field."""
+    return is_library_kernel(kernel) and kernel.func.__name__ in ("fill_field", "field_fill_python_scope")
 
 
 def return_dtype(kernel: Kernel) -> DataType | None:

@@ -445,6 +445,64 @@ def test_an_array_is_filled_with_a_number(scene):
     assert_allclose(hvp(energy, scene.x, np.array([1.0, 0.0, 0.0]), scene.total), [12 * 4.0, 24 * 2.0, 0.0])
 
 
+def fills(scene):
+    """Fields of several kinds, and fills of each with numbers that depend on a param, by name."""
+    z, v = outputs(3), ti.Vector.field(2, ti.f64, 3)
+    m, parts = ti.Matrix.field(2, 2, ti.f64, 3), ti.types.struct(a=ti.f64, v=vec2, n=ti.i32).field(shape=3)
+
+    @ti.kernel
+    def use():
+        for i in scene.y:
+            scene.y[i] = (i + 1) * (z[i] ** 2 + v[i].dot(v[i].yx) + m[i].determinant() + parts[i].a * parts[i].v.x)
+
+    def run(fill):
+        for field in (z, v, m, parts.a, parts.v):
+            field.fill(0.5)
+        fill()
+        use()
+
+    return run, {
+        "scalars": lambda s: z.fill(s),
+        "vectors": lambda s: v.fill(s),
+        "by a vector": lambda s: v.fill(ti.Vector([s * s, 3.0])),
+        "component": lambda s: v.get_scalar_field(1).fill(s),
+        "by a matrix": lambda s: m.fill([[s, 2.0], [-s, s]]),
+        "again": lambda s: (v.fill(s), v.fill([2.0, s]), m.fill(s), m.fill(1.0)),
+        "struct": lambda s: (parts.a.fill(s), parts.v.fill([s * s, s])),
+    }
+
+
+@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["scalars", "vectors", "by a vector", "component", "by a matrix", "again", "struct"])
+def test_fields_are_filled_with_numbers(scene, name):
+    run, by_name = fills(scene)
+    y, total, fill = scene.y, scene.total, by_name[name]
+
+    def pipeline(s):
+        run(lambda: fill(s))
+
+    def value(s):
+        pipeline(s)
+        return y.to_numpy()
+
+    step = 1e-5
+    J = (value(0.7 + step) - value(0.7 - step)) / (2 * step)
+    assert_allclose(jacobian(pipeline, "s", y, args=(0.7,)), J, rtol=1e-8, atol=1e-8)
+    weights = np.array([0.3, 1.0, -2.0])
+    assert_allclose(vjp(pipeline, "s", y, weights, args=(0.7,)), weights @ J, rtol=1e-8, atol=1e-8)
+
+    def energy():
+        run(lambda: fill(scene.x[0] * scene.x[1]))
+        scene.energy()
+
+    scene.x.from_numpy(np.array([0.7, 1.0, 0.0]))
+    H = 6 * (value(0.7 + 1e-4) - 2 * value(0.7) + value(0.7 - 1e-4))[0] / 1e-8  # y = (1, 2, 3) f(x0 x1)
+    assert_allclose(
+        hvp(energy, scene.x, np.array([1.0, 0.0, 0.0]), total), [H, 6 * J[0] + 0.7 * H, 0.0], rtol=1e-5, atol=1e-5
+    )
+
+
 def test_what_does_not_reach_a_kernel_does_not_warn(scene):
     def pipeline(s):
         scene.clear()

@@ -31,6 +31,7 @@ from taichi_ext.runtime.python.dual_numbers import (
     reachable_arrays,
     warn_of_old_number,
 )
+from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 
 
 class Pipeline:
@@ -89,7 +90,7 @@ class Pipeline:
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         """Run a kernel and its tangents."""
         with backend.exclusive:
-            if backend.is_fill(kernel) and is_dual(args[1]):
+            if backend.is_fill(kernel) and any(map(is_dual, entries_of(args[1]))):
                 self._fill(*args)
                 return None
             if self._record is not None:
@@ -113,11 +114,15 @@ class Pipeline:
             return self._session.result(launched, self._numbers)
 
     def _fill(self, field: Any, value: Any) -> None:
-        """Store a number with a tangent to each entry of a field."""
+        """Store numbers with tangents to each entry of a field."""
         self.before_host_write(field, value)
+        info = self._session.table.field(field)
+        numbers = entries_of(value)
         with backend.suspend_following():
-            field.fill(plain_number(value))
-        self.host_write(field, ..., value)
+            field.fill(numbers_like(value, map(plain_number, numbers)))
+        if info is not None:
+            for rows, number in zip(self._session.table.rows_by_component(field), numbers, strict=True):
+                self._stored((info.key, rows), number)
 
     def _is_as_before(self, name: object) -> bool:
         """Whether a launch was made before and nothing that it depends on has changed."""
@@ -238,10 +243,15 @@ class Pipeline:
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""
+        place = self._place(obj, index, is_added=isinstance(value, DualNumber) and value.run is self._numbers)
+        if place is not None or is_dual(value):
+            self._stored(place, value)
+
+    def _stored(self, place: tuple[Key, Any] | None, value: object) -> None:
+        """Rows of a container have got a value."""
         has_tangent = isinstance(value, DualNumber) and value.run is self._numbers
         if isinstance(value, DualNumber) and value.run.is_over:
             warn_of_old_number()
-        place = self._place(obj, index, is_added=has_tangent)
         if place is None:
             return
         key, rows = place

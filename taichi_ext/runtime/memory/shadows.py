@@ -80,6 +80,12 @@ class FieldTable:
         info, number, _ = self._components[id(backend.field_components(field)[0])]
         return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
 
+    def rows_by_component(self, field: backend.Field) -> list[slice]:
+        """The rows of each component of a field, or of the only one that it is."""
+        _, first, _ = self._components[id(backend.field_components(field)[0])]
+        count = len(backend.field_components(backend.whole_field(field)))
+        return [slice(first + n, None, count) for n in range(len(backend.field_components(field)))]
+
     def part(self, field: backend.Field) -> ContainerInfo:
         """A field or a component of one, as a parameter or output, with a key for that field or component."""
         info = self.field(field)

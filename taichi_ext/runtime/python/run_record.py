@@ -315,6 +315,11 @@ def entries_of(value: object) -> list[Any]:
     return [value]
 
 
+def numbers_like(value: Any, numbers: Iterator[Any]) -> Any:
+    """A number or nested tuples of numbers, with other numbers."""
+    return tuple(numbers_like(part, numbers) for part in value) if isinstance(value, tuple) else next(numbers)
+
+
 def _like(value: object, numbers: np.ndarray) -> object:
     """A number, vector, matrix or list of numbers of the shape of another."""
     if is_dual(value):

@@ -31,7 +31,7 @@ from taichi_ext.runtime.python.dual_numbers import (
     is_dual,
     plain_number,
 )
-from taichi_ext.runtime.python.run_record import taken_out
+from taichi_ext.runtime.python.run_record import entries_of, numbers_like, taken_out
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
@@ -128,6 +128,8 @@ class Forward:
                 return kernel(*args) if backend.is_reading_kernel(kernel) else None
             if self.cells.regions:
                 self._follow_arrays()
+            if backend.is_fill(kernel) and any(map(self._is_own, entries_of(args[1]))):
+                return self._fill(*args)
             event = self._launched(kernel, args)
             if self._is_pipeline and self.cells.regions:  # after which Python may change arrays
                 self._arrays.remember(event.written)
@@ -230,6 +232,16 @@ class Forward:
         event.settle()
         return event
 
+    def _fill(self, field: Any, value: Any) -> None:
+        """Store numbers, some with tangents, to each entry of a field."""
+        numbers, cell = entries_of(value), self.cells.of_field(field)
+        plain = numbers_like(value, map(plain_number, numbers))
+        self._store([cell], None, lambda: field.fill(plain))
+        self.written.add(cell.key)
+        if isinstance(cell.key, FieldKey):
+            for rows, number in zip(self.table.rows_by_component(field), numbers, strict=True):
+                self._set_form(self._store([cell], rows, lambda: None), number)
+
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to assign to a field or array, or through a host accessor of a matrix field."""
         if isinstance(obj, backend.Field):  # kernels store to it, and are followed
@@ -253,12 +265,16 @@ class Forward:
             event = self._pending
             event.rows, event.redo = rows, Copy(cell, event.box).put_back
             self.written.add(cell.key)
-            if self._is_own(value):
-                assert isinstance(value, DualNumber)
-                self._numbers.passed |= value.names
-                event.form = value.tangent
-                self.cells.activate(cell)
-            event.settle()
+            self._set_form(event, value)
+
+    def _set_form(self, event: Stored, value: object) -> None:
+        """Note how a stored value depends on others."""
+        if self._is_own(value):
+            assert isinstance(value, DualNumber)
+            self._numbers.passed |= value.names
+            event.form = value.tangent
+            self.cells.activate(event.cells[0])
+        event.settle()
 
     def _is_own(self, value: object) -> bool:
         """Whether a number depends on parameters of this run."""
