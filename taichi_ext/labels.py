@@ -12,15 +12,13 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from taichi_ext import backend
 
 _MOST_STEPS = 20_000  # objects that one search looks at
 _MOST_ITEMS = 64  # entries of a list or dict that are looked at
-_MOST_FUNCTIONS = 300  # functions whose source one search follows
 _DEEPEST = 4  # parts of a name: a.b[0].c
 _LIBRARIES = {
     backend.RUNTIME.name,
@@ -141,20 +139,6 @@ def _is_same(field: object, components: Sequence[object]) -> bool:
 # --- scopes: the names that a function or a frame uses, and their values ----------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Function:
-    """A Python function with the object that it is bound to, and how that is called."""
-
-    function: Any  # a Python function, which as a member of a class would be read as a method
-    owner: object = None
-    owner_name: str = "self"
-
-    def scope(self) -> Iterator[tuple[str, object]]:
-        if self.owner is not None:
-            yield self.owner_name, self.owner
-        yield from outside_names(self.function)
-
-
 def outside_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """The variables of closures and modules that a function uses, with their values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -177,21 +161,15 @@ def _names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _as_function(value: object, owner: object = None, owner_name: str = "self") -> _Function | None:
+def _python_function(value: object) -> Any:
     """The Python function behind a callable that is the user's; None for anything else."""
     if not (inspect.isroutine(value) or backend.is_library(type(value))):  # other objects may compute attributes
         return None
-    bound = backend.primal_kernel(value)
-    if bound is not None:
-        kernel, own = bound
-        return _Function(kernel.func, own[0] if own else owner, owner_name)
-    if inspect.ismethod(value):
-        return _Function(value.__func__, value.__self__, owner_name) if inspect.isfunction(value.__func__) else None
-    func = backend.taichi_func(value)
-    value = func.func if func is not None else value
-    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    kernel, func = backend.primal_kernel(value), backend.taichi_func(value)
+    value = kernel[0].func if kernel is not None else func.func if func is not None else value
+    value = getattr(value, "__func__", value)  # of methods
     is_own = inspect.isfunction(value) and not is_library_module(backend.module_of(value))
-    return _Function(value, owner, owner_name) if is_own else None
+    return value if is_own else None
 
 
 def is_library_module(module: str) -> bool:
@@ -200,30 +178,17 @@ def is_library_module(module: str) -> bool:
     return name in _LIBRARIES or (name in sys.stdlib_module_names and name != "__main__")
 
 
-def _in_source(matches: Callable[[object], str | None], root: object) -> str:
-    """The name in the source of a function, or of those that it calls."""
-    first = _as_function(root)
-    if first is None:
-        call = inspect.getattr_static(type(root), "__call__", None)
-        first = _Function(call, root) if inspect.isfunction(call) else None
-    if first is None:
-        return ""
-    if first.owner is not None:
-        owner = first.owner
-        name = _in_frames(lambda value: "" if value is owner else None)
-        first = _Function(first.function, owner, name or "self")
-    queue, seen = deque([first]), {(id(first.function), id(first.owner))}
-    while queue and len(seen) < _MOST_FUNCTIONS:
-        current = queue.popleft()
-        found, called = _search(matches, current.scope(), _names(current.function.__code__))
-        if found:
-            return found
-        for other in called:
-            key = (id(other.function), id(other.owner))
-            if key not in seen:
-                seen.add(key)
-                queue.append(other)
-    return ""
+def _in_source(matches: Callable[[object], str | None], root: Any) -> str:
+    """The name in the scope of a function, or of those that it can reach."""
+    bound = backend.primal_kernel(root)
+    owner = bound[1][0] if bound is not None and bound[1] else getattr(root, "__self__", None)
+    function = _python_function(root)
+    if function is None:  # an object that is called
+        function, owner = inspect.getattr_static(type(root), "__call__", None), root
+    scope: list[tuple[str, object]] = []
+    if owner is not None:
+        scope = [(_in_frames(lambda value: "" if value is owner else None) or "self", owner)]
+    return _search(matches, [*scope, *(outside_names(function) if inspect.isfunction(function) else ())], None)
 
 
 def _in_frames(matches: Callable[[object], str | None]) -> str:
@@ -237,7 +202,7 @@ def _in_frames(matches: Callable[[object], str | None]) -> str:
             variables = {**frame.f_globals, **backend.local_variables(frame)}
             order = sorted(variables, key=lambda name: name not in names)  # those that the code uses come first
             scope = ((name, variables[name]) for name in order if name.isidentifier() and name[:2] != "__")
-            found, _ = _search(matches, scope, names)
+            found = _search(matches, scope, names)
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             is_general = "[" in found or found.split(".")[0] in arguments  # names that a helper may have for anything
             if found and not is_general:
@@ -250,13 +215,10 @@ def _in_frames(matches: Callable[[object], str | None]) -> str:
 # --- the search in one scope ------------------------------------------------------------------------------------------
 
 
-def _search(
-    matches: Callable[[object], str | None], scope: Iterator[tuple[str, object]], used: set[str]
-) -> tuple[str, list[_Function]]:
-    """The name of a matching object, and the user's functions found on the way; attributes must be among ``used``."""
+def _search(matches: Callable[[object], str | None], scope: Iterable[tuple[str, object]], used: set[str] | None) -> str:
+    """The name of a matching object, by attributes among ``used`` (None: all), or as a function names it."""
     queue = deque((name, value, 1) for name, value in scope)
     seen: set[int] = set()
-    functions: list[_Function] = []
     while queue and len(seen) < _MOST_STEPS:
         name, value, depth = queue.popleft()
         if id(value) in seen:
@@ -264,55 +226,47 @@ def _search(
         seen.add(id(value))
         rest = matches(value)
         if rest is not None:
-            return name + rest, functions
-        function = _as_function(value)
-        if function is not None:
-            functions.append(function)
-        elif depth <= _DEEPEST:
-            for part, item, kind in _parts(name, value, used):
-                method = _as_function(item, value, name) if kind == "type" else None
-                if method is not None:
-                    functions.append(method)
-                else:
-                    queue.append((part, item, depth + 1))
-    return "", functions
+            return name + rest
+        function = _python_function(value)
+        if depth <= _DEEPEST:
+            parts = _parts(name, value, used) if function is None else outside_names(function)
+            queue += ((part, item, depth + 1) for part, item in parts)
+    return ""
 
 
-def _parts(name: str, value: object, used: set[str]) -> Iterator[tuple[str, object, str]]:
-    """The contents of an object: its name, the thing, and whether it was found on the object or on its type.
+def _parts(name: str, value: Any, used: set[str] | None) -> Iterator[tuple[str, object]]:
+    """The contents of an object, by name.
 
     Nothing of the user's runs: attributes are read where they are stored, properties are not called.
     """
     if isinstance(value, backend.StructField):
-        for key, member in value.field_dict.items():
-            yield f"{name}.{key}", member, "own"
+        yield from ((f"{name}.{key}", member) for key, member in value.field_dict.items())
     elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value[:_MOST_ITEMS]):
-            yield f"{name}[{i}]", item, "own"
+        yield from ((f"{name}[{i}]", item) for i, item in enumerate(value[:_MOST_ITEMS]))
     elif isinstance(value, dict):
-        for key in list(dict.keys(value))[:_MOST_ITEMS]:
-            if isinstance(key, (str, int)):
-                yield f"{name}[{key!r}]", dict.__getitem__(value, key), "own"
+        keys = (key for key in list(dict.keys(value))[:_MOST_ITEMS] if isinstance(key, (str, int)))
+        yield from ((f"{name}[{key!r}]", dict.__getitem__(value, key)) for key in keys)
     elif not isinstance(value, (str, bytes, int, float, backend.Field)):
-        own = _stored(value)
-        for key in used & own.keys():
-            yield f"{name}.{key}", own[key], "own"
-        if not isinstance(value, (type, types.ModuleType)) and not backend.is_library(type(value)):
-            for kind in type(value).__mro__[:-1]:
-                for key in used & vars(kind).keys():
-                    yield f"{name}.{key}", _of_slot(vars(kind)[key], value), "type"
+        is_module, is_kind = isinstance(value, types.ModuleType), isinstance(value, type)
+        module = value.__name__ if is_module else (value if is_kind else type(value)).__module__
+        if is_library_module(module) if is_module else str(module).split(".")[0] in _LIBRARIES:
+            return
+        kinds = () if is_module or is_kind else type(value).__mro__[:-1]
+        for stored in (_stored(value), *map(vars, kinds)):
+            for key in [k for k in stored if k[:2] != "__"] if used is None else used & stored.keys():
+                yield f"{name}.{key}", _of_slot(stored[key], value)
 
 
 def _of_slot(item: object, value: object) -> object:
     """The object in a slot of an object; anything else that its type has, unchanged."""
     try:
         return item.__get__(value) if isinstance(item, types.MemberDescriptorType) else item
-    except AttributeError:  # nothing stored yet
+    except (AttributeError, TypeError):  # nothing stored yet, or the slot of a class
         return None
 
 
 def _stored(value: object) -> Any:
     try:
-        return object.__getattribute__(value, "__dict__")
+        return vars(value) if isinstance(value, type) else object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
