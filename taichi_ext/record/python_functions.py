@@ -158,7 +158,9 @@ def _call(r: Recording, function: Any, /, *args: Any, **keywords: object) -> obj
     if found is not NotImplemented:
         return found
     is_builtin = getattr(builtins, getattr(function, "__name__", ""), None) is function
-    if is_builtin and has_values(args) and function not in (abs, pow, len):
+    if is_builtin and not has_values([*args, *keywords.values()]):
+        return function(*args, **keywords)
+    if is_builtin and function not in (abs, pow, len):
         raise UnsupportedError(
             f"Python's {function.__name__!r} is called on a value of the kernel in a plain Python function. Use "
             "Taichi's function of that name, or make the function a @ti.func."

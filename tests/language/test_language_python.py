@@ -92,7 +92,7 @@ def with_choice(v):
 
 def with_builtins(v):
     pairs = list(zip([v, 1.0], (2.0, v), strict=True))
-    return abs(-v) + pow(v, 2) + sum(p[0] * p[1] for p in pairs) + len(pairs)
+    return abs(-v) + pow(v, 2) + sum(p[0] * p[1] for p in pairs) + len(pairs) + v * max([1, 2]) * min(3, 2)
 
 
 def with_walrus_and_slices(v):
