@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -225,28 +224,14 @@ def _dense(
     if width < total:
         width = block_size(evaluation, memory / 2)  # two blocks at once
     starts = list(range(0, total, width))
-    columns = partial(_columns, evaluation, width)
-    held = columns(starts[0]) if starts else None
+    own: Any = _columns(evaluation, width, 0) if starts else None
     r = residual_vector(evaluation)
     wr = (r if w is None else w * r).astype(kind)
-    done: set[int] = set()
-    pending = starts[1:]
-    while held is not None:
-        first, parts = held
-        held = None
-        if first not in done:
-            done.add(first)
-            _add(JtJ, Jtr, (first, parts), (first, parts), w, wr)
-        for n, start in enumerate(pending):
-            other = columns(start)
-            _add(JtJ, Jtr, (first, parts), other, w, wr)
-            if start not in done:
-                done.add(start)
-                _add(JtJ, Jtr, other, other, w, wr)
-            held = other if n == len(pending) - 1 else None
-            del other
-        del parts
-        pending = pending[-2::-1]  # from the one that is kept back to the first
+    for n, start in enumerate(starts):
+        own = own if n == 0 else _columns(evaluation, width, start)
+        _add(JtJ, Jtr, own, own, w, wr)
+        for other in starts[n + 1 :]:
+            _add(JtJ, Jtr, own, _columns(evaluation, width, other), w, wr)
     return JtJ, Jtr, r
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import socket
 import time
 from collections import Counter, deque
@@ -354,7 +353,7 @@ class Workers:
 
     def _note_loss(self, under_way: _UnderWay, error: BaseException) -> None:
         """Mark the tasks that were lost together with the first one; replace a pool that broke."""
-        first, ending = under_way[0][0], _ending(self._pool, error)
+        first, ending = under_way[0][0], f"{str(error).rstrip('.')} (the system ends processes where memory runs out)"
         if first.attempt == _MOST_LOSSES:
             raise ShardError(
                 f"shard {first.shard} has lost its worker {_MOST_LOSSES + 1} times, the last time alone: {ending}.",
@@ -429,22 +428,6 @@ def _error_of(future: Future[object]) -> BaseException | None:
 
 def _is_loss(error: BaseException) -> bool:
     return isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker"  # Dask's
-
-
-def _ending(pool: object, error: BaseException) -> str:
-    """How the worker ended, in words."""
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    own: list[int] = []
-    for _ in range(20):  # the pool's own thread may still be waiting for them
-        own = [p.exitcode for p in processes if p.exitcode and p.exitcode != -signal.SIGTERM]  # that ends the others
-        if own or not processes:
-            break
-        time.sleep(0.05)
-    if not own:
-        return str(error)
-    name = signal.Signals(-own[0]).name if own[0] < 0 else ""
-    hint = " (as the system does where memory runs out)" if name == "SIGKILL" else ""
-    return f"it ended by {name}{hint}" if name else f"it ended with exit code {own[0]}"
 
 
 # ``value_and_gradient``: an energy and its gradient, in this process or of shards of data.

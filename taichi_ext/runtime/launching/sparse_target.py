@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, ColumnBlock, Fused, SparseTarget
@@ -19,7 +17,7 @@ from taichi_ext.runtime.memory.shadows import Shadow
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import Arithmetic
 from taichi_ext.runtime.sparse.projection import project
-from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
+from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Saved, Streams
 
 
@@ -150,9 +148,10 @@ class SparseEntries(DenseRows):
         if any(isinstance(key, View) for key in new):
             raise DenseRowsError("an array that carries tangents is read and written")
         if in_rows or new:
+            if tangents.fields.shadows or any(region.shadow is not None for region in tangents.arrays.regions):
+                raise DenseRowsError("a later kernel depends on more params in its rows of tangents")
             self._extend(before.in_rows | in_rows, {**before.intermediates, **new})
             tangents.columns.count = self.numbering.width
-            self._renumber(before, tangents)
 
     def _check_left_out(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents) -> None:
         """Raise if a kernel reads values that another one has computed from parameters: their tangents are needed."""
@@ -174,26 +173,6 @@ class SparseEntries(DenseRows):
         if twice:
             raise DenseRowsError("a field that the energy is computed from is stored twice, or after it is read")
         adjoints.read.update(fused.facts.read)
-
-    def _renumber(self, before: Columns, tangents: Tangents) -> None:
-        """Extend rows of tangents of earlier launches by the new columns, or make them sparse."""
-        if any(region.shadow is not None for region in tangents.arrays.regions):
-            raise DenseRowsError("an array depends on a parameter whose terms a later kernel adds up in a local")
-        now, shadows = self.numbering, tangents.fields.shadows
-        places = {p: (before.first(p) or 0, now.first(p) or 0, now.sizes[p]) for p in before.in_rows}
-        for key, shadow in list(shadows.items()):
-            values = shadow.to_numpy()
-            if key in now.intermediates:
-                del shadows[key]
-                self.sparse_rows.replace(key, {p: csr_of(values[:, at : at + n]) for p, (at, _, n) in places.items()})
-                continue
-            info = tangents.info(key)
-            wider = np.zeros((len(values), now.width), values.dtype)
-            for first, place, n in places.values():
-                wider[:, place : place + n] = values[:, first : first + n]
-            shadows[key] = tangents.columns.new_shadow(info.name, info.size, info.dtype)
-            if not shadow.is_fresh:
-                shadows[key].set_rows(slice(None), wider)
 
     def array(self, fused: Fused, key: Any) -> Any:
         if key == ADJOINTS:

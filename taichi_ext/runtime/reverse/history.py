@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +40,21 @@ class Form(dict[int, float]):
         if self.dots is None or other.dots is None:
             return Form(partials, other.dots if self.dots is None else self.dots)
         return Form(partials, self.dots + other.dots)
+
+
+class Event:
+    """Something that has happened in a run; by default, nothing of it is kept and nothing has changed."""
+
+    def again(self, log: Log) -> object:
+        """Let it happen once more, with everything as it was before."""
+
+    def forget(self) -> None:
+        """Drop what is kept for the way back."""
+
+    @property
+    def written(self) -> list[Cell]:
+        """The cells that it changes."""
+        return []
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +137,7 @@ def accesses(kernel: StageKernel, containers: frozenset[Container], *, is_store:
 
 
 @dataclass(eq=False)
-class Launched:
+class Launched(Event):
     """A launch.
 
     Attributes:
@@ -254,7 +269,7 @@ class Lent:
 
 
 @dataclass(eq=False)
-class Stored:
+class Stored(Event):
     """A store of Python to a field or array, or another change that no kernel of the user makes.
 
     Attributes:
@@ -297,35 +312,9 @@ class Stored:
 
 
 @dataclass(eq=False)
-class Read:
+class Read(Event):
     """A number that Python has read from an entry."""
 
     cell: Cell
     row: int
     number: int
-
-    def again(self, log: Log) -> None:
-        """Nothing: the number is known."""
-
-    def forget(self) -> None:
-        """Nothing."""
-
-    @property
-    def written(self) -> list[Cell]:
-        """Nothing."""
-        return []
-
-
-class Event(Protocol):
-    """Something that has happened in a run."""
-
-    def again(self, log: Log) -> object:
-        """Let it happen once more, with everything as it was before."""
-
-    def forget(self) -> None:
-        """Drop what is kept for the way back."""
-
-    @property
-    def written(self) -> list[Cell]:
-        """The cells that it changes."""
-        ...

@@ -19,11 +19,11 @@ from taichi_ext.runtime.launching.session import Lost, is_among
 from taichi_ext.runtime.memory.shadows import view_of
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
-from taichi_ext.runtime.reverse.history import Launched
+from taichi_ext.runtime.reverse.history import Event, Launched
 
 
 @dataclass(eq=False)
-class Change:
+class Change(Event):
     """A solver runs, and what it changes is constant but for its equation; or what its residuals stored is put back.
 
     Attributes:
@@ -74,7 +74,7 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False)
-class Transposed:
+class Transposed(Event):
     """The adjoints of unknowns become those of residuals.
 
     Attributes:
@@ -95,14 +95,6 @@ class Transposed:
         """The linear system will be computed from these numbers."""
         for cell in self.read:
             log.want(cell, ((),))
-
-    def forget(self) -> None:
-        """Nothing."""
-
-    @property
-    def written(self) -> list[Cell]:
-        """Nothing."""
-        return []
 
     def back(self, adjoints: Any, undo: object) -> None:
         """Solve the transposed system."""
