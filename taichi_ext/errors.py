@@ -46,7 +46,7 @@ class CheckError(AssertionError):
 
 
 class ShardError(RuntimeError):
-    """A shard could not be computed; the message names it, and the error or end of its worker.
+    """A shard could not be computed; the message names it, and the error of its worker.
 
     Attributes:
         shard: its number.

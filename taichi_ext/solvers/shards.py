@@ -208,7 +208,7 @@ def map_jacobian(
 
     Raises:
         InvalidArgumentError: an argument is invalid.
-        ShardError: a shard could not be computed; the message names it and the error or end of its worker.
+        ShardError: a shard could not be computed; the message names it and the error of its worker.
 
     Example:
         >>> from taichi_ext import map_jacobian
