@@ -445,6 +445,25 @@ def test_an_array_is_filled_with_a_number(scene):
     assert_allclose(hvp(energy, scene.x, np.array([1.0, 0.0, 0.0]), scene.total), [12 * 4.0, 24 * 2.0, 0.0])
 
 
+def test_numbers_make_what_they_make_outside_of_a_run(scene):
+    torch, seen = pytest.importorskip("torch"), []
+
+    def pipeline(s):
+        scene.clear()
+        scene.add(s * np.float64(2.0), ti.Vector([0.0, np.float32(3.0) * s]))
+        number = scene.y[0]
+        made = torch.tensor(number).dtype, torch.tensor([number, 1.0]).dtype, np.array([number]).dtype
+        root = np.sqrt(number)  # of NumPy's type, with its methods
+        seen.append(
+            (isinstance(number, np.generic), *made, root.dtype, root.astype(np.float32).dtype, round(number, 3))
+        )
+
+    assert_allclose(jacobian(pipeline, "s", scene.y, args=(0.7,)), 2 * X**2 + 3 * X)
+    pipeline(0.7)
+    assert seen[0] == seen[-1]
+    assert seen[0][:3] == (False, torch.float32, torch.float32)
+
+
 def fills(scene):
     """Fields of several kinds, and fills of each with numbers that depend on a param, by name."""
     z, v = outputs(3), ti.Vector.field(2, ti.f64, 3)

@@ -66,8 +66,8 @@ class _Unknown:
 UNKNOWN = _Unknown()
 
 
-class DualNumber(np.float64):
-    """A float that depends on parameters.  It is one of NumPy, whose operators leave those with it to this class.
+class DualNumber(float):
+    """A float that depends on parameters, as Python reads floats; it has the methods of those that NumPy returns, too.
 
     Attributes:
         value: the float.
@@ -99,7 +99,7 @@ class DualNumber(np.float64):
     ) -> Any:
         if run is None:  # libraries convert to the type of a number: ``type(x)(total)``
             return value if type(value) is DualNumber else float(value)
-        self = np.float64.__new__(cls, value)
+        self = float.__new__(cls, value)
         self.value, self.tangent, self.run, self.names = value, tangent, run, names
         self.column, self.is_stopped = column, is_stopped
         run.has_numbers = True
@@ -113,6 +113,11 @@ class DualNumber(np.float64):
         is_exact = any(isinstance(x, np.ndarray) and x.dtype == object for x in inputs)  # entries may be dual numbers
         given = (np.array(x, object) if is_exact and is_dual(x) else plain_number(x) for x in inputs)
         return getattr(function, method)(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # by which libraries would take it for a number of NumPy: of float64
+            raise AttributeError(name)
+        return getattr(np.float64(self.value), name)
 
     def clip(self, least: Any = None, most: Any = None, **options: Any) -> Any:
         """The number within bounds, as ``np.clip`` calls it."""

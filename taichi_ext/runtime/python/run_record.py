@@ -144,9 +144,11 @@ def _parts(value: Any) -> Iterator[object]:
         yield len(value)
         for item in value:
             yield from _parts(item)
+    elif isinstance(value, (float, np.floating)):
+        yield float(value)  # without its tangent
     elif isinstance(value, np.generic):
-        yield float(value) if isinstance(value, np.floating) else value.item()
-    elif isinstance(value, (bool, int, float, str, type(None))):
+        yield value.item()
+    elif isinstance(value, (bool, int, str, type(None))):
         yield value
     elif isinstance(value, backend.Ndarray) or not backend.is_array(value):
         yield _named(value)
