@@ -326,7 +326,8 @@ class Evaluation:
             trace = Trace(stores=self._stores)
         elif not self.prepared.is_judged or self.prepared.stores:
             if self._arbiter is None or not first:
-                self._arbiter = Arbiter(self.call, self.layout, self._directions)
+                is_second = not self.subject.has_rows_of_outputs
+                self._arbiter = Arbiter(self.call, self.layout, self._directions, is_second=is_second)
             trace = self._arbiter.trace
         if trace is not None:
             trace.begin(first, count)
