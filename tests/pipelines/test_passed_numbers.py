@@ -170,6 +170,18 @@ def test_operations_of_python_follow_the_chain_rule(operation):
     assert_allclose(read(y), [function(0.7)], rtol=1e-15)
 
 
+@pytest.mark.parametrize(("function", "slope"), [(lambda s: 0.0**s, -np.inf), (lambda s: 3 * np.sqrt(s), np.inf)])
+@pytest.mark.filterwarnings("ignore:invalid value encountered in sqrt")  # of runs that compare
+def test_infinite_slopes_at_zero_have_their_sign(function, slope):
+    y = outputs(1)
+
+    @ti.kernel
+    def store(s: ti.f64):
+        y[0] = s
+
+    assert jacobian(lambda s: store(function(s)), "s", y, args=(0.0,)) == slope
+
+
 @pytest.mark.mostly_sweep("text")
 @pytest.mark.parametrize(
     "convert",
