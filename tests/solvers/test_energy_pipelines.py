@@ -123,7 +123,7 @@ class Chain:
         self.penalty()
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("intermediates")
 @pytest.mark.parametrize(
     "name",
     ["sums", "sums_that_begin_again", "of_what_is_not_read", "intermediates", "steps", "of_changed_params",

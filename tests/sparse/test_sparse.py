@@ -82,6 +82,17 @@ def network():
     return Network()
 
 
+def test_two_entries_whose_order_is_not_that_of_the_rows():
+    x, y = scalars([0.5, 2.0]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[1 - i] = x[i] ** 2
+
+    assert_allclose(jacobian(k, x, y, format="csr").toarray(), [[0, 4], [1, 0]])
+
+
 @pytest.mark.sweep
 def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
     network.force.fill(0)
