@@ -319,7 +319,7 @@ def boundary_gradient(
 
     def register(function: RuleFunction) -> RuleFunction:
         declared = backend.taichi_func(function)
-        given: Any = function if declared is None else declared.func
+        given: Any = getattr(declared, "func", function)
         if not inspect.isfunction(given) or given.__name__ == "<lambda>":
             raise InvalidArgumentError(f"A rule is a function defined with def; {function!r} is not one.")
         parameters = tuple(inspect.signature(given).parameters)
