@@ -191,7 +191,8 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
             _note_unfollowed(found)
             return value
         if found is None:
-            follower.note_field(self)
+            if isinstance(self, ti.Field):
+                follower.note_field(self)
             return value
         return follower.host_read(*found, value)
 
@@ -212,7 +213,7 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
     def write(self: object, *args: object, **keywords: object) -> None:
         found, follower = place(self, *args), _follower()
         if follower is None or found is None:
-            if follower is not None:
+            if follower is not None and isinstance(self, ti.Field):
                 follower.note_field(self)
             _originals[name](self, *args, **keywords)
             return

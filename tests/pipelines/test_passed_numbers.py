@@ -476,6 +476,27 @@ def test_numbers_make_what_they_make_outside_of_a_run(scene):
     assert seen[0][:3] == (False, torch.float32, torch.float32)
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_of_vectors_and_members_of_structs_take_numbers(scene):
+    array, parts = ti.Vector.ndarray(2, ti.f64, 3), ti.types.struct(a=ti.f64, v=vec2).field(shape=3)
+
+    @ti.kernel
+    def use(a: ti.types.ndarray(vec2, 1)):
+        for i in scene.y:
+            scene.y[i] = (i + 1) * a[i][0] * a[i][1] + parts[i].v[1] * parts[i].a
+
+    def pipeline(s):
+        array.fill(ti.Vector([s * s, 3.0 * s]))
+        for i in range(3):
+            parts[i].v = ti.Vector([1.0, 2.0 * s])
+            parts[i].a = s
+        use(array)
+
+    J = 9 * 0.7**2 * np.arange(1.0, 4.0) + 4 * 0.7
+    assert_allclose(vjp(pipeline, "s", scene.y, X, args=(0.7,)), X @ J)
+    assert_allclose(jacobian(pipeline, "s", scene.y, args=(0.7,)), J)
+
+
 def fills(scene):
     """Fields of several kinds, and fills of each with numbers that depend on a param, by name."""
     z, v = outputs(3), ti.Vector.field(2, ti.f64, 3)

@@ -243,8 +243,13 @@ class Pipeline:
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""
-        place = self._place(obj, index, is_added=isinstance(value, DualNumber) and value.run is self._numbers)
-        if place is not None or is_dual(value):
+        entries = entries_of(value) if isinstance(value, backend.Matrix) else [value]
+        is_added = any(isinstance(n, DualNumber) and n.run is self._numbers for n in entries)
+        place = self._place(obj, index, is_added=is_added)
+        if is_added and place is not None and index is ...:  # a vector in each entry of an array
+            for n, number in enumerate(entries):
+                self._stored((place[0], slice(n, None, len(entries))), number)
+        elif place is not None or is_dual(value):
             self._stored(place, value)
 
     def _stored(self, place: tuple[Key, Any] | None, value: object) -> None:

@@ -266,6 +266,10 @@ class Forward:
             event.rows, event.redo = rows, Copy(cell, event.box).put_back
             self.written.add(cell.key)
             self._set_form(event, value)
+            numbers = entries_of(value) if index is ... and isinstance(value, backend.Matrix) else []
+            if any(map(self._is_own, numbers)):  # a vector in each entry of an array
+                for n, number in enumerate(numbers):
+                    self._set_form(self._store([cell], slice(n, None, len(numbers)), lambda: None), number)
 
     def _set_form(self, event: Stored, value: object) -> None:
         """Note how a stored value depends on others."""
