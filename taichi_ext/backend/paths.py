@@ -127,7 +127,7 @@ def values_read(
         yield path, value
         method = bound(value)
         inner = method[0] if method is not None else value if is_decorated(value) else None
-        inner = None if inner is None else inspect.unwrap(inner)
+        inner = inspect.unwrap(inner) if callable(inner) else None
         if inspect.isfunction(inner) and not is_taichi(inner) and inner.__code__ not in codes:
             own = {} if method is None else dict.fromkeys(inner.__code__.co_varnames[:1], method[1])
             yield from values_read(inner, own, (*codes, inner.__code__))
