@@ -353,7 +353,6 @@ def test_values_without_derivative_beside_values_with():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
 def test_bits_of_a_value_that_become_a_number_again_are_refused():
     x, y, n = scalars([0.3]), outputs(2), ti.field(ti.i64, 1)
 

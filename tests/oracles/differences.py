@@ -11,7 +11,7 @@ import taichi as ti
 from field_pool import pool
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import UnsupportedError, jacobian
+from taichi_ext import UnsupportedError, jacobian, vjp
 
 STEP = 1e-6
 RTOL = 1e-6  # relative tolerance of J
@@ -203,14 +203,19 @@ def check_jacobian(
 
 
 def check_refused(kernel: Any, params: Any, outs: Any, *words: str, args: tuple[Any, ...] = ()) -> str:
-    """Taichi runs the kernel, ``jacobian`` refuses it: the message has file, line and source text, and the words."""
+    """Taichi runs the kernel, both modes refuse it: the messages have file, line and source text, and the words."""
     kernel(*args)
-    try:
-        jacobian(kernel, params, outs, args=args)
-    except UnsupportedError as error:
-        message = str(error)
-    else:
-        raise AssertionError("a derivative was given for something that should be refused")
-    for word in ("line", ".py", *words):
-        assert word in message, f"{word!r} is missing in: {message}"
-    return message
+    calls = [lambda: jacobian(kernel, params, outs, args=args)]
+    if isinstance(outs, ti.Field):
+        calls.append(lambda: vjp(kernel, params, outs, np.ones_like(read(outs)), args=args))
+    messages = []
+    for call in calls:
+        try:
+            call()
+        except UnsupportedError as error:
+            messages.append(str(error))
+        else:
+            raise AssertionError("a derivative was given for something that should be refused")
+        for word in ("line", ".py", *words):
+            assert word in messages[-1], f"{word!r} is missing in: {messages[-1]}"
+    return messages[0]

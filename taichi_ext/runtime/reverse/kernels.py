@@ -205,7 +205,6 @@ class StagedKernel:
 
     def _made(self, n: int, activity: Activity, machine: Machine, width: int, is_guarded: bool) -> AdjointKernel:
         stage = self.staged.stages[n]
-        check_bits(stage.body, activity)
         stage = checked(stage, self.program, {**self.extents, **self._own_extents()}, activity)
         used = read_containers(stage.body) | written_containers(stage.body)
         arrays: dict[Container, AdjointArray] = {}
@@ -232,7 +231,9 @@ class StagedKernel:
         boundaries = (s for s in ir.statements(body) if isinstance(s, ir.Boundary))
         own = [local for s in boundaries for locals_ in s.inner.values() for local in locals_]
         program = replace(self.program, body=body)
-        return useful_activity(program, find_activity(program, active, own))
+        found = find_activity(program, active, own)
+        check_bits(body, found)  # before usefulness, which ends at bits
+        return useful_activity(program, found)
 
     def _own_extents(self) -> dict[Container, Extent]:
         return {c: Extent((self.size_of(c),), ()) for c in self.own_containers}
