@@ -7,6 +7,7 @@ the kernel that several stages use are entries of an array (``crossing``), and s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -18,7 +19,7 @@ from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
-from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_reach
+from taichi_ext.analysis.loops import Extents, is_serialized, iterations, leaves, loop_reach
 from taichi_ext.program import I32, U1, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
 
@@ -146,7 +147,33 @@ def _shares(s: ir.For, crossing: frozenset[Container]) -> bool:
 def _keeps_order(s: ir.For) -> bool:
     """Whether the adjoint of a parallel loop needs the order of its iterations."""
     atomics = (x for x in ir.statements(s.body) if isinstance(x, ir.Atomic) and isinstance(x.target, Load))
-    return any(x.result is not None or x.function not in ("atomic_add", "atomic_sub") for x in atomics)
+    if any(x.result is not None or x.function not in ("atomic_add", "atomic_sub") for x in atomics):
+        return True
+    if s.kind == "range" and iterations(s, {}) == 1:
+        return False
+    loads = (n for x in ir.statements(s.body) for v in ir.values_of(x) for n in ir.walk(v) if isinstance(n, Load))
+    return not {load.container for load in loads if load.dtype.is_real}.isdisjoint(_shared_stores(s.body, frozenset()))
+
+
+def _shared_stores(body: ir.Body, shared: frozenset[Local]) -> Iterator[Container]:
+    """Where every iteration of a parallel loop stores to the same entry, which is no result but with one thread.
+
+    ``shared`` are variables of inner loops that take the same values in every iteration. Stores that may depend on the
+    iteration, by their index or a condition, are left out.
+    """
+
+    def is_shared(*values: Value) -> bool:
+        nodes = (n for v in values for n in ir.walk(v))
+        return all(n.local in shared if isinstance(n, Read) else isinstance(n, (ir.Const, Op)) for n in nodes)
+
+    for s in body:
+        match s:
+            case ir.Assign(target=Load(container=c, indices=indices)) if is_shared(*indices):
+                yield c
+            case ir.If(condition=condition) if is_shared(condition):
+                yield from _shared_stores((*s.then, *s.orelse), shared)
+            case ir.For(kind="range", domain=domain) if is_shared(*(d for d in domain if isinstance(d, Value))):
+                yield from _shared_stores(s.body, shared | {*s.variables})
 
 
 def _serialized(s: ir.Statement) -> ir.Statement:

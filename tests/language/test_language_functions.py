@@ -20,7 +20,7 @@ from differences import (
 from field_pool import pool
 from numpy.testing import assert_allclose
 
-from taichi_ext import Hessian, Jacobian, jacobian
+from taichi_ext import Hessian, Jacobian, UnsupportedError, jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -361,6 +361,10 @@ def test_bits_of_a_value_that_become_a_number_again_are_refused():
         y[0] = ti.bit_cast(ti.bit_cast(x[0], ti.i64), ti.f64)
 
     @ti.kernel
+    def of_number(s: ti.f64):
+        y[0] = ti.bit_cast(ti.bit_cast(s, ti.i64), ti.f64)
+
+    @ti.kernel
     def halved():
         n = ti.bit_cast(x[0], ti.u64)
         m = n
@@ -377,6 +381,8 @@ def test_bits_of_a_value_that_become_a_number_again_are_refused():
             y[i] = ti.bit_cast(n[0], ti.f64)
 
     check_refused(bits, x, y, "ti.bit_cast(ti.bit_cast(x[0], ti.i64), ti.f64)")
+    with pytest.raises(UnsupportedError, match=r"bit_cast\(ti.bit_cast\(s"):
+        vjp(of_number, "s", y, np.ones(2), args=(0.5,))
     check_refused(halved, x, y, "ti.bit_cast(m, ti.f64)")
     check_refused(nearest, x, y, "ti.bit_cast(n[0], ti.f64)")
 

@@ -194,7 +194,11 @@ class StagedKernel:
         """The adjoint of a stage; ``active`` are the containers with derivatives before it."""
         name = n, active, width, is_guarded
         if name not in self._adjoints:
-            activity = self._activity(self.staged.stages[n].body, active)
+            body = self.staged.stages[n].body
+            found = self._activity(body, active)
+            check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
+            check_bits(body, found)
+            activity = useful_activity(replace(self.program, body=body), found)
             made = self._made(n, activity, Machine(threads, self.extents), width, is_guarded)
             self._adjoints[name] = replace(made, before=active)
         return self._adjoints[name]
@@ -230,10 +234,7 @@ class StagedKernel:
     def _activity(self, body: ir.Body, active: frozenset[Container]) -> Activity:
         boundaries = (s for s in ir.statements(body) if isinstance(s, ir.Boundary))
         own = [local for s in boundaries for locals_ in s.inner.values() for local in locals_]
-        program = replace(self.program, body=body)
-        found = find_activity(program, active, own)
-        check_bits(body, found)  # before usefulness, which ends at bits
-        return useful_activity(program, found)
+        return find_activity(replace(self.program, body=body), active, own)
 
     def _own_extents(self) -> dict[Container, Extent]:
         return {c: Extent((self.size_of(c),), ()) for c in self.own_containers}
