@@ -1,5 +1,7 @@
 """Parts of normal equations that are eliminated, compared with the whole equations."""
 
+import functools
+
 import numpy as np
 import pytest
 import taichi as ti
@@ -174,11 +176,11 @@ def compiled(monkeypatch):
     return launches
 
 
-def random_blocks(shape, size, density, order=1):
+def random_blocks(shape, size, density, order=1, rng=RNG):
     """A BSR array with random blocks, in each row in ascending or descending order."""
-    mask = RNG.uniform(size=shape) < density
+    mask = rng.uniform(size=shape) < density
     columns = np.concatenate([np.flatnonzero(row)[::order] for row in mask])
-    data = RNG.standard_normal((len(columns), *size))
+    data = rng.standard_normal((len(columns), *size))
     pattern = columns.astype(np.int32), np.append(0, mask.sum(axis=1).cumsum()).astype(np.int32)
     return sparse.bsr_array((data, *pattern), shape=np.multiply(shape, size))
 
@@ -188,14 +190,14 @@ def random_blocks(shape, size, density, order=1):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_products_of_blocks(compiled, height, left, right, sign):
     """Rows without blocks, blocks in any order, matrices that are added to, and other patterns under the same key."""
-    products = Products(is_compiled=True)
+    products, random_ones = Products(is_compiled=True), functools.partial(random_blocks, rng=np.random.default_rng(7))
     for density in (0.5, 0.2):
-        A, B = random_blocks((9, 4), (height, left), density), random_blocks((9, 5), (height, right), density, -1)
-        for before in (None, random_blocks((4, 5), (left, right), 0.5, -1)):
+        A, B = random_ones((9, 4), (height, left), density), random_ones((9, 5), (height, right), density, -1)
+        for before in (None, random_ones((4, 5), (left, right), 0.5, -1)):
             found = products.add("AB", before, A, B, sign)
             wanted = sign * A.toarray().T @ B.toarray() + (0 if before is None else before.toarray())
             assert_allclose(found.toarray(), wanted, atol=1e-12)
-        S = random_blocks((4, 4), (left, left), 0.5)
+        S = random_ones((4, 4), (left, left), 0.5)
         S = S + S.T
         for before in (None, S):
             found = products.add("AA", before, A, A, sign).toarray()
