@@ -541,7 +541,7 @@ class TestKernels:
 
     @pytest.mark.sweep
     def test_offsets(self):
-        v, out = ti.Vector.field(2, ti.f64), outputs(N)
+        out, v = outputs(N), ti.Vector.field(2, ti.f64)  # before v is placed, no kernel may run
         ti.root.dense(ti.i, N).place(v, offset=-1)
         for i in range(-1, 2):
             v[i] = [i + 3.0, 2.0 * i]
