@@ -182,7 +182,7 @@ def _in_source(matches: Callable[[object], str | None], root: Any) -> str:
     """The name in the scope of a function, or of those that it can reach."""
     bound = backend.primal_kernel(root)
     owner = bound[1][0] if bound is not None and bound[1] else getattr(root, "__self__", None)
-    function = _python_function(root)
+    function = bound[0].func if bound is not None else _python_function(root)
     if function is None:  # an object that is called
         function, owner = inspect.getattr_static(type(root), "__call__", None), root
     scope: list[tuple[str, object]] = []
