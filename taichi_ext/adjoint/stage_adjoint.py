@@ -130,8 +130,9 @@ class _Loops:
                 return adjoint_in_lanes(self.sweep, made, ((first, end),), self.threads)
         return made
 
-    def _iteration(self, env: dict[Local, Value], arrays: dict[Local, Local]) -> ir.Body:
+    def _iteration(self, env: dict[Local, Value], arrays: dict[Local, Local], most_local: int = MOST_LOCAL) -> ir.Body:
         sweep = self.sweep
+        sweep.most_local = most_local
         block = Block(sweep, env, arrays)
         run_forward(block, without_jumps(sweep.stage.body))
         run_back(block)
@@ -157,9 +158,8 @@ class _Loops:
     def _in_lanes(self, loop: ir.For, bounds: Bounds) -> ir.For:
         """Neighbouring iterations together; see ``lanes``."""
         variables = _variables(loop)
-        self.sweep.most_local = MOST_IN_LANES
-        body = self._iteration({v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}, {})
-        self.sweep.most_local = MOST_LOCAL
+        env: dict[Local, Value] = {v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}
+        body = self._iteration(env, {}, MOST_IN_LANES)
         return adjoint_in_lanes(self.sweep, replace(loop, variables=variables, body=body), bounds, self.threads)
 
     def _by_rows(self, loop: ir.For, bounds: Bounds) -> ir.For:

@@ -159,7 +159,8 @@ MOST_WALKS = 100  # of the first pass
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes the same as ``program``, and its tangents."""
     facts, accesses = find_facts(program, seeds)
-    blocks = Blocks(seeds.columns, seeds.first_column, _entries_by_number(facts.program, seeds))
+    by_number = 0 if seeds.first_column is None else _entries_by_number(facts.program, seeds)  # counts for blocks alone
+    blocks = Blocks(seeds.columns, seeds.first_column, by_number)
     plan, facts = plan_storage(facts, blocks)
     found = emit_tangents(facts, plan, blocks)
     return replace(found, report=replace(found.report, accesses=accesses))

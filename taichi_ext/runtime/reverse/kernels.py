@@ -197,7 +197,6 @@ class StagedKernel:
             body = self.staged.stages[n].body
             found = self._activity(body, active)
             check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
-            check_bits(body, found)
             activity = useful_activity(replace(self.program, body=body), found)
             made = self._made(n, activity, Machine(threads, self.extents), width, is_guarded)
             self._adjoints[name] = replace(made, before=active)
