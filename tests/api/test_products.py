@@ -505,6 +505,61 @@ class TestModes:
         assert_allclose(blocks, found["forward"], rtol=1e-10, atol=1e-14)
         assert_allclose(read(y), state, rtol=1e-14)  # of one run
 
+    @pytest.mark.parametrize(
+        ("name", "why"),
+        [
+            ("own", "forward mode: J has 2 rows and 600 columns, of which each line of a kernel computes few"),
+            ("sums", "forward mode: J has 2 rows and 600 columns, of which"),
+            ("grid", "reverse mode: J has 2 rows and 64 columns, and tangents of fields between kernels"),
+        ],
+    )
+    def test_pipelines_choose_by_work(self, name, why):
+        """Kernels are compared as they are reached, though the user's code handles exceptions."""
+        count = 64 if name == "grid" else 600
+        w, y, u = scalars(np.linspace(0.1, 0.9, count)), outputs(2), outputs(6000)
+        seen = []
+
+        @ti.kernel
+        def own():
+            for i in w:
+                y[i % 2] += ti.sin(w[i]) * w[i]
+
+        @ti.kernel
+        def sums():
+            for r in y:
+                s = 0.0
+                for k in range(600):
+                    s += w[k] * ti.sin(0.1 * k + r)
+                y[r] = s * s
+
+        @ti.kernel
+        def spread():
+            for i in u:
+                u[i] = w[i % count] * 0.001 * i
+
+        @ti.kernel
+        def total():
+            for i in u:
+                y[i % 2] += u[i] ** 2
+
+        def run():
+            y.fill(0)
+            for k in {"own": (own,), "sums": (sums,), "grid": (spread, total)}[name]:
+                try:
+                    k()
+                except Exception as error:
+                    seen.append(error)
+
+        found = {}
+        for mode in ("forward", "reverse", None):
+            plan = Jacobian(run, w, y, mode=mode)
+            for _ in range(2):
+                found[mode] = plan()
+        assert_allclose(found["reverse"], found["forward"], rtol=1e-10, atol=1e-14)
+        assert_allclose(found[None], found["forward"], rtol=1e-10, atol=1e-14)
+        assert plan.explain().startswith(why)
+        assert not seen
+
     @pytest.mark.sweep
     def test_bad_input(self):
         k, x, y = neighbours()

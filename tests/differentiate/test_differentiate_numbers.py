@@ -112,7 +112,7 @@ def test_storages_and_costs_are_reported():
     report = made_from([For("field", (i,), (y,), tuple(body))]).report
     (choice,) = report.locals
     assert (choice.name, choice.line, choice.registers, choice.row) == ("s", Line(1), 0, LOCAL_ARRAY)
-    assert report.operations[Line(4)] == P  # a product for each column
+    assert report.costs.by_line[Line(4)] == P  # a product for each column
     assert "line 4: 3 operations on tangents" in report.lines(P, str)
 
 

@@ -58,13 +58,25 @@ class LoopChoice:
 
 
 @dataclass(frozen=True)
+class Costs:
+    """The products and sums on tangents: of each line when it runs, and of an iteration of the parallel loops.
+
+    ``runs`` is how often lines with tangents run in such an iteration, a loop of unknown length once.
+    """
+
+    by_line: Mapping[Line, int] = field(default_factory=dict)
+    total: int = 0
+    runs: int = 0
+
+
+@dataclass(frozen=True)
 class Report:
     """The decisions for one kernel."""
 
     locals: tuple[LocalChoice, ...] = ()
     loops: tuple[LoopChoice, ...] = ()
     in_rows: tuple[tuple[Key, str], ...] = ()  # parameters whose columns rows hold, and the reason
-    operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
+    costs: Costs = field(default_factory=Costs)
     accesses: tuple[Access, ...] = ()  # accesses whose indices may be out of range
     edges: tuple[ir.Place, ...] = ()  # conditions that ``pixel`` has found
     has_cuts: bool = False  # whether numbers lose their derivative
@@ -78,7 +90,7 @@ class Report:
     def lines(self, columns: int, name_of: Callable[[ir.Container | Key], str]) -> list[str]:
         """The decisions as lines of text; ``name_of`` gives the user's name of a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
-        operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
+        operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.costs.by_line.items()))
         loops = sorted(self.loops, key=lambda loop: loop.number)
         guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
         edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
@@ -149,31 +161,39 @@ def line_of(place: ir.Place | None) -> Line:
 # --- costs
 
 
-def costs(body: ir.Body, shadows: set[ir.Container]) -> dict[Line, int]:
-    """The products and sums on tangents by line, for all columns; partial derivatives are not counted."""
-    found: Counter[Line] = Counter()
-    _count(body, shadows, found, 1)
-    return dict(found)
+def costs(body: ir.Body, shadows: set[ir.Container]) -> Costs:
+    """The products and sums on tangents, for all columns; partial derivatives are not counted."""
+    counts, runs = Counter[Line](), dict[Line, int]()
+    _count(body, shadows, counts, runs, 1, 0)
+    total = sum(count * runs[line] for line, count in counts.items())
+    return Costs({line: count for line, count in counts.items() if count}, total, sum(runs.values()))
 
 
-def _count(body: ir.Body, shadows: set[ir.Container], found: Counter[Line], times: int) -> None:
+def _count(
+    body: ir.Body, shadows: set[ir.Container], counts: Counter[Line], runs: dict[Line, int], columns: int, times: int
+) -> None:
+    """Count the statements of a block that runs so often in an iteration of a parallel loop; 0: outside of one."""
     for s in body:
         count = _operations(s, shadows)
-        if count:
-            found[line_of(s.place)] += times * count
+        if count is not None:
+            line = line_of(s.place)
+            counts[line] += columns * count
+            runs[line] = max(times, 1, runs.get(line, 0))
+        repeats = (iterations(s, {}) or 1) if isinstance(s, ir.For) else 1
+        both = (columns * repeats, times) if is_over_columns(s) else (columns, times * repeats or 1)
         for inner in ir.bodies(s):
-            _count(inner, shadows, found, times * (iterations(s, {}) or 1 if is_over_columns(s) else 1))
+            _count(inner, shadows, counts, runs, *both)
 
 
-def _operations(s: ir.Statement, shadows: set[ir.Container]) -> int:
+def _operations(s: ir.Statement, shadows: set[ir.Container]) -> int | None:
+    """Those of a statement; None if it has no tangent."""
     if isinstance(s, ir.Declare):
-        is_tangent = s.local.kind in ("tangent", "weight")
-        return sum(map(_size, s.values)) if is_tangent else 0
+        return sum(map(_size, s.values)) if s.local.kind in ("tangent", "weight") else None
     if isinstance(s, (ir.Assign, ir.Update)):
         memory = s.target.memory
         is_tangent = memory.kind == "tangent" if isinstance(memory, ir.Local) else memory in shadows
-        return (_size(s.value) + isinstance(s, ir.Update)) * is_tangent
-    return 0
+        return _size(s.value) + isinstance(s, ir.Update) if is_tangent else None
+    return None
 
 
 def _size(value: ir.Value) -> int:
