@@ -33,6 +33,10 @@ class InvalidArgumentError(ValueError):
     """An argument of a taichi_ext call is invalid; the message names it and the fix."""
 
 
+class SignatureError(InvalidArgumentError, TypeError):
+    """Arguments that do not fit the signature of a function, as a keyword that it does not have: a ``TypeError``, too."""
+
+
 class InvalidRuleError(InvalidArgumentError, CompilationError):
     """A user's rule or edge does not fit the kernel that uses it; the message starts with file and line."""
 
@@ -70,7 +74,7 @@ class DerivativeWarning(UserWarning):
 def with_short_traceback(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
     """A public function whose errors show the user's frames alone, without those of this package and of Taichi.
 
-    Arguments that do not fit its signature raise ``InvalidArgumentError``; where one that was passed by position is
+    Arguments that do not fit its signature raise ``SignatureError``; where one that was passed by position is
     invalid, the message gives the order.
     """
 
@@ -81,7 +85,7 @@ def with_short_traceback(function: Callable[_Args, _Result]) -> Callable[_Args, 
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # not of this call
                 raise
-            raise InvalidArgumentError(_misfit(function, args, kwargs)) from None
+            raise SignatureError(_misfit(function, args, kwargs)) from None
         except (UnsupportedError, InvalidArgumentError, CheckError) as error:
             if type(error) is InvalidArgumentError and len(args) > 2:
                 error.args = (str(error) + _order(function, str(error), len(args)),)

@@ -128,6 +128,16 @@ def test_a_wrong_call(things, call, argument, given, fix):
     assert given in message and fix in message, message
 
 
+@pytest.mark.parametrize(
+    "call", ["jacobian(k)", "jvp(k, x, y, sed=1.0)", "torch_function(of_arrays, 'a', 'b', reverse=True)"]
+)
+def test_what_fits_no_signature_is_a_type_error_too(things, call):
+    """As for Python's own functions, so that a program may ask what a version takes."""
+    with pytest.raises(TypeError) as error:
+        eval(f"te.{call}", {**things, "te": te})
+    assert isinstance(error.value, InvalidArgumentError)
+
+
 def test_every_public_name_is_called():
     functions = {n for n in te.__all__ if callable(getattr(te, n)) and not _is_error(getattr(te, n))} | {"registry"}
     assert functions - IN_KERNELS - RESULTS == {re.match(r"\w+", call)[0] for call, *_ in CALLS}
