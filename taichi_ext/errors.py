@@ -34,7 +34,7 @@ class InvalidArgumentError(ValueError):
 
 
 class SignatureError(InvalidArgumentError, TypeError):
-    """Arguments that do not fit the signature of a function, as a keyword that it does not have: a ``TypeError``, too."""
+    """Arguments that do not fit a function, as a keyword that it does not have: a ``TypeError``, too."""
 
 
 class InvalidRuleError(InvalidArgumentError, CompilationError):
