@@ -21,7 +21,6 @@ from taichi_ext import (
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-rng = np.random.default_rng(5)
 rate = 1.5
 
 
@@ -64,6 +63,7 @@ class Program:
         return np.block([[np.reshape(b, (rows[n][3].size, -1)) for b in row] for n, row in enumerate(rows)])
 
     def tangents(self, *lead):
+        rng = np.random.default_rng(5)
         parts = [rng.standard_normal((*lead, *shape)) for shape in self.shapes]
         given = {"fields": parts[:2], "array": parts[2], "w": parts[3], "rate": parts[4]}
         return given, np.concatenate([p.reshape(*lead, math.prod(p.shape[len(lead) :])) for p in parts], axis=-1)
@@ -132,6 +132,7 @@ class TestVjp:
     @pytest.mark.sweep
     @pytest.mark.parametrize("chunk_size", [None, 3])
     def test_one(self, program, chunk_size):
+        rng = np.random.default_rng(5)
         J = program.J([program.y, program.u])
         v = rng.standard_normal(6)
         options = {"args": program.args, "chunk_size": chunk_size}
@@ -147,6 +148,7 @@ class TestVjp:
 
     @pytest.mark.sweep
     def test_several(self, program):
+        rng = np.random.default_rng(5)
         J = program.J([program.y])
         v = rng.standard_normal((2, 4))
         found = vjp(program.run, program.params, program.y, v, args=program.args)
@@ -172,6 +174,7 @@ class TestVjpOfPrograms:
 
     def check(self, run, params, outs, start=lambda: None):
         """``vjp`` twice, with one cotangent and several, is the dense J, and leaves the outputs of one run."""
+        rng = np.random.default_rng(5)
         start()
         J = jacobian(run, params, outs)
         after = [read(y) for y in outs]
@@ -233,6 +236,7 @@ class TestVjpOfPrograms:
     @pytest.mark.double_only("differences in float64")
     def test_rows_of_tangents_of_one_kernel_launched_several_times(self):
         """The entries of each launch are kept until the last one: the kernel writes them to the same memory again."""
+        rng = np.random.default_rng(5)
         pose, x, angle, u, y = scalars([0.4, 0.7, 1.1]), scalars(np.linspace(0.5, 1.5, 80)), *map(outputs, (3, 6, 6))
 
         @ti.kernel
@@ -296,6 +300,7 @@ class TestVjpOfPrograms:
 
     @pytest.mark.sweep
     def test_operator(self, program):
+        rng = np.random.default_rng(5)
         linalg = pytest.importorskip("scipy.sparse.linalg")
         J = program.J([program.y, program.u])
         A = linear_operator(program.run, program.params, [program.y, program.u], args=program.args)
@@ -320,6 +325,7 @@ def neighbours():
 
 class TestOperator:
     def test_products(self, program):
+        rng = np.random.default_rng(5)
         J = program.J([program.y, program.u])
         A = linear_operator(program.run, program.params, [program.y, program.u], args=program.args, chunk_size=5)
         before = [read(program.y), read(program.u)]
@@ -339,6 +345,7 @@ class TestOperator:
     @pytest.mark.parametrize("chunk_size", [None, 3])
     def test_dot_test_in_a_pipeline(self, chunk_size):
         """u (A v) = (A^T u) v, by adjoints and by blocks of columns."""
+        rng = np.random.default_rng(5)
         x, u, y = scalars(np.linspace(0.1, 0.9, 7)), outputs(7), outputs(5)
 
         @ti.kernel

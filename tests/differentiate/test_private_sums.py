@@ -11,12 +11,12 @@ from taichi_ext import Hessian, Jacobian, hessian, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-rng = np.random.default_rng(23)
 COUNT, P = 60, 20
 
 
 def logistic():
     """Its kernel, parameters and energy, and its gradient and Hessian."""
+    rng = np.random.default_rng(23)
     data, w, energy = scalars(rng.normal(size=(COUNT, P))), scalars(rng.normal(size=P) / 4), scalars(0.0)
 
     @ti.kernel
@@ -47,6 +47,7 @@ def test_gradients_and_hessians():
 @pytest.mark.parametrize("case", ["is left out", "rows of two fields", "one component", "the kernel reads it"])
 def test_entries_above_the_diagonal_of_a_dense_hessian(case):
     """They are left out where the host can mirror the others: of sums squared, and of constant entries."""
+    rng = np.random.default_rng(23)
     count = 18  # no multiple of the columns that are taken at once
     numbers, data = rng.uniform(0.5, 1, (2, count)), rng.normal(size=(COUNT, count))
     x, energy = ti.Vector.field(2, ti.f64, count), outputs(1)
@@ -89,6 +90,7 @@ def test_entries_above_the_diagonal_of_a_dense_hessian(case):
 
 def test_several_loops_and_rows_some_of_them_shared():
     """Sums of one loop are there for the next one; what is read, or belongs to an iteration, stays where it is."""
+    rng = np.random.default_rng(23)
     x, y, own = scalars(rng.uniform(0.5, 1, 12)), outputs(3), outputs(40)
 
     @ti.kernel
@@ -114,6 +116,7 @@ def test_several_loops_and_rows_some_of_them_shared():
 
 
 def test_short_loops_stay_atomic():
+    rng = np.random.default_rng(23)
     x, energy = scalars(rng.uniform(0.5, 1, 30)), scalars(0.0)
 
     @ti.kernel
@@ -133,6 +136,7 @@ def test_short_loops_stay_atomic():
 @pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
 def test_conditions_keep_a_loop_within_the_gradient():
     """Where the sums are added up, nothing behind the end of J is read or written."""
+    rng = np.random.default_rng(23)
     x, weights, energy = scalars(rng.uniform(0.5, 1, 6)), scalars(rng.uniform(0.5, 1, COUNT)), scalars(0.0)
 
     @ti.kernel

@@ -121,7 +121,8 @@ def test_covariance(scene):
 @pytest.mark.sweep
 def test_arrays():
     """Numbers with the same first index are a block where not each number is one."""
-    x, shift = RNG.standard_normal((6, 2)), np.zeros(2)
+    rng = np.random.default_rng(0)
+    x, shift = rng.standard_normal((6, 2)), np.zeros(2)
 
     @ti.kernel
     def kernel(x: ti.types.ndarray(), shift: ti.types.ndarray(), r: ti.types.ndarray()):
@@ -139,12 +140,13 @@ def test_arrays():
 @pytest.mark.parametrize("factors", [None, np.linspace(0.5, 2.0, 40)], ids=["", "factors"])
 def test_system(factors, density, width):
     """A system of J with random entries, in blocks of 3 if those are not mostly zero, 2 and 1, against its matrix."""
+    rng = np.random.default_rng(0)
     rows, columns = np.arange(40), 9 + 2 * np.arange(5)
     dense = np.zeros((40, 9 + 10 + 4))
-    dense[:, :9] = RNG.standard_normal((40, 9)) * (RNG.uniform(size=(40, 9)) < density)
+    dense[:, :9] = rng.standard_normal((40, 9)) * (rng.uniform(size=(40, 9)) < density)
     for k in range(2):
-        dense[rows, columns[rows % 5] + k] = RNG.standard_normal(40)
-    dense[:, 19:] = RNG.standard_normal((40, 4))
+        dense[rows, columns[rows % 5] + k] = rng.standard_normal(40)
+    dense[:, 19:] = rng.standard_normal((40, 4))
     parts = [
         (Part("a", (3, 3), np.dtype(float)), 3),
         (Part("b", (5, 2), np.dtype(float)), 1),
@@ -152,7 +154,7 @@ def test_system(factors, density, width):
     ]
     layout = Layout([(Part("r", (20, 2), np.dtype(float)), 2)], parts, [1])
     J = SparseJacobian([[sparse.csr_array(p) for p in np.split(dense, [9, 19], axis=1)]], layout)
-    r, damping, fixed = RNG.standard_normal(40), RNG.uniform(0.1, 1.0, 23), RNG.standard_normal(23)
+    r, damping, fixed = rng.standard_normal(40), rng.uniform(0.1, 1.0, 23), rng.standard_normal(23)
     scaled = dense if factors is None else factors[:, None] * dense
     system, A = SparseSystem.of(J, r, factors), scaled.T @ scaled
     assert layout.widths == [width, 2, 1]
@@ -176,7 +178,7 @@ def compiled(monkeypatch):
     return launches
 
 
-def random_blocks(shape, size, density, order=1, rng=RNG):
+def random_blocks(rng, shape, size, density, order=1):
     """A BSR array with random blocks, in each row in ascending or descending order."""
     mask = rng.uniform(size=shape) < density
     columns = np.concatenate([np.flatnonzero(row)[::order] for row in mask])
@@ -190,7 +192,7 @@ def random_blocks(shape, size, density, order=1, rng=RNG):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_products_of_blocks(compiled, height, left, right, sign):
     """Rows without blocks, blocks in any order, matrices that are added to, and other patterns under the same key."""
-    products, random_ones = Products(is_compiled=True), functools.partial(random_blocks, rng=np.random.default_rng(7))
+    products, random_ones = Products(is_compiled=True), functools.partial(random_blocks, np.random.default_rng(7))
     for density in (0.5, 0.2):
         A, B = random_ones((9, 4), (height, left), density), random_ones((9, 5), (height, right), density, -1)
         for before in (None, random_ones((4, 5), (left, right), 0.5, -1)):
@@ -209,8 +211,9 @@ def test_products_of_blocks(compiled, height, left, right, sign):
 
 def test_products_of_many_columns(compiled):
     """Pairs of 70,000 columns are more than 32 bits hold."""
+    rng = np.random.default_rng(0)
     columns = np.array([0, 1, 46341, 65535, 65536, 69999], np.int32)
-    data, rows = RNG.standard_normal((6, 2, 2)), np.array([0, 3, 6], np.int32)
+    data, rows = rng.standard_normal((6, 2, 2)), np.array([0, 3, 6], np.int32)
     A = sparse.bsr_array((data, columns, rows), shape=(4, 140000))
     found, wanted = Products(is_compiled=True).add("", None, A, A), A.T @ A
     assert len(compiled) == 1 and found.nnz == wanted.nnz == 18 * 4
@@ -219,10 +222,11 @@ def test_products_of_many_columns(compiled):
 
 def test_products_by_scipy(compiled):
     """Blocks that are too wide, no blocks, and sums over shards."""
+    rng = np.random.default_rng(0)
     for size, density in (((2, 33), 0.5), ((2, 3), 0.0)):
-        A = random_blocks((9, 4), size, density)
+        A = random_blocks(rng, (9, 4), size, density)
         assert_allclose(Products(is_compiled=True).add("", None, A, A).toarray(), (A.T @ A).toarray(), atol=1e-12)
-    A = random_blocks((9, 4), (2, 3), 0.5)
+    A = random_blocks(rng, (9, 4), (2, 3), 0.5)
     Products(is_compiled=False).add("", None, A, A)
     assert not compiled
 
@@ -272,13 +276,14 @@ def test_params_that_are_chosen(scene, small, monkeypatch):
 
 def test_a_pattern_that_changes(small):
     """A param that was chosen for the first J is not block diagonal in the next: it is eliminated no more."""
+    rng = np.random.default_rng(0)
     parts = [(Part("a", (10,), np.dtype(float)), 1), (Part("b", (2,), np.dtype(float)), 1)]
     layout = Layout([(Part("r", (20,), np.dtype(float)), 1)], parts, None)
-    dense, damping = RNG.standard_normal((20, 12)), np.full(12, 0.1)
+    dense, damping = rng.standard_normal((20, 12)), np.full(12, 0.1)
     dense[:, :10] *= np.arange(20)[:, None] // 2 == np.arange(10)
     for change, eliminated in ((0.0, [0]), (1.0, []), (0.0, [])):
         dense[3, 7] = change
-        r = RNG.standard_normal(20)
+        r = rng.standard_normal(20)
         J = SparseJacobian([[sparse.csr_array(part) for part in np.split(dense, [10], axis=1)]], layout)
         step = SparseSystem.of(J, r, None).solve(damping, np.zeros(12))
         assert layout.eliminated == eliminated

@@ -21,13 +21,12 @@ from taichi_ext.runtime.launching.session import Session
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-rng = np.random.default_rng(19)
-
 
 class Chain:
     """Kernels that add to an energy, and one that computes ``u``, one that changes the params."""
 
     def __init__(self):
+        rng = np.random.default_rng(19)
         self.x, self.a = vectors(rng.normal(size=(4, 2))), scalars([1.3, 0.7, 0.4])
         self.energy, self.u = scalars(0.0), vector_outputs(2, 4)
         self.start = read(self.x)
@@ -236,6 +235,7 @@ def test_a_second_run_that_differs_or_cannot_be_made():
 
 @pytest.mark.sweep
 def test_projections_of_kernels_that_are_launched_again_with_other_pairs():
+    rng = np.random.default_rng(19)
     x, energy = vectors(rng.normal(size=(6, 2))), scalars(0.0)
     ends = integers([[0, 1], [2, 3], [4, 5]])
 
@@ -315,6 +315,8 @@ def parts(a, u, e):
 @pytest.mark.parametrize("pipeline", [intermediates, changed_from_python])
 @pytest.mark.filterwarnings("ignore:.*changed from Python:taichi_ext.DerivativeWarning")
 def test_arrays(kind, pipeline):
+    rng = np.random.default_rng(19)
+
     def arrays(values):
         made = [np.array(values), np.zeros(4), np.zeros(1)]
         if kind == "ndarray":

@@ -27,13 +27,13 @@ from taichi_ext import (
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-rng = np.random.default_rng(7)
 rate = 1.5
 
 
 @pytest.mark.sweep
 def test_springs_by_their_closed_form():
     """Of k/2 (l - L)^2 with unit vectors n: k (1 - L/l) (I - n n') + k n n', for each spring."""
+    rng = np.random.default_rng(7)
     points = rng.normal(size=(5, 3))
     x, energy = vectors(points), outputs(1)
 
@@ -432,6 +432,7 @@ def test_rules_and_edges_have_no_second_derivative(program):
 @pytest.mark.sweep
 def test_fixed_entries_have_rows_and_columns_of_the_identity():
     """Of params of several kinds; an entry that no term has, whose diagonal is no entry of a sparse H; project=."""
+    rng = np.random.default_rng(7)
     x, a, energy = vectors(rng.normal(size=(4, 2))), scalars([0.4, 1.2, 0.7]), scalars(0.0)
 
     @ti.kernel

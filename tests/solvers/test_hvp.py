@@ -29,10 +29,9 @@ from taichi_ext.api.runs.second_order import point_along, with_choices
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-rng = np.random.default_rng(5)
-
 
 def test_springs_with_one_vector_and_several():
+    rng = np.random.default_rng(5)
     x, energy = vectors(rng.normal(size=(6, 3))), scalars(0.0)
 
     @ti.kernel
@@ -58,6 +57,7 @@ def test_springs_with_one_vector_and_several():
 @pytest.mark.sweep
 def test_products_alone_and_with_the_gradient():
     """The same plan gives both: a kernel that adds up no gradient is not taken for one that does."""
+    rng = np.random.default_rng(5)
     x, pairs, energy = vectors(rng.normal(size=(6, 3))), ti.Vector.field(2, ti.i32, 4), scalars(0.0)
     pairs.from_numpy(np.array([[0, 1], [1, 2], [5, 2], [3, 4]], np.int32))
 
@@ -79,6 +79,7 @@ def test_products_alone_and_with_the_gradient():
 @pytest.mark.sweep
 def test_every_kind_of_parameter():
     """Fields, a component, an array, an argument, a Python number; a returned energy."""
+    rng = np.random.default_rng(5)
     run, x, v, array = energy_of_every_kind_of_parameter()
     params = {"x": x, "v": v.get_scalar_field(1), "a": array, "numbers": ["w", "stiffness"]}
     H = hessian(run, params, args=(array, 0.7))
@@ -98,6 +99,7 @@ def test_every_kind_of_parameter():
 
 @pytest.mark.sweep
 def test_energies_that_are_no_sums():
+    rng = np.random.default_rng(5)
     x, u, energy = scalars(rng.uniform(0.3, 1, 40)), outputs(40), scalars(0.0)
 
     @ti.kernel
@@ -121,6 +123,7 @@ def test_energies_that_are_no_sums():
 
 @pytest.mark.sweep
 def test_parameters_that_the_kernel_changes():
+    rng = np.random.default_rng(5)
     x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
 
     @ti.kernel
@@ -139,6 +142,7 @@ def test_parameters_that_the_kernel_changes():
 
 def check_by_differences(run, x, energy, count=2, rtol=1e-7, **options):
     """Products with random vectors beside central differences of the gradient."""
+    rng = np.random.default_rng(5)
     start, vectors_ = read(x), rng.normal(size=(count, *read(x).shape))
 
     def gradient(values):
@@ -159,6 +163,7 @@ def check_by_differences(run, x, energy, count=2, rtol=1e-7, **options):
 @pytest.mark.parametrize("max_memory", [None, 3000])
 def test_pipelines_in_place(max_memory):
     """State that is overwritten, loops of unknown length, and snapshots where memory is short."""
+    rng = np.random.default_rng(5)
     x, q, v, energy = scalars(rng.uniform(0.3, 1, 12)), outputs(12), outputs(12), scalars(0.0)
 
     @ti.kernel
@@ -195,6 +200,7 @@ def test_pipelines_in_place(max_memory):
 
 @pytest.mark.sweep
 def test_numbers_that_python_reads_and_computes():
+    rng = np.random.default_rng(5)
     x, y, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
 
     @ti.kernel
@@ -228,6 +234,7 @@ def test_numbers_that_python_reads_and_computes():
 
 
 def test_arrays_that_share_memory():
+    rng = np.random.default_rng(5)
     x, energy = rng.uniform(0.3, 1, (3, 8)), scalars(0.0)
 
     @ti.kernel
@@ -254,6 +261,7 @@ def test_arrays_that_share_memory():
 
 def test_kernels_whose_terms_depend_on_many_parameters():
     """Rows of all parameters would not fit: forward over reverse, with the derivatives of stopped and replaced values."""
+    rng = np.random.default_rng(5)
     x, energy = scalars(rng.uniform(0.3, 1, 600)), scalars(0.0)
 
     @ti.kernel
@@ -345,6 +353,7 @@ def test_second_derivatives_that_are_not_known():
 
 @pytest.mark.sweep
 def test_operator_leaves_the_state_as_it_was():
+    rng = np.random.default_rng(5)
     from scipy.sparse.linalg import cg
 
     x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.75)

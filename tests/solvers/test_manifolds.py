@@ -59,8 +59,9 @@ def charts(ti64):
 @pytest.mark.sweep
 def test_derivatives(charts):
     """J by local coordinates is J times central differences of the points."""
+    rng = np.random.default_rng(0)
     x = np.concatenate([v.reshape(-1) for v in POINTS.values()])
-    J = RNG.standard_normal((5, len(x)))
+    J = rng.standard_normal((5, len(x)))
     size = 4 * (2 + 3 + 3 + 6)
     assert [part.shape for part in charts.parts] == [(4, 2), (4, 3), (4, 3), (4, 6)]
     differences = [(charts.plus(x, 1e-5 * e) - charts.plus(x, -1e-5 * e)) / 2e-5 for e in np.eye(size)]
@@ -68,9 +69,10 @@ def test_derivatives(charts):
 
 
 def test_steps_stay_on_manifolds(charts):
+    rng = np.random.default_rng(0)
     x = np.concatenate([v.reshape(-1) for v in POINTS.values()])
     assert_allclose(charts.plus(x, np.zeros(4 * 14)), x, atol=1e-15)
-    moved = charts.plus(x, RNG.standard_normal(4 * 14))
+    moved = charts.plus(x, rng.standard_normal(4 * 14))
     u, q, R, T = (v.reshape(p.shape) for v, p in zip(np.split(moved, [12, 28, 64]), POINTS.values(), strict=True))
     assert_allclose(np.linalg.norm(u, axis=1), 1.0)
     assert_allclose(np.linalg.norm(q, axis=1), 1.0)
@@ -81,7 +83,8 @@ def test_steps_stay_on_manifolds(charts):
 
 
 def test_steps_are_rotation_vectors_to_second_order(charts):
-    x, step = np.concatenate([v.reshape(-1) for v in POINTS.values()]), 1e-3 * RNG.standard_normal((4, 6))
+    rng = np.random.default_rng(0)
+    x, step = np.concatenate([v.reshape(-1) for v in POINTS.values()]), 1e-3 * rng.standard_normal((4, 6))
     zeros, r = np.zeros((4, 2)), step[:, 3:]
     moved = charts.plus(x, np.concatenate([v.reshape(-1) for v in (zeros, r, r, step)]))
     _, q, R, T = (v.reshape(p.shape) for v, p in zip(np.split(moved, [12, 28, 64]), POINTS.values(), strict=True))
@@ -166,12 +169,13 @@ class Rig:
     """Poses that see points, and a scale of the images."""
 
     def __init__(self):
+        rng = np.random.default_rng(0)
         self.poses, self.scale = ti.Matrix.field(4, 4, ti.f64, shape=4), scalars([1.0])
         self.points, self.r = vectors(np.zeros((9, 3))), vectors(np.zeros((36, 3)))
         poses, scale, points, r = self.poses, self.scale, self.points, self.r
-        self.places = RNG.standard_normal((9, 3))
+        self.places = rng.standard_normal((9, 3))
         seen = np.concatenate([self.places @ T[:3, :3].T + T[:3, 3] for T in POSES])
-        images = vectors(seen + 0.01 * RNG.standard_normal(seen.shape))
+        images = vectors(seen + 0.01 * rng.standard_normal(seen.shape))
 
         @ti.kernel
         def kernel():

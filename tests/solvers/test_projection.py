@@ -12,7 +12,6 @@ from taichi_ext.runtime.sparse.projection import positive_factors
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-rng = np.random.default_rng(3)
 ROUNDING = 4500  # units in the last place, 1e-12 in float64
 
 
@@ -46,6 +45,7 @@ def chain(points, rest):
 @pytest.mark.sweep
 @pytest.mark.parametrize("way", ["clamp", "abs"])
 def test_springs_that_are_pressed(way):
+    rng = np.random.default_rng(3)
     run, x, energy, blocks, expected = chain(rng.normal(size=(7, 3)), 2.0)
     for i, block in enumerate(blocks):
         part = projected(block, way).reshape(2, 3, 2, 3)
@@ -62,6 +62,7 @@ def test_springs_that_are_pressed(way):
 
 @pytest.mark.sweep
 def test_on_demand_changes_nothing_that_is_definite(monkeypatch):
+    rng = np.random.default_rng(3)
     x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.0)
     weight = scalars(0.0)
 
@@ -92,6 +93,7 @@ def test_on_demand_changes_nothing_that_is_definite(monkeypatch):
 @pytest.mark.sweep
 def test_several_parameters_in_one_block():
     """The block of an element holds entries of all params."""
+    rng = np.random.default_rng(3)
     x, y, energy = scalars(rng.normal(size=4)), vectors(rng.normal(size=(4, 2))), scalars(0.0)
 
     @ti.kernel
@@ -165,6 +167,7 @@ def test_bad_input():
 
 
 def test_factors_tell_definite_matrices():
+    rng = np.random.default_rng(3)
     import scipy.sparse
 
     for eigenvalues in ([1.0, 2.0, 3.0], [1.0, -1e-3, 2.0], [-1.0, -2.0, -3.0], [1.0, 0.0, 2.0], [1.0, 1.0, -5.0]):
@@ -180,6 +183,7 @@ def test_factors_tell_definite_matrices():
 
 @pytest.mark.sweep
 def test_computed_indices_need_a_name():
+    rng = np.random.default_rng(3)
     x, energy = vectors(rng.normal(size=(4, 2))), scalars(0.0)
 
     @ti.kernel

@@ -15,7 +15,6 @@ from taichi_ext.runtime.sparse import pattern
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-rng = np.random.default_rng(11)
 stiffness = 1.5
 
 
@@ -69,6 +68,7 @@ def as_list(x):
 
 
 def test_springs():
+    rng = np.random.default_rng(11)
     x, energy = vectors(rng.normal(size=(40, 3))), scalars(0.0)
     pairs = integers([rng.choice(40, 2, replace=False) for _ in range(100)])
 
@@ -88,6 +88,7 @@ def test_springs():
 
 @pytest.mark.sweep
 def test_tetrahedra_neo_hookean():
+    rng = np.random.default_rng(11)
     corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]], float)
     x = vectors(corners + 0.1 * rng.normal(size=corners.shape))
     tets, energy = integers([[0, 1, 2, 3], [1, 2, 3, 4]]), scalars(0.0)
@@ -108,6 +109,7 @@ def test_tetrahedra_neo_hookean():
 
 @pytest.mark.sweep
 def test_neighbours_in_lists_of_any_length():
+    rng = np.random.default_rng(11)
     x, energy = vectors(rng.normal(size=(12, 2))), scalars(0.0)
     lists = [rng.choice(12, rng.integers(0, 6), replace=False) for _ in range(12)]
     starts = integers(np.concatenate([[0], np.cumsum([len(found) for found in lists])]))
@@ -158,6 +160,7 @@ def test_energies_that_are_stored_from_themselves():
 
 
 def test_contacts_whose_pairs_change():
+    rng = np.random.default_rng(11)
     x, energy = scalars(np.linspace(0, 1, 9)), scalars(0.0)
 
     @ti.kernel
@@ -186,6 +189,7 @@ def test_contacts_whose_pairs_change():
 @pytest.mark.parametrize("options", [{}, {"project": "abs"}, {"fixed": True}], ids=["plain", "project", "fixed"])
 def test_blocks_that_are_mirrored(monkeypatch, n, options):
     """From ``LONG`` numbers on only blocks above the diagonal are added up: springs within reach, in any order."""
+    rng = np.random.default_rng(11)
     x, energy = vectors(rng.normal(size=(15, n))), scalars(0.0)
     pairs = integers([rng.choice(15, 2, replace=False) for _ in range(60)])
 
@@ -241,6 +245,7 @@ def test_energies_in_arrays_and_by_name():
 @pytest.mark.sweep
 def test_weighted_sums_of_locals():
     """What is added to a local, times its weight; signs, sums of sums, a sum at the top of a kernel."""
+    rng = np.random.default_rng(11)
     x, energy = scalars(rng.uniform(0.3, 1, 10)), scalars(0.0)
 
     @ti.kernel
@@ -263,6 +268,7 @@ def test_weighted_sums_of_locals():
 @pytest.mark.sweep
 def test_locals_that_are_no_sums_of_the_energy():
     """Each would be wrong if what is added to it were added to the energy."""
+    rng = np.random.default_rng(11)
     x, energy = scalars(rng.uniform(0.3, 1, 6)), scalars(0.0)
 
     @ti.kernel
@@ -324,6 +330,7 @@ def test_locals_that_are_no_sums_of_the_energy():
 
 @pytest.mark.sweep
 def test_an_energy_that_is_stored_over():
+    rng = np.random.default_rng(11)
     x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
 
     @ti.kernel
@@ -344,6 +351,7 @@ def test_an_energy_that_is_stored_over():
 @pytest.mark.sweep
 def test_elements_with_the_same_vertex_twice():
     """Three and more terms of an element meet in one entry, whose order decides on the last bit."""
+    rng = np.random.default_rng(11)
     x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.0)
     corners = integers(rng.integers(0, 5, (30, 4)))
 
@@ -357,6 +365,7 @@ def test_elements_with_the_same_vertex_twice():
 
 
 def test_indices_outside_of_a_field():
+    rng = np.random.default_rng(11)
     x, energy = scalars(rng.uniform(0.3, 1, 5)), scalars(0.0)
 
     @ti.kernel
@@ -371,6 +380,7 @@ def test_indices_outside_of_a_field():
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:[\\s\\S]*is outside of:taichi_ext.DerivativeWarning")
 def test_entries_outside_of_a_field_are_no_others_entries():
+    rng = np.random.default_rng(11)
     x, a, y = (
         vectors(rng.uniform(0.3, 1, (5, 2))),
         scalars(rng.uniform(0.3, 1, 4)),
@@ -409,6 +419,7 @@ def test_entries_outside_of_a_field_are_no_others_entries():
 
 
 def test_energies_of_fields_that_the_same_kernel_computes():
+    rng = np.random.default_rng(11)
     x, density, energy = vectors(rng.uniform(0.3, 1, (5, 2))), outputs(5), scalars(0.0)
     moved, unused = vector_outputs(2, 5), outputs(5)
 
@@ -442,6 +453,7 @@ def test_energies_of_fields_that_the_same_kernel_computes():
 
 @pytest.mark.sweep
 def test_intermediates_that_are_stored_twice_or_after_they_are_read():
+    rng = np.random.default_rng(11)
     x, u, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
 
     @ti.kernel
@@ -477,6 +489,7 @@ def test_intermediates_that_are_stored_twice_or_after_they_are_read():
 
 
 def test_formats_and_out():
+    rng = np.random.default_rng(11)
     torch = pytest.importorskip("torch")
     x, energy = vectors(rng.normal(size=(4, 3))), scalars(0.0)
 
@@ -531,6 +544,7 @@ def test_bad_input():
 @pytest.mark.sweep
 def test_state_is_that_of_one_run():
     """Counters of loops over lists make the kernel run again where there was too little room."""
+    rng = np.random.default_rng(11)
     x, energy, count = scalars(rng.uniform(0.3, 1, 8)), scalars(0.25), integers([0])
     length = integers([5])
 
@@ -559,6 +573,7 @@ def test_state_is_that_of_one_run():
 @pytest.mark.sweep
 def test_by_closed_form():
     """Of sum_i k/2 (x[i + 1] - x[i])^2: the matrix of the second differences."""
+    rng = np.random.default_rng(11)
     x, energy = scalars(rng.normal(size=200)), scalars(0.0)
 
     @ti.kernel
