@@ -370,7 +370,7 @@ class Jacobian:
         if prepared.sparse.energy_intermediates and not reason:
             names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.sparse.energy_intermediates)
             first = [f"two runs, since the energy is computed from {names}"]
-        first += [prepared.mode or prepared.columns] if prepared.mode or prepared.columns else []
+        first += [prepared.mode] if prepared.mode else []
         first += [f"reverse mode: {prepared.reverse.report}"] if prepared.reverse and prepared.reverse.report else []
         kernels = (explain(f, prepared.fields) for f in list(prepared.fused.values()))
         return Text("\n\n".join(dict.fromkeys((*first, *kernels))))

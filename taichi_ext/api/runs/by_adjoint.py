@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,13 @@ from taichi_ext.runtime.reverse.reverse import Products, Reverse, Run
 
 FEW_ROWS = 8  # up to which reverse mode is taken into account
 COLUMNS_PER_ROW = 32  # from which on
-FEW_COLUMNS = 512  # below which forward mode takes less time than the bookkeeping of reverse mode, for one kernel
-FEW_TANGENTS = 1 << 18  # of what a kernel of a pipeline leaves to others: likewise
+FEW_COLUMNS = 512  # below which forward mode takes less time than the bookkeeping of reverse mode
 OPERATIONS_PER_ROW = 16  # on tangents, each time a line runs, that cost as much as a row of the adjoint
 MOST_ROWS = 256  # of J in one run
 
 
-class _PrefersRows(BaseException):
-    """Raised before a kernel with tangents is launched if adjoints are estimated to take less time.
-
-    It goes through the user's function, which may handle any ``Exception``.
-    """
+class _PrefersRows(Exception):
+    """Raised before a kernel with tangents is launched if its adjoint is estimated to take less time."""
 
 
 class _Unjudged(UnsupportedError):
@@ -57,70 +53,45 @@ class RowsOrColumns(DenseForm):
                     f"mode='forward'.\n{prepared.has_no_adjoint}"
                 )
             return found
-        layout, is_pipeline = evaluation.layout, evaluation.call.kernel is None
-        rows, columns = sum(o.size for o in layout.outputs), layout.count
-        is_candidate = 0 < rows <= FEW_ROWS and columns >= COLUMNS_PER_ROW * rows
+        rows, columns = sum(o.size for o in evaluation.layout.outputs), evaluation.layout.count
+        is_candidate = 0 < rows <= FEW_ROWS and columns >= max(FEW_COLUMNS, COLUMNS_PER_ROW * rows)
         is_free = evaluation.watch is None and prepared.question.options.tangents == "auto"
-        if not (is_candidate and is_free and (is_pipeline or columns >= FEW_COLUMNS)) or prepared.has_no_adjoint:
+        if not (is_candidate and is_free) or prepared.has_no_adjoint:
             return super().blocks(evaluation)
-        if not prepared.mode:
-            blocks = self._columns(evaluation, rows, columns)
-            if blocks is not None:
-                return blocks
-        blocks = _all_rows(evaluation)
+        if prepared.mode:
+            return _all_rows(evaluation) or super().blocks(evaluation)
+        sizes = f"{rows} {'rows' if rows > 1 else 'row'} and {columns} columns"
+        if evaluation.call.kernel is None:
+            prepared.mode = (
+                f"reverse mode: J has {sizes}, and tangents of fields between kernels would have all columns"
+            )
+        elif not prepared.fused:
+            evaluation.before_launch = lambda fused: _compare(fused, rows)
+            try:
+                return super().blocks(evaluation)
+            except _PrefersRows as found:
+                prepared.mode = f"reverse mode: J has {sizes}, and {found}"
+                prepared.fused.clear()
+            finally:
+                evaluation.before_launch = None
+        blocks = _all_rows(evaluation) if prepared.mode else None
         if blocks is None:
             prepared.mode = ""
         return super().blocks(evaluation) if blocks is None else blocks
 
-    def _columns(self, evaluation: Evaluation, rows: int, columns: int) -> list[list[np.ndarray]] | None:
-        """J by columns; None, with everything as it was, if its rows are estimated to take less time."""
-        prepared = evaluation.prepared
-        if prepared.fused:
-            return super().blocks(evaluation)
-        sizes = f"J has {rows} {'rows' if rows > 1 else 'row'} and {columns} columns"
 
-        def compare(fused: Fused, outer: Mapping[Key, Key]) -> None:
-            reason = _reason_for_rows(evaluation, fused, outer)
-            if reason:
-                prepared.mode = f"reverse mode: {sizes}, and {reason}"
-                raise _PrefersRows
-
-        if evaluation.call.kernel is None:
-            evaluation.state = evaluation.state or State()
-        evaluation.before_launch = compare
-        try:
-            blocks = super().blocks(evaluation)
-        except _PrefersRows:
-            blocks = None
-        finally:
-            evaluation.before_launch = None
-        if not prepared.mode:
-            prepared.columns = f"forward mode: {sizes}, of which each line of a kernel computes few"
-            return blocks
-        evaluation.restore()
-        prepared.fused.clear()
-        return None
-
-
-def _reason_for_rows(evaluation: Evaluation, fused: Fused, outer: Mapping[Key, Key]) -> str:
-    """Why reverse mode is estimated to take less time than a kernel with tangents; empty if it is not.
+def _compare(fused: Fused, rows: int) -> None:
+    """Raise if reverse mode is estimated to be faster than a kernel with tangents.
 
     The estimate counts products and sums on tangents by line; loops of known length, as those over all columns, count
     for each iteration.
     """
-    layout, infos = evaluation.layout, evaluation.prepared.fields.infos
-    rows, columns = sum(o.size for o in layout.outputs), layout.count
-    outputs = {o.container for o in layout.outputs}
-    for key in (outer.get(k, k) for k in fused.facts.written.intersection(fused.shadows)):
-        size = key.size if isinstance(key, View) else infos[key].size if key in infos else 0
-        if key not in outputs and size * columns >= FEW_TANGENTS:
-            return f"tangents of fields between kernels would have all columns: {size} times {columns} numbers"
     report = fused.facts.report
-    if columns < FEW_COLUMNS or any(BACKWARDS in loop.text or INPUTS in loop.text for loop in report.loops):
-        return ""  # such a loop costs about the same in both modes
+    if any(BACKWARDS in loop.text or INPUTS in loop.text for loop in report.loops):
+        return  # such a loop costs about the same in both modes
     total, runs = report.costs.total, report.costs.runs
-    is_less = total > OPERATIONS_PER_ROW * rows * runs
-    return f"tangents would take {total} operations where lines with tangents run {runs} times" if is_less else ""
+    if total > OPERATIONS_PER_ROW * rows * runs:
+        raise _PrefersRows(f"tangents would take {total} operations where lines with tangents run {runs} times")
 
 
 def _all_rows(evaluation: Evaluation) -> list[list[np.ndarray]] | None:

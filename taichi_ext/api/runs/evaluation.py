@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +32,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.pipeline import Pipeline
-from taichi_ext.runtime.launching.session import Check, KernelTable, Session
+from taichi_ext.runtime.launching.session import KernelTable, Session
 from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart
 from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
@@ -85,7 +85,7 @@ class Evaluation:
     Attributes:
         returned: the return value of the kernel or function in the last run.
         least_runs: how many runs all columns take at least.
-        before_launch: see ``Session``.
+        before_launch: called with the new kernel with tangents of a call of one kernel.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Evaluation:
         self.watch = watch
         self.progress, self.shows_stages = progress, shows_stages
         self._directions = directions
-        self.before_launch: Check | None = None
+        self.before_launch: Callable[[Fused], None] | None = None
         self._arbiter: Arbiter | None = None
         self._stores: dict[int, np.ndarray] | None = None  # of numbers that were there already
         self.least_runs = prepared.blocks
@@ -299,8 +299,7 @@ class Evaluation:
             ),
         )
         kernels = KernelTable(self.prepared.fused, blocks)
-        check, fields = self.before_launch, self.prepared.fields
-        session = Session(request, fields, kernels, target, is_direct=is_direct, before_launch=check)
+        session = Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
         with self._log.saying_once():
             if self.call.kernel is not None:
                 launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
@@ -380,13 +379,15 @@ class Evaluation:
         targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
         return [*(target.field for target in targets if target.field is not None), *self.call.args]
 
-    def _checked(self, session: Session) -> Check:
+    def _checked(self, session: Session) -> Callable[[Fused, Mapping[Key, Key]], None]:
         """A check that the kernel reads every parameter and writes every output."""
         shared = session.tangents.arrays.shared
 
         def check(fused: Fused, outer: Mapping[Key, Key]) -> None:
             read, written = (shared(outer.get(k, k) for k in keys) for keys in (fused.facts.read, fused.facts.written))
             check_accesses(self.call, self.layout, read, written, fused.kernel.captures.numbers)
+            if self.before_launch is not None:
+                self.before_launch(fused)
 
         return check
 

@@ -214,8 +214,7 @@ class Prepared:
         sparse: how sparse rows are computed.
         reverse: the kernels of reverse mode.
         has_no_adjoint: why rows are not computed by reverse mode; empty if they are.
-        mode: why reverse mode was chosen; empty if it was not.
-        columns: why forward mode was chosen where rows are few; empty if it was not.
+        mode: which mode was chosen, and why.
     """
 
     question: Question
@@ -233,7 +232,6 @@ class Prepared:
     reverse: Reverse | None = None
     has_no_adjoint: str = ""
     mode: str = ""
-    columns: str = ""
 
     @property
     def params(self) -> list[Target]:

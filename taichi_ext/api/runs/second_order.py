@@ -178,7 +178,7 @@ def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[E
     subject = _subject(evaluation)
     along = evaluation.changed(directions=subject.moved(directions))
 
-    def check(fused: Fused, _: object) -> None:
+    def check(fused: Fused) -> None:
         if any(array.info.key != GRADIENT for array in fused.first_order):
             prepared.mode = "forward over reverse: terms of the energy depend on many params"
             prepared.fused.clear()

@@ -121,7 +121,6 @@ class Session:
         kernels: the kernels with tangents, kept between runs.
         target: the target for entries of J.
         is_direct: whether one kernel is run, rather than a pipeline.
-        before_launch: called with each new kernel with tangents, and the keys of the run by those of its launch.
 
     Attributes:
         tangents: the tangents of containers.
@@ -129,14 +128,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        request: Request,
-        table: FieldTable,
-        kernels: KernelTable,
-        target: DenseRows,
-        *,
-        is_direct: bool,
-        before_launch: Check | None = None,
+        self, request: Request, table: FieldTable, kernels: KernelTable, target: DenseRows, *, is_direct: bool
     ) -> None:
         self.request = request
         self.table = table
@@ -144,7 +136,6 @@ class Session:
         self.accesses = Accesses(request.params, self.tangents)
         self.is_direct = is_direct
         self.has_launched = False
-        self._before_launch = before_launch
         self._kernels = kernels
         self._target = target
         self._program = weakref.ref(backend.program())
@@ -184,8 +175,6 @@ class Session:
             fused = engine.fuse(launch, self.request.watch)
             if check is not None:
                 check(fused, bound.outer)
-            if self._before_launch is not None:
-                self._before_launch(fused, bound.outer)
             self._kernels.add(name, first, launch.roles, fused)
         return fused
 
