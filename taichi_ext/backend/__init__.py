@@ -10,6 +10,7 @@ from taichi_ext.backend.arrays import (
     array_element_shape,
     array_positions,
     array_problem,
+    array_values,
     as_numpy,
     copy_of,
     field_components,
@@ -98,6 +99,7 @@ from taichi_ext.backend.following import (
 )
 from taichi_ext.backend.kernels import (
     NUMBER_FEATURE,
+    SECTIONS,
     FusedKernel,
     RepeatedLaunch,
     SealedError,

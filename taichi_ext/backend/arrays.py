@@ -26,6 +26,7 @@ from taichi_ext.backend.runtime import (
     concrete,
     cook_dtype,
     core,
+    is_passed,
     member_of,
     ndarray_type,
     primitive_types,
@@ -451,3 +452,10 @@ def array_positions(kernel: Kernel) -> tuple[int, ...]:
         known = tuple(n for n, leaf in enumerate(leaf_arguments(kernel)) if is_array_annotation(leaf.annotation))
         _array_positions[kernel] = known
     return known
+
+
+def array_values(kernel: Kernel, values: Sequence[Any]) -> list[tuple[LeafArgument, int, Any]]:
+    """The arrays among the values of the leaf arguments, with these: some annotations allow fields, or None, too."""
+    leaves = leaf_arguments(kernel)
+    found = ((leaves[n], n, values[n]) for n in array_positions(kernel))
+    return [(leaf, n, value) for leaf, n, value in found if is_passed(leaf.annotation, value)]

@@ -52,7 +52,14 @@ from taichi_ext.backend.runtime import (
 )
 from taichi_ext.backend.threads import exclusive
 
-STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ti.ndrange)
+SECTIONS = ("graph_do_while", "graph_parallel", "graph_parallel_context", "stream_parallel", "checkpoint")
+STATIC_CALLS = (
+    ti.static,
+    ti.static_assert,
+    ti.grouped,
+    ti.ndrange,
+    *(getattr(ti, n) for n in SECTIONS if hasattr(ti, n)),
+)
 
 
 def resolves_to_static_call(node: ast.AST, scope: Mapping[str, object]) -> str:

@@ -58,7 +58,7 @@ def native_annotation(annotation: object) -> object:
 
 def member_of(value: Any, name: str) -> Any:
     """A member of a struct, argument pack or dataclass."""
-    return getattr(value, name) if dataclasses.is_dataclass(value) else value[name]
+    return unwrapped(getattr(value, name)) if dataclasses.is_dataclass(value) else value[name]
 
 
 def arguments(function: Any) -> list[Any]:

@@ -194,6 +194,18 @@ def _fill(r: Recording, field: object, value: object) -> None:
     call(r, backend.fill_function, [field, value], {}, True)
 
 
+def _refusal(name: str, reason: str) -> Handler:
+    def refuse(r: Recording, *args: object) -> None:
+        raise UnsupportedError(f"{name!r} has no derivative here: {reason}.")
+
+    return refuse
+
+
+_REFUSED = {  # of Quadrants
+    "atomic_exchange": "what it returns depends on the order of threads",
+    "atomic_cas": "what it stores depends on the order of threads",
+    "checkpoint": "the kernel may end there, and go on in another call",
+}
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "invert")  # of the ``operator`` module
 _SPECIAL: dict[Any, Handler] = {
     **{function: _operation(name) for function, name in NAME_OF.items()},
@@ -219,6 +231,8 @@ _SPECIAL: dict[Any, Handler] = {
     ti.randn: lambda r, dt=None: call(r, backend.randn_function, [dt or backend.default_type(float)], {}),
     ti.loop_config: _loop_config,
     **{f: (lambda r, x, *_: x) for f in (ti.assume_in_range, backend.loop_unique)},  # hints
+    **{getattr(ti, n): _refusal(n, reason) for n, reason in _REFUSED.items() if hasattr(ti, n)},
+    **{getattr(ti, n): (lambda r, x: value_of(x)) for n in ("volatile_load",) if hasattr(ti, n)},
     ti.stop_grad: effects.stop_grad,
     ti.zero: lambda r, x: construct.filled_like(r, x, 0),
     ti.one: lambda r, x: construct.filled_like(r, x, 1),

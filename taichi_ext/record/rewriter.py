@@ -165,7 +165,20 @@ class Rewriter(ast.NodeTransformer):
             node.orelse = [self.statement("orelse", node), *self.body(node.orelse), self.statement("close", node)]
         return [node, self.statement("end_if", node)]
 
+    def visit_With(self, node: ast.With) -> object:
+        call: Any = node.items[0].context_expr
+        kind = self.static_name(call)
+        if kind == "checkpoint":
+            return self.statement("call", node, call.func)  # an error
+        return self.body(node.body) if kind in backend.SECTIONS else self.generic_visit(node)  # sections run in order
+
     def visit_While(self, node: ast.While) -> object:
+        if self.static_name(node.test) == "graph_do_while":  # it ends where the flag is 0 after an iteration
+            end: Any = ast.parse("if flag[None] == 0: break").body[0]
+            end.test.left.value, node.test = node.test.args[0], ast.Constant(value=True)  # type: ignore[attr-defined]
+            for part in (node.test, end, *ast.walk(end)):
+                ast.copy_location(part, node)
+            node.body.append(end)
         enter = self.library("enter_while", node.test)
         node.test = self.library("while_", node.test, enter, self.visit(node.test))
         node.body = [*self.body(node.body), self.statement("end_loop", node)]

@@ -46,6 +46,26 @@ def launches(monkeypatch):
 
 @pytest.mark.usefixtures("ti64")
 class TestCalls:
+    def test_pipelines_of_one_definition_may_name_fields_and_then_arrays(self):
+        @ti.kernel
+        def of_fields(a: ti.template(), b: ti.template()):
+            for i in a:
+                b[i] = a[i] ** 2
+
+        @ti.kernel
+        def of_arrays(a: ti.types.ndarray(), b: ti.types.ndarray()):
+            for i in a:
+                b[i] = a[i] ** 2
+
+        def pipeline(kernel):
+            return lambda a, b: kernel(a, b)
+
+        for kernel, args in (
+            (of_fields, (scalars([0.3, 0.5]), outputs(2))),
+            (of_arrays, (np.array([0.3, 0.5]), np.zeros(2))),
+        ):
+            assert_allclose(jacobian(pipeline(kernel), "a", "b", args=args), np.diag([0.6, 1.0]))
+
     def test_prepared_form_follows_changed_values(self):
         x, y = scalars([0.3, 0.5]), outputs(2)
 

@@ -3,12 +3,14 @@
 import ast
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
 import taichi as ti
 from package_modules import PACKAGE, nodes_of
 from runtimes import RUNTIME
+from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, backend, host, jacobian
 from taichi_ext.host import choice
@@ -84,6 +86,12 @@ def test_runtime():
     assert not runtime.owns(f"{RUNTIME}_other")
     assert runtime.program() is runtime.state().prog
     assert runtime.config().arch == ti.cfg.arch
+    before = weakref.ref(runtime.program())
+    initialise(default_fp=ti.f64)
+    assert runtime.program() is not before()
+    ti.reset()
+    assert runtime.program() is None  # Quadrants' own property raises an error there
+    initialise(default_fp=ti.f64)
 
 
 def test_state_of_a_trace():

@@ -114,7 +114,29 @@ def test_tensors(backend, layout):
     J = jacobian(k, x, y, args=(x, y))
     assert J.shape == (2, 3, 2, 3)
     i, j = np.indices((2, 3))
-    assert_allclose(J.reshape(6, 6), np.diag((2 * values * (1 + i + 10 * j)).ravel()))
+    expected = 2 * values * (1 + i + 10 * j)
+    assert_allclose(J.reshape(6, 6), np.diag(expected.ravel()))
+    assert_allclose(vjp(k, x, y, values, args=(x, y)), expected * values)
+
+
+@dataclasses.dataclass
+class Tensors:
+    x: qd.Tensor
+    y: qd.Tensor
+
+
+@pytest.mark.parametrize("backend", ["FIELD", "NDARRAY"])
+def test_a_dataclass_of_tensors(backend):
+    @qd.kernel
+    def k(s: Tensors):
+        for i in range(3):
+            s.y[i] = s.x[i] ** 2
+
+    s = Tensors(*(qd.tensor(qd.f64, (3,), backend=qd.Backend[backend]) for _ in range(2)))
+    s.x.from_numpy(X)
+    assert_allclose(jacobian(k, s.x, s.y, args=(s,)), np.diag(2 * X))
+    assert_allclose(jacobian(lambda: k(s), s.x, s.y), np.diag(2 * X))
+    assert_allclose(vjp(k, "s.x", "s.y", np.ones(3), args=(s,)), 2 * X)
 
 
 def test_a_bare_template_and_static_arguments():
@@ -145,6 +167,61 @@ def test_fastcache_and_graphs():
 
     assert_allclose(jacobian(k, x, y, args=(x, y)), np.diag(np.cos(X)))
     assert_allclose(jacobian(g, x, y, args=(x, y)), np.diag(X * np.cos(X) + np.sin(X)))
+
+
+def test_loops_of_a_graph():
+    """They end where their flag is 0 after an iteration."""
+
+    @qd.kernel(graph=True)
+    def k(
+        x: qd.types.NDArray[qd.f64, 1],
+        y: qd.types.NDArray[qd.f64, 1],
+        n: qd.types.NDArray[qd.i32, 0],
+        m: qd.types.NDArray[qd.i32, 0],
+    ):
+        while qd.graph.do_while(n):
+            for i in range(1):
+                m[None] = 2
+            while qd.graph.do_while(m):
+                for i in range(3):
+                    y[i] += x[i] * (1 + y[i])
+                for i in range(1):
+                    m[None] -= 1
+            for i in range(1):
+                n[None] -= 1
+
+    x, y, n, m = array(X), array(np.zeros(3)), qd.ndarray(qd.i32, ()), qd.ndarray(qd.i32, ())
+
+    def run():
+        n.fill(2)
+        k(x, y, n, m)
+
+    expected = 4 * (1 + X) ** 3  # 1 + y is (1 + x)**4
+    assert_allclose(jacobian(run, x, y), np.diag(expected))
+    assert_allclose(y.to_numpy(), (1 + X) ** 4 - 1)
+    y.fill(0)
+    assert_allclose(vjp(run, x, y, X), X * expected)
+
+
+def test_sections_of_graphs_and_streams():
+    x, y = fields(X, np.zeros(3))
+
+    @qd.kernel(graph=True)
+    def g():
+        with qd.graph.parallel_context():
+            with qd.graph.parallel():
+                for i in range(3):
+                    y[i] = qd.volatile_load(x[i]) ** 2
+
+    @qd.kernel
+    def s():
+        with qd.stream_parallel():
+            for i in range(3):
+                y[i] = x[i] ** 2
+
+    for kernel in (g, s):
+        assert_allclose(jacobian(kernel, x, y), np.diag(2 * X))
+        assert_allclose(vjp(kernel, x, y, np.ones(3)), 2 * X)
 
 
 def test_streams_in_a_pipeline():
@@ -244,6 +321,32 @@ def test_an_array_that_is_a_member_of_an_object():
         jacobian(s.step, s.x, s.y)
 
 
+def test_what_depends_on_the_order_of_threads_and_checkpoints():
+    x, y, flag = array(X), array(np.zeros(3)), qd.ndarray(qd.i32, ())
+
+    @qd.kernel
+    def exchanged(x: qd.types.NDArray[qd.f64, 1], y: qd.types.NDArray[qd.f64, 1]):
+        for i in range(3):
+            qd.atomic_exchange(y[i], x[i])
+
+    @qd.kernel
+    def compared(x: qd.types.NDArray[qd.f64, 1], y: qd.types.NDArray[qd.f64, 1]):
+        for i in range(3):
+            qd.atomic_cas(y[i], 0.0, x[i])
+
+    @qd.kernel(graph=True, checkpoints=True)
+    def paused(x: qd.types.NDArray[qd.f64, 1], y: qd.types.NDArray[qd.f64, 1], flag: qd.types.NDArray[qd.i32, 0]):
+        with qd.checkpoint(0, yield_on=flag):
+            for i in range(3):
+                y[i] = x[i]
+
+    for kernel, args in ((exchanged, (x, y)), (compared, (x, y)), (paused, (x, y, flag))):
+        with pytest.raises(
+            UnsupportedError, match=r'File ".*test_quadrants.py", line \d+(.*\n)*.*has no derivative here'
+        ):
+            jacobian(kernel, x, y, args=args)
+
+
 def test_numbers_of_an_object_that_are_not_part_of_the_kernel():
     @qd.data_oriented(template_primitives=False)
     class Owner:
@@ -280,6 +383,7 @@ def test_optional_arrays():
     x, w, y = array(X), array([1.0, 2.0, 3.0]), array(np.zeros(3))
     for given, scale in ((None, 1.0), (w, np.array([1.0, 2.0, 3.0]))):
         assert_allclose(jacobian(k, x, y, args=(x, given, y)), np.diag(2 * X * scale))
+        assert_allclose(vjp(k, x, y, np.ones(3), args=(x, given, y)), 2 * X * scale)
 
 
 # --- traps ------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class _Count:
     count: int = 0
 
     def is_of(self, fields: Sequence[object]) -> bool:
-        return all(reference() is field for reference, field in zip(self.fields, fields, strict=True))
+        return [id(reference()) for reference in self.fields] == list(map(id, fields))
 
 
 class Preparations:

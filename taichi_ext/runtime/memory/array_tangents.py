@@ -296,11 +296,7 @@ def array_arguments(
     """The arrays among the arguments of a kernel, some known by identity; an array passed twice is one container."""
     binding = Binding([], {}, {})
     first: dict[Any, Any] = {}
-    leaves = backend.leaf_arguments(kernel)
-    for position in backend.array_positions(kernel):
-        argument, value = leaves[position], args[position]
-        if not backend.is_passed(argument.annotation, value):  # an argument of a type that takes fields or None, too
-            continue
+    for argument, position, value in backend.array_values(kernel, args):
         name = f"array argument {argument.name!r}"
         if not backend.is_array(value):
             raise InvalidArgumentError(f"{name} {backend.argument_problem(argument.annotation, value)}.")

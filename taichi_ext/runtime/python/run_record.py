@@ -70,10 +70,10 @@ class RunRecord:
 
     def arrays(self, kernel: backend.Kernel, read: Set[str], args: tuple[object, ...]) -> None:
         """Record the numbers of NumPy arrays and tensors that this launch reads, by leaf arguments."""
-        host = [n for n in backend.array_positions(kernel) if not isinstance(args[n], backend.Ndarray)]
-        known = [n for n in host if backend.leaf_arguments(kernel)[n].name in read]
+        host = [(leaf, a) for leaf, _, a in backend.array_values(kernel, args) if not isinstance(a, backend.Ndarray)]
+        known = [a for leaf, a in host if leaf.name in read]
         if known:
-            self._add(_use(kernel), *(part for n in known for part in _numbers(args[n], self._has_read)))
+            self._add(_use(kernel), *(part for a in known for part in _numbers(a, self._has_read)))
         if host and not backend.is_library_kernel(kernel):
             self.note_read()  # Python can read numbers that the kernel writes
 

@@ -104,8 +104,8 @@ class Calls:
         registered = {id(array.value): array for array in self._request.arrays}
         binding = array_arguments(kernel, tuple(values), registered)
         staged = self._staged(kernel, args, values, passed, binding)
-        places = backend.array_positions(kernel)
-        given = {leaves[n].name: array for n, array in zip(places, binding.given, strict=True)}
+        arrays = backend.array_values(kernel, values)
+        given = {leaf.name: array for (leaf, _, _), array in zip(arrays, binding.given, strict=True)}
         cells = {}
         for c in staged.program.containers:
             array = given.get(c.name) if c.is_argument else None
@@ -143,7 +143,7 @@ class Calls:
             energy=None,
             is_repeated=True,
         )
-        shapes = tuple((i, tuple(values[i].shape)) for i in backend.array_positions(kernel))
+        shapes = tuple((n, tuple(value.shape)) for _, n, value in backend.array_values(kernel, values))
         same = tuple((i, info.key) for i, info in binding.arrays.items())
         count = 0 if self._cells.dots is None else self._cells.dots.width
         constants = tuple(variable.key for variable, _ in columns.constants)
