@@ -13,9 +13,8 @@ import weakref
 import pytest
 import taichi as ti
 import taichi.math as tm
-from taichi.lang.ast import ASTTransformerContext
 
-from taichi_ext import UnsupportedError, backend
+from taichi_ext import UnsupportedError, backend, host
 from taichi_ext.backend.contexts import make_context
 from taichi_ext.record.rewriter import copied, flat_tree, rewrite
 
@@ -529,7 +528,7 @@ def test_what_cannot_be_assigned_to_is_refused():
         rewrite(f)
 
 
-def test_places_are_those_of_taichi():
+def test_places_are_those_of_taichi(ti64):
     text = (
         "def f(x):\n"
         "    a = x[0] + ti.sin(x[1]) * 2\n"
@@ -540,9 +539,9 @@ def test_places_are_those_of_taichi():
         "    while a < b:\n        a += d[0]\n"
     )
     function = types.FunctionType(compile("0", "f.py", "eval"), {}, "f")
-    kernel = types.SimpleNamespace(func=function, template_slot_locations=())
+    kernel = types.SimpleNamespace(func=function, template_slot_locations=(), autodiff_mode=None)
     context = make_context(function, ("f.py", text.split("\n"), 7), {}, kernel=kernel, places={})
     nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.stmt, ast.expr))]
     assert len(nodes) > 60
     for node in nodes:
-        assert context.get_pos_info(node) == ASTTransformerContext.get_pos_info(context, node)
+        assert context.place_of(node) == host.Context.place_of(context, node)
