@@ -71,8 +71,7 @@ def jacobian(
             one: for each pair of output and parameter a ``scipy.sparse`` array of shape (entries of the output, entries
             of the parameter), both in C order, elements last.  It holds the entries that can be nonzero, those that
             happen to be zero as well.  "torch_csr" and "torch_coo" give torch tensors if the outputs are torch
-            tensors.  ``out=`` is then a ``csr_array`` of the same pattern, or a ``ti.linalg.SparseMatrixBuilder``, to
-            which the entries are added.
+            tensors.  ``out=`` is then a ``csr_array`` of the same pattern.
         as_matrix: whether to return one matrix: a row for each entry of all outputs, a column for each entry of all
             params, one after the other in C order, elements last.  Its type is the common type of the outputs.  With
             ``format=`` it is sparse.

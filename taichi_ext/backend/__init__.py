@@ -80,7 +80,6 @@ from taichi_ext.backend.field_memory import (
     Alert,
     alert_field,
     alert_number,
-    builder_room,
     find_memory,
     memory_of_field,
     raised_alerts,

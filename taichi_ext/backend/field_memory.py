@@ -1,7 +1,4 @@
-"""Dense fields on the CPU as memory: copied in place, where Taichi compiles two kernels for each field.
-
-And the room in the memory of a ``SparseMatrixBuilder``.
-"""
+"""Dense fields on the CPU as memory: copied in place, where Taichi compiles two kernels for each field."""
 
 import ctypes
 import math
@@ -117,25 +114,6 @@ def _first_bytes(fields: list[Any]) -> list[int]:
     find(found)
     scalars.clear()  # Taichi keeps the kernel
     return [int(address) for address in found]
-
-
-def builder_room(builder: ti.linalg.SparseMatrixBuilder) -> int | None:
-    """The number of entries that a ``ti.linalg.SparseMatrixBuilder`` can still take; None if unknown.
-
-    Taichi does not check it. From its address, the numbers of rows and columns are at byte 24, ``max_num_triplets`` is
-    at byte 32; the memory of its entries begins with their number.
-    """
-    if not is_host_arch():
-        return None
-    RUNTIME.state().sync()
-    address = builder._get_addr()
-    sizes = (ctypes.c_int32 * 2).from_address(address + 24)
-    if tuple(sizes) != (builder.num_rows, builder.num_cols):
-        return None
-    return (
-        ctypes.c_uint64.from_address(address + 32).value
-        - ctypes.c_int32.from_address(builder._get_ndarray_addr()).value
-    )
 
 
 # What kernels say while they run: a field of the package in which each alert has an entry, of each Taichi program.

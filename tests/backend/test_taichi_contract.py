@@ -1441,21 +1441,6 @@ def test_fields_lie_in_memory_where_tests_read_and_write_them():
     assert table[2, 1] == 7
 
 
-def test_a_matrix_builder_has_its_sizes_and_the_number_of_its_entries_at_fixed_places():
-    @ti.kernel
-    def add(builder: ti.types.sparse_matrix_builder(), count: ti.i32):
-        for k in range(count):
-            builder[0, k] += 1.0
-
-    builder = ti.linalg.SparseMatrixBuilder(3, 7, max_num_triplets=50, dtype=ti.f64)
-    assert backend.builder_room(builder) == 50
-    for left in (46, 42):
-        add(builder, 4)
-        assert backend.builder_room(builder) == left
-    builder.build()
-    assert backend.builder_room(builder) == 50
-
-
 def test_types_of_operations_are_those_of_expressions_on_dummies():
     """``record.literals`` finds them while a kernel is traced, and remembers them by names of types."""
     found = []

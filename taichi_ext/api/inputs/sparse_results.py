@@ -1,15 +1,10 @@
 """Formats of sparse Jacobians, and the objects accepted as ``out=`` for them."""
 
-# The annotations of a kernel are values that Taichi reads, such as ti.template().
-# pyright: reportInvalidTypeForm=false
-
 from typing import Any, get_args
 
 import numpy as np
 
-from taichi_ext import backend
 from taichi_ext.api.inputs.types import Format
-from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
@@ -73,93 +68,32 @@ def check_out(
     """
     numbers: list[tuple[str, Any]] = []
     for (path, target), (shape, dtype) in zip(leaves, wanted, strict=True):
-        if _is_builder(target):
-            given, found = (target.num_rows, target.num_cols), np.dtype(backend.to_numpy_type(target.dtype))
-        elif _is_csr(target):
-            given, found = target.shape, target.dtype
-            numbers.append((path, target.data))
-            if not target.data.flags.writeable:
-                raise InvalidArgumentError(f"out{path} is read-only; give an array that can be written.")
-        else:
+        if not (scipy_sparse().issparse(target) and target.format == "csr"):
             raise InvalidArgumentError(
-                f"out{path} is {shown(target)}; with format= expected a scipy.sparse.csr_array of the same pattern, or "
-                "a ti.linalg.SparseMatrixBuilder."
+                f"out{path} is {shown(target)}; with format= expected a scipy.sparse.csr_array of the same pattern."
             )
-        if tuple(given) != shape:
-            raise InvalidArgumentError(f"out{path} has shape {tuple(given)}; the Jacobian has {shape}.")
-        if found != dtype:
-            raise InvalidArgumentError(f"out{path} has dtype {found}; the Jacobian has {dtype}.")
+        if not target.data.flags.writeable:
+            raise InvalidArgumentError(f"out{path} is read-only; give an array that can be written.")
+        if tuple(target.shape) != shape:
+            raise InvalidArgumentError(f"out{path} has shape {tuple(target.shape)}; the Jacobian has {shape}.")
+        if target.dtype != dtype:
+            raise InvalidArgumentError(f"out{path} has dtype {target.dtype}; the Jacobian has {dtype}.")
+        numbers.append((path, target.data))
     return numbers
 
 
-def _is_builder(target: object) -> bool:
-    return isinstance(target, ti.linalg.SparseMatrixBuilder)
-
-
-def _is_csr(target: Any) -> bool:
-    return scipy_sparse().issparse(target) and target.format == "csr"
-
-
 def fill_out(leaves: list[tuple[str, Any]], matrices: list[Any]) -> None:
-    """Put CSR arrays into the objects given as ``out=``: all of them, or none."""
-    added: dict[int, int] = {}  # by builder: one may take several matrices
+    """Put the numbers of CSR arrays into the ones given as ``out=``: all of them, or none."""
     for (path, target), matrix in zip(leaves, matrices, strict=True):
-        if _is_builder(target):
-            added[id(target)] = added.get(id(target), 0) + matrix.nnz
-            _check_room(path, target, added[id(target)])
-        else:
-            _check_pattern(path, target, matrix)
+        if not all(map(np.array_equal, (target.indptr, target.indices), (matrix.indptr, matrix.indices))):
+            counts = f"{target.nnz} entries, not {matrix.nnz}"
+            counts = counts if target.nnz != matrix.nnz else "entries at other places"
+            raise InvalidArgumentError(
+                f"out{path} has another pattern than the Jacobian: {counts}. Give the result of an earlier call, or "
+                "leave out= out."
+            )
     for (_, target), matrix in zip(leaves, matrices, strict=True):
-        if _is_builder(target):
-            _append(target, matrix)
-        else:
-            target.data[:] = matrix.data
-
-
-def _check_pattern(path: str, target: Any, matrix: Any) -> None:
-    is_same = np.array_equal(target.indptr, matrix.indptr) and np.array_equal(target.indices, matrix.indices)
-    if not is_same:
-        counts = f"{target.nnz} entries, not {matrix.nnz}" if target.nnz != matrix.nnz else "entries at other places"
-        raise InvalidArgumentError(
-            f"out{path} has another pattern than the Jacobian: {counts}. Give the result of an earlier call, or leave "
-            "out= out."
-        )
-
-
-def _check_room(path: str, builder: Any, count: int) -> None:
-    """Raise if a builder has no room for ``count`` entries: Taichi would write outside of its memory."""
-    room = backend.builder_room(builder)
-    if room is not None and count > room:
-        raise InvalidArgumentError(
-            f"out{path} has room for {room} more entries, and the Jacobian has {count}; make the SparseMatrixBuilder "
-            f"with max_num_triplets= of at least {count} for each call before build()."
-        )
-
-
-def _append(builder: Any, matrix: Any) -> None:
-    """Add the entries of a matrix to a builder."""
-    coo = matrix.tocoo()
-    if not coo.nnz:
-        return
-    with backend.suspend_following():
-        _appending(builder.dtype)(
-            builder, coo.row.astype(np.int32), coo.col.astype(np.int32), np.ascontiguousarray(coo.data), coo.nnz
-        )
-
-
-def _appending(dtype: object) -> Any:
-    @ti.kernel
-    def append(
-        target: ti.types.sparse_matrix_builder(),
-        rows: ti.types.ndarray(dtype=ti.i32, ndim=1),
-        columns: ti.types.ndarray(dtype=ti.i32, ndim=1),
-        numbers: ti.types.ndarray(dtype=dtype, ndim=1),
-        count: ti.i32,
-    ):
-        for k in range(count):
-            target[rows[k], columns[k]] += numbers[k]
-
-    return append
+        target.data[:] = matrix.data
 
 
 def check_size(reason: str, entries: int, dtype: np.dtype, free: float) -> None:
