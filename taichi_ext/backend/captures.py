@@ -14,7 +14,7 @@ import linecache
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,7 +40,6 @@ class Capture:
 
     Attributes:
         read: gives its present value.
-        namespace: see ``Path.namespace``.
         text: it, as the source has it.
         key: equal for values that mean the same in a kernel.
         reference: gives the value that it was, if that is compared by identity.
@@ -50,7 +49,7 @@ class Capture:
     """
 
     def __init__(self, path: Path, place: Place, value: object) -> None:
-        self.read, self.namespace, self.text, self._place = path.reader(), path.namespace(), path.text, place
+        self.read, self.text, self._place = path.reader(), path.text, place
         self.key = frozen(value)
         self.reference = None if isinstance(value, _COMPARED) else reference_to(value)
         self.is_still = _quick_test(value)
@@ -169,7 +168,7 @@ class Captures:
 
     def __init__(self) -> None:
         self._all: dict[object, Capture] = {}
-        self._tests: _Tests | None = None
+        self._used: list[Capture] | None = None
         self.first = _First(self)
         self._agrees = self  # the first values that these have been found to agree with
         self.reader: Reader | None = None
@@ -193,7 +192,7 @@ class Captures:
         capture = Capture(path, place, value)
         if isinstance(capture.key, _Same) and capture.has_changed():  # each time that it is read
             return False
-        self._all[path.key], self._tests = capture, None
+        self._all[path.key], self._used = capture, None
         function, bound = python_function(value)
         for read, found in () if function is None else python_reads(function, bound):
             self.note(read, found, place)
@@ -214,7 +213,7 @@ class Captures:
         for key, capture in others._all.items():  # of the same class
             mine = self._all.setdefault(key, capture)
             mine.uses += 0 if mine is capture else max(0, capture.uses)
-        self._tests = None
+        self._used = None
 
     def with_numbers(self) -> Iterator[tuple[Capture, object]]:
         """Those that are numbers or may hold some, with their values now."""
@@ -225,9 +224,9 @@ class Captures:
 
     def changed(self) -> Capture | None:
         """A value that has changed."""
-        if self._tests is None:
-            self._tests = _Tests(c for c in self._all.values() if c.uses > 0)
-        return self._tests.changed()
+        if self._used is None:
+            self._used = [c for c in self._all.values() if c.uses > 0]
+        return next((c for c in self._used if c.has_changed()), None)
 
     def are_current(self, kernel: Kernel) -> bool:
         """Whether a kernel that was compiled with them computes what the plain kernel would; False: compile it again.
@@ -245,39 +244,6 @@ class Captures:
             self.add(first)
             self._agrees = first
         return changed is None
-
-
-class _Tests:
-    """The tests of some captures, made to be quick: variables of one namespace are read together."""
-
-    def __init__(self, captures: Iterable[Capture]) -> None:
-        self._named: dict[object, tuple[Callable[[], dict[str, Any]], list[tuple[str, Any, Capture]]]] = {}
-        self._others: list[tuple[Callable[[], Any], Callable[[Any], bool], Capture]] = []
-        for c in captures:
-            if c.namespace is None or c.reference is None:
-                self._others.append((c.read, c.is_still, c))
-            else:
-                name, key, names = c.namespace
-                self._named.setdefault(key, (names, []))[1].append((name, c.reference, c))
-
-    def changed(self) -> Capture | None:
-        for names, variables in self._named.values():
-            try:
-                now = names()
-            except _GONE:
-                continue
-            for name, reference, capture in variables:
-                value = now.get(name)
-                if (value is None or value is not reference()) and capture.has_changed():
-                    return capture
-        for read, is_still, capture in self._others:
-            try:
-                value = read()
-            except _GONE:
-                continue
-            if not is_still(value) and frozen(value) != capture.key:
-                return capture
-        return None
 
 
 class _First:

@@ -64,20 +64,6 @@ class Path(NamedTuple):
             return lambda: step(read())
         return lambda: functools.reduce(lambda value, step: step(value), steps, read())
 
-    def namespace(self) -> tuple[str, int, Callable[[], dict[str, Any]]] | None:
-        """Its name and the dict that holds it, as an identity and a function; None if there is none."""
-        first, owner = self.steps[0], self.owner
-        if len(self.steps) > 1:
-            return None
-        if self.is_global:
-            names = owner.__globals__
-            return None if first in owner.__code__.co_freevars else (first, id(names), lambda: names)
-        is_descriptor = hasattr(inspect.getattr_static(type(owner), first, None), "__set__")
-        if is_descriptor or first not in getattr(owner, "__dict__", {}):
-            return None
-        get, held = _getter(owner), reference_to(owner)
-        return first, id(owner), lambda: get(held(), "__dict__")
-
 
 def _getter(owner: Any) -> Callable[[Any, str], Any]:
     """The function that reads attributes of an object: not Taichi's for classes with kernels, which takes long."""
