@@ -6,6 +6,7 @@ in the frames of the caller.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -146,30 +147,37 @@ def outside_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
             yield name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in _names(function.__code__) & function.__globals__.keys():
+    for name in names_in_code(function.__code__) & function.__globals__.keys():
         yield name, function.__globals__[name]
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """Every name that a piece of code uses: variables and attributes, which rewritten code has as texts."""
-    names = {*code.co_names, *code.co_freevars, *code.co_varnames, *code.co_cellvars}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-        elif isinstance(constant, str):
-            names.add(constant)
-    return names
+def names_in_code(code: types.CodeType) -> set[str]:
+    """The names and texts in a function's code, including definitions in it."""
+    names = {*code.co_names, *code.co_freevars, *(c for c in code.co_consts if isinstance(c, str))}
+    return names.union(*(names_in_code(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
-def _python_function(value: object) -> Any:
+def plain_function(obj: object) -> types.FunctionType | None:
+    """The Python function behind a kernel, ti.func, method, partial or callable object."""
+    kernel = backend.primal_kernel(obj)
+    if kernel is not None:
+        return kernel[0].func
+    func = backend.taichi_func(obj)
+    if func is not None:
+        return func.func
+    while isinstance(obj, (functools.partial, types.MethodType)):
+        obj = obj.func if isinstance(obj, functools.partial) else obj.__func__
+    obj = inspect.unwrap(obj) if callable(obj) else obj
+    if not isinstance(obj, (types.FunctionType, type)):
+        obj = inspect.getattr_static(type(obj), "__call__", None)
+    return obj if isinstance(obj, types.FunctionType) else None
+
+
+def _python_function(value: object) -> types.FunctionType | None:
     """The Python function behind a callable that is the user's; None for anything else."""
-    if not (inspect.isroutine(value) or backend.is_library(type(value))):  # other objects may compute attributes
-        return None
-    kernel, func = backend.primal_kernel(value), backend.taichi_func(value)
-    value = kernel[0].func if kernel is not None else func.func if func is not None else value
-    value = getattr(value, "__func__", value)  # of methods
-    is_own = inspect.isfunction(value) and not is_library_module(backend.module_of(value))
-    return value if is_own else None
+    is_function = inspect.isroutine(value) or backend.is_library(type(value))  # other objects may compute attributes
+    function = plain_function(value) if is_function else None
+    return None if function is None or is_library_module(backend.module_of(function)) else function
 
 
 def is_library_module(module: str) -> bool:
@@ -198,7 +206,7 @@ def _in_frames(matches: Callable[[object], str | None]) -> str:
     while frame is not None:
         code = frame.f_code
         if not is_library_module(frame.f_globals.get("__name__") or ""):
-            names = _names(code)
+            names = {*names_in_code(code), *code.co_varnames, *code.co_cellvars}
             variables = {**frame.f_globals, **backend.local_variables(frame)}
             order = sorted(variables, key=lambda name: name not in names)  # those that the code uses come first
             scope = ((name, variables[name]) for name in order if name.isidentifier() and name[:2] != "__")

@@ -37,45 +37,14 @@ _RECURSION_LIMIT = 10000
 
 
 class _Context(Context):
-    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines again."""
-
-    def __init__(self, places: dict[object, str], **options: Any) -> None:
-        super().__init__(**options)
-        self._places = places
-
-    def value_named(self, name: str) -> object:
-        value = super().value_named(name)
-        check_not_ended(value, f"The field {name}")
-        return value
-
-    def place_of(self, node: ast.expr | ast.stmt) -> str:
-        body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
-        key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)
-        if key not in self._places:
-            self._places[key] = self._marked(node) or super().place_of(node)
-        return self._places[key]
-
-    def _marked(self, node: ast.expr | ast.stmt) -> str:
-        """Taichi's text for a node on one short line, without a ``TextWrapper``; empty for others."""
-        assert self.src is not None
-        line = self.src[node.lineno - 1].rstrip()
-        if node.lineno != node.end_lineno or len(line) > 80 or not line.isprintable():
-            return ""
-        first, end = self.indent + node.col_offset, self.indent + (node.end_col_offset or 0)
-        return f"{self._line(node)}\n{line}\n{' ' * first}{'^' * (end - first)}\n"
-
-    def _line(self, node: ast.expr | ast.stmt) -> str:
-        return f'File "{self.file}", line {node.lineno + self.lineno_offset}, in {self.func.func.__name__}:'
-
-
-class _BriefContext(_Context):
-    """Places are file, line and the source line, without marks: those take longer to write than all else.
+    """Places are file, line and the source line, without Taichi's marks, which take longer to write than all else.
 
     A matrix of Python numbers stays one, where Taichi would make an expression of it. Names are looked up once.
     """
 
-    def __init__(self, places: dict[object, str], **options: object) -> None:
-        super().__init__(places, **options)
+    def __init__(self, places: dict[object, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._places = places
         self._found: dict[str, object] = {}
 
     def value_named(self, name: str) -> object:
@@ -84,15 +53,17 @@ class _BriefContext(_Context):
                 return scope[name]
         if name not in self._found:
             value = self.global_vars.get(name)
-            self._found[name] = value if isinstance(value, ti.Matrix) else super().value_named(name)
+            value = value if isinstance(value, ti.Matrix) else super().value_named(name)
+            check_not_ended(value, f"The field {name}")
+            self._found[name] = value
         return self._found[name]
 
     def place_of(self, node: ast.expr | ast.stmt) -> str:
         line = node.lineno
         if line not in self._places:
             assert self.src is not None
-            text = self.src[line - 1].rstrip()
-            self._places[line] = f"{self._line(node)}\n{text}\n"
+            where = f'File "{self.file}", line {line + self.lineno_offset}, in {self.func.func.__name__}:'
+            self._places[line] = f"{where}\n{self.src[line - 1].rstrip()}\n"
         return self._places[line]
 
 
@@ -106,25 +77,23 @@ def make_context(
     arguments: Sequence[object] | None = None,
     argument_features: object = None,
     places: dict[Any, str],
-    is_brief: bool = False,
 ) -> ASTTransformerContext:
     """The state of one walk over a function's tree: of ``kernel``, or of a function that is inlined.
 
     Its parameters have the ``names``, and are the ``arguments``.
 
-    ``places`` keeps the texts of places in the source from one walk to the next. With ``is_brief``, these texts are
-    file, line and source line, without marks.
+    ``places`` keeps the texts of places in the source from one walk to the next.
     """
     own_builder = builder() if kernel is None else None
     options = context_options(function, source, scope, kernel, names, arguments, argument_features, own_builder)
-    return (_BriefContext if is_brief else _Context)(places, **options)
+    return _Context(places, **options)
 
 
 def function_context(**options: Any) -> ASTTransformerContext:
     """The state of a walk over a function, brief in a generated kernel."""
     kernel = current_kernel()
     is_generated = isinstance(kernel, FusedKernel) and kernel.lines > 0
-    return _BriefContext({}, **options) if is_generated else ASTTransformerContext(**options)
+    return _Context({}, **options) if is_generated else ASTTransformerContext(**options)
 
 
 def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
@@ -195,7 +164,6 @@ class EmittedKernel(FusedKernel):
             arguments=given,
             argument_features=features,
             places=places,
-            is_brief=True,
         )
         with with_functions_in_key():
             self.trace(tree, context, kernel.func.__name__, lambda: True)

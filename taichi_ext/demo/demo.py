@@ -49,14 +49,6 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Wall-clock seconds of the first call, which compiles, and the median of the later ones."""
-
-    first: float
-    warm: float
-
-
-@dataclass(frozen=True)
 class Fit:
     """The parameters before each Gauss-Newton step and after the last, and the depth residual (RMS) at each."""
 
@@ -119,8 +111,8 @@ def jacobian_by_columns(scene: Scene) -> np.ndarray:
     return result
 
 
-def time_calls(runs: dict[str, Callable[[], Any]]) -> dict[str, Timing]:
-    """Time each call once cold and then warm, the calls taking turns so that drift of the machine meets all of them."""
+def time_calls(runs: dict[str, Callable[[], Any]]) -> dict[str, tuple[float, float]]:
+    """The seconds of the first call, which compiles, and the median of later ones, which take turns on the machine."""
 
     def seconds(run: Callable[[], Any]) -> float:
         begin = time.perf_counter()
@@ -129,47 +121,31 @@ def time_calls(runs: dict[str, Callable[[], Any]]) -> dict[str, Timing]:
         return time.perf_counter() - begin
 
     first = {name: seconds(run) for name, run in runs.items()}
-    warm: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            warm[name].append(seconds(run))
-    return {name: Timing(first[name], statistics.median(warm[name])) for name in runs}
+    rounds = [{name: seconds(run) for name, run in runs.items()} for _ in range(ROUNDS)]
+    return {name: (first[name], statistics.median(times[name] for times in rounds)) for name in runs}
 
 
-def pixels_inside(params: np.ndarray, margin: float) -> np.ndarray:
-    """Where r² - |d|² > margin: the pixels whose rays pass the sphere well inside its silhouette.
-
-    Args:
-        params: r, cx, cy, cz, shape (4,).
-        margin: how far inside, in squared units of length.
-
-    Returns:
-        A boolean array of shape (WIDTH, HEIGHT).
-    """
+def pixels_inside(params: np.ndarray) -> np.ndarray:
+    """Where r² - |d|² > 1, shape (WIDTH, HEIGHT): the pixels whose rays pass the sphere well inside its silhouette."""
     x, y = np.mgrid[:WIDTH, :HEIGHT].astype(np.float64)
     ray = np.stack([(x - WIDTH / 2) / FOCAL, (y - HEIGHT / 2) / FOCAL, np.ones_like(x)], axis=-1)
     ray /= np.linalg.norm(ray, axis=-1, keepdims=True)
     radius, centre = float(params[0]), np.asarray(params[1:], np.float64)
-    return radius**2 - (centre @ centre - (ray @ centre) ** 2) > margin
+    return radius**2 - (centre @ centre - (ray @ centre) ** 2) > 1.0
 
 
 def fit_sphere(scene: Scene) -> Fit:
     """Recover TRUTH from START by Gauss-Newton steps, each from one launch, on pixels inside both silhouettes."""
-    params = START.astype(np.float64)
-    target = pixels_inside(TRUTH, margin=1.0)
-    history, residuals = [params], []
-    for _ in range(FIT_STEPS):
+    params, target = START.astype(np.float64), pixels_inside(TRUTH)
+    history, residuals = [], []
+    for _ in range(FIT_STEPS + 1):
         scene.scene_params.from_numpy(params.astype(np.float32))
         loss, jac = value_and_jacobian(scene.trace_loss, scene.scene_params, scene.d_losses)
-        inside = target & pixels_inside(params, margin=1.0)
+        inside = target & pixels_inside(params)
         residual, rows = loss[inside].astype(np.float64), jac[inside].astype(np.float64)
-        params = params - np.linalg.lstsq(rows, residual, rcond=None)[0]
         history.append(params)
         residuals.append(np.sqrt(np.mean(residual**2)))
-    scene.scene_params.from_numpy(params.astype(np.float32))
-    scene.trace_loss()
-    inside = target & pixels_inside(params, margin=1.0)
-    residuals.append(np.sqrt(np.mean(scene.d_losses.to_numpy()[inside].astype(np.float64) ** 2)))
+        params = params - np.linalg.lstsq(rows, residual, rcond=None)[0]
     return Fit(np.array(history), np.array(residuals))
 
 
@@ -185,11 +161,11 @@ def print_jacobians(fused: np.ndarray, columns: np.ndarray) -> None:
             print(f"  {name:<26}" + "".join(format(float(value), style) for value in row))
 
 
-def print_times(timings: dict[str, Timing]) -> None:
+def print_times(timings: dict[str, tuple[float, float]]) -> None:
     """Print the first and the warm time of each call, in milliseconds."""
     print(f"\n{'time in milliseconds':<28}{'first call':>12}{'warm median':>13}")
-    for name, timing in timings.items():
-        print(f"  {name:<26}{timing.first * 1e3:>12.1f}{timing.warm * 1e3:>13.2f}")
+    for name, (first, warm) in timings.items():
+        print(f"  {name:<26}{first * 1e3:>12.1f}{warm * 1e3:>13.2f}")
 
 
 def print_fit(fit: Fit) -> None:
@@ -286,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_jacobians(fused, columns)
     print(f"\nlargest difference of the two: {absolute:.1e}, relative to the pixel's row {relative:.1e}")
     print_times(timings)
-    ratio = timings[columns_name].warm / timings[fused_name].warm
+    ratio = timings[columns_name][1] / timings[fused_name][1]
     print(f"  FwdMode takes {ratio:.2f} times as long as jacobian")
     print_fit(fit)
     has_pictures = hasattr(ti.tools, "imwrite")
@@ -300,20 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # The demonstration's picture, written by Taichi, so that nothing else has to be installed.
 
 NO_HIT = 0.92  # grey
-# Evenly spaced anchors, interpolated in sRGB: viridis (Smith and van der Walt) and RdBu (ColorBrewer), reversed.
-SEQUENTIAL = (0x440154, 0x472D7B, 0x3B528B, 0x2C728E, 0x21918C, 0x28AE80, 0x5EC962, 0xADDC30, 0xFDE725)
-DIVERGING = (0x053061, 0x2166AC, 0x4393C3, 0x92C5DE, 0xD1E5F0, 0xF7F7F7)
-DIVERGING += (0xFDDBC7, 0xF4A582, 0xD6604D, 0xB2182B, 0x67001F)
 ZOOM = (slice(300, 420), slice(235, 325))  # the pixels around the sphere
 LEGEND = "above: depth, depth around the sphere, dJ/dr; below: dJ/dcx, dJ/dcy, dJ/dcz; red is positive, blue negative"
-
-
-def colorize(values: np.ndarray, low: float, high: float, anchors: tuple[int, ...]) -> np.ndarray:
-    """Map values from low to high to colours, shape (..., 3); NaN becomes the colour of a pixel that was not hit."""
-    colors = np.array([(anchor >> 16, anchor >> 8 & 255, anchor & 255) for anchor in anchors]) / 255
-    position = np.linspace(low, high, len(anchors))
-    mapped = np.stack([np.interp(np.nan_to_num(values), position, colors[:, k]) for k in range(3)], axis=-1)
-    return np.where(np.isnan(values)[..., None], NO_HIT, mapped)
 
 
 def enlarge(image: np.ndarray) -> np.ndarray:
@@ -330,10 +294,12 @@ def draw_summary(path: Path, depth: np.ndarray, jac: np.ndarray) -> None:
         depth: the depth of each pixel, 0 where the sphere is not hit, shape (width, height).
         jac: its Jacobian with respect to r, cx, cy and cz, shape (width, height, 4).
     """
-    hit = depth > 0
-    of_depth = colorize(np.where(hit, depth, np.nan), depth[hit].min(), depth[hit].max(), SEQUENTIAL)
-    is_moved = (jac != 0).any(axis=-1)
-    columns = [colorize(np.where(is_moved, jac[..., k], np.nan)[ZOOM], -4, 4, DIVERGING) for k in range(4)]
-    images = [*map(enlarge, columns[1:]), of_depth, *map(enlarge, (of_depth[ZOOM], columns[0]))]
+    hit, part = depth > 0, np.clip(jac / 4, -1, 1)[ZOOM]
+    near = (depth.max() - depth) / (depth.max() - depth[hit].min())
+    of_depth = np.where(hit[..., None], near[..., None] * (0.3, 0.8, 0.5) + (0.25, 0.05, 0.35), NO_HIT)
+    colors = np.stack([np.minimum(1 + part, 1), 1 - np.abs(part), np.minimum(1 - part, 1)], axis=-1)
+    colors = np.where((jac != 0).any(axis=-1)[ZOOM][..., None, None], colors, NO_HIT)
+    columns = [enlarge(colors[:, :, k]) for k in range(4)]
+    images = [*columns[1:], of_depth, enlarge(of_depth[ZOOM]), columns[0]]
     rows = [np.concatenate(images[n : n + 3]) for n in (0, 3)]  # the first index to the right, the second one up
     ti.tools.imwrite(np.concatenate(rows, axis=1).astype(np.float32), str(path))

@@ -209,7 +209,6 @@ def walk_function(r: Recording, func: backend.Func, bound: Sequence[object]) -> 
         names=rewritten.names,
         arguments=bound,
         places=rewritten.places,
-        is_brief=True,
     )
     r.frames.append(Frame(context, r.place(), _is_library(function)))
     try:

@@ -226,7 +226,6 @@ def record(
             arguments=list(args),
             argument_features=backend.argument_features(kernel, args),
             places=rewritten.places,
-            is_brief=True,
         )
         r.frames.append(Frame(context, None, False))
         backend.materialize()

@@ -7,6 +7,7 @@ import copy
 import dis
 import functools
 import inspect
+import operator
 import sys
 import types
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.labels import is_library_module
+from taichi_ext.labels import is_library_module, names_in_code, outside_names, plain_function
 from taichi_ext.program import Known, Local, Read, Tensor
 from taichi_ext.record.literals import as_value, type_of
 
@@ -118,10 +119,7 @@ def named_numbers(root: object, owner: tuple[object, ...] = ()) -> list[str]:
     first = functions[0].__code__.co_varnames[:1] if functions and owner else ()
     bases = {name: owner[0] for name in first}  # noqa: C420  # there may be no owner
     for function in functions:
-        for name in names_in_code(function.__code__):
-            variable = global_variable(function, name)
-            if variable is not None:
-                bases.setdefault(name, variable.read())
+        bases = {**dict(outside_names(function)), **bases}
     return sorted(_numbers_under(bases, names, 0))
 
 
@@ -150,22 +148,6 @@ def _attribute(base: object, names: list[str]) -> Variable | None:
     if not names or not hasattr(base, names[-1]):
         return None
     return replace(attribute_variable(base, names[-1]), is_qualified=True)
-
-
-def plain_function(obj: object) -> types.FunctionType | None:
-    """The Python function behind a kernel, ti.func, method, partial or callable object."""
-    kernel = backend.primal_kernel(obj)
-    if kernel is not None:
-        return kernel[0].func
-    func = backend.taichi_func(obj)
-    if func is not None:
-        return func.func
-    while isinstance(obj, (functools.partial, types.MethodType)):
-        obj = obj.func if isinstance(obj, functools.partial) else obj.__func__
-    obj = inspect.unwrap(obj) if callable(obj) else obj
-    if not isinstance(obj, (types.FunctionType, type)):
-        obj = inspect.getattr_static(type(obj), "__call__", None)
-    return obj if isinstance(obj, types.FunctionType) else None
 
 
 def python_reader(variable: Variable, root: object) -> types.FunctionType | None:
@@ -207,9 +189,7 @@ def _reachable(root: object, in_python: bool = False) -> Iterator[types.Function
 
 def _named(function: types.FunctionType) -> Iterator[object]:
     names = names_in_code(function.__code__)
-    for name in sorted(names):
-        variable = global_variable(function, name)
-        value = None if variable is None else variable.read()
+    for _, value in sorted(outside_names(function), key=operator.itemgetter(0)):
         parts = value if isinstance(value, (list, tuple)) else [value]
         for part in parts:
             if isinstance(part, types.ModuleType):
@@ -223,12 +203,6 @@ def _named(function: types.FunctionType) -> Iterator[object]:
 def _members(owner: object, names: set[str]) -> Iterator[object]:
     """The attributes of an object's class with some of these names."""
     return (m for n in names if (m := inspect.getattr_static(type(owner), n, None)) is not None)
-
-
-def names_in_code(code: types.CodeType) -> set[str]:
-    """The names and texts in a function's code, including definitions in it."""
-    names = {*code.co_names, *code.co_freevars, *(c for c in code.co_consts if isinstance(c, str))}
-    return names.union(*(names_in_code(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
 # --- values of variables

@@ -7,15 +7,13 @@ import ast
 import gc
 import inspect
 import textwrap
-import types
 import weakref
 
 import pytest
 import taichi as ti
 import taichi.math as tm
 
-from taichi_ext import UnsupportedError, backend, host
-from taichi_ext.backend.contexts import make_context
+from taichi_ext import UnsupportedError, backend
 from taichi_ext.record.rewriter import copied, flat_tree, rewrite
 
 
@@ -526,22 +524,3 @@ def test_what_cannot_be_assigned_to_is_refused():
 
     with pytest.raises(UnsupportedError, match=r"ti\.static can only be assigned to names"):
         rewrite(f)
-
-
-def test_places_are_those_of_taichi(ti64):
-    text = (
-        "def f(x):\n"
-        "    a = x[0] + ti.sin(x[1]) * 2\n"
-        "    b = some.thing(a, 'a - text')  # two  blanks\n"
-        "    c = a + b * x[0] - x[1] * (a + b) + x[2] * (a - b) + x[3] * (a * b) + x[4] * (a / b)\n"
-        "    d = [\n        a,\n        b,\n    ]\n"
-        "    e = a\t+ b\n"
-        "    while a < b:\n        a += d[0]\n"
-    )
-    function = types.FunctionType(compile("0", "f.py", "eval"), {}, "f")
-    kernel = types.SimpleNamespace(func=function, template_slot_locations=(), autodiff_mode=None)
-    context = make_context(function, ("f.py", text.split("\n"), 7), {}, kernel=kernel, places={})
-    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.stmt, ast.expr))]
-    assert len(nodes) > 60
-    for node in nodes:
-        assert context.place_of(node) == host.Context.place_of(context, node)

@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from taichi_ext import backend
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.errors import INNER
-from taichi_ext.record.variables import plain_function
+from taichi_ext.labels import plain_function
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
 
 Value = TypeVar("Value")

@@ -67,7 +67,7 @@ class SparseForm(DenseForm):
 
     def repeated(self, evaluation: Evaluation) -> Any:
         with evaluation.whole():
-            found = _repeated(evaluation, SparseRows, math.inf, self._projection)
+            found = _repeated(evaluation, SparseRows, self._projection)
             if found is None:
                 return None
             block, is_symmetric = partial(_block, found[0]), found[1].is_symmetric
@@ -84,7 +84,7 @@ class SparseForm(DenseForm):
         subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
         intermediates = evaluation.prepared.sparse.energy_intermediates
         adjoints = _adjoints(evaluation, intermediates) if intermediates else None
-        rows, target = _run(evaluation, SparseRows, math.inf, self._projection, adjoints)
+        rows, target = _run(evaluation, SparseRows, self._projection, adjoints)
         is_symmetric = target.is_symmetric and not intermediates
 
         def block(output: Output | Placed, param: Placed) -> Any:
@@ -130,7 +130,7 @@ def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> Ad
     first = sum(p.rows for p in {p.container: p for p in evaluation.layout.params}.values())
     shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
     adjoints = Adjoints(frozenset(intermediates), shadow)
-    rows, _ = _run(evaluation, AdjointRows, math.inf, None, adjoints)
+    rows, _ = _run(evaluation, AdjointRows, None, adjoints)
     gradient = subject.gradient.reshape(-1, 1)
     ends = np.cumsum([first, *intermediates.values()])
     rows.times({key: gradient[a:b] for key, (a, b) in zip(intermediates, itertools.pairwise(ends), strict=True)})
@@ -198,10 +198,10 @@ def _put_in_rows(evaluation: Evaluation) -> bool:
 
 
 def _run(
-    evaluation: Evaluation, kind: type[R], most_entries: float, projection: str | None, adjoints: Adjoints | None = None
+    evaluation: Evaluation, kind: type[R], projection: str | None, adjoints: Adjoints | None = None
 ) -> tuple[R, SparseEntries | Replay]:
     """The rows after a run, and the target that computed them, or the launch that was repeated."""
-    found = _repeated(evaluation, kind, most_entries, projection)
+    found = _repeated(evaluation, kind, projection)
     if found is not None:
         return found
     prepared, layout, choices = evaluation.prepared, evaluation.layout, evaluation.prepared.sparse
@@ -213,7 +213,7 @@ def _run(
     )
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
     rows = kind(sizes, choices.arithmetic)
-    target = SparseEntries(numbering, containers, rows, most_entries, projection, adjoints)
+    target = SparseEntries(numbering, containers, rows, projection, adjoints)
     try:
         has_more = adjoints is not None and isinstance(rows, AdjointRows)
         is_again = adjoints is not None and not has_more
@@ -231,16 +231,14 @@ def _is_simple(evaluation: Evaluation) -> bool:
     return evaluation.is_repeatable and evaluation.out is None and evaluation.state is None
 
 
-def _repeated(
-    evaluation: Evaluation, kind: type[R], most_entries: float, projection: str | None
-) -> tuple[R, Replay] | None:
+def _repeated(evaluation: Evaluation, kind: type[R], projection: str | None) -> tuple[R, Replay] | None:
     """The rows after a launch like that of the call before, and that; None if there is no such launch."""
     replay, subject, choices = evaluation.prepared.replay, evaluation.subject, evaluation.prepared.sparse
     if replay is None or not replay.is_sparse or not _is_simple(evaluation):
         return None
     if projection is not None or choices.energy_intermediates or (replay.gradient is not None) != subject.has_gradient:
         return None
-    if Streams.of(replay.launch.fused).entries > most_entries or not replay.launch.is_current():
+    if not replay.launch.is_current():
         return None
     choices.arithmetic.begin()
     sizes = {p.container: p.rows for p in replay.layout.params}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +39,6 @@ class SparseEntries(DenseRows):
         numbering: the columns.
         outputs: the containers that J has rows of.
         rows: the composed rows.
-        most_entries: the limit of entries of one launch; beyond it dense rows are computed instead.
         projection: how the blocks of a Hessian's elements are made positive semidefinite.
         adjoints: derivatives with respect to the fields that an energy is computed from, by their keys.
 
@@ -56,7 +54,6 @@ class SparseEntries(DenseRows):
         numbering: Columns,
         outputs: frozenset[Key],
         rows: SparseRows,
-        most_entries: float = math.inf,
         projection: str | None = None,
         adjoints: Adjoints | None = None,
     ) -> None:
@@ -66,7 +63,6 @@ class SparseEntries(DenseRows):
         self.sparse_rows = rows
         self.launched: Fused | None = None
         self.changes = 0
-        self._most_entries = most_entries
         self._projection = projection
         self._streams: Streams | None = None
         self.is_symmetric = True
@@ -180,8 +176,6 @@ class SparseEntries(DenseRows):
             return self._adjoints.shadow.array
         if self._streams is None:
             self._streams = Streams.of(fused)
-            if self._streams.entries > self._most_entries:
-                raise DenseRowsError("most entries of J are not zero")
             self._streams.begin()
         return self._streams.array(key)
 

@@ -179,11 +179,6 @@ class Streams:
         """After a launch, whether there was room for all entries; otherwise ``make_room`` allocates more."""
         return not self.counts or self.counts.end()
 
-    @property
-    def entries(self) -> int:
-        """The largest number of entries that a launch writes."""
-        return sum(bundle.numbers for bundle in self._bundles.values())
-
     def end(self) -> Iterator[list[StageBlocks]]:
         """The entries after the launch, stage by stage.
 
