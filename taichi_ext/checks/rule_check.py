@@ -29,6 +29,7 @@ from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
+from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.differences import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, UnsupportedError, shown
 from taichi_ext.program import Tensor, Value
@@ -251,8 +252,10 @@ class _Subject:
         self.shapes, self.is_tuple = self._result_shapes(self._call())
         results = {f"result{m}": np.zeros((self.points, *shape), self.dtype) for m, shape in enumerate(self.shapes)}
         self._arrays |= results
-        self._results = list(results.values())
+        self.results = list(results.values())
         self.function = self._kernel(self._call(), range(len(self.shapes)))
+        self.args = tuple(self._arrays.values())
+        self.shifts = [self._arrays[f"shift_{n}"] for n in self.real]
 
     def _call(self) -> str:
         """The call at a point, each real argument moved by its shift."""
@@ -298,33 +301,12 @@ class _Subject:
         """The entries of the arguments that have tangents."""
         return [(name, index) for name, v in self.real.items() for index in np.ndindex(v.shape[1:])]
 
-    def primal(self) -> np.ndarray:
-        self.function(*self._arrays.values())
-        return np.concatenate([a.reshape(self.points, -1) for a in self._results], axis=1).astype(np.float64)
-
     def partials(self) -> np.ndarray:
         """The result of ``jacobian``: shape (points, results, arguments)."""
-        shifts = [self._arrays[f"shift_{n}"] for n in self.real]
-        J = jacobian(self.function, shifts, self._results, args=tuple(self._arrays.values()))
+        J = jacobian(self.function, self.shifts, self.results, args=self.args)
         sizes = [math.prod(shape) for shape in self.shapes]
         rows = [[b.reshape(self.points, n, -1) for b in blocks] for n, blocks in zip(sizes, J, strict=True)]
         return np.concatenate([np.concatenate(blocks, axis=2) for blocks in rows], axis=1)
-
-    def differences(self, fraction: float) -> np.ndarray:
-        """Central differences of the function: shape (points, results, arguments)."""
-        columns = []
-        for name, index in self.columns:
-            values, centre = self.real[name], self.real[name].copy()
-            eps = np.finfo(centre.dtype).eps
-            scale = np.maximum(np.abs(centre[(..., *index)]), np.sqrt(np.mean(centre.astype(float) ** 2)))
-            h = fraction * eps ** (1 / 3) * np.where(scale > 0, scale, 1)
-            ends = []
-            for sign in (1, -1):
-                values[(..., *index)] = centre[(..., *index)] + sign * h
-                ends.append((values[(..., *index)].astype(np.float64), self.primal()))
-                values[...] = centre
-            columns.append((ends[0][1] - ends[1][1]) / (ends[0][0] - ends[1][0])[:, None])
-        return np.stack(columns, axis=2)
 
     # --- names
 
@@ -356,7 +338,7 @@ def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *,
                 raise
             remarks.append(f"autodiff does not know the function: {str(error).strip().splitlines()[-1]}")
         if automatic is not None and not subject.is_mark:
-            findings.append(_against_differences(subject, automatic, coarse if rtol is None else rtol))
+            findings.append(_against_differences(subject, coarse if rtol is None else rtol))
     others = [name for name in same_target if name != rule.name]
     try:
         with registry.disabled(*others) if others else registry.enabled(rule.name), registry.enabled(rule.name):
@@ -374,15 +356,14 @@ def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *,
     return RuleReport(rule.name, rule.place, tuple(findings), subject.points, differing, rows, tuple(remarks))
 
 
-def _against_differences(subject: _Subject, automatic: np.ndarray, tolerance: float) -> Finding:
-    coarse, fine = subject.differences(1.0), subject.differences(0.25)
-    size = np.maximum(np.abs(coarse), np.abs(fine)).max(axis=(1, 2), keepdims=True)
-    # differences that change with the step say nothing: the function jumps or has a kink there
-    is_smooth = np.abs(coarse - fine).max(axis=(1, 2)) <= 0.3 * size[:, 0, 0]
-    jumps = int((~is_smooth).sum())
-    text = "auto agrees with differences" + (f" ({jumps} points with a jump or kink left out)" if jumps else "")
-    error = np.where(is_smooth[:, None, None], automatic - coarse, 0.0)
-    return _finding(subject, text, error, np.maximum(size, 1e-30), tolerance)
+def _against_differences(subject: _Subject, rtol: float) -> Finding:
+    report = check_jacobian(subject.function, subject.shifts, subject.results, args=subject.args, rtol=rtol)
+    entries = [(b.worst, b.failed) for b in report.blocks if b.worst is not None and (b.failed or not b.undecided)]
+    figures = [e.error / max(abs(e.jacobian), abs(e.differences), 1e-30) for e, _ in entries]
+    undecided = sum(block.undecided for block in report.blocks)
+    text = "auto agrees with differences" + (f" ({undecided} at a jump or kink left out)" if undecided else "")
+    where = next((subject.where(e.output[0]) for e, failed in entries if failed), "")
+    return Finding(text, report.verdict != "disagrees", max(figures, default=0.0), where)
 
 
 def _compare(subject: _Subject, text: str, a: np.ndarray, b: np.ndarray, tolerance: float) -> Finding:
