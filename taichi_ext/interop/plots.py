@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,6 @@ def plot_jacobian(
     J: object,
     plan: object = None,
     *,
-    params: object = None,
-    outputs: object = None,
     output_axes: int | None = None,
     columns: int = _MOST_COLUMNS,
     units: object = None,
@@ -52,16 +51,13 @@ def plot_jacobian(
     and one row for each component of the output.  Any other block is drawn as a matrix, with a row for each entry of
     the output and a column for each entry of the parameter.  Entries that are not finite are left blank.
 
-    An array does not say which of its axes belong to the output.  Give the Jacobian that computed it, or its params and
-    outputs; one of the two is enough.  Without them, arrays with up to two axes are drawn as they are, and arrays with
-    more raise an error.
+    An array does not say which of its axes belong to the output.  Give the Jacobian that computed it, or how many they
+    are.  Without these, arrays with up to two axes are drawn as they are, and arrays with more raise an error.
 
     Args:
         J: the result of ``jacobian``: an array or tensor, a sparse array, or a structure of those.
         plan: the ``Jacobian`` that computed J.
-        params: instead of ``plan``, the params passed to ``jacobian``.
-        outputs: likewise.
-        output_axes: instead of these, how many axes of each block belong to the output.
+        output_axes: instead of ``plan``, how many axes of each block belong to the output.
         columns: the largest number of images drawn for a block, in each direction.
         units: the unit of the entries of J, a text for the colour bars; or a structure of texts like that of J.
 
@@ -71,7 +67,7 @@ def plot_jacobian(
 
     Raises:
         ImportError: matplotlib is not installed (the extra ``plot``).
-        InvalidArgumentError: J is no Jacobian of these params and outputs, or an option is invalid.
+        InvalidArgumentError: J is none of this plan, or an option is invalid.
 
     Example:
         >>> import numpy as np
@@ -83,7 +79,7 @@ def plot_jacobian(
     figure = new_figure("plot_jacobian")
     if not isinstance(columns, int) or columns < 1:
         raise InvalidArgumentError(f"columns is {shown(columns)}; expected a positive whole number of images.")
-    blocks = blocks_of(J, plan, params, outputs, output_axes)
+    blocks = blocks_of(J, plan, output_axes)
     texts = _units(units, blocks)
     drawn = [_pictures(block, _dense(block), columns) for block in blocks]
     width = max(len(row) for rows in drawn for row in rows)
@@ -117,9 +113,7 @@ def plot_jacobian(
 
 
 @with_short_traceback
-def plot_sparsity(
-    J: object, plan: object = None, *, params: object = None, outputs: object = None, output_axes: int | None = None
-) -> Any:
+def plot_sparsity(J: object, plan: object = None, *, output_axes: int | None = None) -> Any:
     """Draw which entries of a Jacobian are not zero: a picture for each pair of output and parameter.
 
     Rows are the entries of the output, columns those of the parameter, both in C order; of a sparse array, all stored
@@ -127,9 +121,7 @@ def plot_sparsity(
 
     Args:
         J: the result of ``jacobian``: an array or tensor, a sparse array, or a structure of those.
-        plan: as for ``plot_jacobian``: a dense array of more than two axes needs one of these four.
-        params: likewise.
-        outputs: likewise.
+        plan: as for ``plot_jacobian``: a dense array of more than two axes needs one of these two.
         output_axes: likewise.
 
     Returns:
@@ -137,7 +129,7 @@ def plot_sparsity(
 
     Raises:
         ImportError: matplotlib is not installed (the extra ``plot``).
-        InvalidArgumentError: J is no Jacobian of these params and outputs.
+        InvalidArgumentError: J is none of this plan.
 
     Example:
         >>> import numpy as np
@@ -147,7 +139,7 @@ def plot_sparsity(
         '[0]: 4 x 4, 4 entries (25 %)'
     """
     figure = new_figure("plot_sparsity")
-    blocks = blocks_of(J, plan, params, outputs, output_axes)
+    blocks = blocks_of(J, plan, output_axes)
     across = math.ceil(math.sqrt(len(blocks)))
     down = math.ceil(len(blocks) / across)
     size = min(PAGE, 4.0 * across)
@@ -245,7 +237,7 @@ def _dense(block: Block) -> np.ndarray:
 
 
 def _is_image(output: Side | None) -> bool:
-    return output is not None and len(output.shape or ()) == 2 and min(output.shape or ()) >= _LEAST_IMAGE
+    return output is not None and len(output.shape) == 2 and min(output.shape) >= _LEAST_IMAGE
 
 
 def _pictures(block: Block, matrix: np.ndarray, most: int) -> list[list[tuple[str, np.ndarray, bool]]]:
@@ -254,7 +246,7 @@ def _pictures(block: Block, matrix: np.ndarray, most: int) -> list[list[tuple[st
     if output is None or param is None or not _is_image(output):
         return [[(block.title, matrix, False)]]
     components: list[tuple[int, ...]] = list(np.ndindex(*output.element))
-    images = matrix.reshape(*(output.shape or ()), len(components), -1)
+    images = matrix.reshape(*output.shape, len(components), -1)
     total = images.shape[3]
     rows: list[list[tuple[str, np.ndarray, bool]]] = []
     for c, index in enumerate(components[:most]):
@@ -359,8 +351,7 @@ def _names(result: LeastSquaresResult) -> list[str]:
     """The numbers of the params, or the local coordinates of points of manifolds, as users name them."""
     problem, names = result._problem, []
     for n, (leaf, shape, part) in enumerate(zip(problem.params, problem.shapes, problem.parts, strict=True)):
-        side = side_given(f"[{n}]", leaf, "params")
-        side = side if side.shape is not None else replace(side, shape=shape)
+        side = Side(leaf, shape) if isinstance(leaf, str) else _side_of(leaf, Labels().name(leaf) or f"params[{n}]")
         is_local = math.prod(part.shape) != math.prod(shape)
         names += [f"{side.name}, {k}" if is_local else side.entry(k) for k in range(math.prod(part.shape))]
     return names
@@ -384,15 +375,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Side:
-    """An output or parameter: its name, the shape of its field or array (None: unknown), and that of an element."""
+    """An output or parameter: its name, the shape of its field or array, and that of an element."""
 
     name: str
-    shape: Shape | None = None
+    shape: Shape = ()
     element: Shape = ()
 
     @property
     def full_shape(self) -> Shape:
-        assert self.shape is not None
         return self.shape + self.element
 
     def entry(self, number: int) -> str:
@@ -437,7 +427,7 @@ class Block:
         return math.prod(self.output.full_shape), math.prod(self.param.full_shape)
 
 
-def blocks_of(J: object, plan: object, params: object, outputs: object, output_axes: int | None) -> list[Block]:
+def blocks_of(J: object, plan: object, output_axes: int | None) -> list[Block]:
     """The blocks of J with their axes; raises where they cannot be told."""
     if output_axes is not None and (not isinstance(output_axes, int) or output_axes < 0):
         raise InvalidArgumentError(f"output_axes is {shown(output_axes)}; expected a whole number of axes, or None.")
@@ -448,31 +438,16 @@ def blocks_of(J: object, plan: object, params: object, outputs: object, output_a
     found = flatten(J, "J")[0]
     if not found:
         raise InvalidArgumentError("J is empty; give a result of jacobian.")
-    if plan is not None:
-        call, prepared = plan._last_call(), plan._plan.prepared
-        down, across = (
-            [_side_of_target(call, call.current(t)) for t in ts] for ts in (prepared.outputs, prepared.params)
-        )
-    else:
-        down, across = _sides_given(outputs, "outputs"), _sides_given(params, "params")
-    pairs = _pairs(down, across, len(found)) if down or across else [(None, None)] * len(found)
-    return [_block(path, v, o, p, output_axes) for (path, v), (o, p) in zip(found, pairs, strict=True)]
-
-
-def _pairs(down: list[Side], across: list[Side], count: int) -> list[tuple[Side | None, Side | None]]:
-    """The sides of each block, if those of the outputs or of the params are known."""
-    across = across or _unknown("parameter", count // len(down))
-    down = down or _unknown("output", count // len(across))
-    if len(across) * len(down) != count:
+    if plan is None:
+        return [_unnamed(path, values, output_axes) for path, values in found]
+    call, prepared = plan._last_call(), plan._plan.prepared
+    down, across = ([_side_of_target(call, call.current(t)) for t in ts] for ts in (prepared.outputs, prepared.params))
+    if len(across) * len(down) != len(found):
         raise InvalidArgumentError(
-            f"J has {count} blocks; {len(down)} outputs and {len(across)} params have {len(across) * len(down)}."
+            f"J has {len(found)} blocks; {len(down)} outputs and {len(across)} params have {len(across) * len(down)}."
         )
-    return [(o, p) for o in down for p in across]
-
-
-def _unknown(name: str, count: int) -> list[Side]:
-    """Sides of which only their number is known."""
-    return [Side(f"{name} {n}") for n in range(count)] if count > 1 else [Side(name)]
+    pairs = itertools.product(down, across)
+    return [_named(path, values, o, p) for (path, values), (o, p) in zip(found, pairs, strict=True)]
 
 
 def _side_of_target(call: KernelCall, target: Target) -> Side:
@@ -484,59 +459,37 @@ def _side_of_target(call: KernelCall, target: Target) -> Side:
     return _side_of(obj, target.argument or call.labels.name(obj) or str(target.name).split(" (")[0])
 
 
-def _sides_given(tree: object, what: str) -> list[Side]:
-    return [] if tree is None else [side_given(*leaf, what) for leaf in flatten(tree, what)[0]]
-
-
-def side_given(path: str, leaf: object, what: str) -> Side:
-    if isinstance(leaf, str):
-        return Side(leaf)
-    if backend.is_array(leaf) or isinstance(leaf, backend.Field):
-        return _side_of(leaf, Labels().name(leaf) or f"{what}{path}")
-    raise InvalidArgumentError(
-        f"{what}{path} is {shown(leaf)}; expected an argument of jacobian: a field, an array or a name."
-    )
-
-
 def _side_of(obj: Any, name: str) -> Side:
     full = backend.full_field_shape(obj) if isinstance(obj, backend.Field) else backend.full_shape(obj)
     shape = tuple(obj.shape)
     return Side(name, shape, tuple(full)[len(shape) :])
 
 
-def _block(path: str, values: Any, output: Side | None, param: Side | None, output_axes: int | None) -> Block:
-    shape = tuple(values.shape) if hasattr(values, "shape") else np.shape(values)
-    is_matrix = (
-        hasattr(values, "tocoo") or getattr(values, "is_sparse", False) or getattr(values, "is_sparse_csr", False)
-    )
-    if output is None or param is None:
-        if output_axes is not None:
-            if output_axes > len(shape):
-                raise InvalidArgumentError(f"output_axes is {output_axes}, and J{path} has shape {shape}.")
-            output, param = Side(f"output{path}", shape[:output_axes]), Side("parameter", shape[output_axes:])
-        elif len(shape) > 2:
-            raise InvalidArgumentError(
-                f"J{path} has shape {shape}, which does not say which axes belong to the output. Give plan= (the "
-                "Jacobian that computed J), or params= and outputs= as jacobian takes them, or output_axes=."
-            )
-        return Block(path, values, output, param)
-    if is_matrix:
-        output = output if output.shape is not None else replace(output, shape=shape[:1])
-        param = param if param.shape is not None else replace(param, shape=shape[1:])
+def _unnamed(path: str, values: Any, output_axes: int | None) -> Block:
+    """A block of which at most the number of axes of its output is known."""
+    shape = _shape_of(values)
+    if output_axes is None and len(shape) > 2:
+        raise InvalidArgumentError(
+            f"J{path} has shape {shape}, which does not say which axes belong to the output. Give plan= (the "
+            "Jacobian that computed J), or output_axes=."
+        )
+    if output_axes is None:
+        return Block(path, values, None, None)
+    if output_axes > len(shape):
+        raise InvalidArgumentError(f"output_axes is {output_axes}, and J{path} has shape {shape}.")
+    return Block(path, values, Side(f"output{path}", shape[:output_axes]), Side("parameter", shape[output_axes:]))
+
+
+def _named(path: str, values: Any, output: Side, param: Side) -> Block:
+    """A block whose output and parameter are known."""
+    shape, wanted = _shape_of(values), output.full_shape + param.full_shape
+    is_sparse = getattr(values, "is_sparse", False) or getattr(values, "is_sparse_csr", False)
+    if _is_sparse(values) or is_sparse:
         wanted = (math.prod(output.full_shape), math.prod(param.full_shape))
-    else:
-        if output.shape is None and param.shape is None:
-            if output_axes is None and len(shape) > 2:
-                raise InvalidArgumentError(
-                    f"The names {output.name} and {param.name} do not give the shapes; use plan= or output_axes=."
-                )
-            count = min(1, len(shape)) if output_axes is None else output_axes
-            output = replace(output, shape=shape[:count])
-        if output.shape is None:
-            output = replace(output, shape=shape[: max(0, len(shape) - len(param.full_shape))])
-        if param.shape is None:
-            param = replace(param, shape=shape[len(output.full_shape) :])
-        wanted = output.full_shape + param.full_shape
     if shape != wanted:
         raise InvalidArgumentError(f"J{path} has shape {shape}; for {output.name} and {param.name} it is {wanted}.")
     return Block(path, values, output, param)
+
+
+def _shape_of(values: Any) -> Shape:
+    return tuple(values.shape) if hasattr(values, "shape") else np.shape(values)

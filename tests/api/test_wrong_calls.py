@@ -102,7 +102,7 @@ CALLS = [
     ("check_hessian(energy)", "params", "missing", "check_hessian(kernel, params, energy"),
     ("check_rule('nope', {})", "rule", "'nope'", "registered are"),
     ("check_rule('nope', {}, expect='boundary')", "expect", "'boundary'", "Did you mean 'expected'?"),
-    ("plot_jacobian(v, params=3)", "params", "3", "a field, an array or a name"),
+    ("plot_jacobian(v, output_axes='a')", "output_axes", "'a'", "a whole number of axes"),
     ("plot_jacobian(v, unit='m')", "unit", "'m'", "Did you mean 'units'?"),
     ("plot_sparsity(v, plan=3)", "plan", "3", "Jacobian(kernel, params, outputs)"),
     ("plot_fit(3)", "result", "3", "least_squares"),
