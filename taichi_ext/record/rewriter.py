@@ -174,7 +174,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> object:
         if self.static_name(node.test) == "graph_do_while":  # it ends where the flag is 0 after an iteration
-            end: Any = ast.parse("if flag[None] == 0: break").body[0]
+            end: Any = backend.syntax_tree("if flag[None] == 0: break").body[0]
             end.test.left.value, node.test = node.test.args[0], ast.Constant(value=True)  # type: ignore[attr-defined]
             for part in (node.test, end, *ast.walk(end)):
                 ast.copy_location(part, node)
