@@ -7,7 +7,7 @@ the kernel that several stages use are entries of an array (``crossing``), and s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -15,11 +15,12 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.draws import recorded_draws
 from taichi_ext.adjoint.lowering import lowered
 from taichi_ext.adjoint.normal import normal, whole
+from taichi_ext.adjoint.order import Order
 from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
-from taichi_ext.analysis.loops import Extents, is_serialized, iterations, leaves, loop_reach
+from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_reach
 from taichi_ext.program import I32, U1, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
 
@@ -32,7 +33,6 @@ class Stage:
         loop: the parallel loop; None for statements of one thread.
         body: the body of the loop, or the statements, in normal form.
         original: the stage as it runs forward.
-        is_ordered: whether its parallel loop has to run in order.
         draws: arrays in which its run records random numbers; its adjoint reads them as they are behind it.
         again: the stage as it runs forward a second time, with the recorded numbers; None where it is as the first.
     """
@@ -40,7 +40,6 @@ class Stage:
     loop: ir.For | None
     body: ir.Body
     original: ir.Body
-    is_ordered: bool = False
     draws: frozenset[Container] = frozenset()
     again: ir.Body | None = None
 
@@ -55,9 +54,11 @@ class Staged:
         crossing: the arrays that each launch has of its own, by name: locals that several stages use, draws.
         sizes: the sizes of these arrays, by the same names.
         returned: the type, start and count of the returned values in them.
+        order: which of its loops keep their order.
     """
 
     program: ir.Program
+    order: Order
     stages: list[Stage] = field(default_factory=list)
     crossing: dict[str, Container] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -75,17 +76,27 @@ class Staged:
         return array, start
 
 
-def staged(program: ir.Program, extents: Extents) -> Staged:
+def staged(
+    program: ir.Program, extents: Extents, threads: int = 1, is_fixed: Callable[[Value], bool] = lambda value: False
+) -> Staged:
     """A simplified program as stages in normal form.
+
+    Args:
+        program: the program.
+        extents: of its containers.
+        threads: of the machine.
+        is_fixed: whether a launch can compute an integer from its arguments.
 
     Raises:
         UnsupportedError: a derivative is not known.
     """
     program = lowered(program, extents)
-    found = Staged(program)
+    order = Order(program, extents, threads, is_fixed)
+    found = Staged(program, order)
     groups: list[list[ir.Statement]] = []
     is_open = False
     for s in _with_returns(program.body, found):
+        s = _in_order(s, order)
         is_parallel = _is_parallel(s)
         if is_open and not is_parallel:
             groups[-1].append(s)
@@ -131,12 +142,11 @@ def _stage(group: ir.Body, crossing: frozenset[Container], extents: Extents) -> 
     if len(group) == 1 and isinstance(loop, ir.For) and _is_parallel(loop) and not _shares(loop, crossing):
         return Stage(loop, normal(with_own_entries(loop, extents)), group)
     kept = tuple(replace(s, config={}) if isinstance(s, ir.For) else s for s in group)
-    is_ordered = any(isinstance(s, ir.For) and _keeps_order(s) and not is_serialized(s) for s in group)
-    return Stage(None, normal(kept), tuple(map(_serialized, group)) if is_ordered else group, is_ordered)
+    return Stage(None, normal(kept), group)
 
 
 def _is_parallel(s: ir.Statement) -> bool:
-    return isinstance(s, ir.For) and not is_serialized(s) and not leaves(s.body, ("break",)) and not _keeps_order(s)
+    return isinstance(s, ir.For) and not is_serialized(s) and not leaves(s.body, ("break",))
 
 
 def _shares(s: ir.For, crossing: frozenset[Container]) -> bool:
@@ -144,40 +154,13 @@ def _shares(s: ir.For, crossing: frozenset[Container]) -> bool:
     return bool(read_containers(s.body) & written_containers(s.body) & crossing)
 
 
-def _keeps_order(s: ir.For) -> bool:
-    """Whether the adjoint of a parallel loop needs the order of its iterations."""
+def _in_order(s: ir.Statement, order: Order) -> ir.Statement:
+    """A parallel loop as a serial one, where its adjoint needs the order of its iterations."""
+    if not isinstance(s, ir.For) or is_serialized(s):
+        return s
     atomics = (x for x in ir.statements(s.body) if isinstance(x, ir.Atomic) and isinstance(x.target, Load))
-    if any(x.result is not None or x.function not in ("atomic_add", "atomic_sub") for x in atomics):
-        return True
-    if s.kind == "range" and iterations(s, {}) == 1:
-        return False
-    loads = (n for x in ir.statements(s.body) for v in ir.values_of(x) for n in ir.walk(v) if isinstance(n, Load))
-    return not {load.container for load in loads if load.dtype.is_real}.isdisjoint(_shared_stores(s.body, frozenset()))
-
-
-def _shared_stores(body: ir.Body, shared: frozenset[Local]) -> Iterator[Container]:
-    """Where every iteration of a parallel loop stores to the same entry, which is no result but with one thread.
-
-    ``shared`` are variables of inner loops that take the same values in every iteration. Stores that may depend on the
-    iteration, by their index or a condition, are left out.
-    """
-
-    def is_shared(*values: Value) -> bool:
-        nodes = (n for v in values for n in ir.walk(v))
-        return all(n.local in shared if isinstance(n, Read) else isinstance(n, (ir.Const, Op)) for n in nodes)
-
-    for s in body:
-        match s:
-            case ir.Assign(target=Load(container=c, indices=indices)) if is_shared(*indices):
-                yield c
-            case ir.If(condition=condition) if is_shared(condition):
-                yield from _shared_stores((*s.then, *s.orelse), shared)
-            case ir.For(kind="range", domain=domain) if is_shared(*(d for d in domain if isinstance(d, Value))):
-                yield from _shared_stores(s.body, shared | {*s.variables})
-
-
-def _serialized(s: ir.Statement) -> ir.Statement:
-    if not isinstance(s, ir.For) or not _keeps_order(s):
+    needs_old = any(x.result is not None or x.function not in ("atomic_add", "atomic_sub") for x in atomics)
+    if not needs_old and not order.matters(s):
         return s
     serial = {"parallelize": 1} if s.kind in ("field", "grouped") else {"serialize": True}
     return replace(s, config={**s.config, **serial})

@@ -1,6 +1,7 @@
 """Parallel loops whose iterations store to the same entries: a run of one thread has a result, and it is what is transposed."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from differences import check_jacobian, outputs, scalars
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import vjp
+from taichi_ext import UnsupportedError, jacobian, vjp
+from taichi_ext.runtime.reverse import calls
+from taichi_ext.runtime.reverse.kernels import staged_kernel
 
 
 def kernels(x, w, y, s):
@@ -38,7 +41,7 @@ def kernels(x, w, y, s):
             y[i] = x[i] ** 2
 
     @ti.kernel
-    def by_one_iteration():  # runs in parallel: the condition says which iteration stores
+    def by_one_iteration():  # the condition says which iteration stores
         for i in x:
             if i == 2:
                 s[0] = s[0] * w[0] + x[i]
@@ -68,3 +71,188 @@ def test_entries_that_every_iteration_stores_to(name, reads):
     J = again(functools.partial(check_jacobian, state=[f["x"], f["s"], f["y"]]))
     for found, block in zip(again(vjp, u), J, strict=True):
         assert_allclose(found, u @ block, rtol=1e-12, atol=1e-14)
+
+
+def meeting(x, w, y, z):
+    near = ti.field(ti.i32, 6)
+    near.from_numpy(np.array([2, 0, 5, 1, 0, 2], np.int32))
+
+    @ti.kernel
+    def neighbours():
+        for i in x:
+            if 0 < i < 5:
+                x[i] = 0.5 * (x[i - 1] * w[i] + x[i + 1])
+
+    @ti.kernel
+    def pairs():
+        for i in range(5):
+            d = x[i + 1] - x[i] - w[i]
+            x[i] += 0.3 * d
+            x[i + 1] -= 0.3 * d
+
+    @ti.kernel
+    def last_one():
+        for i in w:
+            y[i // 2] = w[i] * x[i] + y[5]
+
+    @ti.kernel
+    def last_in_a_list():
+        for i in w:
+            y[near[i]] = w[i] * x[i]
+
+    @ti.kernel
+    def by_a_list():
+        for i in x:
+            x[i] += ti.sin(x[near[i]]) * w[i]
+
+    @ti.kernel
+    def every_other():
+        for i in x:
+            if i % 2 == 1 and i < 5:
+                x[i] = 0.5 * (x[i - 1] * w[i] + x[i + 1])
+
+    @ti.kernel
+    def overlapping_pieces():  # of three entries, two apart
+        for i in range(2):
+            for k in range(3):
+                x[2 * i + k] = w[i] * x[2 * i + k] + w[k]
+
+    # Iterations that do not meet.
+
+    @ti.kernel
+    def pieces():
+        for i in range(2):
+            for k in range(3):
+                x[3 * i + k] = w[i] * x[3 * i + k] + w[k]
+
+    @ti.kernel
+    def quotients():
+        for k in range(6):
+            z[k // 3, k % 3] = w[k] * z[k // 3, k % 3] + x[k]
+
+    @ti.kernel
+    def halves():
+        for i in range(3):
+            x[i] = w[i] * x[i + 3] + x[i]
+
+    @ti.kernel
+    def odd_from_even():
+        for i in range(3):
+            x[2 * i + 1] = w[i] * x[2 * i] + x[2 * i + 1]
+
+    @ti.kernel
+    def rows():
+        for i in range(3):
+            for t in range(1):
+                z[t + 1, i] = ti.sin(z[t, i]) * w[i] + z[t + 1, i] * x[i]
+
+    @ti.kernel
+    def buffers(a: ti.i32, b: ti.i32):
+        for i in range(1, 3):
+            z[b % 2, i] = w[i] * z[a, i - 1] + x[i]
+
+    return locals()
+
+
+MEETING = {  # the output, and whether there is order with several threads, too
+    "neighbours": ("x", True),
+    "pairs": ("x", True),
+    "last_one": ("y", False),
+    "last_in_a_list": ("y", False),
+    "by_a_list": ("x", False),
+    "every_other": ("x", False),
+    "overlapping_pieces": ("x", True),
+}
+SEPARATE = {"pieces": "x", "quotients": "z", "halves": "x", "odd_from_even": "x", "rows": "z", "buffers": "z"}
+
+
+class Meeting:
+    """A kernel, launched from the same numbers each time."""
+
+    def __init__(self, name, threads, monkeypatch):
+        initialise(default_fp=ti.f64, cpu_max_num_threads=threads)
+        self.staged = []
+
+        def watched(*args):
+            self.staged.append(staged_kernel(*args))
+            return self.staged[-1]
+
+        monkeypatch.setattr(calls, "staged_kernel", watched)
+        f = {
+            "x": scalars(np.linspace(0.2, 0.9, 6)),
+            "w": scalars([0.8, 1.1, 0.9, 1.2, 0.7, 1.3]),
+            "y": outputs(6),
+            "z": outputs(2, 3),
+        }
+        f["z"].from_numpy(np.linspace(0.3, 1.1, 6).reshape(2, 3))
+        self.kernel, self.fields = meeting(**f)[name], f
+        self.start = [field.to_numpy() for field in f.values()]
+
+    def reset(self):
+        for field, values in zip(self.fields.values(), self.start, strict=True):
+            field.from_numpy(values)
+
+    def gradient(self, output, args=()):
+        """The derivatives of a weighted sum of outputs with respect to w and x, and the outputs."""
+        self.reset()
+        u = np.arange(1.0, 7.0).reshape(self.fields[output].shape)
+        found = vjp(self.kernel, [self.fields["w"], self.fields["x"]], self.fields[output], u, args=args)
+        return np.concatenate(found), self.fields[output].to_numpy()
+
+    def differences(self, output, args=()):
+        """The same by central differences."""
+        u, found = np.arange(1.0, 7.0).reshape(self.fields[output].shape), []
+        for field in (self.fields["w"], self.fields["x"]):
+            for n in range(6):
+                sums = []
+                for step in (1e-5, -1e-5):
+                    self.reset()
+                    field[n] += step
+                    self.kernel(*args)
+                    sums.append(np.vdot(u, self.fields[output].to_numpy()))
+                found.append((sums[0] - sums[1]) / 2e-5)
+        return np.array(found)
+
+
+@pytest.mark.mostly_sweep("neighbours", "last_one")
+@pytest.mark.parametrize("name", MEETING)
+def test_iterations_that_meet(name, monkeypatch):
+    output, is_ordered = MEETING[name]
+    program = Meeting(name, 1, monkeypatch)
+    gradient, values = program.gradient(output)
+    assert program.staged[0].staged.stages[0].loop is None
+    assert_allclose(gradient, program.differences(output), rtol=1e-7, atol=1e-8)
+    program = Meeting(name, 2, monkeypatch)
+    if is_ordered:
+        again, values_again = program.gradient(output)
+        assert_allclose(again, gradient, rtol=1e-12, atol=1e-14)
+        assert_allclose(values_again, values, rtol=1e-14)
+        return
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        program.gradient(output)
+    assert program.staged[0].staged.stages[0].loop is not None
+    texts = [str(w.message) for w in found if w.filename == __file__]
+    assert (name in ("last_one", "by_a_list")) == any("may read entries of" in text for text in texts)
+
+
+@pytest.mark.mostly_sweep("pieces", "buffers")
+@pytest.mark.parametrize("name", SEPARATE)
+def test_iterations_that_do_not_meet(name, monkeypatch):
+    output, args = SEPARATE[name], (0, 1) * (name == "buffers")
+    for threads in (1, 2):
+        program = Meeting(name, threads, monkeypatch)
+        gradient, _ = program.gradient(output, args)
+        assert program.staged[0].staged.stages[0].loop is not None
+        assert_allclose(gradient, program.differences(output, args), rtol=1e-7, atol=1e-8)
+
+
+def test_arguments_that_let_iterations_meet(monkeypatch):
+    """The launch is refused an adjoint, and its gradient comes from columns of J."""
+    program = Meeting("buffers", 1, monkeypatch)
+    for args in ((0, 1), (0, 2), (0, 1)):
+        gradient, _ = program.gradient("z", args)
+        assert_allclose(gradient, program.differences("z", args), rtol=1e-7, atol=1e-8)
+    program.reset()
+    with pytest.raises(UnsupportedError, match=r"z\[b % 2, i\] = (.|\n)*store to entries of z that others read"):
+        jacobian(program.kernel, program.fields["w"], program.fields["z"], args=(1, 3), mode="reverse")

@@ -56,23 +56,23 @@ class Places:
         for load in accesses:
             place: list[Value] = []
             for i in load.indices:
-                if not self._is_fixed(i):
+                if not self.is_fixed(i):
                     break
                 place.append(i)
             name = tuple(map(_written, place))
             found.setdefault(load.container, {}).setdefault(name, tuple(place))
         return {c: list(places.values()) if len(places) <= _MOST else [()] for c, places in found.items()}
 
-    def _is_fixed(self, value: Value) -> bool:
+    def is_fixed(self, value: Value) -> bool:
         """Whether a value is the same in all of a launch, and can be computed from its arguments."""
         known = self._fixed.get(value)
         if known is None:
             if isinstance(value, Read):
                 is_named = value.local in self._arguments and not value.index
                 inner = self._values.get(value.local)
-                known = is_named or (inner is not None and not value.index and self._is_fixed(inner))
+                known = is_named or (inner is not None and not value.index and self.is_fixed(inner))
             elif isinstance(value, Op):
-                known = value.name in _OPERATIONS and not value.dtype.is_real and all(map(self._is_fixed, value.args))
+                known = value.name in _OPERATIONS and not value.dtype.is_real and all(map(self.is_fixed, value.args))
             else:
                 known = isinstance(value, Const)
             self._fixed[value] = known
@@ -83,10 +83,14 @@ class Places:
         shape, offset = c.shape or (), c.offset or (0,) * c.ndim
         found: dict[Box, None] = {}
         for place in places:
-            box = tuple(self._number(i, arguments) - o for i, o in zip(place, offset, strict=False))
+            box = tuple(i - o for i, o in zip(self.numbers(place, arguments), offset, strict=False))
             is_inside = all(0 <= i < n for i, n in zip(box, shape, strict=False)) and len(shape) >= len(box)
             found[box if is_inside else ()] = None
         return [()] if () in found else list(found)
+
+    def numbers(self, place: Place, arguments: Mapping[Local, int]) -> tuple[int, ...]:
+        """Indices in a launch with these arguments."""
+        return tuple([self._number(i, arguments) for i in place])
 
     def _number(self, value: Value, arguments: Mapping[Local, int]) -> int:
         if isinstance(value, Read):

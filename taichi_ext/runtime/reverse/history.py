@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.program import Container
+from taichi_ext.program import Container, Local
 from taichi_ext.runtime.memory.array_tangents import Binding
 from taichi_ext.runtime.reverse.boxes import Place, Places
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy, Log
@@ -162,9 +162,14 @@ class Launched(Event):
         """The cell of a container."""
         return self.own[c] if c in self.own else self.call.cells[c]
 
+    @property
+    def integers(self) -> dict[Local, int]:
+        """The integers among the arguments that indices may be computed from."""
+        return {local: int(self.args[position]) for local, position in self.call.kernel.integers}
+
     def parts(self, accesses: list[Access]) -> Parts:
         """The parts of cells that a stage of this launch reads or writes."""
-        arguments = {local: int(self.args[position]) for local, position in self.call.kernel.integers}
+        arguments = self.integers
         return [
             (self.cell(c), ((),) if places is None else found.boxes(places, c, arguments))
             for c, places, found in accesses

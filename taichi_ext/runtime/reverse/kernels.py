@@ -23,13 +23,20 @@ from taichi_ext.differentiate.facts.facts import shadow_argument
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.special import check_bits
 from taichi_ext.emit import build
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Load, Local, Read, Value
 from taichi_ext.program.build import written_out
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.python.dual_numbers import warn_at
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.simplify import simplify
 
+_UNSURE = (
+    "Iterations of this parallel loop may read entries of {} that others store to. With several threads, their order "
+    "is a matter of chance; the gradient takes all of them to read what was there before the loop. For a gradient in "
+    "order, put ti.loop_config(serialize=True) before the loop."
+)
 _ENDLESS = (1 << 31) - 1  # numbers of an array whose size is not known
 
 
@@ -106,6 +113,7 @@ class StagedKernel:
         program: its program.
         keys: the keys of fields and arrays in a launch, by container.
         staged: its stages.
+        places: the entries that it reads and writes.
         extents: of its containers.
         numbers: the arguments and Python numbers that may depend on parameters.
         accessed: the containers that the user's kernel reads, and those that it writes.
@@ -118,6 +126,7 @@ class StagedKernel:
     program: ir.Program
     infos: Mapping[Container, Any]
     staged: Staged
+    places: Places
     extents: Mapping[Container, Extent]
     numbers: tuple[NumberPlace, ...]
     accessed: tuple[frozenset[Container], ...]
@@ -159,6 +168,17 @@ class StagedKernel:
                 return False
             self._rules_version = version
         return self.captures.are_current(self.kernel)
+
+    def check_apart(self, arguments: Mapping[Local, int]) -> None:
+        """Raise where, with these arguments, an iteration stores to entries that others use."""
+        for pair in self.staged.order.apart:
+            first, second = (self.places.numbers(place, arguments) for place in (pair.first, pair.second))
+            if first == second:
+                raise UnsupportedError(
+                    f"{ir.cited(pair.place)}With these arguments, iterations of a parallel loop store to entries of "
+                    f"{pair.container.name} that others read or store to, in an order that adjoints do not know. Pass "
+                    "indices that differ, or run the loop with ti.loop_config(serialize=True)."
+                )
 
     def size_of(self, c: Container) -> int:
         """How many numbers an array of the launch has."""
@@ -317,12 +337,14 @@ def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
         ]
         program, numbers, folded = _with_numbers(program, locals_)
         extents = {c: _extent(c) for c in program.containers}
+        places = Places(program.body, (local for local, _ in integers))
         kernel = StagedKernel(
             launch.kernel,
             references_to(launch.args),
             program,
             infos,
-            staged(program, extents),
+            staged(program, extents, backend.thread_count() or 1, places.is_fixed),
+            places,
             extents,
             numbers,
             tuple(
@@ -340,6 +362,9 @@ def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
         backend.first_captures(launch.kernel, features, captures)
         captures.are_current(launch.kernel)
         rules.count_uses()
+        for c, place in kernel.staged.order.unsure.items():
+            if c.dtype.is_real:
+                warn_at(_UNSURE.format(c.name), None if place is None else (place.file, place.line))
         return kernel
 
 

@@ -1,0 +1,215 @@
+"""Whether what a parallel loop leaves depends on the order of its iterations.
+
+It does where an iteration stores to an entry that another one loads, or stores a different number to. The way back has
+to visit such iterations from the last to the first. With one thread, a loop runs in order unless this is ruled out.
+With several threads, what a plain run of such a loop gives is a matter of chance, and it only runs in order where
+indices show that iterations meet: computed indices, and stores under conditions other than ranges, are taken to be
+the user's way to keep them apart.
+
+Two iterations do not meet in an entry (U. Banerjee, *Dependence Analysis*, 1997, chapters 3 and 5)
+
+* if an index that is the same in all of a launch differs. Of two that depend on arguments, the launch compares them;
+* if equal indices mean equal variables of the loop: ``i``; ``3 * i + k`` for ``k`` up to 2; ``i // n`` and ``i % n``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import taichi_ext.program as ir
+from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value, loop_atoms
+from taichi_ext.analysis.loops import Extents, leaves, loop_reach
+from taichi_ext.analysis.same_values import ValueNumbers
+from taichi_ext.program import Const, Container, If, Load, Local, Op, Read, Value
+from taichi_ext.simplify.usage import assigned_locals
+
+_RANGES = frozenset(("lt", "le", "gt", "ge"))
+_LOGIC = frozenset(("logical_and", "logical_or", "logical_not", "bit_and", "bit_or"))
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Entries of a container that are not the same if their first indices, which a launch can compute, differ."""
+
+    container: Container
+    first: tuple[Value, ...]
+    second: tuple[Value, ...]
+    place: ir.Place | None
+
+
+@dataclass(frozen=True)
+class _Access:
+    """A load, or a store: ``kind`` is "load", "sum", "constant" or "value".
+
+    ``is_guarded`` says whether it stands under a condition that is no range.
+    """
+
+    kind: str
+    forms: tuple[Affine, ...]
+    component: tuple[object, ...]
+    is_guarded: bool
+
+
+class Order:
+    """The parallel loops of a program.
+
+    Args:
+        program: the program.
+        extents: of its containers.
+        threads: of the machine.
+        is_fixed: whether a launch can compute an integer from its arguments.
+
+    Attributes:
+        apart: entries that are taken to be different; a launch has to check that.
+        unsure: containers, and where a loop stores to them, of which iterations that several threads run in any order
+            may read what others store.
+    """
+
+    def __init__(self, program: ir.Program, extents: Extents, threads: int, is_fixed: Callable[[Value], bool]) -> None:
+        self.apart: list[Pair] = []
+        self.unsure: dict[Container, ir.Place | None] = {}
+        self._extents, self._threads, self._is_fixed = extents, threads, is_fixed
+        self._indices, self._changed = Indices(program.body), assigned_locals(program.body)
+        declares = (s for s in ir.statements(program.body) if isinstance(s, ir.Declare) and not s.local.shape)
+        self._values = {s.local: s.values[0] for s in declares}
+        self._numbers, self._named = ValueNumbers(), dict[int, Value]()
+        self._fixed: dict[Atom, bool] = {}
+
+    def matters(self, loop: ir.For) -> bool:
+        """Whether the iterations of a loop have to keep their order."""
+        ranges: dict[Atom, float] = {}
+        for s in ir.statements((loop,)):
+            if isinstance(s, ir.For):
+                reach = loop_reach(s, self._extents)
+                sizes = [math.inf] * len(loop_atoms(s)) if reach is None else [end - first for first, end in reach]
+                ranges.update(zip(loop_atoms(s), sizes, strict=False))
+        found: dict[Container, dict[_Access, tuple[Load, ir.Place | None]]] = {}
+        for entry, access, place in self._accesses(loop.body, False):
+            found.setdefault(entry.container, {}).setdefault(access, (entry, place))
+        variables = {atom for atom in loop_atoms(loop) if ranges[atom] > 1}
+        meets = [
+            self._meet(c, ((a, x), (b, y)), variables, ranges, place)
+            for c, accesses in found.items()
+            for a, (x, place) in accesses.items()
+            if a.kind != "load"
+            for b, (y, _) in accesses.items()
+            if _matters(a, b) and (c.dtype.is_real or b.kind == "load")
+        ]
+        return any(meets)  # all were looked at, for the entries that are apart
+
+    def _accesses(self, body: ir.Body, is_guarded: bool) -> Iterator[tuple[Load, _Access, ir.Place | None]]:
+        """Loads and stores of a block, and where they stand."""
+        for s in body:
+            found = [(n, "load") for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, Load)]
+            if isinstance(s, ir.Store) and isinstance(s.target, Load):
+                is_sum = isinstance(s, ir.Atomic) or (isinstance(s, ir.Update) and s.op in ("add", "sub"))
+                is_constant = isinstance(s.value, Const) and isinstance(s, ir.Assign)
+                found.append((s.target, "sum" if is_sum else "constant" if is_constant else "value"))
+                if isinstance(s, ir.Update) and not is_sum:
+                    found.append((s.target, "load"))
+            for entry, kind in found:
+                forms = tuple([self._form(i) for i in entry.indices])
+                component = tuple([i.value if isinstance(i, Const) else i for i in entry.component])
+                yield entry, _Access(kind, forms, component, is_guarded), s.place
+            is_inside = is_guarded or (isinstance(s, If) and not self._is_range(s.condition))
+            for inner in ir.bodies(s):
+                yield from self._accesses(inner, is_inside)
+            is_guarded = is_guarded or (is_inside and leaves((s,)))
+
+    def _form(self, index: Value) -> Affine:
+        """An index in normal form; one that has none is an atom, the same for those that are written alike."""
+        form = self._indices.form(index)
+        if form is not None:
+            return form
+        contents = index.contents
+        if contents.is_pure and not contents.containers and self._changed.isdisjoint(contents.locals):
+            index = self._named.setdefault(self._numbers.of(index), index)
+        return Affine(((index, 1),))
+
+    def _is_range(self, condition: Value) -> bool:
+        if isinstance(condition, Read) and condition.local in self._values:
+            return self._is_range(self._values[condition.local])
+        if not isinstance(condition, Op):
+            return isinstance(condition, Const)
+        if condition.name in _LOGIC:
+            return all(map(self._is_range, condition.args))
+        return condition.name in _RANGES and all(self._indices.form(a) is not None for a in condition.args)
+
+    def _meet(
+        self,
+        c: Container,
+        pair: tuple[tuple[_Access, Load], tuple[_Access, Load]],
+        variables: set[Atom],
+        ranges: dict[Atom, float],
+        place: ir.Place | None,
+    ) -> bool:
+        """Whether two iterations may touch the same entry."""
+        (a, x), (b, y) = pair
+        equal, is_certain, are_fixed, apart = set[Atom](), not (a.is_guarded or b.is_guarded), True, 0
+        for n, (f, g) in enumerate(zip(a.forms, b.forms, strict=True)):
+            difference = f + g * -1
+            are_fixed = are_fixed and self._varying(f) == self._varying(g) == []
+            if not difference.is_constant:
+                is_certain, apart = False, n + 1 if are_fixed else apart
+                continue
+            is_certain = is_certain and {atom for _, atom in self._varying(f)} <= ranges.keys()
+            found = self._equal(f, abs(difference.constant), ranges)
+            if found is None:
+                return False
+            equal |= found
+        if variables <= equal | self._divided(equal, ranges):
+            return False
+        if apart:
+            self.apart.append(Pair(c, x.indices[:apart], y.indices[:apart], place))
+            return False
+        if is_certain or self._threads == 1:
+            return True
+        if b.kind == "load" and not (a.is_guarded or b.is_guarded):
+            self.unsure[c] = place
+        return False
+
+    def _equal(self, form: Affine, distance: int, ranges: dict[Atom, float]) -> set[Atom] | None:
+        """The atoms that are equal where two values of a form differ by a distance; None if they never do."""
+        terms = sorted(self._varying(form), key=lambda term: term[0], reverse=True)
+        rests = [factor * (ranges.get(atom, math.inf) - 1) for factor, atom in terms]
+        if distance > sum(rests) or (terms and distance % math.gcd(*(factor for factor, _ in terms))):
+            return None
+        found = set[Atom]()
+        for n, (factor, atom) in enumerate(terms):
+            if factor <= distance + sum(rests[n + 1 :]):
+                break
+            found.add(atom)
+        return found
+
+    def _divided(self, equal: set[Atom], ranges: dict[Atom, float]) -> set[Atom]:
+        """The atoms that are equal because a quotient and its remainder are."""
+        parts: dict[object, set[str]] = {}
+        for atom in equal:
+            value = self._values.get(atom) if isinstance(atom, Local) else atom
+            if isinstance(value, Op) and value.name in ("floordiv", "mod"):
+                forms = tuple([self._indices.form(v) for v in value.args])
+                if None not in forms:
+                    parts.setdefault(forms, set()).add(value.name)
+        found = set[Atom]()
+        for (whole, _), names in parts.items():  # type: ignore[misc]
+            if len(names) == 2:
+                found |= self._equal(whole, 0, ranges) or set()
+        return found
+
+    def _varying(self, form: Affine) -> list[tuple[int, Atom]]:
+        """The factors, without signs, and atoms of a form that are not the same in all of a launch."""
+        return [(abs(factor), atom) for atom, factor in form.terms if not self._is_same(atom)]
+
+    def _is_same(self, atom: Atom) -> bool:
+        if atom not in self._fixed:
+            self._fixed[atom] = self._is_fixed(atom_value(atom))
+        return self._fixed[atom]
+
+
+def _matters(a: _Access, b: _Access) -> bool:
+    """Whether it matters which of a store and another access to an entry comes first."""
+    are_known = all(isinstance(i, int) for i in (*a.component, *b.component))
+    is_one_kind = a.kind == b.kind and a.kind in ("sum", "constant")
+    return not is_one_kind and (a.component == b.component or not are_known)
