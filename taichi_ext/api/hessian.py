@@ -125,7 +125,7 @@ def hessian(
 
     ``H[p..., q...] = d^2 energy / d params[p...] d params[q...]``.  The kernel is differentiated twice by forward-mode
     automatic differentiation.  The call has the side effects of one plain run of the kernel.  H is symmetric to the
-    last bit.
+    last bit.  If Python passes on numbers that depend on params, there is a run for every 8 columns (see ``hvp``).
 
     Where an operation has no finite second derivative, such as ``sqrt(x)`` at 0 or the norm of a zero vector, H is
     infinite or NaN there.
@@ -133,7 +133,7 @@ def hessian(
     Args:
         kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class, or a Python function that
             launches kernels.
-        params: see ``jacobian``; not the numbers that a Python function takes.
+        params: see ``jacobian``.
         energy: a scalar field of shape () or (1,), an array with one entry that is in ``args``, or the name of such an
             argument; None means the number that the kernel returns.
         args: positional arguments of the call.
@@ -257,7 +257,7 @@ def hvp(
 
     Args:
         kernel: see ``hessian``.
-        params: see ``hessian``; also numbers that a Python function takes.
+        params: see ``hessian``.
         vectors: structured like ``params``; for each parameter an array of its shape and element shape, or several of
             them along a leading axis, as many for every parameter.
         energy: see ``hessian``.

@@ -15,6 +15,7 @@ from taichi_ext.launches.gradient import (
 )
 from taichi_ext.launches.launch import (
     GRADIENT,
+    TERMS_GRADIENT,
     ArrayArgument,
     ColumnBlock,
     ContainerInfo,

@@ -36,7 +36,7 @@ from taichi_ext.launches.launch import (
 )
 from taichi_ext.program import Container, Effect, Load, Local, Program, Read, Store, entries, mapped, with_nodes
 from taichi_ext.program.build import written_out
-from taichi_ext.program.keys import ADJOINTS, RETURN, Key, Purpose, Scratch
+from taichi_ext.program.keys import ADJOINTS, RETURN, TERMS, Key, Purpose, Scratch
 from taichi_ext.record.literals import type_of
 from taichi_ext.record.node_calls import check_appended, with_appends, with_clears
 from taichi_ext.record.recording import field_container
@@ -222,7 +222,7 @@ def _check_rows(
     for what, _ in found.shadows:
         if isinstance(what, Container) and what is not energy:
             left_out.add(what)
-        if not isinstance(what, Container) and what not in (RETURN, ADJOINTS):
+        if not isinstance(what, Container) and what not in (RETURN, TERMS, ADJOINTS):
             raise DenseRowsError(
                 "the energy is not a sum of terms of few entries of the params: a local adds up terms of many, and the "
                 "energy is not linear in it"

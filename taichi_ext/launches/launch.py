@@ -14,7 +14,7 @@ from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.program import Body, Program
-from taichi_ext.program.keys import Key, LaunchArray, Scratch
+from taichi_ext.program.keys import TERMS, Key, LaunchArray, Scratch
 from taichi_ext.record.variables import Variable
 
 
@@ -344,7 +344,7 @@ class GradientKey:
     of: Key
 
 
-GRADIENT = GradientKey("energy")
+GRADIENT, TERMS_GRADIENT = GradientKey("energy"), GradientKey(TERMS)
 
 
 @dataclass(frozen=True)

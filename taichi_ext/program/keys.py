@@ -20,9 +20,10 @@ class Whole(enum.Enum):
 
     RETURN = "the return value"
     VALUES = "arguments and Python numbers, where their tangents are given"
+    TERMS = "fields that an energy is computed from, times their adjoints"
 
 
-RETURN, VALUES = Whole.RETURN, Whole.VALUES
+RETURN, VALUES, TERMS = Whole
 
 
 class OwnArray:

@@ -18,7 +18,7 @@ from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_opti
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.results import Placed, lay_out
 from taichi_ext.api.inputs.types import Format, Mode
-from taichi_ext.api.runs.by_adjoint import RowsOrColumns
+from taichi_ext.api.runs.by_adjoint import HessianForm, RowsOrColumns
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.replay import Prepared, Question, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
@@ -141,6 +141,7 @@ class Plan:
         is_energy = use in USES and use != "gradient"
         subject = EnergyGradient() if is_energy else Outputs(is_gradient=use in USES)
         dense = DenseForm if prepared.question.options.mode == "forward" else RowsOrColumns
+        dense = HessianForm if is_energy else dense
         form = dense(as_matrix=as_matrix) if format is None else SparseForm(as_matrix=as_matrix)
         return Evaluation(prepared, call, subject, form, **options)
 

@@ -41,12 +41,10 @@ _MOST_MOVED = 256  # entries of a field whose memory is not dense
 _LAUNCHING = (ast.Expr, ast.For, ast.Pass, ast.Return, ast.Call, ast.Name, ast.Attribute, ast.Constant)
 _PLAIN_ATTRIBUTES = (types.FunctionType, staticmethod, classmethod, types.MemberDescriptorType)
 _DEEPEST = 8  # calls in calls, of a function that only launches kernels
-_PLAIN = (
+_ADVICE = (
     "Compute it in a kernel, or from numbers such as y[0] with Python's operators and functions of NumPy and math. "
     "stop_gradient(y[0]) says that a constant is meant."
 )
-_SECOND = "Compute it in a kernel: hessian takes all numbers in Python as constants, and hvp those of runs without an "
-_SECOND += "adjoint. stop_gradient(y[0]) says that a constant is meant."
 _LOST = "{} depends on the params, but Python has computed it without its derivative: it counts as a constant, its "
 _LOST += "tangent is lost. "
 _PARTLY = "{} depends on the params in more ways than its tangent says: a part of its tangent is lost in Python. "
@@ -63,16 +61,12 @@ class Arbiter:
         call: the pipeline and its arguments.
         layout: the parameters.
         directions: of products with J, the tangents of the parameters.
-        is_second: whether second derivatives are computed, for which numbers have no tangents.
 
     Attributes:
         trace: takes the numbers of the runs with tangents.
     """
 
-    def __init__(
-        self, call: KernelCall, layout: Layout, directions: np.ndarray | None, *, is_second: bool = False
-    ) -> None:
-        self._advice = _SECOND if is_second else _PLAIN
+    def __init__(self, call: KernelCall, layout: Layout, directions: np.ndarray | None) -> None:
         self._call, self._params = call, [p for p in layout.params if p.target.variable is None]
         self._generators = _generators()
         dtypes: list[Any] = [backend.default_type(float), *(p.dtype for p in self._params if p.dtype is not None)]
@@ -212,7 +206,7 @@ class Arbiter:
             lost = found[n][1] & again[n][1] & (ratio > 0.5) & (ratio < 2.0) & ~differs
             if lost.any():
                 text = _LOST if not event.moves[lost].any() else _PARTLY
-                warn_at(text.format(_subject(event, lost)) + self._advice, event.place)
+                warn_at(text.format(_subject(event, lost)) + _ADVICE, event.place)
 
     def _warn_of_all(self, reason: str) -> None:
         """Warn at the first line that passes a number without a tangent."""

@@ -14,11 +14,12 @@ from taichi_ext.api.inputs.results import by_parameter
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import values_of
+from taichi_ext.api.runs.subject import EnergyGradient, Outputs
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
 from taichi_ext.program.keys import RETURN, Key
-from taichi_ext.runtime.launching.tangents import Request
+from taichi_ext.runtime.launching.tangents import PassedNumberError, Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
@@ -30,6 +31,7 @@ COLUMNS_PER_ROW = 32  # from which on
 FEW_COLUMNS = 512  # below which forward mode takes less time than the bookkeeping of reverse mode
 OPERATIONS_PER_ROW = 16  # on tangents, each time a line runs, that cost as much as a row of the adjoint
 MOST_ROWS = 256  # of J in one run
+MOST_DIRECTIONS = 8  # of products with H in one run
 
 
 class _PrefersRows(Exception):
@@ -112,6 +114,71 @@ def _all_rows(evaluation: Evaluation) -> list[list[np.ndarray]] | None:
         by_parameter(np.ascontiguousarray(values, o.result_dtype), o.shape, layout)
         for values, o in zip(rows, layout.outputs, strict=True)
     ]
+
+
+class HessianForm(DenseForm):
+    """A dense Hessian, in one run, or by its products with unit vectors if Python passes on numbers with tangents."""
+
+    def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
+        prepared, layout, subject = evaluation.prepared, evaluation.layout, evaluation.subject
+        if not prepared.mode and not layout.passed:
+            try:
+                return super().blocks(evaluation)
+            except PassedNumberError as error:
+                prepared.mode = f"forward over reverse, up to {MOST_DIRECTIONS} columns of H in a run: {error}"
+                prepared.fused.clear()
+                assert evaluation.state is not None
+                evaluation.state.reason = f"The run has to begin again, because {error}"
+                evaluation.state.advice = "Compute it in a kernel."
+                evaluation.restore()
+        assert isinstance(subject, EnergyGradient)
+        found = products_in_blocks(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
+        if found is None:
+            raise no_adjoint(evaluation, "a Hessian, as numbers that depend on params pass through Python")
+        subject.note_parts(found[0], layout)
+        return subject.of_matrix(np.concatenate(found[1]).astype(layout.outputs[0].result_dtype), layout)
+
+
+def no_adjoint(evaluation: Evaluation, what: str) -> UnsupportedError:
+    """The error where a result needs an adjoint that is not known."""
+    name = evaluation.call.name
+    return UnsupportedError(f"{name} has no adjoint, which {what} needs.\n{evaluation.prepared.has_no_adjoint}")
+
+
+def products_in_blocks(
+    evaluation: Evaluation, directions: np.ndarray, most: int | None = None
+) -> tuple[np.ndarray, list[np.ndarray]] | None:
+    """The gradient of an energy, and products of H for each parameter, by adjoints; None: no adjoint.
+
+    Up to ``most`` directions, at most ``MOST_DIRECTIONS``, are in each run.
+    """
+    total, gradient, parts = directions.shape[1], np.zeros(0), list[list[np.ndarray]]()
+    width = -(-total // max(1, -(-total // min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))))
+    for first in range(0, total, max(1, width)):
+        block = directions[:, first : first + width]
+        padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
+        found = energy_products(evaluation, padded, restores=first + width < total)
+        if found is None:
+            return None
+        _, gradient, products = found
+        parts.append([part[:, : block.shape[1]] for part in products])
+    return gradient, [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
+
+
+def energy_products(
+    evaluation: Evaluation, directions: np.ndarray, *, restores: bool = False
+) -> tuple[object, np.ndarray, list[np.ndarray]] | None:
+    """The energy, its gradient, and products with H for each parameter, forward over reverse; None: no adjoint."""
+    subject, layout = evaluation.subject, evaluation.layout
+    assert isinstance(subject, EnergyGradient)
+    plain = evaluation.changed(subject=Outputs(is_gradient=True))
+    plain.state = evaluation.given_state
+    found = energy_along(plain, subject.moved(directions), restores=restores)
+    evaluation.returned = plain.returned
+    if found is None:
+        return None
+    value, gradient, products = found
+    return value, gradient, subject.free_products(products, directions, layout)
 
 
 def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:

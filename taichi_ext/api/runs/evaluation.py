@@ -83,6 +83,7 @@ class Evaluation:
         directions: for products with J, the tangents of the parameters, a row for each entry.
 
     Attributes:
+        given_state: ``state`` as it was given.
         returned: the return value of the kernel or function in the last run.
         least_runs: how many runs all columns take at least.
         before_launch: called with the new kernel with tangents of a call of one kernel.
@@ -108,7 +109,7 @@ class Evaluation:
         self.form = form
         self.returned: Any = None
         self.out = out
-        self.state = state
+        self.given_state = self.state = state
         self.watch = watch
         self.progress, self.shows_stages = progress, shows_stages
         self._directions = directions
@@ -163,10 +164,8 @@ class Evaluation:
         if self.out is not None:
             check_out_is_separate(self.form.check_out(self), self._containers())
         is_pipeline = self.call.kernel is None
-        has_stores = bool(self.prepared.stores)
-        return self.undone_on_error(
-            needs_state=self.least_runs > 1 or (is_pipeline and (self.form.is_sparse or has_stores))
-        )
+        may_begin_again = self.form.is_sparse or self.prepared.stores or not self.subject.has_rows_of_outputs
+        return self.undone_on_error(needs_state=self.least_runs > 1 or (is_pipeline and bool(may_begin_again)))
 
     def columns(self, first: int, count: int) -> list[np.ndarray]:
         """Some columns of each output, a row for each entry, from a separate run.
@@ -326,8 +325,7 @@ class Evaluation:
             trace = Trace(stores=self._stores)
         elif not self.prepared.is_judged or self.prepared.stores:
             if self._arbiter is None or not first:
-                is_second = not self.subject.has_rows_of_outputs
-                self._arbiter = Arbiter(self.call, self.layout, self._directions, is_second=is_second)
+                self._arbiter = Arbiter(self.call, self.layout, self._directions)
             trace = self._arbiter.trace
         if trace is not None:
             trace.begin(first, count)

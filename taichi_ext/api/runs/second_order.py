@@ -10,16 +10,15 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.results import as_torch
-from taichi_ext.api.runs.by_adjoint import energy_along
+from taichi_ext.api.runs.by_adjoint import energy_products, no_adjoint, products_in_blocks
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.sparse_form import SparseForm
-from taichi_ext.api.runs.subject import EnergyGradient, Outputs
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import GRADIENT, Fused, PipelineArgument
+from taichi_ext.api.runs.subject import EnergyGradient
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.launches import GRADIENT, Fused
 
 USES = ("gradient", "hessian", "hvp", "projected")  # of plans whose output is an energy
-MOST_DIRECTIONS = 8  # in one run forward and back
 MOST_VECTORS = 32  # that are multiplied in one run forward: kernels are compiled for their number
 
 
@@ -30,9 +29,6 @@ def check_energy(call: KernelCall, energy: list[Target], params: list[Target], u
             f"energy names {len(energy)} fields or arrays; second derivatives are those of one number. Add them up in "
             "the kernel, or take the Hessian of each."
         )
-    passed = [param.name for param in params if call.is_passed_number(param)]
-    if passed and use not in ("gradient", "hvp"):
-        raise InvalidArgumentError(_PASSED.format(passed[0]))
     (target,) = energy
     shape = _shape(call, target)
     if math.prod(shape) != 1:
@@ -42,12 +38,6 @@ def check_energy(call: KernelCall, energy: list[Target], params: list[Target], u
         )
     if any(_is_same(target, param) for param in params):
         raise InvalidArgumentError(f"{target.name} is an energy and a parameter; give the energy a field of its own.")
-
-
-_PASSED = (
-    "{} is a number that a Python function takes. Hessians are with respect to fields, arrays and numbers that kernels "
-    "read: pass it in a field, or use hvp."
-)
 
 
 def _shape(call: KernelCall, target: Target) -> tuple[int, ...]:
@@ -95,7 +85,7 @@ def point_along(evaluation: Evaluation, direction: np.ndarray) -> tuple[float, n
     """The energy, its gradient, and H times a direction, all as vectors, from one run."""
     with evaluation.whole(), backend.suspend_following():
         given = direction.reshape(-1, 1)
-        found = None if _prefers_forward(evaluation) else _by_adjoint(evaluation, given)
+        found = None if _prefers_forward(evaluation) else energy_products(evaluation, given)
         if found is not None:
             value, gradient, products = found
             return _number(value), gradient, np.concatenate(products).reshape(-1)
@@ -120,9 +110,9 @@ def _number(value: object) -> float:
 def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray]:
     """H times the columns of ``directions``: a matrix for each parameter."""
     if not _prefers_forward(evaluation):
-        found = _in_blocks(evaluation, directions)
+        found = products_in_blocks(evaluation, directions)
         if found is not None:
-            return found
+            return found[1]
     try:
         return _forward_products(evaluation, directions)[1]
     except _HasDenseGradient:
@@ -141,40 +131,11 @@ def _prefers_forward(evaluation: Evaluation) -> bool:
     return evaluation.call.kernel is not None and not evaluation.prepared.mode
 
 
-def _in_blocks(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray] | None:
-    """Products by adjoints, some directions in each run; None: no adjoint."""
-    total, parts = directions.shape[1], list[list[np.ndarray]]()
-    width = -(-total // max(1, -(-total // MOST_DIRECTIONS)))
-    for first in range(0, total, max(1, width)):
-        block = directions[:, first : first + width]
-        padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
-        found = _by_adjoint(evaluation, padded, restores=first + width < total)
-        if found is None:
-            return None
-        parts.append([part[:, : block.shape[1]] for part in found[2]])
-    return [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
-
-
-def _by_adjoint(
-    evaluation: Evaluation, directions: np.ndarray, *, restores: bool = False
-) -> tuple[object, np.ndarray, list[np.ndarray]] | None:
-    """The energy, its gradient, and products with H for each parameter, forward over reverse; None: no adjoint."""
-    subject, layout = _subject(evaluation), evaluation.layout
-    plain = evaluation.changed(subject=Outputs(is_gradient=True))
-    found = energy_along(plain, subject.moved(directions), restores=restores)
-    evaluation.returned = plain.returned
-    if found is None:
-        return None
-    value, gradient, products = found
-    return value, gradient, subject.free_products(products, directions, layout)
-
-
 def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[Evaluation, list[np.ndarray]]:
     """The evaluation that computed products by differentiating forward twice, and the products."""
     prepared = evaluation.prepared
-    passed = [param.target.name for param in evaluation.layout.params if isinstance(param.key, PipelineArgument)]
-    if passed:
-        raise UnsupportedError(f"{prepared.has_no_adjoint}\n{_PASSED.format(passed[0])}")
+    if evaluation.layout.passed:
+        raise no_adjoint(evaluation, "second derivatives with respect to numbers that a Python function takes")
     subject = _subject(evaluation)
     along = evaluation.changed(directions=subject.moved(directions))
 

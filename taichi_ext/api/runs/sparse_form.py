@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,12 +14,13 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.results import Layout, Placed, joined
 from taichi_ext.api.inputs.sparse_results import check_out, check_size, fill_out, in_format
+from taichi_ext.api.runs.by_adjoint import HessianForm
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import FieldKey, container_key
+from taichi_ext.launches import TERMS_GRADIENT, FieldKey, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.sparse_target import Adjoints, SparseEntries
 from taichi_ext.runtime.launching.tangents import Output
@@ -88,8 +90,11 @@ class SparseForm(DenseForm):
         is_symmetric = target.is_symmetric and not intermediates
 
         def block(output: Output | Placed, param: Placed) -> Any:
-            found = _block(rows, output, param, sum(intermediates.values()))
-            return found if not intermediates else _of_params(found, rows, layout, intermediates)
+            if not intermediates:
+                return _block(rows, output, param)
+            both = (replace(output, key=key) for key in (output.key, TERMS_GRADIENT))
+            found = sum(_block(rows, each, param, sum(intermediates.values())) for each in both)
+            return _of_params(found, rows, layout, intermediates)
 
         blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         if self._projection == "on_demand":
@@ -108,10 +113,11 @@ class SparseForm(DenseForm):
             )
         rows, params = evaluation.subject.rows(evaluation.layout), evaluation.layout.params
         entries = sum(o.size for o in rows) * evaluation.layout.count
+        form = DenseForm() if evaluation.subject.has_rows_of_outputs else HessianForm()
         check_size(reason, entries, np.dtype(np.float64), available_memory() / 2)
         return [
             [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
-            for row, o in zip(DenseForm.blocks(self, evaluation), rows, strict=True)
+            for row, o in zip(form.blocks(evaluation), rows, strict=True)
         ]
 
 
@@ -212,6 +218,7 @@ def _run(
         sizes, {keys[n] for n in choices.in_rows}, {**choices.intermediates, **choices.energy_intermediates}
     )
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
+    containers |= {TERMS_GRADIENT} if adjoints is not None else set()
     rows = kind(sizes, choices.arithmetic)
     target = SparseEntries(numbering, containers, rows, projection, adjoints)
     try:

@@ -134,6 +134,12 @@ class EnergyGradient(Outputs):
     def note_gradient(self, gradient: np.ndarray) -> None:
         self.gradient = gradient
 
+    def note_parts(self, gradient: np.ndarray, layout: Layout) -> None:
+        """Note the gradient, from its entries for the params."""
+        self.gradient = np.zeros(sum(_sizes(layout).values()), gradient.dtype)
+        for p, part in zip(layout.params, _split(gradient, layout), strict=True):
+            self.gradient[_rows(p, layout)][p.inner] = part
+
     def gradients(self, layout: Layout) -> list[np.ndarray]:
         """The gradient with respect to each parameter."""
         return [self.gradient[_rows(p, layout)][p.inner].reshape(p.shape) for p in layout.params]
@@ -164,10 +170,13 @@ class EnergyGradient(Outputs):
 
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
         matrix = np.concatenate(self._by_param(values[0], layout))
-        # kernels may leave out what is above the diagonal
-        matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, matrix.T)
         if self._fixed:
             self._fixed.mask_matrix(matrix)
+        return self.of_matrix(matrix, layout)
+
+    def of_matrix(self, matrix: np.ndarray, layout: Layout) -> list[list[np.ndarray]]:
+        """The blocks, from H, of which only the triangle below the diagonal is read."""
+        matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, matrix.T)
         ranges = [(_columns(p), p.shape) for p in layout.params]
         return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
 

@@ -38,7 +38,7 @@ from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.program import I32, Container, Load, Local, Read, Update, Value, declared, statements
 from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
-from taichi_ext.program.keys import RETURN
+from taichi_ext.program.keys import RETURN, TERMS, Whole
 
 MOST_IN_ROWS = 16  # with at most so many columns, a local whose form would have several rows gets a row
 
@@ -195,11 +195,18 @@ class EnergyGradient:
     @staticmethod
     def of(walk: Walk, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> EnergyGradient | None:
         """The gradient in the tangents of the energy; None if it has none."""
-        if sums.container is not None and sums.container in matrices:
-            return EnergyGradient(walk, sums, matrices[sums.container])
-        if sums.container is not None and not walk.facts.seeds.use.intermediates:
-            return None
-        array = walk.arguments.add(RETURN, "d_result", sums.dtype)
+        if sums.container is not None:
+            return EnergyGradient(walk, sums, matrices[sums.container]) if sums.container in matrices else None
+        return EnergyGradient._in_array(walk, sums, RETURN, "d_result") if walk.facts.seeds.wants_return else None
+
+    @staticmethod
+    def of_terms(walk: Walk, sums: EnergySums) -> EnergyGradient:
+        """A gradient of its own for fields that the energy is computed from: stores to the energy leave it."""
+        return EnergyGradient._in_array(walk, sums, TERMS, "d_terms")
+
+    @staticmethod
+    def _in_array(walk: Walk, sums: EnergySums, purpose: Whole, name: str) -> EnergyGradient:
+        array = walk.arguments.add(purpose, name, sums.dtype)
         return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))
 
     def add(self, form: Form) -> None:

@@ -487,14 +487,15 @@ class Traversal:
         writer = None if numbering is None else EntryWriter(walk, numbering, sources, Counts(walk))
         sums = facts.seeds.use.sums
         gradient = None if sums is None else EnergyGradient.of(walk, sums, matrices)
+        terms = EnergyGradient.of_terms(walk, sums) if sums is not None and facts.seeds.use.intermediates else None
         storages = Storages(walk, sources, writer, matrices, gradient)
         containers: dict[ir.Container, Tangents] = {}
         for c in in_order:
             parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
             if gradient is not None and c is gradient.sums.container:
                 containers[c] = EnergyTangents(*parts, gradient=gradient)
-            elif gradient is not None and c in facts.seeds.use.intermediates:
-                containers[c] = IntermediateTangents(*parts, gradient=gradient)
+            elif terms is not None and c in facts.seeds.use.intermediates:
+                containers[c] = IntermediateTangents(*parts, gradient=terms)
             else:
                 containers[c] = Tangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
             sources.add(c, containers[c])

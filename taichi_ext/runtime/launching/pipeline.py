@@ -279,11 +279,11 @@ class Pipeline:
         place, trace = self._place(obj, index), self._trace
         if place is not None and self._session.accesses.lost.read(place[0], value) and trace is not None:
             trace.note_read()
-        if place is not None and self._tangents.carries(place[0]):
+        if place is not None and self._tangents.is_active(place[0]):
             if trace is not None:
                 trace.note_read()
             self._session.accesses.note(self._tangents.arrays.shared([place[0]]), set())
-            if isinstance(value, float) and self._session.request.energy is None:
+            if isinstance(value, float):
                 tangent, column = self._tangents.row(place[0], int(place[1]))
                 value = DualNumber(value, tangent, self._numbers, column=column)
         if trace is not None:

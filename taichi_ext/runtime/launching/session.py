@@ -15,13 +15,20 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, Role, container_key
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.record.variables import Variable, attribute_variable
-from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart, Tangents, save_changed, scratch_of
+from taichi_ext.runtime.launching.tangents import (
+    DenseRows,
+    PassedNumberError,
+    Request,
+    Restart,
+    Tangents,
+    save_changed,
+    scratch_of,
+)
 from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, Shadow
@@ -197,8 +204,8 @@ class Session:
         check_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
         args, values, passed = taken_out(kernel, args, run)
-        if passed and not self._target.is_dense:
-            raise DenseRowsError("Python passes a number that depends on params to a kernel")
+        if passed and (request.energy is not None or not self._target.is_dense):
+            raise PassedNumberError("Python passes a number that depends on params to a kernel")
         numbers = request.numbers.with_passed(passed, tangents.columns)
         binding = tangents.arrays.bind(kernel, values)
         roles = {key: tangents.role(key) for key in tangents.fields.names() if isinstance(key, FieldKey)}
@@ -237,9 +244,9 @@ class Session:
     def result(self, launched: Launched, run: PipelineRun) -> Any:
         """The value that a kernel of a pipeline has returned, its numbers with tangents."""
         value = launched.result
-        if self.request.energy is not None or backend.return_dtype(launched.fused.primal) is None:
+        if backend.return_dtype(launched.fused.primal) is None:
             return value
-        dense = self._target.is_dense
+        dense = self._target.is_dense and self.request.energy is None
         return dual_like(value, iter(self.tangents.values(RETURN)) if dense else repeat(UNKNOWN), run)
 
     def _launched(self, fused: Fused, bound: _Bound) -> Launched:

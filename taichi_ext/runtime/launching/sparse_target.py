@@ -80,6 +80,9 @@ class SparseEntries(DenseRows):
     def keys(self) -> Sequence[Key]:
         return self.sparse_rows.keys()
 
+    def lacks(self, key: Key) -> bool:
+        return key in self._left_out
+
     def check_role(self, key: Key) -> None:
         if isinstance(key, View) and key not in self.numbering.sizes and key not in self.outputs:
             known = [k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)]

@@ -11,8 +11,18 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
-from taichi_ext.launches import ColumnBlock, ContainerInfo, EnergyTarget, Fused, Role, SparseTarget, container_key
+from taichi_ext.launches import (
+    GRADIENT,
+    ColumnBlock,
+    ContainerInfo,
+    EnergyTarget,
+    Fused,
+    Role,
+    SparseTarget,
+    container_key,
+)
 from taichi_ext.program.keys import VALUES, Key
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents, Given
 from taichi_ext.runtime.memory.first_order import FirstOrderTangents
@@ -21,6 +31,10 @@ from taichi_ext.runtime.memory.shadows import FieldTable, FieldTangents, Shadow,
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN
 from taichi_ext.runtime.python.run_record import NumberSeeds, RunRecord
+
+
+class PassedNumberError(DenseRowsError, UnsupportedError):
+    """Python passes on a number that depends on params, in a run without rows of tangents for it."""
 
 
 class DenseRows:
@@ -48,6 +62,10 @@ class DenseRows:
     def keys(self) -> Sequence[Key]:
         """The containers whose tangents are kept in the target."""
         return ()
+
+    def lacks(self, key: Key) -> bool:
+        """Whether a container depends on params, and its tangents are not kept."""
+        return False
 
     def check_role(self, key: Key) -> None:
         """Raise for a container that cannot have tangents in addition to those kept in the target."""
@@ -86,6 +104,7 @@ class Tangents:
         self.arrays = ArrayTangents(self.columns)
         self.first_order = FirstOrderTangents(request.energy, self.fields, self.arrays)
         self._target = target
+        self._energy = request.energy
         for array in request.arrays:
             self.arrays.register(array)
         for seed in request.seeds:
@@ -120,7 +139,7 @@ class Tangents:
 
     def row(self, key: Key, row: int) -> tuple[Any, int | None]:
         """The tangent of an entry that Python reads, and the column that it stands for, if any."""
-        if not self._target.is_dense:
+        if self._energy is not None or not self._target.is_dense:
             return UNKNOWN, None
         column = self._of(key).column(key, row)
         found = self.columns.rows_of(column, 1)[0] if column is not None else self._of(key).row(key, row)
@@ -136,7 +155,7 @@ class Tangents:
     def store_row(self, key: Key, rows: Any, tangent: Any) -> None:
         """Set the tangents of entries that Python has stored a number with a tangent to."""
         if tangent is UNKNOWN:
-            raise DenseRowsError("Python stores a number that depends on params")
+            raise PassedNumberError("Python stores a number that depends on params")
         shadow = self.shadow(key)
         self.columns.changes += shadow.is_fresh
         shadow.set_rows(rows, tangent)
@@ -156,6 +175,10 @@ class Tangents:
         is_active = (rows is not None and rows.any()) or self._of(key).carries(key)
         return is_active or self.first_order.has(key)
 
+    def is_active(self, key: Key) -> bool:
+        """Whether an entry may depend on params."""
+        return self.carries(key) or self._target.lacks(key)
+
     def role(self, key: Key) -> Role:
         """The tangents of a container when a kernel starts."""
         self._target.check_role(key)
@@ -169,6 +192,9 @@ class Tangents:
             if target is not None or self._of(key).carries(key):
                 self.shadow(key).clear_rows(rows)
             self.first_order.clear(key, rows)
+            gradient = self._target.rows(GRADIENT) if self._energy is not None and key == self._energy.key else None
+            if gradient is not None:
+                gradient.clear_rows(slice(None))
         return is_active
 
     def rows(self, key: Key) -> Any:

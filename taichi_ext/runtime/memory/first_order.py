@@ -13,8 +13,17 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import GRADIENT, EnergyTarget, FirstOrder, FirstOrderArray, Fused, GradientKey, Role
-from taichi_ext.program.keys import Key, Scratch
+from taichi_ext.launches import (
+    GRADIENT,
+    TERMS_GRADIENT,
+    EnergyTarget,
+    FirstOrder,
+    FirstOrderArray,
+    Fused,
+    GradientKey,
+    Role,
+)
+from taichi_ext.program.keys import Key, Scratch, Whole
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTangents, Shadow
@@ -39,12 +48,12 @@ class FirstOrderTangents:
 
     def gradient(self) -> np.ndarray | None:
         """The gradient; None if the energy depends on no parameter."""
-        held = self._shadows.get(GRADIENT)
-        return None if held is None else held.to_numpy().reshape(-1)
+        held = [self._shadows[key].to_numpy().reshape(-1) for key in (GRADIENT, TERMS_GRADIENT) if key in self._shadows]
+        return sum(held[1:], held[0]) if held else None
 
     def containers(self) -> list[Key]:
         """The containers that have tangents of the first order."""
-        found = (key.of for key in self._shadows if not isinstance(key.of, Scratch))
+        found = (key.of for key in self._shadows if not isinstance(key.of, (Scratch, Whole)))
         return [self._energy.key if of == GRADIENT.of and self._energy else of for of in found]
 
     def has(self, container: Key) -> bool:

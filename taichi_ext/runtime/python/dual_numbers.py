@@ -53,7 +53,7 @@ class PipelineRun:
 
 
 class _Unknown:
-    """The tangent of a number that Python reads while entries of a sparse J are computed, scaled or not."""
+    """The tangent of a number that Python reads while entries of a sparse J or H are computed, scaled or not."""
 
     __array_ufunc__ = None
 
