@@ -182,3 +182,33 @@ def test_all_pairs_are_gathered():
         run()
         losses.append(total[None])
     assert_allclose(np.vdot(gradient, direction), (losses[0] - losses[1]) / (2 * step), rtol=1e-6)
+
+
+def test_loops_over_nodes_of_sparse_fields():
+    x, y = fields(6)
+    cells, node = ti.field(ti.f64), ti.root.pointer(ti.i, 4)
+    node.dense(ti.i, 4).place(cells)
+
+    @ti.kernel
+    def store():
+        for i in x:
+            cells[2 * i] = x[i] * x[0]
+
+    @ti.kernel
+    def add(weights: ti.types.ndarray()):
+        for i in node:
+            y[0] += cells[i] * i * weights[0]
+        for place in ti.grouped(node):
+            y[1] += cells[place] ** 2 * weights[1]
+
+    def run():
+        node.deactivate_all()
+        y.fill(0.0)
+        store()
+        add(np.array([1.5, 0.7]))
+
+    check(run, x, y)
+    a, b = x.to_numpy()[:2]
+    assert_allclose(
+        vjp(run, x, y, np.eye(6)[0]), [3.0 * b, 3.0 * a, 0, 0, 0, 0], rtol=1e-12
+    )  # indices of nodes: 0, 1, 2

@@ -291,10 +291,10 @@ class PlainRun:
             return result
 
     def _save_all(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
-        """Save the fields and arrays that a kernel is given or names."""
+        """Save the fields and arrays that a kernel is given or names, and those in lists and dicts."""
         given = {leaf.name: v for leaf, v in zip(backend.leaf_arguments(kernel), values, strict=True)}
-        for value in (*values, *(v for _, v in backend.values_read(kernel.func, given))):
-            if isinstance(value, backend.Field) or backend.is_array(value):
+        for value in entries_of([*values, *(v for _, v in backend.values_read(kernel.func, given))]):
+            if isinstance(value, (backend.Field, backend.StructField)) or backend.is_array(value):
                 self._state.save(value)
 
     def root(self, root: Any) -> Any:

@@ -386,8 +386,8 @@ def _with_shapes(
         s = ir.with_nodes(s, change)
         if isinstance(s, ir.Store) and isinstance(s.target, Load):
             s = replace(s, target=change(s.target))
-        if isinstance(s, ir.For) and s.domain and s.domain[0] in new:
-            s = replace(s, domain=(new[s.domain[0]],))  # type: ignore[index]
+        if isinstance(s, ir.For) and s.domain and isinstance(s.domain[0], Container) and s.domain[0] in new:
+            s = replace(s, domain=(new[s.domain[0]],))
         return s
 
     arguments = tuple(replace(a, value=new.get(a.value, a.value)) for a in program.arguments)  # type: ignore[arg-type]
