@@ -12,6 +12,7 @@ from taichi_ext.backend.arrays import (
     array_problem,
     array_values,
     as_numpy,
+    as_they_are,
     copy_of,
     field_components,
     field_offset,

@@ -424,6 +424,16 @@ def _rebuilt(annotation: object, values: Iterator[object]) -> object:
     return annotation(**{name: _rebuilt(member, values) for name, member in annotation.members.items()})
 
 
+def as_they_are(kernel: Kernel, args: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with these leaf values: vectors, structs and packs are new ones, as Python may change its own."""
+    leaves = leaf_arguments(kernel)
+    is_vector = [isinstance(leaf.annotation, MatrixType) for leaf in leaves]
+    if not any(is_vector) and not any(leaf.path for leaf in leaves):
+        return args
+    kept = (np.array(as_numpy(v)).tolist() if own else v for v, own in zip(values, is_vector, strict=True))
+    return with_leaf_values(kernel, tuple(kept))
+
+
 def compound_problem(annotation: Any, value: object) -> str:
     """The problem with passing a value to an argument that is a struct or pack, or an empty text."""
     if isinstance(value, annotation):

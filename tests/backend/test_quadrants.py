@@ -70,6 +70,26 @@ def test_a_dataclass_of_an_array_and_a_number():
     assert_allclose(jacobian(k, s.x, y, args=(s, y)), np.diag(5 * np.cos(2 * X)))
 
 
+def test_a_dataclass_that_changes_after_it_was_passed():
+    @qd.kernel
+    def k(s: State, y: qd.types.NDArray[qd.f64, 1]):
+        for i in range(3):
+            y[i] = s.k * qd.sin(s.x[i])
+
+    x, middle, y = array(X), array(np.zeros(3)), array(np.zeros(3))
+    s = State(x, 2.0)
+
+    def run():
+        s.x, s.k = x, 2.0
+        k(s, middle)
+        s.x, s.k = middle, 3.0
+        k(s, y)
+
+    expected = 6 * np.cos(2 * np.sin(X)) * np.cos(X)
+    assert_allclose(jacobian(run, x, y), np.diag(expected))
+    assert_allclose(vjp(run, x, y, X), X * expected)
+
+
 def test_nested_and_frozen_dataclasses():
     @qd.func
     def shifted(f: Frozen, i):
@@ -309,16 +329,22 @@ def test_an_array_that_is_a_member_of_an_object():
     @qd.data_oriented
     class Owner:
         def __init__(self):
-            (self.x, self.y), self.w = fields(X, np.zeros(3)), array([1.0, 2.0, 3.0])
+            (self.x, self.y), self.w, self.v = fields(X, np.zeros(3)), array([1.0, 2.0, 3.0]), array(np.zeros(3))
 
         @qd.kernel
         def step(self):
             for i in range(3):
                 self.y[i] = self.w[i] * qd.sin(self.x[i])
 
+        @qd.kernel
+        def within(self):
+            for i in range(3):
+                self.v[i] = self.w[i] ** 2
+
     s = Owner()
-    with pytest.raises(UnsupportedError, match=r'File ".*test_quadrants.py", line \d+.*(\n.*)*member'):
-        jacobian(s.step, s.x, s.y)
+    for run, params, outputs in ((s.step, s.x, s.y), (lambda: s.within(), s.w, s.v)):
+        with pytest.raises(UnsupportedError, match=r'File ".*test_quadrants.py", line \d+.*(\n.*)*member'):
+            jacobian(run, params, outputs)
 
 
 def test_what_depends_on_the_order_of_threads_and_checkpoints():

@@ -193,3 +193,24 @@ def test_arguments_of_other_types_are_rejected(fields, position, value, message)
     with pytest.raises(InvalidArgumentError) as error:
         jacobian(make_kernel(x, y), x, y, args=tuple(args))
     assert message.replace("make_kernel.<locals>.", "") in str(error.value)
+
+
+def test_a_pack_that_changes_after_it_was_passed():
+    x, y = scalars(X), outputs(3)
+    z = outputs(3)
+    gains = ti.types.argpack(gain=ti.f64)
+
+    @ti.kernel
+    def scaled(a: ti.template(), p: gains, b: ti.template()):
+        for i in a:
+            b[i] = p.gain * ti.sin(a[i])
+
+    def run():
+        p = gains(gain=2.0)
+        scaled(x, p, z)
+        p.gain = 3.0
+        scaled(z, p, y)
+
+    expected = 6 * np.cos(2 * np.sin(X)) * np.cos(X)
+    assert_allclose(vjp(run, x, y, np.ones(3)), expected)
+    assert_allclose(jacobian(run, x, y), np.diag(expected))

@@ -541,3 +541,43 @@ def test_infinite_partials_meet_zeros():
         end()
 
     require_same(run, [x], [y], lambda: x.from_numpy(np.array([0.0, 0.5])))
+
+
+VECTOR = ti.types.vector(2, ti.f64)
+PAIR = ti.types.struct(a=ti.f64, v=VECTOR)
+
+
+@pytest.mark.parametrize("make", [lambda: [2.0, 1.0], lambda: ti.Vector([2.0, 1.0]), lambda: np.array([2.0, 1.0])])
+def test_a_vector_that_changes_after_it_was_passed(make):
+    x, y, z = (ti.field(ti.f64, shape=N) for _ in range(3))
+
+    @ti.kernel
+    def scaled(a: ti.template(), v: VECTOR, b: ti.template()):
+        for i in a:
+            b[i] = v[0] * ti.sin(a[i])
+
+    def run():
+        v = make()
+        scaled(x, v, z)
+        v[0] = 3.0
+        scaled(z, v, y)
+
+    require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))
+
+
+def test_a_struct_that_changes_after_it_was_passed():
+    x, y, z = (ti.field(ti.f64, shape=N) for _ in range(3))
+
+    @ti.kernel
+    def scaled(a: ti.template(), p: PAIR, b: ti.template()):
+        for i in a:
+            b[i] = p.a * p.v[1] * ti.sin(a[i])
+
+    def run():
+        p = PAIR(a=2.0, v=ti.Vector([1.0, 0.5]))
+        scaled(x, p, z)
+        p.a = 3.0
+        p.v = ti.Vector([1.0, 0.75])
+        scaled(z, p, y)
+
+    require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))

@@ -83,7 +83,7 @@ class Calls:
             values: its leaf arguments.
             passed: those that depend on parameters.
         """
-        given, args = args, _typed(kernel, args)
+        given, args = args, _typed(kernel, backend.as_they_are(kernel, args, values))
         call = self._call(kernel, args, values, frozenset(passed))
         if not (passed or call.kernel.own_containers or call.binding.given) and _is_simple(kernel, given):
             self._simple[_simple_name(kernel, given)] = call
