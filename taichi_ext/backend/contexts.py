@@ -149,7 +149,7 @@ class EmittedKernel(FusedKernel):
         hazards: frozenset[str],
         like: Any = None,
     ) -> None:
-        super().__init__(kernel, [], hazards=hazards)
+        super().__init__(kernel, hazards=hazards)
         _unregister(kernel)
         if like is not None:  # the user's kernel, in place of which Taichi launches this one
             self.autodiff_mode = like.autodiff_mode

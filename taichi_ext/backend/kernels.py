@@ -35,7 +35,6 @@ from taichi_ext.backend.runtime import (
     bound,
     compile_kernel,
     cook_dtype,
-    extended,
     func_of,
     getsourcefile,
     getsourcelines,
@@ -44,6 +43,7 @@ from taichi_ext.backend.runtime import (
     mesh,
     position,
     primitive_types,
+    put_attributes,
     sealed_with,
     ti,
     to_numpy_type,
@@ -160,9 +160,8 @@ class _DroppedError(Exception):
 class FusedKernel(Kernel):
     """A kernel traced from a given tree rather than from a function's source; it is never found by name."""
 
-    def __init__(self, primal: Kernel, extra: list[str], *, hazards: frozenset[str] = frozenset()) -> None:
-        extended(self, primal, extra)
-        self.extra = extra
+    def __init__(self, primal: Kernel, *, hazards: frozenset[str] = frozenset()) -> None:
+        put_attributes(self, primal)
         self.cpp = None
         self.compiled: object = None
         self.captures = Captures()
@@ -180,9 +179,6 @@ class FusedKernel(Kernel):
         Where ``is_final`` says no at the end of the walk, the kernel is dropped: a program keeps all others for ever.
         """
         runtime: Any = self.runtime
-        function = tree.body[0]
-        assert isinstance(function, ast.FunctionDef)
-        function.args.args += [ast.arg(arg=name, **no_position()) for name in self.extra]
 
         def generate(kernel_cxx: Any) -> None:
             if runtime.inside_kernel:

@@ -159,12 +159,10 @@ def keep_replaced(kernel: Any, key: object, launch: Callable[[tuple[object, ...]
     impl.get_runtime()._current_global_context = None
 
 
-def extended(kernel: Any, primal: Any, extra: Sequence[str]) -> None:
+def put_attributes(kernel: Any, primal: Any) -> None:
     """Give a kernel that is traced from a tree the attributes that Quadrants needs."""
     vars(kernel).update(vars(primal))  # not __init__, which would register it in the runtime for ever
-    annotation = ndarray_type.NdarrayType(ndim=1)
-    own = [KernelArgument(annotation, name, inspect.Parameter.empty) for name in extra]
-    kernel.arg_metas = [*primal.arg_metas, *own]
+    kernel.arg_metas = list(primal.arg_metas)
     kernel.kernel_cpp = kernel.grad = kernel.quadrants_callable = kernel.fast_checksum = None
     kernel.materialized_kernels, kernel.compiled_kernel_data_by_key = {}, {}
     kernel.used_py_dataclass_parameters_by_key_enforcing = {None: _EVERYTHING}

@@ -123,12 +123,10 @@ def keep_replaced(kernel: Any, key: object, launch: Callable[[tuple[object, ...]
     kernel.launch_kernel = launch_kernel  # Taichi looks it up on the instance
 
 
-def extended(kernel: Any, primal: Any, extra: Sequence[str]) -> None:
+def put_attributes(kernel: Any, primal: Any) -> None:
     """Give a kernel that is traced from a tree the attributes that Taichi needs."""
     vars(kernel).update(vars(primal))  # not __init__, which would register it in the runtime for ever
-    annotation = ndarray_type.NdarrayType(ndim=1)
-    own = [KernelArgument(annotation, name, inspect.Parameter.empty) for name in extra]
-    kernel.arguments = [*primal.arguments, *own]
+    kernel.arguments = list(primal.arguments)
     kernel.kernel_cpp = None
     kernel.compiled_kernels = {}
     kernel.grad = None

@@ -215,7 +215,7 @@ def record(
         scope = {**backend.global_variables(kernel.func), **r.library.names}
         for position in kernel.template_slot_locations:
             scope[backend.arguments(kernel)[position].name] = args[position]
-        throwaway = backend.FusedKernel(kernel, [])
+        throwaway = backend.FusedKernel(kernel)
         throwaway.captures = captures or throwaway.captures
         throwaway.captures.reader = constants
         context = backend.make_context(
