@@ -87,6 +87,7 @@ from taichi_ext.backend.field_memory import (
 )
 from taichi_ext.backend.following import (
     FieldEntry,
+    ending,
     follow,
     follow_by,
     is_followed,

@@ -70,7 +70,7 @@ class _Stray:
 
     def __init__(self, main: Any) -> None:
         self.main = main
-        self.errors: list[UnsupportedError] = []
+        self.errors: list[Exception] = []  # of the run
         self.is_over = False  # the pipeline has returned
 
     def launch(self, kernel: Kernel, args: tuple[object, ...]) -> Any:
@@ -91,13 +91,10 @@ class _Stray:
         return self.main.with_tangents(entries)
 
     def _error(self, what: str) -> UnsupportedError:
-        self.errors.append(
-            UnsupportedError(
-                f"{what} a thread that was started in a pipeline, whose derivatives would be lost. Launch kernels and "
-                "write fields in the thread that computes the Jacobian."
-            )
+        return UnsupportedError(
+            f"{what} a thread that was started in a pipeline, whose derivatives would be lost. Launch kernels and "
+            "write fields in the thread that computes the Jacobian."
         )
-        return self.errors[-1]
 
 
 _strays: dict[int, _Stray] = {}  # by thread: who follows the threads that it starts
@@ -128,8 +125,31 @@ def _followed_call(self: Kernel, *args: object, **kwargs: object) -> object:
     follower = _follower()
     if follower is None:
         return _originals["call"](self, *args, **kwargs)
-    _check_no_gradient(self)
-    return follower.launch(self, process_args(self, args, kwargs))
+    with ending:
+        _check_no_gradient(self)
+        return follower.launch(self, process_args(self, args, kwargs))
+
+
+class _Over(BaseException):  # which code of users does not catch
+    """Python goes on in a pipeline after an error of this package."""
+
+
+class _Ending:
+    """Within the context, errors of this package end the run of a pipeline, though its code may catch them."""
+
+    def __enter__(self) -> None:
+        stray = _strays.get(threading.get_ident())
+        if stray is not None and stray.errors and not stray.is_over:
+            raise _Over
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, Exception) and type(error).__module__.split(".")[0] == __name__.split(".")[0]:
+            stray = _strays.get(threading.get_ident())
+            if stray is not None:
+                stray.errors.append(error)
+
+
+ending = _Ending()
 
 
 def _check_no_gradient(kernel: Kernel) -> None:
@@ -194,7 +214,8 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
             if isinstance(self, ti.Field):
                 follower.note_field(self)
             return value
-        return follower.host_read(*found, value)
+        with ending:
+            return follower.host_read(*found, value)
 
     return read
 
@@ -220,13 +241,15 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
         value = [*args, *keywords.values()][-1]
         if isinstance(self, ti.ScalarField):
             follower.note_field(self)
-        follower.before_host_write(found[0], value)
+        with ending:
+            follower.before_host_write(found[0], value)
         if name.endswith("from_numpy"):
             _originals[name](self, *args, **keywords)  # launches kernels, which are followed
             return
         with suspend_following():
             _originals[name](self, *args, **keywords)
-        follower.host_write(*found, value)
+        with ending:
+            follower.host_write(*found, value)
 
     return write
 
@@ -310,6 +333,9 @@ def follow(follower: object) -> Iterator[None]:
     _begin(follower, stray)
     try:
         yield
+    except (Exception, _Over):
+        if not stray.errors:
+            raise
     finally:
         stray.is_over = True
         _end(before)

@@ -8,7 +8,15 @@ import taichi as ti
 from differences import check_jacobian, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
+from taichi_ext import (
+    DerivativeWarning,
+    InvalidArgumentError,
+    Jacobian,
+    UnsupportedError,
+    jacobian,
+    value_and_jacobian,
+    vjp,
+)
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -786,6 +794,79 @@ def test_an_exception_in_the_pipeline_comes_through_and_leaves_nothing_behind():
     square(x, y)  # launches are Taichi's own again
     is_bad = False
     assert_allclose(jacobian(run, x, y), np.diag(2 * np.array(X)), rtol=1e-14)
+
+
+class Careful:
+    """A pipeline that goes on after any error of a step, or tries it again until it works."""
+
+    def __init__(self):
+        self.x, self.y, self.whole = scalars(X), outputs(3), ti.field(ti.i32, 3)
+        y = self.y
+
+        @ti.kernel
+        def scale(factor: ti.f64):
+            for i in y:
+                y[i] = factor * y[i]
+
+        @ti.kernel
+        def of_bits():
+            for i in y:
+                y[i] *= ti.bit_cast(ti.bit_cast(y[i], ti.i64), ti.f64)
+
+        self.scale, self.of_bits = scale, of_bits
+
+    def run(self, step):
+        square(self.x, self.y)
+        try:
+            step(self)
+        except Exception:
+            self.whole[0] = 1
+
+    def again(self, step):
+        square(self.x, self.y)
+        while True:
+            try:
+                step(self)
+                break
+            except Exception:
+                continue
+
+    def other_error(self, step):
+        square(self.x, self.y)
+        try:
+            step(self)
+        except Exception as error:
+            raise KeyError("step") from error
+
+
+STEPS = {"passed": lambda c: c.scale(c.y[0] + 2.0), "stored": lambda c: c.y.__setitem__(1, c.y[0] * c.y[2])}
+
+
+@pytest.mark.mostly_sweep("run-passed", "again-stored")
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("how", ["run", "again", "other_error"])
+def test_code_that_catches_errors_does_not_catch_changes_of_plan(how, step):
+    careful = Careful()
+    x, y, run, args = careful.x, careful.y, getattr(careful, how), (STEPS[step],)
+    check_jacobian(run, x, y, args=args)
+    J = jacobian(run, x, y, args=args)
+    assert_array_equal(jacobian(run, x, y, args=args, format="csr").toarray(), J)
+    assert_array_equal(jacobian(run, x, y, args=args, chunk_size=2), J)
+    assert_allclose(vjp(run, x, y, np.eye(3), args=args), J, rtol=1e-14)
+
+
+@pytest.mark.mostly_sweep("run", "again")
+@pytest.mark.parametrize("how", ["run", "again", "other_error"])
+def test_errors_are_raised_although_the_pipeline_catches_them(how):
+    careful = Careful()
+    x, y, run = careful.x, careful.y, getattr(careful, how)
+    with pytest.raises(UnsupportedError, match="bit_cast"):
+        vjp(run, x, y, np.ones(3), args=(lambda c: c.of_bits(),))
+    with pytest.raises(InvalidArgumentError, match="in a pipeline that is itself being differentiated"):
+        jacobian(run, x, y, args=(lambda c: jacobian(c.scale, x, y, args=(1.0,)),))
+    with pytest.raises(UnsupportedError, match="is computed by Taichi in a pipeline"):
+        jacobian(run, x, y, args=(lambda c: c.scale.grad(1.0),))
+    assert_allclose(jacobian(run, x, y, args=(STEPS["passed"],))[1, 1], 2 * X[1] * (X[0] ** 2 + 2), rtol=1e-12)
 
 
 def test_jacobian_inside_a_pipeline_is_refused():

@@ -120,11 +120,12 @@ class Plan:
         """
         _check_outside_kernel()
         _check_not_recording()
-        if backend.is_followed():
-            raise InvalidArgumentError(
-                "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
-                "before, and pass its numbers in a field."
-            )
+        with backend.ending:
+            if backend.is_followed():
+                raise InvalidArgumentError(
+                    "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
+                    "before, and pass its numbers in a field."
+                )
         self.check_not_ended()
         with backend.exclusive:
             self.follow_layout(call)
