@@ -30,6 +30,7 @@ from taichi_ext import Jacobian
 
 # FwdMode needs force_scalarize_matrix for kernels with vectors; the other methods run under the same settings.
 _PANELS = 3  # in one row of the picture
+_PAGE, _TEXT = 7.5, 8  # inches of its width, and points of its text
 SETTINGS = {"force_scalarize_matrix": True, "offline_cache": False, "log_level": ti.ERROR}
 PRIMAL, FORWARD, OURS, HAND = "primal alone", "FwdMode by column", "taichi_ext", "hand-derived"
 
@@ -160,10 +161,11 @@ def tables(results: dict[str, Case]) -> str:
 def draw(results: dict[str, Case], path: Path) -> None:
     """One panel of bars for each program: the time of each method, on one logarithmic axis."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     methods = list(dict.fromkeys(m for case in results.values() for m in case.timings))
     rows = -(-len(results) // _PANELS)
-    figure = Figure(figsize=(11, 0.6 + rows * (0.7 + 0.19 * len(methods))), layout="constrained")
+    figure = Figure(figsize=(_PAGE, 0.6 + rows * (0.6 + 0.17 * len(methods))), layout="constrained")
     axes = figure.subplots(rows, _PANELS, sharex=True, sharey=True, squeeze=False).ravel()
     for panel, (name, case) in zip(axes, results.items(), strict=False):
         for n, method in enumerate(methods):
@@ -171,17 +173,18 @@ def draw(results: dict[str, Case], path: Path) -> None:
                 timing = case.timings[method]
                 time_ms = timing.median * 1e3
                 panel.barh(n, time_ms, color="C1" if method == OURS else "C0", alpha=1.0 if method == OURS else 0.45)
-                panel.text(time_ms, n, f" {_milliseconds(timing)}", va="center", fontsize=7)
-        panel.set_title(f"{name}, {case.columns} parameters", fontsize=9)
+                panel.text(time_ms, n, f" {_milliseconds(timing)}", va="center", fontsize=_TEXT)
+        panel.set_title(f"{name}\n{case.columns} parameters", fontsize=_TEXT)
         panel.set(xscale="log", yticks=range(len(methods)), yticklabels=methods)
-        panel.tick_params(labelsize=8)
+        panel.xaxis.set_major_locator(LogLocator(numticks=5))
+        panel.tick_params(labelsize=_TEXT)
         panel.grid(axis="x", alpha=0.25)
-        panel.margins(x=0.25)
+        panel.margins(x=0.4)
     for panel in axes[len(results) :]:
         panel.set_visible(False)
     axes[0].invert_yaxis()  # of all panels
-    figure.supxlabel("milliseconds per Jacobian", fontsize=9)
-    figure.savefig(path, dpi=120)
+    figure.supxlabel("milliseconds per Jacobian", fontsize=_TEXT)
+    figure.savefig(path, dpi=150)
 
 
 def _milliseconds(timing: Timing) -> str:

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result.success and error < 1.5 / PARTS,
             f"{len(result.history) - 1} steps, tip {shapes[-1][-1].round(4)}, {error:.1e} off",
         )
-    if (figure := plotting.new_figure(6, 6)) is not None:
+    if (figure := plotting.new_figure(6, 4.8)) is not None:
         axes = figure.subplots()
         for p, shape in zip((0.0, *LOADS), shapes, strict=True):
             axes.plot(*shape.T, color=plotting.BLUE if p else plotting.GREY)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from taichi_ext.host import RUNTIME, CompilationError
 
 _LONGEST = 100  # characters of a value that a message shows
+_RECORDED = ("taichi_ext.program.", "taichi_ext.record.")  # whose values stand for those of a kernel
 INNER = ("taichi_ext", RUNTIME.name, "contextlib")  # packages whose frames say nothing to users
 
 _Args = ParamSpec("_Args")
@@ -101,7 +102,17 @@ _ELSEWHERE = {  # arguments of other libraries, and what to do here
 }
 
 
-def _misfit(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+def bound_arguments(
+    function: Callable[..., object], args: Sequence[object], keywords: Mapping[str, object]
+) -> inspect.BoundArguments:
+    """The arguments of a function for kernels by name; raises where they do not fit its signature."""
+    try:
+        return inspect.signature(function).bind(*args, **keywords)
+    except TypeError:
+        raise InvalidRuleError(_misfit(function, args, keywords)) from None
+
+
+def _misfit(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Why arguments do not fit a signature, and what it is."""
     parameters = inspect.signature(function).parameters.values()
     places = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
@@ -118,7 +129,8 @@ def _misfit(function: Callable[..., object], args: tuple[object, ...], kwargs: d
     twice = [k for k in places[: len(args)] if k in kwargs]
     if twice:
         return f"{twice[0]} is given to {name} by position, and again as {shown(kwargs[twice[0]])}; give one: {takes}."
-    missing = ", ".join(p.name for p in parameters if p.default is p.empty and p.name not in given)
+    needed = (p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    missing = ", ".join(p.name for p in needed if p.name not in given)
     return f"{missing} is missing: {name} is called as {takes}."
 
 
@@ -143,13 +155,21 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     return rest if is_inner else TracebackType(rest, frame, trace.tb_lasti, trace.tb_lineno)
 
 
-def shown(value: object) -> str:
+def shown(value: Any) -> str:
     """A value as a message shows it: on one line, not too long."""
+    parts: Sequence[Any] = value if isinstance(value, (list, tuple)) else (value,)
+    if any(type(part).__module__.startswith(_RECORDED) for part in parts):
+        return "a value of the kernel"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a repr of the user's own
         text = f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def unexpected(name: str, value: object, expected: str) -> InvalidArgumentError:
+    """The error for an argument that is of another kind than expected."""
+    return InvalidArgumentError(f"{name} is {shown(value)}; expected {expected}.")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

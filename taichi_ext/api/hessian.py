@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args, overload
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
-from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.options import Options, checked_choice, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import AnyHessian, AnyProduct, DenseHessian, DenseProduct, Format, Kernel, Leaf
 from taichi_ext.api.jacobian import prepared_form
@@ -16,7 +16,7 @@ from taichi_ext.api.products import in_structure, matrices, shaped
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
-from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, with_short_traceback
 from taichi_ext.runtime.sparse.projection import Projection
 
 if TYPE_CHECKING:
@@ -26,17 +26,7 @@ if TYPE_CHECKING:
 class Hessian(Jacobian):
     """The prepared form of ``hessian``: analysed and compiled once, called many times.
 
-    Args:
-        kernel: see ``hessian``.
-        params: see ``hessian``.
-        energy: see ``hessian``.
-        args: see ``hessian``.  A call can pass other args; without args it uses those of its thread's last call.
-        max_memory: see ``hessian``.
-        chunk_size: see ``hessian``.
-        format: see ``hessian``.
-        project: see ``hessian``.
-        fixed: see ``hessian``.
-        progress: see ``hessian``.
+    Args are those of ``hessian``.  A call can pass other args; without args it uses those of its thread's last call.
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names it and the fix.
@@ -256,12 +246,9 @@ def hvp(
     multiplication by the Hessian", Neural Computation 6(1), 1994).  The call has the side effects of one plain run.
 
     Args:
-        kernel: see ``hessian``.
-        params: see ``hessian``.
+        kernel, params, energy, args: see ``hessian``.
         vectors: structured like ``params``; for each parameter an array of its shape and element shape, or several of
             them along a leading axis, as many for every parameter.
-        energy: see ``hessian``.
-        args: see ``hessian``.
         max_memory: bytes for what a pipeline keeps for the way back, see ``vjp``.
         fixed: entries of the params that do not move, see ``hessian``: those of a product are those of the vector.
 
@@ -320,9 +307,7 @@ def _use(project: object, format: str | None) -> str:
     """The use of a plan; raises for a projection that cannot be done."""
     if project is None:
         return "hessian"
-    if not isinstance(project, str) or project not in get_args(Projection):
-        expected = ", ".join(map(repr, get_args(Projection)))
-        raise InvalidArgumentError(f"project is {shown(project)}; expected None or one of {expected}.")
+    checked_choice("project", project, get_args(Projection))
     if format is None:
         raise InvalidArgumentError(
             f"project={project!r} changes the blocks of elements, which a dense Hessian does not have; use it with "

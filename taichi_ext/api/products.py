@@ -23,7 +23,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,13 +56,9 @@ def jvp(
     of one plain run of the kernel.
 
     Args:
-        kernel: see ``jacobian``.
-        params: see ``jacobian``.
+        kernel, params, outputs, args, max_memory: see ``jacobian``.
         tangents: structured like ``params``; for each parameter an array of its shape and element shape, or several
             of them along a leading axis, as many for every parameter.
-        outputs: see ``jacobian``.
-        args: see ``jacobian``.
-        max_memory: see ``jacobian``.
         chunk_size: the largest number of tangents in one run; by default all.
 
     Returns:
@@ -119,19 +115,15 @@ def vjp(
     It costs a few plain runs, whatever the number of parameters: each launch runs forward once, then its adjoint goes
     back, for up to 8 cotangents at once (reverse mode).  A pipeline keeps what is overwritten and the way back needs.
     Where that is more than ``max_memory``, it keeps snapshots and computes the rest again.  Where a kernel has no
-    adjoint, J is computed in blocks of columns, of 64 MiB by default.  The call has the
-    side effects of one plain run.
+    adjoint, J is computed in blocks of columns, of 64 MiB by default.  The call has the side effects of one plain run.
 
     Args:
-        kernel: see ``jacobian``.
-        params: see ``jacobian``.
+        kernel, params, args, progress: see ``jacobian``.
         outputs: see ``jacobian``; None means the kernel's return value.
         cotangents: structured like ``outputs``; for each output an array of its shape and element shape, or several of
             them along a leading axis, as many for every output.
-        args: see ``jacobian``.
         max_memory: bytes for what a pipeline keeps for the way back; half of the free memory by default.
         chunk_size: the largest number of columns of J in one run; if given, J is computed in blocks of columns.
-        progress: see ``jacobian``.
 
     Returns:
         An array for each parameter, of its shape and element shape, with the leading axis of the cotangents if they
@@ -266,10 +258,10 @@ def real_array(value: object, place: str) -> np.ndarray:
     try:
         found = np.asarray(backend.as_numpy(value))
         is_real = found.dtype.kind in "fiu"
-    except ValueError:  # a list of lists of different lengths
+    except (ValueError, TypeError):  # a list of lists of different lengths
         found, is_real = np.empty(0), False
     if not is_real:
-        raise InvalidArgumentError(f"{place} is {shown(value)}; expected an array of real numbers.")
+        raise unexpected(place, value, "an array of real numbers")
     return found
 
 

@@ -267,7 +267,9 @@ def argument_problem(annotation: Any, value: object) -> str:
     number = (int, float, np.integer, np.floating)
     if is_scalar_type(annotation):
         allowed = number if id(annotation) in primitive_types.real_type_ids else (int, np.integer)
-        return "" if isinstance(value, allowed) else f"is a {type(value).__name__}; expected {annotation.to_string()}"
+        if isinstance(value, allowed):
+            return ""
+        return f"is a {type(value).__name__}; expected {cook_dtype(annotation).to_string()}"
     if is_array_annotation(annotation):
         return _array_problem(annotation, value)
     if isinstance(annotation, MatrixType) and is_torch_tensor(value):

@@ -41,6 +41,7 @@ _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march whi
 _NARROW = 0.02  # of that: over which a root is not yet a jump
 
 
+@recorded
 def probe(
     shade: object,
     x: object,
@@ -53,9 +54,6 @@ def probe(
 ) -> Any:
     """A call of the function that also returns facts about its conditions; traced by the engine."""
     leave_to_engine("probe", x)
-
-
-recorded(probe)
 
 
 @ti.func

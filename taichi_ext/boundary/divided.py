@@ -32,12 +32,10 @@ _LEAST = 1e-20
 _NARROW = 1e-2  # a normal along an axis counts as turned by this much, where a formula divides by its component
 
 
+@recorded
 def level_at(level: object, x: object, y: object) -> object:
     """The level at another position, given relative to the pixel's centre; traced by the engine."""
     leave_to_engine("level_at", level)
-
-
-recorded(level_at)
 
 
 @ti.func

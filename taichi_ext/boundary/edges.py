@@ -17,6 +17,7 @@ from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.meshes import term_of_side  # pyright: ignore[reportUnknownVariableType]
 
 
+@recorded
 def edge(
     level: object, inside: object, outside: object, *, at: object = None, antialias: bool = False, jump: object = None
 ) -> Any:
@@ -65,13 +66,12 @@ def edge(
     leave_to_engine("edge", level)
 
 
+@recorded
 def step(level: object, *, at: object = None, antialias: bool = False) -> Any:
     """1 where level > 0, else 0, with the boundary term of the derivative: ``edge(level, 1, 0)``.
 
     Args:
-        level: see ``edge``.
-        at: see ``edge``.
-        antialias: see ``edge``.
+        level, at, antialias: see ``edge``.
 
     Returns:
         A real number: 0 or 1, or from 0 to 1 with ``antialias=True``.  Its tangent is ``kappa level_dot / g``: the
@@ -97,12 +97,12 @@ def step(level: object, *, at: object = None, antialias: bool = False) -> Any:
     leave_to_engine("step", level)
 
 
+@recorded
 def coverage(level: object, *, at: object = None) -> Any:
     """The area of the pixel in which level > 0, with its derivative: a mask without jagged edges.
 
     Args:
-        level: see ``edge``.
-        at: see ``edge``; always needed.
+        level, at: see ``edge``; at is always needed.
 
     Returns:
         A real number from 0 to 1: ``edge(level, 1, 0, antialias=True)``.
@@ -127,6 +127,7 @@ def coverage(level: object, *, at: object = None) -> Any:
     leave_to_engine("coverage", level)
 
 
+@recorded
 def sqrt_edge(level: object, *, at: object = None) -> Any:
     """``sqrt(max(level, 0))``; its derivative near level = 0 is an average over the pixel.
 
@@ -160,6 +161,7 @@ def sqrt_edge(level: object, *, at: object = None) -> Any:
     leave_to_engine("sqrt_edge", level)
 
 
+@recorded
 def segment_edge(start: object, end: object, jump: object, *, at: object, antialias: bool = False) -> Any:
     """The boundary term of one side of a polygon, clipped exactly to the pixel: 0, with a tangent.
 
@@ -197,5 +199,3 @@ def segment_edge(start: object, end: object, jump: object, *, at: object, antial
 for _function in (edge, step, coverage, sqrt_edge):
     _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # the recorder walks this if needed
 segment_edge.boundary_body = term_of_side  # type: ignore[attr-defined]
-PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
-recorded(*PUBLIC)

@@ -14,6 +14,7 @@ from taichi_ext.errors import InvalidRuleError
 _NUMBERS: Any = (float, int, np.number)
 
 
+@recorded
 def mark(name: str, value: object, **along: object) -> Any:
     """Give a subexpression of a kernel a name, so that ``@boundary_gradient(name)`` can give it a derivative.
 
@@ -49,6 +50,7 @@ def mark(name: str, value: object, **along: object) -> Any:
     return value
 
 
+@recorded
 def stop_gradient(value: Any) -> Any:
     """The value, with a derivative of zero.
 
@@ -78,6 +80,7 @@ def stop_gradient(value: Any) -> Any:
     return value
 
 
+@recorded
 def replace_gradient(value: object, surrogate: object) -> Any:
     """The value of one expression with the derivative of another.
 
@@ -118,6 +121,3 @@ def check_mark_name(name: object) -> None:
     """Raise unless a mark is named by a string."""
     if not isinstance(name, str):
         raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
-
-
-recorded(mark, stop_gradient, replace_gradient)

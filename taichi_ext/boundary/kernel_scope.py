@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import UnsupportedError, bound_arguments
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 
 def require_kernel(name: str, given: object) -> None:
@@ -21,11 +25,16 @@ def require_kernel(name: str, given: object) -> None:
     )
 
 
-def recorded(*functions: Callable[..., object]) -> None:
-    """Allow kernels to call functions that the recorder recognises by name."""
-    for function in functions:
-        function.boundary_kind = function.__name__  # type: ignore[attr-defined]
-        backend.known_in_kernels(function)
+def recorded(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+    """Allow kernels to call a function that the recorder recognises by name; raises for arguments that do not fit."""
+
+    @functools.wraps(function)
+    def call(*args: _Args.args, **keywords: _Args.kwargs) -> _Result:
+        bound_arguments(function, args, keywords)
+        return function(*args, **keywords)
+
+    call.boundary_kind = function.__name__  # type: ignore[attr-defined]
+    return backend.known_in_kernels(call)
 
 
 def leave_to_engine(name: str, given: object) -> NoReturn:

@@ -62,6 +62,7 @@ _FLAT = 1e-20
 _NEAR = 0.1  # of the square: how far the middle of a chord may be from its edge
 
 
+@recorded
 def layers(shape: object, count: object, background: object, *args: object, at: object) -> Any:
     """The mean of a pixel with overlapping shapes, later ones on top of earlier ones.
 
@@ -107,6 +108,7 @@ def layers(shape: object, count: object, background: object, *args: object, at: 
     leave_to_engine("layers", count)
 
 
+@recorded
 def nearest(shape: object, count: object, background: object, *args: object, at: object) -> Any:
     """The mean of a pixel that shows the nearest of several surfaces.
 
@@ -144,10 +146,6 @@ def nearest(shape: object, count: object, background: object, *args: object, at:
         [-5. -5.]
     """
     leave_to_engine("nearest", count)
-
-
-PUBLIC = (layers, nearest)
-recorded(*PUBLIC)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------
@@ -390,5 +388,5 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.temp
         lines[e, BULGE] = (at[1] - 0.5 * (at[0] + at[2])) / new
 
 
-for _function in PUBLIC:
+for _function in (layers, nearest):
     _function.boundary_body = mean_of_shapes  # type: ignore[attr-defined]  # the recorder walks this instead

@@ -44,6 +44,7 @@ _ALIKE = 0.01  # of a jump: samples that differ by less belong to one piece
 _NONE, _LOCAL, _IMAGE = range(3)  # where the area behind an edge is added
 
 
+@recorded
 def visible_edge(
     start: object, end: object, seen: object, *, at: object, beside: object = None, antialias: bool = False
 ) -> Any:
@@ -93,6 +94,7 @@ def visible_edge(
     leave_to_engine("visible_edge", start)
 
 
+@recorded
 def add_visible_edge(
     image: object, points: object, edge: object, seen: object, *, beside: object = None, antialias: bool = False
 ) -> None:
@@ -148,17 +150,16 @@ def add_visible_edge(
     leave_to_engine("add_visible_edge", edge)
 
 
+@recorded
 def boundary_term(name: str, moved: object) -> object:
     """0, with the tangent of a value, which is not differentiated again; traced by the engine."""
     leave_to_engine("boundary_term", moved)
 
 
+@recorded
 def seen_together(seen: object, a: object, b: object, c: object, d: object, zeros: object) -> tuple[Any, ...]:
     """The values of an image at four places, in a loop whose iterations can go through it together."""
     leave_to_engine("add_visible_edge", seen)
-
-
-recorded(visible_edge, add_visible_edge, boundary_term, seen_together)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------

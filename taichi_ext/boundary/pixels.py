@@ -54,6 +54,7 @@ _LEAST = 0.1  # of a pixel: squares are divided down to it where outcomes change
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
 
 
+@recorded
 def pixel(shade: object, *, at: object, antialias: bool = False) -> Any:
     """The value of a pixel of a function of the position, with the boundary terms of all its edges, which are found.
 
@@ -96,9 +97,6 @@ def pixel(shade: object, *, at: object, antialias: bool = False) -> Any:
         75.4 of 75.4
     """
     leave_to_engine("pixel", at)
-
-
-recorded(pixel)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------

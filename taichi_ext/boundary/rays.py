@@ -17,6 +17,7 @@ _REFINEMENTS = 24
 _GOLDEN = 0.6180339887498949
 
 
+@recorded
 def ray_level(distance: object, origin: object, direction: object, near: object, far: object, *args: object) -> Any:
     """The depth to which a ray enters a surface: minus the smallest signed distance along the ray.
 
@@ -61,9 +62,6 @@ def ray_level(distance: object, origin: object, direction: object, near: object,
         75.4 of 75.4
     """
     leave_to_engine("ray_level", near)
-
-
-recorded(ray_level)
 
 
 @ti.func

@@ -19,17 +19,16 @@ _BENT = 0.04  # of a square: from where on an edge is not straight
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 
 
+@recorded
 def shape_at(shape: object, n: object, x: object, y: object) -> Any:
     """Level, depth, value and alpha of shape n; traced by the engine, which checks them."""
     leave_to_engine("shape_at", n)
 
 
+@recorded
 def level_gradient(shape: object, name: str, value: object, *, at: object) -> Any:
     """The gradient of a level or depth at the position, without a tangent; traced by the engine."""
     leave_to_engine("level_gradient", value)
-
-
-recorded(shape_at, level_gradient)
 
 
 @ti.func

@@ -23,7 +23,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
-from taichi_ext.api.inputs.options import check_flag, check_number, checked_options, is_whole
+from taichi_ext.api.inputs.options import check_count, check_flag, check_number, checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.inputs.types import Format
 from taichi_ext.api.jacobian import prepared_form
@@ -31,7 +31,7 @@ from taichi_ext.api.plans.plan import Plan
 from taichi_ext.checks.differences import Block, ComparedColumns, JacobianReport, MovedEntry, index_text
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.differentiate.transform.watch import watched
-from taichi_ext.errors import CheckError, InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.errors import CheckError, InvalidArgumentError, with_short_traceback
 from taichi_ext.program import I32, Container, Place, Program
 from taichi_ext.record.variables import Variable, with_entries
 from taichi_ext.runtime.memory.state import State
@@ -135,10 +135,7 @@ def check_jacobian(
     samples say nothing about J with its boundary term.
 
     Args:
-        kernel: see ``jacobian``.
-        params: see ``jacobian``.
-        outputs: see ``jacobian``.
-        args: see ``jacobian``.
+        kernel, params, outputs, args, format: see ``jacobian``.
         step: the first step of the differences, relative to the magnitude of an entry; by default the cube root of the
             precision, 6e-6 for float64 and 5e-3 for float32.
         rtol: relative tolerance of an entry; by default 1e-6 for float64 and 2e-2 for float32.
@@ -148,7 +145,6 @@ def check_jacobian(
             reproducible.  None checks all entries.
         raise_on_failure: raise ``CheckError`` if the check fails.
         progress: whether to show a progress bar if more than 20 entries are checked; see ``jacobian``.
-        format: the format in which J is computed; see ``jacobian``.
 
     Returns:
         The report, which is true if all checked entries agree: ``bool(report)``, ``print(report)``,
@@ -180,7 +176,6 @@ def check_jacobian(
           outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
     """
     way = Comparison(step, rtol, atol, most_entries, progress, raise_on_failure)
-    way.check()
     run = Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
     return report_of(run, way, "J")
 
@@ -196,17 +191,13 @@ class Comparison:
     progress: bool | None
     raise_on_failure: bool
 
-    def check(self) -> None:
-        """Raise for invalid arguments."""
+    def __post_init__(self) -> None:
         check_flag("raise_on_failure", self.raise_on_failure)
         check_number("step", self.step, "the step of the differences relative to an entry")
         check_number("rtol", self.rtol, "a relative tolerance", least=0)
         check_number("atol", self.atol, "an absolute tolerance", least=0)
-        most = self.most_entries
-        if most is not None and not (is_whole(most) and most > 0):
-            raise InvalidArgumentError(
-                f"most_entries is {shown(most)}; expected a positive whole number of entries, or None for all."
-            )
+        if self.most_entries is not None:
+            check_count("most_entries", self.most_entries, least=1)
         check_progress(self.progress)
 
 
@@ -440,26 +431,10 @@ def check_hessian(
     differences of the energy.  It is computed twice for each checked entry of a parameter.  Afterwards, every field and
     array that the kernel changes is restored.
 
-    Args:
-        kernel: see ``hessian``.
-        params: see ``hessian``.
-        energy: see ``hessian``.
-        args: see ``hessian``.
-        step: see ``check_jacobian``.
-        rtol: see ``check_jacobian``.
-        atol: see ``check_jacobian``.
-        most_entries: see ``check_jacobian``.
-        raise_on_failure: see ``check_jacobian``.
-        progress: see ``check_jacobian``.
-        format: the format in which H is computed; see ``hessian``.
+    Args and errors are those of ``check_jacobian`` and ``hessian``.
 
     Returns:
         The report, see ``check_jacobian``; its outputs are the gradients with respect to each parameter.
-
-    Raises:
-        CheckError: the report is not true, and ``raise_on_failure`` is set.
-        InvalidArgumentError: see ``check_jacobian``.
-        UnsupportedError: see ``hessian``.
 
     Example:
         >>> import taichi as ti
@@ -476,7 +451,6 @@ def check_hessian(
           gradient with respect to params (field x of shape (2,))  params (field x of shape (2,))  4 of 4 ...
     """
     way = Comparison(step, rtol, atol, most_entries, progress, raise_on_failure)
-    way.check()
     plan, call = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, format), "hessian")
     gradient, _ = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, None), "gradient")
     return report_of(_GradientRun(plan, gradient, call), way, "H")

@@ -31,7 +31,7 @@ from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.differences import entry_text, number_text, table
-from taichi_ext.errors import CheckError, InvalidArgumentError, UnsupportedError, shown
+from taichi_ext.errors import CheckError, InvalidArgumentError, UnsupportedError, unexpected
 from taichi_ext.program import Tensor, Value
 from taichi_ext.record.handles import Cell, Cells
 from taichi_ext.runtime.memory.shadows import numpy_dtype
@@ -154,7 +154,7 @@ def check_rule(
     check_flag("raise_on_failure", raise_on_failure)
     checked_choice("expected", expected, ("autodiff", "boundary"))
     if not isinstance(inputs, Mapping):
-        raise InvalidArgumentError(f"inputs is {shown(inputs)}; expected a dict of arrays by name.")
+        raise unexpected("inputs", inputs, "a dict of arrays by name")
     found = _find(rule)
     uses = found.uses
     try:

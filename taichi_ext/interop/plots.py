@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import KernelCall, Target, check_not_ended, flatten
+from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
+from taichi_ext.api.inputs.options import check_count
 from taichi_ext.api.plans.plan import Jacobian
-from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.api.products import real_array
+from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 from taichi_ext.labels import Labels
 from taichi_ext.solvers.operator import required
 from taichi_ext.solvers.results import LeastSquaresResult
@@ -77,8 +79,7 @@ def plot_jacobian(
         ['∂output / ∂parameter[0]', '∂output / ∂parameter[1]']
     """
     figure = new_figure("plot_jacobian")
-    if not isinstance(columns, int) or columns < 1:
-        raise InvalidArgumentError(f"columns is {shown(columns)}; expected a positive whole number of images.")
+    check_count("columns", columns, least=1)
     blocks = blocks_of(J, plan, output_axes)
     texts = _units(units, blocks)
     drawn = [_pictures(block, _dense(block), columns) for block in blocks]
@@ -177,9 +178,7 @@ def _png(figure: Any) -> bytes:
 def _units(units: object, blocks: list[Block]) -> list[str]:
     found = [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
     if len(found) != len(blocks) or not all(isinstance(unit, str) for _, unit in found):
-        raise InvalidArgumentError(
-            f"units is {shown(units)}; expected a text, or one for each of J's {len(blocks)} blocks."
-        )
+        raise unexpected("units", units, f"a text, or one for each of J's {len(blocks)} blocks")
     return [unit for _, unit in found]
 
 
@@ -187,12 +186,8 @@ def _label(axes: Any, block: Block) -> None:
     """Name the entries of a matrix as the user does; an axis with many has the name of the output or parameter."""
     if block.output is None or block.param is None:
         count = min(2, len(block.values.shape) if hasattr(block.values, "shape") else 0)
-        is_sparse = hasattr(block.values, "tocoo")
-        names = (
-            ("parameter", "output")
-            if is_sparse
-            else (f"axis {count - 1}" if count else "", "axis 0" if count > 1 else "")
-        )
+        numbered = [*(f"axis {n}" for n in reversed(range(count))), "", ""]
+        names = ["parameter", "output"] if _is_sparse(block.values) else numbered
         axes.set_xlabel(names[0], fontsize=TEXT)
         axes.set_ylabel(names[1], fontsize=TEXT)
         axes.tick_params(labelsize=TEXT)
@@ -223,17 +218,9 @@ def _dense(block: Block) -> np.ndarray:
         raise InvalidArgumentError(
             f"J{path} has shape {tuple(values.shape)}, too large to be drawn entry by entry; use plot_sparsity."
         )
-    check_not_ended(f"J{path}", values)
     values = values.toarray() if _is_sparse(values) else values
     values = values.to_dense() if hasattr(values, "to_dense") else values
-    values = backend.as_numpy(values)
-    try:
-        found = np.asarray(values)
-    except (ValueError, TypeError):
-        found = np.empty(0, object)
-    if found.dtype.kind not in "fiu":
-        raise InvalidArgumentError(f"J{path} is {shown(block.values)}; expected an array of real numbers.")
-    return found.astype(np.float64).reshape(block.matrix_shape)
+    return real_array(values, f"J{path}").astype(np.float64).reshape(block.matrix_shape)
 
 
 def _is_image(output: Side | None) -> bool:
@@ -298,7 +285,7 @@ def plot_fit(result: LeastSquaresResult) -> Any:
         ...     plot_fit(result).savefig("fit.png")
     """
     if not isinstance(result, LeastSquaresResult):
-        raise InvalidArgumentError(f"result is {shown(result)}; expected a result of least_squares.")
+        raise unexpected("result", result, "a result of least_squares")
     figure = new_figure("plot_fit")
     panels = [_draw_history]
     if result.fun is not None:
@@ -430,9 +417,9 @@ class Block:
 def blocks_of(J: object, plan: object, output_axes: int | None) -> list[Block]:
     """The blocks of J with their axes; raises where they cannot be told."""
     if output_axes is not None and (not isinstance(output_axes, int) or output_axes < 0):
-        raise InvalidArgumentError(f"output_axes is {shown(output_axes)}; expected a whole number of axes, or None.")
+        raise unexpected("output_axes", output_axes, "a whole number of axes, or None")
     if plan is not None and not isinstance(plan, Jacobian):
-        raise InvalidArgumentError(f"plan is {shown(plan)}; expected the Jacobian(kernel, params, outputs) of J.")
+        raise unexpected("plan", plan, "the Jacobian(kernel, params, outputs) of J")
     if type(J) in (bool, int, float, complex):
         raise InvalidArgumentError(f"J is {J}, a plain number; expected a result of jacobian.")
     found = flatten(J, "J")[0]

@@ -13,7 +13,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_initialised, check_kernel, check_not_ended, flatten
 from taichi_ext.api.inputs.options import checked_options
-from taichi_ext.errors import InvalidArgumentError, shown, suggestion, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, shown, suggestion, unexpected, with_short_traceback
 from taichi_ext.interop.torch_products import (
     Call,
     Signature,
@@ -94,7 +94,7 @@ class TorchFunction:
     def __init__(self, kernel: object, inputs: Any, outputs: object, shapes: object, max_memory: int | None) -> None:
         check_kernel(kernel)
         if not isinstance(shapes, Mapping):
-            raise InvalidArgumentError(f"shapes is {shown(shapes)}; expected a dict of shapes by name.")
+            raise unexpected("shapes", shapes, "a dict of shapes by name")
         checked_options(max_memory, "auto", None, None)
         self._kernel: Any = kernel  # has a gradient, too, if it is one of Taichi's
         self._is_checked = False
@@ -189,16 +189,11 @@ class TorchFunction:
         torch = require_torch()
         order = [*self._inputs, *self._constants]
         shown = ", ".join(o if isinstance(o, str) else "(a field's tensor)" for o in order)
-        if len(args) > len(order):
-            raise InvalidArgumentError(
-                f"{self.__name__} takes {len(order)} arguments ({shown}); {len(args)} were given."
-            )
         given: list[Any] = list(args)
         kwargs = dict(kwargs)
-        for item in order[len(args) :]:
-            if not isinstance(item, str) or item not in kwargs:
-                raise InvalidArgumentError(f"{self.__name__} takes the arguments {shown}; {len(args)} were given.")
-            given.append(kwargs.pop(item))
+        given += [kwargs.pop(item) for item in order[len(args) :] if isinstance(item, str) and item in kwargs]
+        if len(given) != len(order):
+            raise InvalidArgumentError(f"{self.__name__} takes the arguments {shown}; {len(given)} were given.")
         if kwargs:
             raise InvalidArgumentError(
                 f"{next(iter(kwargs))!r} is not an argument of {self.__name__}, or given twice (arguments: {shown})."

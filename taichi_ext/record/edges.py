@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.errors import InvalidRuleError, UnsupportedError
+from taichi_ext.errors import InvalidRuleError, UnsupportedError, shown
 from taichi_ext.program import Const, Read, Tensor, Value
 from taichi_ext.record.assignments import frozen
 from taichi_ext.record.boundaries import by_number, statement
@@ -186,4 +186,4 @@ def shown_value(x: object) -> str:
 def require_function(kind: str, name: str, given: object, takes: str) -> None:
     """Raise unless a ti.func is given."""
     if backend.taichi_func(getattr(given, "__func__", given)) is None:
-        raise UnsupportedError(f"{kind}: {name} is {given!r}; expected a ti.func that takes {takes}.")
+        raise UnsupportedError(f"{kind}: {name} is {shown(given)}; expected a ti.func that takes {takes}.")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import taichi_ext.record.edges as edges
 import taichi_ext.record.shapes as shapes
 from taichi_ext import backend
-from taichi_ext.errors import InvalidRuleError
+from taichi_ext.errors import bound_arguments
 from taichi_ext.record.boundaries import replaced, stopped
 from taichi_ext.record.construct import inline_call, walk_typed
 from taichi_ext.record.handles import Callback, value_of
@@ -20,12 +19,7 @@ from taichi_ext.record.rules import marked
 def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object]) -> object:
     """A call of a function with custom derivatives."""
     kind = function.boundary_kind
-    try:
-        bound = inspect.signature(function).bind(*args, **keywords)
-    except TypeError as error:
-        raise InvalidRuleError(
-            f"{function.__name__}: {error}; its call is {function.__name__}{inspect.signature(function)}."
-        ) from None
+    bound = bound_arguments(function, args, keywords)
     bound.apply_defaults()
     given: dict[str, Any] = {
         k: tuple(map(value_of, v)) if k == "args" else value_of(v) for k, v in bound.arguments.items()

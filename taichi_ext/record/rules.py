@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.backend import Func
-from taichi_ext.errors import InvalidRuleError, UnsupportedError
+from taichi_ext.errors import InvalidRuleError, UnsupportedError, shown
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.boundaries import as_groups, results_of, stopped, structure_of
 from taichi_ext.record.handles import Cells, Record, value_of, with_members
@@ -115,7 +115,7 @@ def stop_arguments(r: Recording, bound: Sequence[object]) -> list[object]:
 def marked(r: Recording, name: str, value: object, along: Mapping[str, object], walk: Walk) -> object:
     """``mark``: its value, with the tangent that the rule of this name gives."""
     if not isinstance(name, str):
-        raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
+        raise InvalidRuleError(f"mark: the name is {shown(name)}; expected a string.")
     r.rules.note_mark(name)
     kept = {k: frozen(r, v, k) for k, v in along.items()}  # the kernel reads all of them
     rule = find_rule(r, name)

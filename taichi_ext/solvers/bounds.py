@@ -15,7 +15,7 @@ import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.products import matrices
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, unexpected
 
 
 class Part(NamedTuple):
@@ -49,7 +49,7 @@ def bounds_of(
 ) -> tuple[float | np.ndarray, float | np.ndarray]:
     """The least and the largest values: two numbers or two vectors."""
     if not isinstance(given, (list, tuple)) or len(given) != 2:
-        raise InvalidArgumentError(f"bounds is {shown(given)}; expected a pair: the least and the largest values.")
+        raise unexpected("bounds", given, "a pair: the least and the largest values")
     return _vector(given[0], params, shapes, "bounds[0]"), _vector(given[1], params, shapes, "bounds[1]")
 
 

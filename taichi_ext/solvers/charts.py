@@ -14,7 +14,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.products import jvp
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, unexpected
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.elimination import SparseJacobian
 from taichi_ext.solvers.manifolds import Manifold, retraction
@@ -39,9 +39,8 @@ class Charts:
         if given is not None:
             self._manifolds = [leaf for _, leaf in flatten(given, "retract")[0]]
         if len(self._manifolds) != len(parts) or not all(isinstance(m, Manifold | None) for m in self._manifolds):
-            raise InvalidArgumentError(
-                f"retract is {shown(given)}; expected a Manifold or None for each of the {len(parts)} params, "
-                "structured like them."
+            raise unexpected(
+                "retract", given, f"a Manifold or None for each of the {len(parts)} params, structured like them"
             )
         for manifold, part in zip(self._manifolds, parts, strict=True):
             if manifold is not None and part.shape[-len(manifold.shape) :] != manifold.shape:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -21,7 +22,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import Options, check_number, checked_choice
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_short_traceback
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import plain_number, reachable_arrays, warn_at_user
@@ -137,7 +138,11 @@ class Equation:
                 if not np.linalg.cond(matrix, 1) < 1 / eps:
                     raise self._singular()
         else:
-            factors = _symmetric_factors(matrix) or self._superlu(matrix)
+            linalg = require_scipy("sparse.linalg", "custom_root")
+            try:
+                factors = _symmetric_factors(matrix) or linalg.splu(matrix.tocsc())
+            except RuntimeError:  # exactly singular
+                raise self._singular() from None
             pivots = factors.pivots if isinstance(factors, Cholmod) else np.abs(factors.U.diagonal())
             if pivots.min() <= eps * pivots.max():
                 raise self._singular()
@@ -148,12 +153,6 @@ class Equation:
             return factors.solve(right, "T" if transposed else "N")
 
         return solve
-
-    def _superlu(self, matrix: Any) -> Any:
-        try:
-            return require_scipy("sparse.linalg", "custom_root").splu(matrix.tocsc())
-        except RuntimeError:  # exactly singular
-            raise self._singular() from None
 
     def _iterations(self, args: tuple[object, ...], method: str) -> Solve:
         """Multiply with dr/dx.  A rough solution for random numbers finds out whether that is singular."""
@@ -186,9 +185,7 @@ class Equation:
         try:
             return matrix_of(*self._call, args, "csr" if self._count > _FEW else None).astype(np.float64)
         except InvalidArgumentError as error:  # about params and outputs of the residual
-            text = str(error)
-            for role, name in (("params", "unknowns"), ("outputs", "residuals")):
-                text = name + text.removeprefix(role) if text.startswith(role) else text
+            text = re.sub("^outputs", "residuals", re.sub("^params", "unknowns", str(error)))
             raise InvalidArgumentError(text) from error
 
     @property
@@ -205,12 +202,11 @@ class Equation:
 def matrix_of(kernel: Any, params: Any, outputs: Any, args: tuple[object, ...], format: str | None = None) -> Any:
     """J as one matrix, a NumPy or CSR array, from a run whose effects are undone."""
     plan, call = prepared_form(kernel, params, outputs, args, Options(format=format))
-    state = State()
-    evaluation = plan.start(call, state=state, as_matrix=True)
+    evaluation = plan.start(call, state=State(), as_matrix=True)
     try:
         return backend.as_numpy(evaluation.jacobian())
     finally:
-        state.undo()
+        evaluation.restore()
 
 
 @with_short_traceback
@@ -275,7 +271,7 @@ def custom_root(
     """
     for name, function in (("solve", solve), ("residual", residual)):
         if not callable(function):
-            raise InvalidArgumentError(f"{name} is {shown(function)}; expected a function or kernel.")
+            raise unexpected(name, function, "a function or kernel")
     check_number("tol", tol, "a relative error of the unknowns", is_optional=False)
     return ImplicitSolver(solve, Equation(residual, unknowns, residuals, linear), residual, tol)
 
@@ -322,6 +318,8 @@ def implicit_jacobian(
         0.083333
     """
     equation = Equation(residual, unknowns, residuals, linear)
+    if any(leaf is unknown for _, leaf in flatten(params)[0] for unknown in equation.unknowns):
+        raise InvalidArgumentError("params and unknowns have the same field or array; leave it out of one of the two.")
     plan, call = prepared_form(residual, params, residuals, args, Options())
     shapes = plan.start(call).parameter_shapes()
     right = matrix_of(residual, params, residuals, args)

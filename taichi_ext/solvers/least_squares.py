@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -16,10 +15,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.inputs.options import check_count, check_function, checked_choice, checked_options, is_real
+from taichi_ext.api.inputs.options import check_count, check_function, check_number, checked_choice, checked_options
+from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import Structure
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_short_traceback
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
 from taichi_ext.solvers.levenberg import Ended, Limits, Point, Space, minimize
@@ -307,18 +307,16 @@ def _check(
         if method == "lm":
             raise InvalidArgumentError(f"{name} is an option of SciPy's methods; give method='trf', or leave it out.")
         if is_complex(options[name]):  # of which SciPy drops the imaginary part
-            raise InvalidArgumentError(f"{name} is {shown(options[name])}; expected real numbers.")
+            raise unexpected(name, options[name], "real numbers")
     for name, value in tolerances.items():
-        if not (is_real(value) and 0 <= value < math.inf):
-            raise InvalidArgumentError(f"{name} is {shown(value)}; expected a number, not negative.")
+        check_number(name, value, "a tolerance", least=0, is_optional=False)
     checked_choice("loss_over", loss_over, get_args(LossOver))
     if loss_over != "entries" and method != "lm":
         raise InvalidArgumentError(f"loss_over={loss_over!r} needs method='lm'.")
     if max_iterations is not None:
         check_count("max_iterations", max_iterations)
     check_function("callback", callback, "a LeastSquaresIteration")
-    if not (progress is None or isinstance(progress, bool)):
-        raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False or None; callback= calls.")
+    check_progress(progress)
     check_matrix_format(format)
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.inputs.options import is_positive
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.api.inputs.options import check_number
+from taichi_ext.errors import InvalidArgumentError, shown, unexpected
 
 _LEAST_CURVATURE = 0.1  # of a loss, as a share of its slope
 Values = tuple[np.ndarray, np.ndarray, np.ndarray]  # rho(z), rho'(z), rho''(z)
@@ -75,10 +75,9 @@ class Robust:
         for given in losses:
             if not callable(given) and not (isinstance(given, str) and given in LOSSES):
                 names = ", ".join(map(repr, LOSSES))
-                raise InvalidArgumentError(f"loss is {shown(given)}; expected one of {names}, or a function.")
+                raise unexpected("loss", given, f"one of {names}, or a function")
         for given in scales:
-            if not (is_positive(given) and given < math.inf):
-                raise InvalidArgumentError(f"f_scale is {shown(given)}; expected positive numbers.")
+            check_number("f_scale", given, "the size of an outlier", is_optional=False)
         self.is_linear = all(given == "linear" for given in losses)
         widths = [shape[-1] if over == "last axis" and shape else 1 for shape in shapes]
         self._is_single = all(width == 1 for width in widths)

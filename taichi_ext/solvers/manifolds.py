@@ -21,7 +21,7 @@ import numpy as np
 
 from taichi_ext.api.inputs.options import is_whole
 from taichi_ext.backend import ti
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import unexpected
 
 __all__ = ["Manifold", "se3", "so3", "unit_quaternion", "unit_vector"]
 __dir__ = __all__.copy  # for completion: no modules
@@ -59,7 +59,7 @@ class Manifold:
             ("shape", is_shape, "a tuple of one or two whole numbers"),
         ]:
             if not is_right:
-                raise InvalidArgumentError(f"{name} is {shown(getattr(self, name))}; expected {wanted}.")
+                raise unexpected(name, getattr(self, name), wanted)
 
 
 @ti.func

@@ -144,10 +144,8 @@ def newton(
     from the same params each time; its other outputs are those of one plain run at the minimiser.
 
     Args:
-        kernel: see ``hessian``.
+        kernel, energy, args: see ``hessian``.
         params: fields and arrays, see ``hessian``.
-        energy: see ``hessian``.
-        args: see ``hessian``.
         fixed: entries that do not move, structured like ``params``: for each an array of bools of its shape and
             element shape, or of its shape alone, or integer indices along its first axis; None means that all move.
         method: how steps are found: "splu" factorises H by SciPy's SuperLU, "cholmod" by CHOLMOD (extra ``cholmod``),

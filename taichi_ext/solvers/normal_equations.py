@@ -14,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from taichi_ext.api.inputs.options import checked_options, is_positive
+from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.inputs.results import joined
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import block_size, matrices, side_by_side
 from taichi_ext.api.runs.evaluation import Evaluation
-from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.operator import require_scipy
@@ -83,10 +83,9 @@ def normal_equations(
 
     Args:
         kernel: see ``jacobian``; with ``shards``, the factory.
-        params: see ``jacobian``.
+        params, args: see ``jacobian``.
         residuals: see ``outputs`` of ``jacobian``; None means the kernel's return value.
         weights: the weight of each residual, not negative, structured like ``residuals``; None for 1.
-        args: see ``jacobian``.
         dtype: the type in which products are added up: by default that of the residuals, ``np.float64`` on request.
         format: "csr" computes J and J^T W J as sparse arrays (extra ``scipy``); None computes them dense.
         max_memory: bytes of a dense J in memory at once, by default 256 MiB.
@@ -123,8 +122,7 @@ def normal_equations(
         >>> equations.split(step).round(6).tolist()
         [1.0, 2.0]
     """
-    if max_memory is not None and not is_positive(max_memory):
-        raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
+    checked_options(max_memory, "auto", None, None)
     check_matrix_format(format)
     of_kernels = {"params": params, "residuals": residuals, "weights": weights, "args": args or None, "dtype": dtype}
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
@@ -197,7 +195,7 @@ def _check_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:
 def check_matrix_format(format: object) -> None:
     """Raise for another format than those of J^T J."""
     if not (format is None or (isinstance(format, str) and format == "csr")):
-        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+        raise unexpected("format", format, "'csr' or None")
 
 
 def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:
@@ -208,7 +206,7 @@ def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:
     except (TypeError, ValueError):
         found = np.dtype(object)
     if found not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise InvalidArgumentError(f"dtype is {shown(dtype)}; expected np.float32, np.float64 or None.")
+        raise unexpected("dtype", dtype, "np.float32, np.float64 or None")
     return found
 
 

@@ -13,7 +13,7 @@ import importlib
 import math
 import numbers
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,8 @@ def linear_operator(
     part.
 
     Args:
-        kernel: see ``jacobian``.
-        params: see ``jacobian``.
-        outputs: see ``jacobian``.
+        kernel, params, outputs, max_memory: see ``jacobian``.
         args: see ``jacobian``; the operator keeps them.
-        max_memory: see ``jacobian``.
         chunk_size: the largest number of columns of J in one run of ``A.T @ y``.
 
     Returns:
@@ -104,9 +101,7 @@ def hessian_operator(
     the same as ``hvp``.
 
     Args:
-        kernel: see ``hessian``.
-        params: see ``hessian``.
-        energy: see ``hessian``.
+        kernel, params, energy: see ``hessian``.
         args: see ``hessian``; the operator keeps them.
         max_memory: see ``hvp``.
         fixed: entries of the params that do not move, see ``hessian``.
@@ -212,31 +207,6 @@ class _SymmetricProducts:
         return 0.5 * (found + found.T)
 
 
-@dataclass(frozen=True)
-class _Transposed:
-    """The same products with the other matrix of a pair, J and its transpose."""
-
-    products: _Products | _SymmetricProducts | _Transposed
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.products.dtype
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        rows, columns = self.products.shape
-        return columns, rows
-
-    def times(self, vectors: np.ndarray) -> np.ndarray:
-        return self.products.transposed_times(vectors)
-
-    def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
-        return self.products.times(vectors)
-
-    def matrix(self) -> np.ndarray:
-        return self.products.matrix().T
-
-
 @contextlib.contextmanager
 def _started(plan: Plan, call: KernelCall) -> Generator[Any, None, None]:
     """An evaluation whose runs leave the state as it was."""
@@ -298,7 +268,7 @@ def _operator_class() -> Any:
     class JacobianOperator(base):  # type: ignore[misc, valid-type]
         """J or H, which multiplies vectors; see ``linear_operator`` and ``hessian_operator``."""
 
-        def __init__(self, products: _Products | _SymmetricProducts | _Transposed) -> None:
+        def __init__(self, products: Any) -> None:
             super().__init__(products.dtype, products.shape)
             self._products = products
 
@@ -322,7 +292,9 @@ def _operator_class() -> Any:
             return super().rmatmat(_checked_operand(X, self.shape[0], "rmatmat"))
 
         def _transpose(self) -> JacobianOperator:  # J is real, so that this is the adjoint, too
-            return JacobianOperator(_Transposed(self._products))
+            own = self._products
+            swapped = {"times": own.transposed_times, "transposed_times": own.times, "matrix": lambda: own.matrix().T}
+            return JacobianOperator(SimpleNamespace(dtype=own.dtype, shape=own.shape[::-1], **swapped))
 
         _adjoint = _transpose
 

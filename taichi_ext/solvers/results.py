@@ -17,7 +17,7 @@ import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import is_positive
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, unexpected
 from taichi_ext.solvers.bounds import Part, pieces_of, slices_of
 from taichi_ext.solvers.systems import inverse_part
 
@@ -137,7 +137,7 @@ class LeastSquaresResult:
                 )
             variance = 2 * self.cost / (count - len(self.grad))
         elif not is_positive(variance):
-            raise InvalidArgumentError(f"variance is {shown(variance)}; expected a positive number.")
+            raise unexpected("variance", variance, "a positive number")
         return variance * inverse_part(self._problem.system(), entries, self._problem.parts)
 
     def standard_errors(self, *, variance: float | None = None) -> Any:

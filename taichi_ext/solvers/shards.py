@@ -25,7 +25,7 @@ from taichi_ext.api.inputs.types import Format, Kernel
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import in_structure, real_array
 from taichi_ext.api.runs.by_adjoint import value_and_row
-from taichi_ext.errors import InvalidArgumentError, ShardError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, ShardError, shown, unexpected, with_short_traceback
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseSystem
@@ -60,11 +60,9 @@ class Shards:
     def __init__(self, factory: Any, shards: Any, values: object, what: str, init: object, format: str | None) -> None:
         self._factory, self._shards = _path_of(factory), shards
         if not isinstance(shards, (list, tuple)) or not shards or not all(isinstance(s, tuple) for s in shards):
-            raise InvalidArgumentError(
-                f"shards is {shown(shards)}; expected a list of tuples: the arguments of the factory for each shard."
-            )
+            raise unexpected("shards", shards, "a list of tuples: the arguments of the factory for each shard")
         if not (init is None or isinstance(init, dict)):
-            raise InvalidArgumentError(f"init is {shown(init)}; expected a dict with options of ti.init.")
+            raise unexpected("init", init, "a dict with options of ti.init")
         if values is None:
             raise InvalidArgumentError(f"{what} is missing: with shards, {what}= gives the values of the params.")
         self.options: dict[str, Any] = init or {}
@@ -288,9 +286,7 @@ class Workers:
         self._host = socket.gethostname()
         self._make = None if executor is None or isinstance(executor, Executor) else executor
         if self._make is not None and (not callable(executor) or isinstance(executor, type)):
-            raise InvalidArgumentError(
-                f"executor is {shown(executor)}; expected a concurrent.futures.Executor, or a function that makes one."
-            )
+            raise unexpected("executor", executor, "a concurrent.futures.Executor, or a function that makes one")
         self._pool = None if executor is None else _checked_pool(executor if self._make is None else self._make())
 
     def __enter__(self) -> Workers:
@@ -456,14 +452,11 @@ def value_and_gradient(
 
     Args:
         kernel: see ``hessian``; with ``shards``, the factory.
-        params: see ``hessian``.
-        energy: see ``hessian``.
-        args: see ``hessian``.
+        params, energy, args: see ``hessian``.
         max_memory: see ``vjp``.
         shards: the arguments of the factory, a tuple for each shard.
         at: with ``shards``: the values of the params.
-        executor: with ``shards``: see ``map_jacobian``.
-        init: with ``shards``: see ``map_jacobian``.
+        executor, init: with ``shards``: see ``map_jacobian``.
         progress: True draws a progress bar, of the way back or of the shards; False shows nothing, not even what a long
             first call does.
 
@@ -492,19 +485,18 @@ def value_and_gradient(
     """
     of_kernels = {"params": params, "energy": energy, "args": args or None, "max_memory": max_memory}
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
+    check_progress(progress)
     if shards is not None:
         return _of_shards(Shards(kernel, shards, at, "at", init, None), executor, progress)
     plan, call = prepared_form(
         kernel, params, energy, args, checked_options(max_memory, "auto", None, None), "gradient"
     )
-    check_progress(progress)
     evaluation = plan.start(call, progress="stages" if progress is None else progress)
     value, row = value_and_row(evaluation)
     return value, in_structure(plan, evaluation, pieces_of(row, evaluation.parameter_shapes()), "params")
 
 
 def _of_shards(shards: Shards, executor: AnyExecutor, progress: bool | None) -> tuple[float, Any]:
-    check_progress(progress)
     with Workers(executor) as workers, progress_bar(progress or False, "shards", len(shards)) as advance:
         total = GradientSum(0.0, 0 * shards.x)
         for total in accumulate(workers.answers(shards.tasks(shards.x, GRADIENT)), GradientSum.plus):  # noqa: B007

@@ -785,7 +785,9 @@ def test_limit_that_is_no_number_of_bytes(scene, refused, limit):
 
 @pytest.mark.parametrize("size", [True, np.True_, 0, -1, 2.5, 1.0, "3", np.float64(2), np.nan, [2], np.array(2)])
 def test_chunk_size_that_is_no_number_of_columns(scene, refused, size):
-    refused(scene.k, scene.x, scene.y, f"chunk_size is {size!r}", "positive whole number of columns", chunk_size=size)
+    refused(
+        scene.k, scene.x, scene.y, f"chunk_size is {size!r}", "expected a whole number of at least 1", chunk_size=size
+    )
 
 
 @pytest.mark.parametrize("tangents", [None, "Auto", ["auto"], {"auto"}, 1, b"auto"])

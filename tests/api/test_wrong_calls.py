@@ -43,7 +43,12 @@ def things():
         for i in a:
             b[i] = a[i] ** 2
 
-    yield {"k": k, "energy": energy, "of_arrays": of_arrays, "x": x, "y": y, "e": e, "v": np.ones(3)}
+    @ti.kernel
+    def scaled(s: float):
+        for i in x:
+            y[i] += s * x[i]
+
+    yield {"scaled": scaled, "k": k, "energy": energy, "of_arrays": of_arrays, "x": x, "y": y, "e": e, "v": np.ones(3)}
     assert not y.to_numpy().any() and not e.to_numpy().any(), "something ran"
 
 
@@ -55,12 +60,13 @@ CALLS = [
     ("jacobian(k, x, y, v)", "jacobian", "array([1., 1., 1.])", "name the argument"),
     ("jacobian(k, x, params=x)", "params", ".field>", "give one"),
     ("jacobian(k, y, x)", "outputs", "x", "The order is jacobian(kernel, params, outputs)."),
+    ("jacobian(scaled, 's', y, args=('a',))", "args", "str", "expected f64"),
     ("jacobian('k', x, y)", "kernel", "'k'", "@ti.kernel"),
     ("jacobian(k, x, y, format='banana')", "format", "'banana'", "'csr', 'csc'"),
     ("jacobian(k, x, y, tangent='dense')", "tangent", "'dense'", "Did you mean 'tangents'?"),
     ("value_and_jacobian(k, x, y, mode='back')", "mode", "'back'", "'forward', 'reverse'"),
     ("value_and_jacobian(k, x, y, chunk=3)", "chunk", "3", "chunk_size="),
-    ("Jacobian(k, x, y, chunk_size=0)", "chunk_size", "0", "positive whole number"),
+    ("Jacobian(k, x, y, chunk_size=0)", "chunk_size", "0", "at least 1"),
     ("Jacobian(k, x, y, chunks=2)", "chunks", "2", "Did you mean 'chunk_size'?"),
     ("Jacobian(k, x, y)(arg=(1,))", "arg", "(1,)", "Did you mean 'args'?"),
     ("jvp(k, x, y, v)", "outputs", "array of shape (3,)", "The order is jvp(kernel, params, tangents, outputs)."),
@@ -95,10 +101,11 @@ CALLS = [
     ("custom_root(k, k, x, y, linear='lu')", "linear", "'lu'", "'direct', 'cg', 'gmres'"),
     ("custom_root(k, 3, x, y)", "residual", "3", "custom_root(solve, residual, unknowns, residuals)."),
     ("implicit_jacobian(k, x, y, e)", "unknowns", "3 numbers", "as many of both"),
+    ("implicit_jacobian(k, x, [x], y)", "params", "unknowns", "leave it out of one"),
     ("implicit_jacobian(k, x, y, y, lin='cg')", "lin", "'cg'", "Did you mean 'linear'?"),
     ("check_jacobian(k, x, y, step='a')", "step", "'a'", "positive number"),
     ("check_jacobian(k, x, y, eps=1e-3)", "eps", "0.001", "step="),
-    ("check_hessian(energy, x, e, most_entries=0)", "most_entries", "0", "positive whole number"),
+    ("check_hessian(energy, x, e, most_entries=0)", "most_entries", "0", "at least 1"),
     ("check_hessian(energy)", "params", "missing", "check_hessian(kernel, params, energy"),
     ("check_rule('nope', {})", "rule", "'nope'", "registered are"),
     ("check_rule('nope', {}, expect='boundary')", "expect", "'boundary'", "Did you mean 'expected'?"),
@@ -136,6 +143,23 @@ def test_what_fits_no_signature_is_a_type_error_too(things, call):
     with pytest.raises(TypeError) as error:
         eval(f"te.{call}", {**things, "te": te})
     assert isinstance(error.value, InvalidArgumentError)
+
+
+def test_a_wrong_call_in_a_kernel():
+    x, y = scalars([2.0]), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            at = float(i)
+            y[i] = te.coverage(x[0] - at, at=at, antialias=True)
+
+    wanted = (
+        r"line \d+, in .*k:\n[\s\S]*antialias=True is no argument of coverage. It is called as coverage\(level, at=\)."
+    )
+    for call in (k, lambda: te.jacobian(k, x, y)):
+        with pytest.raises(InvalidArgumentError, match=wanted):
+            call()
 
 
 def test_every_public_name_is_called():

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import taichi as ti
 
+from taichi_ext import custom_root
+
 TRUTH = np.array([2.5, 1.3, 0.3])
 
 
@@ -118,3 +120,44 @@ def view(number):
     seen += 0.01 * np.random.default_rng(number).standard_normal(seen.shape)
     r = np.zeros_like(seen)
     return see, {"poses": poses, "points": points}, r, (poses, points, seen, r, number)
+
+
+@ti.kernel
+def cubic(p: ti.types.ndarray(), b: ti.types.ndarray(), x: ti.types.ndarray(), r: ti.types.ndarray()):
+    for i in x:
+        r[i] = p[0] * x[i] + x[i] ** 3 - p[1] * b[i]
+
+
+@ti.kernel
+def sum_squares(x: ti.types.ndarray(), total: ti.types.ndarray()):
+    total[0] = 0.0
+    for i in x:
+        total[0] += x[i] ** 2
+
+
+def cubic_roots(p, b):
+    """The roots ``x`` of ``p[0] x + x^3 = p[1] b``, real or complex."""
+    x = np.zeros_like(p[1] * b)
+    for _ in range(80):
+        x = x - (p[0] * x + x**3 - p[1] * b) / (p[0] + 3 * x**2)
+    return x
+
+
+def loads(number):
+    return np.random.default_rng(number).standard_normal(5)
+
+
+def root_squares(number):
+    """A shard whose energy is the sum of squared roots, which Python finds."""
+    b, p, x, r, total = loads(number), np.zeros(2), np.zeros(5), np.zeros(5), np.zeros(1)
+
+    def solve(p, b, x, r):
+        x[:] = cubic_roots(p, b)
+
+    root = custom_root(solve, cubic, x, r)
+
+    def run(p, b, x, r, total):
+        root(p, b, x, r)
+        sum_squares(x, total)
+
+    return run, p, total, (p, b, x, r, total)

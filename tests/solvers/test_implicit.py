@@ -1,14 +1,17 @@
 """``custom_root``, ``implicit_jacobian``: against differences of converged solves, closed forms and unrolled solvers."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import shard_factories
 import taichi as ti
 
 from taichi_ext import (
     DerivativeWarning,
     InvalidArgumentError,
+    Jacobian,
     UnsupportedError,
     custom_root,
     hessian,
@@ -552,6 +555,28 @@ def test_memory_does_not_depend_on_the_number_of_iterations(monkeypatch):
     few, many = (vjp(solver(iterations), force, u, np.ones(n)) for iterations in (30, 200))
     np.testing.assert_allclose(few, many, rtol=1e-9)
     assert peaks[0] == peaks[-1] > 0
+
+
+def test_shards_and_threads():
+    """In shards of data, and solvers of their own in several threads at once."""
+    at, shards = np.array([1.3, 0.7]), [(1,), (2,)]
+    columns = [
+        sum((shard_factories.cubic_roots(p, shard_factories.loads(*shard)) ** 2).sum() for shard in shards)
+        for p in at + 1e-30j * np.eye(2)
+    ]
+    value, gradient = value_and_gradient(shard_factories.root_squares, shards=shards, at=at)
+    np.testing.assert_allclose(value, np.real(columns[0]), rtol=1e-12)
+    np.testing.assert_allclose(gradient, np.imag(columns) / 1e-30, rtol=1e-9)
+
+    plans = []
+    for number in range(3):
+        run, p, total, args = shard_factories.root_squares(number)
+        p[:] = at
+        plans.append(Jacobian(run, p, total, args=args))
+    expected = [plan() for plan in plans]
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(5):
+            np.testing.assert_array_equal(list(pool.map(lambda plan: plan(), plans)), expected)
 
 
 # --- bad input

@@ -466,7 +466,7 @@ class TestLeastSquares:
                 r"loss and its derivatives of .* nan .*; expected finite",
             ),
             ({"loss": lambda z: np.stack([-z, z * 0 - 1, z])}, "a first derivative that is not negative"),
-            ({"f_scale": 0.0}, "f_scale is 0.0; expected positive numbers"),
+            ({"f_scale": 0.0}, "f_scale is 0.0; expected a positive number"),
             ({"loss_over": "rows"}, "loss_over is 'rows'"),
             ({"loss_over": "last axis", "method": "trf"}, "loss_over='last axis' needs method='lm'"),
             ({"weights": np.ones(5)}, r"weights has shape \(5,\)"),

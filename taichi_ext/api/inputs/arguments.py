@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.errors import InvalidArgumentError, shown, suggestion
+from taichi_ext.errors import InvalidArgumentError, shown, suggestion, unexpected
 from taichi_ext.labels import Label, Labels
 from taichi_ext.record.variables import Variable, find_variable, named_numbers, number_shape
 
@@ -154,7 +154,7 @@ class KernelCall:
 
     def _check_args_kind(self) -> None:
         if not isinstance(self.args, (tuple, list)):
-            raise InvalidArgumentError(f"args is {shown(self.args)}; expected a tuple with the arguments of the call.")
+            raise unexpected("args", self.args, "a tuple with the arguments of the call")
 
     def _check_args(self) -> None:
         if self.kernel is None:
@@ -217,9 +217,8 @@ class KernelCall:
                     f"{place} is a {type(leaf).__module__}.{type(leaf).__name__}, which Taichi does not take; pass "
                     "np.from_dlpack(a) or torch.from_dlpack(a) in args, which share its memory, and name that."
                 )
-            raise InvalidArgumentError(
-                f"{place} is {shown(leaf)}; expected a ti.field, an array that is in args, or the name of a kernel "
-                f"argument{_hint(leaf)}."
+            raise unexpected(
+                place, leaf, f"a ti.field, an array that is in args, or the name of a kernel argument{_hint(leaf)}"
             )
         for position, value in enumerate(self.args):
             if backend.is_same_array(value, leaf):

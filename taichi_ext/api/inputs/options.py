@@ -12,7 +12,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.sparse_results import checked_format
 from taichi_ext.api.inputs.types import Mode
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, unexpected
 
 
 class Options(NamedTuple):
@@ -30,13 +30,10 @@ def checked_options(
 ) -> Options:
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):
-        raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
+        raise unexpected("max_memory", max_memory, "a positive number of bytes")
     tangents = checked_choice("tangents", tangents, STRATEGIES)
     if chunk_size is not None:
-        if not is_whole(chunk_size) or chunk_size < 1:
-            raise InvalidArgumentError(
-                f"chunk_size is {shown(chunk_size)}; expected a positive whole number of columns."
-            )
+        check_count("chunk_size", chunk_size, least=1)
         chunk_size = int(chunk_size)
     format = checked_format(format)
     if mode is not None:
@@ -50,8 +47,7 @@ def checked_options(
 
 def check_as_matrix(as_matrix: object, format: str | None) -> None:
     """Raise for a value of ``as_matrix=`` that cannot be used, or not with this format."""
-    if not isinstance(as_matrix, bool):
-        raise InvalidArgumentError(f"as_matrix is {shown(as_matrix)}; expected True or False.")
+    check_flag("as_matrix", as_matrix)
     if as_matrix and format == "bsr":
         raise InvalidArgumentError(
             "format='bsr' needs blocks of one size, and as_matrix=True puts outputs and params with elements of "
@@ -73,25 +69,25 @@ def checked_choice(name: str, value: object, choices: Iterable[str]) -> str:
     """An option that is one of the words to choose from; raises for another value."""
     if isinstance(value, str) and value in choices:
         return value
-    raise InvalidArgumentError(f"{name} is {shown(value)}; expected one of {', '.join(map(repr, choices))}.")
+    raise unexpected(name, value, f"one of {', '.join(map(repr, choices))}")
 
 
 def check_function(name: str, value: object, meaning: str) -> None:
     """Raise for an option that is neither None nor a function that Python can call."""
     if value is not None and (not callable(value) or backend.is_known_in_kernels(value)):
-        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a Python function of {meaning}.")
+        raise unexpected(name, value, f"a Python function of {meaning}")
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise for an option that is neither True nor False."""
     if not isinstance(value, bool):
-        raise InvalidArgumentError(f"{name} is {shown(value)}; expected True or False.")
+        raise unexpected(name, value, "True or False")
 
 
 def check_count(name: str, value: Any, *, least: int = 0) -> None:
     """Raise for an option that is no whole number of at least ``least``."""
     if not is_whole(value) or value < least:
-        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a whole number of at least {least}.")
+        raise unexpected(name, value, f"a whole number of at least {least}")
 
 
 def check_number(name: str, value: Any, meaning: str, *, least: float | None = None, is_optional: bool = True) -> None:
@@ -99,7 +95,7 @@ def check_number(name: str, value: Any, meaning: str, *, least: float | None = N
     is_fit = is_positive(value) or (least is not None and is_real(value) and value >= least)
     if not (is_optional if value is None else is_fit and value != float("inf")):
         kind = "positive number" if least is None else f"number of at least {least:g}"
-        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a {kind}, {meaning}.")
+        raise unexpected(name, value, f"a {kind}, {meaning}")
 
 
 def is_real(value: object) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, unexpected
 from taichi_ext.launches import FieldKey, NumberArgument, PipelineArgument, container_key, rows_of
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record.variables import Variable
@@ -54,9 +54,7 @@ def check_out(leaves: Sequence[tuple[str, Any]], wanted: Sequence[tuple[tuple[in
     for (path, target), (shape, dtype) in zip(leaves, wanted, strict=True):
         place = f"out{path}"
         if not isinstance(target, backend.Field) and not backend.is_array(target):
-            raise InvalidArgumentError(
-                f"{place} is {shown(target)}; expected a NumPy array, tensor, ti.ndarray or field."
-            )
+            raise unexpected(place, target, "a NumPy array, tensor, ti.ndarray or field")
         problem = backend.ended_problem(target) if isinstance(target, backend.Field) else _array_problem(target)
         if problem:
             raise InvalidArgumentError(f"{place} {problem}.")

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import numpy as np
 
 from taichi_ext.api.inputs.types import Format
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, unexpected
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
 FORMATS = get_args(Format)
@@ -17,7 +17,7 @@ def checked_format(given: object) -> str | None:
         return None
     if not isinstance(given, str) or given not in FORMATS:
         expected = ", ".join(map(repr, FORMATS))
-        raise InvalidArgumentError(f"format is {shown(given)}; expected None for dense arrays, or one of {expected}.")
+        raise unexpected("format", given, f"None for dense arrays, or one of {expected}")
     try:
         scipy_sparse()
     except ImportError:

@@ -27,7 +27,7 @@ from taichi_ext.api.runs.subject import EnergyGradient, Outputs
 from taichi_ext.differentiate.forms.entry_sites import LAST
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.emit import Part, Tangents, export
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError, unexpected, with_short_traceback
 from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
 from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
@@ -187,18 +187,7 @@ def prepare(
 class Jacobian:
     """The prepared form of ``jacobian``: analysed and compiled once, called many times.
 
-    Args:
-        kernel: see ``jacobian``.
-        params: see ``jacobian``.
-        outputs: see ``jacobian``.
-        args: see ``jacobian``.  A call can pass other args; without args it uses those of its thread's last call.
-        max_memory: see ``jacobian``.
-        tangents: see ``jacobian``.
-        chunk_size: see ``jacobian``.
-        format: see ``jacobian``.
-        as_matrix: see ``jacobian``.
-        progress: see ``jacobian``.
-        mode: see ``jacobian``.
+    Args are those of ``jacobian``.  A call can pass other args; without args it uses those of its thread's last call.
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names it and the fix.
@@ -358,7 +347,7 @@ class Jacobian:
         try:
             file = Path(path)
         except TypeError:
-            raise InvalidArgumentError(f"path is {shown(path)}; expected the path of a file, a str or Path.") from None
+            raise unexpected("path", path, "the path of a file, a str or Path") from None
         self._plan.check_not_ended()
         with backend.exclusive:
             self._plan.follow_layout(self._last_call())
