@@ -196,8 +196,10 @@ class Pipeline:
                 found = -root.step(values, right)
             Rows(root.unknowns, session).write(found)
         tangents.arrays.remember()
-        if self._trace is not None and result is not None:
-            self._trace.note_read()
+        if self._trace is not None:
+            self._trace.remember(filter(is_host_array, root.unknowns))
+            if result is not None:
+                self._trace.note_read()
         return result
 
     def _clear_changed(self, obj: Any, *index: object) -> None:

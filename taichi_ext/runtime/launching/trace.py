@@ -300,7 +300,9 @@ class PlainRun:
     def root(self, root: Any) -> Any:
         """A solver of an implicit function; what it changes was saved in the run before."""
         with backend.suspend_following():
-            return root.solver()
+            result = root.solver()
+        self.trace.remember(filter(is_host_array, root.unknowns))  # whose changes are those of the solver
+        return result
 
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to store to a field or array."""
