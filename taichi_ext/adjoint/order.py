@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value, loop_atoms
+from taichi_ext.analysis.changes import written
 from taichi_ext.analysis.loops import Extents, leaves, loop_reach
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.program import Const, Container, If, Load, Local, Op, Read, Value
-from taichi_ext.simplify.usage import assigned_locals
 
 _RANGES = frozenset(("lt", "le", "gt", "ge"))
 _LOGIC = frozenset(("logical_and", "logical_or", "logical_not", "bit_and", "bit_or"))
@@ -64,14 +64,14 @@ class Order:
     Attributes:
         apart: entries that are taken to be different; a launch has to check that.
         unsure: containers, and where a loop stores to them, of which iterations that several threads run in any order
-            may read what others store.
+            may read what others store. An entry of a list, read and stored, is taken to be in it once.
     """
 
     def __init__(self, program: ir.Program, extents: Extents, threads: int, is_fixed: Callable[[Value], bool]) -> None:
         self.apart: list[Pair] = []
         self.unsure: dict[Container, ir.Place | None] = {}
         self._extents, self._threads, self._is_fixed = extents, threads, is_fixed
-        self._indices, self._changed = Indices(program.body), assigned_locals(program.body)
+        self._indices, self._changed = Indices(program.body), frozenset(written(program.body))
         declares = (s for s in ir.statements(program.body) if isinstance(s, ir.Declare) and not s.local.shape)
         self._values = {s.local: s.values[0] for s in declares}
         self._numbers, self._named = ValueNumbers(), dict[int, Value]()
@@ -124,7 +124,7 @@ class Order:
         if form is not None:
             return form
         contents = index.contents
-        if contents.is_pure and not contents.containers and self._changed.isdisjoint(contents.locals):
+        if contents.is_pure and self._changed.isdisjoint(contents.locals | contents.containers):
             index = self._named.setdefault(self._numbers.of(index), index)
         return Affine(((index, 1),))
 
@@ -147,6 +147,8 @@ class Order:
     ) -> bool:
         """Whether two iterations may touch the same entry."""
         (a, x), (b, y) = pair
+        if any(f.is_constant and g.is_constant and f != g for f, g in zip(a.forms, b.forms, strict=True)):
+            return False
         equal, is_certain, are_fixed, apart = set[Atom](), not (a.is_guarded or b.is_guarded), True, 0
         for n, (f, g) in enumerate(zip(a.forms, b.forms, strict=True)):
             difference = f + g * -1
@@ -166,7 +168,7 @@ class Order:
             return False
         if is_certain or self._threads == 1:
             return True
-        if b.kind == "load" and not (a.is_guarded or b.is_guarded):
+        if b.kind == "load" and a.forms != b.forms and not (a.is_guarded or b.is_guarded):
             self.unsure[c] = place
         return False
 

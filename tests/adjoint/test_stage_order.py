@@ -106,6 +106,11 @@ def meeting(x, w, y, z):
             x[i] += ti.sin(x[near[i]]) * w[i]
 
     @ti.kernel
+    def entries_of_a_list():
+        for k in w:
+            x[near[k]] = ti.sin(x[near[k]]) * w[k]
+
+    @ti.kernel
     def every_other():
         for i in x:
             if i % 2 == 1 and i < 5:
@@ -160,6 +165,7 @@ MEETING = {  # the output, and whether there is order with several threads, too
     "last_one": ("y", False),
     "last_in_a_list": ("y", False),
     "by_a_list": ("x", False),
+    "entries_of_a_list": ("x", False),
     "every_other": ("x", False),
     "overlapping_pieces": ("x", True),
 }
