@@ -155,9 +155,9 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     return rest if is_inner else TracebackType(rest, frame, trace.tb_lasti, trace.tb_lineno)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as a message shows it: on one line, not too long."""
-    parts: Sequence[Any] = value if isinstance(value, (list, tuple)) else (value,)
+    parts: Any = value if type(value) in (list, tuple) else (value,)
     if any(type(part).__module__.startswith(_RECORDED) for part in parts):
         return "a value of the kernel"
     try:
