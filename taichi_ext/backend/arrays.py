@@ -427,12 +427,12 @@ def _rebuilt(annotation: object, values: Iterator[object]) -> object:
 
 
 def as_they_are(kernel: Kernel, args: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with these leaf values: vectors, structs and packs are new ones, as Python may change its own."""
+    """The arguments with these leaf values: matrices, structs and packs are new ones, as Python may change its own."""
     leaves = leaf_arguments(kernel)
-    is_vector = [isinstance(leaf.annotation, MatrixType) for leaf in leaves]
-    if not any(is_vector) and not any(leaf.path for leaf in leaves):
+    is_matrix = [isinstance(leaf.annotation, MatrixType) for leaf in leaves]
+    if not any(is_matrix) and not any(leaf.path for leaf in leaves):
         return args
-    kept = (np.array(as_numpy(v)).tolist() if own else v for v, own in zip(values, is_vector, strict=True))
+    kept = (ti.Matrix(np.array(as_numpy(v)).tolist()) if own else v for v, own in zip(values, is_matrix, strict=True))
     return with_leaf_values(kernel, tuple(kept))
 
 

@@ -581,3 +581,30 @@ def test_a_struct_that_changes_after_it_was_passed():
         scaled(z, p, y)
 
     require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))
+
+
+MATRIX = ti.types.matrix(2, 3, ti.f64)
+BOX = ti.types.struct(a=ti.f64, m=MATRIX, n=ti.types.matrix(2, 2, ti.i32))
+
+
+def test_matrices_by_value():
+    x, y = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N)
+
+    @ti.kernel
+    def squares(m: MATRIX, n: ti.types.matrix(2, 2, ti.i32)):
+        for i in x:
+            y[i] = m[i % 2, i % 3] * x[i] ** n[1, 0] + m[0, 1]
+
+    @ti.kernel
+    def boxed(box: BOX):
+        for i in y:
+            y[i] *= box.a * box.m[1, 2] + x[0] * box.n[1, 1]
+
+    def run():
+        m = ti.Matrix([[1.0, 2.0, 0.5], [0.7, 0.3, 1.5]])
+        squares(m, ti.Matrix([[1, 2], [3, 4]]))
+        m[1, 2] = 7.0
+        boxed(BOX(a=1.5, m=m, n=ti.Matrix([[1, 2], [3, 4]])))
+        squares(ti.Matrix([[y[0], y[1], 2.0], [y[2] * y[3], 1.0, y[4]]]), ti.Matrix([[1, 0], [2, 1]]))
+
+    require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))
