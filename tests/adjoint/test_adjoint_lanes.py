@@ -101,7 +101,7 @@ def test_loops_that_do_not_fit_run_by_themselves(tried, case):
             if ti.static(case == "places in memory"):
                 y[place[j]] = s * s
             elif ti.static(case == "both sides"):
-                if j < N // 2:
+                if j // (N // 2) == 0:  # of ranges, iterations might meet
                     y[2 * j + 1] = s * s
                 elif j > N // 2:
                     y[2 * j - 1] = s * s
@@ -121,7 +121,7 @@ def test_loops_that_do_not_fit_run_by_themselves(tried, case):
         "column": "side by side",
     }
     assert tried
-    assert all(reasons[case] in reason for reason in tried)
+    assert all(reasons[case] in reason for reason in tried), tried
 
 
 @pytest.mark.parametrize(("length", "count"), [(40, 16), (300, 8), (450, None)])
