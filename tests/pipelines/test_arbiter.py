@@ -781,3 +781,30 @@ def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):
             J = plan()
         with pytest.warns(DerivativeWarning, match="an earlier run of a pipeline has left"):
             assert not np.allclose(plan(), J)
+
+
+@pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning")
+def test_fields_in_lists_of_new_objects_are_as_after_one_run(scene):
+    parts = [scalars([1.0, 2.0]) for _ in range(4)]
+    made = itertools.count()
+
+    @ti.data_oriented
+    class Part:
+        def __init__(self):
+            self.used, self.named = [parts[next(made)]], {"first": [parts[3]]}
+
+        @ti.kernel
+        def step(self, weight: ti.f64):
+            self.used[0][0] += weight
+            self.named["first"][0][1] += weight
+
+    def run():
+        scene.square()
+        Part().step(float(scene.y[0]))
+        scene.add(scene.y[1])
+
+    scene.reset()
+    jacobian(run, scene.x, scene.s)
+    assert next(made) > 1  # runs that compare have made others
+    weight = scene.y[0]
+    assert_array_equal(np.stack([read(part) for part in parts]), [[1 + weight, 2], [1, 2], [1, 2], [1, 2 + weight]])
