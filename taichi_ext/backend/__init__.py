@@ -135,6 +135,7 @@ from taichi_ext.backend.kernels import (
     short_name,
     source_of,
     taichi_func,
+    takes_numbers_alone,
     thread_functions,
     with_functions_in_key,
     without_fast_math,

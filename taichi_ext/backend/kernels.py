@@ -247,6 +247,11 @@ def is_plain_call(kernel: Kernel) -> bool:
     return is_bare and not kernel.has_print and not RUNTIME.config().debug and is_host_arch()
 
 
+def takes_numbers_alone(kernel: Kernel) -> bool:
+    """Whether a kernel takes nothing but numbers, or nothing."""
+    return not kernel.template_slot_locations and all(is_scalar_type(a.annotation) for a in arguments(kernel))
+
+
 class RepeatedLaunch:
     """A launch of a compiled kernel that takes NumPy arrays and numbers, set up once to be made many times.
 

@@ -99,6 +99,7 @@ class Solving:
     def __init__(self, table: FieldTable, save: Callable[[Any], None], clear: Callable[..., object]) -> None:
         self._table, self._save, self._clear = table, save, clear
         self.changed: dict[Key, Label | str] = {}
+        self._noted: set[int] = set()  # kernels of numbers alone, which change the same in each launch
 
     def note(self, obj: Any, *index: object) -> None:
         """A field, array or entry has changed."""
@@ -109,6 +110,9 @@ class Solving:
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         """Launch a kernel without tangents."""
         with backend.exclusive:
+            if id(kernel) in self._noted:
+                with backend.suspend_following():
+                    return kernel(*args)
             changed = _changed_by(kernel, args, self._table)
             suspects = self._with_numbers(kernel, args) if changed is None else [(obj, None) for obj in changed]
             for obj, _ in suspects:
@@ -118,6 +122,8 @@ class Solving:
                 found = [obj for obj, before in suspects if before is None or _differs(obj, before)]
             for obj in found:
                 self.note(obj)
+            if changed is not None and backend.takes_numbers_alone(kernel):
+                self._noted.add(id(kernel))
             return result
 
     def _with_numbers(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
