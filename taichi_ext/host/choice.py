@@ -15,7 +15,7 @@ RELEASES = {
         (1, 8, 0),
         "it has no force_scalarize_matrix, without which kernels with vectors store wrong numbers",
     ),
-    "quadrants": ("Quadrants", (1, 3, 0), (1, 4, 0), "its tracer has other internals"),
+    "quadrants": ("Quadrants", (1, 3, 2), (1, 4, 0), "its tracer has other internals"),
 }
 RULE = (
     "A process has one runtime: Quadrants if quadrants is imported before taichi_ext and taichi is not, else Taichi; "

@@ -204,14 +204,14 @@ def test_a_runtime_that_is_not_installed(monkeypatch, name):
         choice.load(name)
 
 
-@pytest.mark.parametrize("version", [(1, 2, 9), (0, 4, 0), (1, 4, 0), (2, 0, 0)], ids=str)
+@pytest.mark.parametrize("version", [(1, 3, 0), (0, 4, 0), (1, 4, 0), (2, 0, 0)], ids=str)
 def test_releases_of_quadrants_that_are_not_supported(version):
     text = ".".join(map(str, version))
     with pytest.raises(
-        ImportError, match=rf"Quadrants {text} is installed.*internals.*pip install \"quadrants>=1.3.0,<1.4"
+        ImportError, match=rf"Quadrants {text} is installed.*internals.*pip install \"quadrants>=1.3.2,<1.4"
     ):
         choice.check_version("quadrants", version)
-    for supported in ((1, 3, 0), (1, 3, 3), (1, 3, 12)):
+    for supported in ((1, 3, 2), (1, 3, 3), (1, 3, 12)):
         choice.check_version("quadrants", supported)
 
 
