@@ -73,12 +73,13 @@ def match(count, table: ti.template(), jumps: ti.template()):
         mate = -1
         if table[a, MATE] < 0:
             for b in range(a + 1, count):
-                if table[b, MATE] < 0 and (b - a) % 2 == 1:
+                if (table[b, MATE] < 0) & ((b - a) % 2 == 1):
                     chord, slopes = chord_of(a, b, table)
                     turned = ti.max(abs(slopes[0]), abs(slopes[1]))
-                    if turned < best and is_one_edge(a, b, chord, table, jumps):
-                        best = turned
-                        mate = b
+                    if turned < best:  # noqa: SIM102  # `and` would call it in any case
+                        if is_one_edge(a, b, chord, table, jumps):
+                            best = turned
+                            mate = b
             if mate >= 0:
                 table[a, MATE] = mate
                 table[mate, MATE] = a
@@ -91,7 +92,7 @@ def match(count, table: ti.template(), jumps: ti.template()):
                 is_whole &= a < table[b, MATE] < mate
     for a in range(count):
         for b in range(count):
-            if is_whole and a != b and a < table[a, MATE] and b < table[b, MATE]:
+            if is_whole & (a != b) & (a < table[a, MATE]) & (b < table[b, MATE]):
                 is_whole = not crosses(a, b, table)
     return is_whole
 
@@ -110,7 +111,7 @@ def crosses(a, b, table: ti.template()):
             off = other.cross(place - point_of_arc(t, other, turned)) / other.norm()
             least = ti.min(least, off)
             most = ti.max(most, off)
-    return least < -_CROSSED and most > _CROSSED
+    return (least < -_CROSSED) & (most > _CROSSED)
 
 
 @ti.func
@@ -153,7 +154,7 @@ def put_arcs(shade: ti.template(), count, is_star, meeting, x, y, size, table: t
             slope = stop_gradient(there[SLOPE])
             g = slope.norm()
             off = stop_gradient(there[LEVEL]) / (size * g)
-            is_there = abs(off) * size < _OFF and ti.max(abs(at[0]), abs(at[1])) < _WITHIN
+            is_there = (abs(off) * size < _OFF) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
             if is_there:
                 at -= off * slope / g
                 table[r, PX] = x + size * at[0]
@@ -173,7 +174,7 @@ def put_without_arcs(count, x, y, size, meeting, apart, table: ti.template()):
     They are those of the edges up to the point in which tangents meet, or else of the mean length of edges from the
     sides of the square as scan lines.
     """
-    is_star = ti.max(abs(meeting[0]), abs(meeting[1])) < _WITHIN and apart < _FAR_APART
+    is_star = (ti.max(abs(meeting[0]), abs(meeting[1])) < _WITHIN) & (apart < _FAR_APART)
     for r in range(count):
         at = border_place(r, table)
         c = int(table[r, ALONG])
@@ -208,7 +209,7 @@ def meeting_of(count, table: ti.template()):
 
 @ti.func
 def meets(meeting, apart):
-    return ti.max(abs(meeting[0]), abs(meeting[1])) < _WITHIN and apart < _APART
+    return (ti.max(abs(meeting[0]), abs(meeting[1])) < _WITHIN) & (apart < _APART)
 
 
 @ti.func
@@ -231,8 +232,9 @@ def region_from(k, count, before, table: ti.template()):
             corner = int(ti.floor(table[q, ALONG])) + 1
             for _c in range(SIDES):
                 if corner < end:
-                    total += triangle(place, corner_of(corner))
-                    place = corner_of(corner)
+                    following = corner_of(corner)
+                    total += triangle(place, following)
+                    place = following
                     corner += 1
             far = border_place(r, table)
             mate = int(table[r, MATE])

@@ -59,7 +59,7 @@ def probe(
 @ti.func
 def corner_of(c):
     """Corner c of a square of size 1 around 0, at which side c starts; sides go round to the left."""
-    return ti.Vector([ti.select(c % 4 == 1 or c % 4 == 2, 0.5, -0.5), ti.select(c % 4 > 1, 0.5, -0.5)])
+    return ti.Vector([((c ^ c >> 1) & 1) - 0.5, (c >> 1 & 1) - 0.5])
 
 
 @ti.func
@@ -101,12 +101,13 @@ def search_side(
     for k in range(_TRIES):
         if q >= 0:
             here, facts, value = look(shade, c, q, x, y, size)
-            is_low = k == 0 or facts[OUTCOMES] == low_facts[OUTCOMES]
-            if mode == BETWEEN and not is_low and facts[OUTCOMES] != high_facts[OUTCOMES]:
+            is_low = (k == 0) | (facts[OUTCOMES] == low_facts[OUTCOMES])
+            if (mode == BETWEEN) & (not is_low) & (facts[OUTCOMES] != high_facts[OUTCOMES]):
                 least = ti.select(k > _MANY, 1.0, _SMALL)  # among many that change nothing the largest jump
                 is_low = not is_larger(value - low_value, high_value - value, abs(low_value) + abs(high_value), least)
-            goes_back = (mode == BACKWARDS or q >= 1.0) and mode != BETWEEN and 0 < k < _MANY
-            goes_back = goes_back and low[AT] + 0.01 * (q - low[AT]) + _LAYER < here[BACK] < q - _LAYER
+            goes_back = ((mode == BACKWARDS) | (q >= 1.0)) & (mode != BETWEEN) & (0 < k) & (k < _MANY)
+            goes_back &= low[AT] + 0.01 * (q - low[AT]) + _LAYER < here[BACK]
+            goes_back &= here[BACK] < q - _LAYER
             if not is_low:
                 if mode != BETWEEN:
                     is_shown = False
@@ -126,12 +127,13 @@ def search_side(
                 jump = high_value - low_value
                 scale = abs(low_value) + abs(high_value)
                 is_different = has_jump(jump, scale)
-                if is_different and width <= _LAYER and not is_shown:
+                if is_different & (width <= _LAYER) & (not is_shown):
                     shown = jump
                     is_shown = True
-                is_crossed = k <= _MANY and (is_between(high[BACK], low, high) or low[AHEAD] < high[AT] - _LAYER)
-                if width <= ti.max(_NARROW * _LAYER, fine) or not (is_different or is_crossed):
-                    if is_shown or is_different:
+                is_crossed = is_between(high[BACK], low, high) | (low[AHEAD] < high[AT] - _LAYER)
+                is_crossed &= k <= _MANY
+                if (width <= ti.max(_NARROW * _LAYER, fine)) | (not (is_different | is_crossed)):
+                    if is_shown | is_different:
                         jump = lasting_jump(ti.select(is_shown, shown, jump), jump)
                         if has_rims or has_jump(jump, scale):
                             row = put_place(
@@ -145,7 +147,7 @@ def search_side(
             elif mode == BETWEEN:
                 q = next_between(low, high, ti.select(is_shown, ti.max(_NARROW * _LAYER, fine), _LAYER), turn)
                 turn += 1
-            elif low[AT] >= 1.0 or row > MOST:
+            elif (low[AT] >= 1.0) | (row > MOST):
                 q = -1.0
             elif k > _MANY:  # outcomes that change at many places
                 q = 1.0
@@ -171,8 +173,9 @@ def place_on(c, q):
 @ti.func
 def look(shade: ti.template(), c, q, x, y, size):
     """What a call at part q of side c tells: the columns from ``AT`` on, the facts, and the value."""
-    at = place_on(c, q)
-    way = corner_of(c + 1) - corner_of(c)
+    start = corner_of(c)
+    way = corner_of(c + 1) - start
+    at = start + q * way
     here = probe(shade, x + size * at[0], y + size * at[1], ALL, "ahead", way[0], way[1])
     slope = stop_gradient(here[SLOPE])
     ahead = q + stop_gradient(here[NEAR]) / size
@@ -183,7 +186,7 @@ def look(shade: ti.template(), c, q, x, y, size):
 
 @ti.func
 def is_between(place, low, high):
-    return low[AT] + _LAYER < place < high[AT] - _LAYER
+    return (low[AT] + _LAYER < place) & (place < high[AT] - _LAYER)
 
 
 @ti.func
@@ -191,9 +194,9 @@ def next_between(low, high, reach, turn):
     """The next place between two: by turns before and behind where the edge is expected, and the middle."""
     q = 0.5 * (low[AT] + high[AT])
     expected = low[AHEAD] + ti.select(turn % 3 == 0, -0.4, 0.4) * reach
-    if turn % 3 < 2 and turn < 6 and low[AT] < expected < high[AT]:
+    if (turn % 3 < 2) & (turn < 6) & (low[AT] < expected) & (expected < high[AT]):
         q = expected
-    if turn == 2 and is_between(high[BACK], low, high):
+    if (turn == 2) & is_between(high[BACK], low, high):
         q = high[BACK] - 0.4 * _LAYER
     return q
 

@@ -118,7 +118,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
         table = ti.Matrix([[0.0] * COLUMNS] * MOST)
         jumps = ti.Matrix([[0.0] * zeros.n] * MOST)
         kind, count, meeting = find_edges(shade, zeros, cx, cy, size, fine, antialias, table, jumps)
-        if kind == DIVIDED and side > 1:
+        if (kind == DIVIDED) & (side > 1):
             side = side // 2
         else:
             for r in range(count):
@@ -196,7 +196,7 @@ def find_edges(
             values[c, e] = stop_gradient(corner[VALUE][e])
         is_mixed |= seen[c] != centre[SEEN]
         is_known |= seen[c] == centre[SEEN]
-    if is_mixed or near != 0:
+    if is_mixed | (near != 0):
         kind = DIVIDED
         changes = 0
         crossed = 0
@@ -207,7 +207,7 @@ def find_edges(
                 count, more, bits = search_side(shade, c, x, y, size, rounding, count, antialias, table, jumps, inner)
                 changes += more
                 crossed |= bits
-        is_over = count > MOST or changes >= OVER
+        is_over = (count > MOST) | (changes >= OVER)
         count = ti.min(count, MOST)
         for r in range(count):
             is_known |= inner[r] == centre[SEEN]
@@ -219,25 +219,28 @@ def find_edges(
         else:
             apart = 0.0
             for attempt in range(2):
-                if kind == DIVIDED and is_known and not is_over and not is_closed:
+                if (kind == DIVIDED) & is_known & (not is_over) & (not is_closed):
                     is_found = False
                     if attempt == 0:
                         is_found = match(count, table, jumps)
                     else:
                         meeting, apart = meeting_of(count, table)
                         is_found = meets(meeting, apart)
-                    if is_found and put_arcs(shade, count, attempt == 1, meeting, x, y, size, table):
-                        kind = ARCS + attempt
+                    if is_found:  # noqa: SIM102  # `and` would call it in any case
+                        if put_arcs(shade, count, attempt == 1, meeting, x, y, size, table):
+                            kind = ARCS + attempt
             if kind == DIVIDED:
                 meeting, apart = meeting_of(count, table)
                 put_without_arcs(count, x, y, size, meeting, apart, table)
     if ti.static(antialias):
-        if kind == UNIFORM and size > _SMOOTH and is_curved(zeros, middle, values):
-            kind = DIVIDED
-        if UNIFORM < kind < DIVIDED and size > _SMOOTH:
+        if (kind == UNIFORM) & (size > _SMOOTH):  # noqa: SIM102
+            if is_curved(zeros, middle, values):
+                kind = DIVIDED
+        if (UNIFORM < kind) & (kind < DIVIDED) & (size > _SMOOTH):
             for c in range(SIDES):
-                if seen[c] == seen[(c + 1) % SIDES] and is_bent(shade, zeros, c, x, y, size, values):
-                    kind = DIVIDED
+                if seen[c] == seen[(c + 1) % SIDES]:  # noqa: SIM102
+                    if is_bent(shade, zeros, c, x, y, size, values):
+                        kind = DIVIDED
     return kind, count, meeting
 
 

@@ -179,7 +179,7 @@ class Probe:
         body: list[ir.Statement] = [*start, ir.Declare(fall, (_real("neg", _real("add", *parts)),), place=place)]
         for own in levels:
             distance = _as(_real("truediv", own, ir.Read(fall)), near.dtype)
-            is_next = ir.Op("logical_and", (_is_positive(distance), _is_less(distance, ir.Read(near))), ir.U1)
+            is_next = ir.Op("bit_and", (_is_positive(distance), _is_less(distance, ir.Read(near))), ir.U1)
             held = [(near, distance), (self.found, ir.Read(self.count))]
             held += [(o, _as(ir.Read(s), o.dtype)) for o, s in zip(self.slope, slopes, strict=True)]
             kept_if = tuple(ir.Assign(ir.Read(local), v, place=place) for local, v in held)
