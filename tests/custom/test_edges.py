@@ -1190,9 +1190,9 @@ BAD = {  # what the message says; whether a plain run of the kernel is refused, 
     antialias_of_the_kernel: ("antialias is a value of the kernel; expected True or False", True),
     unequal_shapes: (r"inside has shape \(2,\), outside \(3,\); give both the same shape", True),
     unequal_jump: (r"jump has shape \(2,\), the values \(\)", False),
-    unknown_keyword: ("unexpected keyword argument 'wrong'", True),
-    missing_outside: ("missing a required argument: 'outside'", True),
-    position_without_its_name: ("too many positional arguments", True),
+    unknown_keyword: ("wrong=3 is no argument of edge. It is called as edge\\(level", True),
+    missing_outside: ("outside is missing: edge is called as edge\\(level, inside, outside", True),
+    position_without_its_name: ("given to edge by position; name the argument: edge\\(", True),
     scalar_ends: ("segment_edge: start must be a vector of 2, .* a value of type f[36][24] is given", True),
 }
 

@@ -174,7 +174,10 @@ class Pipeline:
         if not session.is_dense:
             raise DenseRowsError(f"{root.name} solves for unknowns, which depend on all params")
         if session.request.energy is not None:
-            raise UnsupportedError(f"Second derivatives of {root.name}, the root of an equation, are not supported.")
+            raise UnsupportedError(
+                f"Second derivatives of {root.name}, the root of an equation, are not supported: they need those of "
+                "its residual along each tangent of its unknowns. Take differences of value_and_gradient instead."
+            )
         for unknown in root.unknowns:
             self._save(unknown)
         solving, lost = Solving(session.table, self._save, self._clear_changed), session.accesses.lost
