@@ -1,5 +1,6 @@
 """The language of the engine: typed values, a dozen kinds of statement, and helpers that visit and rebuild them."""
 
+from taichi_ext.program.dataflow import Memory, enclosed, flows, inherited, reached, through
 from taichi_ext.program.statements import (
     WITH_TANGENTS,
     Argument,
