@@ -118,9 +118,11 @@ class Problem:
         J = joined(blocks, evaluation.layout) if self._layout is None else SparseJacobian(blocks, self._layout)
         return residual_vector(evaluation), J
 
-    def jacobian(self, x: np.ndarray) -> Any:
-        """J in the structure of the outputs and parameters."""
-        return self._plan.prepared.question.result(self.start_at(x).blocks())
+    def jacobian(self, x: np.ndarray) -> tuple[Any, np.ndarray]:
+        """J in the structure of the outputs and parameters, and the residuals in float64."""
+        evaluation = self.start_at(x)
+        J = self._plan.prepared.question.result(evaluation.blocks())
+        return J, residual_vector(evaluation)
 
     def gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """The only output, which is one number, and its gradient, in float64."""

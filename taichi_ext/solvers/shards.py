@@ -296,7 +296,8 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """Shut an executor down that was made for this call."""
+        """Leave this process as factories have, and shut an executor down that was made for this call."""
+        self._here.leave()
         if self._make is not None and self._pool is not None:
             _end(self._pool)
 

@@ -133,6 +133,50 @@ def test_factories_that_start_taichi(pool):
     assert_allclose(fit.x, [2.0, 0.7], rtol=1e-6)
 
 
+class TestFactoriesThatShareFields:
+    """Each call of the factory stores the data of its shard in the same fields, and kernels add to what is there."""
+
+    HERE = {"a": np.array(1.5), "b": np.array(0.5)}
+
+    @staticmethod
+    def expected(at):
+        t = 0.1 * np.arange(30)
+        e, seen = np.exp(-at["b"] * t), np.exp(-0.7 * t)
+        r = np.concatenate([at["a"] * e - (n + 1) * seen for n in range(3)])
+        return r, np.tile(np.stack([e, -at["a"] * t * e], axis=1), (3, 1))
+
+    @pytest.mark.mostly_sweep(every=3)
+    @pytest.mark.parametrize("where", ["here", "pool"])
+    @pytest.mark.parametrize("what", ["kernel", "list", "energy"])
+    def test_repeated(self, request, what, where):
+        executor = request.getfixturevalue("pool") if where == "pool" else None
+        shards = [(n, f"{what} {where}", what) for n in range(3)]
+        for factor in (1.0, 1.2, 0.9):
+            at = {name: factor * value for name, value in self.HERE.items()}
+            r, J = self.expected(at)
+            if what == "energy":
+                value, gradient = value_and_gradient(shard_factories.shared, shards=shards, at=at, executor=executor)
+                assert_allclose(value, r @ r, rtol=1e-12)
+                assert_allclose([gradient["a"], gradient["b"]], 2 * J.T @ r, rtol=1e-11)
+                continue
+            found = normal_equations(shard_factories.shared, shards=shards, at=at, executor=executor)
+            assert_allclose(found.rtr, r @ r, rtol=1e-12)
+            assert_allclose(found.Jtr, J.T @ r, rtol=1e-11)
+            assert_allclose(found.JtJ, J.T @ J, rtol=1e-11)
+        if what != "energy":
+            fit = least_squares(shard_factories.shared, shards=shards, start=self.HERE, executor=executor)
+            assert_allclose(fit.x, [2.0, 0.7], rtol=1e-6)
+
+    def test_values_in_another_structure(self, pool):
+        """A worker that has the shard does not take one param for the other."""
+        shards = [(0, "structure")]
+        normal_equations(shard_factories.shared, shards=shards, at=self.HERE, executor=pool)
+        swapped = dict(reversed(self.HERE.items()))
+        for at, words in ((swapped, r"\[\"\['b'\]\", \"\['a'\]\"\]"), (list(self.HERE.values()), r"'\[0\]', '\[1\]'")):
+            with pytest.raises(ShardError, match=f"shard 0, .* structure .*; that of the values: .*{words}"):
+                normal_equations(shard_factories.shared, shards=shards, at=at, executor=pool)
+
+
 @pytest.mark.sweep
 def test_manifolds_and_eliminated_params(pool):
     """The same steps as of all poses in one program; poses stay rigid; workers give the digits of the serial run."""
