@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Streams
 
 MOST_KEPT = 2**24  # bytes of tangents that are kept from call to call
-R = TypeVar("R", bound=SparseRows)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Replay:
         """Whether J is symmetric to the last bit, as a Hessian is."""
         return Streams.of(self.launch.fused).is_symmetric
 
-    def sparse(self, args: tuple[object, ...], rows: R) -> tuple[R, np.ndarray | None]:
+    def sparse(self, args: tuple[object, ...], rows: SparseRows) -> tuple[SparseRows, np.ndarray | None]:
         """Compose the rows of a launch that is current, see ``dense``; with the gradient of an energy."""
         streams = Streams.of(self.launch.fused)
         streams.begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,13 +28,12 @@ from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 from taichi_ext.runtime.sparse.projection import positive_factors
-from taichi_ext.runtime.sparse.rows import AdjointRows, SparseRows, csr_of
+from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse.streams import Streams
 
 FEW_COLUMNS = 64  # of one parameter, held in rows of tangents if rows cannot be sparse otherwise
 MOST_COLUMNS = 512  # of all such parameters
 Result = TypeVar("Result")
-R = TypeVar("R", bound=SparseRows)
 
 
 class SparseForm(DenseForm):
@@ -69,7 +67,7 @@ class SparseForm(DenseForm):
 
     def repeated(self, evaluation: Evaluation) -> Any:
         with evaluation.whole():
-            found = _repeated(evaluation, SparseRows, self._projection)
+            found = _repeated(evaluation, self._projection)
             if found is None:
                 return None
             block, is_symmetric = partial(_block, found[0]), found[1].is_symmetric
@@ -86,7 +84,7 @@ class SparseForm(DenseForm):
         subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
         intermediates = evaluation.prepared.sparse.energy_intermediates
         adjoints = _adjoints(evaluation, intermediates) if intermediates else None
-        rows, target = _run(evaluation, SparseRows, self._projection, adjoints)
+        rows, target = _run(evaluation, self._projection, adjoints, is_again=adjoints is not None)
         is_symmetric = target.is_symmetric and not intermediates
 
         def block(output: Output | Placed, param: Placed) -> Any:
@@ -136,12 +134,11 @@ def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> Ad
     first = sum(p.rows for p in {p.container: p for p in evaluation.layout.params}.values())
     shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
     adjoints = Adjoints(frozenset(intermediates), shadow)
-    rows, _ = _run(evaluation, AdjointRows, None, adjoints)
-    gradient = subject.gradient.reshape(-1, 1)
+    rows, _ = _run(evaluation, None, adjoints)
     ends = np.cumsum([first, *intermediates.values()])
-    rows.times({key: gradient[a:b] for key, (a, b) in zip(intermediates, itertools.pairwise(ends), strict=True)})
-    found = [rows.adjoints.get(key, np.zeros((size, 1))) for key, size in intermediates.items()]
-    shadow.set_rows(slice(None), np.concatenate([np.zeros((first, 1)), *found]).T)
+    rows.add_adjoints(dict(zip(intermediates, np.split(subject.gradient, ends)[1:-1], strict=True)))
+    subject.gradient[:first] = 0
+    shadow.set_rows(slice(None), subject.gradient)
     evaluation.state.reason = "The energy is computed from fields that kernels compute, which takes a second run"
     evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
     evaluation.restore()
@@ -204,10 +201,13 @@ def _put_in_rows(evaluation: Evaluation) -> bool:
 
 
 def _run(
-    evaluation: Evaluation, kind: type[R], projection: str | None, adjoints: Adjoints | None = None
-) -> tuple[R, SparseEntries | Replay]:
-    """The rows after a run, and the target that computed them, or the launch that was repeated."""
-    found = _repeated(evaluation, kind, projection)
+    evaluation: Evaluation, projection: str | None, adjoints: Adjoints | None = None, *, is_again: bool = False
+) -> tuple[SparseRows, SparseEntries | Replay]:
+    """The rows after a run, and the target that computed them, or the launch that was repeated.
+
+    With adjoints, there are two runs; the first one keeps the rows of the fields that an energy is computed from apart.
+    """
+    found = _repeated(evaluation, projection)
     if found is not None:
         return found
     prepared, layout, choices = evaluation.prepared, evaluation.layout, evaluation.prepared.sparse
@@ -219,12 +219,11 @@ def _run(
     )
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
     containers |= {TERMS_GRADIENT} if adjoints is not None else set()
-    rows = kind(sizes, choices.arithmetic)
+    apart = frozenset[Key]() if adjoints is None or is_again else adjoints.keys
+    rows = SparseRows(sizes, choices.arithmetic, apart)
     target = SparseEntries(numbering, containers, rows, projection, adjoints)
     try:
-        has_more = adjoints is not None and isinstance(rows, AdjointRows)
-        is_again = adjoints is not None and not has_more
-        session, _ = evaluation.run(target, 0, layout.count, is_repeated=has_more, is_again=is_again)
+        session, _ = evaluation.run(target, 0, layout.count, is_repeated=bool(apart), is_again=is_again)
     finally:
         choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
         choices.intermediates.update(target.numbering.intermediates)
@@ -238,7 +237,7 @@ def _is_simple(evaluation: Evaluation) -> bool:
     return evaluation.is_repeatable and evaluation.out is None and evaluation.state is None
 
 
-def _repeated(evaluation: Evaluation, kind: type[R], projection: str | None) -> tuple[R, Replay] | None:
+def _repeated(evaluation: Evaluation, projection: str | None) -> tuple[SparseRows, Replay] | None:
     """The rows after a launch like that of the call before, and that; None if there is no such launch."""
     replay, subject, choices = evaluation.prepared.replay, evaluation.subject, evaluation.prepared.sparse
     if replay is None or not replay.is_sparse or not _is_simple(evaluation):
@@ -249,7 +248,7 @@ def _repeated(evaluation: Evaluation, kind: type[R], projection: str | None) -> 
         return None
     choices.arithmetic.begin()
     sizes = {p.container: p.rows for p in replay.layout.params}
-    rows, gradient = replay.sparse(evaluation.call.full_args, kind(sizes, choices.arithmetic))
+    rows, gradient = replay.sparse(evaluation.call.full_args, SparseRows(sizes, choices.arithmetic))
     if gradient is not None:
         subject.note_gradient(gradient)
     return rows, replay

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,15 @@ IDENTITY = "identity"  # the derivative of a parameter with respect to itself, b
 
 
 class SparseRows:
-    """For each container, a sparse matrix for each parameter; ``arithmetic`` is kept between calls."""
+    """For each container, a sparse matrix for each parameter; ``arithmetic`` is kept between calls.
 
-    def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
+    ``apart``: containers that are like parameters for what is computed from them; only their rows are composed.
+    """
+
+    def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic, apart: Set[Key] = frozenset()) -> None:
         self._sizes = sizes
         self._arithmetic = arithmetic
+        self._apart: dict[Key, dict[Key, Any]] = {key: {} for key in apart}  # their blocks, those last written last
         self._blocks: dict[Key, dict[Key, object]] = {key: {key: IDENTITY} for key in sizes}
 
     def keys(self) -> list[object]:
@@ -43,10 +46,6 @@ class SparseRows:
             return scipy_sparse().csr_array((rows, self._sizes[param]), dtype=dtype)
         return identity(rows, dtype).csr() if isinstance(found, str) else found.csr()
 
-    def replace(self, key: Key, blocks: Mapping[Key, object]) -> None:
-        """Replace the rows of a container by CSR arrays."""
-        self._blocks[key] = {param: Matrix.of(block) for param, block in blocks.items()}
-
     def clear(self, key: Key, rows: Any) -> None:
         """Set the tangents of some entries to zero."""
         left = {}
@@ -66,7 +65,13 @@ class SparseRows:
             return made[version] if version < len(made) else None
 
         for written in stages:
-            found = {outer(w.key): self._after(w, outer, before) for w in written}
+            keys = [(outer(w.key), w) for w in written]
+            keys = [(k, w) for k, w in keys if not self._apart or k in self._apart or isinstance(k, SumKey)]
+            found = {key: self._after(w, outer, before) for key, w in keys}
+            for key in found.keys() & self._apart.keys():
+                del self._apart[key]
+                self._apart[key] = found[key]
+                found[key] = {key: IDENTITY} if found[key] else {}
             for key, blocks in found.items():
                 versions.setdefault(key, [self.blocks(key)]).append(blocks)
             self._blocks.update(found)
@@ -92,11 +97,18 @@ class SparseRows:
             for param, before in blocks.items():
                 term = matrix if isinstance(before, str) else self._arithmetic.product(matrix, before)
                 terms.setdefault(param, []).append(term)
-        for param, before in self.blocks(outer(written.key)).items():
+        key = outer(written.key)
+        for param, before in self._apart.get(key, self.blocks(key)).items():
             rest = self._without_rows(before, written.stored, written.size)
             if rest is not None:
                 terms.setdefault(param, []).append(rest)
         return {param: self._total(param, matrices) for param, matrices in terms.items()}
+
+    def add_adjoints(self, adjoints: dict[Key, np.ndarray]) -> None:
+        """Add to the adjoints of containers that are apart those of what is computed from them, in place."""
+        for key, blocks in reversed(self._apart.items()):
+            for source in blocks.keys() & adjoints.keys():
+                adjoints[source] += blocks[source].view().T @ adjoints[key]
 
     def _without_rows(self, block: Any, rows: np.ndarray, size: int) -> str | Matrix | None:
         """A block with some rows empty; None if no entry is left."""
@@ -145,106 +157,3 @@ class Rows:
 def csr_of(values: np.ndarray) -> object:
     """The entries of a dense matrix that are not zero."""
     return scipy_sparse().csr_array(values.astype(sparse_dtype(values.dtype), copy=False))
-
-
-# Products with the transpose of a sparse J: cotangents go backwards through the entries of each launch.
-#
-# The entries of each stage are kept without composing them, so J itself is never formed. In the end they are visited in
-# reverse order; each container has one adjoint for each number of stages that have written to it.
-
-Adjoints = dict[Key, np.ndarray]
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The matrices that one stage writes to one container, by the owner of their columns: a parameter or a version."""
-
-    key: Key
-    stored: np.ndarray
-    matrices: list[tuple[Any, Any]]
-
-
-class AdjointRows(SparseRows):
-    """The matrices written so far, launch by launch; inherited blocks only record which containers carry tangents."""
-
-    def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
-        super().__init__(sizes, arithmetic)
-        self._events: list[Callable[[Adjoints, Adjoints], None]] = []
-        self.adjoints: Adjoints = {}  # after ``times``: adjoints of written containers, after the last launch first
-
-    def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
-        """Turn rows of tangents into sparse ones."""
-        self._blocks[key] = {key: IDENTITY}
-
-        def back(adjoints: Adjoints, gradient: Adjoints) -> None:
-            adjoint = adjoints.pop(key, None)
-            for param, block in blocks.items() if adjoint is not None else ():
-                _add(gradient, param, block.T @ adjoint)
-
-        self._events.append(back)
-
-    def clear(self, key: Key, rows: object) -> None:
-        """Note that Python has stored constants to some entries."""
-
-        def back(adjoints: Adjoints, gradient: Adjoints) -> None:
-            if key in adjoints:
-                adjoints[key] = _without(adjoints[key], rows)
-
-        self._events.append(back)
-
-    def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Key], Key]) -> None:
-        launch = [[self._written(w, outer) for w in stage] for stage in stages]
-        self._events.append(lambda adjoints, gradient: _back(launch, adjoints, gradient, self.adjoints))
-
-    def _written(self, written: StageBlocks, outer: Callable[[Key], Key]) -> _Written:
-        key = outer(written.key)
-        matrices = []
-        for owner, (block, data) in written.blocks.items():
-            source = Version(outer(owner.of), owner.number) if isinstance(owner, Version) else outer(owner)
-            own = data.copy() if block.is_lent else data  # used after the last launch
-            matrices.append((source, Matrix(block.pattern, own).view()))
-        if matrices and not isinstance(key, SumKey):
-            self._blocks[key] = {key: IDENTITY}
-        return _Written(key, written.stored, matrices)
-
-    def times(self, cotangents: Adjoints) -> Adjoints:
-        """The product of the transpose of J with cotangents: for each parameter a matrix with a row for each entry."""
-        adjoints, gradient = dict(cotangents), {}
-        for back in reversed(self._events):
-            back(adjoints, gradient)
-        for key, adjoint in adjoints.items():
-            _add(gradient, key, adjoint)
-        return gradient
-
-
-def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints, of_written: Adjoints) -> None:
-    """The adjoints before a launch, from those after it; those of parameters are added to the gradient."""
-    now: dict[Key, int] = {}  # the number of stages so far that have written to a container
-    for stage in launch:
-        for written in stage:
-            now[written.key] = now.get(written.key, 0) + 1
-    versions = {Version(key, count): adjoints.pop(key) for key, count in now.items() if key in adjoints}
-    for stage in reversed(launch):
-        for written in stage:
-            adjoint = versions.pop(Version(written.key, now[written.key]), None)
-            now[written.key] -= 1
-            if adjoint is None:
-                continue
-            of_written.setdefault(written.key, adjoint)
-            _add(versions, Version(written.key, now[written.key]), _without(adjoint, written.stored))
-            for source, matrix in written.matrices:
-                _add(versions if isinstance(source, Version) else gradient, source, matrix.T @ adjoint)
-    for version, adjoint in versions.items():
-        if not isinstance(version.of, SumKey):
-            _add(adjoints, version.of, adjoint)
-
-
-def _without(adjoint: np.ndarray, rows: object) -> np.ndarray:
-    """The adjoint with some rows set to zero."""
-    rest = adjoint.copy()
-    rest[rows] = 0
-    return rest
-
-
-def _add(to: dict[Any, np.ndarray], key: Key, values: np.ndarray) -> None:
-    to[key] = to[key] + values if key in to else values
