@@ -2,6 +2,6 @@
 
 from taichi_ext.schedule.loops import Scheduled, schedule
 from taichi_ext.schedule.machine import Machine
-from taichi_ext.schedule.private_sums import with_lower_triangle, with_private_sums
+from taichi_ext.schedule.private_sums import with_lower_triangle, with_private_sums, without_atomics
 
-__all__ = ["Machine", "Scheduled", "schedule", "with_lower_triangle", "with_private_sums"]
+__all__ = ["Machine", "Scheduled", "schedule", "with_lower_triangle", "with_private_sums", "without_atomics"]

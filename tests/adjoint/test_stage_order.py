@@ -262,3 +262,28 @@ def test_arguments_that_let_iterations_meet(monkeypatch):
     program.reset()
     with pytest.raises(UnsupportedError, match=r"z\[b % 2, i\] = (.|\n)*store to entries of z that others read"):
         jacobian(program.kernel, program.fields["w"], program.fields["z"], args=(1, 3), mode="reverse")
+
+
+def test_additions_of_one_thread():
+    """They are no atomics then; what is added is rounded to the type of the entry first, as Taichi does."""
+    initialise(default_fp=ti.f64, cpu_max_num_threads=1)
+    x, total = scalars(np.linspace(-2.3, 2.9, 8)), outputs(3)
+    count, single, mask = ti.field(ti.i32, 3), ti.field(ti.f32, 3), ti.field(ti.i32, 3)
+
+    @ti.kernel
+    def sums():
+        for i in x:
+            total[i % 3] += ti.sin(x[i])
+            count[i % 3] += 2.5 * x[i]
+            single[i % 3] -= x[i] ** 2
+            mask[i % 3] |= i
+
+    kept = (total, count, single, mask)
+    sums()
+    plain = [f.to_numpy() for f in kept]
+    for f in kept:
+        f.fill(0)
+    found = vjp(sums, x, total, np.arange(1.0, 4.0))
+    assert_allclose(found, np.cos(x.to_numpy()) * np.arange(1.0, 4.0)[np.arange(8) % 3], rtol=1e-12)
+    for f, values in zip(kept, plain, strict=True):
+        np.testing.assert_array_equal(f.to_numpy(), values)

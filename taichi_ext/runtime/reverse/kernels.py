@@ -30,6 +30,7 @@ from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at
 from taichi_ext.runtime.reverse.boxes import Places
+from taichi_ext.schedule import without_atomics
 from taichi_ext.simplify import simplify
 
 _UNSURE = (
@@ -284,6 +285,8 @@ class StagedKernel:
             body, found = self._with_tangents(body, extra, active)
             tangents, scratch = {c: what for what, c in found.shadows}, found.scratch_sizes
             extra = (*extra, *tangents)
+        if backend.thread_count() == 1:
+            body = without_atomics(body, writes | set(extra))
         program = replace(
             self.program,
             name=name,
