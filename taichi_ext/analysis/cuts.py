@@ -1,14 +1,14 @@
 """Where paths from parameters to outputs end: casts to integers, roundings, quotients, stores of other values.
 
-For each container, sources are collected twice: those on which its numbers depend with a derivative, and all, through
-indices and conditions too. Where a number with sources is cut, the cut itself is a source of the second kind.
+Paths are edges of two graphs: of those that have a derivative, which end at cuts, and of all, through indices and
+conditions too, in which cuts are sources of what is computed from them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import taichi_ext.program as ir
 from taichi_ext.program.values import flat_number
@@ -43,25 +43,32 @@ class Cut:
 
 @dataclass(frozen=True)
 class Part:
-    """A component of the elements of a container, by its number."""
+    """A component of the elements of a container, by its number; None where it is not known."""
 
     key: Hashable
-    number: int
+    number: int | None
+
+
+Edge = tuple[Hashable, Hashable]
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What the containers of a kernel are computed from, by key: other keys, parts of them, and cuts.
+    """What a kernel computes from what: edges between keys of containers, parts of these, locals and cuts.
 
     Attributes:
         smooth: with a derivative.
         any: in any way.
-        sources: of each cut.
     """
 
-    smooth: Mapping[Hashable, frozenset[Hashable]] = field(default_factory=dict)
-    any: Mapping[Hashable, frozenset[Hashable]] = field(default_factory=dict)
-    sources: Mapping[Cut, frozenset[Hashable]] = field(default_factory=dict)
+    smooth: tuple[Edge, ...] = ()
+    any: tuple[Edge, ...] = ()
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """All cuts of numbers that are read from containers or parameters."""
+        smooth = ir.reached((part for part, _ in self.smooth if isinstance(part, Part)), self.smooth)
+        return [cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth]
 
 
 def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: Hashable) -> list[Cut]:
@@ -69,32 +76,18 @@ def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: H
 
     Kernels are taken in any order. Where a path has a derivative, a store to the parameter may have come before.
     """
-    start = {param, Part(param, number)}
-    smooth = _reached([p.smooth for p in paths], start)
-    cuts = [(cut, sources) for p in paths for cut, sources in p.sources.items()]
+    start = {Part(param, None), Part(param, number)}
+    edges, every = [e for p in paths for e in p.smooth], [e for p in paths for e in p.any]
+    smooth = ir.reached(start, edges)
     if output in smooth:
-        return list(dict.fromkeys(cut for cut, sources in cuts if cut.is_store and not sources.isdisjoint(start)))
-    found = dict.fromkeys(cut for cut, sources in cuts if not cut.is_store and _meets(sources, smooth, start))
-    return [cut for cut in found if output in _reached([p.any for p in paths], {cut})]
+        return list(dict.fromkeys(to for part, to in edges if part in start and isinstance(to, Cut) and to.is_store))
+    found = dict.fromkeys(to for _, to in edges if to in smooth and isinstance(to, Cut) and not to.is_store)
+    return [cut for cut in found if output in ir.reached((cut,), every)]
 
 
 def reaches(paths: Sequence[Paths], start: Hashable, output: Hashable) -> bool:
     """Whether a container is computed from another one in any way, by kernels taken in any order."""
-    tables = [p.any for p in paths]
-    parts = {s for t in tables for sources in t.values() for s in sources if isinstance(s, Part) and s.key == start}
-    return start == output or output in _reached(tables, {start, *parts})
-
-
-def _meets(sources: Iterable[Hashable], reached: set[Hashable], start: set[Hashable]) -> bool:
-    return any(s in start or s in reached or (isinstance(s, Part) and s.key in reached) for s in sources)
-
-
-def _reached(tables: list[Mapping[Hashable, frozenset[Hashable]]], start: set[Hashable]) -> set[Hashable]:
-    """The containers that are computed from some."""
-    reached = set[Hashable]()
-    while new := {k for t in tables for k, sources in t.items() if _meets(sources, reached, start)} - reached:
-        reached |= new
-    return reached
+    return output in ir.reached((start,), [e for p in paths for e in p.any])
 
 
 def has_cuts(program: ir.Program) -> bool:
@@ -104,16 +97,14 @@ def has_cuts(program: ir.Program) -> bool:
 
 
 def find_paths(program: ir.Program, key_of: Callable[[Memory | None], Hashable]) -> Paths:
-    """The paths of a kernel; ``key_of`` gives the key of a container, or of what the kernel returns."""
-    found = _Search(key_of)
-    while found.has_changed:
-        found.has_changed = False
-        found.body(program.body, frozenset())
-
-    def by_key(table: Mapping[Memory | None, set[Hashable]]) -> dict[Hashable, frozenset[Hashable]]:
-        return {key_of(m): frozenset(sources) for m, sources in table.items() if not isinstance(m, ir.Local)}
-
-    return Paths(by_key(found.smooth), by_key(found.any), {cut: frozenset(s) for cut, s in found.cuts.items()})
+    """The paths of a kernel; ``key_of`` gives the key of a container or parameter, or of what the kernel returns."""
+    found = _Edges(key_of)
+    for s, around in ir.inherited(program.body, frozenset(), lambda s, around: around | found.sources(s)):
+        found.add(s, around)
+    for cut, part, sources in found.stores:
+        if sources.isdisjoint(ir.reached(found.parts.get(part.key, ()), found.smooth)):
+            found.smooth[part, cut] = None
+    return Paths(tuple(found.smooth), tuple(found.any))
 
 
 def _is_cut(node: ir.Value) -> bool:
@@ -122,73 +113,68 @@ def _is_cut(node: ir.Value) -> bool:
     return not node.dtype.is_real or node.name not in ("cast", "bit_cast")
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """Of a value: those on which it depends with a derivative, and all."""
-
-    smooth: frozenset[Hashable]
-    any: frozenset[Hashable]
+def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
+    return (value.source,) if isinstance(value, ir.Known) else ir.children(value)
 
 
-class _Search:
-    """One fixpoint: sources of memory, of both kinds."""
+def _smooth_operands(value: ir.Value) -> tuple[ir.Value, ...]:
+    """Those on which a value depends with a derivative."""
+    is_smooth = isinstance(value, ir.Op) and value.dtype.is_real and not _is_cut(value)
+    return _operands(value) if is_smooth or isinstance(value, ir.Known) else ()
+
+
+class _Edges:
+    """The edges of one kernel, and stores of values that may not depend on what they replace."""
 
     def __init__(self, key_of: Callable[[Memory | None], Hashable]) -> None:
         self.key_of = key_of
-        self.smooth: dict[Memory | None, set[Hashable]] = defaultdict(set)
-        self.any: dict[Memory | None, set[Hashable]] = defaultdict(set)
-        self.cuts: dict[Cut, set[Hashable]] = defaultdict(set)
-        self.has_changed = True
+        self.smooth: dict[Edge, None] = {}
+        self.any: dict[Edge, None] = {}
+        self.parts: dict[Hashable, set[Part]] = {}
+        self.stores: list[tuple[Cut, Part, set[Hashable]]] = []
 
-    def body(self, body: ir.Body, guard: frozenset[Hashable]) -> None:
-        for s in body:
-            known: dict[ir.Value, _Sources] = {}  # of its nodes
-            sources = [self._of(v, s.place, known) for v in ir.values_of(s)]
-            every = guard.union(*(source.any for source in sources))
-            for block in ir.bodies(s):
-                self.body(block, every)
-            if isinstance(s, ir.Boundary) and s.kind in _CARRIERS:
-                name = _CARRIERS[s.kind]
-                sources = [self._of(v, s.place, known) for v in s.sources(name)] if name else []
-            written: list[Memory | None] = [*ir.declared(s)]
-            written += [s.target.memory] if isinstance(s, ir.Store) else [None] if isinstance(s, ir.Return) else []
-            for memory in written:
-                if memory is None or memory.dtype.is_real:
-                    self._add(self.smooth[memory], frozenset().union(*(source.smooth for source in sources)))
-                self._add(self.any[memory], every)
-            if isinstance(s, ir.Assign) and isinstance(s.target, ir.Load) and s.target.dtype.is_real:
-                own, key = self._own(s.target), self.key_of(s.target.memory)
-                if not any(k == key or (isinstance(k, Part) and k.key == key) for k in sources[-1].smooth):
-                    self._add(self.cuts[Cut(s.place, _STORE)], own)
+    def add(self, s: ir.Statement, around: frozenset[Hashable]) -> None:
+        """The edges of a statement, whose blocks around depend on some sources."""
+        values = ir.values_of(s)
+        for node in filter(_is_cut, ir.through(values, _operands)):
+            self._link(self.smooth, self._read(node.args, _smooth_operands), _cut_at(node, s))  # type: ignore[attr-defined]
+        every = around | self.sources(s)
+        if isinstance(s, ir.Boundary) and s.kind in _CARRIERS:
+            values = s.sources(_CARRIERS[s.kind]) if _CARRIERS[s.kind] else []
+        written: list[Memory | None] = [*ir.declared(s)]
+        written += [s.target.memory] if isinstance(s, ir.Store) else [None] if isinstance(s, ir.Return) else []
+        for memory in written:
+            node = memory if isinstance(memory, ir.Local) else self.key_of(memory)
+            if memory is None or memory.dtype.is_real:
+                self._link(self.smooth, self._read(values, _smooth_operands), node)
+            self._link(self.any, every, node)
+        if isinstance(s, ir.Assign) and isinstance(s.target, ir.Load) and s.target.dtype.is_real:
+            self.stores.append((Cut(s.place, _STORE), self._part(s.target), self._read([s.value], _smooth_operands)))
 
-    def _add(self, table: set[Hashable], sources: frozenset[Hashable]) -> None:
-        if not sources <= table:
-            table |= sources
-            self.has_changed = True
+    def sources(self, s: ir.Statement) -> frozenset[Hashable]:
+        """What the values of a statement depend on, in any way."""
+        values = ir.values_of(s)
+        cuts = (_cut_at(node, s) for node in ir.through(values, _operands) if _is_cut(node))
+        return frozenset(chain(self._read(values, _operands), cuts))
 
-    def _of(self, value: ir.Value, place: ir.Place | None, known: dict[ir.Value, _Sources]) -> _Sources:
-        if value not in known:
-            parts = (value.source,) if isinstance(value, ir.Known) else ir.children(value)
-            below = [self._of(part, place, known) for part in parts]
-            every = frozenset[Hashable]().union(*(source.any for source in below))
-            if isinstance(value, (ir.Read, ir.Load)):
-                own = self._own(value)
-                known[value] = _Sources(own | self.smooth[value.memory], own | every | self.any[value.memory])
-            else:
-                smooth = frozenset[Hashable]().union(*(source.smooth for source in below))
-                if smooth and _is_cut(value):
-                    cut = Cut(value.place or place, value.name)  # type: ignore[attr-defined]
-                    self._add(self.cuts[cut], smooth)
-                    every |= {cut}
-                known[value] = _Sources(smooth if value.dtype.is_real and not _is_cut(value) else frozenset(), every)
-        return known[value]
+    def _read(self, values: Iterable[ir.Value], operands: Callable[[ir.Value], Iterable[ir.Value]]) -> set[Hashable]:
+        """What values are read from, through the operands that count."""
+        reads = [v for v in ir.through(values, operands) if isinstance(v, (ir.Read, ir.Load))]
+        parts: set[Hashable] = {self._part(v) for v in reads if self.key_of(v.memory) is not None}
+        return parts | {v.local for v in reads if isinstance(v, ir.Read)}
 
-    def _own(self, value: ir.Read | ir.Load) -> frozenset[Hashable]:
-        """What a value is read from, if that is a container or a parameter."""
-        key = self.key_of(value.memory)
-        if key is None:
-            return frozenset()
+    def _part(self, value: ir.Read | ir.Load) -> Part:
         index = value.index if isinstance(value, ir.Read) else value.component
         shape = value.local.shape if isinstance(value, ir.Read) else value.container.element_shape
-        number = flat_number(index, shape) if index else 0
-        return frozenset([key if number is None else Part(key, number)])
+        part = Part(self.key_of(value.memory), flat_number(index, shape) if index else 0)
+        self.parts.setdefault(part.key, set()).add(part)
+        self.smooth[part.key, part] = self.any[part.key, part] = None
+        return part
+
+    @staticmethod
+    def _link(edges: dict[Edge, None], sources: Iterable[Hashable], target: Hashable) -> None:
+        edges.update(dict.fromkeys((source, target) for source in sources))
+
+
+def _cut_at(node: ir.Value, s: ir.Statement) -> Cut:
+    return Cut(node.place or s.place, node.name)  # type: ignore[attr-defined]

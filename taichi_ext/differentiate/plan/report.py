@@ -96,8 +96,7 @@ class Report:
         edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
         rows = (f"{why} has all columns of {name_of(key)}" for key, why in self.in_rows)
         cuts = (
-            f"a path ends at {cut}, where the derivative is 0"
-            for cut in (self.paths().sources if self.has_cuts else ())
+            f"a path ends at {cut}, where the derivative is 0" for cut in (self.paths().cuts if self.has_cuts else ())
         )
         return [
             *rows,
@@ -164,25 +163,21 @@ def line_of(place: ir.Place | None) -> Line:
 def costs(body: ir.Body, shadows: set[ir.Container]) -> Costs:
     """The products and sums on tangents, for all columns; partial derivatives are not counted."""
     counts, runs = Counter[Line](), dict[Line, int]()
-    _count(body, shadows, counts, runs, 1, 0)
-    total = sum(count * runs[line] for line, count in counts.items())
-    return Costs({line: count for line, count in counts.items() if count}, total, sum(runs.values()))
-
-
-def _count(
-    body: ir.Body, shadows: set[ir.Container], counts: Counter[Line], runs: dict[Line, int], columns: int, times: int
-) -> None:
-    """Count the statements of a block that runs so often in an iteration of a parallel loop; 0: outside of one."""
-    for s in body:
+    for s, (columns, times) in ir.inherited(body, (1, 0), _repeated):
         count = _operations(s, shadows)
         if count is not None:
             line = line_of(s.place)
             counts[line] += columns * count
             runs[line] = max(times, 1, runs.get(line, 0))
-        repeats = (iterations(s, {}) or 1) if isinstance(s, ir.For) else 1
-        both = (columns * repeats, times) if is_over_columns(s) else (columns, times * repeats or 1)
-        for inner in ir.bodies(s):
-            _count(inner, shadows, counts, runs, *both)
+    total = sum(count * runs[line] for line, count in counts.items())
+    return Costs({line: count for line, count in counts.items() if count}, total, sum(runs.values()))
+
+
+def _repeated(s: ir.Statement, around: tuple[int, int]) -> tuple[int, int]:
+    """For how many columns, and how often in an iteration of a parallel loop, blocks run; 0: outside of one."""
+    columns, times = around
+    repeats = (iterations(s, {}) or 1) if isinstance(s, ir.For) else 1
+    return (columns * repeats, times) if is_over_columns(s) else (columns, times * repeats or 1)
 
 
 def _operations(s: ir.Statement, shadows: set[ir.Container]) -> int | None:
