@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Set
 from itertools import groupby
 from typing import TypeGuard
 
 import taichi_ext.program as ir
+from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.usage import assigned_locals, written_locals
 
 
@@ -30,26 +32,21 @@ def written(body: ir.Body | Iterable[ir.Statement]) -> set[ir.Local | ir.Contain
 def varying_locals(loop: ir.For | ir.While) -> set[ir.Local]:
     """The locals that may have other values in other iterations of a loop."""
     inner = {local for s in loop.within for local in ir.declared(s)}
-    found = assigned_locals((loop,)) - inner
-    found.update(loop.variables if isinstance(loop, ir.For) else ())
-    stored, count = written_containers(loop.body), -1
-    while count != len(found):
-        count = len(found)
-        _spread_variation(loop.body, found, stored, is_chosen=False)
-    return found
-
-
-def _spread_variation(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, is_chosen: bool) -> None:
-    """Add the locals that are assigned varying values, or assigned under a varying condition."""
-    for s in body:
-        is_same = s.contents.is_same(found, stored)
-        if is_chosen or not is_same or isinstance(s, ir.Atomic):
-            found.update(written_locals(s))
-        for block in ir.bodies(s):
-            is_chosen_here = is_chosen or (not is_same and isinstance(s, (ir.If, ir.For, ir.While)))
-            _spread_variation(block, found, stored, is_chosen=is_chosen_here)
-            if isinstance(s, (ir.For, ir.While)) and parts_ways(block, found, stored):
-                found.update(assigned_locals(block) - {local for x in ir.statements(block) for local in ir.declared(x)})
+    start = assigned_locals((loop,)) - inner | written_containers(loop.body) | set(ir.declared(loop))
+    edges: list[tuple[ir.Memory | None, ir.Local]] = []  # None: what is never the same
+    for s, around in ir.enclosed(loop.body):
+        deciding, changed = (s, *around), written_locals(s)
+        if isinstance(s, ir.Jump):
+            deciding = tuple(itertools.takewhile(lambda a: isinstance(a, ir.If), reversed(around)))
+            left = around[: len(around) - len(deciding)]
+            changed = (
+                () if not left else assigned_locals(left[-1:]) - {x for y in left[-1].within for x in ir.declared(y)}
+            )
+        parts = joined_contents(v for a in deciding for v in ir.values_of(a))
+        is_same = parts.is_pure and not isinstance(s, ir.Atomic)
+        sources = (*parts.locals, *parts.containers, *(() if is_same else (None,)))
+        edges += ((source, local) for source in sources for local in changed)
+    return {local for local in ir.reached((None, *start), edges) if isinstance(local, ir.Local)}
 
 
 def parts_ways(body: ir.Body, varying: Set[ir.Local], stored: Set[ir.Container], *, is_chosen: bool = False) -> bool:

@@ -8,7 +8,6 @@ from itertools import islice
 
 import taichi_ext.program as ir
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
-from taichi_ext.simplify.usage import written_locals
 
 _SIGNS = {  # as users write them
     **{"mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "logical_and": "and", "logical_or": "or"},
@@ -35,15 +34,11 @@ def check_rules(program: ir.Program) -> None:
 
 def _tangent_locals(everything: Sequence[ir.Statement], rules: Sequence[ir.Boundary]) -> dict[ir.Local, ir.Boundary]:
     """The locals that hold a tangent of a rule, or a value that was made of one, each with the rule."""
-    found = {local: s for s in rules for local, source in _tangents_of(s) if source.dtype.is_real}
-    count = -1
-    while count != len(found):
-        count = len(found)
-        for s in everything:
-            rule = _rule_within(_read_by(s), found)
-            if rule is not None:
-                found.update((local, rule) for local in _changed_by(s) if local not in found)
-    return found
+    start = {local: s for s in rules for local, source in _tangents_of(s) if source.dtype.is_real}
+    given = [(to, values) for s in everything for to, values in ir.flows(s, _CARRIERS) if to.dtype.is_real]
+    reads = ((v, to) for to, values in given for v in ir.through(values, _operands) if isinstance(v, ir.Read))
+    found = ir.reached(start, [(v.local, to) for v, to in reads if isinstance(to, ir.Local)])
+    return {local: start[first] for local, first in found.items()}
 
 
 def _tangents_of(rule: ir.Boundary) -> Iterator[tuple[ir.Local, ir.Value]]:
@@ -55,25 +50,19 @@ def _tangents_of(rule: ir.Boundary) -> Iterator[tuple[ir.Local, ir.Value]]:
             yield local, first
 
 
-def _read_by(s: ir.Statement) -> Sequence[ir.Value]:
-    """The values that a statement computes with; an atomic operation also returns the old value of its target."""
-    return [*ir.values_of(s), s.target] if isinstance(s, ir.Atomic) else ir.values_of(s)
+_CARRIERS = {"stop_gradient": "", "gradient": "", "rule": ""}  # none of these is applied to tangents
 
 
-def _changed_by(s: ir.Statement) -> tuple[ir.Local, ...]:
-    """The locals that a statement assigns."""
-    if isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient", "rule"):
-        return ()  # none of these is applied to tangents
-    return tuple(local for local in written_locals(s) if local.dtype.is_real)
+def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
+    """The operands whose tangents a value is made of."""
+    return value.args if isinstance(value, ir.Op) and value.dtype.is_real else ()
 
 
 def _rule_of(value: ir.Value, tangents: Mapping[ir.Local, ir.Boundary]) -> ir.Boundary | None:
     """The rule whose tangents a value is made of."""
     if tangents.keys().isdisjoint(value.contents.locals):
         return None
-    if isinstance(value, ir.Read):
-        return tangents.get(value.local)
-    return _rule_within(value.args, tangents) if isinstance(value, ir.Op) and value.dtype.is_real else None
+    return tangents.get(value.local) if isinstance(value, ir.Read) else _rule_within(_operands(value), tangents)
 
 
 def _rule_within(values: Sequence[ir.Value], tangents: Mapping[ir.Local, ir.Boundary]) -> ir.Boundary | None:

@@ -233,29 +233,26 @@ def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:
 
     Those only jump where an earlier, noted condition changes.  Values without their gradient count as constant.
     """
-    found = {e.local for e in at.entries if isinstance(e, ir.Read)}
-    everything = ir.statements(body)
-    before = -1
-    while len(found) > before:
-        before = len(found)
-        for s in everything:
-            targets = [*ir.declared(s)]
-            if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-                targets = [s.target.local]
-            is_cut = isinstance(s, ir.Boundary) and s.kind == "stop_gradient"
-            if not is_cut and any(_reads(v, found) for v in ir.values_of(s)):
-                found.update(t for t in targets if t.dtype.is_real)
-    return found
+    given = (flow for s in ir.statements(body) for flow in ir.flows(s, {"stop_gradient": ""}))
+    edges = [
+        (v.local, to)
+        for to, values in given
+        for v in ir.through(values, _operands)
+        if isinstance(v, ir.Read) and isinstance(to, ir.Local) and to.dtype.is_real
+    ]
+    return set(ir.reached((e.local for e in at.entries if isinstance(e, ir.Read)), edges))
+
+
+def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
+    """The operands that a value is computed from by real numbers."""
+    if not isinstance(value, ir.Op):
+        return ()
+    return value.args[1:] if value.name in ("select", "ifte") else value.args
 
 
 def _reads(value: ir.Value, locals_: set[ir.Local]) -> bool:
     """Whether a value is computed from one of the locals by real numbers."""
-    if isinstance(value, ir.Read):
-        return value.local in locals_
-    if not isinstance(value, ir.Op):
-        return False
-    parts = value.args[1:] if value.name in ("select", "ifte") else value.args
-    return any(_reads(v, locals_) for v in parts)
+    return any(isinstance(v, ir.Read) and v.local in locals_ for v in ir.through((value,), _operands))
 
 
 def _require_supported(s: ir.Statement) -> None:

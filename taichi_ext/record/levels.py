@@ -6,6 +6,7 @@ around.  Other values that they read are kept in locals.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -210,29 +211,22 @@ def _prefix(body: ir.Body, level: ir.Local) -> list[ir.Statement | ir.Body]:
     return []
 
 
-def _moving(body: ir.Body, found: set[ir.Local], level: ir.Local) -> set[ir.Local]:
+def _moving(body: ir.Body, position: set[ir.Local], level: ir.Local) -> set[ir.Local]:
     """The locals that depend on the position, directly or through conditions.
 
     A condition under which the level is computed holds wherever it is computed, so locals of that branch do not depend
     on it; those that live longer do, since an earlier iteration may have changed them in it.
     """
-    before = -1
-
-    def scan(block: ir.Body, is_within: bool, own: set[ir.Local]) -> None:
-        for s in block:
-            if isinstance(s, ir.Boundary) and s.kind == "level_at":
-                continue
-            moves = any(not found.isdisjoint(v.contents.locals) for v in ir.values_of(s))
-            if not isinstance(s, ir.If) and (moves or is_within):
-                found.update(set(written_locals(s)) - (set() if moves else own))
-            inside = _declared(s)
-            for inner in ir.bodies(s):
-                scan(inner, moves or is_within, (inside if moves else own) if level in inside else set())
-
-    while len(found) > before:
-        before = len(found)
-        scan(body, False, set())
-    return found
+    edges: list[tuple[ir.Local, ir.Local]] = []
+    declared = functools.cache(_declared)
+    for s, around in ir.enclosed(body):
+        if isinstance(s, ir.If) or (isinstance(s, ir.Boundary) and s.kind == "level_at"):
+            continue
+        has_level = bool(around) and level in declared(around[-1])
+        for local in written_locals(s):
+            deciding = [s, *(a for a in around if not has_level or local not in declared(a))]
+            edges += ((source, local) for x in deciding for source in x.contents.locals)
+    return set(ir.reached(position, edges))
 
 
 def _written(s: ir.Statement) -> set[ir.Local]:

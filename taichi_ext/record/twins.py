@@ -43,7 +43,7 @@ class _Facts:
 
 def with_tangents_at(body: ir.Body) -> tuple[ir.Body, tuple[ir.Container, ...]]:
     """The block in which all that is computed from decompositions is computed again, and containers that it needs."""
-    calls = [s for s in ir.statements(body) if isinstance(s, ir.Call) and s.function.endswith(AT)]
+    calls = [s for s in ir.statements(body) if isinstance(s, ir.Call) and _is_at(s)]
     return _Twins(body, calls).body() if calls else (body, ())
 
 
@@ -58,9 +58,8 @@ class _Twins:
         self._calls: dict[ir.Statement, ir.Body] = {}  # without the facts, which statements behind it note
         decompositions = [self._decomposition(s) for s in calls]
         self._roots = frozenset(self._again)
-        everything = ir.statements(body)
-        while new := {local for s in everything for local in _reached(s, self._again)} - self._again.keys():
-            self._again |= {x: ir.Local(f"{x.name}_at", x.dtype, x.shape, "temporary") for x in new}
+        computed = ir.reached(self._again, _edges(body)).keys() - self._again.keys()
+        self._again |= {x: ir.Local(f"{x.name}_at", x.dtype, x.shape, "temporary") for x in computed}
         self._names = [s.function.removesuffix(AT) for s in calls]
         self._vectors = vectors_read(body, decompositions, self._again)
 
@@ -186,12 +185,13 @@ def _reads(value: ir.Value, again: Collection[ir.Local]) -> bool:
     return value.dtype.is_real and not value.contents.locals.isdisjoint(again)
 
 
-def _reached(s: ir.Statement, again: Collection[ir.Local]) -> Iterator[ir.Local]:
-    """The locals of real numbers that a statement computes from others."""
-    found: tuple[ir.Local, ...] = ()
-    if isinstance(s, ir.Declare) or (isinstance(s, ir.Call) and not s.function.endswith(AT)):
-        found = ir.declared(s)
-    elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-        found = (s.target.local, *ir.declared(s))
-    if found and any(_reads(v, again) for v in (*ir.values_of(s), *([s.target] if isinstance(s, ir.Atomic) else ()))):
-        yield from (local for local in found if local.dtype.is_real)
+def _edges(body: ir.Body) -> Iterator[tuple[ir.Local, ir.Local]]:
+    """From locals to those of real numbers that are computed from them."""
+    computing = (s for s in ir.statements(body) if isinstance(s, (ir.Declare, ir.Store, ir.Call)) and not _is_at(s))
+    for to, values in (flow for s in computing for flow in ir.flows(s)):
+        if isinstance(to, ir.Local) and to.dtype.is_real:
+            yield from ((local, to) for v in values if v.dtype.is_real for local in v.contents.locals)
+
+
+def _is_at(s: ir.Statement) -> bool:
+    return isinstance(s, ir.Call) and s.function.endswith(AT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 import taichi_ext.program as ir
 from taichi_ext.program import F32, F64, I32, U1, Const, Op, Program, Type, Value
+from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.usage import all_values, assigned_locals, kept_locals, position_locals, read_counts
 
 
@@ -37,22 +38,16 @@ def _candidates(body: ir.Body) -> set[ir.Local]:
     """Scalars that are assigned, always as statements of the block of their declaration."""
     assigned: set[ir.Local] = set()
     elsewhere: set[ir.Local] = set()
-
-    def scan(block: ir.Body) -> None:
-        own: set[ir.Local] = set()
-        for s in block:
-            if isinstance(s, ir.Declare) and not s.local.shape:
-                own.add(s.local)
-            elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-                local = s.target.local
-                assigned.add(local)
-                is_simple = isinstance(s, ir.Assign) or (isinstance(s, ir.Update) and local.dtype.bits >= 32)
-                if local not in own or not is_simple:
-                    elsewhere.add(local)
-            for inner in ir.bodies(s):
-                scan(inner)
-
-    scan(body)
+    blocks: dict[ir.Local, tuple[ir.Statement, ...]] = {}  # of their declarations
+    for s, around in ir.enclosed(body):
+        if isinstance(s, ir.Declare) and not s.local.shape:
+            blocks[s.local] = around
+        elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
+            local = s.target.local
+            assigned.add(local)
+            is_simple = isinstance(s, ir.Assign) or (isinstance(s, ir.Update) and local.dtype.bits >= 32)
+            if blocks.get(local) != around or not is_simple:
+                elsewhere.add(local)
     return assigned - elsewhere
 
 
@@ -202,27 +197,20 @@ def without_dead_code(body: ir.Body) -> ir.Body:
 
 def needed_locals(body: ir.Body) -> set[ir.Local]:
     """The locals on which anything depends that a program does."""
-    sources: dict[ir.Local, list[ir.Value]] = defaultdict(list)
-    pending: list[ir.Value] = []
+    needed = position_locals(body)
+    edges: list[tuple[ir.Local, ir.Local]] = []
     for s in ir.statements(body):
         defined = _defined(s)
         if defined is None:
-            pending += ir.values_of(s)
-        else:
-            values = ir.values_of(_with_used_tangents(s, set())) if isinstance(s, ir.Boundary) else ir.values_of(s)
-            values += [s.target] if isinstance(s, ir.Atomic) else []  # its result is the value before
-            for local in defined:
-                sources[local] += values
-            for name, locals_ in (s.inner if isinstance(s, ir.Boundary) else {}).items():
-                for local in locals_:
-                    sources[local] += s.sources(name)  # type: ignore[union-attr]
-    needed = position_locals(body)
-    pending += [v for local in needed for v in sources.pop(local, ())]
-    while pending:
-        for local in pending.pop().contents.locals - needed:
-            needed.add(local)
-            pending += sources.pop(local, ())
-    return needed
+            needed |= s.contents.locals
+            continue
+        sources = (_with_used_tangents(s, set()) if isinstance(s, ir.Boundary) else s).contents.locals
+        sources |= s.target.contents.locals if isinstance(s, ir.Atomic) else set()  # its result is the value before
+        edges += ((local, source) for local in defined for source in sources)
+        for name, locals_ in (s.inner if isinstance(s, ir.Boundary) else {}).items():
+            own = joined_contents(s.sources(name)).locals  # type: ignore[union-attr]
+            edges += ((local, source) for local in locals_ for source in own)
+    return set(ir.reached(needed, edges))
 
 
 def _defined(s: ir.Statement) -> set[ir.Local] | None:
