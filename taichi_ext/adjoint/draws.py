@@ -14,8 +14,9 @@ from functools import partial
 import taichi_ext.program as ir
 from taichi_ext.adjoint.tapes import converted
 from taichi_ext.analysis.draws import is_draw
+from taichi_ext.analysis.loops import trips
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, Const, Container, Local, Read, Value
+from taichi_ext.program import I32, Container, Local, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, subtract
 
 Bounds = tuple[tuple[int, int], ...]
@@ -35,7 +36,7 @@ def recorded_draws(
     Raises:
         UnsupportedError: the number of draws is not known before the kernel runs.
     """
-    counts = _counts(body, 1)
+    counts = _counts(body)
     if not counts:
         return None
     if loop is not None and bounds is None:
@@ -76,28 +77,22 @@ def _results(s: ir.Statement) -> tuple[Local, ...]:
     return ir.declared(s) if isinstance(s, ir.Effect) or is_draw(s) else ()
 
 
-def _counts(body: ir.Body, times: int) -> Counter[ir.Type]:
+def _counts(body: ir.Body) -> Counter[ir.Type]:
     """The most numbers of each type that a block draws."""
     found: Counter[ir.Type] = Counter()
-    for s in body:
+    for s, times in ir.inherited(body, 1, _repeated):
         for local in _results(s):
             if local.shape:
                 raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of this call is not known.")
+            if times is None:
+                raise UnsupportedError(f"{ir.cited(s.place)}How many numbers the loop around this draws is not known.")
             found[local.dtype] += times
-        for inner in ir.bodies(s):
-            trips = _trips(s)
-            counts = _counts(inner, times * (1 if trips is None else trips))
-            if counts and trips is None:
-                raise UnsupportedError(f"{ir.cited(s.place)}How many numbers this loop draws is not known.")
-            found += counts
-    return found
+    return +found
 
 
-def _trips(s: ir.Statement) -> int | None:
-    """The most iterations of a statement; None if they are not known."""
-    if isinstance(s, ir.For) and all(isinstance(x, Const) for x in s.domain):
-        return max(0, s.domain[1].value - s.domain[0].value)
-    return 1 if isinstance(s, ir.If) else None
+def _repeated(s: ir.Statement, around: int | None) -> int | None:
+    most = trips(s)
+    return None if around is None or most is None else around * most
 
 
 def _number(loop: ir.For, bounds: Bounds) -> Value:

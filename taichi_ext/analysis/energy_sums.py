@@ -13,7 +13,7 @@ from typing import Any
 import taichi_ext.program as ir
 
 SIGNS = {"add": 1, "sub": -1, "atomic_add": 1, "atomic_sub": -1}
-Path = tuple[tuple[ir.Statement, int], ...]  # the blocks around a statement: each by its statement and number
+Path = tuple[ir.Statement, ...]  # those around a statement
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,13 @@ class _Uses:
     reads: dict[object, list[_Place]] = field(default_factory=dict)
     jumps: list[_Place] = field(default_factory=list)
     returns: list[_Place] = field(default_factory=list)
-    count: int = 0
 
-    def visit(self, body: ir.Body, path: Path) -> None:
-        for s in body:
-            self.count += 1
-            place = _Place(self.count, path, s)
+    def collect(self, body: ir.Body) -> None:
+        for number, (s, path) in enumerate(ir.enclosed(body)):
+            place = _Place(number, path, s)
             if isinstance(s, ir.Declare) and not s.local.shape and s.local.dtype.is_real:
                 self.declared[s.local] = place
-            for what in _written(s):
+            for what in () if ir.bodies(s) else s.written:
                 self.writes.setdefault(what, []).append(place)
             for what in s.contents.locals | s.contents.containers:
                 self.reads.setdefault(what, []).append(place)
@@ -57,14 +55,12 @@ class _Uses:
                 self.jumps.append(place)
             if isinstance(s, ir.Return):
                 self.returns.append(place)
-            for n, block in enumerate(ir.bodies(s)):
-                self.visit(block, (*path, (s, n)))
 
 
 def energy_sums(program: ir.Program, energy: ir.Container | None) -> EnergySums:
     """The locals that an energy is a weighted sum of, wherever terms are added to them."""
     uses = _Uses()
-    uses.visit(program.body, ())
+    uses.collect(program.body)
     if energy is None:
         (value,) = (e for place in uses.returns for group in place.statement.values for e in ir.entries(group))  # type: ignore[attr-defined]
         found: dict[ir.Local, float | None] = {}
@@ -80,12 +76,6 @@ def energy_sums(program: ir.Program, energy: ir.Container | None) -> EnergySums:
 
 def _settled(found: dict[ir.Local, float | None]) -> dict[ir.Local, float]:
     return {local: weight for local, weight in found.items() if weight is not None}
-
-
-def _written(s: ir.Statement) -> list[object]:
-    if isinstance(s, ir.Store):
-        return [s.target.memory]
-    return list(s.writes) if isinstance(s, ir.Effect) else []
 
 
 def _sign(place: _Place, energy: ir.Container, uses: _Uses) -> int | None:
@@ -139,7 +129,7 @@ def _is_added_up(local: ir.Local, place: _Place, energy: ir.Container | None, us
 
 def _is_inner(path: Path) -> bool:
     """Whether a jump in these blocks leaves a loop among them."""
-    return any(isinstance(s, (ir.For, ir.While)) for s, _ in path)
+    return any(isinstance(s, (ir.For, ir.While)) for s in path)
 
 
 def weighted_terms(value: ir.Value, weight: float = 1.0) -> list[tuple[float, ir.Value]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
 from taichi_ext.analysis.changes import written
-from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Size, Statement, Value, While, bodies
+from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Size, Statement, Value, While, enclosed
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +64,8 @@ Extents = Mapping[Container, Extent]
 
 def find_loops(body: Body, extents: Extents, serial: frozenset[Statement] = frozenset()) -> dict[Statement, Loop]:
     """All loops of a kernel; those at its top run in parallel, but for those in ``serial``."""
-    found: dict[Statement, Loop] = {}
-
-    def visit(block: Body, is_top: bool) -> None:
-        for s in block:
-            if isinstance(s, (For, While)):
-                found[s] = _loop(s, extents, is_top and s not in serial)
-            for inner in bodies(s):
-                visit(inner, False)
-
-    visit(body, True)
-    return found
+    loops = ((s, around) for s, around in enclosed(body) if isinstance(s, (For, While)))
+    return {s: _loop(s, extents, not around and s not in serial) for s, around in loops}
 
 
 def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
@@ -118,6 +109,11 @@ def iterations(s: For, extents: Extents) -> int | None:
     """How often a loop runs, None where it is not known before the kernel runs."""
     bounds = loop_bounds(s, extents)
     return None if bounds is None else math.prod(end - first for first, end in bounds)
+
+
+def trips(s: Statement) -> int | None:
+    """How often the blocks of a statement run, None where it is not known before the kernel runs."""
+    return 1 if isinstance(s, If) else iterations(s, {}) if isinstance(s, For) else None
 
 
 def ranges(s: For) -> list[tuple[int | Value, int | Value]]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
-from taichi_ext.analysis.loops import iterations
+from taichi_ext.analysis.loops import trips
 from taichi_ext.program.build import literal
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
@@ -355,12 +355,8 @@ def work_of(body: ir.Body, *, is_fast: bool) -> int:
 
 def _most_work(body: ir.Body, *, is_fast: bool) -> int:
     """The operations of a block, in additions, with those in its loops as often as they run."""
-    work = 0
-    for s in body:
-        inner = sum([_most_work(b, is_fast=is_fast) for b in ir.bodies(s)])
-        work += sum(_work(v, is_fast=is_fast) for v in all_values(s) if isinstance(v, ir.Op))
-        work += inner * _length(s) if inner else 0
-    return work
+    times = ir.inherited(body, 1, lambda s, n: n * _length(s))
+    return sum(n * _work(v, is_fast=is_fast) for s, n in times for v in all_values(s) if isinstance(v, ir.Op))
 
 
 def _work(op: ir.Op, *, is_fast: bool) -> int:
@@ -388,9 +384,7 @@ def _is_choice(s: ir.Assign) -> bool:
 
 def _length(s: ir.Statement) -> int:
     """How often the blocks of a statement run."""
-    if isinstance(s, ir.If):
-        return 1
-    count = iterations(s, {}) if isinstance(s, ir.For) else None
+    count = trips(s)
     return USUAL_LENGTH if count is None else max(1, count)
 
 

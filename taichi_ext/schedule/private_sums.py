@@ -154,7 +154,7 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
         iterations: of one thread.
     """
     additions = _Additions(loop.body)
-    additions.visit(loop.body, 1, Facts(Expressions((), {})))
+    additions.collect(loop.body)
     found = {}
     for array, sums in additions.of.items():
         if array not in own or array in additions.others:
@@ -184,19 +184,19 @@ class _Additions:
         self._assigned = assigned_locals(body)
         self._loops = find_loops(body, {})
 
-    def visit(self, body: ir.Body, times: int, facts: Facts) -> None:
-        for s in body:
+    def collect(self, body: ir.Body) -> None:
+        start = 1, Facts(Expressions((), {}))
+        for s, (times, facts) in ir.inherited(body, start, self._within):
             self.others |= s.contents.containers
             if isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.op in SIGNS and s.group is None:
                 entry = facts.interval(s.target.indices[0]) if len(s.target.indices) == 1 else RANGE
                 self.of.setdefault(s.target.container, []).append((times, entry))
             elif isinstance(s, ir.Store) and isinstance(s.target, ir.Load):
                 self.others.add(s.target.container)
-            inner, count = facts.copy(), 1
-            if s in self._loops:
-                count = self._enter(self._loops[s], inner)
-            for block in ir.bodies(s):
-                self.visit(block, times * count, inner)
+
+    def _within(self, s: ir.Statement, around: tuple[int, Facts]) -> tuple[int, Facts]:
+        times, facts = around[0], around[1].copy()
+        return (times * self._enter(self._loops[s], facts) if s in self._loops else times), facts
 
     def _enter(self, loop: Loop, facts: Facts) -> int:
         """The iterations of a loop, 1 where they are not known."""
