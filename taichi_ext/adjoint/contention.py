@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.stages import Stage, is_entry
-from taichi_ext.analysis.loops import Extents, loop_bounds
-from taichi_ext.program import Const, Container, Load, Local, Op, Read, Value
-from taichi_ext.simplify.usage import assigned_locals
+from taichi_ext.analysis.affine import Atom, Indices
+from taichi_ext.analysis.loops import Extents, loop_bounds, trips
+from taichi_ext.program import Container, Load, Local, Value
 
 MOST_OWN = 1 << 24  # numbers in the sums of all threads
 _UNKNOWN_TRIPS = 16
@@ -97,36 +97,20 @@ class _Indices:
 
     def __init__(self, stage: Stage) -> None:
         assert stage.loop is not None
-        self.assigned = assigned_locals(stage.body)
         self.variables = stage.loop.variables
-        self.is_plain = not any(v.shape for v in self.variables) and not self.assigned & set(self.variables)
-        declares = [s for s in ir.statements(stage.body) if isinstance(s, ir.Declare)]
-        self.values = {s.local: s.values[0] for s in declares if not s.local.shape and s.local not in self.assigned}
+        self._forms = Indices((replace(stage.loop, body=stage.body),))
 
-    def shift(self, i: Value) -> tuple[Local, int] | None:
+    def shift(self, i: Value) -> tuple[Atom, int] | None:
         """The variable and the constant whose sum an index is; None if it is not one."""
-        constant = 0
-        while True:
-            if isinstance(i, Read) and i.local in self.variables:
-                return i.local, constant
-            if isinstance(i, Read) and i.local in self.values:
-                i = self.values[i.local]
-            elif isinstance(i, Op) and i.name in ("add", "sub") and isinstance(i.args[1], Const):
-                constant += int(i.args[1].value) * (1 if i.name == "add" else -1)
-                i = i.args[0]
-            elif isinstance(i, Op) and i.name == "add" and isinstance(i.args[0], Const):
-                constant += int(i.args[0].value)
-                i = i.args[1]
-            else:
-                return None
+        form = self._forms.form(i)
+        if form is None or [(atom in self.variables, factor) for atom, factor in form.terms] != [(True, 1)]:
+            return None
+        return form.terms[0][0], form.constant
 
 
 def _owned(stage: Stage, touched: dict[Container, list[Load]]) -> set[Container]:
     """The containers of which an iteration touches entries that no other one touches."""
-    indices = _Indices(stage)
-    if not indices.is_plain:
-        return set()
-    found = set()
+    indices, found = _Indices(stage), set()
     for c, entries in touched.items():
         forms = {tuple(indices.shift(i) for i in t.indices) for t in entries}
         if len(forms) == 1 and {f[0] for f in next(iter(forms)) if f is not None} >= set(indices.variables):
@@ -144,18 +128,9 @@ def _is_often(stage: Stage, c: Container, size: int, machine: Machine) -> bool:
 
 def _additions(body: ir.Body, c: Container, times: int) -> int:
     """How often the adjoint of a block adds to the adjoints of a container."""
-    total = 0
-    for s in body:
-        total += times * sum(isinstance(n, Load) and n.container is c for v in ir.values_of(s) for n in ir.walk(v))
-        trips = 1
-        if isinstance(s, ir.For):
-            a, b = s.domain
-            is_known = isinstance(a, Const) and isinstance(b, Const)
-            trips = max(0, int(b.value - a.value)) if is_known else _UNKNOWN_TRIPS
-        elif isinstance(s, ir.While):
-            trips = _UNKNOWN_TRIPS
-        total += sum(_additions(inner, c, times * trips) for inner in ir.bodies(s))
-    return total
+    runs = ir.inherited(body, times, lambda s, n: n * (_UNKNOWN_TRIPS if (known := trips(s)) is None else known))
+    nodes = ((x, n) for s, n in runs for v in ir.values_of(s) for x in ir.walk(v))
+    return sum(n for x, n in nodes if isinstance(x, Load) and x.container is c)
 
 
 def _colours(
@@ -163,7 +138,7 @@ def _colours(
 ) -> tuple[int, int] | None:
     """A variable of the loop, and how far from it iterations touch entries, if they do so along one axis each."""
     indices = _Indices(stage)
-    if bounds_of(stage, machine) is None or not indices.is_plain:
+    if bounds_of(stage, machine) is None:
         return None
     for k, variable in enumerate(indices.variables):
         reaches = [_reach(indices, variable, c, touched[c]) for c in shared]

@@ -48,14 +48,8 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
 
 def _needed(roots: list[Value], single: Mapping[Local, ir.Declare], kept: Collection[Local]) -> set[Local]:
     """The locals that some values are computed from, if some of them are kept."""
-    found: set[Local] = set()
-    pending = list(roots)
-    while pending:
-        for local in pending.pop().contents.locals - found:
-            found.add(local)
-            if local in single and local not in kept:
-                pending += single[local].values
-    return found
+    edges = ((local, x) for local, d in single.items() if local not in kept for x in d.contents.locals)
+    return set(ir.reached((local for v in roots for local in v.contents.locals), edges))
 
 
 def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declare]:

@@ -13,15 +13,16 @@ from dataclasses import replace
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.common import with_common_values
+from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, U1, Const, Container, Known, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply, operation, subtract
+from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.usage import assigned_locals
 
 _LAZY = ("ifte", "logical_and", "logical_or")
 _MOST_PLAIN = 6  # operations that are evaluated whether they are chosen or not
 _COSTLY = frozenset(["truediv", "floordiv", "mod", "log", "sqrt", "pow", "rsqrt", "asin", "acos"])
-_FOLDED_INDICES = ("add", "sub", "mul")
 
 Hoist = Callable[[Value], Value]
 
@@ -106,6 +107,7 @@ class _Normal:
     def __init__(self, assigned: frozenset[Local]) -> None:
         self.assigned = assigned
         self.loaded: dict[tuple[Hashable, ...], Read] = {}
+        self.numbers = ValueNumbers()
 
     def block(self, body: ir.Body) -> ir.Body:
         made: list[ir.Statement] = []
@@ -125,21 +127,9 @@ class _Normal:
 
     def _name(self, load: Load | Read) -> tuple[Hashable, ...] | None:
         """The name of a load whose indices do not change; None if they may."""
-        parts: list[Hashable] = [load.memory]
-        for i in ir.children(load):
-            terms = i.args if isinstance(i, Op) and i.name in _FOLDED_INDICES else (i,)
-            names = [self._fixed(t) for t in terms]
-            if None in names:
-                return None
-            parts.append((i.name, *names) if isinstance(i, Op) else names[0])
-        parts += [i for i in (load.component if isinstance(load, Load) else load.index) if isinstance(i, int)]
-        return tuple(parts)
-
-    def _fixed(self, i: Value) -> Hashable:
-        """A number or a local that never changes; None otherwise."""
-        if isinstance(i, Const):
-            return i.value
-        return i.local if isinstance(i, Read) and not i.index and i.local not in self.assigned else None
+        parts = joined_contents(ir.children(load))
+        is_fixed = parts.is_pure and not parts.containers and parts.locals.isdisjoint(self.assigned)
+        return (load.memory, self.numbers.of(load)) if is_fixed else None
 
     def _hoist(self, value: Value, out: list[ir.Statement], known: dict[Value, Value]) -> Value:
         """The value without loads, which are declared before it."""

@@ -9,8 +9,8 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.contention import Contention
 from taichi_ext.adjoint.stages import Stage
 from taichi_ext.adjoint.tapes import MOST_LOCAL, AdjointArray, Tape
-from taichi_ext.analysis.activity import CONSTANT, Activity
-from taichi_ext.program import I32, Container, Load, Local, Op, Read, Value
+from taichi_ext.analysis.activity import Activity, carries_tangent
+from taichi_ext.program import I32, Container, Load, Local, Read, Value
 from taichi_ext.program.build import Coefficient, is_number
 
 Weights = list[Coefficient]  # an adjoint: a number for each cotangent
@@ -87,18 +87,12 @@ class Sweep:
 
     def has(self, value: Value) -> bool:
         """Whether a value of the adjoint program has an adjoint."""
-        pending = [value]
-        while pending:
-            node = pending.pop()
-            if isinstance(node, Read):
-                if node.local in (self.local_arrays if node.index else self.active):
-                    return True
-            elif isinstance(node, Load):
-                if node.container in self.arrays and node.dtype.is_real:
-                    return True
-            elif isinstance(node, Op) and node.dtype.is_real and node.name not in CONSTANT:
-                pending += node.args
-        return False
+        return carries_tangent(value, self._is_active)
+
+    def _is_active(self, v: Read | Load) -> bool:
+        if isinstance(v, Read):
+            return v.local in (self.local_arrays if v.index else self.active)
+        return v.container in self.arrays and v.dtype.is_real
 
 
 def substitution(env: Mapping[Local, Value], arrays: Mapping[Local, Local]) -> Callable[[Value], Value]:
@@ -116,14 +110,8 @@ def dirty_containers(body: ir.Body) -> frozenset[Container]:
     """The containers that an iteration may load from after a store to them."""
     stored: set[Container] = set()
     found: set[Container] = set()
-
-    def visit(block: ir.Body) -> None:
-        for s in block:
-            found.update(s.contents.containers & stored)
-            if isinstance(s, (ir.For, ir.While, ir.Store)):  # loops come back to their start
-                stored.update(m for m in s.written if isinstance(m, Container))
-            for inner in ir.bodies(s):
-                visit(inner)
-
-    visit(body)
+    for s in ir.statements(body):
+        found.update(s.contents.containers & stored)
+        if isinstance(s, (ir.For, ir.While, ir.Store)):  # loops come back to their start
+            stored.update(m for m in s.written if isinstance(m, Container))
     return frozenset(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -22,18 +22,15 @@ class Activity:
 
     def has(self, value: ir.Value) -> bool:
         """Whether a value carries a tangent."""
-        pending = [value]
-        while pending:
-            node = pending.pop()
-            if isinstance(node, ir.Read):
-                if node.local in self.locals:
-                    return True
-            elif isinstance(node, ir.Load):
-                if node.container in self.containers and node.dtype.is_real:
-                    return True
-            else:
-                pending += _operands(node)
-        return False
+        return carries_tangent(value, self._is_active)
+
+    def _is_active(self, v: Read | ir.Load) -> bool:
+        return v.local in self.locals if isinstance(v, Read) else v.container in self.containers and v.dtype.is_real
+
+
+def carries_tangent(value: Value, is_active: Callable[[Read | ir.Load], bool]) -> bool:
+    """Whether the tangent of a value depends on one that is read."""
+    return any(is_active(v) for v in through((value,), _operands) if isinstance(v, (Read, ir.Load)))
 
 
 def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
