@@ -13,16 +13,19 @@ from itertools import product
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.draws import recorded_draws
-from taichi_ext.adjoint.lowering import lowered
 from taichi_ext.adjoint.normal import normal, whole
 from taichi_ext.adjoint.order import Order
 from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
+from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_reach
+from taichi_ext.differentiate.facts.decisions import Seeds, Use
+from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import I32, U1, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
+from taichi_ext.simplify import simplify
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,3 +242,24 @@ def is_entry(load: Load, variable: Local | None) -> bool:
     """Whether an entry is named by one variable alone."""
     index = load.indices[0] if len(load.indices) == 1 else None
     return isinstance(index, Read) and index.local is variable and all(isinstance(c, int) for c in load.component)
+
+
+# Programs whose values with a derivative of their own are sums of arguments with weights.
+#
+# The forward engine, asked for no column, has the partials of rules over the tangents that they take, and the gradients
+# of levels by the position of a pixel: these are the weights. So edges and rules have one derivative in both modes.
+
+_PLAIN = ("stop_gradient", "replace_gradient")
+
+
+def lowered(program: ir.Program, extents: Extents) -> ir.Program:
+    """The program with ``weighted`` boundaries for its rules and edges.
+
+    Raises:
+        UnsupportedError: a derivative is not known, or a rule is not linear.
+    """
+    boundaries = [s for s in ir.statements(program.body) if isinstance(s, ir.Boundary)]
+    if all(s.kind in _PLAIN and "what" not in s.options for s in boundaries):
+        return program
+    check_rules(program)
+    return simplify(differentiate(program, Seeds(0, {}, extents, use=Use(is_lowered=True))).program)
