@@ -16,7 +16,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.costly import is_costly
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, U1, Const, Container, Known, Load, Local, Op, Read, Value
+from taichi_ext.program import I32, I64, U1, Const, Container, Known, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply, operation, subtract
 from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.usage import assigned_locals
@@ -31,6 +31,11 @@ Hoist = Callable[[Value], Value]
 def whole(x: Coefficient) -> Value:
     """A whole number as a value."""
     return x if isinstance(x, Value) else literal(x, I32)
+
+
+def unwrapped(index: Coefficient) -> Coefficient:
+    """An index whose multiples do not wrap: the number of an entry may lie beyond the type of its indices."""
+    return cast(index, I32) if isinstance(index, Value) and index.dtype not in (I32, I64) else index
 
 
 def normal(body: ir.Body) -> ir.Body:

@@ -13,7 +13,7 @@ from itertools import product
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.draws import recorded_draws
-from taichi_ext.adjoint.normal import normal, whole
+from taichi_ext.adjoint.normal import normal, unwrapped, whole
 from taichi_ext.adjoint.order import Order
 from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.analysis.activity import Activity
@@ -209,7 +209,7 @@ def _with_crossing(groups: list[list[ir.Statement]], found: Staged) -> list[ir.B
         array, start = crossing[v.local]
         number: Coefficient = 0
         for i, size in zip(v.index, v.local.shape, strict=True):
-            number = add(multiply(number, size), i)
+            number = add(multiply(number, size), unwrapped(i))
         return _entry(array, add(number, start))
 
     def change(v: Value) -> Value:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import taichi_ext.program as ir
-from taichi_ext.adjoint.normal import whole
+from taichi_ext.adjoint.normal import unwrapped, whole
 from taichi_ext.program import I32, U1, Container, Load, Local, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, select
 
@@ -40,7 +40,7 @@ class AdjointArray:
         """The number of an entry."""
         found: Coefficient = self.offset
         for i, stride in zip((*target.indices, *target.component), self.strides, strict=True):
-            found = add(found, multiply(i, stride))
+            found = add(found, multiply(unwrapped(i), stride))
         return whole(found)
 
 
@@ -166,7 +166,7 @@ def _number(target: ir.Target) -> Value:
         return adjoint_array(c, c.name, c.shape or (1,) * c.ndim).number(target)
     found: Coefficient = 0
     for i, n in zip(target.index, target.local.shape, strict=True):
-        found = add(multiply(found, n), i)
+        found = add(multiply(found, n), unwrapped(i))
     return whole(found)
 
 
