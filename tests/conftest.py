@@ -16,6 +16,7 @@ if needed := suite_report.missing_packages():
 
 # isort: split
 import devices
+import differences
 import sweeps
 import taichi as ti
 import taichi_program
@@ -51,6 +52,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--setting", action="append", default=[], metavar="NAME=VALUE", help="of ti.init, as fast_math=False"
     )
+    parser.addoption("--move-starts", type=float, metavar="PART", help="of each value that fields of tests start with")
     parser.addoption("--chunk-size", type=int, metavar="N", help="chunk_size= of every Jacobian that is not told")
 
 
@@ -82,6 +84,8 @@ def pytest_configure(config):
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
         backend.stores_by_column = lambda: True
+    if config.getoption("--move-starts"):
+        differences.move_starts(config.getoption("--move-starts"))
     if config.getoption("--chunk-size"):
         split_columns(config.getoption("--chunk-size"))
     config.addinivalue_line(
@@ -111,7 +115,7 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
     told = {"--tangents": config.getoption("--tangents") != "auto"}
-    told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size")}
+    told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size", "--move-starts")}
     for item in items:
         for mark in item.iter_markers("taichi_only"):
             if runtimes.RUNTIME != "taichi":

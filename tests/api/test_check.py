@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from devices import real
-from differences import matrices, outputs, read, scalars, vector_outputs, vectors, write
+from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import initialise
 
@@ -59,27 +59,6 @@ def test_a_right_jacobian_passes():
     assert "outputs (field y of shape (3,))" in text
     assert "params (field x of shape (2,))" in text
     assert "6 of 6" in text
-
-
-@pytest.mark.sweep
-def test_structures_vectors_and_several_parameters():
-    p, q = vectors([[0.3, 0.8], [0.5, 0.2]]), scalars([1.5, 0.4])
-    u, m = vector_outputs(3, 2), matrices(np.zeros((1, 2, 2)))
-
-    @ti.kernel
-    def k():
-        for i in p:
-            u[i] = tm.vec3(p[i].x * q[0], p[i].y, ti.sin(q[i]))
-        m[0] = p[0].outer_product(p[1])
-
-    report = check_jacobian(k, {"p": p, "q": q}, [u, m])
-    assert report
-    assert [(b.output.split()[0], b.param.split()[0], b.total) for b in report.blocks] == [
-        ("outputs[0]", "params['p']", 24),
-        ("outputs[0]", "params['q']", 12),
-        ("outputs[1]", "params['p']", 16),
-        ("outputs[1]", "params['q']", 8),
-    ]
 
 
 @pytest.mark.sweep

@@ -189,22 +189,6 @@ class TestVjpOfPrograms:
             for y, wanted in zip(outs, after):
                 assert_allclose(read(y), wanted, rtol=1e-14)
 
-    @pytest.mark.sweep
-    def test_one_kernel(self):
-        x, w, y, z = scalars(np.arange(1.0, 6.0)), scalars(np.arange(2.0, 5.0)), outputs(5), outputs(3)
-
-        @ti.kernel
-        def run():
-            for i in y:
-                s = 0.0
-                for k in range(i):
-                    s += x[k] * w[k % 3]
-                y[i] = s * s + x[i]
-            for i in range(4):
-                z[i % 3] += y[i] * w[0]
-
-        self.check(run, [x, w], [y, z], lambda: z.fill(0))
-
     def test_steps_in_place_and_stores_from_python(self):
         x, u, y = scalars([0.3, 0.4, 0.5, 0.6]), outputs(4), outputs(4)
 
@@ -265,38 +249,6 @@ class TestVjpOfPrograms:
         for found, J in zip(vjp(run, [pose, x], y, cotangent), expected):
             assert_allclose(found, cotangent @ J, rtol=1e-6, atol=1e-7)
         self.check(run, [pose, x], [y])
-
-    @pytest.mark.sweep
-    def test_counted_loops_and_chains_of_sums(self):
-        x, y, length = scalars(np.linspace(0.2, 1.0, 80)), outputs(6), ti.field(ti.i32, 6)
-        length.from_numpy(np.array([3, 0, 1, 5, 2, 4], np.int32))
-
-        @ti.kernel
-        def run():
-            for i in y:
-                mean = 0.0
-                for k in range(length[i]):
-                    mean += x[(7 * k + i) % 80]
-                first = mean
-                mean /= 3
-                spread = 0.0
-                for k in range(length[i]):
-                    spread += (x[(11 * k + i) % 80] - mean) ** 2
-                y[i] = spread * first
-
-        self.check(run, [x], [y])
-
-    @pytest.mark.sweep
-    def test_where_rows_are_dense(self):
-        x, y = scalars([0.3, 0.4, 0.5]), outputs(3)
-
-        @ti.kernel
-        def run():
-            ti.loop_config(serialize=True)
-            for i in range(1, 3):
-                y[i] = y[i - 1] * x[i] + x[0]
-
-        self.check(run, [x], [y], lambda: y.fill(0.5))
 
     @pytest.mark.sweep
     def test_operator(self, program):

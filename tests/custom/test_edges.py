@@ -62,27 +62,6 @@ def half_plane_kernel(p, image, antialias):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("antialias", MODES)
-def test_intervals(antialias):
-    """An indicator over 40 intervals of length 1: its integral is the place where the level is 0."""
-    p, total = scalars([0.0]), outputs(1)
-
-    @ti.kernel
-    def k():
-        total[0] = 0.0
-        for i in range(40):
-            x = float(i)
-            total[0] += edge(3.0 * (p[0] - x), 2.0, 0.5, at=x, antialias=antialias)
-
-    for place in (7.0, 7.3, 7.5, 7.8):
-        write(p, np.array([place]))
-        value, J = value_and_jacobian(k, p, total)
-        assert J == pytest.approx(1.5, rel=1e-12)
-        if antialias:
-            assert value == pytest.approx(1.5 * (place + 0.5) + 0.5 * 40, rel=1e-12)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("antialias", MODES)
 def test_half_plane(antialias):
     p, image = scalars([0.0, 0.0]), outputs(W, H)
     k = half_plane_kernel(p, image, antialias)
@@ -103,17 +82,6 @@ def test_half_plane(antialias):
             assert_allclose(value, exact, rtol=1e-9, atol=1e-9)
         else:
             assert_array_equal(value, (x * normal[0] + y * normal[1] < offset).astype(float))
-
-
-@pytest.mark.sweep
-def test_the_derivative_of_the_covered_area_is_the_chord():
-    p, image = scalars([11.2, 0.3]), outputs(W, H)
-    k = half_plane_kernel(p, image, True)
-    for angle, offset in LINES:
-        write(p, np.array([offset, angle]))
-        J = jacobian(k, p, image)
-        [[differences]] = central_differences(k, [p], [image])
-        assert_allclose(J[..., 0], differences[..., 0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.mostly_sweep("False")
@@ -290,28 +258,6 @@ def gradient_of_area(corners):
     return 0.5 * np.stack([after[:, 1] - before[:, 1], before[:, 0] - after[:, 0]], axis=1)
 
 
-@pytest.mark.sweep
-def test_triangle_as_a_minimum_of_half_planes():
-    p, image = vectors(TRIANGLE), outputs(200, 150)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            level = 1e9
-            for n in ti.static(range(3)):
-                a = p[n]
-                d = p[(n + 1) % 3] - a
-                level = ti.min(level, ((py - a.y) * d.x - (px - a.x) * d.y) / d.norm())
-            image[i, j] = step(level, at=(px, py))
-
-    total = jacobian(k, p, image).sum((0, 1))
-    expected = gradient_of_area(TRIANGLE)
-    errors = np.linalg.norm(total - expected, axis=1) / np.linalg.norm(expected, axis=1)
-    assert errors.max() < 0.05
-
-
 def polygon_kernel(p, image, sides, antialias=False):
     @ti.kernel
     def k():
@@ -388,112 +334,6 @@ def test_segments_with_a_jump_of_colours():
     J = jacobian(k, p, image)
     single = jacobian(polygon_kernel(p, plain, 3), p, plain)
     assert_allclose(J, single[:, :, None] * np.array(colour)[:, None, None], rtol=1e-12, atol=1e-13)
-
-
-# --- a random scene of polygons ---------------------------------------------------------------------------------------
-
-POLYGONS, SIDES = 4, 4
-SCENE = (320, 240)
-
-
-def random_polygons(seed):
-    """Convex polygons (corners on ellipses), shape (POLYGONS, SIDES, 2), and their colours."""
-    generator = np.random.default_rng(seed)
-    corners = np.empty((POLYGONS, SIDES, 2))
-    for n in range(POLYGONS):
-        angle = generator.uniform(0, 2 * np.pi) + 2 * np.pi / SIDES * (
-            np.arange(SIDES) + generator.uniform(-0.3, 0.3, SIDES)
-        )
-        centre, radii = generator.uniform([100, 80], [220, 160]), generator.uniform(50, 75, 2)
-        corners[n] = centre + radii * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return corners, generator.uniform(0.1, 1.0, POLYGONS)
-
-
-class PolygonScene:
-    """Polygons, the later in front: rendered with edges, and supersampled without any."""
-
-    def __init__(self):
-        self.corners = ti.Vector.field(2, ti.f64, (POLYGONS, SIDES))
-        self.colours = scalars(np.zeros(POLYGONS))
-        self.image = outputs(*SCENE)
-        corners, colours, image = self.corners, self.colours, self.image
-
-        @ti.func
-        def side(n, m, px, py):
-            a = corners[n, m]
-            d = corners[n, (m + 1) % SIDES] - a
-            return ((py - a.y) * d.x - (px - a.x) * d.y) / d.norm()
-
-        @ti.kernel
-        def render():
-            for i, j in image:
-                px = float(i)
-                py = float(j)
-                c = 0.05
-                for n in range(POLYGONS):
-                    inside = colours[n]
-                    for m in ti.static(range(SIDES)):
-                        inside = edge(side(n, m, px, py), inside, c, at=(px, py), antialias=True)
-                    c = inside
-                image[i, j] = c
-
-        @ti.kernel
-        def supersample(most: ti.i32):
-            for i, j in image:
-                nearest = 1e9
-                for n in range(POLYGONS):
-                    for m in ti.static(range(SIDES)):
-                        nearest = ti.min(nearest, abs(side(n, m, float(i), float(j))))
-                samples = most if nearest < 0.71 else 1
-                total = 0.0
-                for a, b in ti.ndrange(samples, samples):
-                    px = i - 0.5 + (a + 0.5) / samples
-                    py = j - 0.5 + (b + 0.5) / samples
-                    c = 0.05
-                    for n in range(POLYGONS):
-                        outside = 0
-                        for m in ti.static(range(SIDES)):
-                            outside += side(n, m, px, py) <= 0
-                        if outside == 0:
-                            c = colours[n]
-                    total += c
-                image[i, j] = total / (samples * samples)
-
-        self.render = render
-        self.supersample = supersample
-
-    def supersampled(self, corners):
-        self.corners.from_numpy(corners)
-        self.supersample(64)
-        return read(self.image)
-
-    def along(self, corners, direction):
-        """J times a direction."""
-        self.corners.from_numpy(corners)
-        return np.tensordot(jacobian(self.render, self.corners, self.image), direction, 3)
-
-
-@pytest.mark.sweep
-def test_random_polygons_agree_with_supersampled_differences():
-    """A difference is the mean of the derivative between its ends, so J is averaged there by Gauss' rule.
-
-    What is left comes from the few pixels that two edges cross at a small angle: covered areas are multiplied there.
-    """
-    scene = PolygonScene()
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    h = 0.25
-    for seed in range(2):
-        corners, colours = random_polygons(seed)
-        write(scene.colours, colours)
-        direction = np.random.default_rng(100 + seed).normal(size=corners.shape)  # a pixel for each corner
-        ends = [scene.supersampled(corners + sign * h * direction) for sign in (1, -1)]
-        differences = (ends[0] - ends[1]) / (2 * h)
-        mean = sum(w / 2 * scene.along(corners + h * x * direction, direction) for x, w in zip(nodes, weights))
-        assert np.linalg.norm(mean - differences) < 0.02 * np.linalg.norm(ends[0])
-        assert relative(mean, differences) < 0.05
-        scene.corners.from_numpy(corners + h * direction)
-        scene.render()
-        assert relative(read(scene.image), ends[0]) < 0.01
 
 
 # --- the sphere -------------------------------------------------------------------------------------------------------
@@ -576,24 +416,6 @@ def test_gauss_newton_from_near():
     k()
     errors = gauss_newton(k, p, depth, read(depth), start, 8)
     assert max(errors) > 10  # without the boundary term it runs away
-
-
-@pytest.mark.sweep
-def test_plain_autodiff_is_enough_where_every_pixel_stays_inside():
-    p, depth = scalars(SPHERE), outputs(640, 480)
-    k = sphere_kernel(p, depth, "autodiff", "hard")
-    x, y = pixels(640, 480)
-    used = (x - 360) ** 2 + (y - 280) ** 2 < 60**2  # both spheres are hit there, well inside
-    write(p, SPHERE)
-    k()
-    target = read(depth)
-    assert (target[used] > 0).all()
-    guess = SPHERE + np.array([0.1, 0.05, -0.05, 0.1])
-    for _ in range(6):
-        write(p, guess)
-        value, J = value_and_jacobian(k, p, depth)
-        guess = guess - np.linalg.lstsq(J[used], (value - target)[used], rcond=None)[0]
-    assert_allclose(guess, SPHERE, rtol=1e-10)
 
 
 # --- square roots that end at an edge ---------------------------------------------------------------------------------
@@ -1078,96 +900,54 @@ def edge_kernel(body):
     return k, x, image
 
 
+# fmt: off
 def no_position(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0)
-
-
 def antialiased_without_position(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0, antialias=True)
-
-
 def integer_level(x: ti.template(), i, j, px, py):
     return edge(i - 3, x[0], 0.0, at=(px, py))
-
-
 def vector_level(x: ti.template(), i, j, px, py):
     return edge(ti.Vector([x[0] - px, 1.0]), 1.0, 0.0, at=(px, py))
-
-
 def integer_position(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - i, 1.0, 0.0, at=(2 * i, j))
-
-
 def position_written_in_place(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - float(i), 1.0, 0.0, at=(float(i), float(j)))
-
-
 def single_position(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0, at=(px,))
-
-
 def independent_level(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - 2.5, 1.0, 0.0, at=(px, py))
-
-
 def unknown_antialias(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias="soft")
-
-
 def unequal_shapes(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, ti.Vector([1.0, x[0]]), ti.Vector([1.0, 2.0, 3.0]), at=(px, py))[0]
-
-
 def unknown_keyword(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), wrong=3)
-
-
 def missing_outside(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, at=(px, py))
-
-
 def position_without_its_name(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0, (px, py))
-
-
 def scalar_ends(x: ti.template(), i, j, px, py):
     return segment_edge(x[0], x[1], 1.0, at=(px, py))
-
-
 def scalar_position_of_a_segment(x: ti.template(), i, j, px, py):
     return segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=px)
-
-
 def three_positions_of_a_segment(x: ti.template(), i, j, px, py):
     return segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=(px, py, px))
-
-
 def antialias_of_the_kernel(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias=px > 1.0)
-
-
 def constant_level(x: ti.template(), i, j, px, py):
     return step(3, at=(px, py))
-
-
 def covered_integer(x: ti.template(), i, j, px, py):
     return coverage(i - 3, at=(px, py))
-
-
 def integer_root(x: ti.template(), i, j, px, py):
     return sqrt_edge(i - 3, at=(px, py))
-
-
 def unequal_jump(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, x[0], at=(px, py), jump=ti.Vector([1.0, 2.0]))
-
-
 def position_of_vectors(x: ti.template(), i, j, px, py):
     return step(8 * x[0] - px, at=(ti.Vector([px, py]), ti.Vector([px, py])))
-
-
 def root_without_position(x: ti.template(), i, j, px, py):
     return sqrt_edge(8 * x[0] - px)
+# fmt: on
 
 
 BAD = {  # what the message says; whether a plain run of the kernel is refused, too

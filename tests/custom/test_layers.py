@@ -117,51 +117,6 @@ def test_surfaces_that_pass_through_each_other_are_exact():
 # --- curved edges, against supersampled images ------------------------------------------------------------------------
 
 
-def ellipses(p):
-    @ti.func
-    def shape(n, x, y):
-        dx = x - p[n, 0]
-        dy = y - p[n, 1]
-        c = ti.cos(p[n, 4])
-        s = ti.sin(p[n, 4])
-        return 1.0 - ti.sqrt(((c * dx + s * dy) / p[n, 2]) ** 2 + ((c * dy - s * dx) / p[n, 3]) ** 2), p[n, 5]
-
-    return shape
-
-
-DISCS = [[14.3, 13.2, 9.4, 9.4, 0.3, 0.4], [20.7, 15.1, 8.3, 8.3, 1.0, 0.9], [25.2, 9.6, 7.7, 7.7, 2.0, 0.6]]
-TURNED = [[17.3, 15.2, 12.1, 8.4, 0.5, 0.4], [22.2, 16.4, 12.8, 9.2, 1.9, 0.9], [26.8, 14.7, 13.2, 8.8, 2.8, 0.65]]
-
-
-@pytest.mark.sweep
-def test_overlapping_discs_and_ellipses():
-    p, image = scalars(np.zeros((3, 6))), outputs(44, 32)
-    shape = ellipses(p)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(shape, 3, 0.05, at=(float(i), float(j)))
-
-    @ti.func
-    def colour(x, y):
-        c = 0.05
-        for n in range(3):
-            level, own = shape(n, x, y)
-            if level > 0:
-                c = own
-        return c
-
-    render = sampler(colour, image)
-    steps = np.array([0.25, 0.25, 0.25, 0.25, 0.03, 0.05])
-    # the ellipses are small: their ends have radii of 6 pixels; discs do not turn
-    for given, turn, median, worst in ((DISCS, 0, 0.01, 0.02), (TURNED, 1, 0.02, 0.03)):
-        write(p, np.array(given))
-        errors = errors_by_column(k, p, image, render, steps * [1, 1, 1, 1, turn, 1])
-        assert np.median(errors) < median
-        assert errors.max() < worst
-
-
 @pytest.mark.sweep
 def test_where_edges_coincide():
     """Two discs of one size: what the rim in front moves over, and the one behind, which is hidden or seen before it."""
@@ -186,74 +141,6 @@ def test_where_edges_coincide():
     for by, jumps in cases:
         write(p, np.array([r, r + by]))
         assert_allclose(jacobian(k, p, image).sum((0, 1)) / (2 * np.pi * r), jumps, rtol=2e-3, atol=1e-6)
-
-
-@pytest.mark.sweep
-def test_voronoi_colours():
-    generator = np.random.default_rng(3)
-    sites = np.stack(np.meshgrid([5, 16, 27], [4, 12, 20], indexing="ij"), -1).reshape(-1, 2)
-    given = np.column_stack([sites + generator.uniform(-2, 2, (9, 2)), generator.uniform(0.1, 1, 9)])
-    p, image = scalars(given), outputs(32, 24)
-
-    @ti.func
-    def cell(n, x, y):
-        return 1.0, ti.sqrt((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2), p[n, 2]
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = nearest(cell, 9, 0.0, at=(float(i), float(j)))
-
-    @ti.func
-    def colour(x, y):
-        c = 0.0
-        least = 1e9
-        for n in range(9):
-            _, depth, own = cell(n, x, y)
-            if depth < least:
-                least = depth
-                c = own
-        return c
-
-    errors = errors_by_column(k, p, image, sampler(colour, image), [0.25, 0.25, 0.05])
-    assert np.median(errors) < 0.01
-    assert errors.max() < 0.02
-
-
-@pytest.mark.sweep
-def test_shaded_shapes():
-    """Values that vary in the pixel are those at the middle of what is seen, and jumps those at the edge."""
-    given = [[14.3, 13.2, 9.4], [20.7, 15.1, 8.3], [25.2, 9.6, 7.7]]
-    p, image = scalars(given), outputs(36, 26)
-
-    @ti.func
-    def textured(n, x, y):
-        dx = x - p[n, 0]
-        dy = y - p[n, 1]
-        return p[n, 2] - ti.sqrt(dx * dx + dy * dy), 0.6 + 0.3 * ti.sin(0.4 * dx + n) * ti.cos(0.3 * dy) + 0.02 * dx
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(textured, 3, 0.05, at=(float(i), float(j)))
-
-    @ti.func
-    def colour(x, y):
-        c = 0.05
-        for n in range(3):
-            level, own = textured(n, x, y)
-            if level > 0:
-                c = own
-        return c
-
-    render = sampler(colour, image)
-    errors = errors_by_column(k, p, image, render, [[0.25, 0, 0.25]] * 3)
-    assert np.median(errors) < 0.01
-    assert errors.max() < 0.012
-    render()
-    expected = read(image)
-    k()
-    assert np.abs(read(image) - expected).max() < 0.005
 
 
 def rim_integral(disc, light, width, height):
@@ -473,26 +360,6 @@ def test_methods_vectors_and_more_shapes_than_a_pixel_can_hold():
     assert_allclose(seen_at[full], (shares * x)[full], rtol=1e-12)
     background = 1 - shares.sum(-1)
     assert_allclose(value[..., 0], shares @ read(scene.colours)[:, 0] + background * 0.1, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.sweep
-def test_float32():
-    given = random_planes(1)[:, :3]
-    initialise()
-    try:
-        p, image = scalars(np.column_stack([given, np.zeros((PLANES, 3))]), ti.f32), outputs(W, H, dtype=ti.f32)
-        value, J = value_and_jacobian(planes_kernel(p, image, has_depth=False), p, image)
-    finally:
-        initialise(default_fp=ti.f64)
-    h = 1e-4
-    ends = []
-    for by in (h, -h, 0):
-        moved = given + np.array([by, 0, 0])
-        areas = np.array([[seen_areas(moved, i, j) for j in range(H)] for i in range(W)])
-        ends.append(areas @ [*given[:, 2], 0.1])
-    assert value.dtype == J.dtype == np.float32
-    assert_allclose(value, ends[2], rtol=1e-5)
-    assert_allclose(J[..., 0].sum(-1), (ends[0] - ends[1]) / (2 * h), rtol=1e-3, atol=1e-3)  # all move at once
 
 
 @pytest.mark.sweep

@@ -16,7 +16,6 @@ from taichi_ext import (
     InvalidArgumentError,
     Jacobian,
     boundary_gradient,
-    engine,
     jacobian,
     mark,
     registry,
@@ -66,20 +65,6 @@ def factor(k, x, y):
     J = jacobian(k, x, y)
     assert J[0, 1] / J[0, 0] == pytest.approx(0.3 / 0.8)
     return pytest.approx(J[0, 0] / 0.8, rel=1e-12)
-
-
-@pytest.fixture
-def traces(monkeypatch):
-    """How many kernels have been built."""
-    built = []
-    original = engine.fuse
-
-    def counting(launch, watch=None):
-        built.append(launch.kernel.func.__name__)
-        return original(launch, watch)
-
-    monkeypatch.setattr(engine, "fuse", counting)
-    return built
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -309,28 +294,6 @@ def test_the_function_itself_is_never_changed():
     registry.clear()
     k()
     assert read(y)[0] == pytest.approx(0.24, rel=1e-14)
-
-
-@pytest.mark.sweep
-def test_reverse_kernels_notice_too():
-    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0])
-
-    @ti.kernel
-    def k():
-        y[0] = product(x[0], x[1])
-
-    def reverse():
-        return gradient(k, x, y, np.ones(1))
-
-    autodiff = np.array([0.8, 0.3])
-    assert_allclose(reverse(), autodiff, rtol=1e-12)
-    boundary_gradient(product)(doubled)
-    assert_allclose(reverse(), 2 * autodiff, rtol=1e-12)
-    with registry.disabled("product"):
-        assert_allclose(reverse(), autodiff, rtol=1e-12)
-    assert_allclose(reverse(), 2 * autodiff, rtol=1e-12)
-    registry.remove("product")
-    assert_allclose(reverse(), autodiff, rtol=1e-12)
 
 
 # --- what is rebuilt --------------------------------------------------------------------------------------------------

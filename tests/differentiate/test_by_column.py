@@ -5,7 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, backend, jacobian
 
@@ -35,45 +35,6 @@ def test_a_view_with_the_documented_indices():
     assert by_v.shape == (3, 4, 2, 2, 2)
     assert by_x.base is not None
     assert by_x.strides == tuple(by_x.itemsize * n for n in (8, 2, 1, 24))  # the 24 rows of a column lie together
-
-
-@pytest.mark.sweep
-def test_rows_sums_and_reads():
-    x, y, total = scalars(np.linspace(0.1, 0.9, 30)), outputs(2, 5), outputs(1)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            through, s = 1.0, 0.0
-            for n in range(30):
-                s += x[n] * (n + j)
-                through *= 1.0 - 0.1 * x[n]
-            y[i, j] = s
-            y[i, j] += through * i
-        for i, j in y:
-            total[0] += y[i, j] ** 2
-
-    check_jacobian(k, x, [y, total])
-
-
-@pytest.mark.sweep
-def test_in_place_and_blocks_of_columns():
-    x = scalars(X)
-
-    @ti.kernel
-    def step():
-        for i in x:
-            x[i] += 0.1 * x[(i + 1) % 3]
-
-    def run():
-        for _ in range(3):
-            step()
-            x[0] = 0.7
-
-    whole = check_jacobian(run, x, x)
-    for chunk_size in (1, 2):
-        assert_array_equal(jacobian(run, x, x, chunk_size=chunk_size), whole)
-        x.from_numpy(np.array(X))
 
 
 def test_values_that_are_returned():

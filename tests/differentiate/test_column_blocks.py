@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import Snapshot, as_list, central_differences, integers, outputs, read, scalars, vectors
+from differences import Snapshot, as_list, central_differences, integers, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
@@ -271,56 +271,6 @@ def test_a_kernel_for_blocks_is_not_exported(tmp_path):
     assert kernel_count(plan) == count
     with pytest.raises(InvalidArgumentError, match="has kernels for .* blocks of columns"):
         plan.export(tmp_path / "module.py")
-
-
-@pytest.mark.sweep
-def test_arrays_in_blocks():
-    """Arrays, one of which the kernel changes, another given to several calls in several shapes."""
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(), b: ti.types.ndarray(), o: ti.types.ndarray()):
-        for i in range(o.shape[0]):
-            for j in range(4):
-                o[i] += a[i, j] * a[i, j] * b[j]
-        for j in range(4):
-            b[j] = 2.0 * b[j] * a[0, j]
-        for i in range(o.shape[0]):
-            o[i] += b[i % 4]
-
-    def call(rows):
-        return numbers(rows, 4), numbers(4), np.zeros(rows)
-
-    plan = Jacobian(k, ["a", "b"], "o", args=call(M), chunk_size=1)
-    for rows, count in ((M, 1), (M + 2, 2), (M, 2)):
-        J, whole = plan(args=call(rows)), jacobian(k, ["a", "b"], "o", args=call(rows))
-        for part, expected in zip(J, whole, strict=True):
-            assert_allclose(part, expected, rtol=1e-12)
-        a, b, _ = call(rows)
-        assert_allclose(J[0][1, 1], 2.0 * a[1] * b)  # row 1 by its own entries
-        assert kernel_count(plan) == count
-
-
-@pytest.mark.sweep
-def test_numbers_in_blocks():
-    """Numbers and entries of a field side by side: what blocks without any of the numbers share."""
-    p, y = scalars(numbers(N)), outputs(M)
-
-    @ti.kernel
-    def k(a: ti.f64, w: ti.math.vec2):
-        for i in y:
-            y[i] = a * p[i] + w[0] * p[i + 1] * p[i + 1] - w[1] * p[0]
-
-    args = (0.5, ti.math.vec2(2.0, 3.0))
-    plan = Jacobian(k, ["a", p, "w"], y, args=args, chunk_size=1)
-    J, values, i = plan(), read(p), np.arange(M)
-    assert_allclose(J[0], values[:M])
-    expected = np.zeros((M, N))
-    expected[i, i] += 0.5
-    expected[i, i + 1] += 4.0 * values[1 : M + 1]
-    expected[:, 0] -= 3.0
-    assert_allclose(J[1], expected)
-    assert_allclose(J[2], np.stack([values[1 : M + 1] ** 2, np.full(M, -values[0])], axis=1))
-    assert kernel_count(plan) == 5  # a; p[0]; the rest of p; each of w
 
 
 @pytest.mark.sweep

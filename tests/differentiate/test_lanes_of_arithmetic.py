@@ -5,7 +5,7 @@ import textwrap
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs
 from forced_lanes import force_lanes
 from numpy.testing import assert_allclose, assert_array_equal
 from printed_programs import text
@@ -71,19 +71,6 @@ def test_text():
 
 
 @pytest.mark.sweep
-def test_three_indices(lanes):
-    x, y = scalars(X), outputs(3, 2, 37)
-
-    @ti.kernel
-    def k():
-        for i, j, m in y:
-            y[i, j, m] = x[0] * x[0] * i + x[1] * j * m + x[2]
-
-    check_jacobian(k, x, y)
-    assert lanes[-1] is not None
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(3, 32), (2, 37), (1, 5), (2, 64), (50,), (96,)])
 def test_rows_of_any_length(shape, lanes):
     x, y = scalars(X), outputs(*shape)
@@ -126,21 +113,6 @@ def test_rows_of_any_length(shape, lanes):
 
 
 @pytest.mark.sweep
-@of_all_columns
-def test_vectors(lanes):
-    v, y = vectors([[0.3, 0.8], [0.5, -0.2]]), vector_outputs(3, 2, 20)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            d = v[0] * j - v[1]
-            y[i, j] = ti.Vector([d.norm() * i, d.dot(v[1]), d.normalized().x])
-
-    check_jacobian(k, v, y)
-    assert lanes[-1] is not None
-
-
-@pytest.mark.sweep
 def test_fields_of_one_tree(lanes):
     """Values are stored to fields without tangents too."""
     layout = ti.FieldsBuilder()
@@ -164,82 +136,6 @@ def test_fields_of_one_tree(lanes):
     check_jacobian(k, [x, f], [y, z], state=[plain])
     assert lanes[-1] is not None
     tree.destroy()
-
-
-@pytest.mark.sweep
-@of_all_columns
-def test_fields_of_other_trees(lanes):
-    x, w, y, z = scalars(X), scalars(np.linspace(0.2, 0.9, 40).reshape(2, 20)), outputs(2, 20), vector_outputs(2, 2, 20)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(2, 20):
-            t = x[0] * w[i, j] - x[1] * w[1 - i, 19 - j]
-            y[i, j] = t * t
-            z[i, j] = ti.Vector([ti.min(t, 0.1), t * 2.0])
-
-    check_jacobian(k, x, [y, z])
-    assert lanes[-1] is not None
-
-
-@pytest.mark.sweep
-def test_functions_and_inactive_arithmetic(lanes):
-    x, y = scalars(X), outputs(3, 18)
-
-    @ti.func
-    def ray(i, j):
-        return ti.math.vec3(i / 3 - 0.5, j / 9 - 1.0, 1.0).normalized()
-
-    @ti.func
-    def distance(direction):
-        nearest = 4.0
-        for s in ti.static(range(3)):
-            d = ti.abs(direction.dot(ti.math.vec3(x[s], x[(s + 1) % 3], 0.4))) - 0.1 * s
-            nearest = ti.math.clamp(d, -1.0, nearest)
-        return nearest
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            d = distance(ray(i, j))
-            y[i, j] = d * d if d > 0.3 else -d
-
-    check_jacobian(k, x, y)
-    assert (lanes[-1] is not None) == BRANCHES_IN_LANES
-
-
-@pytest.mark.sweep
-@of_all_columns
-def test_other_loops_of_the_same_kernel(lanes):
-    """One before that fills a parameter's neighbour, one after that reads what was collected."""
-    x, a, y, total = scalars(X), outputs(3), outputs(2, 20), outputs(1)
-
-    @ti.kernel
-    def k():
-        for i in range(3):
-            a[i] = x[i] * x[2 - i]
-        for i, j in y:
-            y[i, j] = x[0] * j + x[1] * i
-        for i, j in y:
-            total[0] += y[i, j] * x[2]
-
-    check_jacobian(k, x, [a, total], state=[y])
-    assert [p is None for p in lanes[-3:]] == [True, False, True]
-
-
-@pytest.mark.sweep
-def test_one_loop_over_several_fields(lanes):
-    x, a, b, c = scalars(X), outputs(3, 20), outputs(2, 40), outputs(24)
-
-    @ti.kernel
-    def k():
-        for f in ti.static((a, b)):
-            for i, j in f:
-                f[i, j] = x[i % 3] * j + x[0] * x[1]
-        for i in c:
-            c[i] = x[0] * i + x[2]
-
-    check_jacobian(k, x, [a, b, c])
 
 
 def kernels_that_stay(x, y, z, count):
@@ -320,23 +216,6 @@ def test_arrays(lanes):
 
 
 @pytest.mark.sweep
-@of_all_columns
-def test_arrays_and_fields(lanes):
-    x, a, y, b = scalars(X), np.linspace(0.2, 0.9, 33), outputs(33), np.zeros(33)
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in y:
-            t = x[0] * a[i] - a[0] * x[1]
-            y[i] = t * t
-            b[i] = t + a[3]
-
-    check_jacobian(k, [x, a], [y, b], args=(a, b))
-    check_jacobian(k, x, [y, b], args=(a, b))
-    assert lanes[-1] is not None
-
-
-@pytest.mark.sweep
 def test_what_is_outside_a_field_is_not_read_before(lanes):
     """A read that never happens may name any place."""
     x, y = scalars(X), outputs(2, 20)
@@ -389,23 +268,6 @@ def test_columns_in_blocks(lanes):
     whole = check_jacobian(k, x, y)
     assert_array_equal(Jacobian(k, x, y, chunk_size=3)(), whole)
     assert any(lanes)
-
-
-@pytest.mark.sweep
-@of_all_columns
-def test_more_columns_than_are_collected(lanes):
-    x, y = scalars(np.linspace(0.2, 0.9, 16)), vector_outputs(2, 3, 20)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            s = 0.0
-            for n in ti.static(range(16)):
-                s += x[n] * x[n] * (j + n)
-            y[i, j] = ti.Vector([s, x[0] * j])
-
-    check_jacobian(k, x, y)
-    assert lanes[-1] is not None
 
 
 @pytest.mark.sweep

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
+from kernel_texts import kernels_of
 
 from taichi_ext import Jacobian
 from taichi_ext.differentiate.plan.report import INPUTS
@@ -13,167 +14,129 @@ pytestmark = pytest.mark.usefixtures("ti64")
 N = 12
 
 
+KERNELS = """
+    network:
+        h = ti.Vector([0.0] * 3)
+        for j in ti.static(range(3)):
+            h[j] = ti.tanh(x[j] * i + x[3 + j])
+        total = x[0]
+        for j in range(3):
+            s = 0.0
+            for k in ti.static(range(3)):
+                s += x[6 + k] * h[k] * (j + 1)
+            total += x[9 + j] * ti.tanh(s)
+        y[i] = total
+    a_row:
+        h = 0.0
+        for n in range(N):
+            h += x[n] * x[n] * i
+        total = 0.0
+        for n in range(N):
+            total -= ti.sin(h * n) * x[n]
+        y[i] = total * h
+    two_sums:
+        h, g = x[0] * x[1], x[2] / (x[3] + i)
+        s, t = h, 0.0
+        for n in range(N):
+            if n % 2 == 0:
+                s += h * g * x[n]
+            else:
+                t -= ti.exp(g * n * 0.1) + s_of(n)
+        y[i] = s * t + g
+    nested:
+        h = x[0] * x[1] + i
+        total = 0.0
+        for m in range(3):
+            g = h * x[2] * m + x[3]
+            for n in range(N):
+                total += ti.sin(g * x[n]) + h * n
+        y[i] = total
+    not_chosen:
+        root = ti.sqrt(x[0] * x[1] - x[0] * x[1])
+        h = x[2] * x[3] + i
+        total = 0.0
+        for n in range(N):
+            total += ti.max(root - 1.0, h * x[n])
+        y[i] = total
+    not_reached:
+        root = ti.sqrt(x[0] * x[1] - x[0] * x[1])
+        h = x[2] * x[3] + i
+        total = 0.0
+        for n in range(N):
+            total += h * x[n]
+            if n > N:
+                total += root
+        y[i] = total
+    left_early:
+        h = x[0] * x[1]
+        total, n = 0.0, 0
+        while n < N:
+            if n == i + 2:
+                break
+            total += h * x[n]
+            n += 1
+        y[i] = total
+    of_no_iterations:
+        h = x[0] * x[1]
+        total = x[2]
+        for n in range(i - 3):
+            total += h * x[n]
+        y[i] = total
+    around_a_recurrence:
+        h = x[0] * x[1] + 0.1 * i
+        total = 0.0
+        for m in range(2):
+            s = 0.5
+            for n in range(N):
+                s = ti.sin(s * x[n] + h)
+            total += s * h
+        y[i] = total
+    changed_between:
+        h = x[0] * x[1]
+        total = 0.0
+        for n in range(N):
+            total += h * x[n]
+        h *= x[4]
+        for n in range(N):
+            total += h * x[n] * n
+        y[i] = total
+    singular:
+        h = x[0] * x[1] - x[0] * x[1]
+        total = 0.0
+        for n in range(N):
+            total += ti.sqrt(h) + x[n] * i
+        y[i] = total
+    sum_is_read:
+        h = x[0] * x[1]
+        total = 0.1
+        for n in range(N):
+            total += 0.1 * total * h * x[n]
+        y[i] = total
+    stored_within:
+        h = x[0] * x[1]
+        total = 0.1
+        for n in range(3):
+            total += h * x[n]
+            z[i, n] = h
+        y[i] = total
+    input_changes:
+        h = x[0] * x[1]
+        total = 0.1
+        for n in range(N):
+            h *= 0.9
+            total += h * x[n]
+        y[i] = total
+"""
+
+
 def make_kernels(x, y, z):
     """Kernels with a loop and values from before it, by name."""
-
-    @ti.kernel
-    def network():
-        for i in y:
-            h = ti.Vector([0.0] * 3)
-            for j in ti.static(range(3)):
-                h[j] = ti.tanh(x[j] * i + x[3 + j])
-            total = x[0]
-            for j in range(3):
-                s = 0.0
-                for k in ti.static(range(3)):
-                    s += x[6 + k] * h[k] * (j + 1)
-                total += x[9 + j] * ti.tanh(s)
-            y[i] = total
-
-    @ti.kernel
-    def a_row():
-        for i in y:
-            h = 0.0
-            for n in range(N):
-                h += x[n] * x[n] * i
-            total = 0.0
-            for n in range(N):
-                total -= ti.sin(h * n) * x[n]
-            y[i] = total * h
-
-    @ti.kernel
-    def two_sums():
-        for i in y:
-            h, g = x[0] * x[1], x[2] / (x[3] + i)
-            s, t = h, 0.0
-            for n in range(N):
-                if n % 2 == 0:
-                    s += h * g * x[n]
-                else:
-                    t -= ti.exp(g * n * 0.1) + s_of(n)
-            y[i] = s * t + g
 
     @ti.func
     def s_of(n):
         return 0.5 * n
 
-    @ti.kernel
-    def nested():
-        for i in y:
-            h = x[0] * x[1] + i
-            total = 0.0
-            for m in range(3):
-                g = h * x[2] * m + x[3]
-                for n in range(N):
-                    total += ti.sin(g * x[n]) + h * n
-            y[i] = total
-
-    @ti.kernel
-    def not_chosen():
-        for i in y:
-            root = ti.sqrt(x[0] * x[1] - x[0] * x[1])
-            h = x[2] * x[3] + i
-            total = 0.0
-            for n in range(N):
-                total += ti.max(root - 1.0, h * x[n])
-            y[i] = total
-
-    @ti.kernel
-    def not_reached():
-        for i in y:
-            root = ti.sqrt(x[0] * x[1] - x[0] * x[1])
-            h = x[2] * x[3] + i
-            total = 0.0
-            for n in range(N):
-                total += h * x[n]
-                if n > N:
-                    total += root
-            y[i] = total
-
-    @ti.kernel
-    def left_early():
-        for i in y:
-            h = x[0] * x[1]
-            total, n = 0.0, 0
-            while n < N:
-                if n == i + 2:
-                    break
-                total += h * x[n]
-                n += 1
-            y[i] = total
-
-    @ti.kernel
-    def of_no_iterations():
-        for i in y:
-            h = x[0] * x[1]
-            total = x[2]
-            for n in range(i - 3):
-                total += h * x[n]
-            y[i] = total
-
-    @ti.kernel
-    def around_a_recurrence():
-        for i in y:
-            h = x[0] * x[1] + 0.1 * i
-            total = 0.0
-            for m in range(2):
-                s = 0.5
-                for n in range(N):
-                    s = ti.sin(s * x[n] + h)
-                total += s * h
-            y[i] = total
-
-    @ti.kernel
-    def changed_between():
-        for i in y:
-            h = x[0] * x[1]
-            total = 0.0
-            for n in range(N):
-                total += h * x[n]
-            h *= x[4]
-            for n in range(N):
-                total += h * x[n] * n
-            y[i] = total
-
-    @ti.kernel
-    def singular():
-        for i in y:
-            h = x[0] * x[1] - x[0] * x[1]
-            total = 0.0
-            for n in range(N):
-                total += ti.sqrt(h) + x[n] * i
-            y[i] = total
-
-    @ti.kernel
-    def sum_is_read():
-        for i in y:
-            h = x[0] * x[1]
-            total = 0.1
-            for n in range(N):
-                total += 0.1 * total * h * x[n]
-            y[i] = total
-
-    @ti.kernel
-    def stored_within():
-        for i in y:
-            h = x[0] * x[1]
-            total = 0.1
-            for n in range(3):
-                total += h * x[n]
-                z[i, n] = h
-            y[i] = total
-
-    @ti.kernel
-    def input_changes():
-        for i in y:
-            h = x[0] * x[1]
-            total = 0.1
-            for n in range(N):
-                h *= 0.9
-                total += h * x[n]
-            y[i] = total
-
-    return {name: f for name, f in locals().items() if getattr(f, "_primal", None)}
+    return kernels_of(KERNELS, "for i in y:\n    ...\n", x=x, y=y, z=z, s_of=s_of, N=N)
 
 
 WITH_INPUTS = """

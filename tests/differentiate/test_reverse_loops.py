@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
+from kernel_texts import kernels_of
 
 from taichi_ext import Jacobian
 from taichi_ext.differentiate.plan.report import BACKWARDS
@@ -14,11 +14,8 @@ pytestmark = pytest.mark.usefixtures("ti64")
 N = 12
 
 
-def make_kernels(x, y, z, v):
-    """Kernels with a recurrence over x, by name."""
-
-    @ti.kernel
-    def volume():
+KERNELS = """
+    volume:
         for i in y:
             through, total = 1.0, 0.0
             for n in range(N):
@@ -26,17 +23,13 @@ def make_kernels(x, y, z, v):
                 total += through * alpha * 0.1 * n
                 through *= 1.0 - alpha
             y[i] = total * through + x[i]
-
-    @ti.kernel
-    def with_a_start():
+    with_a_start:
         for i in y:
             s = x[0] * x[1] + i
             for n in range(2, N):
                 s = ti.sin(s * x[n] + x[i])
             y[i] = 2.0 * s
-
-    @ti.kernel
-    def branches():
+    branches:
         for i in y:
             s, t = 0.5, 1.0
             for n in range(N):
@@ -45,9 +38,7 @@ def make_kernels(x, y, z, v):
                 else:
                     t = ti.max(t * 0.9, s * x[0])
             y[i] = s - t
-
-    @ti.kernel
-    def inner_loop():
+    inner_loop:
         for i in y:
             s = 0.5
             for n in range(N):
@@ -56,67 +47,51 @@ def make_kernels(x, y, z, v):
                     d += x[n] * m * 0.1
                 s = ti.cos(s * d + x[n])
             y[i] = s
-
-    @ti.kernel
-    def squared():
+    squared:
         for i in y:
             s = 0.5
             for n in range(N):
                 s = s * s * x[n] + 0.5
             y[i] = s * s * s
-
-    @ti.kernel
-    def added():
+    added:
         for i, j in z:
             s = 0.5
             for n in range(N):
                 s = s * x[n] + j
             y[i] += s * 0.01
-
-    @ti.kernel
-    def components():
+    components:
         for i in v:
             s, t = 0.5, 0.1
             for n in range(N):
                 s, t = s * x[n] + t, ti.sin(s) - t * x[n]
             v[i] = ti.Vector([s, t * i])
-
-    @ti.kernel
-    def in_a_loop():
+    in_a_loop:
         for i in range(4):
             for j in range(3):
                 s = 0.5
                 for n in range(N):
                     s = ti.sin(s + x[n] * j)
                 z[i, j] = s * i
-
-    @ti.kernel
-    def many_steps():
+    many_steps:
         for i in y:
             s = 0.5
             for n in range(40 * N):
                 s = ti.sin(s * 1.5 + x[n % N] * 0.1 + x[n // 40])
             y[i] = s
-
-    @ti.kernel
-    def used_twice():
+    used_twice:
         for i in y:
             s = 0.5
             for n in range(N):
                 s = ti.sin(s + x[n])
             y[i] = s
             z[i, 0] = s * s
-
-    @ti.kernel
-    def guarded_columns():
+    guarded_columns:
         for i in y:
             s = 0.5
             for n in range(-5, 2 * N):
                 s = s * (x[n] if 0 <= n < N else 0.9) + 0.1 * i
             y[i] = s
-
-    @ti.kernel
-    def used_in_another_loop():
+    used_in_another_loop:
         for i in y:
             s, t = 0.5, 0.0
             for n in range(N):
@@ -124,18 +99,14 @@ def make_kernels(x, y, z, v):
             for m in range(3):
                 t += s * m
             y[i] = t
-
-    @ti.kernel
-    def changed_after():
+    changed_after:
         for i in y:
             s = 0.5
             for n in range(N):
                 s = ti.sin(s + x[n])
             s *= x[i]
             y[i] = s
-
-    @ti.kernel
-    def two_loops():
+    two_loops:
         for i in y:
             s = 0.5
             for n in range(N):
@@ -143,9 +114,7 @@ def make_kernels(x, y, z, v):
             for n in range(N):
                 s = s * x[n] + 1.0
             y[i] = s
-
-    @ti.kernel
-    def left_early():
+    left_early:
         for i in y:
             s = 0.5
             for n in range(N):
@@ -153,44 +122,34 @@ def make_kernels(x, y, z, v):
                 if s > 0.9:
                     break
             y[i] = s
-
-    @ti.kernel
-    def stored_within():
+    stored_within:
         for i in y:
             s = 0.5
             for n in range(N):
                 s = ti.sin(s + x[n])
                 z[i, n % 3] = s
             y[i] = s
-
-    @ti.kernel
-    def of_unknown_length():
+    of_unknown_length:
         for i in y:
             s = 0.5
             for n in range(i + N - 4):
                 s = ti.sin(s + x[n])
             y[i] = s
-
-    @ti.kernel
-    def looked_up():
+    looked_up:
         for i in y:
             s = 0.5
             for n in range(N):
                 k = (n * 5 + i) % N
                 s = ti.sin(s + x[k])
             y[i] = s
-
-    @ti.kernel
-    def singular():
-        """A tangent that is zero stays zero, though the partial is infinite."""
+    singular:
+        # A tangent that is zero stays zero, though the partial is infinite.
         for i in y:
             s = 0.0
             for n in range(N):
                 s = ti.sqrt(s) + 0.1 * n * x[n] * x[i]
             y[i] = s
-
-    @ti.kernel
-    def scaled_output():
+    scaled_output:
         for i in y:
             s = 0.5
             for n in range(N):
@@ -198,16 +157,18 @@ def make_kernels(x, y, z, v):
             y[i] = 2.0
             y[i] *= s
             ti.atomic_add(y[i], s)
-
-    @ti.kernel
-    def root():
+    root:
         for i in y:
             s = 0.0
             for n in range(N):
                 s = s * x[n]
             y[i] = ti.sqrt(s)
+"""
 
-    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+def make_kernels(x, y, z, v):
+    """Kernels with a recurrence over x, by name."""
+    return kernels_of(KERNELS, x=x, y=y, z=z, v=v, N=N)
 
 
 REVERSED = """

@@ -304,13 +304,6 @@ def test_fields_and_arrays_together():
     assert_allclose(J[1], 3 * np.eye(4), rtol=1e-15)
 
 
-def test_out_takes_the_jacobian():
-    x, y = real(X), real(np.zeros(3))
-    out = real(np.empty((3, 4)))
-    assert jacobian(smooth, x, y, args=(x, y), out=out) is out
-    assert_allclose(out, smooth_jacobian(X), rtol=1e-14)
-
-
 def test_fortran_order_is_read_as_it_is():
     values = np.arange(6.0).reshape(2, 3) + 1
 
@@ -351,69 +344,6 @@ def test_struct_for_over_an_array_of_two_axes_and_atomics():
 
 
 # --- bad input
-
-
-def test_not_contiguous_numpy():
-    x, y = np.zeros(8)[::2], np.zeros(3)
-    with pytest.raises(InvalidArgumentError, match=r"'x'.*contiguous"):
-        jacobian(smooth, "x", "y", args=(x, y))
-
-
-def test_not_contiguous_tensor():
-    torch = pytest.importorskip("torch", reason=needs_torch)
-    x, y = torch.zeros(4, 2).T[0], torch.zeros(3)
-    with pytest.raises(InvalidArgumentError, match=r"'x'.*contiguous"):
-        jacobian(smooth, "x", "y", args=(x, y))
-
-
-def test_overlapping_arguments():
-    whole = np.zeros(6)
-    with pytest.raises(InvalidArgumentError, match="share"):
-        jacobian(smooth, "x", "y", args=(whole[:4], whole[3:]))
-
-
-def test_wrong_number_of_axes():
-    x = np.zeros((2, 2))
-    with pytest.raises(InvalidArgumentError, match=r"dimensions"):
-        jacobian(spread, "s", "v", args=(np.zeros(3), np.zeros((2, 2, 3))))
-    with pytest.raises(InvalidArgumentError, match="argument"):
-        jacobian(smooth, "x", "y", args=(x,))
-
-
-def test_integer_array_as_parameter():
-    x, y = np.zeros(4, np.int32), np.zeros(3)
-    with pytest.raises(InvalidArgumentError, match=r"integer|real"):
-        jacobian(smooth, "x", "y", args=(x, y))
-
-
-def test_array_that_is_not_among_args():
-    x, y = np.zeros(4), np.zeros(3)
-    with pytest.raises(InvalidArgumentError, match="args"):
-        jacobian(smooth, np.zeros(4), y, args=(x, y))
-
-
-def test_list_instead_of_an_array():
-    with pytest.raises(InvalidArgumentError, match=r"'x'.*list.*NumPy"):
-        jacobian(smooth, "x", "y", args=([0.0, 1.0], np.zeros(3)))
-
-
-def test_number_by_value_cannot_be_an_output():
-    with pytest.raises(InvalidArgumentError, match="by value"):
-        jacobian(step_in_place, "x", "k", args=(X.copy(), 0.5))
-
-
-def test_array_that_the_kernel_does_not_read_or_write():
-    @ti.kernel
-    def partial(x: ti.types.ndarray(), unused: ti.types.ndarray(), y: ti.types.ndarray()):
-        for i in x:
-            y[i] = x[i]
-
-    x, u, y = X.copy(), X.copy(), np.zeros(4)
-    with pytest.raises(InvalidArgumentError, match=r"unused.*not read"):
-        jacobian(partial, "unused", "y", args=(x, u, y))
-    with pytest.raises(InvalidArgumentError, match=r"unused.*not written"):
-        jacobian(partial, "x", "unused", args=(x, u, y))
-    assert_array_equal(y, np.zeros(4))  # found out before the kernel ran
 
 
 def test_tensor_that_requires_grad_gets_no_gradient():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import integers, outputs, read, scalars, write
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import DerivativeWarning, Jacobian, check_jacobian, jacobian, jvp, vjp
@@ -318,58 +319,40 @@ def test_products():
 # --- what is known to lie within
 
 
-def inside(x, y, q, b):
-    """Kernels that stay inside, by one way of saying so each."""
-    n = x.shape[0]
-
-    @ti.kernel
-    def in_a_branch():
+INSIDE = """
+    in_a_branch:
         for i in x:
             if i > 0:
                 y[i] = x[i - 1]
-
-    @ti.kernel
-    def in_the_other_branch():
+    in_the_other_branch:
         for i in x:
             if i == 0 or i >= n - 1:
                 y[i] = x[i]
             else:
                 y[i] = x[i - 1] + x[i + 1]
-
-    @ti.kernel
-    def after_a_jump():
+    after_a_jump:
         for i in range(n):
             if i == n - 1:
                 continue
             y[i] = x[i + 1]
-
-    @ti.kernel
-    def in_a_conditional_expression():
+    in_a_conditional_expression:
         for i in x:
             y[i] = x[i - 1] if i >= 1 else x[i] * 2
-
-    @ti.kernel
-    def clamped():
+    clamped:
         for i in x:
             y[i] = x[ti.max(i - 1, 0)] + x[ti.min(i + 1, n - 1)] + x[ti.math.clamp(i - 2, 0, n - 1)]
-
-    @ti.kernel
-    def wrapped():
+    wrapped:
         for i in x:
             before = i - 1
             if before < 0:
                 before += n
             y[i] = x[before] + x[(i + 3) % n] + x[(i - 1 + n) % n]
-
-    @ti.kernel
-    def by_a_named_condition():
+    by_a_named_condition:
         for i in x:
             is_inner = 0 < i and i < n - 1
             if is_inner:
                 y[i] = x[i - 1] + x[i + 1]
-
-    @ti.kernel
-    def in_inner_loops():
+    in_inner_loops:
         for i in x:
             for j in range(i):
                 y[i] += x[j] * x[i]
@@ -378,26 +361,25 @@ def inside(x, y, q, b):
             for d in ti.static(range(-1, 2)):
                 if 0 <= i + d < n:
                     y[i] += x[i + d]
-
-    @ti.kernel
-    def by_conditions_of_what_is_read():
+    by_conditions_of_what_is_read:
         for i in q:
             if 0 <= q[i] < n:
                 y[q[i]] += x[q[i]]
             if not (q[i] < 0 or q[i] >= n):
                 y[i] += x[q[i]]
-
-    @ti.kernel
-    def by_types_and_bits():
+    by_types_and_bits:
         for i in q:
             y[q[i] & 3] += x[ti.abs(q[i]) % n] + x[ti.cast(b[i], ti.i32) // 64]
-
-    @ti.kernel
-    def selected():
+    selected:
         for i in x:
             y[i] = x[ti.select(i > 0, i - 1, n - 1)]
+"""
 
-    return [v for name, v in locals().items() if name not in ("x", "y", "q", "b", "n")]
+
+def inside(x, y, q, b):
+    """Kernels that stay inside, by one way of saying so each."""
+    n = x.shape[0]
+    return list(kernels_of(INSIDE, x=x, y=y, q=q, b=b, n=n).values())
 
 
 @pytest.mark.mostly_sweep("10")

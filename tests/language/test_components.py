@@ -484,6 +484,36 @@ class TestPipelines:
         assert_array_equal(y.to_numpy(), [4 * START[0, 1], 14.0, 4 * START[2, 1]])
 
     @pytest.mark.sweep
+    @pytest.mark.chosen_only("counts the kernels of its own blocks", "--chunk-size", "--by-column", "--tangents")
+    def test_a_kernel_that_is_launched_again_is_not_built_again(self, traces):
+        """In a block that ends within the second component, which begins at another column in each."""
+        v, w, y = vectors(np.arange(12.0).reshape(4, 3) / 10 + 0.3), vector_outputs(3, 4), outputs(4)
+
+        @ti.kernel
+        def scale():
+            for i in v:
+                w[i] += v[i] * v[i].norm()
+
+        @ti.kernel
+        def add_up():
+            for i in y:
+                y[i] += w[i].sum() * v[i][1]
+
+        def run():
+            for kernel in (scale, scale, add_up, add_up):
+                kernel()
+
+        found = []
+        for chunk_size in (None, 3):
+            write(w, 0.0)
+            write(y, 0.0)
+            traces.clear()
+            params = v.get_scalar_field(2), v.get_scalar_field(0)
+            found.append(jacobian(run, params, y, chunk_size=chunk_size))
+        assert traces == ["scale", "add_up"] * 2  # for each number of columns
+        assert_allclose(found[1], found[0], rtol=1e-12)
+
+    @pytest.mark.sweep
     def test_copies(self):
         v, w, y = vectors(START), vector_outputs(3, N), outputs(N)
 

@@ -3,33 +3,13 @@
 import numpy as np
 import pytest
 import taichi as ti
-import taichi.math as tm
-from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, outputs, scalars
 
 from taichi_ext import Jacobian, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
 FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
-
-
-@pytest.mark.sweep
-def test_sums_into_fields():
-    x, y = scalars(FIVE), outputs(6)
-
-    @ti.kernel
-    def k():
-        for i in range(5):
-            y[0] += x[i] * x[0]
-            y[1] -= x[i] ** 2
-            ti.atomic_add(y[2], x[i] * x[1])
-            ti.atomic_sub(y[3], x[i])
-            y[4 + i % 2] += x[i] * x[4 - i]
-        y[0] += x[1]
-        ti.atomic_add(y[1], 2.0)
-        ti.atomic_sub(y[2], 2.0 * x[2])
-
-    check_jacobian(k, x, y)
 
 
 @pytest.mark.sweep
@@ -46,49 +26,6 @@ def test_extrema_into_fields():
             ti.atomic_min(y[3], x[i])
 
     check_jacobian(k, [x, y], y)
-
-
-def test_extrema_at_a_tie_keep_the_entry():
-    x, y = scalars([0.5, 0.5]), scalars([0.5, 0.5])
-
-    @ti.kernel
-    def k():
-        ti.atomic_max(y[0], x[0])
-        ti.atomic_min(y[1], x[1])
-
-    check_jacobian(k, [x, y], y, expected=[[np.zeros((2, 2)), np.eye(2)]])
-
-
-@pytest.mark.sweep
-def test_results_of_atomics_on_fields():
-    x, y, z = scalars(FIVE), outputs(6), scalars([0.5, 0.6])
-
-    @ti.kernel
-    def k():
-        for _ in range(1):
-            old = ti.atomic_add(z[0], x[0] * x[1])
-            y[0] = old * x[2] + z[0]
-            y[1] = ti.atomic_sub(z[0], x[3]) * z[0]
-            y[2] = ti.atomic_max(z[1], x[0]) + z[1] * x[1]
-            y[3] = ti.atomic_min(z[1], x[1] * z[0]) * x[4]
-            for i in range(3):
-                y[4] += ti.atomic_add(z[0], x[i]) * x[i + 1]
-                y[5] += ti.atomic_max(z[1], x[i] * 1.1) * i
-
-    check_jacobian(k, [x, z], [y, z])
-
-
-@pytest.mark.sweep
-def test_results_of_atomics_in_the_order_of_a_serial_loop():
-    x, y, z = scalars(FIVE), outputs(5), outputs(1)
-
-    @ti.kernel
-    def k():
-        ti.loop_config(serialize=True)
-        for i in range(5):
-            y[i] = ti.atomic_add(z[0], x[i]) * x[0]
-
-    check_jacobian(k, x, [y, z])
 
 
 @pytest.mark.sweep
@@ -108,97 +45,6 @@ def test_results_that_do_not_depend_on_the_order_in_parallel():
     check_jacobian(k, x, y)
     J = jacobian(k, x, z)
     np.testing.assert_allclose(J.sum(axis=0), [sum(FIVE) + FIVE[0], *[FIVE[0]] * 4], rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_atomics_on_locals():
-    x, y = scalars(FIVE), outputs(6)
-
-    @ti.kernel
-    def k():
-        for n in range(2):
-            s = 0.0
-            m = -1.0
-            w = 5.0
-            p = x[0]
-            for j in range(5):
-                ti.atomic_add(s, x[j] * j)
-                old = ti.atomic_add(s, x[j] * x[n])
-                ti.atomic_sub(s, old * 0.1)
-                ti.atomic_max(m, x[j] * x[n])
-                w = ti.atomic_min(w, x[j]) + 0.01
-                p *= x[j]
-                s += ti.atomic_max(m, s) * 0.1
-            y[n] = s * x[1]
-            y[2 + n] = m * w
-            y[4 + n] = p
-
-    check_jacobian(k, x, y)
-
-
-def test_atomics_on_locals_that_nothing_reads():
-    x, y = scalars(FIVE), outputs(1)
-
-    @ti.kernel
-    def k():
-        unread = 1.1
-        before = ti.atomic_add(unread, 0.7)  # noqa: F841
-        ti.atomic_max(unread, x[0])
-        kept = x[2]
-        y[0] = x[1] * ti.atomic_add(kept, x[3])
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_atomics_on_local_vectors_at_runtime_indices():
-    x, y = scalars(FIVE[:3]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for n in range(3):
-            v = ti.Vector([0.0, 0.0, 0.0])
-            for j in range(3):
-                ti.atomic_add(v[j], x[j] * x[n])
-                ti.atomic_sub(v[(j + n) % 3], x[j])
-                ti.atomic_max(v[n], x[j] * 1.1)
-            y[n] = v[0] * v[1] * v[2]
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_atomics_on_vectors():
-    x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 4)
-
-    @ti.kernel
-    def k():
-        for i in range(3):
-            y[0] += x[i] * x[0].x
-            ti.atomic_add(y[1], x[i])
-            y[1] -= x[i].yx * x[i]
-            ti.atomic_add(y[2].x, x[i].y * x[i].x)
-            y[2][1] -= x[i].x
-        total = tm.vec2(0.0)
-        for i in range(3):
-            total += x[i] * x[i].yx
-        y[3] = total * total.yx
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_extrema_of_vectors():
-    x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 2)
-
-    @ti.kernel
-    def k():
-        for _ in range(1):
-            for i in range(3):
-                ti.atomic_max(y[0], x[i])
-                ti.atomic_min(y[1], -x[i])
-
-    check_jacobian(k, x, y)
 
 
 @pytest.mark.sweep
@@ -268,20 +114,6 @@ def test_an_atomic_product_outside_of_loops():
 
     np.testing.assert_array_equal(jacobian(k, x, y), [[1.5, 0.0, 0.0, 0.0, 0.0]])
     assert y[0] == pytest.approx(1.5 * FIVE[0], rel=1e-6)
-
-
-def test_multiplication_of_an_entry():
-    x, y = scalars(FIVE), scalars([1.5, 2.5])
-
-    @ti.kernel
-    def k():
-        for i in range(2):
-            y[i] *= x[i]
-            y[i] /= x[4]
-            y[i] **= 2
-            y[i] -= y[i] * x[0]
-
-    check_jacobian(k, [x, y], y)
 
 
 @pytest.mark.sweep

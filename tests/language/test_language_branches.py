@@ -15,63 +15,6 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
 
 
-@pytest.mark.sweep
-def test_branches_that_store():
-    x, y = scalars(FIVE), outputs(5)
-
-    @ti.kernel
-    def k():
-        for i in range(5):
-            if x[i] > 1.0:
-                y[i] = x[i] * x[0]
-            elif x[i] > 0.5:
-                y[i] += x[i]
-                if i % 2 == 0:
-                    y[i] *= x[1]
-                else:
-                    y[i] -= x[2]
-            elif i == 1:
-                y[i] = 3.0
-            else:
-                if x[0] > 1.0 and i > 0:
-                    y[i] = x[3] ** 2
-        if x[0] > 0.0:
-            y[0] += x[4]
-        else:
-            y[0] = 0.0
-
-    check_jacobian(k, x, y)
-
-
-def test_branches_within_branches_of_loops():
-    x, y = scalars(FIVE), outputs(5)
-
-    @ti.kernel
-    def k():
-        for i in range(5):
-            s = 0.0
-            for j in range(5):
-                if i < j:
-                    t = x[i] * x[j]
-                    if t > 0.5:
-                        s += t
-                        if j == 4:
-                            s *= x[0]
-                    elif j > 2:
-                        s -= t * t
-                    else:
-                        for l in range(2):
-                            if l == 0:
-                                s += x[l]
-                            else:
-                                s *= 0.9
-                else:
-                    s = s + 0.1 * x[j]
-            y[i] = s
-
-    check_jacobian(k, x, y)
-
-
 def test_static_branches():
     x, y = scalars(FIVE), outputs(3)
     mode, flags = "square", {"double": True}
@@ -102,37 +45,6 @@ def test_static_branches():
         ti.static_assert(mode == "square")
 
     check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_trilinear_interpolation():
-    x, p = scalars(np.random.default_rng(0).uniform(0.2, 1, (3, 3, 3))), vectors([[0.3, 1.2, 0.7], [1.6, 0.2, 1.1]])
-    y = outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in range(2):
-            q = p[i]
-            base = ti.cast(ti.floor(q), ti.i32)
-            f = q - base
-            s = 0.0
-            for d in ti.static(ti.grouped(ti.ndrange(2, 2, 2))):
-                w = 1.0
-                for c in ti.static(range(3)):
-                    w *= f[c] if ti.static(d[c] == 1) else 1.0 - f[c]
-                s += w * x[base + d]
-            t = 0.0
-            for d in ti.grouped(ti.ndrange(2, 2, 2)):
-                w = 1.0
-                for c in ti.static(range(3)):
-                    if d[c] == 1:
-                        w *= f[c]
-                    else:
-                        w *= 1.0 - f[c]
-                t += w * w * x[base + d]
-            y[i] = s * t
-
-    check_jacobian(k, [x, p], y)
 
 
 @pytest.mark.sweep
@@ -175,54 +87,6 @@ def test_particles_to_a_grid_and_back():
 
     # sums into the grid are made in no fixed order
     check_jacobian(k, [x, v, c], out, state=[momentum, mass], rtol=1e-5, atol=1e-6, state_rtol=1e-10)
-
-
-@pytest.mark.sweep
-def test_several_top_level_loops_and_statements_between():
-    x, y, z = scalars(FIVE), outputs(5), outputs(2)
-
-    @ti.kernel
-    def k():
-        total = x[0] * 2.0
-        for i in range(5):
-            y[i] = x[i] * total
-        z[0] = y[1] * total
-        total2 = 0.0
-        for i in y:
-            total2 += y[i] * x[i]
-        z[1] = total2 * total
-        total = total2 + z[0]
-        for i in range(5):
-            y[i] += total * x[4 - i]
-        z[1] *= total
-
-    check_jacobian(k, x, [y, z])
-
-
-@pytest.mark.sweep
-def test_reductions_in_parallel():
-    n = 500
-    x, y = scalars(np.sin(np.arange(n)) + 1.5), outputs(6)
-    v = vectors(np.stack([np.cos(np.arange(8.0)), np.ones(8)], axis=1))
-
-    @ti.kernel
-    def k():
-        s = 0.0
-        w = tm.vec2(0.0)
-        for i in range(n):
-            s += x[i] * x[i]
-            y[0] += x[i] * x[0]
-            y[1] -= ti.sqrt(x[i])
-        for i in v:
-            w += v[i] * v[0].x
-        y[2] = s * s * 1e-4
-        y[3] = w.x * w.y
-        for i in range(n):
-            for j in range(3):
-                y[4] += x[i] * x[(i + j) % n]
-            y[5] += s * 1e-3 * x[i]
-
-    check_jacobian(k, [x, v], y, atol=1e-6)
 
 
 @pytest.mark.sweep

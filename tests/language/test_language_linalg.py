@@ -119,27 +119,6 @@ def test_solve(n):
 
 
 @pytest.mark.sweep
-def test_decompositions_in_loops():
-    x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in range(3):
-            a = tm.mat2(x[i].x, 0.1, x[i].y, 1.0)
-            s = 0.0
-            for j in range(3):
-                u, sig, v = ti.svd(a)
-                s += sig[0, 0]
-                a = u @ v.transpose() * 0.3 + x[j].outer_product(x[i])
-                if j > i:
-                    r, p = ti.polar_decompose(a)
-                    a += r * p[0, 0]
-            y[i] = s + a.determinant()
-
-    check_jacobian(k, x, y, **ITERATIVE)
-
-
-@pytest.mark.sweep
 def test_decomposition_of_values_without_tangents():
     x, a, y = scalars([1.5]), matrices([GENERAL[3]]), outputs(1)
 
@@ -163,20 +142,3 @@ def test_other_sizes_are_taichis_own_errors():
 
     with pytest.raises(ti.TaichiCompilationError, match="2 and 3 rows|2D and 3D"):
         jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_a_matrix_that_is_solved_for_in_its_own_place():
-    x, y = scalars([0.1, 0.2, 0.3, 0.4]), outputs(1)
-
-    @ti.kernel
-    def k(n: ti.i32):
-        for i in range(1):
-            m = ti.Matrix([[0.5, 0.7], [0.7, 0.5]])
-            for step in range(2):
-                for j in range(4):
-                    m[0, 0] -= x[j] * x[(j + n) % 4]
-                m = ti.Matrix([[1.25, 0.5 * m[0, 1]], [0.5 * m[n - 1, n - 1], 1.0 + m[n - 1, n - 1]]]).inverse()
-            y[0] += m.sum()
-
-    check_jacobian(k, x, y, args=(1,))

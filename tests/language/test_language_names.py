@@ -13,53 +13,6 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = [1.3, 0.4, 0.7]
 
 
-@pytest.mark.sweep
-def test_locals():
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            _ad = x[i] * 2.0
-            __ad = _ad * x[0]
-            _value1 = _value1_12 = _ad + __ad
-            _value2 = _value1 * _value1_12
-            y[i] = _ad * _value2
-
-    check_jacobian(k, x, y)
-
-
-def test_locals_named_like_what_the_engine_keeps():
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            frozen, unpacked, argument, result = x[i], x[0] * x[i], 2.0 * x[1], ti.Vector([x[0], x[1]])
-            atomic = ti.atomic_add(frozen, unpacked * frozen)
-            result.xy = result.yx * atomic
-            argument, swizzle = [unpacked * argument, frozen]
-            y[i] = frozen * unpacked + argument * atomic - result.x * swizzle
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_loop_variables():
-    x, y, z = scalars(X), outputs(3), outputs(40, 20)
-
-    @ti.kernel
-    def k():
-        for _ad in x:
-            for _shadow0 in range(_ad + 1):
-                y[_ad] += x[_shadow0] * x[_ad]
-        for piece, first in z:
-            ad = x[0] * x[1]
-            z[piece, first] = ad * ti.sin(x[2] * piece - first)
-
-    check_jacobian(k, x, [y, z])
-
-
 def test_arguments():
     x, y = scalars(X), outputs(3)
 
@@ -95,17 +48,6 @@ def scaled(a):
     return _value1 * _shadow0 * a
 
 
-@ti.real_func
-def returns_early(_returned: ti.f64, _result0: ti.f64) -> ti.f64:
-    if _returned > 0.5:
-        return _returned * _result0
-    _return_type0 = _result0 * _result0
-    for _ad in range(3):
-        if _ad == 2:
-            return _return_type0 * _ad
-    return 0.0
-
-
 def test_globals_and_inlined_functions():
     x, y = scalars(X), outputs(3)
 
@@ -113,36 +55,6 @@ def test_globals_and_inlined_functions():
     def k():
         for i in x:
             y[i] = scaled(x[i]) * _shadow0 - _ad * x[0]
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_closure_variables():
-    x, y = scalars(X), outputs(3)
-    _ad, _shadow0 = 2.0, ti.field(ti.f64, shape=3)
-    _shadow0.fill(1.5)
-
-    @ti.func
-    def law(a):
-        return _ad * a * a * _shadow0[0]
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = law(x[i]) * _ad + _shadow0[i] * x[i]
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_real_functions_that_return_early():
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = returns_early(x[i], x[0])
 
     check_jacobian(k, x, y)
 

@@ -146,6 +146,9 @@ class Complex:
     def __neg__(self):
         return Complex(-self.re, -self.im)
 
+    def __eq__(self, other):  # so that it has no hash
+        return self is other
+
     def __call__(self, w):
         return self.re * w + self.im
 

@@ -3,7 +3,7 @@
 import pytest
 import taichi as ti
 import taichi.math as tm
-from differences import check_jacobian, check_refused, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, check_refused, outputs, scalars
 
 from taichi_ext import UnsupportedError, jacobian
 
@@ -119,40 +119,3 @@ def test_recursion_decided_at_run_time_is_refused():
     with pytest.raises(UnsupportedError) as caught:
         jacobian(k, x, y)
     assert str(caught.value).count("f(a, n - 1)") <= 2  # not once for each level
-
-
-@pytest.mark.sweep
-def test_vectors_through_functions():
-    x, y = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), vector_outputs(3, 4)
-
-    @ti.func
-    def rotate(p, axis, angle):
-        c, s = ti.cos(angle), ti.sin(angle)
-        return p * c + axis.cross(p) * s + axis * axis.dot(p) * (1.0 - c)
-
-    @ti.func
-    def distance(p: tm.vec3, q: tm.vec3) -> ti.f64:
-        return (p - q).norm()
-
-    @ti.func
-    def normal(p):
-        e = 1e-2
-        n = tm.vec3(0.0)
-        for i in ti.static(range(3)):
-            d = tm.vec3(0.0)
-            d[i] = e
-            n[i] = distance(p + d, x[1]) - distance(p - d, x[1])
-        return n / (2.0 * e)
-
-    @ti.kernel
-    def k():
-        axis = x[1].normalized()
-        y[0] = rotate(x[0], axis, x[0].x)
-        y[1] = normal(x[0]) * distance(x[0], x[1])
-        y[2] = rotate(rotate(x[0], axis, 0.3), x[0].normalized(), x[1].y)
-        p = x[0]
-        for i in range(3):
-            p = rotate(p, axis, 0.1 * i) + normal(p) * 0.1
-        y[3] = p
-
-    check_jacobian(k, x, y)

@@ -41,28 +41,6 @@ def test_arguments_by_reference():
 
 
 @pytest.mark.sweep
-def test_a_local_changed_by_reference_in_a_loop():
-    x, y = scalars(FIVE), outputs(5)
-
-    @ti.func
-    def step(position: ti.template(), speed: ti.template(), dt):
-        speed -= dt * position * x[1]
-        position += dt * speed
-
-    @ti.kernel
-    def k():
-        for i in range(5):
-            p, v = x[i], x[0]
-            for j in range(3):
-                step(p, v, 0.1 * j)
-                if p < 0.5:
-                    step(v, p, x[2])
-            y[i] = p * v
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
 def test_expressions_by_reference_inside_and_outside_of_blocks():
     x, y = scalars([0.9, 0.8, 0.3]), outputs(10)
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-import taichi.math as tm
-from differences import outputs, scalars, vectors
+from differences import outputs, scalars
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian
@@ -22,42 +21,6 @@ def differences(f, x, step=1e-6):
         d[i] = step
         columns.append((np.asarray(f(x + d)) - np.asarray(f(x - d))) / (2 * step))
     return np.stack(columns, axis=-1)
-
-
-@pytest.mark.sweep
-def test_state_carried_through_loops():
-    x, y = scalars(FIVE, ti.f32), outputs(5, dtype=ti.f32)
-
-    @ti.kernel
-    def k():
-        for i in range(5):
-            s = x[i]
-            t = 1.0
-            best = -1e9
-            for j in range(5):
-                s = s * x[j] + 0.5 * t
-                if j % 2 == 0:
-                    t += s * x[i]
-                else:
-                    t *= 0.9
-                best = max(best, s * t)
-            y[i] = s * t + ti.sqrt(best)
-
-    def f(x):
-        out = []
-        for i in range(5):
-            s, t, best = x[i], 1.0, -1e9
-            for j in range(5):
-                s = s * x[j] + 0.5 * t
-                t = t + s * x[i] if j % 2 == 0 else t * 0.9
-                best = max(best, s * t)
-            out.append(s * t + np.sqrt(best))
-        return np.array(out)
-
-    J = jacobian(k, x, y)
-    assert J.dtype == np.float32
-    assert_allclose(J, differences(f, FIVE), rtol=2e-5, atol=1e-5)
-    assert_allclose(y.to_numpy(), f(FIVE), rtol=1e-5)
 
 
 def test_many_parameters():
@@ -86,36 +49,6 @@ def test_many_parameters():
         return np.array(out)
 
     assert_allclose(jacobian(k, x, y), differences(f, values), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.sweep
-def test_vectors_and_functions():
-    x, y = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]], ti.f32), outputs(3, dtype=ti.f32)
-
-    @ti.func
-    def angle(u, v):
-        return ti.acos(u.normalized().dot(v.normalized()))
-
-    @ti.kernel
-    def k():
-        u, v = x[0], x[1]
-        y[0] = angle(u, v)
-        m = u.outer_product(v) + ti.Matrix.identity(ti.f32, 3)
-        y[1] = m.determinant() + (m @ u).norm()
-        y[2] = tm.mix(u, v, 0.3).xy.dot(v.zx) * ti.pow(u.x, v.y) + u.z**3 + 2**u.x
-
-    def f(flat):
-        u, v = flat.reshape(2, 3)
-        m = np.outer(u, v) + np.eye(3)
-        mixed = 0.7 * u + 0.3 * v
-        return [
-            np.arccos(u @ v / np.linalg.norm(u) / np.linalg.norm(v)),
-            np.linalg.det(m) + np.linalg.norm(m @ u),
-            mixed[:2] @ v[[2, 0]] * u[0] ** v[1] + u[2] ** 3 + 2 ** u[0],
-        ]
-
-    expected = differences(f, x.to_numpy().astype(np.float64).ravel())
-    assert_allclose(jacobian(k, x, y).reshape(3, 6), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.double_only("two types of real numbers")

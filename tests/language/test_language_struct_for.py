@@ -99,27 +99,6 @@ def test_fields_with_offsets():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
-def test_layouts():
-    y = outputs(3)
-    aos, soa = ti.Vector.field(2, ti.f64), ti.Vector.field(2, ti.f64)
-    ti.root.dense(ti.i, 3).place(aos)
-    ti.root.dense(ti.i, 3).place(soa.get_scalar_field(0))
-    ti.root.dense(ti.i, 3).place(soa.get_scalar_field(1))
-    transposed = ti.field(ti.f64, shape=(2, 3), order="ji")
-    values = np.array([[0.3, 0.8], [0.5, 1.1], [0.7, 0.2]])
-    aos.from_numpy(values)
-    soa.from_numpy(values + 0.1)
-    transposed.from_numpy(values.T + 0.2)
-
-    @ti.kernel
-    def k():
-        for i in aos:
-            y[i] = aos[i].dot(soa[i]) * transposed[0, i] + soa[2 - i].x * transposed[1, i] * aos[0].y
-
-    check_jacobian(k, [aos, soa, transposed], y)
-
-
 def test_hierarchical_blocks():
     x, y = ti.field(ti.f64), ti.field(ti.f64)
     ti.root.dense(ti.ij, (2, 2)).dense(ti.ij, (2, 2)).place(x, y)

@@ -81,28 +81,6 @@ def test_structs_built_read_and_changed():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
-def test_structs_in_loops_and_branches():
-    x, y = scalars(FIVE), outputs(5)
-
-    @ti.kernel
-    def k():
-        for i in range(5):
-            s = Pair(x[i], 1.0)
-            best = Pair(0.0, 0.0)
-            for j in range(5):
-                t = Pair(x[j] * s.a + 0.01 * j, s.b)
-                s.b = t.a * 0.5 + s.b
-                if t.a > best.a:
-                    best = t
-                if j == i:
-                    s, best = best, s
-                s.a += 0.1 * best.b
-            y[i] = s.a * s.b + best.a * best.b
-
-    check_jacobian(k, x, y)
-
-
 def test_functions_of_structs():
     x, y = scalars(FIVE), outputs(3)
 
@@ -160,56 +138,6 @@ def test_methods_of_dataclasses():
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
-def test_struct_fields(layout):
-    y = outputs(4)
-    balls = Ball.field(shape=3, layout=layout)
-    nested = Nested.field(shape=2, layout=layout)
-    balls.center.from_numpy(np.arange(9.0).reshape(3, 3) / 7.0)
-    balls.radius.from_numpy(np.array([0.3, 0.5, 0.9]))
-    nested.w.from_numpy(np.array([[0.3, 0.8], [0.5, 0.2]]))
-    nested.first.a.from_numpy(np.array([0.7, 1.1]))
-    nested.second.b.from_numpy(np.array([0.6, 0.4]))
-
-    @ti.kernel
-    def k():
-        for i in balls:
-            y[i] = balls[i].distance(vec3(2.0, 1.0, balls[0].radius)) * balls.radius[i] + balls[i].center.y
-            b = balls[i]
-            b.move(balls[2 - i].center)
-            y[i] += b.radius * b.center.z
-        y[3] = nested[0].w.x * nested[1].first.a * nested[0].second.b + nested[1].w.norm()
-
-    check_jacobian(k, [balls.center, balls.radius, nested.w, nested.first.a, nested.second.b], y)
-
-
-@pytest.mark.sweep
-def test_struct_fields_written():
-    x = scalars(FIVE)
-    pairs, nested = Pair.field(shape=3), Nested.field(shape=2)
-
-    @ti.kernel
-    def k():
-        for i in range(3):
-            pairs[i] = Pair(x[i], x[i + 1])
-            pairs[i].a *= x[0]
-            pairs[i].b += pairs[i].a
-        for _ in range(1):
-            pairs[0], pairs[1] = pairs[1], pairs[0]
-            t = pairs[2]
-            pairs[2].a = 5.0
-            pairs.b[2] -= t.a
-            nested[0].first = t
-            nested[0].second.a = pairs[2].b
-            nested[1] = nested[0]
-            nested[0].w.y += t.b * nested[1].first.a
-            nested[1].w = nested[0].w.yx * 2.0
-
-    outs = [pairs.a, pairs.b, nested.first.a, nested.first.b, nested.second.a, nested.second.b, nested.w]
-    check_jacobian(k, x, outs)
 
 
 def test_entries_of_struct_fields_by_reference():

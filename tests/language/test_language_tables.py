@@ -9,7 +9,7 @@ import operator
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, outputs, scalars, vectors
 
 from taichi_ext.record.effects import WITHOUT_TANGENTS
 
@@ -92,24 +92,6 @@ def test_methods_that_reduce_by_their_class():
             y[i, 5] = ti.Matrix.determinant(m)
             y[i, 6] = ti.Matrix.trace(m) + ti.Matrix.inverse(m)[0, 1]
             y[i, 7] = ti.select(ti.Matrix.any(v), v[0], 0.0)
-
-    check_jacobian(k, x, y)
-
-
-def test_methods_that_give_vectors_by_their_class():
-    x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), vector_outputs(3, 2, 5)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            v = x[i] * x[0]
-            w = x[i]
-            y[i, 0] = ti.Vector.normalized(x[i], 1e-3)
-            y[i, 1] = ti.Matrix.cross(v, x[1])
-            y[i, 2] = ti.Matrix.transpose(ti.Matrix.outer_product(v, x[i])) @ x[0]
-            y[i, 3] = ti.Matrix.__mul__(v, x[1])
-            ti.Matrix.fill(w, v[0])
-            y[i, 4] = w
 
     check_jacobian(k, x, y)
 

@@ -256,24 +256,6 @@ def test_operators_on_matrices():
 
 
 @pytest.mark.sweep
-def test_conditions_on_vectors():
-    x, y = vectors([[0.3, 0.8], [-0.5, 0.6]]), outputs(4)
-
-    @ti.kernel
-    def k():
-        for i in range(2):
-            v = x[i]
-            if (v > 0.0).all():
-                y[i] = v.norm()
-            if (v < 0.0).any():
-                y[2 + i] = v.x * v.y
-            elif all(v > 0.1) and not any(v > 5.0):
-                y[2 + i] = v.sum()
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
 def test_methods_of_vectors():
     x, y, z, n = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), vector_outputs(3, 5), outputs(14), matrix_outputs(3, 3, 1)
 
@@ -378,20 +360,6 @@ def test_atan2_of_vectors_is_that_of_taichi():
     first = np.array([2 * b, -2 * a]) / (a**2 + 4 * b**2)
     second = np.array([-2 * b, 2 * a]) / (b**2 + 4 * a**2)
     assert_allclose(J, [first, second], rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_lists_stored_to_vectors_and_matrices():
-    x, v, m = scalars([0.3, 0.8, 0.5]), vector_outputs(2, 3), matrix_outputs(2, 2, 2)
-
-    @ti.kernel
-    def k():
-        for i in v:
-            v[i] = [x[0] * i, x[1]]
-        for i in m:
-            m[i] = [[x[0] * i, x[1] * x[2]], [x[2], 1.0]]
-
-    check_jacobian(k, x, [v, m])
 
 
 @pytest.mark.sweep

@@ -88,11 +88,6 @@ COMBINATIONS = [(how, flag) for how in PLACEMENTS for flag in FLAGS if how != "s
 
 
 @pytest.mark.sweep
-def test_there_are_at_least_24_combinations():
-    assert len(COMBINATIONS) >= 24
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize("flag", FLAGS)
 def test_placements_with_gradient_flag(flag):
     following = np.roll(np.eye(N), 1, axis=1)
@@ -143,40 +138,6 @@ def test_struct_for_over_pointer_visits_active_entries_only():
 
 
 @pytest.mark.sweep
-def test_activation_by_writing():
-    x, t, total = ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64, shape=())
-    node = ti.root.pointer(ti.i, 8)
-    node.dense(ti.i, 2).place(t)
-
-    @ti.kernel
-    def scatter():
-        for i in x:
-            t[i * i * 3] += x[i] ** 2
-
-    @ti.kernel
-    def count() -> ti.i32:
-        n = 0
-        for i in t:
-            n += 1
-        return n
-
-    @ti.kernel
-    def gather():
-        for i in t:
-            total[None] += t[i] * i
-
-    def run():
-        scatter()
-        gather()
-
-    for i, value in enumerate([1.0, 2.0, 3.0]):
-        x[i] = value
-    J = jacobian(run, x, total)
-    assert_allclose(J, [0, 2 * 2 * 3, 2 * 3 * 12], rtol=1e-14)
-    assert count() == 6  # three blocks of two
-
-
-@pytest.mark.sweep
 def test_reading_an_inactive_entry_gives_zero_and_activates_nothing():
     x, t, y = ti.field(ti.f64, shape=2), ti.field(ti.f64), ti.field(ti.f64, shape=4)
     ti.root.pointer(ti.i, 4).dense(ti.i, 1).place(t)
@@ -221,37 +182,6 @@ def test_is_active_as_condition():
 
     J = jacobian(run, x, y)
     assert_allclose(J, [[0, 0, 0], [2 * 2 * 2, 2 * 2, 0], [2 * 3 * 3, 0, 2 * 3]], rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_dynamic_append():
-    x, total = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=2)
-    bag = ti.field(ti.f64)
-    node = ti.root.dense(ti.i, 2).dynamic(ti.j, 16, chunk_size=4)
-    node.place(bag)
-    values = np.array([1.0, -2.0, 3.0, 4.0])
-    x.from_numpy(values)
-
-    @ti.kernel
-    def collect():
-        ti.loop_config(serialize=True)
-        for i in range(4):
-            if x[i] > 0:
-                bag[i % 2].append(x[i] ** 2)
-
-    @ti.kernel
-    def add_up():
-        for i in range(2):
-            for j in range(bag[i].length()):
-                total[i] += bag[i, j] * (j + 1)
-
-    def run():
-        collect()
-        add_up()
-
-    J = jacobian(run, x, total)
-    # bag[0] holds x0^2, x2^2; bag[1] holds x3^2
-    assert_allclose(J, [[2 * 1, 0, 2 * 3 * 2, 0], [0, 0, 0, 2 * 4]], rtol=1e-14)
 
 
 def test_hash_is_refused_by_taichi_or_works():
@@ -301,21 +231,6 @@ def test_quantised_fields_are_refused():
 
 
 @pytest.mark.sweep
-def test_offsets():
-    x = ti.field(ti.f64, shape=(3, 2), offset=(-1, 4))
-    y = ti.Vector.field(2, ti.f64, shape=3, offset=-7)
-    values = np.random.default_rng(0).standard_normal((3, 2))
-    x.from_numpy(values)
-
-    @ti.kernel
-    def run():
-        for i, j in x:
-            y[i - 6][j - 4] += x[i, j] ** 2 * x[-1, 4]
-
-    check_jacobian(run, x, y)
-
-
-@pytest.mark.sweep
 def test_offsets_of_intermediates():
     x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
     t = ti.Matrix.field(2, 2, ti.f64, shape=(2, 2), offset=(3, -2))
@@ -330,39 +245,6 @@ def test_offsets_of_intermediates():
             y[k] = (m @ m)[0, 1] + m.determinant()
 
     check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("order", ["ij", "ji"])
-def test_order_of_axes(order):
-    x = ti.field(ti.f64, shape=(3, 4), order=order)
-    y = ti.field(ti.f64, shape=(4, 3), order=order)
-    x.from_numpy(np.random.default_rng(1).standard_normal((3, 4)))
-
-    @ti.kernel
-    def run():
-        for i, j in x:
-            y[j, i] = x[i, j] * x[0, j]
-
-    check_jacobian(run, x, y)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
-def test_vectors_by_component_or_by_element(layout):
-    x = ti.Vector.field(3, ti.f64, shape=4, layout=layout)
-    m = ti.Matrix.field(2, 3, ti.f64, shape=2, layout=layout)
-    y = ti.Vector.field(2, ti.f64, shape=4, layout=layout)
-    rng = np.random.default_rng(2)
-    x.from_numpy(rng.standard_normal((4, 3)))
-    m.from_numpy(rng.standard_normal((2, 2, 3)))
-
-    @ti.kernel
-    def run():
-        for i in x:
-            y[i] = m[i % 2] @ x[i] + x[i].norm()
-
-    check_jacobian(run, [x, m], y)
 
 
 @pytest.mark.sweep
@@ -383,23 +265,6 @@ def test_struct_fields(layout):
             y[i] = p[i].mass * p[i].pos.norm() + p[0].pos[1] * p[i].kind
 
     check_jacobian(run, [p.pos, p.mass], [y, p.mass])
-
-
-@pytest.mark.sweep
-def test_vector_components_placed_apart():
-    """A vector field placed component by component is one parameter."""
-    v = ti.Vector.field(2, ti.f64)
-    for component in (v.get_scalar_field(0), v.get_scalar_field(1)):
-        ti.root.dense(ti.i, 3).place(component)
-    y = ti.field(ti.f64, shape=3)
-    v.from_numpy(np.random.default_rng(4).standard_normal((3, 2)))
-
-    @ti.kernel
-    def run():
-        for i in y:
-            y[i] = v[i].x * v[(i + 1) % 3].y
-
-    check_jacobian(run, v, y)
 
 
 @pytest.mark.sweep
@@ -437,22 +302,3 @@ def test_fields_placed_after_the_first_launch():
             y[i] = x[i] ** 2
 
     assert_allclose(jacobian(second, x, y), np.diag(2 * read(x)), rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_a_destroyed_tree_and_a_new_one():
-    """Fields that come and go, as in a program that changes its resolution."""
-    for n in (2, 3):
-        x, y = ti.field(ti.f64), ti.field(ti.f64)
-        builder = ti.FieldsBuilder()
-        builder.dense(ti.i, n).place(x, y)
-        tree = builder.finalize()
-        x.fill(1.5)
-
-        @ti.kernel
-        def run(n: ti.template()):
-            for i in range(n):
-                y[i] = x[i] ** 2
-
-        assert_allclose(jacobian(run, x, y, args=(n,)), 3 * np.eye(n), rtol=1e-14)
-        tree.destroy()

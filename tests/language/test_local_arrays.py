@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars, vectors
+from differences import check_jacobian, outputs, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Jacobian
@@ -84,32 +84,6 @@ def test_each_iteration_starts_with_zeros():
 
 
 @pytest.mark.sweep
-def test_in_branches_and_nested_loops():
-    x, y = scalars(VALUES), outputs(3, 4)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            result = x[i]
-            if (i + j) % 2 == 0:
-                s = 1.0
-                for n in range(MANY):
-                    t = 0.0
-                    for m in range(n % 3 + 1):
-                        t += x[(n + m) % MANY] * (m + 1)
-                    s += t * t
-                result = s
-            else:
-                p = 1.0
-                for n in range(i, MANY):
-                    p = p * 0.9 + x[n]
-                result += p
-            y[i, j] = result
-
-    check_jacobian(k, x, [y])
-
-
-@pytest.mark.sweep
 def test_arrays_of_the_user():
     """Of whole and real numbers, filled with something else than zeros, indexed at run time."""
     x, y = scalars(VALUES), outputs(7)
@@ -129,25 +103,6 @@ def test_arrays_of_the_user():
             y[i] = s
 
     check_jacobian(k, x, [y])
-
-
-@pytest.mark.sweep
-def test_entries_that_are_vectors():
-    """Kernels whose containers have vectors as entries are compiled with other settings."""
-    p, y = vectors(np.random.default_rng(1).standard_normal((14, 3))), vectors(np.zeros((4, 3)))
-
-    @ti.kernel
-    def k():
-        for i in y:
-            a = ti.Matrix.zero(ti.f64, 3, 3)
-            c = ti.Vector([0.0, 0.0, 0.0])
-            for j in range(14):
-                c += p[j] / 14
-            for j in range(14):
-                a += (p[j] - c).outer_product(p[(j + i) % 14])
-            y[i] = a @ c
-
-    check_jacobian(k, p, [y], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.sweep
@@ -194,22 +149,6 @@ def test_sums_of_repeated_launches():
     expected = 2 * VALUES * VALUES[0]
     expected[0] += (VALUES**2).sum()
     assert_allclose(first[0], expected, rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_more_columns_than_are_run_serially():
-    n = 5000
-    x, y = scalars(np.linspace(0.3, 1.2, n)), outputs(1)
-
-    @ti.kernel
-    def k():
-        s = 0.0
-        for j in x:
-            s += x[j] ** 2
-        y[0] = s * s
-
-    values = np.linspace(0.3, 1.2, n)
-    assert_allclose(Jacobian(k, x, y)()[0], 4 * (values**2).sum() * values, rtol=1e-12)
 
 
 @pytest.mark.cpu_only("a GPU has no serial loops of the kernel itself")

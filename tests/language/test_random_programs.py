@@ -6,18 +6,25 @@ numbers; ``program_check`` compares.  A program that fails is cut down before it
 A fixed set of seeds runs here; ``python tests/oracles/program_batches.py 2000`` runs as many programs as one likes.
 """
 
+import ast
 from dataclasses import replace
 
 import numpy as np
 import program_check
+import program_grammar
+import program_hessians
+import program_lists
 import pytest
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
+from program_batches import IN_LANES, drawn_ways
 from program_check import Loaded, judge, values_of
 from program_grammar import generate
 from program_model import Argument, Field, Program
-from program_verdict import BY_ITSELF, REJECTED, RIGHT, Workshop, describe, reduced, verdict
+from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 from taichi_program import end_program
+
+from taichi_ext import backend
 
 pytestmark = pytest.mark.double_only("the reference is in float64")
 
@@ -50,11 +57,22 @@ def test_random_programs(workshop, seed):
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("way", ["reverse", "drawn", "lists", "lanes", "hessians"])
 @pytest.mark.parametrize("seed", range(40))
-def test_random_programs_in_reverse_mode(workshop, monkeypatch, seed):
-    monkeypatch.setattr(program_check, "OPTIONS", {"mode": "reverse"})
-    kind, message = verdict(generate(seed), seed, workshop, runs_alone=False)
-    assert kind in (RIGHT, REJECTED, *BY_ITSELF), f"seed {seed}: {kind}: {message}"
+def test_random_programs_in_other_ways(workshop, monkeypatch, seed, way):
+    """Adjoints; tangents, blocks and memory drawn by the seed; sparse sums over lists; loops in lanes; energies."""
+    options = {"reverse": {"mode": "reverse"}, "drawn": drawn_ways(seed)}.get(way, {})
+    if options.pop("by_column", False):
+        monkeypatch.setattr(backend, "stores_by_column", lambda: True)
+    for limit in IN_LANES if way == "lanes" else ():
+        name, value = limit.split("=")
+        monkeypatch.setattr(f"taichi_ext.{name}", ast.literal_eval(value))
+    monkeypatch.setattr(program_check, "OPTIONS", options)
+    monkeypatch.setattr(program_check, "FORMAT", "csr" if way == "lists" else None)
+    program = {"lists": program_lists, "hessians": program_hessians}.get(way, program_grammar).generate(seed)
+    judged = program_hessians.hessian_verdict if way == "hessians" else verdict
+    kind, message = judged(program, seed, workshop, runs_alone=False)
+    assert kind in (RIGHT, REJECTED, *BY_ITSELF, *[REFUSED] * (way == "hessians")), f"seed {seed}: {kind}: {message}"
 
 
 # --- the reference itself ---------------------------------------------------------------------------------------------

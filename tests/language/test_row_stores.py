@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, integers, outputs, scalars
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_array_equal
 
 from taichi_ext import Jacobian
@@ -20,39 +21,121 @@ def forward(monkeypatch):
     monkeypatch.setattr(reverse_loops, "MOST_CARRIED", 0)
 
 
-KERNELS = {  # by what is known of the terms that go to the row of their local total
+# by what is known of the terms that go to the row of their local total: what is done in a loop over all entries of y, ...
+SUMS = {  # ... from total = 0 to the store of it
     FILLED: """
-        all_of_it all_of_it_used_again all_of_it_in_an_inner_loop over_a_field skipped
-    """,
-    STORED: """
-        one_term backwards_and_subtracted by_condition_with_break with_an_outer_index read_while_it_is_filled
-        read_before_it_is_filled filled_by_condition filled_in_part_by_condition left_early continued_early
-        short_of_one from_the_second every_second of_other_length
-    """,
-    ADDED: """
-        neighbours looked_up halves nested repeated two_statements unrolled reset started_with_a_value
-        two_statements_and_read reset_and_read read_between_two_statements scaled counted_by_a_while by_reference
-        straight
-    """,
-}
-LEVELS = {name: level for level, names in KERNELS.items() for name in names.split()}
-
-
-def make_kernels(x, y, order):
-    """Kernels that sum into a local over a loop, by name."""
-    count, pairs = x.shape[0], x.shape[0] // 2
-
-    @ti.kernel
-    def all_of_it():
-        for i in y:
-            total = 0.0
+        all_of_it:
             for n in range(pairs):
                 total += x[2 * n + 1] * x[2 * n] * (i + 1)
-            y[i] = total
-
-    @ti.kernel
-    def all_of_it_used_again():
-        for i in y:
+        over_a_field:
+            for n in range(x.shape[0]):
+                total += x[n] ** 2
+        skipped:
+            if i == 2:
+                continue
+            for n in range(count):
+                total += x[n] ** 2
+    """,
+    STORED: """
+        one_term:
+            for n in range(19):
+                total += x[2 * n] * x[2 * n + 1] * i
+        by_condition_with_break:
+            for n in range(20):
+                if x[n] > 0.55:
+                    total += x[n] ** 2
+                if n > 15 + i:
+                    break
+        with_an_outer_index:
+            for n in range(5):
+                total += x[i + 8 * n] ** 2 + x[i + 8 * n + 3]
+        filled_by_condition:
+            if i > 1:
+                for n in range(count):
+                    total += x[n] ** 2
+        filled_in_part_by_condition:
+            for n in range(count):
+                if n % 2 == i % 2:
+                    total += x[n] ** 2
+        left_early:
+            for n in range(count):
+                total += x[n] ** 2
+                if n > 5 * i:
+                    break
+        continued_early:
+            for n in range(count):
+                if n > 5 * i:
+                    continue
+                total += x[n] ** 2
+        short_of_one:
+            for n in range(39):
+                total += x[n] ** 2
+        from_the_second:
+            for n in range(1, count):
+                total += x[n] ** 2
+        every_second:
+            for n in range(pairs):
+                total += x[2 * n] ** 2
+        of_other_length:
+            for n in range(10 * i):
+                total += x[n] ** 2
+    """,
+    ADDED: """
+        neighbours:
+            for n in range(39):
+                total += x[n] * x[n + 1] * i
+        looked_up:
+            for n in range(20):
+                total += x[order[n]] ** 2
+        halves:
+            for n in range(20):
+                total += x[n // 2] ** 2
+        nested:
+            for n in range(5):
+                for m in range(4):
+                    total += x[n + 2 * m] * x[n] * m
+        repeated:
+            for _ in range(3):
+                for n in range(10):
+                    total += x[n] ** 2
+        two_statements:
+            for n in range(10):
+                total += x[n] ** 2
+                total += ti.sin(x[n])
+        unrolled:
+            for k in ti.static(range(2)):
+                for n in range(10):
+                    total += x[n + k] ** 2
+        reset:
+            for n in range(10):
+                if n == 4:
+                    total = 0.0
+                total += x[n] ** 2
+        scaled:
+            for n in range(10):
+                total += x[n] ** 2
+                total *= 1.1
+        counted_by_a_while:
+            n = 0
+            while n < 10:
+                total += x[n] ** 2
+                n += 1 if n != 3 or total > 1.5 + i else 0
+                total += 0.1
+        by_reference:
+            for n in range(10):
+                add_square(total, n)
+                add_square(total, n + 1)
+        straight:
+            for _ in range(2):
+                part = 0.0
+                if i < 3:
+                    part += x[i + 8] * x[i + 7] + x[i]
+                total += part
+    """,
+}
+OTHERS = {
+    FILLED: """
+        all_of_it_used_again:
             total = 0.0
             for n in range(count):
                 total -= x[n] ** 2 * (i + 1) / count
@@ -60,10 +143,7 @@ def make_kernels(x, y, order):
             for n in range(count):
                 other += x[n] * total
             y[i] = other + total
-
-    @ti.kernel
-    def all_of_it_in_an_inner_loop():
-        for i in y:
+        all_of_it_in_an_inner_loop:
             product = 1.0
             for m in range(3):
                 total = 0.0
@@ -71,223 +151,34 @@ def make_kernels(x, y, order):
                     total += ti.sin(x[n]) * (m + 1)
                 product *= total
             y[i] = product
-
-    @ti.kernel
-    def read_while_it_is_filled():
-        for i in y:
+    """,
+    STORED: """
+        backwards_and_subtracted:
+            total = 0.0
+            for n in range(19, 20):
+                total -= x[3 - 2 * (n - 19)] * x[2 - 2 * (n - 19)] * i
+            y[i] = total * total
+        read_while_it_is_filled:
             total = 0.0
             other = 0.0
             for n in range(count):
                 total += x[n] ** 2
                 other += total * 0.01
             y[i] = other + total * i
-
-    @ti.kernel
-    def read_before_it_is_filled():
-        for i in y:
+        read_before_it_is_filled:
             total = 0.0
             other = total + x[i]
             for n in range(count):
                 total += x[n] ** 2
             y[i] = other * total
-
-    @ti.kernel
-    def filled_by_condition():
-        for i in y:
-            total = 0.0
-            if i > 1:
-                for n in range(count):
-                    total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def filled_in_part_by_condition():
-        for i in y:
-            total = 0.0
-            for n in range(count):
-                if n % 2 == i % 2:
-                    total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def left_early():
-        for i in y:
-            total = 0.0
-            for n in range(count):
-                total += x[n] ** 2
-                if n > 5 * i:
-                    break
-            y[i] = total
-
-    @ti.kernel
-    def continued_early():
-        for i in y:
-            total = 0.0
-            for n in range(count):
-                if n > 5 * i:
-                    continue
-                total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def short_of_one():
-        for i in y:
-            total = 0.0
-            for n in range(39):
-                total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def from_the_second():
-        for i in y:
-            total = 0.0
-            for n in range(1, count):
-                total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def every_second():
-        for i in y:
-            total = 0.0
-            for n in range(pairs):
-                total += x[2 * n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def of_other_length():
-        for i in y:
-            total = 0.0
-            for n in range(10 * i):
-                total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def over_a_field():
-        for i in y:
-            total = 0.0
-            for n in range(x.shape[0]):
-                total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def skipped():
-        for i in y:
-            total = 0.0
-            if i == 2:
-                continue
-            for n in range(count):
-                total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def one_term():
-        for i in y:
-            total = 0.0
-            for n in range(19):
-                total += x[2 * n] * x[2 * n + 1] * i
-            y[i] = total
-
-    @ti.kernel
-    def backwards_and_subtracted():
-        for i in y:
-            total = 0.0
-            for n in range(19, 20):
-                total -= x[3 - 2 * (n - 19)] * x[2 - 2 * (n - 19)] * i
-            y[i] = total * total
-
-    @ti.kernel
-    def by_condition_with_break():
-        for i in y:
-            total = 0.0
-            for n in range(20):
-                if x[n] > 0.55:
-                    total += x[n] ** 2
-                if n > 15 + i:
-                    break
-            y[i] = total
-
-    @ti.kernel
-    def with_an_outer_index():
-        for i in y:
-            total = 0.0
-            for n in range(5):
-                total += x[i + 8 * n] ** 2 + x[i + 8 * n + 3]
-            y[i] = total
-
-    @ti.kernel
-    def straight():
-        for i in y:
-            total = 0.0
-            for _ in range(2):
-                part = 0.0
-                if i < 3:
-                    part += x[i + 8] * x[i + 7] + x[i]
-                total += part
-            y[i] = total
-
-    @ti.kernel
-    def neighbours():
-        for i in y:
-            total = 0.0
-            for n in range(39):
-                total += x[n] * x[n + 1] * i
-            y[i] = total
-
-    @ti.kernel
-    def looked_up():
-        for i in y:
-            total = 0.0
-            for n in range(20):
-                total += x[order[n]] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def halves():
-        for i in y:
-            total = 0.0
-            for n in range(20):
-                total += x[n // 2] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def nested():
-        for i in y:
-            total = 0.0
-            for n in range(5):
-                for m in range(4):
-                    total += x[n + 2 * m] * x[n] * m
-            y[i] = total
-
-    @ti.kernel
-    def repeated():
-        for i in y:
-            total = 0.0
-            for _ in range(3):
-                for n in range(10):
-                    total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def two_statements():
-        for i in y:
-            total = 0.0
+    """,
+    ADDED: """
+        started_with_a_value:
+            total = x[i]
             for n in range(10):
                 total += x[n] ** 2
-                total += ti.sin(x[n])
             y[i] = total
-
-    @ti.kernel
-    def unrolled():
-        for i in y:
-            total = 0.0
-            for k in ti.static(range(2)):
-                for n in range(10):
-                    total += x[n + k] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def two_statements_and_read():
-        for i in y:
+        two_statements_and_read:
             total = 0.0
             other = 0.0
             for n in range(count):
@@ -295,10 +186,7 @@ def make_kernels(x, y, order):
                 total += 0.01 * ti.sin(x[n])
                 other += total * 0.01
             y[i] = total + other * i
-
-    @ti.kernel
-    def reset_and_read():
-        for i in y:
+        reset_and_read:
             total = 0.0
             other = 0.0
             for n in range(count):
@@ -308,10 +196,7 @@ def make_kernels(x, y, order):
                     total += 0.01 * x[n] * x[1]
                 other += total * 0.01
             y[i] = total + other * i
-
-    @ti.kernel
-    def read_between_two_statements():
-        for i in y:
+        read_between_two_statements:
             total = 0.0
             other = 0.0
             for n in range(count):
@@ -319,59 +204,25 @@ def make_kernels(x, y, order):
                 other += total * 0.01
                 total -= 0.01 * ti.sin(x[n])
             y[i] = total + other * i
+    """,
+}
+LEVELS = {name: level for table in (SUMS, OTHERS) for level, text in table.items() for name in names_of(text)}
 
-    @ti.kernel
-    def reset():
-        for i in y:
-            total = 0.0
-            for n in range(10):
-                if n == 4:
-                    total = 0.0
-                total += x[n] ** 2
-            y[i] = total
 
-    @ti.kernel
-    def started_with_a_value():
-        for i in y:
-            total = x[i]
-            for n in range(10):
-                total += x[n] ** 2
-            y[i] = total
-
-    @ti.kernel
-    def scaled():
-        for i in y:
-            total = 0.0
-            for n in range(10):
-                total += x[n] ** 2
-                total *= 1.1
-            y[i] = total
-
-    @ti.kernel
-    def counted_by_a_while():
-        for i in y:
-            total = 0.0
-            n = 0
-            while n < 10:
-                total += x[n] ** 2
-                n += 1 if n != 3 or total > 1.5 + i else 0
-                total += 0.1
-            y[i] = total
+def make_kernels(x, y, order):
+    """Kernels that sum into a local over a loop, by name."""
 
     @ti.func
     def add_square(total: ti.template(), n):
         total += x[n] ** 2
 
-    @ti.kernel
-    def by_reference():
-        for i in y:
-            total = 0.0
-            for n in range(10):
-                add_square(total, n)
-                add_square(total, n + 1)
-            y[i] = total
-
-    return locals()
+    known = {"x": x, "y": y, "order": order, "count": x.shape[0], "pairs": x.shape[0] // 2, "add_square": add_square}
+    whole = "for i in y:\n    total = 0.0\n    ...\n    y[i] = total\n"
+    found = {}
+    for table, frame in ((SUMS, whole), (OTHERS, "for i in y:\n    ...\n")):
+        for text in table.values():
+            found |= kernels_of(text, frame, **known)
+    return found
 
 
 @pytest.mark.mostly_sweep("40-scaled", "600-counted_by_a_while", "600-by_reference")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
+from kernel_texts import kernels_of
 from printed_programs import text
 
 from taichi_ext import Jacobian
@@ -50,36 +51,27 @@ def test_text_of_a_serial_loop():
     )
 
 
-def make_kernels(x, y, z, v, p):
-    """Kernels with a loop in a parallel loop, by name."""
-
-    @ti.kernel
-    def one_index():
+KERNELS = """
+    one_index:
         for i in y:
             s = x[0]
             for n in range(5):
                 s += ti.sin(s * x[1] * n) * i * 0.1
             y[i] = s
-
-    @ti.kernel
-    def three_indices():
+    three_indices:
         for i, j, k in ti.ndrange(3, 2, 4):
             s = 0.0
             for n in range(3):
                 s += x[n] * x[(i + n) % 3] * (j + k)
             z[i, j, k] = s * s
-
-    @ti.kernel
-    def vectors_and_sums():
+    vectors_and_sums:
         for i in v:
             s = ti.Vector([x[0], 1.0])
             while s.norm() < 3.0 + i:
                 s *= 1.1 + x[1]
             v[i] += s
             v[i] -= 0.5 * s * x[2]
-
-    @ti.kernel
-    def two_loops():
+    two_loops:
         for i in y:
             s = x[0] * i
             for n in range(3):
@@ -88,76 +80,60 @@ def make_kernels(x, y, z, v, p):
         for i, j in ti.ndrange(3, 2):
             for k in range(4):
                 z[i, j, k] = x[i] * x[j] * k
-
-    @ti.kernel
-    def read_in_another_loop():
+    read_in_another_loop:
         for i in y:
             for n in range(3):
                 y[i] += x[n] * i
         for i in v:
             for n in range(12):
                 v[i] += y[n] * i
-
-    @ti.kernel
-    def shared_sum():
+    shared_sum:
         for i in y:
             for n in range(3):
                 y[0] += x[n] * i
-
-    @ti.kernel
-    def recursion():
+    recursion:
         for i in range(12):
             for n in range(2):
                 y[i] = y[ti.max(i - 1, 0)] * x[0] + x[n]
-
-    @ti.kernel
-    def in_place():
+    in_place:
         for i in y:
             for n in range(3):
                 y[i] = y[i] * x[n] + 1.0
-
-    @ti.kernel
-    def turned():
+    turned:
         for i, j in ti.ndrange(2, 2):
             for n in range(2):
                 z[i, j, 0] = x[n] * (i + 1)
                 z[j, i, 0] = x[n] * (j + 2)
-
-    @ti.kernel
-    def counted():
+    counted:
         for i in y:
             for n in range(3):
                 p[0] = p[0] + 1
                 y[i] = x[n] * p[0]
-
-    @ti.kernel
-    def shared_local():
+    shared_local:
         last = 0
         for i in y:
             for n in range(3):
                 y[i] = x[n] * (last + i)
                 last += 1
-
-    @ti.kernel
-    def atomics():
+    atomics:
         for i in y:
             for n in range(3):
                 k = ti.atomic_add(p[0], 1)
                 y[i] = x[n] * k
-
-    @ti.kernel
-    def without_loops():
+    without_loops:
         for i in y:
             y[i] = ti.exp(x[0] * i)
-
-    @ti.kernel
-    def serial():
+    serial:
         ti.loop_config(serialize=True)
         for i in y:
             for n in range(3):
                 y[i] = x[n] * i
+"""
 
-    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+def make_kernels(x, y, z, v, p):
+    """Kernels with a loop in a parallel loop, by name."""
+    return kernels_of(KERNELS, x=x, y=y, z=z, v=v, p=p)
 
 
 SPREAD = {"one_index": 1, "three_indices": 1, "vectors_and_sums": 1, "two_loops": 2, "read_in_another_loop": 2}

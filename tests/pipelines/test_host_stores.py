@@ -225,7 +225,7 @@ STRUCT_STORES = {
 }
 
 
-@pytest.mark.mostly_sweep("entry by a NumPy integer")
+@pytest.mark.mostly_sweep("entry", "entry by a NumPy integer", "fill", "from_numpy")
 @pytest.mark.parametrize("name", SCALAR_STORES)
 def test_stores_to_scalar_fields(scalar_scene, name):
     scalar_scene.check(*SCALAR_STORES[name])

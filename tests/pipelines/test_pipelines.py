@@ -68,20 +68,6 @@ def test_same_kernel_with_different_fields_and_numbers():
     check_jacobian(run, x, y, state=[t])
 
 
-def test_loop_and_condition_in_python():
-    x, y = scalars(X), outputs(3)
-
-    def run(steps, is_even):
-        for n in range(steps):
-            if n % 2 == is_even:
-                add(x, y, 0.1 * n)
-            else:
-                square(y, y)
-
-    check_jacobian(run, x, y, args=(7, 1))
-    check_jacobian(run, x, y, args=(5, 0))
-
-
 @pytest.mark.sweep
 def test_number_of_steps_can_change_between_calls():
     x = scalars(X)
@@ -188,45 +174,6 @@ def test_returned_values_of_kernels_are_numbers_to_python():
 
 
 @pytest.mark.sweep
-def test_fill_clears_the_tangent():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-        add(t, y, 1.0)
-        t.fill(4.0)
-        add(t, y, 1.0)
-        square(t, t)
-
-    check_jacobian(run, x, y, state=[t])
-    check_jacobian(run, x, t, state=[y], expected=np.zeros((3, 3)))
-
-
-@pytest.mark.sweep
-def test_fill_of_a_vector_field():
-    x, t, y = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]]), outputs(2)
-
-    @ti.kernel
-    def first():
-        for i in x:
-            t[i] += x[i] * x[i].norm()
-
-    @ti.kernel
-    def second():
-        for i in x:
-            y[i] += t[i].dot(x[i])
-
-    def run():
-        t.fill(0)
-        first()
-        second()
-        t.fill(1.5)
-        second()
-
-    check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
 def test_copy_from_carries_the_tangent():
     x, t, y = scalars(X), outputs(3), outputs(3)
 
@@ -237,18 +184,6 @@ def test_copy_from_carries_the_tangent():
         add(x, y, 3.0)
 
     check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
-def test_copy_from_a_constant_clears():
-    x, c, y = scalars(X), scalars([1, 2, 3]), outputs(3)
-
-    def run():
-        square(x, y)
-        y.copy_from(c)
-        add(x, y, 3.0)
-
-    check_jacobian(run, x, y, expected=3 * np.eye(3))
 
 
 def test_copy_from_of_a_vector_field():
@@ -266,19 +201,6 @@ def test_copy_from_of_a_vector_field():
     assert_allclose(jacobian(run, x, t), np.eye(4).reshape(2, 2, 2, 2), rtol=0)
 
 
-def test_from_numpy_clears():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-        add(t, y, 1.0)
-        t.from_numpy(np.array([1.0, 2.0, 3.0]))
-        add(t, y, 1.0)
-
-    check_jacobian(run, x, y, state=[t])
-    check_jacobian(run, x, t, state=[y], expected=np.zeros((3, 3)))
-
-
 def test_from_torch_clears():
     torch = pytest.importorskip("torch", reason=needs_torch)
     x, t, y = scalars(X), outputs(3), outputs(3)
@@ -288,40 +210,6 @@ def test_from_torch_clears():
         add(t, y, 1.0)
         t.from_torch(torch.ones(3, dtype=torch.float64))
         add(t, y, 1.0)
-
-    check_jacobian(run, x, y, state=[t])
-
-
-def test_assignment_of_one_entry_clears_it_alone():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-        t[1] = 5.0
-        add(t, y, 1.0)
-
-    check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
-def test_assignment_of_a_vector_and_of_a_component():
-    x, t, y = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]]), outputs(2)
-
-    @ti.kernel
-    def first():
-        for i in x:
-            t[i] = x[i] * x[i].norm()
-
-    @ti.kernel
-    def second():
-        for i in x:
-            y[i] = t[i].x + 10.0 * t[i].y
-
-    def run():
-        first()
-        t[0] = [1.0, 2.0]
-        t[1][1] = 3.0
-        second()
 
     check_jacobian(run, x, y, state=[t])
 
@@ -345,28 +233,6 @@ def test_assignment_to_a_field_with_offset():
         first()
         t[-1] = 7.0
         second()
-
-    check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
-def test_assignment_to_a_zero_dimensional_field():
-    x, t, y = scalars(X), outputs(), outputs(3)
-
-    @ti.kernel
-    def first():
-        t[None] += x[0] * x[1]
-
-    @ti.kernel
-    def second():
-        for i in x:
-            y[i] = t[None] * x[i]
-
-    def run():
-        t[None] = 1.0
-        first()
-        second()
-        t[None] = 2.0
 
     check_jacobian(run, x, y, state=[t])
 
@@ -410,35 +276,6 @@ def test_warnings_are_those_of_all_runs_together(chunk_size):
         assert not block.any()
 
 
-@pytest.mark.mostly_sweep("fill", "copy_from", "entries", "kernel")
-@pytest.mark.parametrize("how", ["fill", "from_numpy", "copy_from", "entries", "kernel"])
-def test_parameter_that_is_overwritten_warns(how):
-    x, c, y = scalars(X), scalars([1, 2, 3]), outputs(3)
-
-    @ti.kernel
-    def overwrite():
-        for i in range(3):
-            x[i] = i
-
-    def run():
-        if how == "fill":
-            x.fill(2.0)
-        elif how == "from_numpy":
-            x.from_numpy(np.ones(3))
-        elif how == "copy_from":
-            x.copy_from(c)
-        elif how == "entries":
-            for i in range(3):
-                x[i] = 1.0
-        else:
-            overwrite()
-        square(x, y)
-
-    with pytest.warns(DerivativeWarning, match="overwritten before it is read"):
-        J = jacobian(run, x, y)
-    assert_array_equal(J, np.zeros((3, 3)))
-
-
 def test_fill_before_accumulation_does_not_warn():
     x, y = scalars(X), outputs(3)
 
@@ -449,81 +286,6 @@ def test_fill_before_accumulation_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_allclose(jacobian(run, x, y), 2 * np.eye(3), rtol=0)
-
-
-def test_value_written_back_by_hand_warns_with_the_line():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-        t[1] = float(str(t[0]))
-        add(t, y, 1.0)
-
-    with pytest.warns(DerivativeWarning, match="tangent is lost") as caught:
-        J = jacobian(run, x, y)
-    assert_allclose(J, np.diag([2 * X[0], 0, 2 * X[2]]), rtol=1e-14)
-    (warning,) = [w for w in caught if issubclass(w.category, DerivativeWarning)]
-    assert warning.filename == __file__
-    with open(__file__) as source:
-        assert source.readlines()[warning.lineno - 1].strip() == "t[1] = float(str(t[0]))"
-
-
-@pytest.mark.sweep
-def test_branch_on_an_active_value():
-    """The derivative holds along the path that the values take."""
-    x, y = scalars(X), outputs(3)
-
-    def run():
-        square(x, y)
-        if y[0] > y[1]:
-            add(x, y, 10.0)
-        elif y.to_numpy()[2] > 1:
-            add(x, y, 1.0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_jacobian(run, x, y)
-
-
-@pytest.mark.sweep
-@pytest.mark.cpu_only("Taichi 1.7.4 does not wait for kernels on Vulkan before it stores to an entry of a ti.ndarray")
-def test_stores_to_ndarrays():
-    x, t, y = ti.ndarray(ti.f64, 3), ti.ndarray(ti.f64, 3), ti.ndarray(ti.f64, 3)
-    x.from_numpy(np.array(X))
-
-    @ti.kernel
-    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] += a[i] ** 2
-
-    def run():
-        t.fill(0)
-        square_of(x, t)
-        t[1] = 3.0
-        y.copy_from(t)
-        t.from_numpy(np.ones(3))
-        square_of(t, y)
-
-    check_jacobian(run, x, y, state=[t])
-
-
-def test_stores_to_numpy_arrays():
-    x, t, y = np.array(X), np.zeros(3), np.zeros(3)
-
-    @ti.kernel
-    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] += a[i] ** 2
-
-    def run(x, t, y):
-        t[:] = 0
-        square_of(x, t)
-        t[1] = 3.0
-        square_of(t, y)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DerivativeWarning)
-        check_jacobian(run, x, y, args=(x, t, y), state=[t])
 
 
 def test_numpy_parameter_changed_before_the_first_kernel():
@@ -542,24 +304,6 @@ def test_numpy_parameter_changed_before_the_first_kernel():
         warnings.simplefilter("ignore", DerivativeWarning)
         J = jacobian(run, x, y, args=(x, y))
     assert_allclose(J, np.diag([0, *2 * np.array(X[1:])]), rtol=1e-14)
-
-
-def test_numpy_operation_between_kernels_is_not_followed_but_warned_about():
-    x, t, y = np.array(X), np.zeros(3), np.zeros(3)
-
-    @ti.kernel
-    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] = a[i] ** 2
-
-    def run(x, t, y):
-        square_of(x, t)
-        t *= 2
-        square_of(t, y)
-
-    with pytest.warns(DerivativeWarning, match="changed from Python"):
-        J = jacobian(run, x, y, args=(x, t, y))
-    assert_array_equal(J, np.zeros((3, 3)))
 
 
 def test_tensors_in_a_pipeline():
@@ -638,38 +382,6 @@ def test_temporary_with_constants_at_the_address_of_one_with_tangents():
 
 
 @pytest.mark.sweep
-def test_deactivation_between_kernels():
-    x, y = scalars(X), outputs(3)
-    t = ti.field(ti.f64)
-    block = ti.root.pointer(ti.i, 3)
-    block.dense(ti.i, 1).place(t)
-
-    @ti.kernel
-    def spread():
-        for i in x:
-            t[i] = x[i] ** 2
-
-    @ti.kernel
-    def gather():
-        for i in t:
-            y[i] += t[i]
-
-    @ti.kernel
-    def gather_all():
-        for i in x:
-            y[i] += t[i]
-
-    def run():
-        spread()
-        gather()
-        block.deactivate_all()
-        gather()
-        gather_all()
-
-    check_jacobian(run, x, y, expected=np.diag(2 * np.array(X)))
-
-
-@pytest.mark.sweep
 def test_deactivation_in_a_kernel():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64)
@@ -737,32 +449,6 @@ def test_no_grad_is_refused():
 # --- bad input
 
 
-def test_output_that_no_kernel_writes():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-
-    with pytest.raises(InvalidArgumentError, match="not written"):
-        jacobian(run, x, y)
-
-
-def test_parameter_that_no_kernel_reads():
-    x, z, y = scalars(X), scalars(X), outputs(3)
-
-    def run():
-        square(x, y)
-
-    with pytest.raises(InvalidArgumentError, match="not read"):
-        jacobian(run, z, y)
-
-
-def test_no_kernel_at_all():
-    x, y = scalars(X), outputs(3)
-    with pytest.raises(InvalidArgumentError):
-        jacobian(lambda: None, x, y)
-
-
 def test_output_that_does_not_depend_on_the_parameter_warns():
     x, c, t, y = scalars(X), scalars(X), outputs(3), outputs(3)
 
@@ -772,12 +458,6 @@ def test_output_that_does_not_depend_on_the_parameter_warns():
 
     with pytest.warns(DerivativeWarning, match="does not depend"):
         assert_array_equal(jacobian(run, x, y), np.zeros((3, 3)))
-
-
-def test_outputs_none_with_a_function():
-    x, y = scalars(X), outputs(3)
-    with pytest.raises(InvalidArgumentError, match="outputs is None"):
-        jacobian(lambda: square(x, y), x)
 
 
 def test_an_exception_in_the_pipeline_comes_through_and_leaves_nothing_behind():
@@ -867,17 +547,6 @@ def test_errors_are_raised_although_the_pipeline_catches_them(how):
     with pytest.raises(UnsupportedError, match="is computed by Taichi in a pipeline"):
         jacobian(run, x, y, args=(lambda c: c.scale.grad(1.0),))
     assert_allclose(jacobian(run, x, y, args=(STEPS["passed"],))[1, 1], 2 * X[1] * (X[0] ** 2 + 2), rtol=1e-12)
-
-
-def test_jacobian_inside_a_pipeline_is_refused():
-    x, y = scalars(X), outputs(3)
-
-    def run():
-        jacobian(lambda: square(x, y), x, y)
-
-    with pytest.raises((UnsupportedError, InvalidArgumentError), match="Jacobian"):
-        jacobian(run, x, y)
-    assert_allclose(jacobian(lambda: square(x, y), x, y), np.diag(2 * np.array(X)), rtol=1e-14)
 
 
 def test_a_kernel_launched_twice_that_stores_a_constant_first():

@@ -155,6 +155,7 @@ DIFFERENT = {
     "another object": lambda s: s.models[int(s.next()) % 2].scale(),
     "a new object": lambda s: Model(s.next(), s.x, s.y).scale(),
     "a kernel that is made of a number": made_of_a_number,
+    "made in the first run alone": lambda s: s.of_array(ti.ndarray(ti.f64, 3) if s.next() < 2 else s.arrays[0]),
     "stored to an array with tangents": lambda s: (s.load(s.out), s.entry(s.out, s.next()), s.of_array(s.out)),
     "after a read": lambda s: (s.number(1.0), s.number(s.y[0] + s.next())),
 }

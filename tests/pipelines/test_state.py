@@ -172,26 +172,6 @@ def test_same_field_as_parameter_and_output_among_others():
 
 
 @pytest.mark.sweep
-def test_output_keeps_what_the_kernel_does_not_write():
-    """Entries that are left alone have derivative 0; of an output that is a parameter too, they are the identity."""
-    x, y = scalars(X), scalars([7, 8, 9, 10])
-
-    @ti.kernel
-    def half():
-        for i in range(2):
-            y[i] = x[i] * 3
-            x[i + 2] = x[i] ** 2
-
-    J_y, J_x = jacobian(half, x, [y, x])
-    assert_allclose(J_y, np.diag([3.0, 3, 0, 0]), rtol=1e-15)
-    expected = np.zeros((4, 4))
-    expected[0, 0] = expected[1, 1] = 1
-    expected[2, 0], expected[3, 1] = 2 * X[0], 2 * X[1]
-    assert_allclose(J_x, expected, rtol=1e-15)
-    assert_array_equal(y.to_numpy(), [X[0] * 3, X[1] * 3, 9, 10])
-
-
-@pytest.mark.sweep
 def test_tangents_of_one_call_do_not_reach_the_next():
     x, t, y = scalars(X), outputs(4), outputs(4)
 
@@ -240,41 +220,6 @@ def test_results_are_independent_arrays():
     second = plan()
     assert_array_equal(first, kept)
     assert_allclose(second, 6 * np.eye(4), rtol=1e-15)
-
-
-@pytest.mark.sweep
-def test_random_numbers_are_drawn_once():
-    """Primal and tangents see the same draw."""
-    x, r, y = scalars(X), outputs(4), outputs(4)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            r[i] = ti.random(ti.f64)
-            y[i] = r[i] * x[i]
-
-    J = jacobian(run, x, y)
-    assert_array_equal(np.diag(J), r.to_numpy())
-    assert len(set(r.to_numpy())) == 4
-
-
-@pytest.mark.sweep
-def test_integer_state_of_a_kernel_is_advanced_once():
-    x, tape, cursor = scalars(X), outputs(8), ti.field(ti.i32, shape=())
-
-    @ti.kernel
-    def push():
-        ti.loop_config(serialize=True)
-        for i in range(4):
-            k = ti.atomic_add(cursor[None], 1)
-            tape[k] = x[i] ** 2
-
-    J = jacobian(push, x, tape)
-    assert cursor[None] == 4
-    assert_allclose(J[:4], np.diag(2 * X), rtol=1e-15)
-    J = jacobian(push, x, tape)
-    assert cursor[None] == 8
-    assert_allclose(J[4:], np.diag(2 * X), rtol=1e-15)
 
 
 @pytest.mark.sweep

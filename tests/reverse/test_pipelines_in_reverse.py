@@ -372,45 +372,6 @@ def fall(x: ti.template(), dt: ti.f64):
         x[i] += dt * gravity * 2 * x[i]
 
 
-@pytest.mark.sweep
-def test_templates_vectors_and_methods():
-    """Launches that differ in a template are of different kernels, those that differ in a vector are not."""
-    x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
-
-    @ti.kernel
-    def power(a: ti.template(), m: ti.template(), w: ti.types.vector(2, ti.f64)):
-        for i in a:
-            y[i] += a[i] ** m * w[0]
-
-    @ti.data_oriented
-    class Part:
-        def __init__(self, factor):
-            self.z, self.factor = ti.field(ti.f64, shape=4), factor
-
-        @ti.kernel
-        def go(self, c: ti.f64):
-            for i in self.z:
-                self.z[i] = y[i] * c + self.z[i] * self.factor
-
-    one, other = Part(0.5), Part(0.7)
-
-    def run():
-        for m in (2, 3, 2):
-            power(x, m, ti.Vector([0.1 * m, 2]))
-            one.go(0.3)
-            other.go(0.1 * m)
-            power(one.z, m, ti.Vector([0.2, 1]))
-            power(other.z, 2, [0.3, 1])
-
-    def reset():
-        x.from_numpy(drawn(4))
-        y.fill(0.2)
-        one.z.fill(0.3)
-        other.z.fill(0.1)
-
-    require_same(run, [x, one.z], [y, other.z], reset)
-
-
 def test_arguments_of_a_kernel():
     x = ti.field(ti.f64, shape=N)
     require_same(scaled, ["p", "w", x], None, lambda: x.from_numpy(drawn(N)), (x, 0.6, ti.Vector([0.3, 0.4])))

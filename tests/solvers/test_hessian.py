@@ -104,46 +104,6 @@ def test_every_kind_of_parameter():
     assert gradient["numbers"][0].shape == () and H["x"]["v"].shape == (3, 2)
 
 
-@pytest.mark.sweep
-def test_intermediates_branches_loops_and_in_place():
-    x, u, energy = scalars([0.3, 0.7, 1.1, 0.9]), outputs(4), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(4):
-            u[i] = ti.sin(x[i]) * x[(i + 1) % 4]
-        for i in range(4):
-            s = 0.0
-            for j in range(4):
-                s += u[j] * x[i]
-            if s > 0.9:
-                s = s * s * x[0]
-            while s < 2.0:
-                s = s * s + x[3] + 0.5
-            energy[None] += s * u[i]
-        for i in x:
-            x[i] += 0.1 * energy[None]
-
-    start = read(x)
-    H = hessian(run, x, energy)
-    after = read(x), read(energy), read(u)
-    for field, values in ((x, start), (energy, 0.0), (u, np.zeros(4))):
-        write(field, values)
-    run()
-    for now, then in zip((read(x), read(energy), read(u)), after, strict=True):
-        assert_allclose(now, then, rtol=1e-13)
-    write(x, start)
-    assert_array_equal(H, H.T)
-
-    def gradient(values):
-        write(x, values)
-        write(energy, 0.0)
-        return value_and_gradient(run, x, energy)[1]
-
-    rows = [(gradient(start + e) - gradient(start - e)) / 2e-6 for e in 1e-6 * np.eye(4)]
-    assert_allclose(H, rows, rtol=1e-6, atol=1e-6)
-
-
 def test_states_of_rest_where_first_derivatives_are_zero():
     """The derivative of a product with a factor that is zero here is that of the factor."""
     x, energy = scalars([0.3, 0.7, 1.1]), scalars(0.0)

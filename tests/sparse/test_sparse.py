@@ -273,28 +273,6 @@ def test_loops_without_iterations(count):
     assert_allclose(jacobian(k, x, y, format="csr").toarray(), expected)
 
 
-@pytest.mark.sweep
-def test_branches_loops_and_stores_over_stores():
-    x, y = scalars(random(6)), outputs(6)
-    which = integers([0, 1, 2, 0, 1, 2])
-
-    @ti.kernel
-    def run():
-        for i in x:
-            y[i] = x[0]
-            if which[i] == 0:
-                y[i] = x[i] ** 2
-            elif which[i] == 1:
-                y[i] += x[i] * x[1]
-            for k in range(2):
-                y[i] += x[k] * x[3]
-
-    plan = Jacobian(run, x, y, format="csr")
-    found = plan()
-    require_equal([[found]], run, [x], [y])
-    assert found.nnz == (np.abs(found.toarray()) > 0).sum()
-
-
 def test_steps_in_place_and_intermediates():
     x, v, y = scalars(random(5)), scalars(random(5)), outputs(5)
     aux = outputs(5)

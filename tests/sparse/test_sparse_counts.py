@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars, vector_outputs, vectors, write
+from differences import outputs, scalars, write
 from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
@@ -129,29 +129,6 @@ def test_side_effects_happen_once(lists):
 
 
 @pytest.mark.sweep
-def test_parallel_loops_over_a_range_that_is_known_at_run_time(lists):
-    w, y, count, nodes, starts, z = lists.w, lists.y, lists.count, lists.nodes, lists.starts, outputs(M)
-
-    @ti.kernel
-    def run(first: ti.i32):
-        for i in range(first, count[0]):
-            y[i] = w[nodes[i]] * w[i + 3]
-            for k in range(2):
-                z[i] += w[nodes[i] - nodes[i] % 2 + k] ** 2 * w[i]
-            for k in range(starts[i], starts[i + 1]):
-                z[i] += w[nodes[k]]
-
-    for first, end in ((0, 4), (2, M), (5, 5), (1, 3)):
-        count[0] = end
-        y.fill(0)
-        plan = Jacobian(run, [w], [y, z], args=(first,), format="csr")
-        for _ in range(2):
-            z.fill(0)
-            require_equal(plan(), lambda first=first: run(first), [w], [y, z])
-        assert not plan._prepared.dense_reason
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_grouped):
     w, ends, y = scalars(random(200)), integers([0, 0, 0]), ti.field(ti.f64, (6, 5, 4))
@@ -179,62 +156,6 @@ def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_groupe
         a, b, c = max(0, sizes[0] - 1), sizes[1], max(0, 4 - sizes[2])
         assert np.count_nonzero(np.diff(found[0][0].indptr)) == a * b * c
     assert not plan._prepared.dense_reason
-
-
-@pytest.mark.sweep
-def test_lists_in_loops_over_several_ranges(lists):
-    w, starts, nodes, count, y = lists.w, lists.starts, lists.nodes, lists.count, outputs(M, 3)
-
-    @ti.kernel
-    def run():
-        for i, j in ti.ndrange(count[0], 3):
-            for k in range(starts[i], starts[i + 1]):
-                y[i, j] += w[nodes[k]] ** (j + 1)
-
-    plan = Jacobian(run, [w], [y], format="csr")
-    for seed, n in ((1, 4), (2, M), (3, 0), (4, 6)):
-        lists.set(seed)
-        count[0] = n
-        y.fill(0)
-        check(plan, run, [w], [y], state=[y])
-
-
-@pytest.mark.sweep
-def test_while_loops_and_loops_in_loops(lists):
-    w, y, nodes = lists.w, lists.y, lists.nodes
-
-    @ti.kernel
-    def run():
-        for i in y:
-            s = 0.0
-            n = i
-            while n > 0:
-                n = n // 2
-                for k in range(n):
-                    s += w[nodes[k]] * w[n]
-                    if k > 2:
-                        break
-                s += w[i]
-            y[i] = ti.exp(-s)
-
-    check(Jacobian(run, [w], [y], format="csr"), run, [w], [y])
-
-
-@pytest.mark.sweep
-def test_vectors_in_springs_between_neighbours(lists):
-    p, force, starts, nodes = vectors(random(P, 2)), vector_outputs(2, M), lists.starts, lists.nodes
-
-    @ti.kernel
-    def run():
-        for i in force:
-            total = ti.Vector([0.0, 0.0])
-            for k in range(starts[i], starts[i + 1]):
-                d = p[nodes[k]] - p[i]
-                if nodes[k] != i:
-                    total += d * (d.norm() - 1) / d.norm()
-            force[i] = total - 0.1 * p[i]
-
-    check(Jacobian(run, [p], [force], format="csr"), run, [p], [force])
 
 
 @pytest.mark.sweep

@@ -243,29 +243,6 @@ def test_energies_in_arrays_and_by_name():
 
 
 @pytest.mark.sweep
-def test_weighted_sums_of_locals():
-    """What is added to a local, times its weight; signs, sums of sums, a sum at the top of a kernel."""
-    rng = np.random.default_rng(11)
-    x, energy = scalars(rng.uniform(0.3, 1, 10)), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        whole = 0.5
-        for i in range(9):
-            a, b = x[i] ** 3, 0.0
-            for k in range(3):
-                inner = 0.0
-                for m in range(2):
-                    inner -= ti.sin(x[i] * x[(i + k * m) % 10])
-                b += 2 * inner
-                a += x[k] ** 2
-            whole += 3 * (a - b / 4) + x[i + 1] * x[i]
-        energy[None] = whole - x[0] ** 4
-
-    require_like_dense(run, x, energy)
-
-
-@pytest.mark.sweep
 def test_locals_that_are_no_sums_of_the_energy():
     """Each would be wrong if what is added to it were added to the energy."""
     rng = np.random.default_rng(11)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars, vector_outputs, vectors
+from differences import outputs, scalars
+from numpy.testing import assert_allclose
 from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
@@ -64,89 +65,6 @@ def test_sum_over_neighbours_and_what_becomes_of_it(mesh):
 
 
 @pytest.mark.sweep
-def test_vectors_branches_and_interrupted_loops(mesh):
-    p, force = vectors(random(P, 3)), vector_outputs(3, M)
-    nodes = mesh.nodes
-
-    @ti.kernel
-    def run():
-        for i in force:
-            total = ti.Vector([0.0, 0.0, 0.0])
-            count = 0.0
-            for k in range(K):
-                n = nodes[i, k]
-                if n % 3 == 0:
-                    continue
-                d = p[n] - p[i]
-                if d.norm() > 0.4:
-                    total += d * (d.norm() - 1)
-                    count += 1.0
-                elif i == 3:
-                    total = total - d
-                if n % 7 == 0:
-                    break
-            if count > 1:
-                total /= count
-            force[i] = total
-
-    mesh.check(run, [p], [force])
-
-
-@pytest.mark.sweep
-def test_sums_of_sums(mesh):
-    w, x, nodes, y = mesh.w, mesh.x, mesh.nodes, mesh.y
-
-    @ti.kernel
-    def run():
-        for i in y:
-            mean = 0.0
-            for k in range(K):
-                mean += w[nodes[i, k]] / K
-            spread = 0.0
-            for k in range(K):
-                spread += (w[nodes[i, k]] - mean) ** 2
-                part = 0.0
-                for m in range(k):
-                    part = part + w[nodes[i, m]] * x[i, m]
-                spread += part * mean
-            y[i] = ti.sqrt(spread)
-
-    mesh.check(run)
-
-
-@pytest.mark.sweep
-def test_vectors_that_are_indexed_at_run_time(mesh):
-    w, nodes, y = mesh.w, mesh.nodes, vector_outputs(2, M)
-
-    @ti.kernel
-    def run():
-        for i in y:
-            parts = ti.Vector([0.0, 0.0])
-            for k in range(K):
-                parts[nodes[i, k] % 2] += w[nodes[i, k]] ** 2
-            y[i] = parts * parts[0]
-
-    mesh.check(run, [w], [y])
-
-
-@pytest.mark.sweep
-def test_sum_of_all_iterations():
-    w, x, y = scalars(random(P)), scalars(random(P)), outputs(2)
-
-    @ti.kernel
-    def run():
-        total = 0.0
-        for i in w:
-            total += w[i] * w[(i * 7) % P] * x[i]
-        y[0] = total * total
-        y[1] = total * x[3]
-
-    plan = Jacobian(run, [w, x], [y], format="csr")
-    require_equal(plan(), run, [w, x], [y])
-    assert not plan._prepared.dense_reason
-
-
-@pytest.mark.sweep
 def test_sums_outside_of_loops():
     """Each statement at the top of a kernel is a stage of its own, and what reads the local afterwards sees them all."""
     w, x, y = scalars(random(P)), scalars(random(K)), outputs(3)
@@ -171,27 +89,6 @@ def test_sums_outside_of_loops():
     plan = Jacobian(run, [w, x], [y], format="csr")
     require_equal(plan(), run, [w, x], [y])
     assert "entries of the local s" in plan.explain()
-
-
-@pytest.mark.sweep
-def test_stores_in_a_loop(mesh):
-    """The last store to a local counts; where stores and sums alternate, rows of all columns are needed."""
-    w, x, nodes, y, z = mesh.w, mesh.x, mesh.nodes, mesh.y, outputs(M)
-
-    @ti.kernel
-    def alternating():
-        for i in y:
-            s = 0.0
-            for k in range(K):
-                if nodes[i, k] % 2 == 0:
-                    s = w[nodes[i, k]] * x[i, k]
-                else:
-                    s += w[nodes[i, k]] ** 2
-            y[i] = s
-            s = w[i] * s
-            z[i] = s
-
-    mesh.check(alternating, outs=[y, z], has_own_columns=False)
 
 
 @pytest.mark.sweep
@@ -299,6 +196,32 @@ def test_few_parameters_stay_in_rows():
     assert "entries of the local" not in plan.explain()
 
 
+def test_a_later_launch_keeps_the_columns_in_rows_that_an_earlier_one_does():
+    x, t = scalars(np.linspace(0.3, 1.0, 12)), outputs(12)
+
+    @ti.kernel
+    def recur():
+        for i in t:
+            s = 0.0
+            for j in range(12):
+                s = ti.sin(s + x[j] * (i + 1)) * s + x[j]
+            t[i] = s
+
+    @ti.kernel
+    def square():
+        for i in t:
+            t[i] = t[i] * t[i] + x[i]
+
+    def run():
+        recur()
+        square()
+
+    plan = Jacobian(run, x, t, format="csr")
+    J = plan()
+    assert "an earlier launch has all columns of the field x" in plan.explain()
+    assert_allclose(J.toarray(), jacobian(run, x, t), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.sweep
 class TestLoopsOverRangesThatAreKnownAtRunTime:
     """One entry for each iteration that there is, and that is another number in each call."""
@@ -317,44 +240,6 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
                 require_equal(plan(), run, params, outs, outs)
             assert not plan._prepared.dense_reason
         assert "entries of the local" in plan.explain()
-
-    def test_sums_of_sums(self):
-        w, x, nodes, y, count, z = self.mesh.w, self.mesh.x, self.mesh.nodes, self.mesh.y, self.count, outputs(M)
-
-        @ti.kernel
-        def run():
-            for i in range(M - count[0], M):
-                mean = w[i]
-                for k in range(K):
-                    mean += w[nodes[i, k]] * x[i, k]
-                y[i] = mean * mean
-                spread = 0.0
-                for k in range(K):
-                    if nodes[i, k] % 3 > 0:
-                        spread += (w[nodes[i, k]] - mean) ** 2
-                mean = mean * spread + w[3]
-                z[i] = mean * x[i, 0]
-
-        self.check(run, [w, x], [y, z])
-
-    def test_vectors_in_loops_in_loops(self):
-        w, nodes, count, force = self.mesh.w, self.mesh.nodes, self.count, vector_outputs(3, M)
-
-        @ti.kernel
-        def run():
-            for i in range(count[0]):
-                for j in range(2):
-                    total = ti.Vector([0.0, 0.0, 0.0])
-                    k = j
-                    while k < K:
-                        n = nodes[i, k]
-                        total += w[n] ** 2 * ti.Vector([1.0, w[(n + 1) % P], w[i]])
-                        k += 1
-                        if n % 7 == 0:
-                            break
-                    force[(i + j) % M] += total * total[2]
-
-        self.check(run, [w], [force])
 
     def test_several_ranges_and_stages(self):
         w, nodes, count, y = self.mesh.w, self.mesh.nodes, self.count, outputs(M, 2)

@@ -1,0 +1,472 @@
+"""Small kernels, one in each row: J against central differences, and the state against a plain run.
+
+A row has a name, the arguments of the kernel, the fields that it names, and where these are not all others, what is asked of
+``check_jacobian``. Below is the kernel. In sweeps, all rows have their J by entries and by adjoints, too.
+"""
+
+import ast
+import re
+
+import differences
+import numpy as np
+import pytest
+from differences import Snapshot
+from kernel_texts import kernels_of
+from numpy.testing import assert_allclose
+
+from taichi_ext import jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+PROGRAMS = """
+walrus: x, y = scalars([0.3, 0.8]), outputs(4)
+    y[0] = (a := x[0] * x[1]) * a
+    if (b := a * 2.0) > 0.1:
+        y[1] = b * x[0]
+    c = 1.0
+    while (c := c * x[1]) > 0.3:
+        y[2] += c * x[0]
+    y[3] = c + (d := c * a) * (e := d + b) * e
+one_component_fields: x, y = vectors([[0.7], [0.3]]), vector_outputs(1, 2)
+    for i in range(2):
+        y[i] = x[i] * x[0][0]
+extrema_at_a_tie_keep_the_entry: x, y = scalars([0.5, 0.5]), scalars([0.5, 0.5]) | [x, y], y, expected=[[np.zeros((2, 2)), np.eye(2)]]
+    ti.atomic_max(y[0], x[0])
+    ti.atomic_min(y[1], x[1])
+atomics_on_locals_that_nothing_reads: x, y = scalars([1.3, 0.4, 0.7, 0.23, 0.9]), outputs(1)
+    unread = 1.1
+    before = ti.atomic_add(unread, 0.7)  # noqa: F841
+    ti.atomic_max(unread, x[0])
+    kept = x[2]
+    y[0] = x[1] * ti.atomic_add(kept, x[3])
+multiplication_of_an_entry: x, y = scalars([1.3, 0.4, 0.7, 0.23, 0.9]), scalars([1.5, 2.5]) | [x, y], y
+    for i in range(2):
+        y[i] *= x[i]
+        y[i] /= x[4]
+        y[i] **= 2
+        y[i] -= y[i] * x[0]
+branches_within_branches_of_loops: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(5)
+    for i in range(5):
+        s = 0.0
+        for j in range(5):
+            if i < j:
+                t = x[i] * x[j]
+                if t > 0.5:
+                    s += t
+                    if j == 4:
+                        s *= x[0]
+                elif j > 2:
+                    s -= t * t
+                else:
+                    for l in range(2):
+                        if l == 0:
+                            s += x[l]
+                        else:
+                            s *= 0.9
+            else:
+                s = s + 0.1 * x[j]
+        y[i] = s
+chained_comparisons: x, y = scalars([0.3, 0.8]), outputs(4)
+    a, b = x[0], x[1]
+    if 0.0 < a < b < 1.0:
+        y[0] = a * b
+    if 0.0 < a * 2.0 <= 0.7 < b:
+        y[1] = a * b
+    if (0.0 < a and a < b < 0.5) or b > 2.0:
+        y[2] = a * b
+    else:
+        y[2] = b * b
+    n = 3
+    if 0 <= n - 1 < 5 and not a > b:
+        y[3] = a * a
+conditional_expressions_nested: x, y = scalars([0.3, 0.8, 1.4]), outputs(3)
+    for i in range(3):
+        a = x[i]
+        y[i] = (a * a if a < 0.5 else (x[0] * a if a < 1.0 else x[1] * (a if i == 2 else 3.0))) * (
+            2.0 if a > 1.0 else x[2]
+        )
+conditional_expression_whose_sides_differ_in_type: x, y = scalars([0.3, 0.8]), outputs(5)
+    y[0] = x[0] if x[0] < 0.5 else 1
+    y[1] = 1 if x[0] < 0.5 else x[0]
+    y[2] = ti.cast(x[0], ti.f32) * 1.0 if x[0] > 0.5 else x[1]
+    y[3] = (1 if x[0] < 0.5 else 2) * x[1]
+    y[4] = x[1] * (x[0] < 0.5)
+total_reflection: x, y = vectors([0.9, 0.1, 0.2]), vector_outputs(3)
+    y[None] = tm.refract(tm.normalize(x[None]), tm.vec3(0.0, 1.0, 0.0), 1.5)
+casts_to_integers_carry_no_tangent: x, y = scalars([1.73, -2.64]), outputs(2, 7)
+    for i in range(2):
+        y[i, 0] = x[i] * ti.cast(x[i], ti.i32)
+        y[i, 1] = x[i] * int(x[i])
+        y[i, 2] = x[i] * ti.i32(x[i])
+        y[i, 3] = x[i] * ti.cast(x[i] * 10.0, ti.i8) + ti.u8(3)
+        y[i, 4] = x[i] * ti.floor(x[i], ti.i32)
+        y[i, 5] = x[i] * ti.round(x[i], dtype=ti.i32) + ti.ceil(x[i], ti.i64)
+        n: ti.i32 = x[i] * 3.0
+        y[i, 6] = x[i] * n
+annotated_declarations_convert: x, y = scalars([1.7]), outputs(2) | x, y, expected=[[3 + 2 * 1.7], [2 * 1.7]]
+    a: ti.f32 = x[0] * x[0]
+    b: ti.f64 = 3
+    b += x[0]
+    y[0] = b * x[0]
+    y[1] = a
+select: x, v, y, w = scalars([0.3, 0.8]), vectors([[0.5, -0.2, 0.9]]), outputs(4), vector_outputs(3, 4)
+    y[0] = ti.select(x[0] > 0.5, x[0] * 2.0, x[1] * x[0])
+    y[1] = ti.select(x[0] < 0.5, x[0] * 2.0, 7.0)
+    y[2] = ti.select(1, 7.0, x[0]) + ti.select(0, 7.0, x[0])
+    y[3] = ti.select(x[0] > 0.5, 1, x[1])
+    w[0] = ti.select(v[0] > 0.0, v[0] * x[0], -v[0])
+    w[1] = ti.select(x[0] < 0.5, v[0], x[1])
+    w[2] = ti.select(v[0] > 0.3, x[0], tm.vec3(x[1]))
+    w[3] = ti.select(ti.Vector([1, 0, 1]), v[0], 0.0)
+values_without_derivative_beside_values_with: x, y = scalars([0.3, 0.8]), outputs(6)
+    y[0] = x[0] * ti.raw_mod(7, 4) * ti.bit_shr(9, 1)
+    y[1] = x[0] * ti.cast(tm.isnan(x[0]), ti.i32) + x[1] * (1 - ti.cast(tm.isinf(x[1]), ti.i32))
+    y[2] = x[1] * ti.bit_cast(ti.bit_cast(ti.cast(1.5, ti.f32), ti.i32), ti.f32)
+    y[3] = x[0] * tm.popcnt(ti.cast(7, ti.u32)) * tm.clz(1)
+    y[4] = (tm.eye(3) * x[0])[1, 1] * tm.pi * tm.e
+    y[5] = x[1] * (ti.cast(x[0] * 11.0, ti.i32) & 1) * (5 // 2) * (7 % 4)
+vectors_of_indices: x, y = scalars([[1.3, 0.4], [0.7, 0.2]]), outputs(4)
+    for i in range(4):
+        p = ti.Vector([i // 2, i % 2])
+        a = x[p]
+        p[0] = 1 - p[0]
+        b = x[p] * a
+        p += 1
+        p = p % 2
+        q = p
+        p.x = 0
+        y[i] = b * x[p] + x[p[1], q[0]] + x[q] * x[ti.Vector([1, 0])]
+grouped_indices_changed: x, y = scalars([1.3, 0.4, 0.7]), outputs(3)
+    ti.loop_config(serialize=True)
+    for i in range(3):
+        I = ti.Vector([i])
+        a = x[I]
+        J = I
+        J[0] = 2 - J[0]
+        y[I] = a * x[J] + x[2 - I]
+        I[0] = 1
+        y[J] += x[I] * x[J]
+the_same_entry_by_two_indices: x, y = scalars([1.3, 0.4, 0.7]), outputs(9)
+    for i, j in ti.ndrange(3, 3):
+        y[i * 3 + j] = x[i] * x[j] + ti.sin(x[i]) * x[(i + j) % 3] - x[j] ** 2 * x[2 - i]
+constant_seeds_and_index_seeds_in_one_local: x, y = scalars([0.3, 0.8, 0.5]), outputs(3)
+    for i in range(3):
+        acc = x[0]
+        if i > 0:
+            acc = x[i]
+        acc += x[0] * x[1]
+        acc -= x[i] * 0.5
+        other = acc
+        if i == 1:
+            acc = other * x[2 - i]
+            other = x[2]
+        acc += other
+        y[i] = acc
+static_ranges_with_steps: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(2)
+    for i in ti.static(range(4, -1, -2)):
+        y[0] = y[0] * x[i] + x[i]
+    for i in ti.static(range(0, 5, 3)):
+        y[1] += x[i] * x[1]
+serial_order: x, y, z = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(6), outputs(5)
+    # Outermost loops made serial, so that an iteration may use what the one before stored.
+    ti.loop_config(serialize=True)
+    for i in range(5):
+        y[i + 1] = y[i] * 0.5 + x[i] * x[0]
+        if y[i + 1] > 1.5:
+            break
+    ti.loop_config(serialize=True)
+    for i in range(5):
+        if i == 2:
+            continue
+        z[i] = z[i - 1] + y[i] if i > 0 else x[0]
+break_and_continue_in_inner_loops: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(5)
+    for i in range(5):
+        found = -1.0
+        count = 0
+        for j in range(5):
+            if x[j] < 0.3:
+                continue
+            if x[j] < x[i]:
+                found = x[j] * x[i]
+                break
+            for a, b in ti.ndrange(2, 2):
+                if a == b:
+                    continue
+                found += x[a] * x[b]
+            count += 1
+        y[i] = found * (count + 1)
+locals_named_like_what_the_engine_keeps: x, y = scalars([1.3, 0.4, 0.7]), outputs(3)
+    for i in x:
+        frozen, unpacked, argument, result = x[i], x[0] * x[i], 2.0 * x[1], ti.Vector([x[0], x[1]])
+        atomic = ti.atomic_add(frozen, unpacked * frozen)
+        result.xy = result.yx * atomic
+        argument, swizzle = [unpacked * argument, frozen]
+        y[i] = frozen * unpacked + argument * atomic - result.x * swizzle
+runtime_indices_of_local_vectors: x, y = scalars([0.3, 0.8, -0.5, 1.1]), outputs(6)
+    for n in range(1):
+        v = ti.Vector([x[0], x[1], x[2], x[3]])
+        for i in range(4):
+            v[i] = v[i] * x[3 - i] + v[(i + 1) % 4]
+        for i in range(3):
+            v[i + 1] += v[i] * x[i]
+            v[3 - i] *= x[0]
+            v[i] -= 0.1 * v[i]
+        s = 0.0
+        for i in range(4):
+            for j in range(i):
+                s += v[i] * v[j]
+        y[0] = s
+        for i in range(4):
+            y[i + 1] = v[i]
+        m = 2
+        t = v[m]
+        v[m] = x[0]
+        m = 1
+        v[m], v[m + 1] = v[m + 1] * t, v[m]
+        y[5] = v[m] * v[2] + t
+runtime_indices_of_local_matrices: x, y = scalars([0.3, 0.8, -0.5, 1.1]), outputs(4)
+    for n in range(1):
+        a = ti.Matrix([[x[0], x[1]], [x[2], x[3]]])
+        b = ti.Matrix.zero(ti.f64, 2, 2)
+        for i in range(2):
+            for j in range(2):
+                for l in range(2):
+                    b[i, j] += a[i, l] * a[l, j]
+                b[i, j] = b[i, j] * 0.5 + x[i]
+                a[j, i] = b[i, j] - a[i, j]
+        for i in range(2):
+            for j in range(2):
+                y[i * 2 + j] = a[i, j] * b[j, i]
+a_local_array_as_a_stack: x, y = scalars([0.3, 0.8, -0.5, 1.1]), outputs(2)
+    for n in range(2):
+        stack = ti.Vector.zero(ti.f64, 8)
+        top = 0
+        for i in range(4):
+            stack[top] = x[i]
+            top += 1
+            if i % 2 == 1:
+                top -= 1
+                right = stack[top]
+                top -= 1
+                left = stack[top]
+                stack[top] = left * right + x[n]
+                top += 1
+        total = 1.0
+        while top > 0:
+            top -= 1
+            total *= stack[top]
+        y[n] = total
+names_declared_anew_in_each_iteration: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(5)
+    for i in range(5):
+        s = 0.0
+        for j in range(i + 1):
+            t = 0.0
+            if j % 2 == 1:
+                t = x[j] * x[i]
+            v = tm.vec2(0.0)
+            for l in range(2):
+                t += x[l]
+                v[l] += t
+            s += t * v.x + v.y
+        y[i] = s
+branches_that_set_different_locals: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(5)
+    for i in range(5):
+        a = x[0]
+        b = x[i]
+        c = 0.0
+        v = tm.vec2(a, b)
+        if x[i] > 0.5:
+            a = b * x[1]
+            if x[i] > 0.8:
+                c = a
+                v = tm.vec2(c, x[2])
+            else:
+                v.x = a * c
+                b = v.y
+        elif i == 1:
+            c = b
+            v *= c
+        else:
+            pass
+        if c == 0.0:
+            c = v.x * v.y
+        y[i] = a * b + c + v.sum()
+lists_and_comprehensions: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(4)
+    items = [x[0] * x[1], x[2], 3.0]
+    y[0] = items[0] * items[1] + items[2]
+    squares = [x[i] * x[i] for i in range(5)]
+    y[1] = squares[0] + squares[4] * squares[1]
+    nested = [[x[i] * x[j] for j in range(2)] for i in range(3) if i != 1]
+    y[2] = nested[1][0] * nested[0][1]
+    table = {"a": x[0], "b": x[1] * x[0]}
+    y[3] = table["a"] * table["b"]
+    items[0] = x[3]
+    items[1] += x[4]
+    y[3] += items[0] * items[1]
+methods_that_give_vectors_by_their_class: x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), vector_outputs(3, 2, 5)
+    for i in x:
+        v = x[i] * x[0]
+        w = x[i]
+        y[i, 0] = ti.Vector.normalized(x[i], 1e-3)
+        y[i, 1] = ti.Matrix.cross(v, x[1])
+        y[i, 2] = ti.Matrix.transpose(ti.Matrix.outer_product(v, x[i])) @ x[0]
+        y[i, 3] = ti.Matrix.__mul__(v, x[1])
+        ti.Matrix.fill(w, v[0])
+        y[i, 4] = w
+"""
+
+SWEEPS = """
+atomics_on_local_vectors_at_runtime_indices: x, y = scalars([1.3, 0.4, 0.7, 0.23, 0.9][:3]), outputs(3)
+    for n in range(3):
+        v = ti.Vector([0.0, 0.0, 0.0])
+        for j in range(3):
+            ti.atomic_add(v[j], x[j] * x[n])
+            ti.atomic_sub(v[(j + n) % 3], x[j])
+            ti.atomic_max(v[n], x[j] * 1.1)
+        y[n] = v[0] * v[1] * v[2]
+atomics_on_vectors: x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 4)
+    for i in range(3):
+        y[0] += x[i] * x[0].x
+        ti.atomic_add(y[1], x[i])
+        y[1] -= x[i].yx * x[i]
+        ti.atomic_add(y[2].x, x[i].y * x[i].x)
+        y[2][1] -= x[i].x
+    total = tm.vec2(0.0)
+    for i in range(3):
+        total += x[i] * x[i].yx
+    y[3] = total * total.yx
+extrema_of_vectors: x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 2)
+    for _ in range(1):
+        for i in range(3):
+            ti.atomic_max(y[0], x[i])
+            ti.atomic_min(y[1], -x[i])
+arguments_by_name: x, y = scalars([0.3, 0.8, 0.5]), outputs(8)
+    y[0] = ti.sqrt(x=x[0])
+    y[1] = ti.atan2(x2=x[1], x1=x[0])
+    y[2] = ti.select(x2=x[1], cond=x[0] > 0.1, x1=x[2] * x[0])
+    y[3] = ti.cast(dtype=ti.f64, obj=x[0] * x[1])
+    y[4] = pow(exp=2, base=x[0])
+    y[5] = ti.pow(x[0], exponent=x[1])
+    y[6] = ti.math.clamp(xmax=1.0, x=x[0] * x[0], xmin=0.0)
+    y[7] = ti.select(x1=2.0, x2=3.0, cond=x[0] > 0.5) * x[1]
+index_arithmetic(n: ti.i32): x, y = scalars(np.linspace(0.1, 0.9, 30)), outputs(4) | x, y, args=(3,)
+    for i in range(4):
+        for j in range(3):
+            y[i] += x[i * 2 - j + 3] * x[(i + 1) * 4 + j] + x[i * n + j] * x[i // 2 * 2]
+            y[i] += x[n * n - i] * x[(i * j) % 7] - x[-(-i)] * x[j + i] * x[i + j]
+            m = i * 3
+            p = m - j * 2 + 5
+            y[i] += x[p + m] * x[p] - x[m]
+index_arithmetic_that_wraps: x, y = scalars(np.linspace(0.1, 0.9, 300)), outputs(3)
+    for i in range(3):
+        m = ti.cast(130 + i, ti.u8)
+        n = ti.cast(i - 1, ti.i64)
+        y[i] = x[m + m] * x[m] + x[n + 1] * x[m - ti.cast(1, ti.u8)]
+decompositions_in_loops: x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), outputs(3) | x, y, **{"step": 1e-5, "rtol": 1e-5, "atol": 1e-7}
+    for i in range(3):
+        a = tm.mat2(x[i].x, 0.1, x[i].y, 1.0)
+        s = 0.0
+        for j in range(3):
+            u, sig, v = ti.svd(a)
+            s += sig[0, 0]
+            a = u @ v.transpose() * 0.3 + x[j].outer_product(x[i])
+            if j > i:
+                r, p = ti.polar_decompose(a)
+                a += r * p[0, 0]
+        y[i] = s + a.determinant()
+a_matrix_that_is_solved_for_in_its_own_place(n: ti.i32): x, y = scalars([0.1, 0.2, 0.3, 0.4]), outputs(1) | x, y, args=(1,)
+    for i in range(1):
+        m = ti.Matrix([[0.5, 0.7], [0.7, 0.5]])
+        for step in range(2):
+            for j in range(4):
+                m[0, 0] -= x[j] * x[(j + n) % 4]
+            m = ti.Matrix([[1.25, 0.5 * m[0, 1]], [0.5 * m[n - 1, n - 1], 1.0 + m[n - 1, n - 1]]]).inverse()
+        y[0] += m.sum()
+loop_options: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(5)
+    ti.loop_config(block_dim=32)
+    for i in range(5):
+        y[i] = x[i] * x[0]
+    ti.loop_config(parallelize=2)
+    for i in y:
+        y[i] *= x[1]
+indices_that_are_named_after_a_local_whose_tangent_they_reach(n: ti.i32): x, y = scalars([0.3, 0.8, -0.5, 1.1]), outputs(3) | x, y, args=(1,)
+    for i in range(3):
+        s = x[0]
+        v = ti.Vector([0.7, s, s])
+        index = n % 4
+        for j in range(2):
+            s += x[index] * x[1]
+        y[i] += v[n % 3] * s
+runtime_index_with_many_parameters: x, y = scalars(np.linspace(0.2, 1.4, 40)), outputs(4)
+    # More parameters than registers: the local array keeps rows.
+    for n in range(4):
+        a = ti.Vector.zero(ti.f64, 4)
+        for i in range(40):
+            a[i % 4] = a[i % 4] * 0.9 + x[i] * x[(i + n) % 40]
+            if i % 7 == 0:
+                b = a[(i + 1) % 4]
+                a[(i + 1) % 4] = a[i % 4]
+                a[i % 4] = b
+        m = n
+        first = a[m]
+        m = 3 - m
+        a[n] += a[m]
+        y[n] = first * a[m] + a[n]
+several_statements_on_one_line: x, y = scalars([1.3, 0.4, 0.7]), outputs(3)
+    for i in range(3):
+        a = x[i]; b = a * x[0]; a = b * x[1]; y[i] = a + b  # noqa: E702
+        if i > 0: c = x[0]; c *= a; y[i] += c  # noqa: E701, E702
+        for j in range(2): d = x[j]; d *= b; y[i] += d; b = d  # noqa: E701, E702
+entries_that_are_vectors: p, y = vectors(np.random.default_rng(1).standard_normal((14, 3))), vectors(np.zeros((4, 3))) | p, [y], rtol=1e-5, atol=1e-6
+    # Kernels whose containers have vectors as entries are compiled with other settings.
+    for i in y:
+        a = ti.Matrix.zero(ti.f64, 3, 3)
+        c = ti.Vector([0.0, 0.0, 0.0])
+        for j in range(14):
+            c += p[j] / 14
+        for j in range(14):
+            a += (p[j] - c).outer_product(p[(j + i) % 14])
+        y[i] = a @ c
+"""
+
+ROW = re.compile(r"^(\w+)(\(.*\))?: (\w.*? = .*?)(?: \| (.*))?\n", re.MULTILINE)
+_, *PARTS = ROW.split(PROGRAMS + SWEEPS)
+ROWS = dict(zip(PARTS[::5], zip(*(PARTS[n::5] for n in range(1, 5)), strict=True), strict=True))
+assert len(ROWS) == len(PARTS) // 5
+
+
+def made(name):
+    """The kernel of a row, and what is asked of it: ``params, outs`` and arguments of ``check_jacobian`` by name."""
+    arguments, fields, asked, body = ROWS[name]
+    scope = {"np": np, **vars(differences)}
+    exec(fields, scope)
+    target, values = ast.parse(fields).body[0].targets[0], ast.parse(fields).body[0].value
+    kinds = {name.id: call.func.id for name, call in zip(target.elts, values.elts, strict=True)}
+    kernel = kernels_of(f"k{arguments or ''}:\n{body}", **{n: scope[n] for n in kinds})["k"]
+    written = [scope[n] for n, kind in kinds.items() if "outputs" in kind]
+    given = [scope[n] for n, kind in kinds.items() if kind in ("scalars", "vectors", "matrices")]
+    if asked is None:
+        return kernel, (given, written), {}
+    return kernel, *eval(f"(lambda *asked, **more: (asked, more))({asked})", scope)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.sweep] if f"\n{name}" in SWEEPS else []) for name in ROWS]
+)
+def test_against_differences(name):
+    kernel, asked, more = made(name)
+    differences.check_jacobian(kernel, *asked, **more)
+
+
+@pytest.mark.mostly_sweep("index_arithmetic_that_wraps", "a_local_array_as_a_stack")
+@pytest.mark.parametrize("name", ROWS)
+def test_in_other_ways(name):
+    kernel, (params, outs), more = made(name)
+    start = Snapshot([*differences.as_list(params), *differences.as_list(outs), *more.get("state", ())])
+    found = []
+    for options in ({}, {"format": "csr"}, {"mode": "reverse"}):
+        J = jacobian(kernel, params, outs, args=more.get("args", ()), as_matrix=True, **options)
+        found.append(J.toarray() if "format" in options else J)
+        start.restore()
+    assert_allclose(found[1], found[0], rtol=1e-10, atol=1e-12)
+    assert_allclose(found[2], found[0], rtol=1e-10, atol=1e-12)
