@@ -95,12 +95,7 @@ DISTRICTS = {
         "sparse/test_sparse_layout_state.py",
     ],
     "runtime/python": ["pipelines/test_arbiter.py", "pipelines/test_passed_numbers.py", *PIPELINES],
-    "runtime/reverse": [
-        "reverse",
-        "solvers/test_hvp.py",
-        "api/test_products.py",
-        "pipelines/test_destroyed_trees.py",
-    ],
+    "runtime/reverse": ["reverse", "solvers/test_hvp.py", "api/test_products.py", "pipelines/test_destroyed_trees.py"],
     "runtime/sparse": ["sparse", "solvers/test_energy_pipelines.py"],
     "boundary": ["custom"],
     "solvers": ["api/test_wrong_calls.py", "solvers"],

@@ -8,16 +8,7 @@ import taichi as ti
 import taichi.math as tm
 from differences import outputs, scalars, vector_outputs, vectors, write
 
-from taichi_ext import (
-    InvalidArgumentError,
-    Jacobian,
-    boundary_gradient,
-    check_jacobian,
-    jacobian,
-    jvp,
-    mark,
-    registry,
-)
+from taichi_ext import InvalidArgumentError, Jacobian, boundary_gradient, check_jacobian, jacobian, jvp, mark, registry
 from taichi_ext.checks import differences
 from taichi_ext.errors import CheckError
 

@@ -34,10 +34,7 @@ def test_shape_is_that_of_output_and_parameter_with_their_elements():
 
     result = jacobian(k, [x, v, m], [y, w])
     shapes = [[block.shape for block in row] for row in result]
-    assert shapes == [
-        [(2, 4, 1, 3), (2, 4, 1, 2), (2, 4, 1, 2, 3)],
-        [(5, 3, 1, 3), (5, 3, 1, 2), (5, 3, 1, 2, 3)],
-    ]
+    assert shapes == [[(2, 4, 1, 3), (2, 4, 1, 2), (2, 4, 1, 2, 3)], [(5, 3, 1, 3), (5, 3, 1, 2), (5, 3, 1, 2, 3)]]
     assert all(isinstance(block, np.ndarray) and block.dtype == real(0.0).dtype for row in result for block in row)
     by_x, by_v, by_m = np.zeros((2, 4, 1, 3)), np.zeros((5, 3, 1, 2)), np.zeros((2, 4, 1, 2, 3))
     for i in range(2):

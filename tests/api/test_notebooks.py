@@ -8,10 +8,7 @@ import taichi as ti
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, check_jacobian, jacobian, newton, registry
 
-pytestmark = [
-    pytest.mark.usefixtures("ti64"),
-    pytest.mark.cpu_only("nothing here depends on the device"),
-]
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("nothing here depends on the device")]
 
 STEP = """
 @ti.func

@@ -9,15 +9,7 @@ from devices import real
 from differences import central_differences, outputs, read, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import (
-    InvalidArgumentError,
-    Jacobian,
-    UnsupportedError,
-    jacobian,
-    jvp,
-    linear_operator,
-    vjp,
-)
+from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, jvp, linear_operator, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -6,14 +6,7 @@ import taichi as ti
 import taichi.math as tm
 from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
-from planar import (
-    area_in_pixels,
-    circle_in_pixels,
-    half_plane_in_pixels,
-    line_in_box,
-    line_in_pixels,
-    pixels,
-)
+from planar import area_in_pixels, circle_in_pixels, half_plane_in_pixels, line_in_box, line_in_pixels, pixels
 from reverse_mode import check_transpose, gradient_field
 from runtimes import RUNTIME
 from taichi_program import initialise

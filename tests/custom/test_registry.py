@@ -11,15 +11,7 @@ from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 from reverse_mode import gradient, gradient_field
 
-from taichi_ext import (
-    DerivativeWarning,
-    InvalidArgumentError,
-    Jacobian,
-    boundary_gradient,
-    jacobian,
-    mark,
-    registry,
-)
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, boundary_gradient, jacobian, mark, registry
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -9,21 +9,7 @@ from numpy.testing import assert_allclose
 from printed_programs import text
 
 from taichi_ext import Hessian, Jacobian
-from taichi_ext.program import (
-    F64,
-    I32,
-    Assign,
-    Const,
-    Container,
-    Declare,
-    For,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Program,
-    Read,
-)
+from taichi_ext.program import F64, I32, Assign, Const, Container, Declare, For, Jump, Load, Local, Op, Program, Read
 from taichi_ext.schedule.loops import with_joined_columns
 from taichi_ext.schedule.private_sums import with_counted_columns
 

@@ -20,14 +20,7 @@ from taichi_ext import Jacobian, boundary_gradient, coverage, edge, jacobian, re
 
 pytestmark = pytest.mark.double_only("differences in float64")
 W, H = 5, 4
-OPTIONS = [
-    {},
-    {"tangents": "dense"},
-    {"tangents": "sparse"},
-    {"chunk_size": 3},
-    {"chunk_size": 1},
-    {"format": "csr"},
-]
+OPTIONS = [{}, {"tangents": "dense"}, {"tangents": "sparse"}, {"chunk_size": 3}, {"chunk_size": 1}, {"format": "csr"}]
 
 
 @pytest.fixture(autouse=True, scope="module")

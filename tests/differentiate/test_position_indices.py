@@ -7,16 +7,7 @@ import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
 
-from taichi_ext import (
-    UnsupportedError,
-    coverage,
-    edge,
-    jacobian,
-    layers,
-    nearest,
-    ray_level,
-    stop_gradient,
-)
+from taichi_ext import UnsupportedError, coverage, edge, jacobian, layers, nearest, ray_level, stop_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 N, X, Y, R = 40, 19.7, 20.1, 12.0
@@ -86,14 +77,7 @@ def with_a_copy_of_an_index(disc, image):
 
 @pytest.mark.mostly_sweep("with_a_copy_of_an_index")
 @pytest.mark.parametrize(
-    "make",
-    [
-        with_indices,
-        with_indices_in_arithmetic,
-        with_a_grouped_index,
-        with_serial_loops,
-        with_a_copy_of_an_index,
-    ],
+    "make", [with_indices, with_indices_in_arithmetic, with_a_grouped_index, with_serial_loops, with_a_copy_of_an_index]
 )
 def test_indices_of_a_loop_are_a_position(scene, make):
     J = jacobian(make(*scene), *scene)
@@ -178,8 +162,7 @@ def index_in_a_shape(disc, image):
 
 @pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize(
-    "make",
-    [index_for_x, index_beside_x, index_by_way_of_locals, index_plus_one, index_in_a_choice, index_in_a_shape],
+    "make", [index_for_x, index_beside_x, index_by_way_of_locals, index_plus_one, index_in_a_choice, index_in_a_shape]
 )
 def test_a_level_that_takes_the_index_itself_raises(scene, make):
     with pytest.raises(UnsupportedError, match=r"(?s)test_position_indices.*level depends on the loop index i itself"):

@@ -8,10 +8,7 @@ from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, jvp, least_squares, vjp
 
-pytestmark = [
-    pytest.mark.usefixtures("ti64"),
-    pytest.mark.double_only("packs of float64"),
-]
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("packs of float64")]
 A1 = ti.types.ndarray(ti.f64, ndim=1)
 vec2 = ti.types.vector(2, ti.f64)  # of a certain type: that of ti.math.vec2 is only known after ti.init
 Body = ti.types.struct(mass=ti.f64, count=ti.i32)

@@ -44,14 +44,7 @@ def dense(J):
     return J.toarray() if hasattr(J, "toarray") else np.asarray(J)
 
 
-OPTIONS = (
-    {},
-    {"format": "csr"},
-    {"chunk_size": 1},
-    {"chunk_size": 3},
-    {"tangents": "dense"},
-    {"tangents": "sparse"},
-)
+OPTIONS = ({}, {"format": "csr"}, {"chunk_size": 1}, {"chunk_size": 3}, {"tangents": "dense"}, {"tangents": "sparse"})
 
 
 def of_stencil(x, offsets, *, is_guarded):

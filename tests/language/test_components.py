@@ -25,9 +25,7 @@ from taichi_ext import (
     value_and_jacobian,
     vjp,
 )
-from taichi_ext import (
-    check_jacobian as checked,
-)
+from taichi_ext import check_jacobian as checked
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

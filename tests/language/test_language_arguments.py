@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from differences import (
-    check_jacobian,
-    matrices,
-    matrix_outputs,
-    outputs,
-    scalars,
-    vector_outputs,
-    vectors,
-)
+from differences import check_jacobian, matrices, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian

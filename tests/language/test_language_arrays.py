@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import (
-    check_jacobian,
-    outputs,
-    scalars,
-)
+from differences import check_jacobian, outputs, scalars
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian

@@ -11,14 +11,8 @@ from taichi_ext import jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-GENERAL = {
-    2: [[1.3, 0.4], [-0.2, 0.9]],
-    3: [[1.3, 0.4, -0.2], [-0.2, 0.9, 0.5], [0.3, -0.6, 1.8]],
-}
-SYMMETRIC = {
-    2: [[1.3, 0.4], [0.4, 0.2]],
-    3: [[1.3, 0.4, -0.2], [0.4, 0.2, 0.5], [-0.2, 0.5, 2.1]],
-}
+GENERAL = {2: [[1.3, 0.4], [-0.2, 0.9]], 3: [[1.3, 0.4, -0.2], [-0.2, 0.9, 0.5], [0.3, -0.6, 1.8]]}
+SYMMETRIC = {2: [[1.3, 0.4], [0.4, 0.2]], 3: [[1.3, 0.4, -0.2], [0.4, 0.2, 0.5], [-0.2, 0.5, 2.1]]}
 SIZES = pytest.mark.parametrize("n", [2, 3])
 ITERATIVE = {"step": 1e-5, "rtol": 1e-5, "atol": 1e-7}  # Taichi's iterations stop at some 1e-10
 

@@ -2,13 +2,7 @@
 
 import pytest
 import taichi as ti
-from differences import (
-    check_jacobian,
-    matrices,
-    matrix_outputs,
-    vector_outputs,
-    vectors,
-)
+from differences import check_jacobian, matrices, matrix_outputs, vector_outputs, vectors
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

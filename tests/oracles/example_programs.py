@@ -21,10 +21,7 @@ def load(name: str) -> ModuleType:
 
 
 def run(
-    name: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str] | None = None,
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str] | None = None
 ) -> str:
     """The output of an example; it must exit with 0 and print no failed line.  Some take arguments."""
     if devices.is_single():

@@ -252,18 +252,10 @@ PROBLEMS = {
     "brown_dennis": _problem(_brown_dennis, [25, 5, -5, -1], 20, _i[:20] / 5),
     "osborne_1": _problem(_osborne_1, [0.5, 1.5, -1, 0.01, 0.02], 33, 10 * (_i[:33] - 1), _thousandths(_OSBORNE_1)),
     "biggs": _problem(
-        _biggs,
-        [1, 2, 1, 1, 1, 1],
-        13,
-        _tenths,
-        np.exp(-_tenths) - 5 * np.exp(-10 * _tenths) + 3 * np.exp(-4 * _tenths),
+        _biggs, [1, 2, 1, 1, 1, 1], 13, _tenths, np.exp(-_tenths) - 5 * np.exp(-10 * _tenths) + 3 * np.exp(-4 * _tenths)
     ),
     "osborne_2": _problem(
-        _osborne_2,
-        [1.3, 0.65, 0.65, 0.7, 0.6, 3, 5, 7, 2, 4.5, 5.5],
-        65,
-        (_i[:65] - 1) / 10,
-        _thousandths(_OSBORNE_2),
+        _osborne_2, [1.3, 0.65, 0.65, 0.7, 0.6, 3, 5, 7, 2, 4.5, 5.5], 65, (_i[:65] - 1) / 10, _thousandths(_OSBORNE_2)
     ),
     "watson": _problem(_watson, np.zeros(9), 31, _i[:31] / 29),
     "extended_rosenbrock": _problem(_rosenbrock, [-1.2, 1] * 5, 10),

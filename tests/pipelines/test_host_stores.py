@@ -217,10 +217,7 @@ STRUCT_STORES = {
     "member field by name": (lambda c: c.get_member_field("v").__setitem__(0, [5.0, 6.0]), [(0, 1), (0, 2)]),
     "fill of a member": (lambda c: c.m.fill(5.0), [(i, 0) for i in range(N)]),
     "fill": (lambda c: c.fill(5.0), EVERYTHING),
-    "from_numpy": (
-        lambda c: c.from_numpy({"m": np.ones(N), "v": np.ones((N, 2)), "s": {"n": np.ones(N)}}),
-        EVERYTHING,
-    ),
+    "from_numpy": (lambda c: c.from_numpy({"m": np.ones(N), "v": np.ones((N, 2)), "s": {"n": np.ones(N)}}), EVERYTHING),
     "copy_from itself": (lambda c: c.copy_from(c), []),
 }
 

@@ -26,10 +26,7 @@ from taichi_ext import (
     vjp,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("ti64"),
-    pytest.mark.double_only("numbers of float64"),
-]
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("numbers of float64")]
 X = np.array([1.0, 2.0, 3.0])
 from_math = math.sqrt
 vec2 = ti.types.vector(2, ti.f64)

@@ -39,10 +39,7 @@ def hands():
         return {"theta": data["theta"].tolist(), "us": us, "data": points, "min_runs": 1, "min_seconds": 0}
 
     simple = {**data, "corners": np.tile(data["corners"][:, :1], (1, 3))}
-    return [
-        (data, given(data["u"].tolist(), list(range(7)))),
-        (simple, given([], data["corners"][:, 0].tolist())),
-    ]
+    return [(data, given(data["u"].tolist(), list(range(7)))), (simple, given([], data["corners"][:, 0].tolist()))]
 
 
 @pytest.fixture(scope="module")

@@ -483,11 +483,7 @@ def test_solves_and_runs_of_the_residual(monkeypatch):
         call()  # which also looks for numbers that Python passes on
         counts.update(dict.fromkeys(counts, 0))
         call()
-        assert counts == {
-            "systems": steps,
-            "columns": steps * (columns + 1),
-            "residuals": counts["residuals"],
-        }
+        assert counts == {"systems": steps, "columns": steps * (columns + 1), "residuals": counts["residuals"]}
         assert steps < counts["residuals"] <= 3 * steps
 
 

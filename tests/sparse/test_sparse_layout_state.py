@@ -160,10 +160,7 @@ LAYOUTS = ("blocks", "bitmasked", "bits of blocks", "blocks of blocks", "dynamic
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("how", "options"),
-    [
-        *((how, {"chunk_size": 1}) for how in LAYOUTS),
-        ("pointer", {"format": "csr", "chunk_size": 2}),
-    ],
+    [*((how, {"chunk_size": 1}) for how in LAYOUTS), ("pointer", {"format": "csr", "chunk_size": 2})],
 )
 def test_cells_that_a_run_makes_active_are_not_there_in_the_next(how, options):
     x, y, (t, _) = numbers(X), ti.field(ti.f64, shape=5), nodes(how)
