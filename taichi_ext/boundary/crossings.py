@@ -16,7 +16,7 @@ from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 
-VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR, FOUND, BEHIND = range(8)  # results of a probe
+VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR, FOUND, BEHIND, BITS = range(9)  # results of a probe
 
 # The columns of the table: the number of the side plus how far along it, place and normal in the square (of size 1
 # around 0), slope, number of the condition, row of the other end, place and weight of the boundary term, and half the
@@ -25,16 +25,17 @@ ALONG, BX, BY, NX, NY, SLOPE_NORM, WHICH, MATE, PX, PY, WEIGHT, BESIDE, COLUMNS 
 MOST = 12  # rows
 
 # The columns of what a call at a place on a side tells: where it is, and where the next edge and the last one are, by
-# levels and slopes; the slope of the next one.  The facts are the hash of the outcomes, the number of conditions, and
-# that of the next one.
+# levels and slopes; the slope of the next one.  The facts are the hash of the outcomes, the number of conditions, that
+# of the next one, and bits of the outcomes.
 AT, AHEAD, BACK, SLOPE_X, SLOPE_Y = range(5)
-OUTCOMES, CONDITIONS, NEXT = range(3)
+OUTCOMES, CONDITIONS, NEXT, FLAGS = range(4)
 FORWARDS, BACKWARDS, BETWEEN = range(3)
 
 ALL = 2**30  # conditions
 _TRIES, _MANY = 64, 32  # calls on one side: at most, and with every change of an outcome followed
 OVER = 1000  # changes: not all of them were followed
 _MOST_CONDITIONS = 24  # in one call: 2 to the power of this
+FLAGGED = 30  # conditions whose bits have places of their own
 _EQUAL = 1e-4  # relative: values that differ by less do not jump
 _SMALL = 0.02  # of a jump: outcomes that change less than this are passed over beside it
 _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
@@ -91,7 +92,7 @@ def search_side(
     crossed = 0
     q = 0.0 * size  # the place that is tried
     low = ti.Vector([0.0] * 5)
-    low_facts = ti.Vector([0] * 3)
+    low_facts = ti.Vector([0] * 4)
     low_value = jumps_row(0, jumps)
     high, high_facts, high_value = low, low_facts, low_value
     mode = FORWARDS
@@ -139,7 +140,7 @@ def search_side(
                             row = put_place(
                                 shade, c, x, y, size, row, low, low_facts, high, high_facts, jump, table, jumps, inner
                             )
-                    crossed |= bit_of(low_facts[NEXT])
+                    crossed |= crossed_between(low_facts, high_facts)
                     low, low_facts, low_value = high, high_facts, high_value
                     mode = FORWARDS
             if mode == BACKWARDS:
@@ -164,6 +165,20 @@ def bit_of(which):
 
 
 @ti.func
+def has_flags(low_facts, high_facts):
+    """Whether the bits of two places tell which conditions differ."""
+    differ = low_facts[FLAGS] != high_facts[FLAGS]
+    return differ & (ti.max(low_facts[CONDITIONS], high_facts[CONDITIONS]) <= FLAGGED)
+
+
+@ti.func
+def crossed_between(low_facts, high_facts):
+    """The bit of the first condition that differs between two places, or of the next one where there are many."""
+    changed = low_facts[FLAGS] ^ high_facts[FLAGS]
+    return ti.select(has_flags(low_facts, high_facts), changed & -changed, bit_of(low_facts[NEXT]))
+
+
+@ti.func
 def place_on(c, q):
     """The place at part q of side c."""
     start = corner_of(c)
@@ -180,7 +195,7 @@ def look(shade: ti.template(), c, q, x, y, size):
     slope = stop_gradient(here[SLOPE])
     ahead = q + stop_gradient(here[NEAR]) / size
     back = q + ti.max(-9.0, stop_gradient(here[BEHIND]) / size)
-    facts = ti.Vector([here[SEEN], here[COUNT], here[FOUND]])
+    facts = ti.Vector([here[SEEN], here[COUNT], here[FOUND], here[BITS]])
     return ti.Vector([q, ahead, back, slope[0], slope[1]]), facts, stop_gradient(here[VALUE])
 
 

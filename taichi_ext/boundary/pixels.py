@@ -20,6 +20,8 @@ from taichi_ext.boundary.crossings import (
     ALL,
     ALONG,
     COLUMNS,
+    COUNT,
+    FLAGGED,
     FOUND,
     LEVEL,
     MOST,
@@ -51,6 +53,7 @@ from taichi_ext.boundary.polygons import (
 
 UNIFORM, ARCS, STAR, DIVIDED = range(4)  # what a square is
 _LEAST = 0.1  # of a pixel: squares are divided down to it where outcomes change, though no value jumps
+_FLAT = 1e-4  # as CURVED, with a hidden edge, such as that at which the number of steps of a march changes
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
 
 
@@ -188,10 +191,14 @@ def find_edges(
     values = ti.Matrix([[0.0] * zeros.n] * SIDES)
     is_mixed = False
     is_known = False  # whether the outcome at the centre also occurs on the border
+    is_hidden = False  # whether one edge alone crosses the square, and no value jumps there
+    crossed = 0
+    most = centre[COUNT]
     for c in range(SIDES):
         at = corner_of(c)
         corner = probe(shade, x + size * at[0], y + size * at[1], ALL, "seen")
         seen[c] = corner[SEEN]
+        most = ti.max(most, corner[COUNT])
         for e in ti.static(range(zeros.n)):
             values[c, e] = stop_gradient(corner[VALUE][e])
         is_mixed |= seen[c] != centre[SEEN]
@@ -199,7 +206,6 @@ def find_edges(
     if is_mixed | (near != 0):
         kind = DIVIDED
         changes = 0
-        crossed = 0
         inner = ti.Vector([0] * MOST)
         rounding = 4.0 * fine * (1.0 + abs(x) + abs(y)) / size
         for c in range(SIDES):
@@ -214,8 +220,10 @@ def find_edges(
             crossed |= bit_of(int(table[r, WHICH]))
         is_closed = (near | crossed) != crossed and size * WHOLE > 1.5  # an edge may be near that crosses no side
         if count == 0:
-            if is_known and is_mixed and size < _LEAST:
-                kind = UNIFORM  # outcomes that change nothing
+            if is_known and is_mixed:  # outcomes that change nothing
+                is_small = size < _LEAST
+                is_hidden = (crossed & (crossed - 1) == 0) & (most <= FLAGGED) & (not is_closed) & (not is_small)
+                kind = ti.select(is_small | is_hidden, UNIFORM, DIVIDED)
         else:
             apart = 0.0
             for attempt in range(2):
@@ -233,14 +241,21 @@ def find_edges(
                 meeting, apart = meeting_of(count, table)
                 put_without_arcs(count, x, y, size, meeting, apart, table)
     if ti.static(antialias):
-        if (kind == UNIFORM) & (size > _SMOOTH):  # noqa: SIM102
-            if is_curved(zeros, middle, values):
+        if (kind == UNIFORM) & ((size > _SMOOTH) | is_hidden):  # noqa: SIM102
+            if is_curved(zeros, middle, values, ti.select(is_hidden, _FLAT, CURVED)):
                 kind = DIVIDED
         if (UNIFORM < kind) & (kind < DIVIDED) & (size > _SMOOTH):
             for c in range(SIDES):
                 if seen[c] == seen[(c + 1) % SIDES]:  # noqa: SIM102
                     if is_bent(shade, zeros, c, x, y, size, values):
                         kind = DIVIDED
+    if (kind == UNIFORM) & is_hidden:
+        for c in range(SIDES):  # behind the edge there may be others, which do not exist at the centre
+            if seen[c] != centre[SEEN]:
+                at = corner_of(c)
+                found = probe(shade, x + size * at[0], y + size * at[1], ALL, "near", reach=size)[FOUND]
+                if (found | crossed) != crossed:
+                    kind = DIVIDED
     return kind, count, meeting
 
 

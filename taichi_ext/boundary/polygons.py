@@ -140,12 +140,12 @@ def value_at_corner(zeros, c, values: ti.template()):
 
 
 @ti.func
-def is_curved(zeros, centre, values: ti.template()):
-    """Whether the value at the centre of a square is not the mean of those at its corners."""
+def is_curved(zeros, centre, values: ti.template(), least):
+    """Whether the value at the centre of a square is not the mean of those at its corners; ``least`` as ``CURVED``."""
     off = centre + 0.0
     scale = centre.norm()
     for c in range(SIDES):
         corner = value_at_corner(zeros, c, values)
         off -= 0.25 * corner
         scale += corner.norm()
-    return off.norm() > CURVED * scale
+    return off.norm() > least * scale

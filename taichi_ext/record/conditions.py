@@ -27,8 +27,9 @@ class Probe:
     The hash takes the conditions up to number ``which``, whose level is ``level``.  With a ``reach``, ``found`` has the
     bits of the numbers of conditions that may change in the square of twice this side around the position ``at``, by
     their levels and slopes there.  With ``along``, a direction, ``near`` is the distance of the next edge ahead, whose
-    number is ``found`` and whose slope ``slope``, and ``behind`` that of the next one the other way.  A local that is
-    not needed is None.  ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change.
+    number is ``found`` and whose slope ``slope``, and ``behind`` that of the next one the other way.  ``bits`` has the
+    outcomes of conditions, odd or even, at their numbers.  A local that is not needed is None.  ``has_kinks``: whether
+    places count where ``max``, ``min`` and ``abs`` change.
     """
 
     count: ir.Local
@@ -42,6 +43,7 @@ class Probe:
     found: ir.Local | None = None
     behind: ir.Local | None = None
     slope: tuple[ir.Local, ...] = ()
+    bits: ir.Local | None = None
     has_kinks: bool = False
 
     def in_body(self, body: ir.Body) -> ir.Body:
@@ -142,12 +144,20 @@ class Probe:
             ir.Update(count, "add", ir.Const(1, ir.I32), place=place),
             ir.If(ir.Op("le", (count, self.which), ir.U1), tuple(mixed), place=place),
         ]
+        if self.bits is not None:
+            odd = ir.Op("bit_and", (_as(outcome, ir.I32), ir.Const(1, ir.I32)), ir.I32)
+            body.append(ir.Update(ir.Read(self.bits), "bit_or", self._at_number(odd), place=place))
         if self.level is not None:
             kept = ir.Assign(ir.Read(self.level), _as(level, self.level.dtype), place=place)
             body.append(ir.If(ir.Op("eq", (count, self.which), ir.U1), (kept,), place=place))
         if self.reach is not None or self.near is not None:
             body += self._measured(level, place, period)
         return tuple(body)
+
+    def _at_number(self, bit: ir.Value) -> ir.Value:
+        """A bit at the place of the number of the condition."""
+        number = ir.Op("bit_and", (ir.Read(self.count), ir.Const(31, ir.I32)), ir.I32)
+        return ir.Op("shift_left", (bit, number), ir.I32)
 
     def _measured(self, level: ir.Value, place: ir.Place | None, period: ir.Value | None) -> ir.Body:
         kept = ir.Local("level", level.dtype, (), "temporary")
@@ -162,9 +172,7 @@ class Probe:
         if self.reach is not None:
             total = _real("add", *(_real("abs", ir.Read(s)) for s in slopes))
             is_near = _is_less(_real("abs", ir.Read(kept)), _real("mul", _as(self.reach, total.dtype), total))
-            number = ir.Op("bit_and", (ir.Read(self.count), ir.Const(31, ir.I32)), ir.I32)
-            bit = ir.Op("shift_left", (ir.Const(1, ir.I32), number), ir.I32)
-            noted = ir.Update(ir.Read(self.found), "bit_or", bit, place=place)
+            noted = ir.Update(ir.Read(self.found), "bit_or", self._at_number(ir.Const(1, ir.I32)), place=place)
             return (*start, ir.If(is_near, (noted,), place=place))
         near = self.near
         assert near is not None

@@ -227,7 +227,7 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
     value = value_of(call(given["shade"], *at.entries))
     group = tuple(frozen(r, e, "value") for e in (entries(value) if isinstance(value, Tensor) else [value]))
     body = tuple(r.blocks.pop().statements)
-    count, seen, level, near, behind, found, *slopes = (
+    count, seen, level, near, behind, found, bits, *slopes = (
         frozen(r, Const(start, dtype), name)
         for name, start, dtype in (
             ("count", 0, I32),
@@ -236,6 +236,7 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
             ("near", 1e30, real),
             ("behind", -1e30, real),
             ("found", 0, I32),
+            ("bits", 0, I32),
             ("slope_x", 0.0, real),
             ("slope_y", 0.0, real),
         )
@@ -256,10 +257,11 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
             found.local,
             behind.local,
             tuple(s.local for s in slopes),
+            bits.local if is_ahead else None,
         )
         body = probe.in_body(body)
     for s in body:
         r.add(s)
     if mode == "level":
         slope = gradient(r, "pixel", level, (at.entries[0], at.entries[1]), may_be_flat=True)
-    return typed_tensor(list(group), (len(group),)), count, seen, level, slope, near, found, behind
+    return typed_tensor(list(group), (len(group),)), count, seen, level, slope, near, found, behind, bits

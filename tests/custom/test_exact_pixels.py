@@ -205,3 +205,22 @@ def test_slivers():
         assert_allclose(read(image).sum(), area, atol=2e-3)
     cotangents = np.random.default_rng(1).normal(size=(12, H))
     assert_allclose(vjp(k, p, image, cotangents), np.tensordot(cotangents, plan(), 2), rtol=1e-9, atol=1e-12)
+
+
+def test_a_disc_behind_an_edge_that_shows_nothing():
+    """Conditions that do not exist at the centre of the pixel, as many as there, and the pixel's border sees one value."""
+    p, image = scalars([1.3, 1.2, 0.15]), outputs(3, 3)
+
+    @ti.func
+    def shade(x, y):
+        value = 0.0
+        if x + 0.3 * y > 1.45:
+            if (x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2:
+                value = 1.0
+        elif x < -30.0:
+            value = 2.0
+        return value
+
+    expected = flow(circle, read(p), 1.0, (3, 3))
+    assert worst(Jacobian(drawing(shade, image), p, image)(), expected) < 0.01
+    assert_allclose(read(image)[1, 1], np.pi * 0.15**2, atol=1e-3)
