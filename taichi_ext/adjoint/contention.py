@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.adjoint.stages import Stage, is_entry
 from taichi_ext.analysis.affine import Atom, Indices
+from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extents, loop_bounds, trips
 from taichi_ext.program import Container, Load, Local, Value
+from taichi_ext.simplify.usage import accesses
 
 MOST_OWN = 1 << 24  # numbers in the sums of all threads
 _UNKNOWN_TRIPS = 16
@@ -71,23 +73,18 @@ def contention(
     touched = {c: [t for t in ts if not is_entry(t, gathered)] for c, ts in _touched(stage).items()}
     touched = {c: entries for c, entries in touched.items() if entries}
     free = _owned(stage, touched)
-    stored = {t.container for s in ir.statements(stage.body) for t in _targets(s)}
+    stored = written_containers(stage.body, with_effects=False)
     own = {c for c, n in sizes.items() if c not in free | stored and _is_often(stage, c, n * machine.threads, machine)}
     shared = {c for c in sizes if c not in free and c not in own and c in touched}
     colours = _colours(stage, shared, touched, machine) if shared else None
     return Contention(frozenset(free), frozenset(own), colours, False)
 
 
-def _targets(s: ir.Statement) -> list[Load]:
-    return [s.target] if isinstance(s, ir.Store) and isinstance(s.target, Load) else []
-
-
 def _touched(stage: Stage) -> dict[Container, list[Load]]:
     """The entries that a stage reads and writes."""
     found: dict[Container, list[Load]] = {}
     for s in ir.statements(stage.body):
-        loads = [n for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, Load)]
-        for t in (*loads, *_targets(s)):
+        for t in accesses(s):
             found.setdefault(t.container, []).append(t)
     return found
 

@@ -29,7 +29,7 @@ from taichi_ext.schedule.lanes import MOST_NUMBERS, MOST_OPERATIONS, CannotError
 from taichi_ext.schedule.loops import spread
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.stretches import in_lanes
-from taichi_ext.simplify.usage import all_values
+from taichi_ext.simplify.usage import accesses
 
 MOST, FEWEST = 64, 16  # lanes: more of them read longer parts of rows, one after the other
 FEWEST_WITH_TAPES = 8  # where iterations keep many numbers
@@ -94,7 +94,7 @@ class _Survey(Survey):
 
     def _note(self, s: ir.Statement, times: int) -> None:
         super()._note(s, times)
-        if ALONG_ROWS and times > 1 and not all(map(self._is_side_by_side, _accesses(s))):
+        if ALONG_ROWS and times > 1 and not all(map(self._is_side_by_side, accesses(s))):
             raise CannotError("neighbours do not lie side by side")
 
     def _is_side_by_side(self, load: Load) -> bool:
@@ -118,7 +118,7 @@ class _Survey(Survey):
         stores = [s for s in everything if isinstance(s, ir.Store) and not _is_sum(s)]
         overwritten = {s.target.container for s in stores if isinstance(s.target, Load)}
         forms: dict[Container, list[Affine]] = defaultdict(list)
-        for load in chain.from_iterable(map(_accesses, everything)):
+        for load in chain.from_iterable(map(accesses, everything)):
             if load.container in overwritten:
                 terms = self._terms(load.indices[0]) if len(load.indices) == 1 and not load.component else None
                 form = None if terms is None else self.indices.form(load.indices[0])
@@ -130,12 +130,6 @@ class _Survey(Survey):
             step = abs(dict(found[0].terms).get(self.loop.variables[-1], 0))
             if len({form.terms for form in found}) > 1 or max(constants) - min(constants) >= step:
                 raise CannotError("it overwrites entries that are not its own")
-
-
-def _accesses(s: ir.Statement) -> list[Load]:
-    """The entries that a statement reads and stores, without those of its blocks."""
-    targets = [s.target] if isinstance(s, ir.Store) and isinstance(s.target, Load) else []
-    return [*targets, *(v for v in all_values(s) if isinstance(v, Load))]
 
 
 def _is_sum(s: ir.Store) -> bool:

@@ -51,15 +51,10 @@ def varying_locals(loop: ir.For | ir.While) -> set[ir.Local]:
 
 def parts_ways(body: ir.Body, varying: Set[ir.Local], stored: Set[ir.Container], *, is_chosen: bool = False) -> bool:
     """Whether a varying value decides when the loop around a block, or an iteration of it, ends."""
-    pending = [(body, is_chosen)]
-    while pending:
-        block, is_chosen = pending.pop()
-        for s in block:
-            if isinstance(s, ir.Jump) and is_chosen:
-                return True
-            if isinstance(s, ir.If):
-                is_inner = is_chosen or not s.contents.is_same(varying, stored)
-                pending += [(inner, is_inner) for inner in ir.bodies(s)]
+    for s, around in ir.enclosed(body):
+        is_left = isinstance(s, ir.Jump) and all(isinstance(a, ir.If) for a in around)
+        if is_left and (is_chosen or not all(a.contents.is_same(varying, stored) for a in around)):
+            return True
     return False
 
 

@@ -24,6 +24,12 @@ def all_values(statement: ir.Statement) -> list[ir.Value]:
     return [node for value in ir.values_of(statement) for node in ir.walk(value)]
 
 
+def accesses(s: ir.Statement) -> list[ir.Load]:
+    """The entries of containers that a statement reads and stores, without those of its blocks."""
+    targets = [s.target] if isinstance(s, ir.Store) else []
+    return [v for v in (*targets, *all_values(s)) if isinstance(v, ir.Load)]
+
+
 def read_counts(body: ir.Body) -> Counter[ir.Local]:
     """How often each local is read; a node that occurs twice counts twice."""
     return Counter(n.local for s in ir.statements(body) for n in all_values(s) if isinstance(n, ir.Read))

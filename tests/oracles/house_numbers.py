@@ -2,7 +2,7 @@
 
     python tests/oracles/house_numbers.py
 
-Lines by district; modules in circles of imports, those for types included; the largest numbers of attributes of a
+Lines by district; functions that descend into the blocks of statements by themselves; modules in circles of imports, those for types included; the largest numbers of attributes of a
 class; how often ``Any`` is named; functions between a call of ``jacobian`` and the first one that knows a derivative.
 """
 
@@ -27,6 +27,20 @@ def attributes(node: ast.ClassDef) -> set[str]:
     fields = {s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)}
     stored = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
     return fields | {n.attr for n in stored if isinstance(n.value, ast.Name) and n.value.id == "self"}
+
+
+def functions_that_descend() -> list[str]:
+    """The functions that go into the blocks of statements by themselves: by ``then`` and ``orelse``, or these names."""
+    names = {"bodies", "with_blocks", "with_bodies", "mapped", "then", "orelse"}
+    found = []
+    for module in MODULES:
+        tree = tree_of(module)
+        if "taichi_ext.program" not in module.read_text(encoding="utf-8"):
+            continue
+        for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+            used = {n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in ast.walk(function)}
+            found += [f"{name_of(module)}.{function.name}"] * bool(names & used)
+    return found
 
 
 def functions_to_a_derivative() -> list[str]:
@@ -73,6 +87,7 @@ def main() -> None:
         print("a circle of imports:", " -> ".join(error.args[1]))
     print("attributes:", ", ".join(f"{name} {count}" for count, name in sorted(classes, reverse=True)[:10]))
     print(f"Any: {any_count} times")
+    print(f"{len(functions_that_descend())} functions descend into the blocks of statements")
     steps = functions_to_a_derivative()
     print(f"{len(steps)} functions from jacobian to a derivative:", " > ".join(steps))
 

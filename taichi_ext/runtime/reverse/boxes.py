@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import taichi_ext.program as ir
+from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.program import Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.runtime.reverse.cells import Box
 from taichi_ext.simplify.usage import assigned_locals
@@ -43,6 +44,7 @@ class Places:
             if isinstance(s, ir.Declare) and s.local not in changed and not s.local.shape
         }
         self._fixed: dict[Value, bool] = {}
+        self._numbers = ValueNumbers()
         loads = (v for s in everything for x in ir.values_of(s) for v in ir.walk(x) if isinstance(v, Load))
         self.loads = self._by_container(loads)
         targets = [s.target for s in everything if isinstance(s, ir.Store) and isinstance(s.target, Load)]
@@ -59,7 +61,7 @@ class Places:
                 if not self.is_fixed(i):
                     break
                 place.append(i)
-            name = tuple(map(_written, place))
+            name = tuple(map(self._numbers.of, place))
             found.setdefault(load.container, {}).setdefault(name, tuple(place))
         return {c: list(places.values()) if len(places) <= _MOST else [()] for c, places in found.items()}
 
@@ -100,8 +102,3 @@ class Places:
             return int(_OPERATIONS[value.name](*(self._number(a, arguments) for a in value.args)))
         assert isinstance(value, Const)
         return int(value.value)
-
-
-def _written(value: Value) -> object:
-    """A name that is equal for values that are written alike."""
-    return (ir.own_part(value), tuple(map(_written, ir.children(value))))
