@@ -332,7 +332,7 @@ class TestLifetime:
         finally:
             gc.enable()
 
-    @pytest.mark.sweep
+    @pytest.mark.mostly_sweep("kernel method")
     @pytest.mark.parametrize("kind", ["method", "object", "lambda", "partial", "classmethod", "kernel method"])
     def test_each_kind_of_owner_goes(self, kind):
         x, y = scalars([0.3]), outputs(1)

@@ -1,6 +1,5 @@
 """The prepared form and the cache: what is built once, what is kept, and how often a kernel is launched."""
 
-import functools
 import gc
 import subprocess
 import sys
@@ -403,60 +402,6 @@ class TestLifetime:
 
         assert_allclose(use(), [[0.6]])
         assert not generated()
-
-    def test_an_object_with_methods_is_freed(self):
-        @ti.data_oriented
-        class Model:
-            def __init__(self):
-                self.x, self.y = scalars([0.3]), outputs(1)
-
-            @ti.kernel
-            def method_of_model(self):
-                self.y[0] = self.x[0] ** 2
-
-            def run(self):
-                self.method_of_model()
-
-        def use(model):
-            jacobian(model.method_of_model, model.x, model.y)
-            jacobian(model.run, model.x, model.y)
-            return weakref.ref(model)
-
-        reference = use(Model())
-        forget_kernels("method_of_model")
-        gc.collect()
-        assert reference() is None
-
-    @pytest.mark.sweep
-    def test_a_pipeline_is_freed(self):
-        x, y = scalars([0.3]), outputs(1)
-
-        @ti.kernel
-        def k():
-            y[0] = x[0] ** 2
-
-        def use():
-            def run():
-                k()
-
-            jacobian(run, x, y)
-            return weakref.ref(run)
-
-        reference = use()
-        gc.collect()
-        assert reference() is None
-
-    @pytest.mark.sweep
-    def test_many_pipelines_made_in_a_loop(self):
-        x, y = scalars([0.3]), outputs(1)
-
-        @ti.kernel
-        def k(a: ti.f64):
-            y[0] = a * x[0] ** 2
-
-        for n in range(40):
-            assert_allclose(jacobian(lambda n=n: k(float(n)), x, y), [[0.6 * n]])
-            assert_allclose(jacobian(functools.partial(k, float(n)), x, y), [[0.6 * n]])
 
 
 class TestInitAgain:

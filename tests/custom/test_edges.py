@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import area_in_pixels, circle_in_pixels, half_plane_in_pixels, line_in_box, line_in_pixels, pixels
 from reverse_mode import check_transpose, gradient_field
@@ -634,22 +635,11 @@ def test_where_the_gradient_of_the_level_is_zero_there_is_no_boundary_term():
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-def position_variants(p, image):
-    @ti.func
-    def level(x, y):
-        return p[2] ** 2 - (x - p[0]) ** 2 - (y - p[1]) ** 2
-
-    @ti.func
-    def shade(x, y):
-        return edge(level(x, y), 2.0, 0.5, at=(x, y))
-
-    @ti.kernel
-    def in_a_function():
+POSITIONS = """
+    in_a_function:
         for i, j in image:
             image[i, j] = shade(float(i), float(j))
-
-    @ti.kernel
-    def in_nested_control_flow():
+    in_nested_control_flow:
         for i in range(W):
             px = float(i)
             for j in range(H):
@@ -661,48 +651,36 @@ def position_variants(p, image):
                         depth += level(px, py)
                     c = edge(depth, 2.0, 0.5, at=(px, py))
                 image[i, j] = c
-
-    @ti.kernel
-    def grouped_copies():
+    grouped_copies:
         for I in ti.grouped(image):
             u = ti.cast(I[0], ti.f64)
             v = ti.cast(I[1], ti.f64)
             px = u
             py = v
             image[I] = edge(p[2] ** 2 - (px - p[0]) ** 2 - (v - p[1]) ** 2, 2.0, 0.5, at=(u, py))
-
-    @ti.kernel
-    def assigned_later():
+    assigned_later:
         for i, j in image:
             px = 0.0
             py = 0.0
             px = float(i)
             py += float(j)
             image[i, j] = edge(level(px, py), 2.0, 0.5, at=(px, py))
-
-    @ti.kernel
-    def changed_afterwards():
+    changed_afterwards:
         for i, j in image:
             px = float(i)
             py = float(j)
             depth = level(px, py)
             px = 100.0
             image[i, j] = edge(depth, 2.0, 0.5, at=(px, py))
-
-    @ti.kernel
-    def as_a_vector():
+    as_a_vector:
         for i, j in image:
             x = ti.Vector([float(i), float(j)])
             image[i, j] = edge(p[2] ** 2 - (x - ti.Vector([p[0], p[1]])).norm_sqr(), 2.0, 0.5, at=x)
-
-    @ti.kernel
-    def entries_of_a_vector():
+    entries_of_a_vector:
         for i, j in image:
             x = ti.Vector([float(i), float(j)])
             image[i, j] = edge(p[2] ** 2 - (x - ti.Vector([p[0], p[1]])).norm_sqr(), 2.0, 0.5, at=(x[0], x.y))
-
-    @ti.kernel
-    def samples_of_a_pixel():
+    samples_of_a_pixel:
         for i, j in image:
             total = 0.0
             for a in range(2):
@@ -710,16 +688,25 @@ def position_variants(p, image):
                 py = float(j)
                 total += 0.5 * edge(level(px, py), 2.0, 0.5, at=(px, py))
             image[i, j] = total
-
-    @ti.kernel
-    def accumulated():
+    accumulated:
         for i, j in image:
             px = float(i)
             py = float(j)
             image[i, j] += 0.25 * edge(level(px, py), 2.0, 0.5, at=(px, py))
             image[i, j] -= -0.75 * edge(level(px, py), 2.0, 0.5, at=(px, py))
+"""
 
-    return [k for name, k in locals().items() if name not in ("p", "image", "level", "shade")]
+
+def position_variants(p, image):
+    @ti.func
+    def level(x, y):
+        return p[2] ** 2 - (x - p[0]) ** 2 - (y - p[1]) ** 2
+
+    @ti.func
+    def shade(x, y):
+        return edge(level(x, y), 2.0, 0.5, at=(x, y))
+
+    return list(kernels_of(POSITIONS, p=p, image=image, level=level, shade=shade, H=H, W=W, edge=edge).values())
 
 
 @pytest.mark.sweep
@@ -798,48 +785,48 @@ def test_atomics_and_returned_values_hold_no_positions():
 PAIR = [10.3, 9.2, 5.6, 15.4, 11.1, 6.3]  # two discs
 
 
+TRANSPOSED = """
+    hard:
+        px = float(i)
+        py = float(j)
+        image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py))
+    antialiased:
+        px = float(i)
+        py = float(j)
+        image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py), antialias=True) ** 2
+    nested:
+        px = float(i)
+        py = float(j)
+        behind = edge(level(px, py, 3), p[6], 0.1, at=(px, py), antialias=True)
+        image[i, j] = edge(level(px, py, 0), p[7], behind, at=(px, py), antialias=True)
+    roots:
+        px = float(i)
+        py = float(j)
+        image[i, j] = p[6] * sqrt_edge(level(px, py, 0), at=(px, py)) + coverage(level(px, py, 3), at=(px, py))
+    with_a_jump:
+        px = float(i)
+        py = float(j)
+        image[i, j] = edge(level(px, py, 0), p[6], 0.0, at=(px, py), jump=p[7])
+"""
+
+
 def transposed_programs(p, image):
     @ti.func
     def level(x, y, n):
         return p[n + 2] ** 2 - (x - p[n]) ** 2 - (y - p[n + 1]) ** 2
 
-    @ti.kernel
-    def hard():
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py))
-
-    @ti.kernel
-    def antialiased():
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py), antialias=True) ** 2
-
-    @ti.kernel
-    def nested():
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            behind = edge(level(px, py, 3), p[6], 0.1, at=(px, py), antialias=True)
-            image[i, j] = edge(level(px, py, 0), p[7], behind, at=(px, py), antialias=True)
-
-    @ti.kernel
-    def roots():
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            image[i, j] = p[6] * sqrt_edge(level(px, py, 0), at=(px, py)) + coverage(level(px, py, 3), at=(px, py))
-
-    @ti.kernel
-    def with_a_jump():
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            image[i, j] = edge(level(px, py, 0), p[6], 0.0, at=(px, py), jump=p[7])
-
-    return hard, antialiased, nested, roots, with_a_jump
+    return tuple(
+        kernels_of(
+            TRANSPOSED,
+            "for i, j in image:\n    ...\n",
+            p=p,
+            image=image,
+            level=level,
+            coverage=coverage,
+            edge=edge,
+            sqrt_edge=sqrt_edge,
+        ).values()
+    )
 
 
 @pytest.mark.sweep

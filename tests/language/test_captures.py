@@ -1,8 +1,6 @@
 """Python values that kernels name: Taichi compiles them in once; where they have changed since, J is refused."""
 
-import gc
 import types
-import weakref
 
 import numpy as np
 import pytest
@@ -470,14 +468,3 @@ def test_functions_that_are_replaced(decorate, is_nested):
     f = power(2, decorate)  # another object that is the same function
     g = inner if is_nested else f
     assert_allclose(plan().diagonal(), [2.0, 4.0, 6.0])
-
-
-@pytest.mark.sweep
-def test_nothing_is_kept_alive():
-    s = Stepper()
-    s.step()
-    jacobian(s.step, s.x, s.y)
-    gone = weakref.ref(s)
-    del s
-    gc.collect()
-    assert gone() is None

@@ -29,6 +29,7 @@ from taichi_ext import backend
 pytestmark = pytest.mark.double_only("the reference is in float64")
 
 PROGRAMS = 15
+WAYS = {"reverse": 24, "drawn": 24, "lists": 24, "lanes": 8, "hessians": 8}  # seeds
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,8 @@ def test_random_programs(workshop, seed):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("way", ["reverse", "drawn", "lists"])
-@pytest.mark.parametrize("seed", range(24))
-def test_random_programs_in_other_ways(workshop, monkeypatch, seed, way):
+@pytest.mark.parametrize(("way", "seed"), [(way, seed) for way, count in WAYS.items() for seed in range(count)])
+def test_random_programs_in_other_ways(workshop, monkeypatch, way, seed):
     """Adjoints; tangents, blocks and memory drawn by the seed; sparse sums over lists; loops in lanes; energies."""
     options = {"reverse": {"mode": "reverse"}, "drawn": drawn_ways(seed)}.get(way, {})
     if options.pop("by_column", False):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
+from kernel_texts import kernels_of
 from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
@@ -18,11 +19,8 @@ def program():
     initialise(default_fp=ti.f64)
 
 
-def make_kernels(w, x, y, t, nodes, counts):
-    """Kernels of w and x that store y, by name; the names say which version has no entries, or what is carried."""
-
-    @ti.kernel
-    def constant_arm():
+KERNELS = """
+    constant_arm:
         for i in t:
             t[i] = w[i] * 2.0
         for i in y:
@@ -32,9 +30,7 @@ def make_kernels(w, x, y, t, nodes, counts):
                     s += s + w[counts[j] % 3]
             s -= 1.0 if s < 0.5 else s * t[0]
             y[i] = s
-
-    @ti.kernel
-    def constant_arm_of_a_later_sum():
+    constant_arm_of_a_later_sum:
         for i in t:
             t[i] = w[i] * 2.0
         for i in y:
@@ -44,9 +40,7 @@ def make_kernels(w, x, y, t, nodes, counts):
             s -= 1.0 if s < 0.5 else s * t[0]
             s += 2.0 if s < 0.4 else s * t[1]
             y[i] = s
-
-    @ti.kernel
-    def no_else():
+    no_else:
         for i in t:
             t[i] = w[i] * x[i]
         for i in y:
@@ -59,9 +53,7 @@ def make_kernels(w, x, y, t, nodes, counts):
             s -= v
             s += v * v
             y[i] = s
-
-    @ti.kernel
-    def first():
+    first:
         for i in y:
             s = 0.0
             if i % 2 == 0:
@@ -69,9 +61,7 @@ def make_kernels(w, x, y, t, nodes, counts):
             for j in range(K):
                 s += w[nodes[i, j]] * x[i]
             y[i] = s * s
-
-    @ti.kernel
-    def middle_and_last():
+    middle_and_last:
         for i in y:
             s = 0.0
             for j in range(K):
@@ -86,9 +76,7 @@ def make_kernels(w, x, y, t, nodes, counts):
             y[i] = s * a + b
             s = 0.1
             y[i] += s
-
-    @ti.kernel
-    def zero_coefficients():
+    zero_coefficients:
         for i in y:
             s = x[i]
             for j in range(K):
@@ -97,9 +85,7 @@ def make_kernels(w, x, y, t, nodes, counts):
             for j in range(K):
                 s += w[nodes[i, j]]
             y[i] = s * u
-
-    @ti.kernel
-    def in_a_nested_loop():
+    in_a_nested_loop:
         for i in y:
             total = 0.0
             for m in range(K):
@@ -112,9 +98,7 @@ def make_kernels(w, x, y, t, nodes, counts):
                     s = 2.0
                 total += s * s
             y[i] = total
-
-    @ti.kernel
-    def carried_by_a_slot():
+    carried_by_a_slot:
         for i in y:
             s = x[i]
             for _ in range(3):
@@ -123,9 +107,7 @@ def make_kernels(w, x, y, t, nodes, counts):
                     v += s * w[nodes[i, j]]
                 s = v
             y[i] = s
-
-    @ti.kernel
-    def carried_among_parameters():
+    carried_among_parameters:
         for i in y:
             s = x[i]
             for m in range(4):
@@ -137,9 +119,7 @@ def make_kernels(w, x, y, t, nodes, counts):
                 else:
                     s = w[nodes[i, m]]
             y[i] = s
-
-    @ti.kernel
-    def carried_between_versions():
+    carried_between_versions:
         for i in y:
             last = x[i]
             for _ in range(3):
@@ -151,9 +131,7 @@ def make_kernels(w, x, y, t, nodes, counts):
                     v += x[nodes[i, j] % M] * a
                 last = v
             y[i] = last
-
-    @ti.kernel
-    def swapped():
+    swapped:
         for i in y:
             a = 0.0
             for j in range(K):
@@ -166,9 +144,7 @@ def make_kernels(w, x, y, t, nodes, counts):
             else:
                 a = 1.0
             y[i] = a - b
-
-    @ti.kernel
-    def of_the_whole_kernel():
+    of_the_whole_kernel:
         s = 0.0
         for i in range(P):
             s += w[i] * x[i % M]
@@ -179,9 +155,7 @@ def make_kernels(w, x, y, t, nodes, counts):
             s = 1.0
         for i in y:
             y[i] += s * x[i]
-
-    @ti.kernel
-    def fields():
+    fields:
         for i in t:
             t[i] = 1.0
         for i in t:
@@ -193,22 +167,26 @@ def make_kernels(w, x, y, t, nodes, counts):
                 t[i] = 0.0
         for i in y:
             y[i] += 2.0 if i > 4 else t[i] * t[M - 1 - i]
-
-    def pipeline():
-        no_else()
-        constant_arm()
-        fields()
-
-    @ti.kernel
-    def read_after_the_stores():
+    read_after_the_stores:
         a = 0.0
         for n in range(1, 3):
             y[3] = a
             a = 1.3
         a -= y[2]
         y[5] = w[1] * x[2]
+"""
 
-    return {k.__name__: k for k in locals().values() if callable(k)}
+
+def make_kernels(w, x, y, t, nodes, counts):
+    """Kernels of w and x that store y, by name; the names say which version has no entries, or what is carried."""
+
+    found = kernels_of(KERNELS, w=w, x=x, y=y, t=t, nodes=nodes, counts=counts, K=K, M=M, P=P)
+
+    def pipeline():
+        for name in ("no_else", "constant_arm", "fields"):
+            found[name]()
+
+    return {**found, "pipeline": pipeline}
 
 
 class Versions:
