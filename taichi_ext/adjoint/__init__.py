@@ -2,6 +2,7 @@
 
 from taichi_ext.adjoint.block import own_width
 from taichi_ext.adjoint.contention import Machine
+from taichi_ext.adjoint.order import Pair
 from taichi_ext.adjoint.stage_adjoint import StageAdjoint, adjoint_of
 from taichi_ext.adjoint.stages import Stage, Staged, checked, staged
 from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array
@@ -9,6 +10,7 @@ from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array
 __all__ = [
     "AdjointArray",
     "Machine",
+    "Pair",
     "Stage",
     "StageAdjoint",
     "Staged",

@@ -31,12 +31,16 @@ _LOGIC = frozenset(("logical_and", "logical_or", "logical_not", "bit_and", "bit_
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Entries of a container that are not the same if their first indices, which a launch can compute, differ."""
+    """A store to a container and another access: the first indices of each, which a launch may be able to compute.
+
+    ``loops``: the loops around them, the parallel one first; none where no index needs them.
+    """
 
     container: Container
     first: tuple[Value, ...]
     second: tuple[Value, ...]
     place: ir.Place | None
+    loops: tuple[ir.For, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,15 @@ class _Access:
     is_guarded: bool
 
 
+@dataclass(frozen=True, eq=False)
+class _Spot:
+    """An entry that is accessed, its line, and the loops around it."""
+
+    entry: Load
+    place: ir.Place | None
+    loops: tuple[ir.For, ...]
+
+
 class Order:
     """The parallel loops of a program.
 
@@ -63,13 +76,13 @@ class Order:
 
     Attributes:
         apart: entries that are taken to be different; a launch has to check that.
-        unsure: containers, and where a loop stores to them, of which iterations that several threads run in any order
-            may read what others store. An entry of a list, read and stored, is taken to be in it once.
+        unsure: stores and loads where iterations that several threads run in any order may read what others store. An
+            entry of a list, read and stored, is taken to be in it once.
     """
 
     def __init__(self, program: ir.Program, extents: Extents, threads: int, is_fixed: Callable[[Value], bool]) -> None:
         self.apart: list[Pair] = []
-        self.unsure: dict[Container, ir.Place | None] = {}
+        self.unsure: list[Pair] = []
         self._extents, self._threads, self._is_fixed = extents, threads, is_fixed
         self._indices, self._changed = Indices(program.body), frozenset(written(program.body))
         declares = (s for s in ir.statements(program.body) if isinstance(s, ir.Declare) and not s.local.shape)
@@ -85,22 +98,22 @@ class Order:
                 reach = loop_reach(s, self._extents)
                 sizes = [math.inf] * len(loop_atoms(s)) if reach is None else [end - first for first, end in reach]
                 ranges.update(zip(loop_atoms(s), sizes, strict=False))
-        found: dict[Container, dict[_Access, tuple[Load, ir.Place | None]]] = {}
-        for entry, access, place in self._accesses(loop.body, False):
-            found.setdefault(entry.container, {}).setdefault(access, (entry, place))
+        found: dict[Container, dict[_Access, _Spot]] = {}
+        for access, spot in self._accesses(loop.body, False, (loop,)):
+            found.setdefault(spot.entry.container, {}).setdefault(access, spot)
         variables = {atom for atom in loop_atoms(loop) if ranges[atom] > 1}
         meets = [
-            self._meet(c, ((a, x), (b, y)), variables, ranges, place)
+            self._meet(c, ((a, x), (b, y)), variables, ranges)
             for c, accesses in found.items()
-            for a, (x, place) in accesses.items()
+            for a, x in accesses.items()
             if a.kind != "load"
-            for b, (y, _) in accesses.items()
+            for b, y in accesses.items()
             if _matters(a, b) and (c.dtype.is_real or b.kind == "load")
         ]
         return any(meets)  # all were looked at, for the entries that are apart
 
-    def _accesses(self, body: ir.Body, is_guarded: bool) -> Iterator[tuple[Load, _Access, ir.Place | None]]:
-        """Loads and stores of a block, and where they stand."""
+    def _accesses(self, body: ir.Body, is_guarded: bool, loops: tuple[ir.For, ...]) -> Iterator[tuple[_Access, _Spot]]:
+        """Loads and stores of a block within loops, and where they stand."""
         for s in body:
             found = [(n, "load") for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, Load)]
             if isinstance(s, ir.Store) and isinstance(s.target, Load):
@@ -112,10 +125,10 @@ class Order:
             for entry, kind in found:
                 forms = tuple([self._form(i) for i in entry.indices])
                 component = tuple([i.value if isinstance(i, Const) else i for i in entry.component])
-                yield entry, _Access(kind, forms, component, is_guarded), s.place
+                yield _Access(kind, forms, component, is_guarded), _Spot(entry, s.place, loops)
             is_inside = is_guarded or (isinstance(s, If) and not self._is_range(s.condition))
             for inner in ir.bodies(s):
-                yield from self._accesses(inner, is_inside)
+                yield from self._accesses(inner, is_inside, (*loops, s) if isinstance(s, ir.For) else loops)
             is_guarded = is_guarded or (is_inside and leaves((s,)))
 
     def _form(self, index: Value) -> Affine:
@@ -140,10 +153,9 @@ class Order:
     def _meet(
         self,
         c: Container,
-        pair: tuple[tuple[_Access, Load], tuple[_Access, Load]],
+        pair: tuple[tuple[_Access, _Spot], tuple[_Access, _Spot]],
         variables: set[Atom],
         ranges: dict[Atom, float],
-        place: ir.Place | None,
     ) -> bool:
         """Whether two iterations may touch the same entry."""
         (a, x), (b, y) = pair
@@ -164,12 +176,13 @@ class Order:
         if variables <= equal | self._divided(equal, ranges):
             return False
         if apart:
-            self.apart.append(Pair(c, x.indices[:apart], y.indices[:apart], place))
+            self.apart.append(Pair(c, x.entry.indices[:apart], y.entry.indices[:apart], x.place))
             return False
         if is_certain or self._threads == 1:
             return True
         if b.kind == "load" and a.forms != b.forms and not (a.is_guarded or b.is_guarded):
-            self.unsure[c] = place
+            loops = tuple(dict.fromkeys((*x.loops, *y.loops)))
+            self.unsure.append(Pair(c, x.entry.indices, y.entry.indices, x.place, loops))
         return False
 
     def _equal(self, form: Affine, distance: int, ranges: dict[Atom, float]) -> set[Atom] | None:

@@ -93,7 +93,7 @@ def meeting(x, w, y, z):
     @ti.kernel
     def last_one():
         for i in w:
-            y[i // 2] = w[i] * x[i] + y[5]
+            y[i // 2] = w[i] * x[i] + y[2]
 
     @ti.kernel
     def last_in_a_list():
@@ -150,6 +150,19 @@ def meeting(x, w, y, z):
         for i in range(3):
             for t in range(1):
                 z[t + 1, i] = ti.sin(z[t, i]) * w[i] + z[t + 1, i] * x[i]
+
+    @ti.kernel
+    def butterflies(half: ti.i32):
+        for k in range(3):
+            i = k // half * 2 * half + k % half
+            a, b = x[i], x[i + half]
+            x[i], x[i + half] = w[k] * a + b, a - w[k] * b
+
+    @ti.kernel
+    def strides(m: ti.i32):
+        for k in range(3):
+            for n in range(1, 2):
+                x[k * m % 6] = w[k] * ti.sin(x[(k * m + n) % 6])
 
     @ti.kernel
     def buffers(a: ti.i32, b: ti.i32):
@@ -251,6 +264,22 @@ def test_iterations_that_do_not_meet(name, monkeypatch):
         gradient, _ = program.gradient(output, args)
         assert program.staged[0].staged.stages[0].loop is not None
         assert_allclose(gradient, program.differences(output, args), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "is_warned"),
+    [("butterflies", (1, 3), False), ("strides", (2,), False), ("strides", (2, 1), True)],
+)
+def test_indices_of_a_launch_are_compared(name, arguments, is_warned, monkeypatch):
+    """With several threads, where the kernel alone does not show whether iterations read what others store."""
+    program = Meeting(name, 2, monkeypatch)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for n in arguments:
+            gradient, _ = program.gradient("x", (n,))
+            if n != 1 or not is_warned:
+                assert_allclose(gradient, program.differences("x", (n,)), rtol=1e-7, atol=1e-8)
+    assert sum("may read entries of x" in str(w.message) for w in found) == is_warned
 
 
 def test_arguments_that_let_iterations_meet(monkeypatch):

@@ -5,11 +5,16 @@ A kernel that is given its step, as in ``x[t + 1, i] = f(x[t, i])``, writes one 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 import taichi_ext.program as ir
+from taichi_ext.adjoint import Pair
+from taichi_ext.analysis.loops import Extents, loop_reach, ranges
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.program import Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.runtime.reverse.cells import Box
@@ -21,12 +26,18 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "mul": operator.mul,
     "floordiv": operator.floordiv,
     "mod": operator.mod,
-    "min": min,
-    "max": max,
+    "min": np.minimum,
+    "max": np.maximum,
     "neg": operator.neg,
-    "cast": int,
+    "cast": lambda x: x,  # between integers
+    "bit_and": operator.and_,
+    "bit_or": operator.or_,
+    "bit_xor": operator.xor,
+    "shift_left": operator.lshift,
+    "shift_right": operator.rshift,
 }
 _MOST = 8  # different parts of one container
+_MOST_ITERATIONS = 1 << 20  # of which all indices are compared
 
 Place = tuple[Value, ...]  # the first indices of an entry, as far as they are the same in all of a launch
 
@@ -92,13 +103,49 @@ class Places:
 
     def numbers(self, place: Place, arguments: Mapping[Local, int]) -> tuple[int, ...]:
         """Indices in a launch with these arguments."""
-        return tuple([self._number(i, arguments) for i in place])
+        return tuple([int(self._number(i, arguments)) for i in place])
 
-    def _number(self, value: Value, arguments: Mapping[Local, int]) -> int:
-        if isinstance(value, Read):
-            given = arguments.get(value.local)
-            return self._number(self._values[value.local], arguments) if given is None else given
-        if isinstance(value, Op):
-            return int(_OPERATIONS[value.name](*(self._number(a, arguments) for a in value.args)))
-        assert isinstance(value, Const)
-        return int(value.value)
+    def _number(self, value: Value, given: Mapping[Local, Any]) -> Any:
+        """An integer, or those of all iterations, from what some locals are; raises a ``KeyError`` where unknown."""
+        if isinstance(value, Read) and not value.index:
+            known = given.get(value.local)
+            return self._number(self._values[value.local], given) if known is None else known
+        if isinstance(value, Op) and not value.dtype.is_real:
+            return _OPERATIONS[value.name](*(self._number(a, given) for a in value.args))
+        if isinstance(value, Const):
+            return int(value.value)
+        raise KeyError(value)
+
+    def meet(self, pair: Pair, arguments: Mapping[Local, int], extents: Extents) -> bool:
+        """Whether an iteration stores to an entry that another one reads, in a launch; also where that is not known."""
+        try:
+            ends = [ends for loop in pair.loops for ends in loop_reach(loop, extents) or ranges(loop)]
+            spans = [
+                range(*(n if isinstance(n, int) else int(self._number(n, arguments)) for n in two)) for two in ends
+            ]
+            size, inner = math.prod(map(len, spans)), math.prod(map(len, spans[len(pair.loops[0].variables) :]))
+            if size > _MOST_ITERATIONS:
+                return True
+            variables = (v for loop in pair.loops for v in loop.variables)
+            axes = (axis.reshape(-1) for axis in np.meshgrid(*spans, indexing="ij"))
+            given = {**arguments, **dict(zip(variables, axes, strict=True))}
+            with np.errstate(divide="raise"):
+                indices = [[self._number(i, given) for i in two] for two in zip(pair.first, pair.second, strict=True)]
+        except (LookupError, ValueError, ArithmeticError):
+            return True
+        entries = np.zeros(2 * size, np.int64)
+        for two in indices if size else ():
+            index = np.concatenate([np.broadcast_to(i, size) for i in two])
+            entries = entries * (np.ptp(index) + 1) + index - index.min()
+        stored, read = np.split(np.unique(entries, return_inverse=True)[1], 2)
+        return _are_shared(stored, read, np.arange(size) // max(1, inner))
+
+
+def _are_shared(stored: np.ndarray, read: np.ndarray, iteration: np.ndarray) -> bool:
+    """Whether an iteration reads an entry that another one stores to; all three have an element for each access."""
+    size = len(iteration)
+    first, last = np.full(2 * size, size), np.full(2 * size, -1)
+    np.minimum.at(first, stored, iteration)
+    np.maximum.at(last, stored, iteration)
+    is_other = (first[read] != iteration) | (last[read] != iteration)
+    return bool((is_other & (last[read] >= 0)).any())

@@ -137,6 +137,8 @@ class StagedKernel:
     integers: tuple[tuple[Local, int], ...]  # arguments by position that indices may be computed from
     folded: Mapping[Value, Value]  # numbers that Python has computed from parameters, by their expressions
     columns: int = 0  # of tangents along which everything is differentiated, for second derivatives
+    _warned: set[Container] = field(default_factory=set)  # of the order of iterations
+    _checked: set[Hashable] = field(default_factory=set)  # the arguments of launches whose order is known
     _rules_version: Hashable = None  # of the registry, at which ``rules`` were the ones in use
     _forward: dict[Hashable, StageKernel] = field(default_factory=dict)
     _adjoints: dict[Hashable, AdjointKernel] = field(default_factory=dict)
@@ -171,7 +173,7 @@ class StagedKernel:
         return self.captures.are_current(self.kernel)
 
     def check_apart(self, arguments: Mapping[Local, int]) -> None:
-        """Raise where, with these arguments, an iteration stores to entries that others use."""
+        """Raise, or warn, where with these arguments an iteration stores to entries that others use."""
         for pair in self.staged.order.apart:
             first, second = (self.places.numbers(place, arguments) for place in (pair.first, pair.second))
             if first == second:
@@ -180,6 +182,13 @@ class StagedKernel:
                     f"{pair.container.name} that others read or store to, in an order that adjoints do not know. Pass "
                     "indices that differ, or run the loop with ti.loop_config(serialize=True)."
                 )
+        launch = tuple(arguments.values())
+        for pair in self.staged.order.unsure if launch not in self._checked else ():
+            c, place = pair.container, pair.place
+            if c.dtype.is_real and c not in self._warned and self.places.meet(pair, arguments, self.extents):
+                self._warned.add(c)
+                warn_at(_UNSURE.format(c.name), None if place is None else (place.file, place.line))
+        self._checked.add(launch)
 
     def size_of(self, c: Container) -> int:
         """How many numbers an array of the launch has."""
@@ -365,9 +374,6 @@ def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
         backend.first_captures(launch.kernel, features, captures)
         captures.are_current(launch.kernel)
         rules.count_uses()
-        for c, place in kernel.staged.order.unsure.items():
-            if c.dtype.is_real:
-                warn_at(_UNSURE.format(c.name), None if place is None else (place.file, place.line))
         return kernel
 
 
