@@ -1,7 +1,6 @@
 """The adjoint of a program: from the adjoints of what it writes to the adjoints of what it reads."""
 
 from taichi_ext.adjoint.block import own_width
-from taichi_ext.adjoint.contention import Machine
 from taichi_ext.adjoint.order import Pair
 from taichi_ext.adjoint.stage_adjoint import StageAdjoint, adjoint_of
 from taichi_ext.adjoint.stages import Stage, Staged, checked, staged
@@ -9,7 +8,6 @@ from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array
 
 __all__ = [
     "AdjointArray",
-    "Machine",
     "Pair",
     "Stage",
     "StageAdjoint",

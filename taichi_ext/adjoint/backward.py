@@ -15,13 +15,13 @@ from taichi_ext.adjoint.block import Block, Later, entry_indices
 from taichi_ext.adjoint.costly import cone_of, find_costly, single_declarations
 from taichi_ext.adjoint.forward import (
     ArrayDefinition,
-    Branch,
+    BranchRecord,
     Called,
     Compound,
     Definition,
-    Loop,
-    Stored,
-    Weighted,
+    LoopRecord,
+    StoreRecord,
+    WeightedRecord,
     run_forward,
 )
 from taichi_ext.adjoint.jumps import without_jumps
@@ -71,7 +71,7 @@ def _array(block: Block, r: ArrayDefinition) -> None:
             block.spread(value, block.array_weights(r.local, index))
 
 
-def _weighted(block: Block, r: Weighted) -> None:
+def _weighted(block: Block, r: WeightedRecord) -> None:
     ws = block.take(r.local)
     if not is_none(ws):
         ws = [block.keep(w) for w in ws]
@@ -80,7 +80,7 @@ def _weighted(block: Block, r: Weighted) -> None:
                 block.spread(argument, block.times(ws, weight, is_singular=True))
 
 
-def _stored(block: Block, r: Stored) -> None:
+def _stored(block: Block, r: StoreRecord) -> None:
     if r.old is not None:
         block.emit(ir.Assign(r.target, r.old))
     is_update, is_value = isinstance(r.statement, ir.Update), block.sweep.has(r.value)
@@ -200,7 +200,7 @@ def _end(block: Block, r: Compound, shared: Shared, after: Shared) -> None:
         block.spread(r.carried[v][0], _reads(bs))
 
 
-def _undo(block: Block, r: Branch | Loop) -> bool:
+def _undo(block: Block, r: BranchRecord | LoopRecord) -> bool:
     """Put back the numbers that a statement has overwritten; returns whether nothing in it has an adjoint.
 
     Nothing is kept on the tape for its iterations then, and it is not gone back through: one log has all its records.
@@ -212,12 +212,12 @@ def _undo(block: Block, r: Branch | Loop) -> bool:
             is_array = isinstance(memory, Local)
             arrays = block.sweep.local_arrays if is_array else block.sweep.arrays
             is_idle = is_idle and (r.arrays.get(memory) if is_array else memory) not in arrays
-    if r.log is not None and (is_idle or isinstance(r, Branch)):
+    if r.log is not None and (is_idle or isinstance(r, BranchRecord)):
         block.emit(*block.sweep.tape.undone(r.log))
     return is_idle
 
 
-def _branch(block: Block, r: Branch) -> None:
+def _branch(block: Block, r: BranchRecord) -> None:
     if _undo(block, r):
         return
     after = _after(block, r)
@@ -232,7 +232,7 @@ def _branch(block: Block, r: Branch) -> None:
     _end(block, r, shared, after)
 
 
-def _loop(block: Block, r: Loop) -> None:
+def _loop(block: Block, r: LoopRecord) -> None:
     if _undo(block, r):
         return
     sweep, s = block.sweep, r.statement
@@ -290,7 +290,7 @@ def _overwrites(s: ir.Statement) -> bool:
     return any(True for _ in memory)
 
 
-def _length(r: Loop) -> int | None:
+def _length(r: LoopRecord) -> int | None:
     """The number of iterations, if it is known."""
     if r.variable is not None:
         a, b = r.domain
@@ -299,7 +299,7 @@ def _length(r: Loop) -> int | None:
     return None
 
 
-def _range(r: Loop) -> tuple[Value, Value]:
+def _range(r: LoopRecord) -> tuple[Value, Value]:
     """The first number and the count of the iterations that ran."""
     first = r.domain[0] if r.variable is not None else literal(0, I32)
     if r.counter is not None:
@@ -317,7 +317,9 @@ class _Iteration:
     again: Local
 
 
-def _with_local_tapes(block: Block, r: Loop, kept: list[Local], i: _Iteration, length: int, rest: ir.Body) -> ir.Body:
+def _with_local_tapes(
+    block: Block, r: LoopRecord, kept: list[Local], i: _Iteration, length: int, rest: ir.Body
+) -> ir.Body:
     """The way back through an iteration, whose carried numbers and costly values are kept in local arrays."""
     assert r.variable is not None
     at = whole(subtract(Read(r.variable), r.domain[0]))
@@ -349,7 +351,7 @@ def _with_local_tapes(block: Block, r: Loop, kept: list[Local], i: _Iteration, l
     return (*(keep(i.starts[v], Read(r.carried[v][1])) for v in kept if i.starts[v] in needed), *rest)
 
 
-def _taped(block: Block, r: Loop, kept: list[Local], starts: dict[Local, Local]) -> ir.Body:
+def _taped(block: Block, r: LoopRecord, kept: list[Local], starts: dict[Local, Local]) -> ir.Body:
     """Keep numbers on the tape; the statements that take them off and undo what the iteration has logged."""
     tape = block.sweep.tape
     made: list[ir.Statement] = [] if r.log is None else [*tape.undone(r.log)]
@@ -395,9 +397,9 @@ def _needed(body: ir.Body) -> set[Local]:
 _BACK: dict[type, Callable[[Block, Any], None]] = {
     Definition: _definition,
     ArrayDefinition: _array,
-    Weighted: _weighted,
-    Stored: _stored,
+    WeightedRecord: _weighted,
+    StoreRecord: _stored,
     Called: _called,
-    Branch: _branch,
-    Loop: _loop,
+    BranchRecord: _branch,
+    LoopRecord: _loop,
 }

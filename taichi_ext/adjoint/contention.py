@@ -17,22 +17,15 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.stages import Stage, is_entry
 from taichi_ext.analysis.affine import Atom, Indices
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.analysis.loops import Extents, loop_bounds, trips
+from taichi_ext.analysis.loops import loop_bounds, trips
 from taichi_ext.program import Container, Load, Local, Value
+from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify.usage import accesses
 
 MOST_OWN = 1 << 24  # numbers in the sums of all threads
 _UNKNOWN_TRIPS = 16
 
 Bounds = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What runs a stage: threads, and the shapes of its containers."""
-
-    threads: int
-    extents: Extents
 
 
 @dataclass(frozen=True, eq=False)

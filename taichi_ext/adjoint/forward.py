@@ -36,7 +36,7 @@ class ArrayDefinition:
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoreRecord:
     """A store to memory: ``old`` is the number from before, where it is put back."""
 
     statement: ir.Store
@@ -54,7 +54,7 @@ class Called:
 
 
 @dataclass(frozen=True, eq=False)
-class Weighted:
+class WeightedRecord:
     """A local whose derivative is that of a sum of arguments with weights."""
 
     local: Local
@@ -80,7 +80,7 @@ class Compound:
 
 
 @dataclass(frozen=True, eq=False)
-class Branch(Compound):
+class BranchRecord(Compound):
     """An ``if``, with its condition in a local."""
 
     statement: ir.If
@@ -88,7 +88,7 @@ class Branch(Compound):
 
 
 @dataclass(frozen=True, eq=False)
-class Loop(Compound):
+class LoopRecord(Compound):
     """A loop.
 
     Attributes:
@@ -173,7 +173,7 @@ def _store(block: Block, s: ir.Store) -> None:
         block.emit(ir.Assign(target, exact(new, target.dtype)))
     is_active = (target.local in block.sweep.local_arrays) if is_array else target.container in block.sweep.arrays
     if is_active or old is not None:
-        block.records.append(Stored(s, target, value, old, is_active and target.dtype.is_real))
+        block.records.append(StoreRecord(s, target, value, old, is_active and target.dtype.is_real))
 
 
 def _log(sweep: Sweep, s: ir.Statement, block: Block) -> Local | None:
@@ -213,7 +213,7 @@ def _branch(block: Block, s: ir.If, *, is_last: bool) -> None:
     if not is_last:
         copy = Plain(block.sweep, dict(block.env), c.arrays, c.log)
         block.emit(ir.If(condition, *map(copy.block, ir.bodies(s))))
-    block.records.append(Branch(c.env, c.arrays, c.carried, c.log, s, condition))
+    block.records.append(BranchRecord(c.env, c.arrays, c.carried, c.log, s, condition))
 
 
 def _loop(block: Block, s: ir.For | ir.While) -> None:
@@ -227,7 +227,7 @@ def _loop(block: Block, s: ir.For | ir.While) -> None:
         variable = Local(s.variables[0].name, I32, (), "loop")
         inner[s.variables[0]] = Read(variable)
     body = Plain(block.sweep, inner, c.arrays, c.log).block(s.body)
-    record = Loop(c.env, c.arrays, c.carried, c.log, s, domain, variable, counter)
+    record = LoopRecord(c.env, c.arrays, c.carried, c.log, s, domain, variable, counter)
 
     def make() -> ir.Body:
         count = () if counter is None else (ir.Assign(Read(counter), operation("add", Read(counter), 1)),)
@@ -278,4 +278,4 @@ def _boundary(block: Block, s: ir.Boundary) -> None:
         new = fresh(block, result, value, is_own=False)
         if result.dtype.is_real and any(map(block.sweep.has, sources)):
             block.sweep.active.add(new)
-            block.records.append(Weighted(new, tuple(sources), tuple(map(block.sub, weights))))
+            block.records.append(WeightedRecord(new, tuple(sources), tuple(map(block.sub, weights))))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.adjoint.backward import run_back
 from taichi_ext.adjoint.block import Block
-from taichi_ext.adjoint.contention import Bounds, Machine, bounds_of, contention
+from taichi_ext.adjoint.contention import Bounds, bounds_of, contention
 from taichi_ext.adjoint.forward import run_forward
 from taichi_ext.adjoint.gather import gathered, inner_loop
 from taichi_ext.adjoint.jumps import without_jumps
@@ -28,6 +28,7 @@ from taichi_ext.analysis.activity import Activity
 from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
 from taichi_ext.program.build import add, literal, operation
 from taichi_ext.schedule.lanes import CannotError
+from taichi_ext.schedule.machine import Machine
 
 _LEAST_PIECES = 512  # iterations below which Taichi runs a loop in one thread
 

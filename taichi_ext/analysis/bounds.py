@@ -1,6 +1,6 @@
 """Whether indices of entries with tangents are known to be in range, or known to be out of range.
 
-A walk over the program keeps the facts that follow from conditions and bounds of loops at each place (``Facts``).
+A walk over the program keeps the facts that follow from conditions and bounds of loops at each place (``IndexFacts``).
 Entries whose indices may be out of range get checks: out of range, no tangent is read or stored.
 """
 
@@ -13,7 +13,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine, loop_atoms
 from taichi_ext.analysis.changes import written
-from taichi_ext.analysis.intervals import Expressions, Facts, Interval, range_of
+from taichi_ext.analysis.intervals import IndexFacts, IntegerForms, Interval, range_of
 from taichi_ext.analysis.loops import Extents, leaves, ranges
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -61,30 +61,30 @@ def with_checks(program: ir.Program, extents: Extents, activity: Activity) -> tu
 
     And these indices.
     """
-    walk = _Walk(program, extents, activity)
-    body = walk.block(program.body, Facts(walk.expressions))[0]
+    walk = _Checks(program, extents, activity)
+    body = walk.block(program.body, IndexFacts(walk.expressions))[0]
     return replace(program, body=body), tuple(walk.accesses)
 
 
-class _Walk:
+class _Checks:
     def __init__(self, program: ir.Program, extents: Extents, activity: Activity) -> None:
         self.extents = extents
         self.activity = activity
-        self.expressions = Expressions(written(program.body), extents)
+        self.expressions = IntegerForms(written(program.body), extents)
         self.accesses: dict[Access, None] = {}
 
     # --- statements
 
-    def block(self, body: ir.Body, facts: Facts) -> tuple[ir.Body, Facts | None]:
+    def block(self, body: ir.Body, facts: IndexFacts) -> tuple[ir.Body, IndexFacts | None]:
         """The block with its checks, and the facts after it; None if its end is not reached."""
         result: list[ir.Statement] = []
-        now: Facts | None = facts
+        now: IndexFacts | None = facts
         for s in body:
             new, now = (s, None) if now is None else self._statement(s, now)
             result.append(new)
         return tuple(result), now
 
-    def _statement(self, s: ir.Statement, facts: Facts) -> tuple[ir.Statement, Facts | None]:
+    def _statement(self, s: ir.Statement, facts: IndexFacts) -> tuple[ir.Statement, IndexFacts | None]:
         if isinstance(s, ir.Jump):
             return s, None
         if isinstance(s, ir.If):
@@ -95,7 +95,7 @@ class _Walk:
         _note(s, facts)
         return new, facts
 
-    def _if(self, s: ir.If, facts: Facts) -> tuple[ir.Statement, Facts | None]:
+    def _if(self, s: ir.If, facts: IndexFacts) -> tuple[ir.Statement, IndexFacts | None]:
         then, after_then = self.block(s.then, facts.where(s.condition))
         orelse, after_else = self.block(s.orelse, facts.where(s.condition, holds=False))
         new = ir.with_bodies(s, (then, orelse))
@@ -109,7 +109,7 @@ class _Walk:
             after.is_reached = after.is_reached and not leaves(rest)
         return new, after
 
-    def _loop(self, s: ir.For | ir.While, facts: Facts) -> tuple[ir.Statement, Facts]:
+    def _loop(self, s: ir.For | ir.While, facts: IndexFacts) -> tuple[ir.Statement, IndexFacts]:
         bounds = self._bounds(s, facts) if isinstance(s, ir.For) else []
         for local in assigned_locals(s.body):
             facts.forget(local)
@@ -121,7 +121,7 @@ class _Walk:
             inside.is_reached = False
         return ir.with_bodies(s, (self.block(s.body, inside)[0],)), facts
 
-    def _bounds(self, s: ir.For, facts: Facts) -> list[tuple[Interval, Interval]]:
+    def _bounds(self, s: ir.For, facts: IndexFacts) -> list[tuple[Interval, Interval]]:
         """Where the first number and the end of each variable of a loop lie."""
         if s.kind in ("field", "grouped"):
             extent = self.extents.get(s.domain[0]) if isinstance(s.domain[0], ir.Container) else None
@@ -131,7 +131,7 @@ class _Walk:
         numbers = [[(b, b) if isinstance(b, int) else facts.interval(b) for b in pair] for pair in pairs]
         return [(first, end) for first, end in numbers]
 
-    def _enter(self, s: ir.For, inside: Facts, bounds: list[tuple[Interval, Interval]]) -> None:
+    def _enter(self, s: ir.For, inside: IndexFacts, bounds: list[tuple[Interval, Interval]]) -> None:
         """Facts about the variables of a loop."""
         atoms = loop_atoms(s)
         is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
@@ -146,7 +146,7 @@ class _Walk:
 
     # --- entries
 
-    def _checked(self, s: ir.Statement, facts: Facts) -> ir.Statement:
+    def _checked(self, s: ir.Statement, facts: IndexFacts) -> ir.Statement:
         """The statement whose entries have the checks that they need."""
         found: dict[ir.Value, tuple[ir.Check, ...]] = {}
         entries = [entry for value in ir.values_of(s) for entry in self._entries(value, facts)]
@@ -170,9 +170,9 @@ class _Walk:
             return entry.container in self.activity.containers and entry.dtype.is_real
         return bool(entry.index) and entry.local in self.activity.locals
 
-    def _entries(self, value: ir.Value, facts: Facts) -> Iterator[tuple[ir.Read | ir.Load, Facts]]:
+    def _entries(self, value: ir.Value, facts: IndexFacts) -> Iterator[tuple[ir.Read | ir.Load, IndexFacts]]:
         """The entries with tangents in an expression, each with the facts at its place (conditions of choices)."""
-        seen: set[tuple[ir.Value, Facts]] = set()
+        seen: set[tuple[ir.Value, IndexFacts]] = set()
         pending = [(value, facts)]
         while pending:
             node, here = pending.pop()
@@ -199,7 +199,7 @@ class _Walk:
         bounds = [*extent.bounds, *((0, n) for n in c.element_shape)]
         return [(i, first, end) for i, (first, end) in zip((*entry.indices, *entry.component), bounds, strict=False)]
 
-    def _checks(self, entry: ir.Read | ir.Load, facts: Facts) -> tuple[ir.Check, ...]:
+    def _checks(self, entry: ir.Read | ir.Load, facts: IndexFacts) -> tuple[ir.Check, ...]:
         found = []
         for axis, (index, first, end) in enumerate(self._axes(entry)):
             low, high = facts.interval(index)
@@ -208,7 +208,7 @@ class _Walk:
         return tuple(found)
 
     def _note(
-        self, entry: ir.Read | ir.Load, checks: tuple[ir.Check, ...], facts: Facts, place: ir.Place | None
+        self, entry: ir.Read | ir.Load, checks: tuple[ir.Check, ...], facts: IndexFacts, place: ir.Place | None
     ) -> None:
         """Take note of the indices that need a check."""
         axes = self._axes(entry)
@@ -225,7 +225,7 @@ class _Walk:
 # --- integers that change
 
 
-def _note(s: ir.Statement, facts: Facts) -> None:
+def _note(s: ir.Statement, facts: IndexFacts) -> None:
     """Facts about integers after a statement."""
     if isinstance(s, ir.Declare):
         local = s.local
@@ -243,7 +243,7 @@ def _note(s: ir.Statement, facts: Facts) -> None:
         facts.set(local, _stored(value, local, facts))
 
 
-def _stored(value: ir.Value, local: ir.Local, facts: Facts) -> Interval:
+def _stored(value: ir.Value, local: ir.Local, facts: IndexFacts) -> Interval:
     """Facts about a value once it is converted to the type of a local."""
     whole = range_of(local.dtype)
     if value.dtype.is_real:

@@ -42,7 +42,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """A component of the elements of a container, by its number; None where it is not known."""
 
     key: Hashable
@@ -67,7 +67,7 @@ class Paths:
     @property
     def cuts(self) -> list[Cut]:
         """All cuts of numbers that are read from containers or parameters."""
-        smooth = ir.reached((part for part, _ in self.smooth if isinstance(part, Part)), self.smooth)
+        smooth = ir.reached((part for part, _ in self.smooth if isinstance(part, Component)), self.smooth)
         return [cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth]
 
 
@@ -76,7 +76,7 @@ def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: H
 
     Kernels are taken in any order. Where a path has a derivative, a store to the parameter may have come before.
     """
-    start = {Part(param, None), Part(param, number)}
+    start = {Component(param, None), Component(param, number)}
     edges, every = [e for p in paths for e in p.smooth], [e for p in paths for e in p.any]
     smooth = ir.reached(start, edges)
     if output in smooth:
@@ -130,8 +130,8 @@ class _Edges:
         self.key_of = key_of
         self.smooth: dict[Edge, None] = {}
         self.any: dict[Edge, None] = {}
-        self.parts: dict[Hashable, set[Part]] = {}
-        self.stores: list[tuple[Cut, Part, set[Hashable]]] = []
+        self.parts: dict[Hashable, set[Component]] = {}
+        self.stores: list[tuple[Cut, Component, set[Hashable]]] = []
 
     def add(self, s: ir.Statement, around: frozenset[Hashable]) -> None:
         """The edges of a statement, whose blocks around depend on some sources."""
@@ -163,10 +163,10 @@ class _Edges:
         parts: set[Hashable] = {self._part(v) for v in reads if self.key_of(v.memory) is not None}
         return parts | {v.local for v in reads if isinstance(v, ir.Read)}
 
-    def _part(self, value: ir.Read | ir.Load) -> Part:
+    def _part(self, value: ir.Read | ir.Load) -> Component:
         index = value.index if isinstance(value, ir.Read) else value.component
         shape = value.local.shape if isinstance(value, ir.Read) else value.container.element_shape
-        part = Part(self.key_of(value.memory), flat_number(index, shape) if index else 0)
+        part = Component(self.key_of(value.memory), flat_number(index, shape) if index else 0)
         self.parts.setdefault(part.key, set()).add(part)
         self.smooth[part.key, part] = self.any[part.key, part] = None
         return part

@@ -26,7 +26,7 @@ class EnergySums:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Occurrence:
     number: int  # in the order of the text
     path: Path
     statement: ir.Statement
@@ -36,15 +36,15 @@ class _Place:
 class _Uses:
     """Where the locals and the energy are declared, written and read, and where blocks are left."""
 
-    declared: dict[ir.Local, _Place] = field(default_factory=dict)
-    writes: dict[object, list[_Place]] = field(default_factory=dict)
-    reads: dict[object, list[_Place]] = field(default_factory=dict)
-    jumps: list[_Place] = field(default_factory=list)
-    returns: list[_Place] = field(default_factory=list)
+    declared: dict[ir.Local, _Occurrence] = field(default_factory=dict)
+    writes: dict[object, list[_Occurrence]] = field(default_factory=dict)
+    reads: dict[object, list[_Occurrence]] = field(default_factory=dict)
+    jumps: list[_Occurrence] = field(default_factory=list)
+    returns: list[_Occurrence] = field(default_factory=list)
 
     def collect(self, body: ir.Body) -> None:
         for number, (s, path) in enumerate(ir.enclosed(body)):
-            place = _Place(number, path, s)
+            place = _Occurrence(number, path, s)
             if isinstance(s, ir.Declare) and not s.local.shape and s.local.dtype.is_real:
                 self.declared[s.local] = place
             for what in () if ir.bodies(s) else s.written:
@@ -78,7 +78,7 @@ def _settled(found: dict[ir.Local, float | None]) -> dict[ir.Local, float]:
     return {local: weight for local, weight in found.items() if weight is not None}
 
 
-def _sign(place: _Place, energy: ir.Container, uses: _Uses) -> int | None:
+def _sign(place: _Occurrence, energy: ir.Container, uses: _Uses) -> int | None:
     """The sign of the term that a statement adds to the energy; None if it does something else."""
     if isinstance(place.statement, ir.Assign):
         return 1 if not place.path and uses.writes[energy][0] is place else None
@@ -92,7 +92,7 @@ def _sign_of_sum(s: ir.Statement) -> int | None:
 
 
 def _consider(
-    value: ir.Value, weight: float, place: _Place, energy: ir.Container | None, uses: _Uses, found: dict[Any, Any]
+    value: ir.Value, weight: float, place: _Occurrence, energy: ir.Container | None, uses: _Uses, found: dict[Any, Any]
 ) -> None:
     """Find the locals that a value, which is added to the energy at a place, is a weighted sum of."""
     terms = weighted_terms(value, weight)
@@ -112,7 +112,7 @@ def _consider(
             _consider(write.statement.value, factor * SIGNS[write.statement.op], write, energy, uses, found)
 
 
-def _is_added_up(local: ir.Local, place: _Place, energy: ir.Container | None, uses: _Uses) -> bool:
+def _is_added_up(local: ir.Local, place: _Occurrence, energy: ir.Container | None, uses: _Uses) -> bool:
     """Whether a local is only added to between its declaration and the place, which is reached in any case."""
     start = uses.declared[local]
     between = range(start.number + 1, place.number)

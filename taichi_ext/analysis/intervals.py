@@ -22,7 +22,7 @@ _BOTH = ("logical_and", "bit_and")
 _JOINED = (*_BOTH, "logical_or", "bit_or")
 
 
-class Facts:
+class IndexFacts:
     """Facts that hold at one place; facts are not changed, but for ``forget`` and ``set``, by whom they belong to.
 
     Attributes:
@@ -30,15 +30,15 @@ class Facts:
         is_reached: whether the place is reached for each of them.
     """
 
-    def __init__(self, expressions: Expressions) -> None:
+    def __init__(self, expressions: IntegerForms) -> None:
         self.expressions = expressions
         self.exact: dict[Atom, Interval] = {}
         self.is_reached = True
         self._intervals: dict[Any, dict[int, Interval]] = {}  # of a sum and constants
         self._known: dict[Atom, Interval] = {}  # of operations, while the facts are unchanged
 
-    def copy(self) -> Facts:
-        new = Facts(self.expressions)
+    def copy(self) -> IndexFacts:
+        new = IndexFacts(self.expressions)
         new.exact, new.is_reached = dict(self.exact), self.is_reached
         new._intervals = dict(self._intervals)
         return new
@@ -135,9 +135,9 @@ class Facts:
         self._intervals[((local, 1),)] = {0: interval}
         self._known.clear()
 
-    def joined(self, other: Facts) -> Facts:
+    def joined(self, other: IndexFacts) -> IndexFacts:
         """Facts that hold where two paths meet."""
-        new = Facts(self.expressions)
+        new = IndexFacts(self.expressions)
         new.exact = {a: i for a, i in self.exact.items() if other.exact.get(a) == i}
         new.is_reached = self.is_reached and other.is_reached
         for terms, known in self._intervals.items():
@@ -149,7 +149,7 @@ class Facts:
 
     # --- conditions
 
-    def where(self, condition: Value, holds: bool = True) -> Facts:
+    def where(self, condition: Value, holds: bool = True) -> IndexFacts:
         """Facts that follow from a condition, or from its opposite."""
         new = self.copy()
         new.is_reached = new._assume(condition, holds) and new.is_reached
@@ -237,7 +237,7 @@ def _has(terms: Iterable[tuple[Atom, int]], local: Local) -> bool:
 # --- operations without normal form
 
 
-def _of_operation(facts: Facts, value: Value) -> Interval:
+def _of_operation(facts: IndexFacts, value: Value) -> Interval:
     """Between which numbers the result of an operation lies."""
     whole = range_of(value.dtype)
     if not isinstance(value, Op):
@@ -343,7 +343,7 @@ def _extremes(numbers: Iterable[int]) -> Interval:
 # Integer expressions of a program in normal form, and which of them are the same wherever they stand.
 
 
-class Expressions:
+class IntegerForms:
     """Integer expressions of one program in normal form; expressions that are written alike and do not change are one.
 
     Args:

@@ -12,8 +12,9 @@ loops around, only those count that move the pixel by one (``px = float(i)``), n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import CONSTANT
@@ -87,22 +88,14 @@ class Slices:
 
     def _reads(self, values: list[ir.Value], position: Position = frozenset()) -> Iterator[ir.Read]:
         """Where a change of values may come from, other than from the position."""
-        pending, seen = values, set[object]()
-        while pending:
-            value = pending.pop()
-            if isinstance(value, ir.Known):
-                pending.append(value.source)
-            elif isinstance(value, ir.Op):
-                pending += _operands(value) if value not in seen else ()
-                seen.add(value)
-            elif isinstance(value, ir.Read):
-                entry = _entry(value)
-                if value.local in self._indices:
-                    yield value
-                elif entry not in position and entry not in seen:
-                    seen.add(entry)
-                    yield value
-                    pending += self._definitions(entry)
+
+        def is_open(value: ir.Value) -> TypeGuard[ir.Read]:
+            return isinstance(value, ir.Read) and (value.local in self._indices or _entry(value) not in position)
+
+        def operands(value: ir.Value) -> Iterable[ir.Value]:
+            return self._definitions(_entry(value)) if is_open(value) else _operands(value)
+
+        return (value for value in ir.through(values, operands) if is_open(value))
 
     def indices_of(self, entry: Entry) -> set[Entry]:
         """The indices that move an entry of a position by one for each iteration, or by an amount not known."""
@@ -133,9 +126,15 @@ class Slices:
         return total
 
 
-def _operands(value: ir.Op) -> tuple[ir.Value, ...]:
-    """The arguments whose small changes change an operation."""
-    if value.name in CONSTANT or not (value.dtype.is_real or (value.dtype.is_integer and value.name in _WHOLE)):
+def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
+    """The operands whose small changes change a value."""
+    if isinstance(value, ir.Known):
+        return (value.source,)
+    if (
+        not isinstance(value, ir.Op)
+        or value.name in CONSTANT
+        or not (value.dtype.is_real or (value.dtype.is_integer and value.name in _WHOLE))
+    ):
         return ()
     if value.name == "cast" and value.dtype.is_integer and value.args[0].dtype.is_real:  # it rounds
         return ()

@@ -63,12 +63,12 @@ def find_stored_position(body: ir.Body, positions: Mapping[ir.Boundary, Position
     stored = {c for c in written_containers(body) if c.dtype.is_real}
     if not positions or stored.isdisjoint(read_containers(body)):
         return None
-    walk = _Walk(body, positions)
+    walk = _Positions(body, positions)
     walk.block(body)
     return walk.found
 
 
-class _Walk:
+class _Positions:
     """One walk over a kernel; ``state`` holds the positions that memory and locals depend on."""
 
     def __init__(self, body: ir.Body, positions: Mapping[ir.Boundary, Position]) -> None:

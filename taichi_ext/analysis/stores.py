@@ -22,7 +22,7 @@ WHOLE = None  # in place of a component: all of them
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class StoreSite:
     """One store or accumulation: its indices in normal form, the component (None for all), and where it stands."""
 
     container: ir.Container
@@ -41,7 +41,7 @@ class Site:
         bare = {i.terms[0][0] for i in indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
         return bare.issuperset(atoms)
 
-    def is_disjoint_from(self, other: Site) -> bool:
+    def is_disjoint_from(self, other: StoreSite) -> bool:
         """Whether the two never name the same entry."""
         pairs = list(zip(self.indices, other.indices, strict=True))
         if self.component is not None and other.component is not None:
@@ -56,8 +56,8 @@ class Stores:
         self, program: ir.Program, indices: Indices, loops: dict[ir.Statement, Loop], extents: Extents
     ) -> None:
         self.extents = extents
-        self.sites: dict[ir.Container, list[Site]] = {}
-        self.of: dict[ir.Statement, Site] = {}
+        self.sites: dict[ir.Container, list[StoreSite]] = {}
+        self.of: dict[ir.Statement, StoreSite] = {}
         self._indices = indices
         self._loops = loops
         self._visit(program.body, (), 0)
@@ -79,7 +79,7 @@ class Stores:
         indices = tuple(map(self._indices.site, target.indices))
         if is_scattered(first := group[0]):
             indices = tuple(Affine(((i, 1),)) for i in target.indices)  # any entries
-        site = Site(target.container, indices, component, around, depth, isinstance(first, ir.Assign))
+        site = StoreSite(target.container, indices, component, around, depth, isinstance(first, ir.Assign))
         self.sites.setdefault(target.container, []).append(site)
         for s in group:
             self.of[s] = site
@@ -93,7 +93,7 @@ class Stores:
 
     # --- conclusions
 
-    def covers(self, site: Site) -> bool:
+    def covers(self, site: StoreSite) -> bool:
         """Whether every entry of the container is stored, once, whatever the values are: by a loop over all of it."""
         if len(self.sites[site.container]) > 1 or not site.is_store or site.component is not WHOLE:
             return False
@@ -105,14 +105,14 @@ class Stores:
             return False
         return site.indices == tuple(Affine(((a, 1),)) for a in loop.atoms)
 
-    def is_first(self, site: Site) -> bool:
+    def is_first(self, site: StoreSite) -> bool:
         """Whether no other store, nor another iteration of this one, can have been to the same entry before."""
         others = [s for s in self.sites[site.container] if s is not site]
         if any(not loop.atoms or not site.covers(loop.atoms) for loop in site.loops):
             return False
         return all(site.is_disjoint_from(other) for other in others)
 
-    def is_untouched(self, site: Site) -> bool:
+    def is_untouched(self, site: StoreSite) -> bool:
         """Whether nothing can have been stored to the container before this first run of the store."""
         sites = self.sites[site.container]
         if sites[0] is not site:
@@ -120,7 +120,7 @@ class Stores:
         own = site.loops[:1]
         return not own or all(other.loops[:1] != own for other in sites[1:])
 
-    def is_private(self, site: Site) -> bool:
+    def is_private(self, site: StoreSite) -> bool:
         """Whether no other iteration of the surrounding parallel loop writes to the entry."""
         if not site.loops or not site.loops[0].is_parallel:
             return True

@@ -76,21 +76,21 @@ class CannotError(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class LaneRun:
     """Statements without loops that all lanes go through, one after the other, in one loop."""
 
     statements: ir.Body
 
 
 @dataclass(frozen=True)
-class Around:
+class SharedBlock:
     """A loop or branch that is the same for all lanes, and the contents of its blocks."""
 
     statement: ir.Statement
-    blocks: tuple[tuple[Run | Around | ir.Statement, ...], ...]
+    blocks: tuple[tuple[LaneRun | SharedBlock | ir.Statement, ...], ...]
 
 
-Part = Run | Around | ir.Statement
+Part = LaneRun | SharedBlock | ir.Statement
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _check_float64(parts: tuple[Part, ...], body: ir.Body, totals: _Totals) -> N
         raise CannotError("a local array of float64 changes in some lanes only")
     if totals.calls > MOST_CALLS * totals.work:
         raise CannotError("most of its work is functions of float64, which are calls for each lane")
-    has_loops = any(isinstance(p, Around) and isinstance(p.statement, (ir.For, ir.While)) for p in parts)
+    has_loops = any(isinstance(p, SharedBlock) and isinstance(p.statement, (ir.For, ir.While)) for p in parts)
     if totals.has_loads and not has_loops:
         raise CannotError("it reads float64 for each lane where it computes, without a loop in between")
 
@@ -218,7 +218,7 @@ class Survey:
 
         def close() -> None:
             if run:
-                parts.append(Run(tuple(run)))
+                parts.append(LaneRun(tuple(run)))
             for collected in (run, memory.stored, memory.read, memory.places):
                 collected.clear()
 
@@ -227,7 +227,7 @@ class Survey:
                 close()
                 inner = times * _length(s)
                 self._note(s, 0)
-                parts.append(Around(s, tuple([self.block(b, inner) for b in ir.bodies(s)])))
+                parts.append(SharedBlock(s, tuple([self.block(b, inner) for b in ir.bodies(s)])))
             elif isinstance(s, ir.Jump) or self._is_uniform(s):
                 if not isinstance(s, ir.Declare):
                     close()  # earlier statements may read variables that it changes

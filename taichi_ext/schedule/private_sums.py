@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.changes import read_containers
-from taichi_ext.analysis.intervals import RANGE, Expressions, Facts, Interval
+from taichi_ext.analysis.intervals import RANGE, IndexFacts, IntegerForms, Interval
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.program.build import (
@@ -185,7 +185,7 @@ class _Additions:
         self._loops = find_loops(body, {})
 
     def collect(self, body: ir.Body) -> None:
-        start = 1, Facts(Expressions((), {}))
+        start = 1, IndexFacts(IntegerForms((), {}))
         for s, (times, facts) in ir.inherited(body, start, self._within):
             self.others |= s.contents.containers
             if isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.op in SIGNS and s.group is None:
@@ -194,11 +194,11 @@ class _Additions:
             elif isinstance(s, ir.Store) and isinstance(s.target, ir.Load):
                 self.others.add(s.target.container)
 
-    def _within(self, s: ir.Statement, around: tuple[int, Facts]) -> tuple[int, Facts]:
+    def _within(self, s: ir.Statement, around: tuple[int, IndexFacts]) -> tuple[int, IndexFacts]:
         times, facts = around[0], around[1].copy()
         return (times * self._enter(self._loops[s], facts) if s in self._loops else times), facts
 
-    def _enter(self, loop: Loop, facts: Facts) -> int:
+    def _enter(self, loop: Loop, facts: IndexFacts) -> int:
         """The iterations of a loop, 1 where they are not known."""
         bounds, s = loop.bounds, loop.statement
         if bounds is None and isinstance(s, ir.For) and is_over_columns(s):

@@ -12,7 +12,7 @@ from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import iterations
 from taichi_ext.program.build import Coefficient, add, cast, indices_of, literal, multiply, not_written_out, operation
 from taichi_ext.schedule.elementary import as_arithmetic
-from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
+from taichi_ext.schedule.lanes import LaneRun, Lanes, Part, SharedBlock
 from taichi_ext.simplify.pipeline import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
@@ -66,17 +66,19 @@ class Copies:
         self.kept = _neighbours(body, stretch.lanes.places, _iterations(loop))
 
     @staticmethod
-    def behind(stretch: Stretch, part: Around) -> Copies | None:
+    def behind(stretch: Stretch, part: SharedBlock) -> Copies | None:
         """Copies of the entries of J that a loop stores, if it stores them in each iteration and does not read them."""
         loop, places = part.statement, stretch.lanes.places
         if not isinstance(loop, ir.For) or len(loop.domain) != 1 or not isinstance(loop.domain[0], ir.Const):
             return None
         (parts,) = part.blocks
-        runs = [p for p in parts if isinstance(p, Run)]
+        runs = [p for p in parts if isinstance(p, LaneRun)]
         stores = {s for run in runs for s in run.statements if s in places}
         inner = list(ir.statements(loop.body))
         read = {v.container for s in inner for v in _read(s) if isinstance(v, ir.Load)}
-        is_simple = all(isinstance(p, (Run, ir.Declare)) for p in parts) and stores == {s for s in inner if s in places}
+        is_simple = all(isinstance(p, (LaneRun, ir.Declare)) for p in parts) and stores == {
+            s for s in inner if s in places
+        }
         if not stores or not is_simple or any(s.target.container in read for s in stores):  # type: ignore[attr-defined]
             return None
         if len(stores) * _iterations(loop) * stretch.lanes.count > MOST_TOGETHER:
@@ -238,7 +240,7 @@ class _Writer:
 
     def __init__(self, stretch: Stretch) -> None:
         self.stretch, self.lanes = stretch, stretch.lanes
-        users: dict[ir.Local, set[Run]] = defaultdict(set)
+        users: dict[ir.Local, set[LaneRun]] = defaultdict(set)
         for run in _runs(self.lanes.parts):
             for local in _touched(run, is_direct=stretch.lanes.is_direct):
                 users[local].add(run)
@@ -249,9 +251,9 @@ class _Writer:
     def block(self, parts: tuple[Part, ...], copies: Copies | None = None) -> ir.Body:
         made: list[ir.Statement] = []
         for part in parts:
-            if isinstance(part, Run):
+            if isinstance(part, LaneRun):
                 made += _RunWriter(self, part, copies).written()
-            elif isinstance(part, Around):
+            elif isinstance(part, SharedBlock):
                 behind = Copies.behind(self.stretch, part)
                 blocks = tuple(self.block(b, behind) for b in part.blocks)
                 made.append(ir.with_bodies(part.statement, blocks))
@@ -267,7 +269,7 @@ class _RunWriter:
     ``behind``: the copies after the loop around the run.
     """
 
-    def __init__(self, writer: _Writer, run: Run, behind: Copies | None) -> None:
+    def __init__(self, writer: _Writer, run: LaneRun, behind: Copies | None) -> None:
         self.stretch, self.run = writer.stretch, run
         self.lane = ir.Local("lane", ir.I32, (), "loop")
         touched = _touched(run, is_direct=self.stretch.lanes.is_direct)
@@ -398,11 +400,11 @@ class _RunWriter:
             yield ir.Assign(self._entry(s.local, literal(n, ir.I32)), value, place=s.place)
 
 
-def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:
+def _runs(parts: tuple[Part, ...]) -> Iterator[LaneRun]:
     for part in parts:
-        if isinstance(part, Run):
+        if isinstance(part, LaneRun):
             yield part
-        elif isinstance(part, Around):
+        elif isinstance(part, SharedBlock):
             for block in part.blocks:
                 yield from _runs(block)
 
@@ -413,7 +415,7 @@ def _divisor(value: ir.Value) -> ir.Local | None:
     return value.args[1].local if is_division and isinstance(value.args[1], ir.Read) else None  # type: ignore[attr-defined]
 
 
-def _conditions_of_stores(run: Run) -> Iterator[ir.Local]:
+def _conditions_of_stores(run: LaneRun) -> Iterator[ir.Local]:
     """The masks of lanes that store to memory."""
     for s in run.statements:
         is_store = (
@@ -423,7 +425,7 @@ def _conditions_of_stores(run: Run) -> Iterator[ir.Local]:
             yield s.condition.local
 
 
-def _touched(run: Run, *, is_direct: bool) -> list[ir.Local]:
+def _touched(run: LaneRun, *, is_direct: bool) -> list[ir.Local]:
     """The locals that a run declares, reads or changes, each once, in their order; see ``Lanes.is_direct``."""
     found: dict[ir.Local, None] = {}
     for s in ir.statements(run.statements):

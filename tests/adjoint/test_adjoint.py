@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from program_interpreter import Interpreter
 
-from taichi_ext.adjoint import Machine, adjoint_array, adjoint_of, gather, lanes, staged
+from taichi_ext.adjoint import adjoint_array, adjoint_of, gather, lanes, staged
 from taichi_ext.adjoint import costly as costly_values
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.loops import Extent
@@ -35,6 +35,7 @@ from taichi_ext.program import (
     values_of,
     walk,
 )
+from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify import simplify
 
 N = 5
@@ -218,7 +219,7 @@ class Stages:
 
     def __init__(self, make, threads):
         self.program = Program("program", (), (), tuple(make()), (x, y, z))
-        self.machine = Machine(threads, EXTENTS)
+        self.machine = Machine(threads, extents=EXTENTS)
         self.staged = staged(self.program, EXTENTS)
         self.crossing = {c: np.zeros(self.staged.sizes[name]) for name, c in self.staged.crossing.items()}
 

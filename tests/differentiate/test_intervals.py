@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.analysis.intervals import Expressions, Facts, interval_of, range_of
+from taichi_ext.analysis.intervals import IndexFacts, IntegerForms, interval_of, range_of
 from taichi_ext.program import I8, I32, U1, U8, Const, Local, Op, Read
 
 FUNCTIONS = {
@@ -76,8 +76,8 @@ class Draw:
         (a, x), (b, y) = self.expression(2), self.expression(1)
         return Op(name, (a, b), U1), COMPARISONS[name](x, y)
 
-    def facts(self) -> Facts:
-        facts = Facts(Expressions((), {}))
+    def facts(self) -> IndexFacts:
+        facts = IndexFacts(IntegerForms((), {}))
         for local, values in self.values.items():
             facts.note(Affine(((local, 1),)), (int(values.min()), int(values.max())))
             facts.exact[local] = int(values.min()), int(values.max())
@@ -111,8 +111,8 @@ def test_intervals_have_all_values(block, is_wide):
                 assert taken == (values.min(), values.max()), f"seed {seed}"
 
 
-def known(*conditions: Op) -> Facts:
-    facts = Facts(Expressions((), {}))
+def known(*conditions: Op) -> IndexFacts:
+    facts = IndexFacts(IntegerForms((), {}))
     for condition in conditions:
         facts = facts.where(condition)
     return facts
@@ -208,7 +208,7 @@ def test_intervals_of_types():
 
 def test_a_local_that_changes_is_forgotten():
     i, k = Local("i", I32), Local("k", I32)
-    facts = Facts(Expressions((k,), {})).where(compare("lt", Read(i), 4)).where(compare("lt", Read(k), Read(i)))
+    facts = IndexFacts(IntegerForms((k,), {})).where(compare("lt", Read(i), 4)).where(compare("lt", Read(k), Read(i)))
     assert facts.interval(Read(k))[1] == 2
     facts.forget(k)
     assert facts.interval(Read(k)) == range_of(I32)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.analysis.stores import Site, is_scattered
+from taichi_ext.analysis.stores import StoreSite, is_scattered
 from taichi_ext.differentiate.facts.facts import Walk
 from taichi_ext.differentiate.forms.forms import (
     Carried,
@@ -469,7 +469,7 @@ class ContainerStores:
     coverage: Coverage
     reversals: Reversals
 
-    def store(self, site: Site, group: tuple[Statement, ...]) -> None:
+    def store(self, site: StoreSite, group: tuple[Statement, ...]) -> None:
         """Assignments to components of one entry, or updates of it, evaluated before anything is stored."""
         walk, builder, tangents, s = self.walk, self.walk.builder, self.containers[site.container], group[0]
         if isinstance(s, Update) and s.op not in ("add", "sub"):
@@ -496,7 +496,7 @@ class ContainerStores:
             case _:
                 return value
 
-    def _update(self, site: Site, group: tuple[Statement, ...]) -> None:
+    def _update(self, site: StoreSite, group: tuple[Statement, ...]) -> None:
         """``entry *= value`` and the like, as assignments that read the entry."""
         self.coverage.read.add(site.container)
         for u in group:

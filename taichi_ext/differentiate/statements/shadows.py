@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.analysis.stores import Site
+from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.differentiate.facts.decisions import Role, size_of
 from taichi_ext.differentiate.facts.facts import (
     Condition,
@@ -208,7 +208,7 @@ class Tangents:
 
     # --- writing
 
-    def store(self, site: Site, group: tuple[Statement, ...], written: Written) -> None:
+    def store(self, site: StoreSite, group: tuple[Statement, ...], written: Written) -> None:
         """``entry = value``, primal and tangent; of several components at once."""
         targets, forms = written.targets, written.forms
         for s, target, value in zip(group, targets, written.values, strict=True):
@@ -217,7 +217,7 @@ class Tangents:
             if is_possible:
                 self._store_tangents(site, targets, forms)
 
-    def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
         stores = self.walk.facts.stores
         if any(forms) or not (stores.is_untouched(site) and self._is_fresh()):
             self._store_forms(site, targets, forms)
@@ -228,7 +228,7 @@ class Tangents:
             self.coverage.assumed_zero.add(self.container)
         return self.role.is_fresh
 
-    def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+    def _store_forms(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
         columns = self.walk.facts.columns
         covers = self.walk.facts.stores.covers(site)
         if covers and not self.accesses and not any(self._is_own(leaf) for f in forms for leaf in f):
@@ -248,7 +248,7 @@ class Tangents:
         self._store_seeds(rows, forms, overwrites=fresh)
         self.version += 1
 
-    def _needs_no_clearing(self, site: Site, forms: list[Form], *, covers: bool) -> bool:
+    def _needs_no_clearing(self, site: StoreSite, forms: list[Form], *, covers: bool) -> bool:
         """Whether the columns that a store does not write are zero already, or are stored with the rest."""
         if covers:
             return all(_is_complete(form, self.walk.facts.columns) for form in forms)
@@ -290,7 +290,7 @@ class Tangents:
         own = only_row(form)
         return own is not None and self._is_own(own) and own.key == row
 
-    def add(self, site: Site, group: tuple[Statement, ...], written: Written, sign: int) -> None:
+    def add(self, site: StoreSite, group: tuple[Statement, ...], written: Written, sign: int) -> None:
         """``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic, primal and tangent."""
         targets, forms = written.targets, written.forms
         for s, target, value in zip(group, targets, written.values, strict=True):
@@ -299,7 +299,7 @@ class Tangents:
             if is_possible:
                 self._add_tangents(site, targets, forms, sign)
 
-    def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
+    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form], sign: int) -> None:
         is_private = self.walk.facts.stores.is_private(site)
         rows = [self.row_number(target)[1] for target in targets]
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.analysis.stores import Site
+from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.facts.facts import is_inside
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, EntryTarget
@@ -74,13 +74,13 @@ class SparseTangents(Tangents):
         is_needless = is_first and self.writer.numbering.is_alone(self.target.key)
         return form if is_needless else self._guarded(condition, form)
 
-    def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
         if self.has_entries:
             self.writer.store(self.target, site, list(map(self.row, targets)), forms)
         elif not self._require_columns(forms):
             super()._store_tangents(site, targets, forms)
 
-    def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
+    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form], sign: int) -> None:
         if self.has_entries:
             forms = forms if sign > 0 else list(map(negated, forms))
             if any(forms):
@@ -102,7 +102,7 @@ class EnergyTangents(Tangents):
 
     gradient: EnergyGradient = field(kw_only=True)
 
-    def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+    def _store_forms(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
         if has_row(forms[0]):  # perhaps the gradient itself, so each column is read before it is stored
             super()._store_forms(site, targets, forms)
             return
@@ -111,7 +111,7 @@ class EnergyTangents(Tangents):
         self.gradient.add(forms[0])
         self.version += 1
 
-    def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
+    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form], sign: int) -> None:
         self.gradient.add(forms[0] if sign > 0 else negated(forms[0]))
         self.version += 1
 
@@ -126,7 +126,7 @@ class IntermediateTangents(EnergyTangents):
     _is_read = False
 
     @property
-    def _sites(self) -> list[Site]:
+    def _sites(self) -> list[StoreSite]:
         return self.walk.facts.stores.sites[self.container]
 
     def form(self, load: Load) -> Form:
@@ -137,17 +137,17 @@ class IntermediateTangents(EnergyTangents):
                 self._raise_dense()
         return super().form(load)
 
-    def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
         is_once = site in self._sites and all(_is_own(site, loop) for loop in site.loops)  # not ``entry *= value``
         if not is_once or any(map(self._is_before(site), self._sites)):
             self._raise_dense()
         self._add_tangents(site, targets, forms, 1)
 
-    def _is_before(self, store: Site) -> Callable[[Site], bool]:
+    def _is_before(self, store: StoreSite) -> Callable[[StoreSite], bool]:
         """Whether an entry of a store may have been written to before."""
         at = self._sites.index(store)
 
-        def is_before(site: Site) -> bool:
+        def is_before(site: StoreSite) -> bool:
             if site is store or site.is_disjoint_from(store):
                 return False
             is_apart = site.loops[:1] != store.loops[:1] or self.walk.facts.stores.is_private(site)
@@ -155,7 +155,7 @@ class IntermediateTangents(EnergyTangents):
 
         return is_before
 
-    def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
+    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form], sign: int) -> None:
         if self._is_read and any(forms):
             self._raise_dense()
         walk, first = self.walk, self.role.first_column
@@ -174,6 +174,6 @@ class IntermediateTangents(EnergyTangents):
         )
 
 
-def _is_own(site: Site, loop: Loop) -> bool:
+def _is_own(site: StoreSite, loop: Loop) -> bool:
     """Whether different iterations of a loop write to different entries."""
     return bool(loop.atoms) and site.covers(loop.atoms)

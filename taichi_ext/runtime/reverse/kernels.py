@@ -10,7 +10,7 @@ from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext import backend, engine, launches
-from taichi_ext.adjoint import AdjointArray, Machine, Staged, Tape, adjoint_array, adjoint_of, checked, staged
+from taichi_ext.adjoint import AdjointArray, Staged, Tape, adjoint_array, adjoint_of, checked, staged
 from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.cuts import Paths, find_paths
@@ -31,6 +31,7 @@ from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.schedule import without_atomics
+from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify import simplify
 
 _UNSURE = (
@@ -228,7 +229,7 @@ class StagedKernel:
             found = self._activity(body, active)
             check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
             activity = useful_activity(replace(self.program, body=body), found)
-            made = self._made(n, activity, Machine(threads, self.extents), width, is_guarded)
+            made = self._made(n, activity, Machine(threads, extents=self.extents), width, is_guarded)
             self._adjoints[name] = replace(made, before=active)
         return self._adjoints[name]
 
