@@ -12,9 +12,9 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
-from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
+from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.differentiate.facts.facts import Walk
 from taichi_ext.differentiate.forms.entry_sites import (
     DenseRowsError,
@@ -194,7 +194,7 @@ class EntryWriter:
 
     # --- writing
 
-    def store(self, target: EntryTarget, site: stores.Site | None, rows: list[Affine], forms: list[Form]) -> None:
+    def store(self, target: EntryTarget, site: StoreSite | None, rows: list[Affine], forms: list[Form]) -> None:
         """``entry = value``."""
         is_injective = self.emit(target, True if site is None else site, rows, forms, is_sum=False)
         for row, form in zip(rows, forms, strict=True):
@@ -202,7 +202,7 @@ class EntryWriter:
             self._stored[target.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
             self._note(target.key, row, is_injective, is_sum=False)
 
-    def add(self, target: EntryTarget, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
+    def add(self, target: EntryTarget, site: StoreSite, rows: list[Affine], forms: list[Form]) -> None:
         """``entry += value``."""
         is_injective = self.emit(target, site, rows, forms, is_sum=True)
         is_private = self.walk.facts.stores.is_private(site)
@@ -243,7 +243,7 @@ class EntryWriter:
     def emit(
         self,
         target: EntryTarget,
-        place: stores.Site | bool,
+        place: StoreSite | bool,
         rows: list[Affine],
         forms: list[Form],
         *,
@@ -342,9 +342,9 @@ class EntryWriter:
     def _is_interrupted(self) -> bool:
         return any(loop.is_interrupted for loop in self.walk.cursor.loops)
 
-    def _is_once(self, place: stores.Site | bool, variables: list[Atom]) -> bool:
+    def _is_once(self, place: StoreSite | bool, variables: list[Atom]) -> bool:
         """Whether no two slots have the same row."""
-        if not isinstance(place, stores.Site):
+        if not isinstance(place, StoreSite):
             return place
         opened = [a for loop in self.walk.cursor.loops[:1] for a in loop.atoms]
         return place.covers([*opened, *variables], has_component=True)
