@@ -83,17 +83,20 @@ def started(number, count):
 def shared_program(token):
     """Fields, kernels and a list that all shards of a call use, as those of a user's module are."""
     a, b, energy = (ti.field(ti.f64, ()) for _ in range(3))
-    r, height, told = ti.field(ti.f64, 30), ti.field(ti.i32, ()), [0]
+    r, time, shape = (ti.field(ti.f64, 30) for _ in range(3))  # numbers written in kernels are float32 in a worker
+    height, told = ti.field(ti.i32, ()), [0]
+    time.from_numpy(0.1 * np.arange(30))
+    shape.from_numpy(np.exp(-0.07 * np.arange(30)))
 
     @ti.kernel
     def add_residuals():
         for i in r:
-            r[i] += a[None] * ti.exp(-b[None] * 0.1 * i) - height[None] * ti.exp(-0.07 * i)
+            r[i] += a[None] * ti.exp(-b[None] * time[i]) - height[None] * shape[i]
 
     @ti.kernel
     def move(by: ti.f64):
         for i in r:
-            r[i] += by * ti.exp(-0.07 * i)
+            r[i] += by * shape[i]
 
     @ti.kernel
     def add_energy():
