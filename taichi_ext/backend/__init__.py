@@ -87,6 +87,7 @@ from taichi_ext.backend.field_memory import (
 )
 from taichi_ext.backend.following import (
     FieldEntry,
+    Follower,
     ending,
     follow,
     follow_by,
@@ -172,11 +173,10 @@ from taichi_ext.backend.lifetime import (
     moment,
 )
 from taichi_ext.backend.noting import note_function, read_member
-from taichi_ext.backend.opaque import Array, CoreNode, DataType
+from taichi_ext.backend.opaque import Array, DataType
 from taichi_ext.backend.paths import values_read
 from taichi_ext.backend.runtime import (
     ASCENDING_EIGENVALUES,
-    COMPILED_TABLES,
     RUNTIME,
     AnyArray,
     CompilationError,

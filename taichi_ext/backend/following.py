@@ -59,13 +59,37 @@ def _node(accessor: Any) -> Any:
     return setter.__closure__[setter.__code__.co_freevars.index("snode")].cell_contents
 
 
-_followers: dict[int, Any] = {}
+_followers: dict[int, Any] = {}  # by thread
 
 
 _lock = threading.Lock()
 
 
-class _Stray:
+class Follower:
+    """What follows a thread, see ``follow``: by default, Python reads fields and arrays as they are.
+
+    Attributes:
+        runs_plainly: whether a Jacobian may be computed in what is followed.
+        takes_dual_numbers: whether numbers in Python have tangents.
+    """
+
+    runs_plainly = takes_dual_numbers = False
+
+    def host_write(self, obj: Any, index: object, value: object) -> None:
+        """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
+
+    def host_read(self, obj: Any, index: object, value: object) -> object:
+        """The value that Python reads."""
+        return value
+
+    def note_field(self, field: Any) -> None:
+        """Python accesses entries of a field, perhaps before a kernel does."""
+
+    def with_tangents(self, entries: Any) -> np.ndarray | None:
+        """The entries of a vector or matrix, if there are numbers with tangents among them."""
+
+
+class _Stray(Follower):
     """Follows a thread that a pipeline has started, for the follower of that; it must not launch kernels, nor store."""
 
     def __init__(self, main: Any) -> None:
@@ -84,10 +108,10 @@ class _Stray:
     def host_read(self, obj: object, index: object, value: object) -> object:
         return self.main.host_read(obj, index, value)
 
-    def note_field(self, field: object) -> None:
+    def note_field(self, field: Any) -> None:
         self.main.note_field(field)
 
-    def with_tangents(self, entries: object) -> Any:
+    def with_tangents(self, entries: Any) -> np.ndarray | None:
         return self.main.with_tangents(entries)
 
     def _error(self, what: str) -> UnsupportedError:
@@ -401,7 +425,7 @@ def pipeline_follower() -> Any:
 def is_followed() -> bool:
     """Whether this thread is running a pipeline that is differentiated, and no solver in it that runs as it is."""
     follower = _follower()
-    return follower is not None and type(follower) is not _Stray and not getattr(follower, "runs_plainly", False)
+    return follower is not None and type(follower) is not _Stray and not follower.runs_plainly
 
 
 def is_gradient_replaced() -> bool:

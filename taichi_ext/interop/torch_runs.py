@@ -27,7 +27,7 @@ from taichi_ext.runtime.memory.state import State
 Tensors = Sequence[Any]
 
 
-class Snapshot:
+class Snapshot(backend.Follower):
     """Follows a run: the fields and arrays that it uses, as they were before it.
 
     A product with the derivatives is computed later, when they may hold other numbers.
@@ -61,20 +61,10 @@ class Snapshot:
     def before_host_write(self, obj: object, value: object) -> None:
         self._save(obj)
 
-    def host_write(self, obj: object, index: object, value: object) -> None:
-        """Nothing: it was saved before."""
-
     def host_read(self, obj: object, index: object, value: object) -> object:
         """The value, once its field or array is saved."""
         self._save(obj)
         return value
-
-    def note_field(self, field: object) -> None:
-        """Python accesses entries of a field, which are saved when it does."""
-
-    def with_tangents(self, entries: object) -> object:
-        """The entries of a vector or matrix: no number has a tangent here."""
-        return entries
 
     def root(self, root: Root) -> object:
         """Run the solver of an implicit function."""

@@ -83,8 +83,8 @@ class FactoredDirections:
         factors = self._factorise(H)
         if factors is not None:
             yield factors.solve(downhill), False
-        sparse = self._plain.prepared.sparse
-        if not (sparse.dense_reason or sparse.energy_intermediates):  # with blocks of elements
+        prepared = self._plain.prepared
+        if not (prepared.dense_reason or prepared.energy_intermediates):  # with blocks of elements
             H = self._evaluated(x, self._projected, "abs")[2]
         for shift in _SHIFTS:
             factors = self._factorise(self._shifted(H, shift))

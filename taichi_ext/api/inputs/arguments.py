@@ -324,10 +324,6 @@ class KernelCall:
             is_array = backend.is_array_annotation(self.annotation(target))
         return not is_array
 
-    def is_passed_number(self, target: Target) -> bool:
-        """Whether the target is a number or vector that a pipeline takes."""
-        return self.kernel is None and target.variable is None and self.is_value(target)
-
     def value_shape(self, target: Target) -> tuple[int, ...]:
         """Shape of an argument passed by value, or of a Python number."""
         if target.variable is not None:

@@ -118,8 +118,7 @@ class Plan:
 
         ``progress="stages"`` draws no bar, and says what a long first call does, as None and True do.
         """
-        _check_outside_kernel()
-        _check_not_recording()
+        _check_place()
         with backend.ending:
             if backend.is_followed():
                 raise InvalidArgumentError(
@@ -161,7 +160,7 @@ class Plan:
             fused={},
             replay=None,
             layout=version,
-            sparse=replace(prepared.sparse, intermediates={}),
+            intermediates={},
         )
 
     def _follow_constants(self, call: KernelCall) -> None:
@@ -178,8 +177,7 @@ def prepare(
 ) -> tuple[Plan, KernelCall]:
     """A new plan, and the call with these arguments."""
     check_initialised()
-    _check_outside_kernel()
-    _check_not_recording()
+    _check_place()
     call = KernelCall(kernel, args)
     return Plan(call, params, outputs, options, use), call
 
@@ -358,8 +356,8 @@ class Jacobian:
         prepared = self._prepared
         reason = prepared.dense_reason
         first = [f"J is computed dense, and its zeros are left out, because of this:\n{reason}"] if reason else []
-        if prepared.sparse.energy_intermediates and not reason:
-            names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.sparse.energy_intermediates)
+        if prepared.energy_intermediates and not reason:
+            names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.energy_intermediates)
             first = [f"two runs, since the energy is computed from {names}"]
         first += [prepared.mode] if prepared.mode else []
         first += [f"reverse mode: {prepared.reverse.report}"] if prepared.reverse and prepared.reverse.report else []
@@ -373,12 +371,9 @@ class Jacobian:
         return self._prepared.question.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))
 
 
-def _check_outside_kernel() -> None:
+def _check_place() -> None:
     if backend.is_inside_kernel():
         raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
-
-
-def _check_not_recording() -> None:
     if backend.is_recorded():
         raise UnsupportedError(
             "A Jacobian is computed within ti.ad.Tape or ti.ad.FwdMode, whose gradient would miss its launch. Compute "

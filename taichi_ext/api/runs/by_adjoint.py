@@ -24,7 +24,7 @@ from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
-from taichi_ext.runtime.reverse.reverse import Products, Reverse, Run
+from taichi_ext.runtime.reverse.reverse import Products, Reverse
 
 FEW_ROWS = 8  # up to which reverse mode is taken into account
 COLUMNS_PER_ROW = 32  # from which on
@@ -280,9 +280,6 @@ def _products(
         directions=directions,
         wants_return=any(o.target.kind == "return" for o in layout.outputs),
     )
-    run = Run(
-        call.kernel, call.function, call.args if call.kernel is None else call.full_args, call.names, layout.passed
-    )
 
     def check(forward: Forward) -> None:
         if call.kernel is None and not prepared.is_judged and forward.may_lose:
@@ -298,7 +295,7 @@ def _products(
     try:
         with backend.suspend_following(), evaluation.whole(), _WayBack(evaluation) as bar:
             found = reverse.vjp(
-                run,
+                evaluation.what,
                 request,
                 cotangents,
                 max_memory=memory,

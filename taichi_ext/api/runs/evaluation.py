@@ -37,7 +37,7 @@ from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart
 from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import warn_at_user
+from taichi_ext.runtime.python.dual_numbers import Run, warn_at_user
 from taichi_ext.stages import Stages
 
 _EARLIER = (
@@ -229,6 +229,13 @@ class Evaluation:
 
     # --- runs
 
+    @property
+    def what(self) -> Run:
+        """What is run."""
+        call = self.call
+        args = call.args if call.kernel is None else call.full_args
+        return Run(call.kernel, call.function, args, call.names, self.layout.passed)
+
     def whole(self) -> contextlib.AbstractContextManager[Any]:
         """A lock that keeps other threads out during all the runs of one kernel.
 
@@ -275,7 +282,7 @@ class Evaluation:
         count = max(1, min(count, total - first))  # one column without tangents if the parameters have no entries
         is_part = count < total or is_repeated or is_again
         given = None if self._directions is None else self._directions[:, first : first + count]
-        blocks, intermediates = max(1, -(-total // count)), self.prepared.sparse.energy_intermediates
+        blocks, intermediates = max(1, -(-total // count)), self.prepared.energy_intermediates
         request = Request(
             block=ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
             seeds=self.layout.seeds,
@@ -304,8 +311,7 @@ class Evaluation:
                 launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
                 self.returned = launched.result
             else:
-                pipeline = Pipeline(session)
-                self.returned = pipeline.run(self.call.function, self.call.args, self.call.names, self.layout.passed)
+                self.returned = Pipeline(session).run(self.what)
             session.finish()
             self._warn_of_alerts()
             self._log.note_params(session.accesses)
@@ -472,7 +478,7 @@ class DenseForm:
     def repeated(self, evaluation: Evaluation) -> Any:
         """J by a launch like that of the call before; None if there is no such launch."""
         replay, out = evaluation.prepared.replay, evaluation.out
-        if replay is None or replay.is_sparse or not evaluation.is_repeatable or not replay.launch.is_current():
+        if replay is None or replay.is_sparse or not evaluation.is_repeatable or not replay.is_current:
             return None
         found = replay.dense(evaluation.call.full_args, out)
         return self.structured(evaluation, [[found]]) if out is None and found is not None else found

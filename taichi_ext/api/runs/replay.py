@@ -15,7 +15,7 @@ from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import Layout
 from taichi_ext.launches import GRADIENT, FirstOrderArray, Fused
 from taichi_ext.program.keys import Key, SiteArray
-from taichi_ext.runtime.launching.pipeline import Repetition
+from taichi_ext.runtime.launching.session import is_repeatable
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.reverse.reverse import Reverse
 from taichi_ext.runtime.sparse.matrices import Arithmetic
@@ -45,21 +45,25 @@ class _Tangents:
         return is_array and array.flags.c_contiguous and array.flags.writeable
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replay:
-    """A launch that takes tangents that begin at zero, and memory of the kernel itself.
+    """A launch that takes tangents that begin at zero, and memory of the kernel itself; it is set up once.
 
     Attributes:
         layout: the parameters and outputs.
-        launch: the kernel.
+        fused: the kernel.
         tangents: the tangents that it takes; for a dense J, J alone.
+        kept: the arrays that are the same in each launch, by key.
         gradient: of an energy, which the launch adds up beside H.
     """
 
     layout: Layout
-    launch: Repetition
+    fused: Fused
     tangents: dict[Key, _Tangents]
+    kept: dict[Key, Any]
     gradient: _Tangents | None = None
+    _repeated: backend.RepeatedLaunch | None = None
+    _changing: list[tuple[int, Key]] = field(default_factory=list)  # positions and keys of the arrays that are not kept
 
     @staticmethod
     def of(fused: Fused, layout: Layout, tangents: Mapping[Key, tuple[tuple[int, ...], np.dtype]]) -> Replay | None:
@@ -73,7 +77,7 @@ class Replay:
             return None
         given = {key: _Tangents(*kind, key in fused.facts.covered) for key, kind in tangents.items()}
         gradients = [_Tangents((max(1, i.size),), numpy_dtype(i.dtype), is_covered=False) for i in first_order]
-        return Replay(layout, Repetition(fused, scratch), given, *gradients)
+        return Replay(layout, fused, given, scratch, next(iter(gradients), None))
 
     @staticmethod
     def of_field(kernels: list[Fused], layout: Layout) -> Replay | None:
@@ -89,7 +93,25 @@ class Replay:
     @property
     def is_sparse(self) -> bool:
         """Whether J is sparse."""
-        return self.launch.fused.entries is not None
+        return self.fused.entries is not None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it gives what a launch by a session would."""
+        return is_repeatable(self.fused)
+
+    def _launch(self, args: tuple[object, ...], array: Callable[[Key], object]) -> None:
+        """Launch it; ``array`` gives the arrays that are not kept."""
+        if self._repeated is not None:
+            self._repeated({position: array(key) for position, key in self._changing})
+            return
+        fused, kept = self.fused, self.kept
+        fused.launch(args, [kept[key] if key in kept else array(key) for key in fused.shadows])
+        if backend.is_plain_call(fused.primal):
+            numbered = list(enumerate(fused.shadows))
+            self._changing = [(position, key) for position, key in numbered if key not in kept]
+            same = {position: kept[key] for position, key in numbered if key in kept}
+            self._repeated = backend.RepeatedLaunch(fused.kernel, same)
 
     def dense(self, args: tuple[object, ...], out: Any) -> np.ndarray | None:
         """J of a launch that is current, in ``out`` if that is given; None if J does not fit there.
@@ -104,20 +126,20 @@ class Replay:
         else:
             given.clear(out)
         with backend.exclusive:  # scratch memory is shared
-            self.launch.launch(args, lambda _: out.reshape(-1))
+            self._launch(args, lambda _: out.reshape(-1))
         return out
 
     @property
     def is_symmetric(self) -> bool:
         """Whether J is symmetric to the last bit, as a Hessian is."""
-        return Streams.of(self.launch.fused).is_symmetric
+        return Streams.of(self.fused).is_symmetric
 
     def sparse(self, args: tuple[object, ...], rows: SparseRows) -> tuple[SparseRows, np.ndarray | None]:
         """Compose the rows of a launch that is current, see ``dense``; with the gradient of an energy."""
-        streams = Streams.of(self.launch.fused)
+        streams = Streams.of(self.fused)
         streams.begin()
-        for key in self.tangents.keys() & self.launch.kept:
-            self.tangents[key].clear(self.launch.kept[key])
+        for key in self.tangents.keys() & self.kept:
+            self.tangents[key].clear(self.kept[key])
         gradient = None if self.gradient is None else self.gradient.new()
 
         def array(key: Key) -> object:
@@ -125,13 +147,13 @@ class Replay:
                 return streams.array(key)
             return gradient if isinstance(key, FirstOrderArray) else self._new(key)
 
-        self.launch.launch(args, array)
+        self._launch(args, array)
         rows.compose(streams.end(), lambda key: key)
         return rows, gradient
 
     def _new(self, key: Key) -> np.ndarray:
         """An array of tangents, which is kept if there is room."""
-        array, kept = self.tangents[key].new(), self.launch.kept
+        array, kept = self.tangents[key].new(), self.kept
         if array.nbytes + sum(kept[other].nbytes for other in self.tangents if other in kept) <= MOST_KEPT:
             kept[key] = array
         return array
@@ -173,27 +195,6 @@ class Question:
         return self.result([[0] * len(self.params) for _ in rows])
 
 
-@dataclass
-class SparseChoices:
-    """How the rows of a sparse Jacobian are computed.
-
-    Attributes:
-        dense_reason: why rows of all columns are computed although the result is sparse; empty if they are not.
-        in_rows: the numbers of the parameters whose columns are held by rows of tangents.
-        is_in_rows: whether the columns of small parameters have been moved there.
-        intermediates: the fields whose entries are separate columns, and their sizes.
-        energy_intermediates: the fields that an energy is computed from, and their sizes.
-        arithmetic: the patterns of products and sums of sparse matrices.
-    """
-
-    dense_reason: str = ""
-    in_rows: set[int] = field(default_factory=set)
-    is_in_rows: bool = False
-    intermediates: dict[object, int] = field(default_factory=dict)
-    energy_intermediates: dict[object, int] = field(default_factory=dict)
-    arithmetic: Arithmetic = field(default_factory=Arithmetic)
-
-
 @dataclass(kw_only=True)
 class Prepared:
     """The state shared by all calls of one Jacobian, from all threads; it holds nothing of a single call.
@@ -210,7 +211,12 @@ class Prepared:
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
         replay: the fast path for a repeated launch, where there is one.
-        sparse: how sparse rows are computed.
+        dense_reason: why rows of all columns are computed although the result is sparse; empty if they are not.
+        in_rows: the numbers of the parameters whose columns are held by rows of tangents, for sparse rows.
+        is_in_rows: whether the columns of small parameters have been moved there.
+        intermediates: the fields whose entries are separate columns, and their sizes.
+        energy_intermediates: the fields that an energy is computed from, and their sizes.
+        arithmetic: the patterns of products and sums of sparse matrices.
         reverse: the kernels of reverse mode.
         has_no_adjoint: why rows are not computed by reverse mode; empty if they are.
         mode: which mode was chosen, and why.
@@ -227,7 +233,12 @@ class Prepared:
     is_checked: bool = False
     rules_seen: Hashable = None
     replay: Replay | None = None
-    sparse: SparseChoices = field(default_factory=SparseChoices)
+    dense_reason: str = ""
+    in_rows: set[int] = field(default_factory=set)
+    is_in_rows: bool = False
+    intermediates: dict[object, int] = field(default_factory=dict)
+    energy_intermediates: dict[object, int] = field(default_factory=dict)
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
     reverse: Reverse | None = None
     has_no_adjoint: str = ""
     mode: str = ""
@@ -246,11 +257,6 @@ class Prepared:
     def format(self) -> str | None:
         """Of sparse Jacobians; None for dense ones."""
         return self.question.options.format
-
-    @property
-    def dense_reason(self) -> str:
-        """See ``SparseChoices``."""
-        return self.sparse.dense_reason
 
     def note_fit(self, sizes: object) -> None:
         """Remember that a call with arrays of these shapes has fitted into free memory."""

@@ -81,8 +81,8 @@ class SparseForm(DenseForm):
         return self._dense_blocks(evaluation) if found is None else found
 
     def _sparse_blocks(self, evaluation: Evaluation) -> list[list[object]]:
-        subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
-        intermediates = evaluation.prepared.sparse.energy_intermediates
+        subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.arithmetic
+        intermediates = evaluation.prepared.energy_intermediates
         adjoints = _adjoints(evaluation, intermediates) if intermediates else None
         rows, target = _run(evaluation, self._projection, adjoints, is_again=adjoints is not None)
         is_symmetric = target.is_symmetric and not intermediates
@@ -103,7 +103,7 @@ class SparseForm(DenseForm):
         return blocks
 
     def _dense_blocks(self, evaluation: Evaluation) -> list[list[object]]:
-        reason = evaluation.prepared.sparse.dense_reason
+        reason = evaluation.prepared.dense_reason
         if self._projection is not None:
             raise UnsupportedError(
                 f"project={self._projection!r} needs an energy that is a sum of terms of few entries of the params: "
@@ -159,10 +159,10 @@ def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: Mapp
 
 def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_compose: bool = False) -> Result | None:
     """The result of a run; None, with the state before it restored, if rows cannot be sparse."""
-    choices = evaluation.prepared.sparse
+    prepared = evaluation.prepared
     if evaluation.layout.passed:
-        choices.dense_reason = "a number that the pipeline takes is a parameter"
-    while not choices.dense_reason:
+        prepared.dense_reason = "a number that the pipeline takes is a parameter"
+    while not prepared.dense_reason:
         try:
             return run()
         except DenseRowsError as error:
@@ -170,14 +170,14 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_comp
             if (
                 may_compose
                 and isinstance(error, IntermediatesError)
-                and not error.sizes.keys() <= choices.energy_intermediates.keys()
+                and not error.sizes.keys() <= prepared.energy_intermediates.keys()
                 and not error.sizes.keys() & {p.container for p in evaluation.layout.params}
             ):
-                choices.energy_intermediates.update(error.sizes)
+                prepared.energy_intermediates.update(error.sizes)
             elif not _put_in_rows(evaluation):
-                choices.dense_reason = reason
+                prepared.dense_reason = reason
         except OverBudgetError:
-            reason = choices.dense_reason = "tangents of fields between params and outputs do not fit into max_memory"
+            reason = prepared.dense_reason = "tangents of fields between params and outputs do not fit into max_memory"
         if evaluation.state is not None:
             evaluation.state.reason = f"The run has to begin again with dense tangents, because {reason}"
             evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
@@ -187,16 +187,16 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_comp
 
 def _put_in_rows(evaluation: Evaluation) -> bool:
     """Put the columns of small parameters into rows of tangents; False if that has been tried before."""
-    choices = evaluation.prepared.sparse
-    if choices.is_in_rows:
+    prepared = evaluation.prepared
+    if prepared.is_in_rows:
         return False
-    choices.is_in_rows = True
+    prepared.is_in_rows = True
     sizes = [p.size for p in evaluation.layout.params]
     small = {n for n, size in enumerate(sizes) if size <= FEW_COLUMNS}
     if not small or sum(sizes[n] for n in small) > MOST_COLUMNS:
         return False
-    choices.in_rows |= small
-    choices.intermediates.clear()
+    prepared.in_rows |= small
+    prepared.intermediates.clear()
     return True
 
 
@@ -210,23 +210,23 @@ def _run(
     found = _repeated(evaluation, projection)
     if found is not None:
         return found
-    prepared, layout, choices = evaluation.prepared, evaluation.layout, evaluation.prepared.sparse
-    choices.arithmetic.begin()
+    prepared, layout = evaluation.prepared, evaluation.layout
+    prepared.arithmetic.begin()
     keys = [p.container for p in layout.params]
     sizes = {p.container: p.rows for p in layout.params}
     numbering = Columns(
-        sizes, {keys[n] for n in choices.in_rows}, {**choices.intermediates, **choices.energy_intermediates}
+        sizes, {keys[n] for n in prepared.in_rows}, {**prepared.intermediates, **prepared.energy_intermediates}
     )
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
     containers |= {TERMS_GRADIENT} if adjoints is not None else set()
     apart = frozenset[Key]() if adjoints is None or is_again else adjoints.keys
-    rows = SparseRows(sizes, choices.arithmetic, apart)
+    rows = SparseRows(sizes, prepared.arithmetic, apart)
     target = SparseEntries(numbering, containers, rows, projection, adjoints)
     try:
         session, _ = evaluation.run(target, 0, layout.count, is_repeated=bool(apart), is_again=is_again)
     finally:
-        choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
-        choices.intermediates.update(target.numbering.intermediates)
+        prepared.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
+        prepared.intermediates.update(target.numbering.intermediates)
     if _is_simple(evaluation) and all(o.target.kind == "field" for o in layout.outputs):
         prepared.replay = _replay(layout, target, session.tangents.fields.shadows)
     return rows, target
@@ -239,16 +239,17 @@ def _is_simple(evaluation: Evaluation) -> bool:
 
 def _repeated(evaluation: Evaluation, projection: str | None) -> tuple[SparseRows, Replay] | None:
     """The rows after a launch like that of the call before, and that; None if there is no such launch."""
-    replay, subject, choices = evaluation.prepared.replay, evaluation.subject, evaluation.prepared.sparse
+    prepared, subject = evaluation.prepared, evaluation.subject
+    replay = prepared.replay
     if replay is None or not replay.is_sparse or not _is_simple(evaluation):
         return None
-    if projection is not None or choices.energy_intermediates or (replay.gradient is not None) != subject.has_gradient:
+    if projection is not None or prepared.energy_intermediates or (replay.gradient is not None) != subject.has_gradient:
         return None
-    if not replay.launch.is_current():
+    if not replay.is_current:
         return None
-    choices.arithmetic.begin()
+    prepared.arithmetic.begin()
     sizes = {p.container: p.rows for p in replay.layout.params}
-    rows, gradient = replay.sparse(evaluation.call.full_args, SparseRows(sizes, choices.arithmetic))
+    rows, gradient = replay.sparse(evaluation.call.full_args, SparseRows(sizes, prepared.arithmetic))
     if gradient is not None:
         subject.note_gradient(gradient)
     return rows, replay

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from taichi_ext import backend
-from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import Fused, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.roots import Root, Rows, Solving, part_of
-from taichi_ext.runtime.launching.session import Launched, Session, is_among, is_current, warn_of_changes
+from taichi_ext.runtime.launching.session import Launched, Session, is_among, is_repeatable, warn_of_changes
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.shadows import row_of_entry, rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
+    DualFollower,
     DualNumber,
-    PipelineRun,
-    dual_entries,
-    dual_like,
-    dual_math,
+    Run,
     forget_tangents,
     is_dual,
     plain_number,
@@ -34,45 +28,31 @@ from taichi_ext.runtime.python.dual_numbers import (
 from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 
 
-class Pipeline:
+class Pipeline(DualFollower):
     """Follows a Python function: ``backend.follow`` reports the function's accesses to fields and arrays to it."""
 
-    takes_dual_numbers = True
-
     def __init__(self, session: Session) -> None:
+        super().__init__()
         restart = session.request.restart
         self._session = session
         self._tangents = session.tangents
         self._state, self._record, self._trace = restart.state, restart.record, restart.trace
-        self._numbers = PipelineRun()
-        self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
-        self._repetitions: dict[object, tuple[int, Repetition, object]] = {}  # by kernel and arguments
+        self._repeated: dict[object, tuple[int, Fused, backend.RepeatedLaunch, object]] = {}  # by kernel and arguments
 
-    def run(self, function: Any, args: tuple[object, ...], names: list[str], passed: dict[int, int]) -> Any:
-        """Run a function; returns its result.
-
-        Args:
-            function: the pipeline.
-            args: its arguments.
-            names: the names of the arguments.
-            passed: the first columns of arguments that are numbers and parameters, by position.
-        """
-        session, given, numbers = self._session, list(args), self._numbers
+    def run(self, run: Run) -> Any:
+        """Run a function; returns its result."""
+        session, numbers, rows_of = self._session, self._numbers, self._tangents.columns.rows_of
         if self._state is not None:
-            for array in reachable_arrays(function, args):
+            for array in reachable_arrays(run.function, run.args):
                 self._state.save(array)
         self._tangents.arrays.remember()
         if self._trace is not None:
-            self._trace.remember(filter(is_host_array, args))
-            if passed:
+            self._trace.remember(filter(is_host_array, run.args))
+            if run.passed:
                 self._trace.note_read()
-        for position, column in passed.items():
-            rows = (self._tangents.columns.rows_of(n, 1)[0] for n in count(column))
-            given[position] = dual_like(args[position], rows, numbers, names[position], column)
-        with backend.follow(self), dual_math(), numbers:
-            result = function(*given)
+        result = self.follow(run, lambda column: rows_of(column, 1)[0])
         if numbers.has_numbers:
-            result = forget_tangents(result, function, args)
+            result = forget_tangents(result, run.function, run.args)
         session.accesses.note({PipelineArgument(name) for name in numbers.passed}, set())
         session.accesses.lost.note({container_key(output.key) for output in session.request.outputs}, set())
         session.check_program()
@@ -97,11 +77,10 @@ class Pipeline:
                 self._record.launch(kernel, args)
             name = (id(kernel), *map(id, args))
             if self._is_as_before(name):
-                return self._repetitions[name][1].again()
+                return self._repeated[name][2]({})
             self._session.check_program()
-            if self._runs_plainly(kernel, args):
-                with backend.suspend_following():
-                    return kernel(*args)
+            if self.runs_plainly_here(kernel, args, self._deactivate):
+                return None
             self._follow_host_arrays()
             launched = self._session.launch(kernel, args, run=self._numbers)
             self._tangents.arrays.remember()  # before Python goes on
@@ -126,16 +105,15 @@ class Pipeline:
 
     def _is_as_before(self, name: object) -> bool:
         """Whether a launch was made before and nothing that it depends on has changed."""
-        if name not in self._repetitions or backend.is_gradient_replaced():
+        if name not in self._repeated or backend.is_gradient_replaced():
             return False
-        changes, repetition, _ = self._repetitions[name]
-        return changes == self._tangents.changes and repetition.is_current()
+        changes, fused, *_ = self._repeated[name]
+        return changes == self._tangents.changes and is_repeatable(fused)
 
     def _keep(self, name: object, launched: Launched) -> None:
         """Keep a launch for repetition, with its arguments alive, since the name contains their identities."""
-        fused, passed = launched.fused, launched.passed
-        repetition = Repetition(fused, dict(zip(fused.shadows, passed, strict=False)), passed)
-        self._repetitions[name] = launched.changes, repetition, launched.args
+        repeated = backend.RepeatedLaunch(launched.fused.kernel, dict(enumerate(launched.passed)))
+        self._repeated[name] = launched.changes, launched.fused, repeated, launched.args
 
     def _is_repeatable(self, kernel: backend.Kernel, fused: Fused) -> bool:
         """Whether the containers that a kernel writes have been saved, and the launch does not depend on the call."""
@@ -144,21 +122,11 @@ class Pipeline:
         params = set(map(container_key, self._session.accesses.params))
         return is_simple and not fused.sites and not fused.facts.written & params
 
-    def _runs_plainly(self, kernel: backend.Kernel, args: tuple[object, ...]) -> bool:
-        """Whether a kernel is one of Taichi's own without tangents; if it deactivates nodes, clear their tangents."""
-        if backend.is_reading_kernel(kernel):
-            for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
-                self.host_read(source, ..., None)
-            return True
-        node = backend.deactivated_node(kernel, args)
-        if node is not None:
-            self._clear_under(node)
-        return node is not None
-
-    def _clear_under(self, node: backend.SNode) -> None:
-        """Clear the tangents under a node that is deactivated: its entries are constants from now on."""
+    def _deactivate(self, node: backend.SNode, run: Callable[[], object]) -> None:
+        """Clear the tangents under a node: its entries are constants from now on."""
         if self._state is not None:
             self._state.save_part(node)
+        run()
         if backend.node_kind(node) == "bitmasked":
             return  # Taichi keeps the memory of these nodes, and reads it
         infos = self._session.table.infos
@@ -218,13 +186,13 @@ class Pipeline:
     @contextlib.contextmanager
     def _undone(self) -> Iterator[set[Key]]:
         """Within the context, what kernels and Python store is put back at the end, with its tangents."""
-        before = self._state, self._record, self._trace, self._repetitions
+        before = self._state, self._record, self._trace, self._repeated
         with self._session.undone() as (self._state, written):
-            self._record, self._trace, self._repetitions = None, None, {}
+            self._record, self._trace, self._repeated = None, None, {}
             try:
                 yield written
             finally:
-                self._state, self._record, self._trace, self._repetitions = before
+                self._state, self._record, self._trace, self._repeated = before
 
     # --- stores and reads of Python between launches
 
@@ -249,7 +217,7 @@ class Pipeline:
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""
         entries = entries_of(value) if isinstance(value, backend.Matrix) else [value]
-        is_added = any(isinstance(n, DualNumber) and n.run is self._numbers for n in entries)
+        is_added = any(map(self.is_own, entries))
         place = self._place(obj, index, is_added=is_added)
         if is_added and place is not None and index is ...:  # a vector in each entry of an array
             for n, number in enumerate(entries):
@@ -259,7 +227,6 @@ class Pipeline:
 
     def _stored(self, place: tuple[Key, Any] | None, value: object) -> None:
         """Rows of a container have got a value."""
-        has_tangent = isinstance(value, DualNumber) and value.run is self._numbers
         if isinstance(value, DualNumber) and value.run.is_over:
             warn_of_old_number()
         if place is None:
@@ -271,8 +238,7 @@ class Pipeline:
             self._session.accesses.lost.note(set(), {key})
         if self._tangents.clear(key, rows):  # the entries are constants from now on
             self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
-        if has_tangent:
-            assert isinstance(value, DualNumber)
+        if self.is_own(value):
             self._numbers.passed |= value.names
             self._session.accesses.note(set(), self._tangents.arrays.shared([key]))
             self._tangents.store_row(key, rows, value.tangent)
@@ -295,14 +261,6 @@ class Pipeline:
             trace.read(value)
         return value
 
-    def note_field(self, field: object) -> None:
-        """Python accesses entries of a field, perhaps before a kernel does."""
-        self._touched[id(field)] = field
-
-    def with_tangents(self, entries: Any) -> np.ndarray | None:
-        """The entries of a vector or matrix, if there are numbers with tangents among them."""
-        return dual_entries(entries)
-
     def _place(self, obj: Any, index: object, *, is_added: bool = False) -> tuple[Key, Any] | None:
         """The container of an access from Python, and the rows of its tangents; None for one that has none."""
         table = self._session.table
@@ -312,9 +270,8 @@ class Pipeline:
         if isinstance(obj, backend.FieldEntry):
             found = table.by_entry(obj)
             if found is None and is_added:
-                for field in self._touched.values():
-                    for part in backend.leaf_fields(field):
-                        table.field(part)
+                for field in self.touched():
+                    table.field(field)
                 found = table.by_entry(obj)
             return None if found is None else (found[0].key, row_of_entry(*found, obj.index))
         key = view_of(obj)
@@ -333,46 +290,3 @@ class Pipeline:
             if not accesses.overwritten:
                 warn_of_changes(name, len(rows))
             accesses.note_overwritten(arrays.shared([key]))
-
-
-# Repeated launches: between calls of a prepared form, and within one run of a pipeline.
-
-
-class Repetition:
-    """One kernel, launched repeatedly with arrays of the same types; the launch is set up once.
-
-    Args:
-        fused: the kernel.
-        kept: the arrays that are the same in each launch, by key; the dict may grow until the first launch.
-        passed: all arguments of an earlier launch, if none of them changes; None before one.
-    """
-
-    def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[object] | None = None) -> None:
-        self.fused = fused
-        self.kept = kept
-        self._repeated: backend.RepeatedLaunch | None = None
-        self._changing: list[tuple[int, Key]] = []  # positions and keys of the arrays that are not kept
-        if passed is not None:
-            self._repeated = backend.RepeatedLaunch(fused.kernel, dict(enumerate(passed)))
-
-    def is_current(self) -> bool:
-        """Whether no rule has been registered since, and the kernel is current, see ``session.is_current``."""
-        return self.fused.memory.rules_version == registry.version and is_current(self.fused)
-
-    def launch(self, args: tuple[object, ...], array: Callable[[Key], object]) -> None:
-        """Launch it; ``array`` gives the arrays that are not kept."""
-        if self._repeated is not None:
-            self._repeated({position: array(key) for position, key in self._changing})
-            return
-        fused, kept = self.fused, self.kept
-        fused.launch(args, [kept[key] if key in kept else array(key) for key in fused.shadows])
-        if backend.is_plain_call(fused.primal):
-            numbered = list(enumerate(fused.shadows))
-            self._changing = [(position, key) for position, key in numbered if key not in kept]
-            same = {position: kept[key] for position, key in numbered if key in kept}
-            self._repeated = backend.RepeatedLaunch(fused.kernel, same)
-
-    def again(self) -> None:
-        """Launch it with the arguments of the launch before."""
-        assert self._repeated is not None
-        self._repeated({})

@@ -82,7 +82,7 @@ class Root:
         )
 
 
-class Solving:
+class Solving(backend.Follower):
     """Follows a solver: its launches and stores are made as they are.
 
     Args:
@@ -141,17 +141,10 @@ class Solving:
         """Python has stored to an entry of a field, or to an array."""
         self.note(obj, index)
 
-    def host_read(self, obj: object, index: object, value: object) -> object:
-        """The value that Python reads: nothing in a solver is followed."""
-        return value
-
     def note_field(self, field: Any) -> None:
         """Python accesses entries of a field, perhaps before a kernel does."""
         for part in backend.leaf_fields(field):
             self._table.field(part)
-
-    def with_tangents(self, entries: object) -> None:
-        """The entries of a vector with tangents: there are none."""
 
 
 def _changed_by(kernel: backend.Kernel, args: tuple[Any, ...], table: FieldTable) -> list[object] | None:

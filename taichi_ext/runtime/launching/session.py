@@ -19,7 +19,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, Role, container_key
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
-from taichi_ext.record.variables import Variable, attribute_variable
+from taichi_ext.record.variables import attribute_variable
 from taichi_ext.runtime.launching.tangents import (
     DenseRows,
     PassedNumberError,
@@ -201,9 +201,7 @@ class Session:
         check_gradient_is_own(kernel)
         self.has_launched = True
         request, tangents = self.request, self.tangents
-        check_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
-        args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
-        args, values, passed = taken_out(kernel, args, run)
+        args, values, passed = checked_arguments(kernel, args, request.numbers, run)
         if passed and (request.energy is not None or not self._target.is_dense):
             raise PassedNumberError("Python passes a number that depends on params to a kernel")
         numbers = request.numbers.with_passed(passed, tangents.columns)
@@ -263,7 +261,7 @@ class Session:
         if RETURN in fused.shadows and not self.is_direct:
             count = math.prod(backend.return_shape(fused.primal))
             dtype = backend.return_dtype(fused.primal)
-            tangents.fields.shadows[RETURN] = Shadow("the return value", count, tangents.columns.count, dtype)
+            tangents.fields.hold(RETURN, Shadow("the return value", count, tangents.columns.count, dtype))
         changes = tangents.changes
 
         def launch() -> Any:
@@ -291,12 +289,12 @@ class Session:
         """Clear the tangents of entries of arrays that Python has stored to; whether there were any."""
         is_changed = False
         for view, entries in stores:
-            rows = self.tangents.arrays.rows(view)
+            rows = self.tangents.rows(view)
             rows = np.arange(rows.start, rows.stop)[entries] if isinstance(rows, slice) else rows[entries]
             if self.tangents.clear(view, rows):
                 is_changed = True
                 self.accesses.note_overwritten(self.tangents.arrays.shared([view]))
-                warn_of_changes(self.tangents.arrays.name(view), len(rows))
+                warn_of_changes(self.tangents.carrier(view).name, len(rows))
         return is_changed
 
     def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[object], list[Callable[[], None]]]:
@@ -451,6 +449,11 @@ def is_current(fused: Fused) -> bool:
     return fused.kernel.captures.are_current(fused.primal)
 
 
+def is_repeatable(fused: Fused) -> bool:
+    """Whether a kernel is current, and no rule has been registered since its last launch."""
+    return fused.memory.rules_version == registry.version and is_current(fused)
+
+
 # Checks before a launch with tangents: errors, and warnings where tangents are lost.
 
 
@@ -473,9 +476,11 @@ def check_same_program(program: object) -> None:
         )
 
 
-def check_arguments(kernel: backend.Kernel, args: tuple[object, ...], parameters: tuple[Variable, ...]) -> None:
-    """Raise for a field or array of a program that has ended, and for a struct that holds a parameter."""
-    keys = {variable.key for variable in parameters}
+def checked_arguments(
+    kernel: backend.Kernel, args: tuple[Any, ...], numbers: NumberSeeds, run: PipelineRun | None
+) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, list[Any]]]:
+    """The arguments, see ``taken_out``; raises where one has ended, or is a struct that holds a parameter."""
+    keys = {variable.key for variable, _ in numbers.constants}
     for position, value in enumerate(args):
         problem = backend.ended_problem(value)
         if problem:
@@ -486,6 +491,8 @@ def check_arguments(kernel: backend.Kernel, args: tuple[object, ...], parameters
                 f"Argument {position} of {kernel.func.__qualname__} is a struct whose member {member!r} is a "
                 "parameter, and a struct that is passed is a constant. Read it in the kernel by its name."
             )
+    args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
+    return taken_out(kernel, args, run)
 
 
 def _parameter_in(value: object, keys: Set[object]) -> str:

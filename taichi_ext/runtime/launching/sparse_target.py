@@ -157,11 +157,11 @@ class SparseEntries(DenseRows):
         for key in (outer.get(k, k) for k in fused.facts.read):
             if key in self._left_out:
                 reason = FROM_INTERMEDIATES.format(self._left_out[key], "another kernel")
-                raise IntermediatesError(reason, {key: tangents.info(key).size})
+                raise IntermediatesError(reason, {key: tangents.carrier(key).size})
         for key in (outer.get(k, k) for k in fused.facts.left_out):
             if isinstance(key, View):
                 raise DenseRowsError("a kernel of the pipeline computes an array from params")
-            self._left_out[key] = tangents.info(key).name
+            self._left_out[key] = tangents.carrier(key).name
 
     def _check_intermediates(self, fused: Fused, adjoints: Adjoints) -> None:
         """Raise if two values of an intermediate's entry may matter, or if a run cannot be repeated."""

@@ -16,17 +16,16 @@ from taichi_ext.labels import Label
 from taichi_ext.launches import (
     GRADIENT,
     ColumnBlock,
-    ContainerInfo,
     EnergyTarget,
     Fused,
     Role,
     SparseTarget,
     container_key,
 )
-from taichi_ext.program.keys import VALUES, Key
+from taichi_ext.program.keys import RETURN, VALUES, Key
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents, Given
 from taichi_ext.runtime.memory.first_order import FirstOrderTangents
-from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.regions import Carrier, View
 from taichi_ext.runtime.memory.shadows import FieldTable, FieldTangents, Shadow, TangentColumns
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN
@@ -100,7 +99,7 @@ class Tangents:
 
     def __init__(self, request: Request, table: FieldTable, target: DenseRows) -> None:
         self.columns = TangentColumns(target.block(request.block), request.directions, request.max_memory)
-        self.fields = FieldTangents(table, self.columns)
+        self.fields = FieldTangents(table)
         self.arrays = ArrayTangents(self.columns)
         self.first_order = FirstOrderTangents(request.energy, self.fields, self.arrays)
         self._target = target
@@ -108,41 +107,58 @@ class Tangents:
         for array in request.arrays:
             self.arrays.register(array)
         for seed in request.seeds:
-            self._of(seed.key).seed(seed.key, seed.first)
+            if isinstance(seed.key, View):
+                self.arrays.check_separate(seed.key)
+            self.carrier(seed.key).seeds[seed.key] = seed.first
         for seed in request.seeds if request.directions is not None else ():
             self.shadow(container_key(seed.key))
         for output in request.outputs if target.is_dense else ():
-            key = container_key(output.key)
-            self._of(key).open_output(key, output.name, output.rows, output.dtype, output.place)
+            self._open(container_key(output.key), output)
 
-    def _of(self, key: object) -> Any:
-        return self.arrays if isinstance(key, View) else self.fields
+    def _open(self, key: Key, output: Output) -> None:
+        """Make a container an output; its J is computed in ``output.place`` if that can hold it."""
+        carrier = self.fields.add(key, output) if key in (RETURN, GRADIENT) else self.carrier(key)
+        if carrier.shadow is None:
+            place = output.place if carrier.is_whole(key) else None
+            carrier.shadow = Shadow(output.name, carrier.size, self.columns.count, output.dtype, place)
+            carrier.sown(self.columns)
+
+    def carrier(self, key: Any) -> Carrier:
+        """What carries the tangents of a field, component or array."""
+        return self.arrays.region(key) if isinstance(key, View) else self.fields.carrier(key)
+
+    def _is_carried(self, key: Any) -> bool:
+        """Whether a field, or memory that an array has a part of, may carry tangents."""
+        if isinstance(key, View):
+            return any(region.is_active for region in self.arrays.regions.overlapping(key))
+        carrier = self.fields.carriers.get(container_key(key))
+        return carrier is not None and carrier.is_active
 
     @property
     def changes(self) -> int:
         """The number of changes of the set of tangents, or of whether they are zero."""
         return self.columns.changes + self._target.changes
 
-    def info(self, key: Key) -> ContainerInfo:
-        """The container of a field, or of an array that is a parameter or output."""
-        return self._of(key).info(key)
-
     def shadow(self, key: Key) -> Any:
         """The tangents of a container, allocated at first use; those of a parameter start as its seeds."""
         key, rows = self.first_order.outer_key(key), self._target.rows(key)
-        return self._of(key).shadow(key) if rows is None else rows
+        return self.carrier(key).sown(self.columns) if rows is None else rows
 
     def values(self, key: Key) -> Any:
         """The tangents of an output or parameter, a row for each entry."""
         rows = self._target.rows(container_key(key))
-        return self._of(key).values(key) if rows is None else rows
+        return self.carrier(key).values(key) if rows is None else rows
 
     def row(self, key: Key, row: int) -> tuple[Any, int | None]:
         """The tangent of an entry that Python reads, and the column that it stands for, if any."""
         if self._energy is not None or not self._target.is_dense:
             return UNKNOWN, None
-        column = self._of(key).column(key, row)
-        found = self.columns.rows_of(column, 1)[0] if column is not None else self._of(key).row(key, row)
+        carrier = self.carrier(key)
+        column, found = carrier.column(key, row), None
+        if column is not None:
+            found = self.columns.rows_of(column, 1)[0]
+        elif carrier.shadow is not None:
+            found = carrier.values(key)[row]
         return np.zeros(self.columns.count) if found is None else np.array(found, np.float64), column
 
     def along(self, key: View, direction: np.ndarray) -> np.ndarray | None:
@@ -162,17 +178,17 @@ class Tangents:
 
     def is_stored(self, key: Key) -> bool:
         """Whether a container has tangents in memory."""
-        return self._of(key).is_stored(key)
+        return self.carrier(key).shadow is not None
 
     def is_fresh(self, key: Key) -> bool:
         """Whether nothing has been written to the tangents of an output."""
         rows = self._target.rows(container_key(key))
-        return self._of(key).is_fresh(key) if rows is None else not rows.any()
+        return self.carrier(key).shadow.is_fresh if rows is None else not rows.any()
 
     def carries(self, key: Key) -> bool:
         """Whether an entry may carry a tangent."""
         rows = self._target.rows(key)
-        is_active = (rows is not None and rows.any()) or self._of(key).carries(key)
+        is_active = (rows is not None and rows.any()) or self._is_carried(key)
         return is_active or self.first_order.has(key)
 
     def is_active(self, key: Key) -> bool:
@@ -182,14 +198,14 @@ class Tangents:
     def role(self, key: Key) -> Role:
         """The tangents of a container when a kernel starts."""
         self._target.check_role(key)
-        return self._of(key).role(key)
+        return self.carrier(key).role(key)
 
     def clear(self, key: Key, rows: object) -> bool:
         """Set the tangents of some entries to zero, of an array by rows of its region; whether there were any."""
         is_active = self.carries(key)
         if is_active:
             target = self._target.rows(key)
-            if target is not None or self._of(key).carries(key):
+            if target is not None or self._is_carried(key):
                 self.shadow(key).clear_rows(rows)
             self.first_order.clear(key, rows)
             gradient = self._target.rows(GRADIENT) if self._energy is not None and key == self._energy.key else None
@@ -199,7 +215,7 @@ class Tangents:
 
     def rows(self, key: Key) -> Any:
         """The rows of a field, component or array in the tangents of its container."""
-        return self._of(key).rows(key)
+        return self.carrier(key).rows(key)
 
     def replace(self, key: Key, tangents: np.ndarray) -> None:
         """Replace the tangents of a field, component or array."""
@@ -213,7 +229,7 @@ class Tangents:
     def set_numbers(self, numbers: NumberSeeds) -> None:
         """Store the tangents of the numbers that are passed to a launch, if they are rows."""
         if numbers.tangents is not None:
-            self.fields.shadows[VALUES] = numbers.shadow(self.columns.count)
+            self.fields.hold(VALUES, numbers.shadow(self.columns.count))
 
     def note_written(self, fused: Fused, keys: Sequence[Key]) -> None:
         """Note that a kernel may have written to these tangents, and to those of the first order."""

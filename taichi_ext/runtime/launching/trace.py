@@ -242,7 +242,7 @@ def _signs(size: int) -> np.ndarray:
     return np.random.default_rng(size).choice([-1.0, 1.0], size)
 
 
-class PlainRun:
+class PlainRun(backend.Follower):
     """Follows a run without tangents, which ``backend.follow`` reports to it.
 
     Args:
@@ -312,19 +312,10 @@ class PlainRun:
         else:
             self._state.save(obj)
 
-    def host_write(self, obj: object, index: object, value: object) -> None:
-        """Python has stored to a field or array."""
-
     def host_read(self, obj: object, index: object, value: object) -> object:
         """Python reads a field or array."""
         self.trace.read(value)
         return value
-
-    def note_field(self, field: object) -> None:
-        """Python accesses entries of a field."""
-
-    def with_tangents(self, entries: object) -> None:
-        """The entries of a vector with tangents: there are none."""
 
 
 def _without_numbers(features: Iterable[object]) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
-from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role
+from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.memory.regions import Region, Regions, View
 from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns, array_info, view_of
@@ -68,10 +68,6 @@ class ArrayTangents:
 
     # --- which array is which
 
-    def info(self, key: View) -> ContainerInfo:
-        """The container of a parameter or output."""
-        return self.infos[key]
-
     def register(self, array: Given) -> None:
         """Register an array that is a parameter or output."""
         self._registered[id(array.value)] = array
@@ -81,16 +77,14 @@ class ArrayTangents:
             self.infos[array.view] = array.info
             self._relatives.clear()
 
-    def seed(self, key: View, column: int) -> None:
-        """Make an array a parameter: its entries are the columns from ``column`` on."""
-        region = self._region(key)
-        for other in region.seeds:
+    def check_separate(self, key: View) -> None:
+        """Raise for a parameter that shares memory with another one."""
+        for other in self.region(key).seeds:
             if other.overlaps(key):
                 names = f"{self.infos[other].name} and {self.infos[key].name}"
                 raise InvalidArgumentError(
                     f"{names} share a part of their memory; pass copies, or name one array that holds both."
                 )
-        region.seeds[key] = column
 
     def bind(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Binding:
         """The arrays among the leaf arguments of a kernel, each in its region."""
@@ -108,9 +102,9 @@ class ArrayTangents:
                 self._include(array)
         for array in binding.given:
             if array.info is not None:
-                region = self._region(array.view)
+                region = self.region(array.view)
                 if region.seeds and region.first_seed(array.view) is None:
-                    self._sow(region)
+                    region.sown(self._columns)
         return binding
 
     def include(self, array: Any, key: View) -> None:
@@ -130,7 +124,7 @@ class ArrayTangents:
         for part in parts:
             region.seeds.update(part.seeds)
         if any(part.shadow is not None for part in parts):
-            self._sow(region)
+            region.sown(self._columns)
         for part in parts:
             if part.shadow is not None and not part.shadow.is_fresh:
                 region.shadow.set_rows(region.rows(part.layout), part.shadow.to_numpy())
@@ -159,67 +153,18 @@ class ArrayTangents:
             known |= self._relatives[key]
         return known
 
-    def name(self, key: View) -> Label | str:
-        """The name of the memory of an array, in messages."""
-        return self._region(key).name
-
     # --- tangents
 
-    def _region(self, key: View) -> Region:
+    def region(self, key: View) -> Region:
+        """The memory of an array that has been included."""
         region = self.regions.find(key)
         assert region is not None
         return region
 
-    def carries(self, key: View) -> bool:
-        return any(region.is_active for region in self.regions.overlapping(key))
-
-    def rows(self, key: View) -> slice | np.ndarray:
-        """The rows of an array in the shadow of its region."""
-        return self._region(key).rows(key)
-
-    def is_stored(self, key: View) -> bool:
-        return self._region(key).shadow is not None
-
-    def is_fresh(self, key: View) -> bool:
-        return self._region(key).shadow.is_fresh
-
-    def role(self, key: View) -> Role:
-        region = self._region(key)
-        if region.seeds:
-            return Role(first_column=region.first_seed(key))
-        if region.shadow is None:
-            return Role()
-        return Role(has_shadow=not region.shadow.is_fresh, is_fresh=region.shadow.is_fresh)
-
-    def open_output(self, key: View, name: Label | str, _rows: int, dtype: object, place: np.ndarray | None) -> None:
-        """Make an array an output; its J is computed in ``place`` if that can hold it."""
-        region = self._region(key)
-        if region.shadow is None:
-            place = place if region.is_whole(key) else None
-            region.shadow = Shadow(name, region.layout.size, self._columns.count, dtype, place)
-        if region.seeds:
-            self._sow(region)
-
-    def shadow(self, key: View) -> Shadow:
-        """The shadow of an array's region."""
-        region = self._region(key)
-        if region.shadow is None or region.seeds:
-            return self._sow(region)
-        return region.shadow
-
-    def _sow(self, region: Region) -> Shadow:
-        """Allocate the shadow of a region, with the seeds of the parameters in it."""
-        if region.shadow is None:
-            dtype = backend.named_type(region.layout.dtype)
-            region.shadow = self._columns.new_shadow(region.name, region.layout.size, dtype)
-        for view, column in region.seeds.items():
-            self._columns.seed_rows(region.shadow, column, region.rows(view))
-        region.seeds.clear()
-        return region.shadow
-
     def borrow(self, key: View, *, is_covered: bool) -> tuple[object, Callable[[], None]]:
         """The tangents of an array as a kernel takes them, and a function to call after a launch that writes them."""
-        view, region, shadow = key, self._region(key), self.shadow(key)
+        view, region = key, self.region(key)
+        shadow = region.sown(self._columns)
         if is_covered and region.is_whole(view):
             shadow.is_dirty = False
         else:
@@ -234,30 +179,13 @@ class ArrayTangents:
         part.set_rows(slice(None), shadow.to_numpy()[rows])
         return part.array, lambda: shadow.set_rows(rows, part.to_numpy())
 
-    def values(self, key: View) -> np.ndarray:
-        """The tangents of an array, a row for each entry."""
-        region, view = self._region(key), key
-        values = region.shadow.to_numpy()
-        return values if region.is_whole(view) else values[region.rows(view)]
-
-    def column(self, key: View, row: int) -> int | None:
-        """The column that an entry stands for, if it is one of a parameter that nothing has been stored to."""
-        region = self.regions.find(key)
-        column = None if region is None else region.first_seed(key)
-        return None if column is None else column + row
-
-    def row(self, key: View, row: int) -> np.ndarray | None:
-        """The tangent of one entry, a number for each column."""
-        region = self.regions.find(key)
-        return None if region is None or region.shadow is None else self.values(key)[row]
-
     def along(self, key: View, direction: np.ndarray) -> np.ndarray:
         """The tangents of an array times a direction."""
         region = self.regions.find(key)
         column = None if region is None else region.first_seed(key)
         if column is not None:
             return self._columns.along(column, key.size, direction)
-        return np.full(key.size, np.nan) if region is None or region.seeds else self.values(key) @ direction
+        return np.full(key.size, np.nan) if region is None or region.seeds else region.values(key) @ direction
 
     # --- changes by Python between launches
 
@@ -269,7 +197,7 @@ class ArrayTangents:
         """Save the numbers of arrays that carry tangents and that Python can change unnoticed."""
         for region in self.regions:
             if region.is_active:
-                memory = _memory(region)
+                memory = region.memory
                 region.copy = None if memory is None else memory.copy()
 
     def changed(self) -> Iterator[tuple[Label | str, View, np.ndarray]]:
@@ -278,16 +206,10 @@ class ArrayTangents:
         Yields name and layout of each region, and the rows.
         """
         for region in self.regions:
-            if region.copy is None or not region.is_active:
-                continue
-            memory = _memory(region)
-            if memory is None or np.array_equal(memory, region.copy):
-                continue
-            dtype = backend.to_numpy_type(backend.named_type(region.layout.dtype))
-            numbers, before = memory.view(dtype), region.copy.view(dtype)
-            changed = (numbers != before) & ~((numbers != numbers) & (before != before))
-            if changed.any():
-                yield region.name, region.layout, region.changed_rows(changed)
+            if region.copy is not None and region.is_active:
+                rows = region.changed_rows(region.memory, region.copy)
+                if len(rows):
+                    yield region.name, region.layout, rows
 
 
 def array_arguments(
@@ -326,8 +248,3 @@ def check_overlaps(given: Iterable[Given], written: Set[object]) -> None:
             if is_on_gpu:
                 why, remedy = f", of which Taichi gives the GPU two copies{why}", "pass copies, or a ti.ndarray"
             raise InvalidArgumentError(f"{_SHARED.format(one.name, other.name)}{why}; {remedy}.")
-
-
-def _memory(region: Region) -> np.ndarray | None:
-    """The bytes of a region; None if Python cannot change them unnoticed."""
-    return backend.memory_of(region.owners[-1][1], region.layout.start, region.layout.end - region.layout.start)

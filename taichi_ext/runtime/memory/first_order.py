@@ -74,7 +74,7 @@ class FirstOrderTangents:
         if self._energy is None:
             return {}
         kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
-        return {GradientKey(names.get(k.of, k.of)): self._fields.role(k) for k in kept}
+        return {GradientKey(names.get(k.of, k.of)): self._fields.carriers[k].role(k) for k in kept}
 
     def carried(self, names: Mapping[Key, Key]) -> frozenset[Key]:
         """The containers that have tangents of the first order, by the keys of a launch."""
@@ -92,7 +92,7 @@ class FirstOrderTangents:
             return None
         known = self._views(self._energy)
         for view in (key for key in names if isinstance(key, View)):
-            is_own = self._arrays.role(view).first_column is not None
+            is_own = self._arrays.region(view).role(view).first_column is not None
             if not is_own and any(view != other and view.overlaps(other) for other in known):
                 raise UnsupportedError(
                     "Two arrays share a part of their memory, and one of them depends on params. Second derivatives "
@@ -112,9 +112,9 @@ class FirstOrderTangents:
         self._before.clear()
         for array in fused.first_order:
             key = self.outer_key(array.info.key)
-            self._fields.own_infos[key] = replace(array.info, key=key)
+            if array.is_scratch or key not in self._fields.carriers:
+                self._fields.add(key, array.info)
             if array.is_scratch:
-                self._fields.shadows.pop(key, None)
                 self._shadows.pop(key, None)
 
     def array(self, fused: Fused, name: FirstOrderArray, *, may_run_again: bool) -> Any:
@@ -151,7 +151,7 @@ class FirstOrderTangents:
         marks[rows] = True
         for view in self._views(self._energy):
             if view.overlaps(key):
-                self._clear(view, np.flatnonzero(marks[self._arrays.rows(view)]), self._energy)
+                self._clear(view, np.flatnonzero(marks[self._arrays.region(view).rows(view)]), self._energy)
 
     def _clear(self, container: Key, rows: Any, energy: EnergyTarget) -> None:
         key = self._key(container)
@@ -159,16 +159,17 @@ class FirstOrderTangents:
         if first is None:
             if container not in energy.starts:
                 return
-            info = self._arrays.info(container) if isinstance(container, View) else self._fields.info(container)
+            info = self._arrays.infos[container] if isinstance(container, View) else self._fields.carrier(container)
             first = self._shadows[key] = Shadow(info.name, info.size, energy.columns, info.dtype)
             first.set_identity(energy.starts[container])
         first.is_fresh = False
         first.clear_rows(rows)
-        if self._fields.carries(key):
+        carrier = self._fields.carriers.get(key)
+        if carrier is not None and carrier.is_active:
             size, width = first.shape
             entries = np.arange(size * width)
             entries = entries.reshape(width, size).T if first.by_column else entries.reshape(size, width)
-            self._fields.shadow(key).clear_rows(entries[rows].reshape(-1))
+            carrier.shadow.clear_rows(entries[rows].reshape(-1))
 
 
 def _made(array: FirstOrder) -> Shadow:

@@ -1,4 +1,4 @@
-"""Memory shared by arrays: views of memory, and regions made of overlapping views."""
+"""What carries tangents: fields, and memory shared by arrays: views of memory, regions made of overlapping views."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.launches import FieldKey, Role
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,75 @@ class View:
 
 
 @dataclass(eq=False)
-class Region:
+class Carrier:
+    """What carries tangents: a field, whose parts are components, or memory, whose parts are arrays.
+
+    Attributes:
+        name: its name in messages.
+        size: how many numbers it has.
+        dtype: their type.
+        width: the number of components.
+        shadow: the tangents, a row for each number; None where there are none.
+        seeds: the first columns of parts whose rows still are their seeds, by key.
+    """
+
+    name: Any
+    size: int
+    dtype: Any
+    width: int = 1
+    shadow: Any = None
+    seeds: dict[Any, int] = field(default_factory=dict)
+
+    def rows(self, key: Any) -> slice | np.ndarray:
+        """The rows of the shadow that are the tangents of a part's entries."""
+        return slice(None) if self.is_whole(key) else slice(key.component, None, self.width)
+
+    def is_whole(self, key: Any) -> bool:
+        """Whether the shadow is that of the part, row by row."""
+        return not isinstance(key, FieldKey) or key.component is None
+
+    def seeded(self, key: Any) -> Role:
+        """The role of a part that starts as seeds."""
+        parts = ((part.component, column) for part, column in self.seeds.items() if not self.is_whole(part))
+        return Role(min(self.seeds.values()), tuple(sorted(parts)))
+
+    def column(self, key: Any, row: int) -> int | None:
+        """The column that an entry of a part stands for, if it is one of a parameter that nothing was stored to."""
+        for part, column in self.seeds.items():
+            rows: Any = range(row + 1)[self.rows(part)]  # type: ignore[index]
+            if row in rows:
+                return column + rows.index(row)
+        return None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether an entry may carry a tangent."""
+        return bool(self.seeds) or (self.shadow is not None and not self.shadow.is_fresh)
+
+    def role(self, key: Any) -> Role:
+        """The tangents of a part when a kernel starts."""
+        if self.seeds:
+            return self.seeded(key)
+        shadow = self.shadow
+        return Role() if shadow is None else Role(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
+
+    def sown(self, columns: Any) -> Any:
+        """The tangents, allocated at first use; those of parameters start as their seeds."""
+        if self.shadow is None:
+            self.shadow = columns.new_shadow(self.name, self.size, self.dtype)
+        for key, column in self.seeds.items():
+            columns.seed_rows(self.shadow, column, self.rows(key))
+        self.seeds.clear()
+        return self.shadow
+
+    def values(self, key: Any) -> np.ndarray:
+        """The tangents of a part, a row for each entry."""
+        values = self.shadow.to_numpy()
+        return values if self.is_whole(key) else np.ascontiguousarray(values[self.rows(key)])
+
+
+@dataclass(eq=False, kw_only=True)
+class Region(Carrier):
     """Memory of overlapping arrays, and the tangents that all of them share.
 
     The rows of the shadow have the order of ``layout``: that of the only array seen so far, or the order in memory.
@@ -69,25 +140,12 @@ class Region:
 
     layout: View
     owners: list[tuple[str, object]]  # the arrays that it was made from, by name: they keep the memory alive
-    shadow: Any = None
-    seeds: dict[View, int] = field(default_factory=dict)  # first columns of arrays whose rows still are their seeds
     copy: Any = None  # a copy of its bytes after the last kernel
 
-    @property
-    def name(self) -> str:
-        return self.owners[0][0]
-
-    @property
-    def is_active(self) -> bool:
-        """Whether an entry may carry a tangent."""
-        return bool(self.seeds) or (self.shadow is not None and not self.shadow.is_fresh)
-
     def rows(self, view: View) -> slice | np.ndarray:
-        """The rows of the shadow that are the tangents of an array's entries."""
         return slice(0, view.size) if view == self.layout else view.positions(self.layout.start)
 
     def is_whole(self, view: View) -> bool:
-        """Whether the shadow is that of the array, row by row."""
         return view == self.layout or (
             view.size == self.layout.size and not view.is_fortran and not self.layout.is_fortran
         )
@@ -100,8 +158,25 @@ class Region:
                 return column
         return None
 
-    def changed_rows(self, changed: np.ndarray) -> np.ndarray:
-        """The rows of the entries that are marked, in the order in memory."""
+    def seeded(self, view: View) -> Role:
+        return Role(first_column=self.first_seed(view))
+
+    def column(self, view: View, row: int) -> int | None:
+        column = self.first_seed(view)
+        return None if column is None else column + row
+
+    @property
+    def memory(self) -> np.ndarray | None:
+        """Its bytes; None if Python cannot change them unnoticed."""
+        return backend.memory_of(self.owners[-1][1], self.layout.start, self.layout.end - self.layout.start)
+
+    def changed_rows(self, now: np.ndarray | None, before: np.ndarray | None) -> np.ndarray:
+        """The rows of the entries that differ between two copies of its bytes; a NaN is equal to another one."""
+        if now is None or before is None or np.array_equal(now, before):
+            return np.zeros(0, np.intp)
+        dtype = backend.to_numpy_type(self.dtype)
+        numbers, old = now.view(dtype), before.view(dtype)
+        changed = (numbers != old) & ~((numbers != numbers) & (old != old))
         return np.flatnonzero(changed[self.layout.positions(self.layout.start)])
 
 
@@ -147,7 +222,9 @@ class Regions:
             self._places[view] = found[0]
             return found[0], []
         layout = _union([view, *(region.layout for region in found)]) if found else view
-        region = Region(layout, [*(owner for other in found for owner in other.owners), (name, value)])
+        owners = [*(owner for other in found for owner in other.owners), (name, value)]
+        dtype = backend.named_type(layout.dtype)
+        region = Region(owners[0][0], layout.size, dtype, layout=layout, owners=owners)
         regions = self._spaces.setdefault(view.space, [])
         for other in found:
             regions.remove(other)

@@ -68,19 +68,15 @@ class State:
             self._keep(part)
 
     def _keep(self, obj: object) -> None:
-        """Copy a dense field, a ``ti.ndarray`` or a part of the layout that is not dense, the first time."""
+        """Copy something, see ``copied``, the first time."""
         name = _name(obj)
         if name not in self._log:
             with backend.suspend_following():
-                self._log[name] = (obj, obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj))
+                self._log[name] = obj, copied(obj)
 
     def save_entry(self, entry: backend.FieldEntry) -> None:
         """Save one number of a field before Python stores to it; in a sparse layout, its part of the layout."""
-        part = entry.sparse_part()
-        if part is not None:
-            self._keep(part)
-        elif entry.name not in self._log:
-            self._log[entry.name] = (entry, entry.read())
+        self._keep(entry.sparse_part() or entry)
 
     def _save_memory(self, array: Any) -> None:
         space, start, end = backend.memory_span(array)
@@ -129,8 +125,7 @@ class State:
         with backend.suspend_following():
             for name, (obj, _) in self._log.items():
                 if not backend.ended_problem(obj):
-                    is_entry, is_part = isinstance(obj, backend.FieldEntry), isinstance(obj, backend.SparsePart)
-                    other._log[name] = obj, obj.read() if is_entry else obj.copy() if is_part else backend.copy_of(obj)
+                    other._log[name] = obj, copied(obj)
         for space, saved in self._memory.items():
             found = [(s, backend.memory_of(s.owner, s.start, s.copy.size)) for s in saved]
             other._memory[space] = [
@@ -148,21 +143,34 @@ class State:
         """Restore the saved objects that still exist; the others were created in the run, and are created again."""
         with backend.suspend_following():
             for obj, copy in reversed(self._log.values()):  # copies may overlap: the one saved first counts
-                if backend.ended_problem(obj):
-                    continue
-                if isinstance(obj, backend.FieldEntry):
-                    obj.write(copy)
-                elif isinstance(obj, backend.SparsePart):
-                    copy.put_back()
-                else:
-                    backend.put_back(obj, copy)
+                if not backend.ended_problem(obj):
+                    put_back(obj, copy)
         for stretch in (s for saved in self._memory.values() for s in saved):
             backend.set_memory(stretch.owner, stretch.start, stretch.copy)
             stretch.is_used = False
 
 
+def copied(obj: Any) -> Any:
+    """A copy of a dense field, a ``ti.ndarray``, an entry, or a part of the layout that is not dense."""
+    if isinstance(obj, backend.FieldEntry):
+        return obj.read()
+    return obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj)
+
+
+def put_back(obj: Any, copy: Any) -> None:
+    """Store a copy again."""
+    if isinstance(obj, backend.FieldEntry):
+        obj.write(copy)
+    elif isinstance(obj, backend.SparsePart):
+        copy.put_back()
+    else:
+        backend.put_back(obj, copy)
+
+
 def _name(obj: object) -> object:
-    """The key of an object that is saved as a whole; a component is a new object at each access."""
+    """The key of an object that is saved as a whole; a component, and an entry, is a new object at each access."""
+    if isinstance(obj, backend.FieldEntry):
+        return obj.name
     return backend.field_identity(obj) if isinstance(obj, backend.Field) else id(obj)
 
 

@@ -15,11 +15,12 @@ import operator
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -167,6 +168,76 @@ def dual_entries(rows: Any) -> np.ndarray | None:
     if any(map(is_dual, rows)) or any(is_dual(n) for row in rows if isinstance(row, (list, tuple)) for n in row):
         return np.array(rows, object)
     return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run.
+
+    Attributes:
+        kernel: a kernel, or None.
+        function: a function that launches kernels, if it is no kernel.
+        args: all arguments.
+        names: of the arguments of a function.
+        passed: the first columns of its arguments that are numbers and parameters, by position.
+    """
+
+    kernel: Any
+    function: Any
+    args: tuple[Any, ...]
+    names: Sequence[str]
+    passed: Mapping[int, int]
+
+
+class DualFollower(backend.Follower):
+    """Follows a pipeline whose numbers in Python have tangents."""
+
+    takes_dual_numbers = True
+
+    def __init__(self) -> None:
+        self._numbers = PipelineRun()
+        self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
+
+    def follow(self, run: Run, tangent: Callable[[int], Any]) -> Any:
+        """Run a function; ``tangent`` gives the tangent of a number that it takes, by its column."""
+        given = list(run.args)
+        for position, column in run.passed.items():
+            tangents = map(tangent, count(column))
+            given[position] = dual_like(given[position], tangents, self._numbers, run.names[position], column)
+        with backend.follow(self), dual_math(), self._numbers:
+            return run.function(*given)
+
+    def note_field(self, field: Any) -> None:
+        """Python accesses entries of a field, perhaps before a kernel does."""
+        self._touched[id(field)] = field
+
+    def touched(self) -> list[Any]:
+        """The fields whose entries Python has accessed, without structure."""
+        return [part for field in self._touched.values() for part in backend.leaf_fields(field)]
+
+    def with_tangents(self, entries: Any) -> np.ndarray | None:
+        """The entries of a vector or matrix, if there are numbers with tangents among them."""
+        return dual_entries(entries)
+
+    def runs_plainly_here(
+        self, kernel: backend.Kernel, args: tuple[Any, ...], deactivate: Callable[[Any, Callable[[], object]], None]
+    ) -> bool:
+        """Run a kernel of Taichi's own that copies out, or deactivates a node; whether it was one."""
+        node = backend.deactivated_node(kernel, args)
+        with backend.suspend_following():
+            if node is not None:
+                deactivate(node, lambda: kernel(*args))
+            elif backend.is_reading_kernel(kernel):
+                for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
+                    self.host_read(source, ..., None)
+                kernel(*args)
+            else:
+                return False
+        return True
+
+    def is_own(self, value: object) -> TypeGuard[DualNumber]:
+        """Whether a number depends on parameters of this run."""
+        return isinstance(value, DualNumber) and value.run is self._numbers
 
 
 def plain_number(x: Any) -> Any:

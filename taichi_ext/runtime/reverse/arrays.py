@@ -40,48 +40,30 @@ class HostArrays:
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
-        self._copies: dict[Region, np.ndarray] = {}
 
     def remember(self, written: Iterable[Cell] | None = None) -> None:
         """Copy the bytes of arrays that may have changed since the last copy: those written, or all."""
         changed = None if written is None else {self._cells.regions.find(c.key) for c in written if c.key is not None}  # type: ignore[arg-type]
         for region in self._cells.regions:
-            if region in self._copies and changed is not None and region not in changed:
+            if region.copy is not None and changed is not None and region not in changed:
                 continue
-            memory = _memory(region)
+            memory = region.memory
             if memory is not None:
-                self._copies[region] = memory.copy()
+                region.copy = memory.copy()
 
     def changes(self) -> Iterator[Change]:
         """What Python has changed since the last launch."""
         for region in list(self._cells.regions):
-            memory, before = _memory(region), self._copies.get(region)
-            if memory is None or before is None or np.array_equal(memory, before):
-                continue
-            rows = _changed_rows(region, memory, before)
-            if len(rows):
-                yield self._change(region, memory, before, rows)
+            memory = region.memory
+            rows = region.changed_rows(memory, region.copy)
+            if memory is not None and len(rows):
+                yield self._change(region, memory, rows)
 
-    def _change(self, region: Region, memory: np.ndarray, before: np.ndarray, rows: np.ndarray) -> Change:
+    def _change(self, region: Region, memory: np.ndarray, rows: np.ndarray) -> Change:
         if backend.host_values(region.owners[-1][1]) is None:
             raise UnsupportedError("Python changes an array on a device between kernels.")
-        cell = self._cells.of_array(region.layout, region.name, memory.view(_dtype(region)))
+        cell = self._cells.of_array(region.layout, region.name, memory.view(backend.to_numpy_type(region.dtype)))
         now = memory.copy()
-        memory[...] = before
-        self._copies[region] = now
+        memory[...] = region.copy
+        region.copy = now
         return Change(cell, region.name, rows, lambda: np.copyto(memory, now))
-
-
-def _changed_rows(region: Region, memory: np.ndarray, before: np.ndarray) -> np.ndarray:
-    numbers, old = memory.view(_dtype(region)), before.view(_dtype(region))
-    changed = (numbers != old) & ~((numbers != numbers) & (old != old))
-    return region.changed_rows(changed)
-
-
-def _dtype(region: Region) -> Any:
-    return backend.to_numpy_type(backend.named_type(region.layout.dtype))
-
-
-def _memory(region: Region) -> np.ndarray | None:
-    """The bytes of a region; None if Python cannot change them unnoticed."""
-    return backend.memory_of(region.owners[-1][1], region.layout.start, region.layout.end - region.layout.start)

@@ -13,6 +13,7 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.memory.regions import Regions, View
 from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.memory.state import State, copied, put_back
 
 Box = tuple[int, ...]  # the first indices of the entries of a field or array that are meant; () for all
 
@@ -87,7 +88,7 @@ class Copy:
         else:
             self.box = ()
             with backend.suspend_following():
-                self._parts = [_copied(part) for part in _parts(cell.obj)]
+                self._parts = [copied(part) for part in _parts(cell.obj)]
             self.nbytes = sum(map(_size, self._parts))
         if cell.dots is not None and cell.dots.has(cell):
             self._dots = cell.dots.of(cell)[self._rows()].copy()
@@ -107,18 +108,11 @@ class Copy:
             return
         with backend.suspend_following():
             for obj, copy in zip(_parts(self.cell.obj), self._parts, strict=True):
-                if isinstance(obj, backend.SparsePart):
-                    copy.put_back()
-                else:
-                    backend.put_back(obj, copy)
+                put_back(obj, copy)
 
 
 def _parts(obj: object) -> list[object]:
     return backend.storage_parts(obj) if isinstance(obj, backend.Field) else [obj]
-
-
-def _copied(part: Any) -> Any:
-    return part.copy() if isinstance(part, backend.SparsePart) else backend.copy_of(part)
 
 
 def _size(part: Any) -> int:
@@ -224,8 +218,7 @@ class Log:
         is_keeping: whether copies are made.
         first: a copy of each cell from before it was first written in the run, in that order.
         first_nbytes: the memory of these.
-        entries: single numbers of other fields, and what they were.
-        parts: copies of parts of the layout that were deactivated before a kernel used a field in them.
+        others: entries, and parts of the layout, of fields that no kernel had used when Python changed them.
         keeps_first: whether the run can be undone.
         whole: takes a copy of each cell before it is written next; None for none.
     """
@@ -233,8 +226,7 @@ class Log:
     def __init__(self, *, keeps_first: bool) -> None:
         self.nbytes = 0
         self.keeps_first = keeps_first
-        self.entries: dict[object, tuple[backend.FieldEntry, object]] = {}
-        self.parts: dict[Any, Any] = {}
+        self.others = State()
         self.is_keeping = True
         self.whole: dict[Cell, Copy] | None = None
         self.first: dict[Cell, Copy] = {}
@@ -264,13 +256,14 @@ class Log:
         self.nbytes += sum(copy.nbytes for copy in copies)
         return copies
 
+    def save_unknown(self, obj: Any) -> None:
+        """Python stores to a field that no kernel has used yet."""
+        if isinstance(obj, backend.FieldEntry):
+            self.others.save_entry(obj)
+
     def undo(self) -> None:
         """Put everything back as it was before the run."""
-        for entry, number in self.entries.values():
-            entry.write(number)
         for copy in reversed(self.first.values()):
             if not backend.ended_problem(copy.cell.obj):
                 copy.put_back()
-        for part, copy in self.parts.items():
-            if not backend.ended_problem(part):
-                copy.put_back()
+        self.others.undo()

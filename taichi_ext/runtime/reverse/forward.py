@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,22 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FieldKey, PipelineArgument, container_key, rows_of
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.launching.session import (
-    check_arguments,
     check_gradient_is_own,
     check_same_program,
+    checked_arguments,
     warn_of_changes,
 )
 from taichi_ext.runtime.launching.tangents import Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
+    DualFollower,
     DualNumber,
-    PipelineRun,
-    dual_entries,
-    dual_like,
-    dual_math,
+    Run,
     is_dual,
     plain_number,
 )
-from taichi_ext.runtime.python.run_record import entries_of, numbers_like, taken_out
+from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
@@ -39,7 +36,7 @@ from taichi_ext.runtime.reverse.history import Form, Launched, Read, Stored
 from taichi_ext.runtime.reverse.roots import Roots
 
 
-class Forward:
+class Forward(DualFollower):
     """Follows one run; ``backend.follow`` reports launches and Python's accesses to it.
 
     Args:
@@ -54,9 +51,8 @@ class Forward:
         written: of what they have written.
     """
 
-    takes_dual_numbers = True
-
     def __init__(self, request: Request, kernels: Kernels, schedule: Any, width: int) -> None:
+        super().__init__()
         self.request, self.schedule, self.width = request, schedule, width
         self.cells, self.log = schedule.cells, schedule.log
         self.table = self.cells.table
@@ -69,8 +65,6 @@ class Forward:
         self._count = max(self._count, request.block.count)
         self._is_pipeline = False
         self._arrays = HostArrays(self.cells)
-        self._numbers = PipelineRun()
-        self._touched: dict[int, Any] = {}  # fields whose entries Python has accessed
         self._roots = Roots(self.cells, schedule, self._arrays)
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
@@ -97,17 +91,12 @@ class Forward:
 
     # --- runs
 
-    def run(self, function: Any, args: tuple[Any, ...], names: list[str], passed: Mapping[int, int]) -> Any:
-        """Run a function; see ``Pipeline``."""
-        given = list(args)
-        for position, column in passed.items():
-            forms = map(self._calls.parameter, count(column))
-            given[position] = dual_like(args[position], forms, self._numbers, names[position], column)
+    def run(self, run: Run) -> Any:
+        """Run a function; returns its result."""
         self._is_pipeline = True
-        self._has_reads |= bool(passed)
+        self._has_reads |= bool(run.passed)
         self._arrays.remember()
-        with backend.follow(self), dual_math(), self._numbers:
-            result = function(*given)
+        result = self.follow(run, self._calls.parameter)
         self.read |= {PipelineArgument(name) for name in self._numbers.passed}
         check_same_program(self._program)
         self._follow_arrays()
@@ -124,11 +113,11 @@ class Forward:
         """Run a kernel stage by stage."""
         with backend.exclusive, backend.suspend_following():
             check_same_program(self._program)
-            if backend.is_library_kernel(kernel) and self._runs_plainly(kernel, args):
-                return kernel(*args) if backend.is_reading_kernel(kernel) else None
+            if backend.is_library_kernel(kernel) and self.runs_plainly_here(kernel, args, self._deactivate):
+                return None
             if self.cells.regions:
                 self._follow_arrays()
-            if backend.is_fill(kernel) and any(map(self._is_own, entries_of(args[1]))):
+            if backend.is_fill(kernel) and any(map(self.is_own, entries_of(args[1]))):
                 return self._fill(*args)
             event = self._launched(kernel, args)
             if self._is_pipeline and self.cells.regions:  # after which Python may change arrays
@@ -163,9 +152,7 @@ class Forward:
         return event
 
     def _first_launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched:
-        check_arguments(kernel, args, tuple(variable for variable, _ in self.request.numbers.constants))
-        args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
-        args, values, passed = taken_out(kernel, args, self._numbers)
+        args, values, passed = checked_arguments(kernel, args, self.request.numbers, self._numbers)
         forms = {k: [n.tangent if is_dual(n) else Form() for n in entries] for k, entries in passed.items()}
         return self._calls.launched(kernel, args, values, forms)
 
@@ -200,26 +187,17 @@ class Forward:
         dots = None if self.cells.dots is None else self.cells.dots.of(cell)[row].copy()
         return DualNumber(value, Form({number: 1.0}, dots), self._numbers)
 
-    def _runs_plainly(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> bool:
-        """Whether a kernel is one of Taichi's own that copies out, or deactivates nodes."""
-        if backend.is_reading_kernel(kernel):
-            for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
-                self.host_read(source, ..., None)
-            return True
-        node = backend.deactivated_node(kernel, args)
-        if node is None:
-            return False
+    def _deactivate(self, node: backend.SNode, run: Callable[[], object]) -> None:
+        """Deactivate a node: its entries are constants from now on."""
         under = [c for c in self.cells if isinstance(c.obj, backend.Field) and backend.is_under(c.obj, node)]
         is_kept = backend.node_kind(node) == "bitmasked"  # Taichi keeps the memory of these nodes, and reads it
         for cell in under:
             info = None if is_kept else self.table.infos.get(cell.key)
             rows = None if info is None else rows_under(info, node)
             self._store([cell], rows, lambda: None)
-        part = None if under or not self.log.keeps_first else backend.sparse_part(node)
-        if part is not None and part not in self.log.parts:
-            self.log.parts[part] = part.copy()
-        self._store(under, None, lambda: kernel(*args))
-        return True
+        if not under and self.log.keeps_first:
+            self.log.others.save_part(node)
+        self._store(under, None, run)
 
     # --- stores and reads of Python
 
@@ -247,9 +225,9 @@ class Forward:
         if isinstance(obj, backend.Field):  # kernels store to it, and are followed
             return
         with backend.suspend_following():
-            place = self._place(obj, ..., is_added=self._is_own(value))
+            place = self._place(obj, ..., is_added=self.is_own(value))
             if place is None:
-                self.schedule.save_unknown(obj)
+                self.log.save_unknown(obj)
                 return
             cell, box, _ = place
             box = box if isinstance(obj, backend.FieldEntry) else ()
@@ -267,43 +245,29 @@ class Forward:
             self.written.add(cell.key)
             self._set_form(event, value)
             numbers = entries_of(value) if index is ... and isinstance(value, backend.Matrix) else []
-            if any(map(self._is_own, numbers)):  # a vector in each entry of an array
+            if any(map(self.is_own, numbers)):  # a vector in each entry of an array
                 for n, number in enumerate(numbers):
                     self._set_form(self._store([cell], slice(n, None, len(numbers)), lambda: None), number)
 
     def _set_form(self, event: Stored, value: object) -> None:
         """Note how a stored value depends on others."""
-        if self._is_own(value):
-            assert isinstance(value, DualNumber)
+        if self.is_own(value):
             self._numbers.passed |= value.names
             event.form = value.tangent
             self.cells.activate(event.cells[0])
         event.settle()
-
-    def _is_own(self, value: object) -> bool:
-        """Whether a number depends on parameters of this run."""
-        return isinstance(value, DualNumber) and value.run is self._numbers
 
     def _place(self, obj: Any, index: object, *, is_added: bool = False) -> tuple[Cell, Any, Any] | None:
         """The cell that Python accesses, the part of it, and its rows; None for a field that nothing has used."""
         if isinstance(obj, backend.FieldEntry):
             known = self.cells.of_entry(obj)
             if known is None and is_added:
-                for field in self._touched.values():
-                    for part in backend.leaf_fields(field):
-                        self.cells.of_field(part)
+                for field in self.touched():
+                    self.cells.of_field(field)
                 return self.cells.of_entry(obj)
             return known
         cell = self.cells.of_array(view_of(obj), "an array", obj)
         return cell, (), slice(None) if index is ... else rows_of_index(obj, index)
-
-    def note_field(self, field: object) -> None:
-        """Python accesses entries of a field, perhaps before a kernel does."""
-        self._touched[id(field)] = field
-
-    def with_tangents(self, entries: Any) -> Any:
-        """The entries of a vector or matrix, if there are numbers with tangents among them."""
-        return dual_entries(entries)
 
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""

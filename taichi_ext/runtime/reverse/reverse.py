@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from taichi_ext.analysis.cuts import Paths
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.python.dual_numbers import Run
 from taichi_ext.runtime.reverse.backward import Adjoints, Backward
 from taichi_ext.runtime.reverse.calls import Kernels
 from taichi_ext.runtime.reverse.cells import Cells, Log
@@ -26,25 +27,6 @@ _CAPACITY = 1 << 10  # entries of a thread's tape at first
 
 
 @dataclass(frozen=True)
-class Run:
-    """What is run.
-
-    Attributes:
-        kernel: a kernel, or None.
-        function: a function that launches kernels, if it is no kernel.
-        args: all arguments.
-        names: of the arguments of a function.
-        passed: the first columns of its arguments that are numbers and parameters, by position.
-    """
-
-    kernel: Any
-    function: Any
-    args: tuple[Any, ...]
-    names: Sequence[str] = ()
-    passed: Mapping[int, int] | None = None
-
-
-@dataclass(frozen=True)
 class Products:
     """Cotangents times J.
 
@@ -52,8 +34,6 @@ class Products:
         rows: an array with a row for each column of J, and a column for each cotangent.
         moved: second derivatives: likewise, with a column for each direction; None if there are none.
         returned: what the kernel or function has returned.
-        read: the keys of what kernels have read.
-        written: of what they have written.
         launches: how many there were.
         snapshots: the most that were held at one time.
         repeated: launches that were made again on the way back.
@@ -64,8 +44,6 @@ class Products:
     rows: np.ndarray
     moved: np.ndarray | None
     returned: Any
-    read: set[Any]
-    written: set[Any]
     launches: int
     snapshots: int
     repeated: int
@@ -165,8 +143,6 @@ class Reverse:
             rows,
             moved,
             returned,
-            forward.read,
-            forward.written,
             len(schedule.events),
             schedule.most,
             schedule.repeated,
@@ -193,7 +169,7 @@ class Reverse:
 
     def _forward(self, forward: Forward, run: Run) -> Any:
         if run.kernel is None:
-            return forward.run(run.function, run.args, list(run.names), run.passed or {})
+            return forward.run(run)
         return forward.launch(run.kernel, run.args)
 
     def _back(

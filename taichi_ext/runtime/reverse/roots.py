@@ -178,7 +178,7 @@ class Roots:
         def save_object(obj: Any) -> None:
             cell = self._cell(obj)
             if cell is None:
-                self._schedule.save_unknown(obj)
+                self._schedule.log.save_unknown(obj)
             else:
                 save(cell)
 

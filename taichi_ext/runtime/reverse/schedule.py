@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from taichi_ext import backend
 from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.shadows import available_memory
@@ -115,11 +114,6 @@ class Schedule:
     def end(self) -> None:
         """The last event is over."""
         self._account(self.events[-1])
-
-    def save_unknown(self, obj: Any) -> None:
-        """Python stores to a field that no kernel has used yet."""
-        if isinstance(obj, backend.FieldEntry):
-            self.log.entries.setdefault(obj.name, (obj, obj.read()))
 
     def _account(self, event: Event) -> None:
         for cell in event.written:
