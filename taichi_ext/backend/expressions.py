@@ -13,6 +13,7 @@ from taichi_ext.backend.opaque import DataType
 from taichi_ext.backend.runtime import (
     RUNTIME,
     Expr,
+    all_types,
     compiling,
     core,
     integer_types,
@@ -187,7 +188,7 @@ def block_size() -> int:
 _MOST_BLOCKS = 1 << 14  # Taichi takes 64 for each multiprocessor, of which no device has more than 256
 
 
-_NAMED_TYPES = {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64, "i32": ti.i32, "u64": ti.u64}
+_NAMED_TYPES: dict[str, Any] = {dtype.to_string(): dtype for dtype in all_types if not isinstance(dtype, type)}
 
 
 def named_type(name: str) -> DataType:

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
 from taichi_program import initialise
 
-from taichi_ext import DerivativeWarning
+from taichi_ext import DerivativeWarning, vjp
 
 N = 5
 RTOL = 1e-10
@@ -95,6 +95,19 @@ def test_a_transposed_view_and_a_row_share_adjoints():
         c.fill(0)
 
     require_same(run, [B], [c, B], reset, (B,))
+
+
+def test_arrays_of_integers_of_other_types():
+    x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
+    counts, signs = np.arange(4, dtype=np.uint32), np.array([1, -1, 1, -1], np.int8)
+
+    @ti.kernel
+    def scaled(n: ti.types.ndarray(dtype=ti.u32, ndim=1), s: ti.types.ndarray(dtype=ti.i8, ndim=1)):
+        for i in x:
+            y[i] = x[i] ** 2 * ti.cast(n[i], ti.f64) * s[i]
+
+    x.fill(1.5)
+    assert_allclose(vjp(scaled, x, y, np.ones(4), args=(counts, signs)), 3.0 * counts * signs, rtol=RTOL)
 
 
 def test_two_views_that_are_read_in_one_launch():
