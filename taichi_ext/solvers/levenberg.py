@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class Limits:
     """When the iteration ends.
 
     Attributes:
-        ftol: if an accepted step lowers the cost by a smaller share.
+        ftol: if an accepted step lowers the cost by a smaller share, other than a good one that the radius limits.
         xtol: if a step is a smaller share of the parameters; both are measured in units of residuals, by the column
             norms of J, so that the units of parameters do not matter.
         gtol: if the largest cosine of the angle between a column of J and the residuals is smaller.
@@ -217,7 +218,8 @@ class _Run:
             )
         here, damping, is_moved = self._place(point), 0.0, False
         self.least = here.system.first_damping
-        norms, radius = here.norms, _FIRST_RADIUS * (_length(here.norms * here.at) or 1.0)
+        norms = here.norms  # at least the length of the residuals: params that start near 0 tell no scale
+        radius = max(_FIRST_RADIUS * _length(norms * here.at), math.sqrt(2 * point.cost))
         is_over = self.history.add(point.x, point.cost, 0.0, here.slope, 0.0, 0.0, radius)
         while True:
             reason = self._reason(here.cosine, is_over)
@@ -238,7 +240,8 @@ class _Run:
                 here.point.x, here.point.cost, change, here.slope, _length(step.vector), ratio, radius
             )
             if not is_over:
-                reason = self._small(before, step, trial, norms, radius, is_moved=is_moved or is_first)
+                is_known = is_moved or (is_first and not step.damping)
+                reason = self._small(before, step, trial, norms, radius, is_moved=is_known)
                 if reason is not None:
                     break
         return Ended(here.point, here.system.gradient, *reason, self.evaluations, self.seconds)
@@ -280,11 +283,12 @@ class _Run:
         ftol, xtol, noise = self.limits.ftol, self.limits.xtol, self.limits.noise
         cost, change = before.point.cost, trial.change
         is_noise = trial.is_noise and before.cosine <= 10 * np.sqrt(noise)
+        # a step that the radius limits is small for that reason; the radius grows after a good one, else shrinks
+        is_limited = step.damping > 0 and (trial.better is None or change > 0.75 * step.predicted)
         is_moved = is_moved and step.predicted > 0
-        if is_moved and not is_noise and max(abs(change), step.predicted) <= ftol * cost:
+        if is_moved and not (is_noise or is_limited) and max(abs(change), step.predicted) <= ftol * cost:
             return 2, f"The cost changes little: by {change:.1e}, which is <= ftol = {ftol:.0e} of it."
         length, size = (_length(before.norms * v) for v in (step.vector, before.at))
-        # a step that the radius limits is small for that reason
         is_whole = step.damping == 0.0 or (trial.better is None and step.predicted <= max(ftol, noise) * cost)
         if is_moved and is_whole and length <= xtol * size and radius <= xtol * _length(norms * before.at):
             return 3, f"The step is small: {length:.1e} in units of residuals, <= xtol = {xtol:.0e} of {size:.1e}."

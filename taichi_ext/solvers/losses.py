@@ -21,7 +21,7 @@ Values = tuple[np.ndarray, np.ndarray, np.ndarray]  # rho(z), rho'(z), rho''(z)
 
 def _soft_l1(z: np.ndarray) -> Values:
     t = 1 + z
-    return 2 * (np.sqrt(t) - 1), t**-0.5, -0.5 * t**-1.5
+    return 2 * np.expm1(0.5 * np.log1p(z)), t**-0.5, -0.5 * t**-1.5  # sqrt(t) - 1 loses the digits of a small z
 
 
 def _huber(z: np.ndarray) -> Values:
@@ -40,8 +40,8 @@ def _arctan(z: np.ndarray) -> Values:
 
 
 def _tukey(z: np.ndarray) -> Values:
-    t = np.maximum(1 - z, 0.0)
-    return (1 - t**3) / 3, t**2, -2 * t
+    t, inside = np.maximum(1 - z, 0.0), np.minimum(z, 1.0)
+    return inside * (1 - inside * (1 - inside / 3)), t**2, -2 * t
 
 
 # As in SciPy; Tukey's biweight as in Ceres, where residuals past the scale have no influence.

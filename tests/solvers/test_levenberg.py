@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
 from taichi_ext.solvers.levenberg import Limits, Point, Space, minimize
+from taichi_ext.solvers.losses import LOSSES
 from taichi_ext.solvers.results import History
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, system_of
 
@@ -101,6 +102,23 @@ def test_values_that_are_not_finite():
 def test_a_parameter_that_nothing_depends_on():
     ended, _ = run(lambda x: x[:1] - 3.0, lambda x: np.array([[1.0, 0.0]]), [1.0, 5.0])
     assert_allclose(ended.point.x, [3.0, 5.0])
+
+
+@pytest.mark.parametrize("start", [0.0, 1e-8, 1.0])
+def test_a_start_near_zero(start):
+    """The first radius is at least the length of the residuals, and a step that it limits is no end."""
+    ended, lines = run(lambda x: x - 1e6, lambda x: np.eye(1), [start], ftol=1e-8, xtol=1e-8, gtol=1e-8)
+    assert_allclose(ended.point.x, 1e6)
+    assert ended.status > 0 and len(lines) <= 4
+
+
+@pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan", "tukey"])
+def test_losses_keep_the_digits_of_small_residuals(loss):
+    """Costs that are rounded to 1e-16 of the scale hide the steps to a minimum at small residuals."""
+    z = np.array([1e-15, 1e-9, 1e-5])
+    third = {"soft_l1": 1 / 8, "huber": 0.0, "cauchy": 1 / 3, "arctan": -1 / 3, "tukey": 1 / 3}[loss]
+    second = {"soft_l1": -1 / 4, "huber": 0.0, "cauchy": -1 / 2, "arctan": 0.0, "tukey": -1.0}[loss]
+    assert_allclose(LOSSES[loss](z)[0], z * (1 + z * (second + z * third)), rtol=1e-14)
 
 
 def test_all_ends_have_words():

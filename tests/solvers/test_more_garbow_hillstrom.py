@@ -19,19 +19,18 @@ pytestmark = pytest.mark.cpu_only("compared with float64")
 
 SCALES = [1, 10, 100]
 KERNELS = ["rosenbrock", "beale", "brown_dennis", "penalty_1", "watson", "chebyquad"]
-# from these starts, which of several minima is found, and how far a valley without end is followed, is rounding
+# where a cost may be larger than MINPACK's, with a reason that the test checks
 OPEN = {
-    "powell_badly_scaled": (10,),
-    "beale": (10, 100),
-    "gaussian": (100,),
-    "meyer": (10, 100),
-    "gulf": (1,),
-    "kowalik_osborne": (10, 100),
-    "jennrich_sampson": (10,),
-    "osborne_1": (100,),
-    "trigonometric": (1, 10, 100),
-    "brown_almost_linear": (100,),
-    "chebyquad": (100,),
+    ("powell_badly_scaled", 10): "unfinished",
+    ("beale", 10): "unfinished",
+    ("beale", 100): "unfinished",
+    ("gulf", 1): "unfinished",
+    ("osborne_1", 100): "unfinished",
+    ("meyer", 100): "rounding",
+    ("chebyquad", 100): "rounding",
+    ("trigonometric", 1): "another minimum",
+    ("trigonometric", 10): "another minimum",
+    ("trigonometric", 100): "another minimum",
 }
 
 
@@ -59,6 +58,39 @@ def solved(problem, start, loss="linear"):
         return minimize(evaluate, start, space, Limits(max_iterations=100 * n - 1), History(lambda _: None))
 
 
+def minpack(problem, start):
+    return optimize.least_squares(problem.fun, start, problem.jac, method="lm", x_scale="jac")
+
+
+def are_unfinished(problem, start):
+    """Both end at their largest number of iterations."""
+    return solved(problem, start).status == 0 == minpack(problem, start).status
+
+
+def is_rounding(problem, start):
+    """Starts that are moved by 1e-10 lead to costs that differ by a factor of two and more."""
+    moves = 1e-10 * np.random.default_rng(0).standard_normal((5, len(start)))
+    costs = [solved(problem, start * (1 + move)).point.cost for move in moves]
+    return max(costs) > 2 * min(costs)
+
+
+def is_minimum(problem, start):
+    """The gradient is 0, and the second derivative, from differences of gradients, is positive definite."""
+    x = solved(problem, start).point.x
+    norms, steps = np.linalg.norm(problem.jac(x), axis=0), 1e-5 * np.maximum(np.abs(x), 1e-3)
+
+    def slope(x):
+        return problem.jac(x).T @ problem.fun(x) / norms
+
+    H = [(slope(x + e) - slope(x - e)) / (2 * h * norms) for h, e in zip(steps, np.diag(steps), strict=True)]
+    scaled = np.array(H) * (norms / norms[:, None])
+    is_flat = np.abs(slope(x)).max() <= 1e-4 * np.linalg.norm(problem.fun(x))
+    return is_flat and np.linalg.eigvalsh((scaled + scaled.T) / 2).min() > 1e-3
+
+
+REASONS = {"unfinished": are_unfinished, "rounding": is_rounding, "another minimum": is_minimum}
+
+
 @pytest.mark.mostly_sweep(every=9)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_as_good_as_minpack(name):
@@ -66,16 +98,25 @@ def test_as_good_as_minpack(name):
     for scale in SCALES:
         start = problem.start * scale
         if is_finite(problem, start):
-            found = solved(problem, start)
-            if scale not in OPEN.get(name, ()):
-                wanted = optimize.least_squares(problem.fun, start, problem.jac, method="lm", x_scale="jac")
-                assert is_as_good(found.point.cost, wanted.cost), (scale, found.point.cost, wanted.cost)
+            found, wanted = solved(problem, start).point.cost, minpack(problem, start).cost
+            if not is_as_good(found, wanted):
+                assert (name, scale) in OPEN, (scale, found, wanted)
+                assert REASONS[OPEN[name, scale]](problem, start), (scale, found, wanted)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "scale"), [("trigonometric", 10), ("osborne_1", 100), ("chebyquad", 100)])
+def test_reasons(name, scale):
+    """A reason holds for the rows that are worse, and not for one that is as good."""
+    problem, reason = PROBLEMS[name], REASONS[OPEN[name, scale]]
+    assert reason(problem, problem.start * scale)
+    assert not reason(PROBLEMS["bard"], PROBLEMS["bard"].start * 10)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
 def test_losses(loss):
-    """Costs of robust losses have many minima: not more often worse than SciPy's trf than better, by a few."""
+    """Costs of robust losses have many minima: not more often worse than SciPy's trf than better."""
     worse = better = 0
     for problem in PROBLEMS.values():
         for scale in SCALES[:2]:
@@ -85,7 +126,7 @@ def test_losses(loss):
                 found = solved(problem, start, loss).point.cost
                 worse += not is_as_good(found, wanted.cost)
                 better += not is_as_good(wanted.cost, found)
-    assert worse <= better + 5
+    assert worse <= better
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +148,7 @@ def test_kernels(program, name):
         assert_allclose(r, first, rtol=1e-9, atol=1e-9 * np.abs(first).max())
         J = least_squares(kernel, x, r, args=args, max_iterations=0).jacobian
         assert_allclose(J, problem.jac(x), rtol=1e-7, atol=1e-7 * np.abs(J).max())
-        wanted = optimize.least_squares(problem.fun, x, problem.jac, method="lm", x_scale="jac")
+        wanted = minpack(problem, x)
         found = least_squares(kernel, x, r, args=args)
-        if scale not in OPEN.get(name, ()):
-            assert is_as_good(found.cost, wanted.cost), (scale, found.message)
+        assert is_as_good(found.cost, wanted.cost) or (name, scale) in OPEN, (scale, found.message)
         assert not found.success or np.abs(found.grad).max() <= 1e-3 * np.abs(J.T @ first).max()
