@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
 from taichi_program import initialise
 
-from taichi_ext import DerivativeWarning, vjp
+from taichi_ext import DerivativeWarning, hvp, vjp
 
 N = 5
 RTOL = 1e-10
@@ -330,6 +330,38 @@ def test_numpy_in_place_between_launches():
         warnings.simplefilter("always")
         require_same(run, [a, b], [a], reset, (a, b))
     assert any(w.category is DerivativeWarning and "changed from Python" in str(w.message) for w in caught)
+
+
+@pytest.mark.parametrize("call", [vjp, hvp])
+def test_one_warning_where_columns_take_over(call):
+    """A pipeline whose Python stores to arrays has no adjoint, which only a run shows; J's columns run again."""
+    x, loss = ti.field(ti.f64, 4), ti.field(ti.f64, ())
+    x.from_numpy(drawn(4))
+    a = np.zeros(4)
+
+    @ti.kernel
+    def cube(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i in x:
+            a[i] = x[i] ** 3
+
+    @ti.kernel
+    def total(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        loss[None] = 0
+        for i in x:
+            loss[None] += a[i] * x[i]
+
+    def run(a):
+        cube(a)
+        a[:] = np.abs(a.tolist()) * 2
+        total(a)
+
+    given = (loss, np.ones(())) if call is vjp else (np.ones(4), loss)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = call(run, x, *given, args=(a,))
+        assert ["changed from Python" in str(w.message) for w in caught] == [True]
+    assert_allclose(found, 2 * drawn(4) ** 3 if call is vjp else 0.0, rtol=1e-12)
 
 
 @pytest.mark.sweep

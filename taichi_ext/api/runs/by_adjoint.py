@@ -293,7 +293,7 @@ def _products(
     both = zip(cotangents, layout.outputs, strict=True)
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
     try:
-        with backend.suspend_following(), evaluation.whole(), _WayBack(evaluation) as bar:
+        with backend.suspend_following(), evaluation.whole(), evaluation.saying_once(), _WayBack(evaluation) as bar:
             found = reverse.vjp(
                 evaluation.what,
                 request,

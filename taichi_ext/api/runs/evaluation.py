@@ -37,7 +37,7 @@ from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart
 from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import Run, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import Run, saying_once, warn_at_user
 from taichi_ext.stages import Stages
 
 _EARLIER = (
@@ -81,6 +81,7 @@ class Evaluation:
         progress: see ``jacobian``.
         shows_stages: whether a line says what a long first call does, on a terminal and in a notebook.
         directions: for products with J, the tangents of the parameters, a row for each entry.
+        said: the warnings of the call so far.
 
     Attributes:
         given_state: ``state`` as it was given.
@@ -102,6 +103,7 @@ class Evaluation:
         progress: bool | None = False,
         shows_stages: bool = True,
         directions: np.ndarray | None = None,
+        said: set[object] | None = None,
     ) -> None:
         self.prepared = prepared
         self.call = call
@@ -113,6 +115,7 @@ class Evaluation:
         self.watch = watch
         self.progress, self.shows_stages = progress, shows_stages
         self._directions = directions
+        self._said = set[object]() if said is None else said
         self.before_launch: Callable[[Fused], None] | None = None
         self._arbiter: Arbiter | None = None
         self._stores: dict[int, np.ndarray] | None = None  # of numbers that were there already
@@ -211,7 +214,7 @@ class Evaluation:
         options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}
         options["shows_stages"] = self.shows_stages
         parts = subject or self.subject, form or self.form
-        return Evaluation(self.prepared, self.call, *parts, **options, directions=directions)
+        return Evaluation(self.prepared, self.call, *parts, **options, directions=directions, said=self._said)
 
     # --- shapes
 
@@ -242,6 +245,10 @@ class Evaluation:
         The function of a pipeline may wait for other threads, so for pipelines only single launches are locked.
         """
         return backend.exclusive if self.call.kernel is not None else contextlib.nullcontext()
+
+    def saying_once(self) -> contextlib.AbstractContextManager[None]:
+        """Within the context, no warning of this call is repeated."""
+        return saying_once(self._said)
 
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
@@ -306,7 +313,7 @@ class Evaluation:
         )
         kernels = KernelTable(self.prepared.fused, blocks)
         session = Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
-        with self._log.saying_once():
+        with self.saying_once():
             if self.call.kernel is not None:
                 launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
                 self.returned = launched.result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +19,7 @@ from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses
 from taichi_ext.runtime.memory.shadows import FieldTable
-from taichi_ext.runtime.python.dual_numbers import saying_once, warn_at, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import warn_at, warn_at_user
 from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.sparse.rows import Rows
 
@@ -70,7 +69,6 @@ class RunLog:
         self.runs = 0
         self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero; a gradient may be zero
         self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
-        self._said: set[object] = set()  # warnings
         self._layout: Layout | None = None  # of the first call, where paths are cut
         self.begin()
 
@@ -88,10 +86,6 @@ class RunLog:
         self._record = self._record or RunRecord()
         self._record.begin()
         return self._record
-
-    def saying_once(self) -> contextlib.AbstractContextManager[None]:
-        """Within the context no warning of this call is repeated."""
-        return saying_once(self._said)
 
     def note_params(self, accesses: Accesses) -> None:
         """Note which parameters of a run were overwritten before anything read them."""
