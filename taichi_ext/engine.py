@@ -284,6 +284,7 @@ def _facts(
         frozenset(infos[c].key for c in d.covered),
         tuple(others.values()),
         frozenset(c.name for c in read if c.is_argument),
+        frozenset(c.name for c in written - read - set(d.covered) if c.is_argument),
         changed_nodes(recorded.body),
         draws_random_numbers(recorded.body),
         report=d.report.placed(lambda c: infos[c].key),

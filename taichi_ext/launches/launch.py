@@ -171,6 +171,7 @@ class KernelFacts:
     covered: frozenset[Key]  # containers of which all tangents are written, whatever they were
     other_fields: tuple[object, ...] = ()  # integer fields that are written
     read_arguments: frozenset[str] = frozenset()  # names of array arguments of which entries are read
+    kept_arguments: frozenset[str] = frozenset()  # of those that it only writes, which keep some tangents that they had
     changed_nodes: tuple[backend.SNode, ...] = ()  # of the layout, cells of which are activated and deactivated by name
     has_random: bool = False
     returns_active: bool = False  # its return value has a tangent

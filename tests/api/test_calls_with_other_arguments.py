@@ -102,8 +102,8 @@ class TestArgumentsOfOtherSizes:
     @pytest.mark.sweep
     def test_chunk_size_is_kept(self, pipeline):
         plan = Jacobian(pipeline, "x", "y", args=(real(np.ones(2)), real(np.zeros(2))), chunk_size=2)
-        self.check(plan, 2)  # in the first call, Python's numbers are looked at in further runs
         for n, runs in ((2, 1), (6, 3), (11, 6), (3, 2)):
+            self.check(plan, n)  # in the first call, Python's numbers are looked at in further runs
             pipeline.calls = 0
             self.check(plan, n)
             assert pipeline.calls == runs

@@ -14,7 +14,7 @@ import taichi as ti
 from differences import outputs, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import DerivativeWarning, jacobian
+from taichi_ext import DerivativeWarning, jacobian, jvp, vjp
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("arrays of float64 in the host's memory")]
 
@@ -297,6 +297,82 @@ def test_a_store_after_the_last_kernel():
     with pytest.warns(DerivativeWarning, match="1 entries of .* were changed from Python"):
         J = jacobian(pipeline, x, t, args=(t,))
     assert_allclose(J, np.diag([0.0, 2.0, 2.0, 2.0]))
+
+
+@ti.kernel
+def add_force(u: ARRAY, k: ARRAY, f: ARRAY):
+    for i in f:
+        f[i] += k[i] * u[i]
+
+
+@ti.kernel
+def move(f: ARRAY, u: ARRAY):
+    for i in u:
+        u[i] += 0.1 * f[i]
+
+
+class TestKernelsThatAddOrWriteAPart:
+    """Kernels that do not read an array keep its tangents, so that stores before them count."""
+
+    MODES = {
+        "J": lambda *given, **more: jacobian(*given, **more),
+        "columns": lambda *given, **more: jacobian(*given, **more, chunk_size=1),
+        "csr": lambda *given, **more: jacobian(*given, **more, format="csr").toarray(),
+        "jvp": lambda kernel, x, y, **more: jvp(kernel, x, np.eye(len(x)), y, **more).T,
+        "vjp": lambda kernel, x, y, **more: vjp(kernel, x, y, np.eye(len(x)), **more),
+    }
+
+    @pytest.mark.mostly_sweep("vjp-number", "J-number")
+    @pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning")
+    @pytest.mark.parametrize("steps", ["number", "variable"])
+    @pytest.mark.parametrize("mode", MODES)
+    def test_other_steps_and_sizes(self, mode, steps):
+        """Calls of one prepared form with more steps, or larger arrays, than the first; forces are zeroed in each."""
+        if mode == "csr":
+            pytest.importorskip("scipy.sparse")
+        count = 0
+
+        def simulate(u, k, f, given):
+            for _ in range(given if steps == "number" else count):
+                f[:] = 0.0
+                add_force(u, k, f)
+                move(f, u)
+
+        for count, size in ((1, 3), (3, 3), (2, 5), (5, 5), (3, 3)) if steps == "number" else ((2, 3), (4, 3), (3, 3)):
+            k = 1.0 + np.arange(size)
+            for u in (np.zeros(size), np.where(np.arange(size) == 1, 0.0, 0.3)):
+                f = np.zeros(size)
+                given = (u, k, f, count if steps == "number" else 0)
+                J = self.MODES[mode](simulate, u, f, args=given)
+                assert_allclose(J, np.diag(k * (1.0 + 0.1 * k) ** (count - 1)), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("value", [0.0, 2.0])
+    def test_a_part(self, value):
+        x, y = scalars([value] * N), outputs(N)
+
+        @ti.kernel
+        def load(t: ARRAY):
+            for i in t:
+                t[i] = x[i]
+
+        @ti.kernel
+        def write_first(t: ARRAY):
+            t[0] = 2.0 * x[0]
+
+        @ti.kernel
+        def read(t: ARRAY):
+            for i in t:
+                y[i] = 3.0 * t[i]
+
+        def pipeline(t):
+            load(t)
+            t[:2] = 0.0
+            write_first(t)
+            read(t)
+
+        with pytest.warns(DerivativeWarning, match="changed from Python"):
+            J = jacobian(pipeline, x, y, args=(np.zeros(N),))
+        assert_allclose(J, np.diag([6.0, 0.0, 3.0, 3.0]))
 
 
 @pytest.mark.mostly_sweep("3")

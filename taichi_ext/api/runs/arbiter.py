@@ -173,10 +173,12 @@ class Arbiter:
                     obj[at] = moved[tuple(index)]
         return tuple(args)
 
-    def is_doubtful(self, seen: Mapping[int, np.ndarray]) -> bool:
-        """Whether entries that Python stored to in an earlier call have kept their numbers now."""
+    def is_doubtful(self, known: Stores) -> bool:
+        """Whether more happens than in an earlier call, or entries that Python stored to then keep their numbers."""
+        if len(self.trace.events) > known.events:
+            return True
         events = dict(enumerate(self.trace.events, self.trace.start or 0))
-        for n, entries in seen.items():
+        for n, entries in known.seen.items():
             changed = events[n].changed if n in events else None
             if changed is not None and entries[-1] < changed.size and not changed[entries].all():
                 return True
@@ -301,15 +303,21 @@ class Stores:
     Attributes:
         seen: all of them.
         equal: those of numbers that were there already.
+        events: how many events were compared.
     """
 
     seen: dict[int, np.ndarray] = field(default_factory=dict)
     equal: dict[int, np.ndarray] = field(default_factory=dict)
+    events: int = 0
+
+    def plus(self, later: Stores) -> Stores:
+        """With those of a later call."""
+        return Stores({**self.seen, **later.seen}, later.equal, max(self.events, later.events))
 
 
 def _stores(first: Trace, moved: list[Event]) -> Stores:
     """The entries that change by Python where the params are as they are, or where they are moved."""
-    found = Stores()
+    found = Stores(events=len(first.events))
     for n, (r, m) in enumerate(zip(first.events, moved, strict=False), first.start or 0):
         if not r.is_like(m):
             break

@@ -262,7 +262,7 @@ def _products(
     directions: np.ndarray | None = None,
 ) -> Products | None:
     """See ``rows_by_adjoint``; ``after`` is called after the run, before the way back."""
-    prepared, call, layout = evaluation.prepared, evaluation.call, evaluation.layout
+    prepared, layout = evaluation.prepared, evaluation.layout
     if prepared.stores and not prepared.has_no_adjoint:
         prepared.has_no_adjoint = (
             "Python stores to arrays: a number that is there already is seen by forward mode alone."
@@ -282,7 +282,7 @@ def _products(
     )
 
     def check(forward: Forward) -> None:
-        if call.kernel is None and not prepared.is_judged and forward.may_lose:
+        if not evaluation.is_judged and forward.may_lose:
             raise _Unjudged
         if not prepared.is_checked:
             _check(evaluation, reverse, forward)
@@ -300,7 +300,7 @@ def _products(
                 cotangents,
                 max_memory=memory,
                 advance=bar.advance,
-                check=None if prepared.is_checked and after is None else check,
+                check=None if prepared.is_checked and evaluation.is_judged and after is None else check,
                 restores=restores,
             )
     except _Unjudged:
@@ -309,7 +309,7 @@ def _products(
     except UnsupportedError as error:
         prepared.has_no_adjoint = str(error)
         return None
-    prepared.is_judged = True
+    prepared.note_judged(evaluation.path)
     if found.alerts:
         results = [numbers for numbers in (found.rows, found.moved) if numbers is not None]
         has_nan = any(np.isnan(numbers).any() for numbers in results)  # second derivatives have it elsewhere, too
@@ -347,7 +347,7 @@ def _judge(evaluation: Evaluation) -> None:
         along.columns(0, 1)
     finally:
         along.state.undo()
-        evaluation.prepared.is_judged = True
+        evaluation.prepared.note_judged(evaluation.path)
 
 
 def _check(evaluation: Evaluation, reverse: Reverse, forward: Forward) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -168,6 +168,7 @@ class Evaluation:
             check_out_is_separate(self.form.check_out(self), self._containers())
         is_pipeline = self.call.kernel is None
         may_begin_again = self.form.is_sparse or self.prepared.stores or not self.subject.has_rows_of_outputs
+        may_begin_again = may_begin_again or not self.is_judged
         return self.undone_on_error(needs_state=self.least_runs > 1 or (is_pipeline and bool(may_begin_again)))
 
     def columns(self, first: int, count: int) -> list[np.ndarray]:
@@ -176,7 +177,7 @@ class Evaluation:
         Every run after the first starts from the state in which the first one started.
         """
         is_partial = first > 0 or count < self.column_count()
-        with backend.suspend_following(), self.undone_on_error(needs_state=is_partial):
+        with backend.suspend_following(), self.undone_on_error(needs_state=is_partial or not self.is_judged):
             if self._log.runs:
                 self.restore()
             self._log.runs += 1
@@ -332,11 +333,11 @@ class Evaluation:
         return session, found
 
     def _trace(self, first: int, count: int) -> Trace | None:
-        """What takes the numbers that the Python code of a pipeline passes on, in the first call."""
+        """What takes the numbers that the Python code of a pipeline passes on, in the first call of its kind."""
         trace = None
         if self._stores is not None:
             trace = Trace(stores=self._stores)
-        elif not self.prepared.is_judged or self.prepared.stores:
+        elif not self.is_judged or self.prepared.stores:
             if self._arbiter is None or not first:
                 self._arbiter = Arbiter(self.call, self.layout, self._directions)
             trace = self._arbiter.trace
@@ -345,13 +346,18 @@ class Evaluation:
         return trace
 
     def _judge(self) -> None:
-        """Warn of derivatives that the Python code of a pipeline loses, in the first call."""
+        """Warn of derivatives that the Python code of a pipeline loses, in the first call of its kind."""
         prepared, arbiter, self._arbiter = self.prepared, self._arbiter, None
-        if arbiter is None or self.state is None or (prepared.is_judged and not arbiter.is_doubtful(prepared.stores)):
+        if arbiter is None or self.state is None:
             return
-        prepared.is_judged = True
+        known = prepared.stores.get(self.path)
+        if self.is_judged and (known is None or not arbiter.is_doubtful(known)):
+            return
+        prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.events)
+        prepared.note_judged(self.path)
         found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields)
-        prepared.stores = {**prepared.stores, **found.seen}
+        if found.seen:
+            prepared.stores[self.path] = found if known is None else known.plus(found)
         if found.equal:
             self._stores = found.equal
             raise StoresFoundError
@@ -368,6 +374,18 @@ class Evaluation:
         args: tuple[Any, ...] = self.call.args
         sized = (a for a in args if backend.is_array(a) or isinstance(a, backend.Field))
         return tuple(tuple(a.shape) for a in sized)
+
+    @property
+    def path(self) -> Hashable:
+        """What a pipeline does with arrays may depend on this: the whole numbers and shapes that it is given."""
+        if not self.prepared.has_host_arrays:
+            return ()
+        return self.sizes, tuple(a for a in self.call.args if isinstance(a, (int, np.integer)))
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether this is a single kernel, or an ``Arbiter`` has seen such a call."""
+        return self.call.kernel is not None or self.path in self.prepared.judged
 
     def _max_memory(self) -> float:
         """Bytes available for tangents other than J."""

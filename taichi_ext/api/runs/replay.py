@@ -13,6 +13,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, check_not_ended
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import Layout
+from taichi_ext.api.runs.arbiter import Stores
 from taichi_ext.launches import GRADIENT, FirstOrderArray, Fused
 from taichi_ext.program.keys import Key, SiteArray
 from taichi_ext.runtime.launching.session import is_repeatable
@@ -206,8 +207,9 @@ class Prepared:
         layout: the version of the layout of all fields that the kernels were built for.
         blocks: the least number of runs for all columns.
         sizes_that_fit: the shapes of arguments for which a call has fitted into free memory.
-        is_judged: whether an ``Arbiter`` has looked for derivatives that Python loses.
-        stores: entries of arrays that Python stores to, by event, see ``Arbiter``.
+        judged: the calls in which an ``Arbiter`` has looked for derivatives that Python loses, see ``Evaluation.path``.
+        has_host_arrays: whether kernels of a pipeline read arrays that Python may have stored to.
+        stores: entries of arrays that Python stores to, by event, see ``Arbiter``, by call.
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
         replay: the fast path for a repeated launch, where there is one.
@@ -228,8 +230,9 @@ class Prepared:
     layout: int = 0
     blocks: int = 1
     sizes_that_fit: set[object] = field(default_factory=set)
-    is_judged: bool = False
-    stores: Mapping[int, Any] = field(default_factory=dict)
+    judged: set[Hashable] = field(default_factory=set)
+    has_host_arrays: bool = False
+    stores: dict[Hashable, Stores] = field(default_factory=dict)
     is_checked: bool = False
     rules_seen: Hashable = None
     replay: Replay | None = None
@@ -257,6 +260,12 @@ class Prepared:
     def format(self) -> str | None:
         """Of sparse Jacobians; None for dense ones."""
         return self.question.options.format
+
+    def note_judged(self, path: Hashable) -> None:
+        """Remember that an ``Arbiter`` has seen such a call."""
+        if len(self.judged) >= _MOST_SIZES:
+            self.judged = set()
+        self.judged.add(path)
 
     def note_fit(self, sizes: object) -> None:
         """Remember that a call with arrays of these shapes has fitted into free memory."""

@@ -192,8 +192,7 @@ class Session:
             return False
         if trace.sees_arrays and tangents.arrays.has_host_memory():
             trace.note_read()
-        read = fused.facts.read_arguments
-        return self.clear(trace.launch(fused.primal, bound.values, read, bound.passed, tangents.along))
+        return self.clear(trace.launch(fused.primal, bound.values, fused.facts, bound.passed, tangents.along))
 
     def _bound(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun | None) -> _Bound:
         """A call with its arrays and numbers, and the roles of containers now."""

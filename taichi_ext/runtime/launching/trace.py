@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.launches import Fused
+from taichi_ext.launches import Fused, KernelFacts
 from taichi_ext.runtime.launching.tangents import save_changed
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of
@@ -22,7 +22,7 @@ from taichi_ext.runtime.python.run_record import entries_of
 
 _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
-STORED, READ, CHANGED = "stored to a field or array", "read", "changed after the last kernel"
+STORED, READ, CHANGED = "stored to a field or array", "read", "changed while no kernel reads it"
 _NONE = np.zeros(0)
 Along = Callable[[View, np.ndarray], "np.ndarray | None"]
 
@@ -111,7 +111,7 @@ class Trace:
         self,
         kernel: backend.Kernel,
         values: Sequence[Any],
-        read: Set[str],
+        facts: KernelFacts,
         passed: Mapping[str, Sequence[object]],
         along: Along,
     ) -> list[tuple[View, np.ndarray]]:
@@ -120,7 +120,7 @@ class Trace:
         Args:
             kernel: the kernel.
             values: its leaf arguments.
-            read: the names of arrays that it reads.
+            facts: those about it.
             passed: the entries of arguments with tangents, by name.
             along: the tangents of an array times a direction; None if it has none.
 
@@ -134,8 +134,10 @@ class Trace:
         numbers = [passed.get(leaf.name) or entries_of(v) for leaf, v in zip(leaves, values, strict=True)]
         self._add(use, user, chain.from_iterable(numbers))
         for position, array in _host_arrays(kernel, values):
-            if leaves[position].name in read:
+            if leaves[position].name in facts.read_arguments:
                 found += self._add_array(use, user, array, along)
+            elif leaves[position].name in facts.kept_arguments:
+                found += self._add_array(CHANGED, None, array, along)
         return found
 
     def compiled_in(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
@@ -283,7 +285,7 @@ class PlainRun(backend.Follower):
                 self._state.save_part(node)
             if fused is not None and not is_fill:
                 save_changed(self._state, fused, self._table, tuple(values))
-                self.trace.launch(kernel, values, fused.facts.read_arguments, {}, _no_tangents)
+                self.trace.launch(kernel, values, fused.facts, {}, _no_tangents)
             with backend.suspend_following():
                 result = kernel(*args)
             if fused is not None:
