@@ -35,13 +35,13 @@ from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.polygons import SIDES
 
 _ALIKE = 0.3  # by which jumps may differ between the ends of an arc, relative
-_STEEPEST = 8.0  # slope of an arc with respect to its chord
+STEEPEST = 8.0  # slope of an arc with respect to its chord
 _APART = 0.01  # of the square: by how much tangents may miss the point in which they meet
 _FAR_APART = 0.1  # the same in the smallest squares, where it is not confirmed
-_OFF = 0.001  # of the pixel: by which the edge may be off an arc or an arm
+OFF = 0.001  # of the pixel: by which the edge may be off an arc or an arm
 _WITHIN = 0.5 + 1e-5  # where an arc must be, with roundings
 _POINTS, _CROSSED = 12, 2e-4  # of an arc, and by how much they lie on both sides of another one, of the square
-_GAUSS = 0.5 - 0.5 / 3**0.5
+GAUSS = 0.5 - 0.5 / 3**0.5
 _TINY = 1e-4  # of the square: regions so small are seen where the centre is
 
 
@@ -69,7 +69,7 @@ def match(count, table: ti.template(), jumps: ti.template()):
     for r in range(count):
         table[r, MATE] = -1.0
     for a in range(count):
-        best = _STEEPEST
+        best = STEEPEST
         mate = -1
         if table[a, MATE] < 0:
             for b in range(a + 1, count):
@@ -149,12 +149,12 @@ def put_arcs(shade: ti.template(), count, is_star, meeting, x, y, size, table: t
             else:
                 chord, slopes = chord_of(r, int(table[r, MATE]), table)
                 way = ti.Vector([-chord[1], chord[0]])
-                at += point_of_arc(ti.static(_GAUSS), chord, slopes)
+                at += point_of_arc(ti.static(GAUSS), chord, slopes)
             there = probe(shade, x + size * at[0], y + size * at[1], int(table[r, WHICH]), "level")
             slope = stop_gradient(there[SLOPE])
             g = slope.norm()
             off = stop_gradient(there[LEVEL]) / (size * g)
-            is_there = (abs(off) * size < _OFF) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
+            is_there = (abs(off) * size < OFF) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
             if is_there:
                 at -= off * slope / g
                 table[r, PX] = x + size * at[0]

@@ -1,40 +1,53 @@
 """The area of a pixel that an edge covers, and its tangent.
 
 ``edge`` and similar functions only get the level at the pixel's centre.  The engine records the code that computes it,
-so that it can be computed at other positions (``record/levels.py``).  Near an edge, it is computed at the centre and
-the corners of the pixel.  These span four triangles, and in each the edge is a straight chord.  If the level is far
-from linear, the pixel is divided into four squares, and these again.
+so that it can be computed at other positions (``record/levels.py``).  Near an edge, levels and slopes at the corners of
+the pixel tell where its sides are crossed: Newton's steps from both ends find the places, also of an edge that comes in
+between two corners and goes out again.  Edges are arcs between these places (``arcs.py``).  A pixel whose edges are no
+such arcs is divided into four squares, and these again.
 
-Of a triangle of area T with the levels u, v and w at its corners, u of another sign than v and w, the chord cuts off
-the area ``T u^2 / ((u - v) (u - w))``.  Its derivative with respect to the level, ``2 T u / ((u - v) (u - w))``, is the
-length of the chord divided by the gradient of the level.
+The area follows from Green's theorem: a quarter of the length of the border that is inside, and for each arc the
+triangle that it spans with the centre.  Its derivative is the integral of ``level_dot / |grad level|`` along the arcs.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportIndexIssue=false, reportOptionalCall=false, reportOptionalOperand=false
 # Those of the variables of a function that Taichi compiles are known when it is compiled.
 # pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
+from typing import Any
+
 from taichi_ext.backend import ti
+from taichi_ext.boundary.arcs import GAUSS, OFF, STEEPEST, border_place, chord_of, point_of_arc
+from taichi_ext.boundary.crossings import BX, BY, NX, NY, corner_of
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import WHOLE, middle_of_square, side_of_square
+from taichi_ext.boundary.polygons import SIDES, WHOLE, middle_of_square, side_of_square
 
-_POINTS = 5  # of a square, at which a level is taken: the centre, and the corners in their order
+_AT, _LEVEL, _SLOPE = range(3)  # of a place on a side: how far along it, the level there, its slope along the side
+_ROWS = 8  # of the table of places
+_TRIES, _TURNS = 40, 12  # levels on one side, and between two places of different signs
+_COARSE = 0.1  # of the side: how far places may be from each other where the slope at one of them tells of an edge
+_APART = 0.25  # of the side: by how much Newton's steps from both ends may differ
+_AHEAD = 12  # places on a stack
+_CLOSE = 1e-3  # of the side: from where one more of Newton's steps is enough
 _BENT = 0.003  # of a pixel: from where on an edge is not straight
 _BENT_INSIDE = 0.0215  # the same for squares that pixels are divided into
+_KINKED = 0.1  # of a pixel: the same where arcs are right
 _AWAY = 4.0  # squares: edges that are farther away are not looked for
 _SMOOTH = 8.0  # the same, from where on a root is as at the centre
 _ASIDE = (0.5, 0.2)  # where a level is taken that may be flat at the centre; thin lines have other directions
 _TIE = 1e-15  # of the level at the centre
+_FLAT = 1e-6  # of the same: a slope that is none
 _LEAST = 1e-20
 _NARROW = 1e-2  # a normal along an axis counts as turned by this much, where a formula divides by its component
+_SHARED = 2e-7  # of the square: how near an edge on a side is to it, with roundings
 
 
 @recorded
-def level_at(level: object, x: object, y: object) -> object:
-    """The level at another position, given relative to the pixel's centre; traced by the engine."""
+def level_at(level: object, x: object, y: object) -> Any:
+    """The level at another position, given relative to the pixel's centre, and its slope; traced by the engine."""
     leave_to_engine("level_at", level)
 
 
@@ -56,43 +69,55 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
             area = zero + 1.0
             if ti.static(is_root):
                 motion = 0.5 / ti.sqrt(value) * (centre - value)
-    here = ti.Vector([0.0] * _POINTS)
+    here = ti.Matrix([[0.0] * 3] * (SIDES + 1))
+    table = ti.Matrix([[0.0] * (NY + 1)] * _ROWS)
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
         put_levels(level, middle, size, here)
-        gx = 0.5 * (here[1] + here[2] - here[3] - here[4])
-        gy = 0.5 * (here[1] - here[2] - here[3] + here[4])
-        mean = 0.25 * (here[1] + here[2] + here[3] + here[4])
-        off = abs(mean - here[0]) + 0.25 * abs(here[1] - here[2] + here[3] - here[4])
-        reach = 0.5 * (abs(gx) + abs(gy)) + 2.0 * off
+        level_here = here[SIDES, 0]
+        gx = here[SIDES, 1]
+        gy = here[SIDES, 2]
         g = ti.sqrt(gx * gx + gy * gy)
+        mean = 0.25 * (here[0, 0] + here[1, 0] + here[2, 0] + here[3, 0])
+        off = abs(mean - level_here) + 0.25 * abs(here[0, 0] - here[1, 0] + here[2, 0] - here[3, 0])
+        reach = 0.5 * (abs(gx) + abs(gy)) + 2.0 * off
+        can_divide = side > 1 and abs(level_here) <= reach
         bent = ti.select(side == WHOLE, _BENT, _BENT_INSIDE) * g
-        if side > 1 and off > bent and abs(here[0]) <= reach:
+        is_divided = can_divide and off > bent
+        if ti.static(is_root):
+            average = (mean + 2.0 * level_here) / 3.0  # of a quadratic level
+            if not is_divided and average > -reach:
+                weight = mean_of_inverse_root(average, gx, gy, average > _SMOOTH * reach)
+                there = level_at(level, middle[0], middle[1])[0]
+                motion += size * size * weight * (there - stop_gradient(there))
+        else:
+            kink = level_here - mean  # of a cubic level it is 0
+            for c in range(SIDES):
+                at = corner_of(c)
+                kink += 0.125 * (here[c, 1] * at[0] + here[c, 2] * at[1])
+            count, inside = cross_sides(level, middle, size, here, table)
+            first = ti.select(here[0, 0] > 0, 0, 1)  # the row from which a part of the border outside starts
+            step, turned = step_to_mate(count, first, table)
+            is_arcs = count > 0 and count <= SIDES and turned < STEEPEST
+            if count > 0:
+                is_divided = can_divide and abs(kink) > ti.max(bent, ti.select(is_arcs, _KINKED / size * g, 0.0))
+            is_divided = is_divided or (side > 1 and count > 0 and not is_arcs)
+            if not is_divided:
+                is_tied = False  # whether an edge lies on a side, so that the other square sees it, too
+                for c in range(SIDES):
+                    tie = -_TIE * level_here
+                    is_tied = is_tied or (here[c, 0] == tie and here[(c + 1) % SIDES, 0] == tie)
+                own, change, is_there = area_by_arcs(
+                    level, middle, size, zero, count, first, step, is_arcs, is_tied, table
+                )
+                is_divided = side > 1 and not is_there
+                if not is_divided:
+                    area += size * size * ti.max(0.0, ti.min(1.0, own + 0.25 * inside))
+                    motion += change
+        if is_divided:
             side = side // 2
         else:
-            if ti.static(is_root):
-                average = (mean + 2.0 * here[0]) / 3.0  # of a quadratic level
-                if average > -reach:
-                    weight = mean_of_inverse_root(average, gx, gy, average > _SMOOTH * reach)
-                    there = level_at(level, middle[0], middle[1])
-                    motion += size * size * weight * (there - stop_gradient(there))
-            else:
-                covered = zero
-                slope_within = ti.select(off > bent, 0.0, g)
-                x = 0.5
-                y = 0.5
-                for k in range(_POINTS - 1):
-                    chord = chord_of(here[0], here[1 + k], here[1 + (k + 1) % 4], slope_within)
-                    covered += chord[0]
-                    if chord[1] > 0:
-                        dx = chord[2] * x + chord[3] * y
-                        dy = chord[2] * y - chord[3] * x
-                        there = level_at(level, middle[0] + size * dx, middle[1] + size * dy)
-                        covered += 2.0 / 3.0 * chord[1] * stop_gradient(there)  # the edge bulges out between its ends
-                        motion += size * size * chord[1] * (there - stop_gradient(there))
-                    x, y = y, -x
-                area += size * size * ti.max(0.0, ti.min(1.0, covered))
             place += side * side
             side = side_of_square(place)
     return area, motion
@@ -100,49 +125,177 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
 
 @ti.func
 def put_levels(level: ti.template(), middle, size, here: ti.template()):
-    """Put the levels at the centre and the corners of a square into the table.
+    """Put the level and its slope, in the square, at the corners and the centre into the table.
 
-    A corner of level 0 has the other sign than the centre, so two squares see an edge on the side between them.
+    A corner of level 0 has the other sign than the centre, so two squares see an edge on the side between them.  Where
+    the slope is 0, too, there is no edge.
     """
-    x = 0.0
-    y = 0.0
-    for k in range(_POINTS):
-        there = stop_gradient(level_at(level, middle[0] + size * x, middle[1] + size * y))
-        nearly = ti.select(k == 0 or here[0] == -_LEAST, -_LEAST, -_TIE * here[0])
-        here[k] = ti.select(there == 0, nearly, there)
-        x, y = ti.select(k == 0, 0.5, y), ti.select(k == 0, 0.5, -x)
+    for k in range(SIDES + 1):
+        c = SIDES - k  # the centre first
+        at = corner_of(c) * ti.select(c == SIDES, 0.0, 1.0)
+        value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
+        there = stop_gradient(value)
+        is_flat = size * slope.norm() <= _FLAT * abs(here[SIDES, 0])  # where there is no edge
+        nearly = ti.select(is_flat, _TIE, -_TIE) * here[SIDES, 0]
+        nearly = ti.select(k == 0 or here[SIDES, 0] == -_LEAST, -_LEAST, nearly)
+        here[c, 0] = ti.select(there == 0, nearly, there)
+        here[c, 1] = size * slope[0]
+        here[c, 2] = size * slope[1]
 
 
 @ti.func
-def chord_of(m, p, q, g):
-    """The chord in a triangle of the centre of a square of size 1, and of two corners, from the levels there.
+def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: ti.template()):
+    """Put the places where the level is 0 on the sides of a square, with its normals, into the table.
 
-    Returns the area inside, the length of the chord divided by the gradient, and the weights of both corners in its
-    middle.  The gradient is g, or that in the triangle if g is 0.
+    On each side, everything before the place ``low`` has been searched; the places ahead, where the level is known, are
+    on a stack.  Returns the number of places, and how much of the border is inside.
     """
-    by_first = (m > 0) != (p > 0)
-    by_second = (m > 0) != (q > 0)
-    by_side = (p > 0) != (q > 0)
-    chord = ti.Vector([ti.select(m > 0, 0.25, 0.0), 0.0, 0.0, 0.0])
-    if by_first or by_second:
-        tip = ti.select(by_side, ti.select(by_first, p, q), m)
-        across = abs(
-            ti.select(by_first, m - p, 1.0) * ti.select(by_second, m - q, 1.0) * ti.select(by_side, p - q, 1.0)
-        )
-        part = 0.25 * tip * tip / across
-        is_shared = p == -_TIE * m and q == -_TIE * m
-        chord[0] = ti.select(tip > 0, part, 0.25 - part)
-        own = ti.sqrt((q - p) ** 2 + (p + q - 2.0 * m) ** 2)
-        chord[1] = ti.select(is_shared, 0.25, 0.5) * abs(tip) / across * ti.select(g > 0, own / g, 1.0)
-        chord[2] = 0.5 * (ti.select(by_first, m / (m - p), 0.0) + ti.select(by_side, q / (q - p), 0.0))
-        chord[3] = 0.5 * (ti.select(by_second, m / (m - q), 0.0) + ti.select(by_side, p / (p - q), 0.0))
-    return chord
+    count = 0
+    inside = 0.0 * size
+    ahead = ti.Matrix([[0.0] * 3] * _AHEAD)
+    for c in range(SIDES):
+        start = corner_of(c)
+        way = corner_of(c + 1) - start
+        low = place_of(0.0, c, way, here)
+        high = place_of(1.0, (c + 1) % SIDES, way, here)
+        depth = 0
+        turn = 0
+        inside += ti.select(high[_LEVEL] > 0, 1.0, 0.0)
+        for _ in range(_TRIES):
+            if depth >= 0:
+                t = next_place(low, high, turn)
+                is_done = t < 0
+                if not is_done:
+                    at = start + t * way
+                    value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
+                    there = stop_gradient(value)
+                    along = size * slope.dot(way)
+                    is_changed = (low[_LEVEL] > 0) != (high[_LEVEL] > 0)
+                    rise = ti.select(low[_LEVEL] > 0, -along, along)
+                    turn += ti.select(is_changed, 1, 0)
+                    is_done = depth >= _AHEAD
+                    if is_changed and (abs(there) <= _CLOSE * rise or turn > _TURNS or is_done):
+                        found = ti.max(low[_AT], ti.min(high[_AT], t - ti.select(rise > 0, there / along, 0.0)))
+                        at = start + found * way
+                        inside += ti.select(low[_LEVEL] > 0, found, -found)
+                        if count < _ROWS:
+                            g = slope.norm()
+                            table[count, BX] = at[0]
+                            table[count, BY] = at[1]
+                            table[count, NX] = slope[0] / g
+                            table[count, NY] = slope[1] / g
+                        count += 1
+                        turn = 0
+                        is_done = True
+                    elif not is_done:
+                        for k in ti.static(range(3)):
+                            ahead[depth, k] = high[k]
+                        depth += 1
+                        high = ti.Vector([t, there, along])
+                if is_done:
+                    low = high
+                    depth -= 1
+                    if depth >= 0:
+                        for k in ti.static(range(3)):
+                            high[k] = ahead[depth, k]
+    return count, inside
+
+
+@ti.func
+def place_of(t, c, way, here: ti.template()):
+    """The place on a side at a corner."""
+    return ti.Vector([t, here[c, 0], here[c, 1] * way[0] + here[c, 2] * way[1]])
+
+
+@ti.func
+def next_place(low, high, turn):
+    """Where between two places on a side the level may be 0, or come near it; -1 if it is not."""
+    t = -1.0
+    width = high[_AT] - low[_AT]
+    from_low = low[_AT] - low[_LEVEL] / low[_SLOPE]
+    from_high = high[_AT] - high[_LEVEL] / high[_SLOPE]
+    is_low = low[_LEVEL] * low[_SLOPE] < 0 and from_low <= high[_AT]
+    is_high = high[_LEVEL] * high[_SLOPE] > 0 and from_high >= low[_AT]
+    if (low[_LEVEL] > 0) != (high[_LEVEL] > 0):
+        t = low[_AT] + 0.5 * width
+        is_one = not (is_low and is_high) or abs(from_low - from_high) < _APART
+        if turn < _TURNS // 2 and (is_low or is_high) and (is_one or width < _COARSE):
+            is_low = is_low and (not is_high or abs(low[_LEVEL]) < abs(high[_LEVEL]))
+            t = ti.select(is_low, from_low, from_high)
+    elif is_low and is_high and from_low < from_high and width > _CLOSE:  # where both tangents meet
+        rise = high[_LEVEL] - high[_AT] * high[_SLOPE] - low[_LEVEL] + low[_AT] * low[_SLOPE]
+        t = rise / (low[_SLOPE] - high[_SLOPE])
+    elif is_low != is_high and width > _COARSE:  # another edge may be in between
+        t = low[_AT] + 0.5 * width
+    return t
+
+
+@ti.func
+def step_to_mate(count, first, table: ti.template()):
+    """The number of rows from the start of each part outside to the other end of its arc, and how much arcs turn."""
+    step = 1
+    turned = 2.0 * STEEPEST + 0.0 * table[0, BX]
+    for k in range(2):
+        most = 0.0 * turned
+        new = ti.select(k == 0, 1, count - 1)
+        for r in range(count):
+            if (r + first) % 2 == 0 and most < STEEPEST:
+                chord, slopes = chord_of(r, (r + new) % count, table)
+                most = ti.max(most, ti.max(abs(slopes[0]), abs(slopes[1])))
+                for n in range(2):
+                    row = (r + n * new) % count
+                    if chord.cross(ti.Vector([table[row, NX], table[row, NY]])) <= 0:
+                        most = 2.0 * STEEPEST
+        if most < turned:
+            turned = most
+            step = new
+    return step, turned
+
+
+@ti.func
+def area_by_arcs(level: ti.template(), middle, size, zero, count, first, step, is_arcs, is_tied, table: ti.template()):
+    """The area between arcs and the centre, 0 with its tangent, and whether edges are there.
+
+    The terms of an arc are at the two points of Gauss' rule for its chord.  The edge is off its arc by
+    ``t^2 (1 - t)^2`` times a number.  Without arcs, the sides are scan lines, which give the mean length of edges.
+    """
+    area = 0.0 * size
+    motion = zero
+    is_there = is_arcs or count == 0
+    for r in range(ti.min(count, _ROWS)):
+        at = border_place(r, table)
+        way = ti.Vector([0.0, 0.0])
+        leaves = (r + first) % 2 == 0
+        if is_arcs:
+            mate = (r + ti.select(leaves, step, count - step)) % count
+            chord, slopes = chord_of(r, mate, table)
+            way = ti.Vector([-chord[1], chord[0]])
+            if leaves:
+                area += 0.5 * (at[0] * chord[1] - at[1] * chord[0]) + (slopes[1] - slopes[0]) / 12.0 * chord.norm_sqr()
+            at += point_of_arc(ti.static(GAUSS), chord, slopes)
+        there, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
+        g = slope.norm()
+        weight = 0.0 * size
+        if is_arcs:
+            across = way.norm_sqr() / abs(way.dot(slope))
+            beside = stop_gradient(there) / size
+            weight = 0.5 * size * across
+            area += 0.6 * beside * across
+            is_there = is_there and abs(beside) * size < OFF * g
+        else:  # the side on which the place is
+            n = ti.Vector([table[r, NX], table[r, NY]])
+            weight = 0.5 * size * ti.select(abs(at[0]) > abs(at[1]), abs(n[1]), abs(n[0])) / g
+        if is_tied and is_arcs and ti.max(abs(at[0]), abs(at[1])) > 0.5 - _SHARED:
+            weight *= 0.5
+        if weight > 0:
+            motion += weight * (there - stop_gradient(there))
+    return area, motion, is_there
 
 
 @ti.func
 def is_far(level: ti.template(), centre, slope, away):
     """Whether no edge can be in the pixel, by the slope at the centre, and by how it changes in one direction."""
-    there = stop_gradient(level_at(level, _ASIDE[0], _ASIDE[1]))
+    there = stop_gradient(level_at(level, _ASIDE[0], _ASIDE[1])[0])
     bend = abs(there - centre - _ASIDE[0] * slope[0] - _ASIDE[1] * slope[1])
     return abs(centre) > away * (0.5 * (abs(slope[0]) + abs(slope[1])) + 2.0 * bend)
 

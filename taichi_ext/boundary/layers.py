@@ -59,6 +59,7 @@ from taichi_ext.boundary.shape_table import (
 
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that a line bounds: inside, outside or in front of a shape
 _FLAT = 1e-20
+_SHORT = 0.01  # of the square: a chord whose ends are too near to each other to tell its direction
 _NEAR = 0.1  # of the square: how far the middle of a chord may be from its edge
 
 
@@ -365,10 +366,13 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.temp
     part = part_of_line(e, SIDES, lines)
     first = part[0]
     last = part[1]
-    if last < first + 0.1:  # it may still come in: look near the centre of the line, or of its short chord
-        middle = ti.select(last > first, 0.5 * (first + last), 0.0)
-        first = middle - 0.25
-        last = middle + 0.25
+    if last <= first:  # it may still come in: look near the centre of the line
+        first = -0.25
+        last = 0.25
+    elif last < first + _SHORT:
+        middle = 0.5 * (first + last)
+        first = middle - 0.5 * _SHORT
+        last = middle + 0.5 * _SHORT
     if abs(s) < 1.0:
         at = ti.Vector([0.0, 0.0, 0.0])
         for k in range(3):

@@ -25,6 +25,7 @@ Call = Callable[..., Any]  # of a ti.func, by its arguments
 class Level:
     """A level that is computed at other positions: the local that holds it, its position, and its slope there."""
 
+    kind: str  # the function that takes it
     local: Read
     at: Tensor
     slope: object
@@ -69,16 +70,17 @@ def _crossed(
     kind = function.boundary_kind
     slope = _gradient(r, kind, level, at, may_be_flat=False)
     zero = Const(0.0, level.dtype)
-    found = call(function.boundary_body, Level(level, at, slope), level, slope, zero, kind == "sqrt_edge")
+    found = call(function.boundary_body, Level(kind, level, at, slope), level, slope, zero, kind == "sqrt_edge")
     area, motion = (as_value(value_of(v)) for v in found)
     return level, {"area": area, "motion": motion}
 
 
 def level_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
-    """A level at another position; ``with_levels`` replaces this statement by the code that computes it."""
+    """A level at another position, and its slope; ``with_levels`` puts the code that computes it in the place."""
     level = given["level"]
     by = {name: frozen(r, given[name], name) for name in ("x", "y")}
-    return statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
+    found = statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
+    return found, _gradient(r, level.kind, found, level.at, may_be_flat=True)
 
 
 def gradient(r: Recording, kind: str, value: object, at: tuple[object, object], *, may_be_flat: bool) -> Any:

@@ -1,4 +1,4 @@
-"""``pixel`` in each single pixel: J against integrals along the exact outline, the worst entry of all."""
+"""``pixel``, ``coverage`` and ``layers`` in each single pixel: J against integrals along the exact outline, the worst entry of all."""
 
 import numpy as np
 import planar
@@ -7,7 +7,7 @@ import taichi as ti
 from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, pixel, vjp
+from taichi_ext import Jacobian, coverage, layers, pixel, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -163,17 +163,28 @@ def triangle(p):
     return np.concatenate([corners[k] + part * (corners[(k + 1) % 3] - corners[k]) for k in range(3)])
 
 
-def inside_of(p):
-    """1 in a triangle with corners in p."""
+def level_of(p):
+    """The distance from the sides of a triangle with corners in p, positive inside."""
 
     @ti.func
-    def shade(x, y):
+    def level(x, y):
         least = 1e9
         for k in ti.static(range(3)):
             a = ti.Vector([p[2 * k], p[2 * k + 1]])
             side = ti.Vector([p[(2 * k + 2) % 6], p[(2 * k + 3) % 6]]) - a
             least = ti.min(least, side.cross(ti.Vector([x, y]) - a) / side.norm())
-        return ti.select(least > 0, 1.0, 0.0)
+        return least
+
+    return level
+
+
+def inside_of(p):
+    """1 in a triangle with corners in p."""
+    level = level_of(p)
+
+    @ti.func
+    def shade(x, y):
+        return ti.select(level(x, y) > 0, 1.0, 0.0)
 
     return shade
 
@@ -224,3 +235,68 @@ def test_a_disc_behind_an_edge_that_shows_nothing():
     expected = flow(circle, read(p), 1.0, (3, 3))
     assert worst(Jacobian(drawing(shade, image), p, image)(), expected) < 0.01
     assert_allclose(read(image)[1, 1], np.pi * 0.15**2, atol=1e-3)
+
+
+def test_coverage_of_discs_and_their_caps():
+    """As ``test_discs_and_their_caps``, by a level that is a distance, and by one that is not."""
+    p, image = scalars(np.array([3.0, 2.6, 1.0])), outputs(8, 7)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px, py = float(i), float(j)
+            square = (px - p[0]) ** 2 + (py - p[1]) ** 2
+            level = ti.select(p[2] > 0.5, p[2] ** 2 - square, p[2] - ti.sqrt(square))
+            image[i, j] = coverage(level, at=(px, py))
+
+    plan = Jacobian(k, p, image)
+    generator = np.random.default_rng(0)
+    for n in range(30):
+        radius = [0.05, 0.1, 0.3, 0.6, 1.1, 1.9][n % 6]
+        given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), radius])
+        if n >= 18:
+            given[1] = 4.5 - radius + generator.uniform(-0.002, 0.02)
+        write(p, given)
+        assert worst(plan(), flow(circle, given, 1.0, (8, 7))) < 0.015, given
+        assert_allclose(read(image).sum(), np.pi * radius**2, atol=2e-4)
+
+
+@pytest.mark.sweep
+def test_coverage_of_slivers():
+    p, image = scalars(sliver(0.5).ravel()), outputs(12, H)
+    level = level_of(p)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px, py = float(i), float(j)
+            image[i, j] = coverage(level(px, py), at=(px, py))
+
+    plan = Jacobian(k, p, image)
+    for width in (0.5, 0.1, 0.02):
+        given = sliver(width).ravel()
+        write(p, given)
+        assert worst(plan(), flow(triangle, given, 1.0, (12, H))) < 0.02, width
+        assert_allclose(read(image), planar.area_in_pixels(given.reshape(3, 2), 12, H), atol=5e-4)
+
+
+def test_layers_beside_a_corner():
+    """A short chord beside a corner has its own direction, not that of the side behind the corner."""
+    a, b = np.array([2.3, 3.61000585]), np.array([5.51588158, 19.54597668])
+    across = np.array([a[1] - b[1], b[0] - a[0]]) / np.linalg.norm(b - a)
+    corners = np.stack([a, b, b + 0.5 * across])
+    p, image = scalars(corners.ravel()), outputs(10, H)
+    level = level_of(p)
+
+    @ti.func
+    def shape(n, x, y):
+        return level(x, y), 1.0
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(shape, 1, 0.0, at=(float(i), float(j)))
+
+    plan = Jacobian(k, p, image)
+    assert worst(plan(), flow(triangle, corners.ravel(), 1.0, (10, H))) < 0.05
+    assert_allclose(read(image), planar.area_in_pixels(corners, 10, H), atol=0.005)
