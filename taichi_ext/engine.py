@@ -21,7 +21,7 @@ from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.stores import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
-from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest
 from taichi_ext.differentiate.facts.facts import first_column_argument, shadow_argument
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
@@ -35,7 +35,7 @@ from taichi_ext.simplify import simplify
 
 
 @stages.without_collections()
-def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
+def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
     """The kernel that does the same as ``launch.kernel`` and also computes its tangents.
 
     ``watch`` is the observer that looks for numbers that are not finite, if there is one.
@@ -78,7 +78,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.Fused:
         )
         entries = differentiated.sparse
         assumed = {info.key: launches.assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
-        return launches.Fused(
+        return launches.JacobianKernel(
             primal=launch.kernel,
             kernel=kernel,
             shadows=keys,
@@ -132,7 +132,7 @@ def _seeds(
     infos: dict[Container, launches.ContainerInfo],
     constants: Constants | None,
     gradient: launches.GradientProgram | None,
-) -> Seeds:
+) -> DifferentiationRequest:
     """The request for tangents in terms of the program."""
     seeds = launches.seeds_of(program, launch, infos, constants)
     if gradient is not None:
@@ -199,7 +199,7 @@ def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         rules = RulesInUse(takes_derivative=False)
         captures = backend.Captures()
         program = simplify(without_unused_draws(record(kernel, args, rules, captures)))
-        seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()))
+        seeds = DifferentiationRequest(0, {}, {}, device=Device(backend.is_host_arch()))
         emitted = build(simplify(differentiate(program, seeds).program))
         plain = compiled(kernel, args, emitted, like=kernel)
         plain.captures = captures
@@ -251,7 +251,7 @@ def with_arguments(differentiated: Differentiated) -> Program:
     return replace(program, arguments=(*program.arguments, *own))
 
 
-def _machine(program: Program, seeds: Seeds, *, is_checked: bool) -> Machine | None:
+def _machine(program: Program, seeds: DifferentiationRequest, *, is_checked: bool) -> Machine | None:
     """The machine that the loops of a differentiated program are scheduled for; None where they stay as they are."""
     if not seeds.device.is_host or seeds.device.by_column or not seeds.columns:
         return None

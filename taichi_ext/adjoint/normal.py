@@ -16,7 +16,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.costly import is_costly
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, I64, U1, Const, Container, Known, Load, Local, Op, Read, Value
+from taichi_ext.program import I32, I64, U1, Const, Container, FoldedConst, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply, operation, subtract
 from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.usage import assigned_locals
@@ -144,7 +144,7 @@ class _Normal:
         if found is None:
             if isinstance(value, Op) and value.name in _LAZY:
                 found = self._lazy(value, out, known)
-            elif isinstance(value, Known) and value.source.contents.containers:  # a number that has an adjoint
+            elif isinstance(value, FoldedConst) and value.source.contents.containers:  # a number that has an adjoint
                 found = self._hoist(value.source, out, known)
             else:
                 found = ir.with_children(value, lambda x: self._hoist(x, out, known))

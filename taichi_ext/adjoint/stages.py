@@ -21,7 +21,7 @@ from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_reach
-from taichi_ext.differentiate.facts.decisions import Seeds, Use
+from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Use
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import I32, U1, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
@@ -262,4 +262,4 @@ def lowered(program: ir.Program, extents: Extents) -> ir.Program:
     if all(s.kind in _PLAIN and "what" not in s.options for s in boundaries):
         return program
     check_rules(program)
-    return simplify(differentiate(program, Seeds(0, {}, extents, use=Use(is_lowered=True))).program)
+    return simplify(differentiate(program, DifferentiationRequest(0, {}, extents, use=Use(is_lowered=True))).program)

@@ -101,7 +101,7 @@ def substitution(env: Mapping[Local, Value], arrays: Mapping[Local, Local]) -> C
     def change(v: Value) -> Value:
         if isinstance(v, Read):
             return Read(arrays.get(v.local, v.local), v.index, checks=v.checks) if v.index else env.get(v.local, v)
-        return v.constant if isinstance(v, ir.Known) else v
+        return v.constant if isinstance(v, ir.FoldedConst) else v
 
     return lambda value: ir.rebuilt(value, change)
 

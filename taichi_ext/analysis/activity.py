@@ -36,7 +36,7 @@ def carries_tangent(value: Value, is_active: Callable[[Read | ir.Load], bool]) -
 def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
     """The operands on whose tangents that of a value depends."""
     match value:
-        case ir.Known(source=source):
+        case ir.FoldedConst(source=source):
             return (source,)
         case ir.Op(name=name, args=args, dtype=dtype) if dtype.is_real and name not in CONSTANT:
             return args

@@ -19,7 +19,7 @@ from taichi_ext.simplify.usage import assigned_locals
 
 
 @dataclass(frozen=True)
-class Access:
+class UncertainAccess:
     """An index of an entry with tangents that may be out of range, or is known to be.
 
     Attributes:
@@ -56,7 +56,9 @@ class Access:
         return "" if self.axis is None else f" on axis {self.axis}"
 
 
-def with_checks(program: ir.Program, extents: Extents, activity: Activity) -> tuple[ir.Program, tuple[Access, ...]]:
+def with_checks(
+    program: ir.Program, extents: Extents, activity: Activity
+) -> tuple[ir.Program, tuple[UncertainAccess, ...]]:
     """The program with a check for each index of an entry with tangents that may be out of range.
 
     And these indices.
@@ -71,7 +73,7 @@ class _Checks:
         self.extents = extents
         self.activity = activity
         self.expressions = IntegerForms(written(program.body), extents)
-        self.accesses: dict[Access, None] = {}
+        self.accesses: dict[UncertainAccess, None] = {}
 
     # --- statements
 
@@ -218,7 +220,9 @@ class _Checks:
             number = low if low < first else high if high >= end else None
             sides = [f"below {first}"] * (check.first is not None) + [f"above {end - 1}"] * (check.end is not None)
             axis = check.axis if len(axes) > 1 else None
-            access = Access(entry.place or place, entry.memory.name, axis, first, end, " or ".join(sides), number)
+            access = UncertainAccess(
+                entry.place or place, entry.memory.name, axis, first, end, " or ".join(sides), number
+            )
             self.accesses[access] = None
 
 

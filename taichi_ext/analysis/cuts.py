@@ -114,13 +114,13 @@ def _is_cut(node: ir.Value) -> bool:
 
 
 def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
-    return (value.source,) if isinstance(value, ir.Known) else ir.children(value)
+    return (value.source,) if isinstance(value, ir.FoldedConst) else ir.children(value)
 
 
 def _smooth_operands(value: ir.Value) -> tuple[ir.Value, ...]:
     """Those on which a value depends with a derivative."""
     is_smooth = isinstance(value, ir.Op) and value.dtype.is_real and not _is_cut(value)
-    return _operands(value) if is_smooth or isinstance(value, ir.Known) else ()
+    return _operands(value) if is_smooth or isinstance(value, ir.FoldedConst) else ()
 
 
 class _Edges:

@@ -128,7 +128,7 @@ class Slices:
 
 def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
     """The operands whose small changes change a value."""
-    if isinstance(value, ir.Known):
+    if isinstance(value, ir.FoldedConst):
         return (value.source,)
     if (
         not isinstance(value, ir.Op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.program import Body, Declare, Known, Load, Read, Value, children, own_part, statements
+from taichi_ext.program import Body, Declare, FoldedConst, Load, Read, Value, children, own_part, statements
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -55,7 +55,7 @@ class SameValues:
         return self._numbers.of(a) == self._numbers.of(b) or (self._is_open(a) and self._is_open(b))
 
     def _definition(self, value: Value) -> Value:
-        if isinstance(value, Known):
+        if isinstance(value, FoldedConst):
             return value.constant
         return self._definitions.get(value.local, value) if isinstance(value, Read) else value
 

@@ -243,7 +243,7 @@ class _Run:
 
     def _evaluated(self, value: ir.Value) -> Any:
         match value:
-            case ir.Const(value=number) | ir.Known(value=number):
+            case ir.Const(value=number) | ir.FoldedConst(value=number):
                 return number
             case ir.Op(name="cast", args=(x,), dtype=dtype):
                 return (

@@ -95,7 +95,7 @@ class _Positions:
         return known[value]
 
     def _found(self, value: ir.Value, known: dict[ir.Value, _Sources]) -> _Sources:
-        if isinstance(value, ir.Known):
+        if isinstance(value, ir.FoldedConst):
             return self.sources(value.source, known)
         if not value.dtype.is_real:
             return _NOTHING

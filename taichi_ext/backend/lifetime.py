@@ -27,7 +27,7 @@ class Moment:
     destroyed: int  # how many trees had been destroyed
 
 
-class _Layout:
+class _ProgramFields:
     """The fields of one program, by the addresses of their expressions, which live as long as their Python objects."""
 
     def __init__(self, program: Callable[[], Any]) -> None:
@@ -91,14 +91,14 @@ def _pending() -> list[Expr]:
     return [*runtime.global_vars, *runtime.grad_vars, *runtime.dual_vars]
 
 
-_current: _Layout | None = None
+_current: _ProgramFields | None = None
 
 
-def _layout() -> _Layout:
+def _layout() -> _ProgramFields:
     global _current
     program = RUNTIME.program()
     if _current is None or _current.program() is not program:
-        _current = _Layout(weakref.ref(program))
+        _current = _ProgramFields(weakref.ref(program))
     return _current
 
 

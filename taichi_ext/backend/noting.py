@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from taichi_ext.backend.captures import CONTAINERS, Captures
-from taichi_ext.backend.opaque import Walk
+from taichi_ext.backend.opaque import TracingState
 from taichi_ext.backend.paths import Path, is_taichi
 from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Func, build_call, ti
 
@@ -49,7 +49,7 @@ def read_member(struct: object, name: str) -> object:
     return value if reader is None else reader.read_attribute(struct, name, value)
 
 
-def _note_name(context: Walk, node: Any) -> None:
+def _note_name(context: TracingState, node: Any) -> None:
     name, function = node.id, context.func.func
     if name not in context.global_vars or any(name in scope for scope in context.local_scopes):
         node.root = Path(node.ptr, (), name)
@@ -61,21 +61,21 @@ def _note_name(context: Walk, node: Any) -> None:
             node.ptr = captures.reader.read_name(function, name, node.ptr)
 
 
-def _note_attribute(context: Walk, node: Any) -> None:
+def _note_attribute(context: TracingState, node: Any) -> None:
     if _note_part(context, node, node.value, node.attr, node.ptr):
         reader = _noting[-1].reader
         if reader is not None:
             node.ptr = reader.read_attribute(node.value.ptr, node.attr, node.ptr)
 
 
-def _note_item(context: Walk, node: Any) -> None:
+def _note_item(context: TracingState, node: Any) -> None:
     index = node.slice.ptr
     if isinstance(index, (list, tuple)) and len(index) == 1:
         index = index[0]
     _note_part(context, node, node.value, (index,))
 
 
-def _note_part(context: Walk, node: Any, base: Any, step: Any, value: object = None) -> bool:
+def _note_part(context: TracingState, node: Any, base: Any, step: Any, value: object = None) -> bool:
     """Note an attribute, or an item in a tuple of its own, of the value of a node; False for those of Taichi."""
     if isinstance(base, ast.Constant):  # evaluated for a call that reads an attribute, which is noted itself
         return False
@@ -93,11 +93,11 @@ def _note_part(context: Walk, node: Any, base: Any, step: Any, value: object = N
     return True
 
 
-def _place(context: Walk, node: Any) -> tuple[str, int, str]:
+def _place(context: TracingState, node: Any) -> tuple[str, int, str]:
     return context.file, node.lineno + context.lineno_offset, context.func.func.__name__
 
 
-def _note_call(context: Walk, node: Any) -> None:
+def _note_call(context: TracingState, node: Any) -> None:
     """Note what a call of the recorder reads: ``<ad>.attribute(x, "name")``, a ``method`` or ``load``."""
     function = getattr(node.func, "id", "")
     if function == "<ad>.attribute":
@@ -134,7 +134,7 @@ def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callab
 
 
 def _followed_call(build: Callable[..., object]) -> Callable[..., object]:
-    def wrapped(context: Walk, node: Any) -> object:
+    def wrapped(context: TracingState, node: Any) -> object:
         reader = _noting[-1].reader if _noting else None
         is_static = reader is not None and any(
             ASTResolver.resolve_to(node.func, static, context.global_vars) for static in (ti.static, ti.static_assert)

@@ -66,7 +66,7 @@ class WalkedFunction(Protocol):
     def func(self) -> FunctionType: ...
 
 
-class Walk(Protocol):
+class TracingState(Protocol):
     """The state of Taichi's walk over the tree of a kernel or function."""
 
     @property

@@ -28,7 +28,7 @@ from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.inputs.types import Format
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.checks.differences import Block, ComparedColumns, JacobianReport, MovedEntry, index_text
+from taichi_ext.checks.differences import BlockComparison, ComparedColumns, JacobianReport, MovedEntry, index_text
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.differentiate.transform.watch import watched
 from taichi_ext.errors import CheckError, InvalidArgumentError, with_short_traceback
@@ -176,7 +176,7 @@ def check_jacobian(
           outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
     """
     way = Comparison(step, rtol, atol, most_entries, progress, raise_on_failure)
-    run = Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
+    run = CheckedRun(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
     return report_of(run, way, "J")
 
 
@@ -201,7 +201,7 @@ class Comparison:
         check_progress(self.progress)
 
 
-def report_of(run: Run, way: Comparison, of: str) -> JacobianReport:
+def report_of(run: CheckedRun, way: Comparison, of: str) -> JacobianReport:
     """The report on the derivative (J or H, ``of``) that a run computes; the state is restored."""
     try:
         blocks, (not_finite, outside), tolerance = _compare(run, way, of)
@@ -216,7 +216,7 @@ def report_of(run: Run, way: Comparison, of: str) -> JacobianReport:
 # --- running the kernel again and again from the same state -----------------------------------------------------------
 
 
-class Run:
+class CheckedRun:
     """The kernel, its parameters and its outputs, run from the state in which the check began."""
 
     def __init__(self, plan: Plan, call: KernelCall) -> None:
@@ -321,7 +321,9 @@ def _as_array(value: object) -> np.ndarray:
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def _compare(run: Run, way: Comparison, of: str) -> tuple[list[Block], tuple[list[str], list[str]], float]:
+def _compare(
+    run: CheckedRun, way: Comparison, of: str
+) -> tuple[list[BlockComparison], tuple[list[str], list[str]], float]:
     J = run.jacobian()
     centre = run.outputs()
     dtypes = [*(run.values(param).dtype for param in run.params), *(row[0].dtype for row in J)]
@@ -329,7 +331,7 @@ def _compare(run: Run, way: Comparison, of: str) -> tuple[list[Block], tuple[lis
     usual = _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
     tolerance = usual if way.rtol is None else way.rtol
     steps = precision ** (1 / 3) if way.step is None else way.step
-    blocks: dict[tuple[int, int], Block] = {}
+    blocks: dict[tuple[int, int], BlockComparison] = {}
     chosen = [list(_chosen(run.values(param).shape, way.most_entries)) for param in run.params]
     entries = sum(map(len, chosen))
     with progress_bar(way.progress if entries > _FEW else False, f"Differences, {run.name}", entries) as advance:
@@ -360,7 +362,7 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
 # --- values that are not finite ---------------------------------------------------------------------------------------
 
 
-def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray], of: str) -> list[str]:
+def _not_finite(run: CheckedRun, J: Sequence[Sequence[object]], centre: list[np.ndarray], of: str) -> list[str]:
     run.state.restore()
     found = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
     found += [
@@ -375,7 +377,7 @@ def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray
     return found
 
 
-def _wrong(run: Run, not_finite: list[str]) -> tuple[list[str], list[str]]:
+def _wrong(run: CheckedRun, not_finite: list[str]) -> tuple[list[str], list[str]]:
     """The values that are not finite and where they arose, and the lines with indices that are outside."""
     has_checks = any(fused.facts.report.accesses for fused in run.plan.prepared.fused.values())
     if not (not_finite or has_checks):
@@ -456,7 +458,7 @@ def check_hessian(
     return report_of(_GradientRun(plan, gradient, call), way, "H")
 
 
-class _GradientRun(Run):
+class _GradientRun(CheckedRun):
     """The kernel, its parameters, and the gradient with respect to each of them in place of outputs."""
 
     def __init__(self, plan: Plan, gradient: Plan, call: KernelCall) -> None:

@@ -170,7 +170,7 @@ class ComparedColumns:
         self._counts = np.zeros(3, int)
         self._studied = 0
         self._worst = (-1, 0.0)
-        self._entry: Entry | None = None
+        self._entry: EntryComparison | None = None
         self._remark = ""
 
     def compare(self, entry: MovedEntry, n: int, rtol: float, atol: float | None) -> None:
@@ -196,11 +196,11 @@ class ComparedColumns:
         self._counts += np.bincount(rank, minlength=3)
         self._keep_worst(entry, n, J, D, rank)
 
-    def block(self, output: str, param: str) -> Block:
+    def block(self, output: str, param: str) -> BlockComparison:
         """The comparison so far."""
         failed, undecided = (int(self._counts[rank]) for rank in (_DISAGREES, _UNDECIDED))
         compared = int(self._counts.sum())
-        return Block(output, param, compared, self._size, failed, undecided, self._entry, self._remark)
+        return BlockComparison(output, param, compared, self._size, failed, undecided, self._entry, self._remark)
 
     def _study(self, entry: MovedEntry, n: int, at: np.ndarray, J: np.ndarray, rtol: float, floor: float) -> Verdict:
         """The verdict of differences at more steps on some entries of a column."""
@@ -223,7 +223,7 @@ class ComparedColumns:
         if (int(rank[at]), float(error[at])) > self._worst:
             self._worst = (int(rank[at]), float(error[at]))
             place = tuple(int(i) for i in np.unravel_index(at, self._centre.shape))
-            self._entry = Entry(place, entry.index, float(J[at]), float(D[at]))
+            self._entry = EntryComparison(place, entry.index, float(J[at]), float(D[at]))
             self._remark = _remark(entry, n, at) if rank[at] == _UNDECIDED else ""
 
     def _column(self, index: tuple[int, ...]) -> np.ndarray:
@@ -249,7 +249,7 @@ def _remark(entry: MovedEntry, n: int, at: int) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class EntryComparison:
     """One entry of a Jacobian, and the same entry by differences."""
 
     output: tuple[int, ...]
@@ -269,7 +269,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockComparison:
     """The comparison for one output and one parameter.
 
     Attributes:
@@ -289,7 +289,7 @@ class Block:
     total: int
     failed: int
     undecided: int
-    worst: Entry | None
+    worst: EntryComparison | None
     remark: str
 
 
@@ -310,7 +310,7 @@ class JacobianReport:
     """
 
     name: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockComparison, ...]
     not_finite: tuple[str, ...]
     rtol: float
     outside: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.differences import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, UnsupportedError, unexpected
 from taichi_ext.program import Tensor, Value
-from taichi_ext.record.handles import Cell, Cells
+from taichi_ext.record.handles import ScalarPlace, VectorPlace
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 
 _numbers = itertools.count()
@@ -410,8 +410,8 @@ def _shape(x: object) -> tuple[int, ...] | None:
     """The shape of a value in a kernel that Taichi compiles, or that is recorded; None where it is something else."""
     if isinstance(x, backend.Matrix):
         return tuple(x.get_shape() or ())
-    if isinstance(x, (Tensor, Cells)):
+    if isinstance(x, (Tensor, VectorPlace)):
         return x.shape
     if backend.is_expr(x):
         return backend.shape_of(x)
-    return () if isinstance(x, (int, float, Value, Cell)) else None
+    return () if isinstance(x, (int, float, Value, ScalarPlace)) else None

@@ -18,7 +18,7 @@ from taichi_ext.program import (
     U1,
     Const,
     Container,
-    Known,
+    FoldedConst,
     Load,
     Local,
     Op,
@@ -49,7 +49,7 @@ _IN_MATH = ("popcnt", "clz")
 Text = tuple[str, int]  # and how strongly its outermost operation binds
 
 
-class Expressions:
+class ExpressionWriter:
     """Writes the expressions of one program."""
 
     def __init__(self, program: Program, names: Names) -> None:
@@ -69,7 +69,7 @@ class Expressions:
     def unshared(self, value: Value) -> Text:
         if isinstance(value, Const):
             return self.constant(value)
-        if isinstance(value, Known):
+        if isinstance(value, FoldedConst):
             return self.constant(value.constant)
         if isinstance(value, Read):
             name = self.names.of(value.local)
@@ -231,7 +231,7 @@ class Lines:
 
     def __init__(self, program: ir.Program, names: Names, annotations: Mapping[str, str], has_comments: bool) -> None:
         self.names, self.annotations = names, annotations
-        self.expressions = Expressions(program, names)
+        self.expressions = ExpressionWriter(program, names)
         self.has_comments = has_comments
         self.read = read_locals(program.body)
         self.lines: list[str] = []

@@ -175,14 +175,14 @@ def _png(figure: Any) -> bytes:
     return data.getvalue()
 
 
-def _units(units: object, blocks: list[Block]) -> list[str]:
+def _units(units: object, blocks: list[BlockPicture]) -> list[str]:
     found = [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
     if len(found) != len(blocks) or not all(isinstance(unit, str) for _, unit in found):
         raise unexpected("units", units, f"a text, or one for each of J's {len(blocks)} blocks")
     return [unit for _, unit in found]
 
 
-def _label(axes: Any, block: Block) -> None:
+def _label(axes: Any, block: BlockPicture) -> None:
     """Name the entries of a matrix as the user does; an axis with many has the name of the output or parameter."""
     if block.output is None or block.param is None:
         count = min(2, len(block.values.shape) if hasattr(block.values, "shape") else 0)
@@ -211,7 +211,7 @@ def _is_sparse(block: object) -> bool:
     return hasattr(block, "tocoo")
 
 
-def _dense(block: Block) -> np.ndarray:
+def _dense(block: BlockPicture) -> np.ndarray:
     """A block as a NumPy matrix of real numbers."""
     path, values = block.path, block.values
     if _is_sparse(values) and math.prod(values.shape) > _MOST_ENTRIES:
@@ -227,7 +227,7 @@ def _is_image(output: Side | None) -> bool:
     return output is not None and len(output.shape) == 2 and min(output.shape) >= _LEAST_IMAGE
 
 
-def _pictures(block: Block, matrix: np.ndarray, most: int) -> list[list[tuple[str, np.ndarray, bool]]]:
+def _pictures(block: BlockPicture, matrix: np.ndarray, most: int) -> list[list[tuple[str, np.ndarray, bool]]]:
     """The pictures of a block, in rows: title, numbers, and whether it is an image of the output."""
     output, param = block.output, block.param
     if output is None or param is None or not _is_image(output):
@@ -246,7 +246,7 @@ def _pictures(block: Block, matrix: np.ndarray, most: int) -> list[list[tuple[st
     return rows
 
 
-def _pattern(block: Block) -> tuple[np.ndarray, np.ndarray]:
+def _pattern(block: BlockPicture) -> tuple[np.ndarray, np.ndarray]:
     """The rows and columns of the entries of a block as a matrix."""
     if _is_sparse(block.values):
         found = block.values.tocoo()
@@ -387,7 +387,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockPicture:
     """One block of J, a matrix with a row for each entry of ``output`` and a column for each entry of ``param``.
 
     Attributes:
@@ -414,7 +414,7 @@ class Block:
         return math.prod(self.output.full_shape), math.prod(self.param.full_shape)
 
 
-def blocks_of(J: object, plan: object, output_axes: int | None) -> list[Block]:
+def blocks_of(J: object, plan: object, output_axes: int | None) -> list[BlockPicture]:
     """The blocks of J with their axes; raises where they cannot be told."""
     if output_axes is not None and (not isinstance(output_axes, int) or output_axes < 0):
         raise unexpected("output_axes", output_axes, "a whole number of axes, or None")
@@ -452,7 +452,7 @@ def _side_of(obj: Any, name: str) -> Side:
     return Side(name, shape, tuple(full)[len(shape) :])
 
 
-def _unnamed(path: str, values: Any, output_axes: int | None) -> Block:
+def _unnamed(path: str, values: Any, output_axes: int | None) -> BlockPicture:
     """A block of which at most the number of axes of its output is known."""
     shape = _shape_of(values)
     if output_axes is None and len(shape) > 2:
@@ -461,13 +461,15 @@ def _unnamed(path: str, values: Any, output_axes: int | None) -> Block:
             "Jacobian that computed J), or output_axes=."
         )
     if output_axes is None:
-        return Block(path, values, None, None)
+        return BlockPicture(path, values, None, None)
     if output_axes > len(shape):
         raise InvalidArgumentError(f"output_axes is {output_axes}, and J{path} has shape {shape}.")
-    return Block(path, values, Side(f"output{path}", shape[:output_axes]), Side("parameter", shape[output_axes:]))
+    return BlockPicture(
+        path, values, Side(f"output{path}", shape[:output_axes]), Side("parameter", shape[output_axes:])
+    )
 
 
-def _named(path: str, values: Any, output: Side, param: Side) -> Block:
+def _named(path: str, values: Any, output: Side, param: Side) -> BlockPicture:
     """A block whose output and parameter are known."""
     shape, wanted = _shape_of(values), output.full_shape + param.full_shape
     is_sparse = getattr(values, "is_sparse", False) or getattr(values, "is_sparse_csr", False)
@@ -475,7 +477,7 @@ def _named(path: str, values: Any, output: Side, param: Side) -> Block:
         wanted = (math.prod(output.full_shape), math.prod(param.full_shape))
     if shape != wanted:
         raise InvalidArgumentError(f"J{path} has shape {shape}; for {output.name} and {param.name} it is {wanted}.")
-    return Block(path, values, output, param)
+    return BlockPicture(path, values, output, param)
 
 
 def _shape_of(values: Any) -> Shape:

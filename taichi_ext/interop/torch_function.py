@@ -15,8 +15,8 @@ from taichi_ext.api.inputs.arguments import check_initialised, check_kernel, che
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion, unexpected, with_short_traceback
 from taichi_ext.interop.torch_products import (
-    Call,
     Signature,
+    TorchCall,
     as_tensor,
     host_number,
     require_torch,
@@ -181,7 +181,7 @@ class TorchFunction:
                     f"{name}.detach()."
                 )
         values = {n: value for n, value in constants.items() if n not in names}
-        call = Call(self._runs, wanted, tuple(names), values, [], [])
+        call = TorchCall(self._runs, wanted, tuple(names), values, [], [])
         return self._rebuild(list(run_function().apply(call, *inputs, *(constants[n] for n in names))))
 
     def _bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
@@ -222,7 +222,7 @@ class TorchFunction:
         """The inputs: names and fields."""
         return self._inputs
 
-    def make_arguments(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
+    def make_arguments(self, call: TorchCall, tensors: Sequence[Any]) -> dict[str, Any]:
         """The arguments of one launch by name, in order; inputs of fields are stored."""
         arguments = dict(call.constants)
         arguments.update(self._in_memory(call, tensors))
@@ -237,7 +237,7 @@ class TorchFunction:
                 field.from_torch(tensor.detach())
         return {name: arguments[name] for name in self._signature.names}
 
-    def _in_memory(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
+    def _in_memory(self, call: TorchCall, tensors: Sequence[Any]) -> dict[str, Any]:
         """The tensors of array arguments by name, so that the kernel can read them where they are.
 
         The same memory given for two arguments means two variables to torch and one array to Taichi: it is copied.

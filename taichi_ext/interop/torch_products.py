@@ -37,7 +37,7 @@ def require_torch() -> Any:
 
 
 @dataclass(frozen=True)
-class Call:
+class TorchCall:
     """The data that a call passes through torch in addition to its tensors.
 
     Attributes:
@@ -99,7 +99,7 @@ def _tracing_mode() -> Any:
 
 
 @contextlib.contextmanager
-def _as_constants(call: Call, tensors: Sequence[object]) -> Generator[None, None, None]:
+def _as_constants(call: TorchCall, tensors: Sequence[object]) -> Generator[None, None, None]:
     """Run a kernel while torch may write down a graph (``make_fx``, ``torch.func.linearize``), for a constant in it.
 
     The graph cannot hold a kernel, so nothing that the kernel reads may depend on an input of the graph.
@@ -142,7 +142,7 @@ def run_function() -> Any:
 
     class Run(torch.autograd.Function):
         @staticmethod
-        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
             with _as_constants(call, tensors):
                 return call.function.plain(call, tensors)
 
@@ -176,7 +176,7 @@ def _rows_function() -> Any:
 
     class Rows(torch.autograd.Function):
         @staticmethod
-        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
             return _in_batch(call, tensors, call.function.rows)
 
         setup_context = staticmethod(_keep_inputs)
@@ -212,7 +212,7 @@ def _columns_function() -> Any:
 
     class Columns(torch.autograd.Function):
         @staticmethod
-        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
             return _in_batch(call, tensors, call.function.columns)
 
         setup_context = staticmethod(_keep_inputs)
@@ -247,7 +247,7 @@ def _curvature_function() -> Any:
 
     class Curvature(torch.autograd.Function):
         @staticmethod
-        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
+        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
             with _as_constants(call, tensors):
                 return call.function.curvature(call, tensors[: call.count], tensors[call.count :])
 
@@ -277,13 +277,13 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) 
 # --- calls of these functions, on tensors that may be missing
 
 
-def _rows(call: Call, tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+def _rows(call: TorchCall, tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """A tensor for each tensor of the call, None for those that are not wanted."""
     found = _rows_function().apply(call, *tensors, *cotangents)
     return _by_input(call, found)
 
 
-def _columns(call: Call, tensors: Sequence[Any], directions: Sequence[Any]) -> Sequence[Any]:
+def _columns(call: TorchCall, tensors: Sequence[Any], directions: Sequence[Any]) -> Sequence[Any]:
     """J times directions, of which there may be one for each tensor of the call."""
     if all(d is None for d in directions):
         return [None] * len(call.results)
@@ -293,7 +293,7 @@ def _columns(call: Call, tensors: Sequence[Any], directions: Sequence[Any]) -> S
     return _columns_function().apply(call, *tensors, *given)
 
 
-def _columns_by_matrix(call: Call, tensors: Sequence[Any], directions: Sequence[Any]) -> list[Any]:
+def _columns_by_matrix(call: TorchCall, tensors: Sequence[Any], directions: Sequence[Any]) -> list[Any]:
     """J times directions that torch.fx writes down: J is a constant of its graph."""
     with _as_constants(call, tensors):
         rows = call.function.jacobian(call, tensors)
@@ -305,7 +305,11 @@ def _columns_by_matrix(call: Call, tensors: Sequence[Any], directions: Sequence[
 
 
 def _curvature(
-    call: Call, tensors: Sequence[Any], cotangents: Sequence[Any], directions: Sequence[Any], needed: Sequence[bool]
+    call: TorchCall,
+    tensors: Sequence[Any],
+    cotangents: Sequence[Any],
+    directions: Sequence[Any],
+    needed: Sequence[bool],
 ) -> list[Any]:
     """A tensor for each tensor of the call; None where no derivative is needed."""
     if not any(needed[: call.count]) or all(d is None for d in directions):
@@ -316,7 +320,7 @@ def _curvature(
     return _by_input(call, _curvature_function().apply(call, *tensors, *cotangents, *given))
 
 
-def _zeros(like: Any, call: Call) -> Any:
+def _zeros(like: Any, call: TorchCall) -> Any:
     zeros = require_torch().zeros_like(like)
     return zeros if call.batch is None else zeros.expand(call.batch, *zeros.shape)
 
@@ -327,7 +331,7 @@ def _filled(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     return [torch.zeros(s, **o) if g is None else g for g, (s, o) in zip(given, results, strict=True)]
 
 
-def _by_input(call: Call, values: Sequence[Any]) -> list[Any]:
+def _by_input(call: TorchCall, values: Sequence[Any]) -> list[Any]:
     found: list[Any] = [None] * call.count
     for n, value in zip(call.wanted_inputs, values, strict=True):
         found[n] = value
@@ -345,7 +349,7 @@ def _one_by_one(function: Any) -> Callable[..., tuple[object, object]]:
     """A ``vmap`` that runs the function once per item of the batch."""
     torch = require_torch()
 
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Any) -> tuple[object, object]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: TorchCall, *tensors: Any) -> tuple[object, object]:
         if info.batch_size == 0:
             raise InvalidArgumentError(f"{call.function.name} was mapped over an empty batch.")
         calls = [_item(call, n) for n in range(info.batch_size)]
@@ -363,7 +367,7 @@ def _one_by_one(function: Any) -> Callable[..., tuple[object, object]]:
     return vmap
 
 
-def _item(call: Call, number: int) -> Call:
+def _item(call: TorchCall, number: int) -> TorchCall:
     """One of the calls of a map, before it has run or afterwards."""
     snapshots = [s[number] if isinstance(s, list) else s for s in call.snapshot]
     return replace(call, snapshot=snapshots, results=list(call.results))
@@ -373,7 +377,7 @@ def _batched(function: Any) -> Callable[..., tuple[object, object]]:
     """A ``vmap`` for products: those with the same J are computed together."""
     one_by_one = _one_by_one(function)
 
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Any) -> tuple[object, object]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: TorchCall, *tensors: Any) -> tuple[object, object]:
         dims = in_dims[1:]
         is_same = all(d is None for d in dims[: call.count]) and call.batch is None
         if not is_same or (info.batch_size > 0 and any(map(wants_derivative, tensors))):
@@ -388,7 +392,7 @@ def _batched(function: Any) -> Callable[..., tuple[object, object]]:
     return vmap
 
 
-def _in_batch(call: Call, tensors: Sequence[Any], compute: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
+def _in_batch(call: TorchCall, tensors: Sequence[Any], compute: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
     """Products, also of the tensors of torch's prototype vmap (``is_grads_batched=True``, ``vectorize=True``)."""
     torch = require_torch()
     is_batched = [torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors]

@@ -17,7 +17,7 @@ from taichi_ext.api.hessian import hvp
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.api.products import jvp, vjp
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.interop.torch_products import Call, as_tensor, require_torch
+from taichi_ext.interop.torch_products import TorchCall, as_tensor, require_torch
 from taichi_ext.labels import Labels
 from taichi_ext.record import record
 from taichi_ext.runtime.launching.roots import Root, Solving
@@ -27,7 +27,7 @@ from taichi_ext.runtime.memory.state import State
 Tensors = Sequence[Any]
 
 
-class Snapshot(backend.Follower):
+class TorchSnapshot(backend.Follower):
     """Follows a run: the fields and arrays that it uses, as they were before it.
 
     A product with the derivatives is computed later, when they may hold other numbers.
@@ -102,11 +102,11 @@ class Runs:
         self._known: dict[Any, Any] = {}
         self._table = FieldTable(Labels(kernel))
 
-    def plain(self, call: Call, tensors: Tensors) -> tuple[object, ...]:
+    def plain(self, call: TorchCall, tensors: Tensors) -> tuple[object, ...]:
         """The outputs."""
         function = self.function
         arguments = function.make_arguments(call, tensors)
-        snapshot = Snapshot(self._known, list(arguments.values()), self._table)
+        snapshot = TorchSnapshot(self._known, list(arguments.values()), self._table)
         following = backend.follow(snapshot) if any(call.wanted) else contextlib.nullcontext()
         with function.inputs_unchanged(arguments), following:
             returned = self._kernel(*arguments.values())
@@ -117,14 +117,14 @@ class Runs:
         return tuple(found)
 
     @contextlib.contextmanager
-    def _again(self, call: Call, tensors: Tensors) -> Generator[tuple[dict[str, Any], list[Any], Any], None, None]:
+    def _again(self, call: TorchCall, tensors: Tensors) -> Generator[tuple[dict[str, Any], list[Any], Any], None, None]:
         """The arguments, the wanted inputs and the outputs of another run like that of a call."""
         with backend.suspend_following(), call.snapshot[0].restored():
             arguments = self.function.make_arguments(call, tensors)
             wanted = [self.function.input_names[n] for n in call.wanted_inputs]
             yield arguments, wanted, self.function.real_outputs(arguments) or None
 
-    def rows(self, call: Call, tensors: Tensors, cotangents: Tensors) -> tuple[Any, ...]:
+    def rows(self, call: TorchCall, tensors: Tensors, cotangents: Tensors) -> tuple[Any, ...]:
         """``v J``: a tensor for each wanted input, with the leading axis of the cotangents if they have one."""
         if call.batch == 0:
             return tuple(tensors[n].new_zeros((0, *tensors[n].shape)) for n in call.wanted_inputs)
@@ -135,7 +135,7 @@ class Runs:
             found = vjp(self._kernel, wanted, outputs, given, args=args, max_memory=self._max_memory)
         return tuple(_like(f, tensors[n], call) for f, n in zip(found, call.wanted_inputs, strict=True))
 
-    def columns(self, call: Call, tensors: Tensors, directions: Tensors) -> tuple[Any, ...]:
+    def columns(self, call: TorchCall, tensors: Tensors, directions: Tensors) -> tuple[Any, ...]:
         """``J u``: a tensor for each real output."""
         if call.batch == 0:
             return tuple(require_torch().zeros((0, *shape), **options) for shape, options in call.results)
@@ -151,7 +151,7 @@ class Runs:
             for f, (shape, options) in zip(found, call.results, strict=True)
         )
 
-    def jacobian(self, call: Call, tensors: Tensors) -> list[list[Any]]:
+    def jacobian(self, call: TorchCall, tensors: Tensors) -> list[list[Any]]:
         """J as a matrix for each pair of real output and wanted input."""
         with self._again(call, tensors) as (arguments, wanted, outputs):
             args = tuple(arguments.values())
@@ -161,7 +161,7 @@ class Runs:
             for row, (shape, _) in zip([found] if outputs is None else found, call.results, strict=True)
         ]
 
-    def curvature(self, call: Call, tensors: Tensors, others: Tensors) -> tuple[Any, ...]:
+    def curvature(self, call: TorchCall, tensors: Tensors, others: Tensors) -> tuple[Any, ...]:
         """``w H``, where H is the Hessian of cotangents times outputs; ``others`` are cotangents and directions."""
         torch, count = require_torch(), len(call.results)
         cotangents, directions = others[:count], others[count:]
@@ -204,7 +204,7 @@ def _own(values: Any) -> Any:
     return values.detach().clone(memory_format=require_torch().contiguous_format)
 
 
-def _like(values: object, tensor: Any, call: Call) -> Any:
+def _like(values: object, tensor: Any, call: TorchCall) -> Any:
     lead = () if call.batch is None else (call.batch,)
     return as_tensor(values, tensor.device).to(tensor.dtype).reshape((*lead, *tensor.shape))
 

@@ -15,7 +15,7 @@ from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds, Use
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Use
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, IntermediatesError
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import SPARSE, STRATEGIES
@@ -30,9 +30,9 @@ from taichi_ext.launches.launch import (
     FirstOrderArray,
     GradientKey,
     Launch,
+    LaunchRole,
     NumberArgument,
     NumberColumns,
-    Role,
 )
 from taichi_ext.program import Container, Effect, Load, Local, Program, Read, Store, entries, mapped, with_nodes
 from taichi_ext.program.build import written_out
@@ -102,7 +102,7 @@ class GradientProgram:
         found = {c: array.info for c, array in self.arrays.items()}
         return found if self.adjoints is None else found | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
 
-    def seeds(self, seeds: Seeds) -> Seeds:
+    def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
         """The request, without tangents of the energy itself where nothing reads it."""
         ignored: set[Container | Local] = set(self.left_out)
         if self.is_ignored:
@@ -157,7 +157,7 @@ def _first_order_seeds(
     energy: Container | None,
     infos: dict[Container, ContainerInfo],
     constants: Constants | None,
-) -> Seeds:
+) -> DifferentiationRequest:
     """The request for the gradient; where the energy is a sum, its terms are differentiated by themselves."""
     target = launch.energy
     assert target is not None
@@ -176,7 +176,7 @@ def _first_order_seeds(
 
 
 def _first_order_arrays(
-    found: Differentiated, target: EnergyTarget, infos: dict[Container, ContainerInfo], seeds: Seeds
+    found: Differentiated, target: EnergyTarget, infos: dict[Container, ContainerInfo], seeds: DifferentiationRequest
 ) -> dict[Container, FirstOrder]:
     """The arrays that hold tangents of the first order, the gradient among them."""
     arrays: dict[Container, FirstOrder] = {}
@@ -197,11 +197,11 @@ def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
     """The launch that gives the gradient: with a column for each entry of the parameters, all of them dense."""
     starts, numbers = energy.starts, launch.numbers
     seeds = {k: r for k, r in launch.roles.items() if r.first_column is not None}  # of a part of a parameter, too
-    seeds |= {k: Role(first) for k, first in starts.items()}
+    seeds |= {k: LaunchRole(first) for k, first in starts.items()}
     return replace(
         launch,
         block=ColumnBlock(energy.columns),
-        roles=seeds | dict.fromkeys(energy.carried, Role(has_shadow=True)),
+        roles=seeds | dict.fromkeys(energy.carried, LaunchRole(has_shadow=True)),
         numbers=NumberColumns(
             {name: starts[NumberArgument(name)] for name in numbers.arguments},
             tuple((variable, starts[variable.key]) for variable, _ in numbers.constants),
@@ -257,7 +257,7 @@ def constants_of(launch: Launch) -> Constants | None:
 
 def seeds_of(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
-) -> Seeds:
+) -> DifferentiationRequest:
     """The seeds of a launch, by the locals and containers of its program."""
     numbers = number_locals(program, launch, constants)
     limits, sparse = STRATEGIES[launch.strategy], None
@@ -269,7 +269,7 @@ def seeds_of(
         if launch.energy is not None:
             is_whole = launch.energy.has_whole_blocks
             sparse = replace(sparse, starts=launch.energy.starts, has_whole_blocks=is_whole)
-    return Seeds(
+    return DifferentiationRequest(
         columns=launch.block.count,
         roles=_roles(launch, infos),
         extents=_extents(program, infos),
@@ -287,7 +287,7 @@ def _roles(launch: Launch, infos: dict[Container, ContainerInfo]) -> dict[Contai
     """The tangents of the containers, with columns counted from the first of the block."""
     found = {}
     for c, info in infos.items():
-        role = launch.roles.get(info.key, Role())
+        role = launch.roles.get(info.key, LaunchRole())
         first = None if role.first_column is None else role.first_column - launch.block.first
         is_fresh = first is None and (role.is_fresh or not role.has_shadow)
         components = tuple((number, column - launch.block.first) for number, column in role.components)
@@ -318,7 +318,7 @@ def number_locals(program: Program, launch: Launch, constants: Constants | None)
     return found
 
 
-def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
+def with_own_tangents(program: Program, seeds: DifferentiationRequest) -> DifferentiationRequest:
     """The seeds where the kernel runs again: it reads the tangents that it has stored the time before."""
     activity = find_activity(program, seeds.start, seeds.arguments)
     own = activity.containers & read_containers(program.body) & written_containers(program.body)
@@ -326,15 +326,17 @@ def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
     return replace(seeds, roles=roles)
 
 
-def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Differentiated) -> Role:
+def assumed_role(
+    c: Container, launch: Launch, seeds: DifferentiationRequest, differentiated: Differentiated
+) -> LaunchRole:
     """The tangents that a container may have at the launch: a kernel for tangents is right for zeros, too."""
     role = seeds.roles[c]
     has_shadow = any(what is c for what, _ in differentiated.shadows)  # a shadow can hold any tangents, including seeds
     if role.first_column is not None and not has_shadow:
         components = tuple((number, column + launch.block.first) for number, column in role.components)
-        return Role(role.first_column + launch.block.first, components)
+        return LaunchRole(role.first_column + launch.block.first, components)
     may_carry = c in differentiated.active.containers and c not in differentiated.relied
-    return Role(has_shadow=may_carry or not role.is_fresh)
+    return LaunchRole(has_shadow=may_carry or not role.is_fresh)
 
 
 # Fields and arrays of a program as they are known outside of the kernel.

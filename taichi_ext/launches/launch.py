@@ -9,7 +9,7 @@ from typing import Any
 
 from taichi_ext import backend, stages
 from taichi_ext.analysis.changes import read_containers, stages_of, written_containers
-from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, Site, SparseResult
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, Site, SparseColumns, SparseResult
 from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
@@ -45,7 +45,7 @@ def rows_of(key: Key, info: ContainerInfo) -> slice:
 
 
 @dataclass(frozen=True)
-class Role:
+class LaunchRole:
     """The tangents of a container when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero).
 
     ``components``: where single components of the container are parameters, the numbers and first columns of these.
@@ -96,7 +96,7 @@ class NumberColumns:
 class SparseTarget:
     """The subject of a sparse Jacobian: its columns, and the keys of its outputs."""
 
-    columns: Columns
+    columns: SparseColumns
     outputs: frozenset[Key]
 
 
@@ -152,7 +152,7 @@ class Launch:
     args: tuple[Any, ...]
     block: ColumnBlock
     fields: Any
-    roles: Mapping[Key, Role]
+    roles: Mapping[Key, LaunchRole]
     arrays: Mapping[int, ContainerInfo]
     numbers: NumberColumns
     wants_return: bool
@@ -216,7 +216,7 @@ class KernelMemory:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fused:
+class JacobianKernel:
     """A kernel with tangents, and the meaning of its extra arguments.
 
     Attributes:
@@ -244,7 +244,7 @@ class Fused:
     program: Program | None
     arrays: Mapping[int, ContainerInfo]
     first_order: tuple[Any, ...]
-    assumed: Mapping[Key, Role] | None
+    assumed: Mapping[Key, LaunchRole] | None
     memory: KernelMemory
 
     @property
@@ -252,11 +252,11 @@ class Fused:
         """Where entries of a sparse Jacobian are written."""
         return () if self.entries is None else self.entries.sites
 
-    def suits(self, roles: Mapping[Key, Role]) -> bool:
+    def suits(self, roles: Mapping[Key, LaunchRole]) -> bool:
         """Whether the kernel is valid for these roles; expected tangents may be zero."""
         if self.assumed is None:
             return False
-        given = ((assumed, roles.get(key, Role())) for key, assumed in self.assumed.items())
+        given = ((assumed, roles.get(key, LaunchRole())) for key, assumed in self.assumed.items())
         return all(a.has_shadow or (not r.has_shadow and a.seeds == r.seeds) for a, r in given)
 
     def launch(self, args: tuple[object, ...], given: Sequence[object]) -> Any:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TypeGuard, overload
 
 import taichi_ext.program as ir
-from taichi_ext.program import Known, Read, Type, Value, with_children
+from taichi_ext.program import FoldedConst, Read, Type, Value, with_children
 
 # Products in a program that is differentiated again, one factor of which may be infinite where the other is 0: they
 # are 0 where the first factor is 0, or where either factor is.
@@ -346,7 +346,7 @@ class Expressions:
         """The value, built on the temporaries that hold parts of it."""
         if node in self.kept:
             return self.kept[node]
-        if isinstance(node, Known) and not self.is_again:
+        if isinstance(node, FoldedConst) and not self.is_again:
             return node.constant
         return with_children(node, self.primal)
 

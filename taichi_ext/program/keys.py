@@ -59,11 +59,11 @@ class SiteArray(LaunchArray):
 
 
 @dataclass(frozen=True)
-class Adjoints(LaunchArray):
+class AdjointsKey(LaunchArray):
     """The derivatives of an energy with respect to the fields it is computed from, a number for each column."""
 
 
-ADJOINTS = Adjoints()
+ADJOINTS = AdjointsKey()
 Purpose = Container | Whole | OwnArray  # the purpose of an array
 
 

@@ -100,7 +100,7 @@ class Const(Value):
 
 
 @dataclass(frozen=True, eq=False)
-class Known(Value):
+class FoldedConst(Value):
     """A number that is known already but depends on parameters: it has the derivative of its ``source``.
 
     ``source`` is an operation, or the read of a local of the kind ``parameter`` that is nowhere declared.

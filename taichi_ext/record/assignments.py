@@ -9,8 +9,17 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import Assign, Declare, Known, Load, Local, Read, Tensor, Type, Update, Value, walk
-from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, sequence_like, value_of, with_members
+from taichi_ext.program import Assign, Declare, FoldedConst, Load, Local, Read, Tensor, Type, Update, Value, walk
+from taichi_ext.record.handles import (
+    DynamicList,
+    Format,
+    Record,
+    ScalarPlace,
+    VectorPlace,
+    sequence_like,
+    value_of,
+    with_members,
+)
 from taichi_ext.record.literals import as_value, convert, described
 from taichi_ext.record.operations import operate, tensor
 from taichi_ext.record.recording import Recording
@@ -35,19 +44,19 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
         r.add(Declare(local, tuple(convert(e, local.dtype) for e in value.entries), place=r.place()))
         for index, e in zip(np.ndindex(value.shape), value.entries, strict=True):
             _note_copy(r, local, tuple(index), e)
-        return Cells(local, (), value.shape)
+        return VectorPlace(local, (), value.shape)
     if _is_object(value):
         return value
     given = _kept(as_value(value))
     local = Local(name, given.dtype, (), kind)
     r.add(Declare(local, (given,), place=r.place()))
     _note_copy(r, local, (), given)
-    return Cell(Read(local))
+    return ScalarPlace(Read(local))
 
 
 def _kept(value: Value, kind: Type | None = None) -> Value:
     """A value to be named, or stored to a place of a type; raises if a whole number depends on parameters."""
-    if isinstance(value, Known) and not (kind or value.dtype).is_real:
+    if isinstance(value, FoldedConst) and not (kind or value.dtype).is_real:
         raise_baked("A whole number")
     return value
 
@@ -126,11 +135,11 @@ def unpack(r: Recording, value: Any, places: tuple[Any, ...]) -> None:
 # --- stores
 
 
-def cells_of(target: object) -> list[Cell]:
+def cells_of(target: object) -> list[ScalarPlace]:
     """The scalar places of a place."""
-    if isinstance(target, Cell):
+    if isinstance(target, ScalarPlace):
         return [target]
-    if isinstance(target, Cells):
+    if isinstance(target, VectorPlace):
         return target.cells()
     if isinstance(target, Record):
         return [c for member in target.members.values() for c in cells_of(member)]
@@ -158,7 +167,7 @@ def _memory(target: Any) -> object:
     return target.local if isinstance(target, Read) else target.container
 
 
-def together(r: Recording, targets: list[Cell], values: list[Value]) -> list[Value]:
+def together(r: Recording, targets: list[ScalarPlace], values: list[Value]) -> list[Value]:
     """Values that are all evaluated before the first store, where that matters."""
     written = {_memory(t.target) for t in targets}
 
@@ -180,9 +189,9 @@ def place_of(r: Recording, base: object, index: object) -> object:
     """The place ``base[index]`` or ``base.name``, to store to."""
     if not isinstance(index, str):
         return places(r, base, index)
-    numbers = backend.swizzle_indices(index) if isinstance(base, (Cells, Tensor)) else None
+    numbers = backend.swizzle_indices(index) if isinstance(base, (VectorPlace, Tensor)) else None
     if numbers is not None:
-        if not isinstance(base, Cells):
+        if not isinstance(base, VectorPlace):
             raise UnsupportedError("An entry of an expression is assigned to. Give the expression a name first.")
         return base.at((numbers[0],)) if len(numbers) == 1 else [base.at((n,)) for n in numbers]
     return base.members[index] if isinstance(base, Record) else getattr(base, index)
@@ -209,7 +218,7 @@ def update_place(r: Recording, target: object, op: str, value: object) -> None:
         _update(r, cell, op, v)
 
 
-def _update(r: Recording, cell: Cell, op: str, value: Value) -> None:
+def _update(r: Recording, cell: ScalarPlace, op: str, value: Value) -> None:
     """Sums and bit operations stay updates, which Taichi makes atomic; other updates of locals become assignments."""
     target, value = cell.target, _kept(value, cell.target.dtype)
     if isinstance(target, Load):

@@ -21,11 +21,20 @@ import taichi_ext.record.shapes as shapes
 from taichi_ext import backend
 from taichi_ext.backend import matrix_ops, ops, ti
 from taichi_ext.errors import UnsupportedError, bound_arguments
-from taichi_ext.program import Known, Tensor, Value
+from taichi_ext.program import FoldedConst, Tensor, Value
 from taichi_ext.record.boundaries import replaced, stopped
 from taichi_ext.record.construct import inline_call, walk_typed
 from taichi_ext.record.decompositions import decomposition
-from taichi_ext.record.handles import Callback, Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
+from taichi_ext.record.handles import (
+    Callback,
+    DynamicList,
+    Record,
+    ScalarPlace,
+    VectorPlace,
+    has_values,
+    shape_of,
+    value_of,
+)
 from taichi_ext.record.literals import COMPARISONS, NAME_OF, captured
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.rules import marked
@@ -53,13 +62,13 @@ def method(
     if type(base) in (list, dict) and name in _OF_CONTAINERS and _is_local(r, base):
         return getattr(base, name)(*args, **keywords)  # as Taichi does: a list or dict of Python's that holds values
     base = captured(base)
-    if isinstance(base, (Tensor, Cells)):
+    if isinstance(base, (Tensor, VectorPlace)):
         if name == "get_shape":
             return base.shape
         if backend.is_matrix_expression_method(name):
             return call(r, getattr(matrix_ops, name), [base, *args], keywords, is_statement)
         raise AttributeError(f"a value of shape {base.shape} has no method {name!r}")
-    if isinstance(base, (Value, Cell)):
+    if isinstance(base, (Value, ScalarPlace)):
         raise AttributeError(f"a scalar has no method {name!r}")
     function, bound = backend.native_attribute(r.context, base, name)
     return call(r, function, [base, *args] if bound else args, keywords, is_statement)
@@ -121,7 +130,7 @@ def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, 
             raise UnsupportedError(READS_PARAMETER.format(repr(name)))
         return result
     operation = _OF_PYTHON_NUMBERS.get((function, len(args)))
-    if operation is not None and all(isinstance(a, Known) or not has_values(a) for a in args):
+    if operation is not None and all(isinstance(a, FoldedConst) or not has_values(a) for a in args):
         return operations.operate(r, operation, *args)
     found = python_functions.structure(r, function, tuple(args), keywords)
     if found is NotImplemented and isinstance(function, np.ufunc):

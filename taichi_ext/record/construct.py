@@ -10,7 +10,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Const, For, Known, Local, Op, Tensor
+from taichi_ext.program import Const, FoldedConst, For, Local, Op, Tensor
 from taichi_ext.program.values import I32
 from taichi_ext.record.assignments import assign_to, declare
 from taichi_ext.record.handles import Record, flattened, value_of, with_members
@@ -52,7 +52,7 @@ def scalar(r: Recording, dtype: object, x: object) -> object:
     kind = type_of(dtype)
     if isinstance(x, (int, float)) and not isinstance(x, bool):
         return Const(x, kind)
-    if isinstance(x, Known):
+    if isinstance(x, FoldedConst):
         return known_in(x, kind, is_exact=True)
     return cast(r, x, dtype)
 

@@ -13,7 +13,15 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Atomic, Call, Container, Declare, Effect, Local, Op, Read, Tensor, Value
 from taichi_ext.program.values import I32, Format
 from taichi_ext.record.assignments import cells_of, parts_for
-from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, place_of_local, value_of
+from taichi_ext.record.handles import (
+    DynamicList,
+    ScalarPlace,
+    VectorPlace,
+    group_of,
+    has_values,
+    place_of_local,
+    value_of,
+)
 from taichi_ext.record.literals import as_value, type_of
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
@@ -40,9 +48,11 @@ WITHOUT_TANGENTS: frozenset[Any] = frozenset(
 # --- atomics
 
 
-def atomic(r: Recording, name: str, target: object, value: object, *, is_statement: bool) -> Tensor | Cell | None:
+def atomic(
+    r: Recording, name: str, target: object, value: object, *, is_statement: bool
+) -> Tensor | ScalarPlace | None:
     """``ti.atomic_add(target, value)`` and similar functions, entry by entry; returns the old value."""
-    if not isinstance(target, (Cell, Cells)):
+    if not isinstance(target, (ScalarPlace, VectorPlace)):
         raise backend.SyntaxFault(f"cannot use a non-writable target as the first operand of {name!r}")
     results: list[Value] = []
     for cell, part in zip(cells_of(target), parts_for(target, value), strict=True):
@@ -52,13 +62,15 @@ def atomic(r: Recording, name: str, target: object, value: object, *, is_stateme
             results.append(Read(result))
     if is_statement:
         return None
-    return Tensor(tuple(results), target.shape) if isinstance(target, Cells) and target.shape else Cell(results[0])  # type: ignore[arg-type]
+    if isinstance(target, VectorPlace) and target.shape:
+        return Tensor(tuple(results), target.shape)
+    return ScalarPlace(results[0])  # type: ignore[arg-type]
 
 
 # --- dynamic nodes
 
 
-def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[object]) -> Cell | None:
+def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[object]) -> ScalarPlace | None:
     """``field[i].append(value)``, ``field[i].length()`` and ``field[i].deactivate()``."""
     if name not in ("append", "length", "deactivate"):
         raise AttributeError(f"a list of a dynamic node has no method {name!r}")
@@ -68,7 +80,7 @@ def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[objec
     given = tuple(as_value(a) if isinstance(a, (int, float)) else a for a in given)
     writes = () if name == "length" else tuple(map(r.container, backend.leaf_fields(cell.field)))
     r.add(Effect(f".{name}", given, () if result is None else (result,), writes=writes, place=r.place()))
-    return None if result is None else Cell(Read(result))
+    return None if result is None else ScalarPlace(Read(result))
 
 
 # --- texts

@@ -16,26 +16,26 @@ from taichi_ext.record.literals import matrix_value
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class ScalarPlace:
     """A scalar place: a local, or an entry of a vector, field or array."""
 
     target: Target
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class VectorPlace:
     """A place of vector or matrix: a local, or an entry of a field or array."""
 
     base: Local | Container
     indices: tuple[Value, ...]
     shape: tuple[int, ...]
 
-    def at(self, index: tuple[int | Value, ...]) -> Cell:
+    def at(self, index: tuple[int | Value, ...]) -> ScalarPlace:
         if isinstance(self.base, Local):
-            return Cell(Read(self.base, index))
-        return Cell(Load(self.base, self.indices, index))
+            return ScalarPlace(Read(self.base, index))
+        return ScalarPlace(Load(self.base, self.indices, index))
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[ScalarPlace]:
         return [self.at(tuple(map(int, i))) for i in np.ndindex(self.shape)]
 
     def __len__(self) -> int:
@@ -80,14 +80,14 @@ class DynamicList:
     indices: tuple[Value, ...]
 
 
-HANDLES = (Value, Tensor, Cell, Cells, Record, DynamicList, Format)
+HANDLES = (Value, Tensor, ScalarPlace, VectorPlace, Record, DynamicList, Format)
 
 
 def value_of(x: Any) -> Any:
     """The value of a name or place, places in it included."""
-    if isinstance(x, Cell):
+    if isinstance(x, ScalarPlace):
         return x.target
-    if isinstance(x, Cells):
+    if isinstance(x, VectorPlace):
         return x.value()
     if isinstance(x, Record):
         return with_members(x, lambda _, member: value_of(member))
@@ -117,12 +117,12 @@ def sequence_like(x: Any, entries: Sequence[object]) -> Any:
     return type(x)(*entries) if hasattr(x, "_fields") else type(x)(entries)
 
 
-def place_of_local(local: Local) -> Cell | Cells:
-    return Cells(local, (), local.shape) if local.shape else Cell(Read(local))
+def place_of_local(local: Local) -> ScalarPlace | VectorPlace:
+    return VectorPlace(local, (), local.shape) if local.shape else ScalarPlace(Read(local))
 
 
 def shape_of(x: object) -> tuple[int, ...]:
-    return x.shape if isinstance(x, (Tensor, Cells)) else ()
+    return x.shape if isinstance(x, (Tensor, VectorPlace)) else ()
 
 
 def has_values(x: object) -> bool:

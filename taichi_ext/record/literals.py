@@ -12,7 +12,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.backend import ops, ti
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import F16, F32, F64, TYPES, U1, Const, Known, Op, Tensor, Type, Value
+from taichi_ext.program import F16, F32, F64, TYPES, U1, Const, FoldedConst, Op, Tensor, Type, Value
 from taichi_ext.program.values import Format
 
 
@@ -44,7 +44,7 @@ def described(x: Any) -> str:
 
 def convert(x: Value, kind: Type) -> Value:
     """A scalar in another type. A literal first gets the type that literals have."""
-    if isinstance(x, Known):
+    if isinstance(x, FoldedConst):
         return known_in(x, kind)
     if x.dtype == kind:
         return x
@@ -58,7 +58,7 @@ def _is_rounded_once(x: Const) -> bool:
     return not isinstance(x.value, bool) and (x.dtype.is_real or abs(x.value) <= 2**53)
 
 
-def known_in(x: Known, kind: Type, *, is_exact: bool = False) -> Known:
+def known_in(x: FoldedConst, kind: Type, *, is_exact: bool = False) -> FoldedConst:
     """A number that depends on parameters, in another type; ``is_exact``: not rounded to its own type before."""
     if not kind.is_real:
         raise_baked("A whole number")

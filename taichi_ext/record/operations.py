@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import raise_baked
-from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
+from taichi_ext.program import F64, Call, FoldedConst, Local, Op, Tensor, Type, Value
 from taichi_ext.record.handles import place_of_local, value_of
 from taichi_ext.record.literals import COMPARISONS, FUNCTIONS, as_value, convert, dummy, promoted, result_type, type_of
 from taichi_ext.record.recording import Recording
@@ -74,11 +74,11 @@ def scalar_operation(r: Recording, name: str, args: Sequence[object]) -> object:
         return done if args[1] is None else convert(as_value(done), type_of(args[1]))
     if not any(isinstance(a, Value) for a in args):
         return FUNCTIONS[name](*args)
-    if all(isinstance(a, Known) or not isinstance(a, Value) for a in args):
+    if all(isinstance(a, FoldedConst) or not isinstance(a, Value) for a in args):
         return _of_python_numbers(name, args)
     values = tuple(map(as_value, args))
     kind = result_type(name, tuple(v.dtype for v in values))
-    if kind.is_integer and name not in COMPARISONS and any(isinstance(a, Known) for a in args):
+    if kind.is_integer and name not in COMPARISONS and any(isinstance(a, FoldedConst) for a in args):
         raise_baked("A whole number")
     return Op(name, values, kind, place=r.place())
 
@@ -90,7 +90,7 @@ def _of_python_numbers(name: str, args: Sequence[object]) -> object:
     if name in ("select", "ifte"):
         condition, then, orelse = args
         return then if condition else orelse
-    result = FUNCTIONS[name](*(a.value if isinstance(a, Known) else a for a in args))
+    result = FUNCTIONS[name](*(a.value if isinstance(a, FoldedConst) else a for a in args))
     if isinstance(result, (bool, np.bool_)):
         return result
     return known(result, Op(name, tuple(map(as_value, args)), type_of(float)))
@@ -107,7 +107,7 @@ def cast(r: Recording, x: object, dtype: Any) -> Any:
 
 def bit_cast(r: Recording, x: object, dtype: Any) -> object:
     x, kind = value_of(x), type_of(dtype)
-    if isinstance(x, Known):
+    if isinstance(x, FoldedConst):
         raise_baked("A whole number")
     if isinstance(x, Tensor):
         return Tensor(tuple(Op("bit_cast", (e,), kind, place=r.place()) for e in x.entries), x.shape)

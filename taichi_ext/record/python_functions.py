@@ -21,9 +21,9 @@ import taichi_ext.record.subscripts as subscripts
 from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import Known, Tensor, Value
+from taichi_ext.program import FoldedConst, Tensor, Value
 from taichi_ext.record.assignments import update_place
-from taichi_ext.record.handles import HANDLES, Cell, Cells, has_values, value_of
+from taichi_ext.record.handles import HANDLES, ScalarPlace, VectorPlace, has_values, value_of
 from taichi_ext.record.operations import operate
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.rewriter import BINARY, PYTHON_NAMES, RECORDER, Rewriter, copied
@@ -107,7 +107,7 @@ def _compare(r: Recording, names: tuple[str, ...], *operands: object) -> object:
     for name, a, b in zip(names, operands, operands[1:], strict=False):
         is_value = isinstance(a, HANDLES) or isinstance(b, HANDLES)
         result = operate(r, name, a, b) if is_value else getattr(operator, name)(a, b)
-        if isinstance(result, bool) and (isinstance(a, Known) or isinstance(b, Known)):
+        if isinstance(result, bool) and (isinstance(a, FoldedConst) or isinstance(b, FoldedConst)):
             raise_baked("A choice")
         if not result:
             break
@@ -116,7 +116,7 @@ def _compare(r: Recording, names: tuple[str, ...], *operands: object) -> object:
 
 def _augmented(r: Recording, target: object, name: str, value: object) -> object:
     """``target += value``: changes a local in place; otherwise returns a new object."""
-    if isinstance(target, (Cell, Cells)):
+    if isinstance(target, (ScalarPlace, VectorPlace)):
         update_place(r, target, name, value)
         return target
     if isinstance(target, (Value, Tensor)):

@@ -18,9 +18,9 @@ import taichi_ext.record.operations as operations
 import taichi_ext.record.subscripts as subscripts
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import Argument, Container, For, Jump, Known, Local, Program, Return, Tensor, Value
+from taichi_ext.program import Argument, Container, FoldedConst, For, Jump, Local, Program, Return, Tensor, Value
 from taichi_ext.program.values import I32
-from taichi_ext.record.handles import Cell, Cells, Record, flattened, group_of, place_of_local, value_of
+from taichi_ext.record.handles import Record, ScalarPlace, VectorPlace, flattened, group_of, place_of_local, value_of
 from taichi_ext.record.levels import with_levels
 from taichi_ext.record.literals import as_value, default_types, dummy, type_of
 from taichi_ext.record.operations import native
@@ -34,7 +34,7 @@ from taichi_ext.record.variables import Constants
 def before_loop(r: Recording, kind: str, *domain: object) -> None:
     """The domain of a loop, and the one that Taichi walks instead."""
     given = tuple(value_of(d) for d in domain)
-    if any(isinstance(x, Known) for x in flattened(given)):
+    if any(isinstance(x, FoldedConst) for x in flattened(given)):
         raise_baked("The bound of a loop")
     if given and backend.is_mesh_domain(given[0]):
         raise UnsupportedError(
@@ -267,7 +267,7 @@ def _numbers_in(place: object) -> Any:
     """The value of an argument, without the arrays in a pack."""
     if not isinstance(place, Record):
         return value_of(place)
-    members = {k: _numbers_in(m) for k, m in place.members.items() if isinstance(m, (Record, Cell, Cells))}
+    members = {k: _numbers_in(m) for k, m in place.members.items() if isinstance(m, (Record, ScalarPlace, VectorPlace))}
     return Record(members, place.methods, place.kind)
 
 

@@ -31,7 +31,7 @@ class Frame:
 
 
 @dataclass
-class Block:
+class OpenBlock:
     """An open block, and the statement that it will be part of once it is closed."""
 
     statements: list[ir.Statement] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Recording:
         self.constants = constants or Constants()
         self.constants.library = library(self)
         self.frames: list[Frame] = []
-        self.blocks = [Block()]
+        self.blocks = [OpenBlock()]
         self.containers: dict[int, ir.Container] = {}  # of array arguments, then of the fields met so far, by identity
         self.loop = NextLoop()
         # the source of each local, with an index, that was declared as a copy
@@ -118,10 +118,10 @@ class Recording:
         self.blocks[-1].statements.append(statement)
 
     def open_if(self, condition: ir.Value) -> None:
-        self.blocks.append(Block(head=ir.If(condition, (), place=self.place())))
+        self.blocks.append(OpenBlock(head=ir.If(condition, (), place=self.place())))
 
     def open_else(self) -> None:
-        self.blocks.append(Block())
+        self.blocks.append(OpenBlock())
 
     def close(self) -> None:
         """The end of one side of a branch."""
@@ -136,7 +136,7 @@ class Recording:
         self.add(self.blocks.pop().head)
 
     def open_while(self) -> None:
-        self.blocks.append(Block(head=ir.While(None, (), place=self.place())))
+        self.blocks.append(OpenBlock(head=ir.While(None, (), place=self.place())))
 
     def set_condition(self, condition: ir.Value) -> None:
         """Set the condition of a while loop; if computing it took statements, a branch leaves the loop."""
@@ -148,7 +148,7 @@ class Recording:
             block.head = replace(block.head, condition=condition)
 
     def open_for(self, loop: ir.For) -> None:
-        self.blocks.append(Block(head=loop))
+        self.blocks.append(OpenBlock(head=loop))
 
     def end_loop(self) -> None:
         block = self.blocks.pop()

@@ -12,14 +12,14 @@ from taichi_ext.backend import Func
 from taichi_ext.errors import InvalidRuleError, UnsupportedError, shown
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.boundaries import as_groups, results_of, stopped, structure_of
-from taichi_ext.record.handles import Cells, Record, value_of, with_members
+from taichi_ext.record.handles import Record, VectorPlace, value_of, with_members
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.recording import Recording
 
 Walk = Callable[[Any, list[Any]], Any]  # of a function on bound arguments
 
 
-class Rule(Protocol):
+class UserRule(Protocol):
     """A rule of a user."""
 
     name: str
@@ -40,7 +40,7 @@ class Rules(Protocol):
 
     takes_derivative: bool
 
-    def rule_for(self, target: object) -> Rule | None:
+    def rule_for(self, target: object) -> UserRule | None:
         """The rule of a function or mark."""
 
     def note_mark(self, name: str) -> None:
@@ -59,13 +59,13 @@ class NoRules:
         pass
 
 
-def find_rule(r: Recording, target: object) -> Rule | None:
+def find_rule(r: Recording, target: object) -> UserRule | None:
     """The rule of a function or mark, None while that rule itself is walked."""
     rule = r.rules.rule_for(target)
     return None if target in r.stopped else rule
 
 
-def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], walk: Walk) -> object:
+def ruled_call(r: Recording, rule: UserRule, func: Func, bound: Sequence[object], walk: Walk) -> object:
     """A call of a function that has a rule: its body sees copies of the arguments."""
     inputs: dict[str, Any] = {}
     passed: list[Any] = []
@@ -93,7 +93,7 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
     return apply_rule(r, rule, inputs, automatic, walk)
 
 
-def _check_stores(rule: Rule, body: list[ir.Statement]) -> None:
+def _check_stores(rule: UserRule, body: list[ir.Statement]) -> None:
     """Raise if a function stores values computed from arguments whose tangents only its rule takes."""
     for s in body:
         target = s.target if isinstance(s, ir.Store) and not isinstance(s.value, ir.Const) else None
@@ -131,7 +131,7 @@ def marked(r: Recording, name: str, value: object, along: Mapping[str, object], 
     return apply_rule(r, rule, kept, value, walk)
 
 
-def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic: object, walk: Walk) -> object:
+def apply_rule(r: Recording, rule: UserRule, inputs: Mapping[str, object], automatic: object, walk: Walk) -> object:
     """Apply a rule; ``automatic`` is the result with autodiff's tangents, of the arguments that the rule leaves."""
     is_tuple = isinstance(automatic, (tuple, list))
     parts = tuple(frozen(r, p, "automatic") for p in (automatic if is_tuple else (automatic,)))
@@ -162,7 +162,7 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
     return results
 
 
-def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[object]) -> object:
+def _walked(r: Recording, rule: UserRule, walk: Walk, bound: list[object]) -> object:
     """The result of a rule."""
     function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
     r.stopped.append(rule.target)
@@ -191,13 +191,13 @@ def _tangent_of(r: Recording, name: str, value: object) -> tuple[object, tuple[i
         r.add(ir.Declare(local, tuple(ir.Const(0.0, local.dtype) for _ in ir.entries(x)), place=r.place()))
         locals_.append(local)
         given.append(x)
-        return Cells(local, (), shape).value() if shape else ir.Read(local)
+        return VectorPlace(local, (), shape).value() if shape else ir.Read(local)
 
     tangent = made(value, name, False)
     return tangent, tuple(locals_), tuple(given)
 
 
-def check_shapes(rule: Rule, wanted: Sequence[object], given: Sequence[object] | None) -> None:
+def check_shapes(rule: UserRule, wanted: Sequence[object], given: Sequence[object] | None) -> None:
     """Raise unless a rule returns values of the shapes of its function's results; None means it returned nothing."""
     if wanted != given:
         shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))

@@ -23,7 +23,7 @@ from taichi_ext.record.edges import (
 from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
-from taichi_ext.record.recording import Block, Recording
+from taichi_ext.record.recording import OpenBlock, Recording
 
 _FINE = {32: 1e-7, 64: 1e-15}  # by the bits of positions: roundings
 # By whether the image is computed in float64: pixels from an edge at which its sides are looked at, and how thin a face
@@ -50,7 +50,7 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     require_function(kind, "shape", shape, "n, x and y")
     x, y = position(kind, given["at"])
     called = callback(r, shape, given["args"])
-    r.blocks.append(Block())  # recorded once more for the number of its results; not kept
+    r.blocks.append(OpenBlock())  # recorded once more for the number of its results; not kept
     found = value_of(call(called, Const(0, I32), x, y))
     r.blocks.pop()
     has_depth = kind == "nearest"
@@ -77,7 +77,7 @@ def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str = "
     """The result of a function of a position; it is recorded separately, and not kept."""
     require_function(kind, name, seen, "x and y")
     real = default_types()[0]
-    r.blocks.append(Block())
+    r.blocks.append(OpenBlock())
     value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
     body = r.blocks.pop().statements
     if not isinstance(value, (Value, Tensor, int, float)):
@@ -223,7 +223,7 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
     """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near, ahead, level."""
     mode, real = given["mode"], default_types()[0]
     at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
-    r.blocks.append(Block())
+    r.blocks.append(OpenBlock())
     value = value_of(call(given["shade"], *at.entries))
     group = tuple(frozen(r, e, "value") for e in (entries(value) if isinstance(value, Tensor) else [value]))
     body = tuple(r.blocks.pop().statements)

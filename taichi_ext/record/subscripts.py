@@ -8,9 +8,9 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import Const, Declare, Known, Local, Size, Tensor, Value
+from taichi_ext.program import Const, Declare, FoldedConst, Local, Size, Tensor, Value
 from taichi_ext.program.values import I32
-from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, value_of
+from taichi_ext.record.handles import DynamicList, Record, ScalarPlace, VectorPlace, value_of
 from taichi_ext.record.literals import as_value, captured
 from taichi_ext.record.recording import Recording
 
@@ -28,7 +28,7 @@ def index_list(index: Any) -> list[Any]:
         elif isinstance(i, (list, tuple)):
             flat += index_list(i)
         elif i is not None:
-            if isinstance(i, Known):
+            if isinstance(i, FoldedConst):
                 raise_baked("An index")
             flat.append(i if isinstance(i, Value) else _whole(i))
     return flat
@@ -46,14 +46,14 @@ def load(r: Recording, base: Any, index: Any) -> object:
         return _load_container(r, base, index_list(index))
     if isinstance(base, backend.Matrix):
         return _item(r, base, index_list(index))
-    if isinstance(base, (Tensor, Cells)):
+    if isinstance(base, (Tensor, VectorPlace)):
         return entry(r, base, index_list(index))
     if isinstance(base, Record):
         return base.members[index[0]]
-    if isinstance(base, (Value, Cell, DynamicList)):
+    if isinstance(base, (Value, ScalarPlace, DynamicList)):
         raise backend.SyntaxFault("A scalar is indexed.")
     key = value_of(index[0]) if len(index) == 1 else tuple(value_of(i) for i in index)
-    if isinstance(key, Known):
+    if isinstance(key, FoldedConst):
         raise_baked("An index")
     if isinstance(key, (Value, Tensor)):
         raise UnsupportedError(
@@ -89,13 +89,13 @@ def _load_container(r: Recording, base: object, index: list[object]) -> object:
         if isinstance(base, backend.Field) and backend.is_dynamic_cell(base, len(index)):
             return DynamicList(base, c, tuple(map(as_value, index)))
         raise backend.SyntaxFault(f"{c.name} has {c.ndim} axes; {len(index)} indices are given.")
-    place = Cells(c, tuple(map(as_value, outer)), c.element_shape)
+    place = VectorPlace(c, tuple(map(as_value, outer)), c.element_shape)
     if not c.element_shape:
         return place.at(())
     return entry(r, place, rest) if rest else place
 
 
-def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> object:
+def entry(r: Recording, base: Tensor | VectorPlace, index: list[Any]) -> object:
     """An entry of a vector or matrix, or a part of it."""
     if len(index) != len(base.shape):
         raise backend.SyntaxFault(f"{len(index)} indices are given for a value of shape {base.shape}.")
@@ -107,24 +107,24 @@ def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> object:
         for i, size in zip(index, base.shape, strict=True):
             if not 0 <= i < size:
                 raise backend.SyntaxFault(f"The index {i} is out of range for a value of shape {base.shape}.")
-        if isinstance(base, Cells):
+        if isinstance(base, VectorPlace):
             return base.at(tuple(index))
         return base.entries[index[0] if len(index) == 1 else index[0] * base.shape[1] + index[1]]
     if isinstance(base, Tensor):  # a run-time index needs something in memory
         local = Local("value", base.dtype, base.shape, "temporary")
         r.add(Declare(local, base.entries, place=r.place()))
-        base = Cells(local, (), base.shape)
+        base = VectorPlace(local, (), base.shape)
     return base.at(tuple(i if isinstance(i, Value) else Const(i, I32) for i in index))
 
 
-def _axes(base: Tensor | Cells, index: Sequence[object]) -> list[Any]:
+def _axes(base: Tensor | VectorPlace, index: Sequence[object]) -> list[Any]:
     """The indices along each axis of a part of a vector or matrix."""
     return [range(*i.indices(s)) if isinstance(i, slice) else [i] for i, s in zip(index, base.shape, strict=True)]
 
 
 def places(r: Recording, base: Any, index: Any) -> object:
     """``base[index]`` to be stored to: a list of places where it is a part of a vector or matrix."""
-    if isinstance(base, Cells) and any(isinstance(i, slice) for i in index):
+    if isinstance(base, VectorPlace) and any(isinstance(i, slice) for i in index):
         return [entry(r, base, list(i)) for i in itertools.product(*_axes(base, index_list(index)))]
     return load(r, base, index)
 
@@ -146,14 +146,14 @@ def attribute(r: Recording, base: Any, name: str) -> object:
     if numbers is not None and len(numbers) == 1:
         return _item(r, base, numbers)
     base = captured(base)
-    if isinstance(base, (Tensor, Cells)):
+    if isinstance(base, (Tensor, VectorPlace)):
         return _tensor_attribute(r, base, name)
-    if isinstance(base, (Value, Cell)):
+    if isinstance(base, (Value, ScalarPlace)):
         raise AttributeError(f"a scalar has no attribute {name!r}")
     return backend.native_attribute(r.context, base, name)[0]
 
 
-def _tensor_attribute(r: Recording, base: Tensor | Cells, name: str) -> object:
+def _tensor_attribute(r: Recording, base: Tensor | VectorPlace, name: str) -> object:
     numbers = backend.swizzle_indices(name)
     if numbers is not None:
         if len(base.shape) != 1 or max(numbers) >= base.shape[0]:
@@ -172,4 +172,4 @@ def _tensor_attribute(r: Recording, base: Tensor | Cells, name: str) -> object:
 def spread(_: Recording, values: object) -> object:
     """``*values`` in a call."""
     found = value_of(values)
-    return list(found) if not isinstance(values, Cells) else [values.at((n,)) for n in range(values.shape[0])]
+    return list(found) if not isinstance(values, VectorPlace) else [values.at((n,)) for n in range(values.shape[0])]

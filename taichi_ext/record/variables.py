@@ -20,7 +20,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.labels import is_library_module, names_in_code, outside_names, plain_function
-from taichi_ext.program import Known, Local, Read, Tensor
+from taichi_ext.program import FoldedConst, Local, Read, Tensor
 from taichi_ext.record.literals import as_value, type_of
 
 _MOST_FUNCTIONS = 1000  # that are searched for a name
@@ -248,7 +248,7 @@ READS_PARAMETER = (
 _NAMELESS = (backend.RUNTIME.name, "numpy", "taichi_ext")
 
 
-class PythonNumber(Known):
+class PythonNumber(FoldedConst):
     """A number that depends on parameters, in Python code; it must not decide what is compiled."""
 
     def __bool__(self) -> NoReturn:

@@ -38,7 +38,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _LaneSlot:
     """The place of a number until it is copied: its index in an array with several numbers for each lane."""
 
     array: ir.Local
@@ -104,7 +104,9 @@ class Copies:
         target, lanes = s.target, self.stretch.lanes
         assert isinstance(target, ir.Load)
         name = f"{target.container.name}_of"
-        kept = self.kept.setdefault(s, _Kept(ir.Local(name, target.dtype, (_iterations(self.loop),), "temporary"), 1))
+        kept = self.kept.setdefault(
+            s, _LaneSlot(ir.Local(name, target.dtype, (_iterations(self.loop),), "temporary"), 1)
+        )
 
         def entry(lane: ir.Local, iteration: ir.Local | None) -> ir.Read:
             place = add(multiply(0 if iteration is None else ir.Read(iteration), lanes.count), ir.Read(lane))
@@ -173,7 +175,7 @@ def _read(s: ir.Statement) -> Iterable[ir.Value]:
 
 def _neighbours(
     body: Iterable[ir.Statement], places: Mapping[ir.Statement, Affine], times: int
-) -> dict[ir.Statement, _Kept]:
+) -> dict[ir.Statement, _LaneSlot]:
     """Stores to entries of J next to each other, in arrays that keep them side by side.
 
     LLVM makes whole vectors of numbers that are stored side by side, and reads them in their order in memory.
@@ -182,7 +184,7 @@ def _neighbours(
     for s in body:
         if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load) and s in places:
             rows[s.target.container, places[s].terms].append((places[s].constant, s))
-    found: dict[ir.Statement, _Kept] = {}
+    found: dict[ir.Statement, _LaneSlot] = {}
     for (c, _), stores in rows.items():
         stores.sort(key=lambda store: store[0])
         while stores:
@@ -191,7 +193,7 @@ def _neighbours(
             while n < min(SIDE_BY_SIDE, len(stores)) and stores[n][0] == start + n:
                 n += 1
             array = ir.Local(f"{c.name}_of", c.dtype, (n * times,), "temporary")
-            found |= {s: _Kept(array, n, number) for number, (_, s) in enumerate(stores[:n])}
+            found |= {s: _LaneSlot(array, n, number) for number, (_, s) in enumerate(stores[:n])}
             del stores[:n]
     return found
 

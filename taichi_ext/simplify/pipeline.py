@@ -407,7 +407,7 @@ class _Folding:
 
     def is_trivial(self, value: ir.Value) -> bool:
         """Whether a value can stand wherever the local is read."""
-        return isinstance(value, (ir.Const, ir.Known, ir.Size)) or (
+        return isinstance(value, (ir.Const, ir.FoldedConst, ir.Size)) or (
             isinstance(value, ir.Read) and not self.sources(value)
         )
 

@@ -21,7 +21,7 @@ _MOST_NUMBERS = 2**31  # of all blocks of a matrix: the kernel counts in 32 bits
 _MOST_TOTALS = 256  # numbers of a block that are added up at once
 
 
-class Cut:
+class BlockCut:
     """How CSR arrays of one pattern are cut into blocks."""
 
     def __init__(self, block: Any, size: tuple[int, int]) -> None:
@@ -62,7 +62,7 @@ class _Plan(NamedTuple):
     mirrored: tuple[np.ndarray, np.ndarray] | None
 
 
-class Products:
+class BlockProducts:
     """Products of BSR arrays, and how CSR arrays are cut into those: both are planned once for each pattern.
 
     Args:
@@ -73,9 +73,9 @@ class Products:
         self._is_compiled = is_compiled
         self._known: dict[object, tuple[list[np.ndarray], Any]] = {}
 
-    def cut(self, place: tuple[int, int], block: Any, size: tuple[int, int]) -> Cut:
+    def cut(self, place: tuple[int, int], block: Any, size: tuple[int, int]) -> BlockCut:
         """How a CSR array is cut into blocks of a size; ``place`` stands for its pattern."""
-        return self._planned((place, size), [block], lambda: Cut(block, size))
+        return self._planned((place, size), [block], lambda: BlockCut(block, size))
 
     def add(self, key: object, before: Any, left: Any, right: Any, sign: int = 1) -> Any:
         """``before + sign * left.T @ right``; None for ``before`` is zero, and ``key`` stands for the patterns."""

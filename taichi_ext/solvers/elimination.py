@@ -16,7 +16,7 @@ import numpy as np
 
 from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.solvers.blocks import MOST_WIDE, Cut, Products
+from taichi_ext.solvers.blocks import MOST_WIDE, BlockCut, BlockProducts
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.systems import FIRST_DAMPING, LEAST_DAMPING, solve_symmetric
@@ -29,7 +29,7 @@ _LEAST_BLOCKS = 64  # of a param that is eliminated unasked
 _MOST_KEPT = 4096  # numbers that are left by such params: the matrix of these may be dense
 
 
-class Layout:
+class BlockLayout:
     """How J is cut into small dense blocks; found at the first point.
 
     Args:
@@ -44,7 +44,7 @@ class Layout:
         rows: list[tuple[Part, int]],
         columns: list[tuple[Part, int]],
         eliminated: Sequence[int] | None,
-        products: Products | None = None,
+        products: BlockProducts | None = None,
     ) -> None:
         self.rows, self.columns = [part for part, _ in rows], [part for part, _ in columns]
         self.is_chosen, self.eliminated = eliminated is None, list(eliminated or ())
@@ -53,7 +53,7 @@ class Layout:
         self.widths = [found[-1] for found in self._candidates]
         self.places = slices_of(self.columns)
         self._is_fixed = False
-        self.products = products or Products(is_compiled=False)
+        self.products = products or BlockProducts(is_compiled=False)
 
     @property
     def kept(self) -> list[int]:
@@ -102,7 +102,7 @@ class Layout:
         is_worth_it = sum(sizes) > _FEW and sum(sizes) - sum(sizes[n] for n in found) <= _MOST_KEPT
         return list(found) if is_worth_it else []
 
-    def cut(self, block: Any, m: int, n: int) -> Cut:
+    def cut(self, block: Any, m: int, n: int) -> BlockCut:
         """How the CSR array of an output (of JtJ, a param) and a param is cut."""
         return self.products.cut((m, n), block, (self.heights[m], self.widths[n]))
 
@@ -129,7 +129,7 @@ class SparseJacobian(NamedTuple):
     """J as CSR blocks by output and param, and how it is cut."""
 
     blocks: list[list[Any]]
-    layout: Layout
+    layout: BlockLayout
 
     def dense_blocks(self, row: int, column: int, factors: np.ndarray | None) -> Any:
         """A block of J as a BSR array in float64, whose rows are multiplied by factors."""
@@ -169,7 +169,7 @@ class SparseSystem:
 
     first_damping, least_damping, width = FIRST_DAMPING, LEAST_DAMPING, 2.0
 
-    def __init__(self, layout: Layout, matrix: dict[tuple[int, int], Any], gradient: np.ndarray) -> None:
+    def __init__(self, layout: BlockLayout, matrix: dict[tuple[int, int], Any], gradient: np.ndarray) -> None:
         self._layout, self.gradient = layout, gradient
         self._matrix = matrix  # by pairs of params, eliminated ones first; zero blocks are left out
         self.diagonal = np.zeros_like(gradient)
@@ -193,7 +193,7 @@ class SparseSystem:
         return cls(layout, matrix, gradient)
 
     @classmethod
-    def of_products(cls, JtJ: Any, gradient: np.ndarray, layout: Layout) -> SparseSystem:
+    def of_products(cls, JtJ: Any, gradient: np.ndarray, layout: BlockLayout) -> SparseSystem:
         """That of a CSR array and Jtr."""
         cut = SparseJacobian([[JtJ[a, b] for b in layout.places] for a in layout.places], layout)
         layout.fix(cut.blocks)
@@ -301,7 +301,11 @@ class SparseSystem:
 
 
 def _add_products(
-    products: Products, key: tuple[str, int], matrix: dict[tuple[int, int], Any], blocks: dict[int, Any], sign: int = 1
+    products: BlockProducts,
+    key: tuple[str, int],
+    matrix: dict[tuple[int, int], Any],
+    blocks: dict[int, Any],
+    sign: int = 1,
 ) -> None:
     """Add products of blocks, transposed, with others to the matrices of pairs of params, or subtract them."""
     for a, b in itertools.combinations_with_replacement(blocks, 2):

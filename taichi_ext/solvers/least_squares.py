@@ -22,7 +22,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_short_traceback
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
-from taichi_ext.solvers.levenberg import Ended, Limits, Point, Space, minimize
+from taichi_ext.solvers.levenberg import Ended, Point, Space, StoppingCriteria, minimize
 from taichi_ext.solvers.losses import Loss, LossOver, Robust
 from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.operator import require_scipy
@@ -235,7 +235,9 @@ def _ended(
     most = 100 * len(first) if given is None else given
     if isinstance(points, ShardedProblem) or method == "lm":
         space, first = _space(problem, first, low, high)
-        return minimize(points.point, first, space, Limits(**limits, max_iterations=most, noise=problem.noise), history)
+        return minimize(
+            points.point, first, space, StoppingCriteria(**limits, max_iterations=most, noise=problem.noise), history
+        )
     if "x_scale" in options:
         options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
     limits["max_nfev"] = most + 1  # of which one is the start

@@ -87,7 +87,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoppingCriteria:
     """When the iteration ends.
 
     Attributes:
@@ -128,7 +128,7 @@ class Ended:
 
 
 def minimize(
-    evaluate: Callable[[np.ndarray], Point], start: np.ndarray, space: Space, limits: Limits, history: History
+    evaluate: Callable[[np.ndarray], Point], start: np.ndarray, space: Space, limits: StoppingCriteria, history: History
 ) -> Ended:
     """Minimise from a start on, by the method of Levenberg and Marquardt as MINPACK has it.
 
@@ -146,7 +146,7 @@ def minimize(
         limits: when it ends.
         history: gets a line for each step; its last line holds the best point, also after an exception.
     """
-    return _Run(evaluate, space, limits, history).run(start)
+    return _Minimisation(evaluate, space, limits, history).run(start)
 
 
 class _Step(NamedTuple):
@@ -198,10 +198,10 @@ class _Trial(NamedTuple):
 
 
 @dataclass
-class _Run:
+class _Minimisation:
     evaluate: Callable[[np.ndarray], Point]
     space: Space
-    limits: Limits
+    limits: StoppingCriteria
     history: History
     evaluations: int = 0
     vanished: int = 0  # steps in a row that were shortened for that reason

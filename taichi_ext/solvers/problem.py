@@ -22,16 +22,16 @@ from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.blocks import Products
+from taichi_ext.solvers.blocks import BlockProducts
 from taichi_ext.solvers.bounds import Part, check_finite, check_rows_finite, pieces_of
 from taichi_ext.solvers.charts import Charts
-from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
+from taichi_ext.solvers.elimination import BlockLayout, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.systems import rows_times, system_of
 
 _ADVICE = "; check_jacobian names the line where it arises."
-_products: WeakKeyDictionary[Plan, Products] = WeakKeyDictionary()  # which repeated calls plan once
+_products: WeakKeyDictionary[Plan, BlockProducts] = WeakKeyDictionary()  # which repeated calls plan once
 
 
 class _StateAtPoint(State):
@@ -91,15 +91,15 @@ class Problem:
         self.best: np.ndarray | None = None
         self._x = self.start
         self.charts = Charts(retract, self.parts)
-        self._layout: Layout | None = None
+        self._layout: BlockLayout | None = None
         if plan.prepared.format is not None:
             layout = evaluation.layout
             heights, widths = ([p.element for p in placed] for placed in (layout.outputs, layout.params))
             widths = self.charts.sizes(widths)
             rows = list(zip(self.rows, heights, strict=True))
             columns = list(zip(self.charts.parts, widths, strict=True))
-            products = _products.setdefault(plan, Products(is_compiled=True))
-            self._layout = Layout(rows, columns, eliminated, products)
+            products = _products.setdefault(plan, BlockProducts(is_compiled=True))
+            self._layout = BlockLayout(rows, columns, eliminated, products)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

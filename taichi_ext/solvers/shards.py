@@ -28,7 +28,7 @@ from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown, unexpected, with_short_traceback
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.charts import Charts
-from taichi_ext.solvers.elimination import Layout, SparseSystem
+from taichi_ext.solvers.elimination import BlockLayout, SparseSystem
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.shard_worker import (
     GRADIENT,
@@ -132,7 +132,7 @@ class ShardedProblem:
         if retract is not None:
             start_taichi(shards.options)  # which moves the points, in this process
         self.charts = Charts(retract, self.parts)
-        self._layout = Layout([], [(part, 1) for part in self.charts.parts], eliminated) if eliminated else None
+        self._layout = BlockLayout([], [(part, 1) for part in self.charts.parts], eliminated) if eliminated else None
         self._known = [self._point(self.start, found)]
 
     @property

@@ -148,7 +148,7 @@ def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
 
     for name in ("vjp", "jvp", "hvp", "jacobian", "Snapshot.launch"):
         monkeypatch.setattr(module, name, fail) if "." not in name else monkeypatch.setattr(
-            module.Snapshot, "launch", fail
+            module.TorchSnapshot, "launch", fail
         )
     a, b = tensor(3), tensor(2, seed=1)
     with torch.no_grad():

@@ -9,7 +9,7 @@ from taichi_ext.analysis.activity import find_activity, useful_activity
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.loops import Extent, find_loops
 from taichi_ext.analysis.stores import Stores
-from taichi_ext.differentiate.facts.decisions import Role, Seeds
+from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Role
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import (
@@ -161,7 +161,7 @@ def test_tangents_are_those_of_differences(make, strategy):
     body = tuple(make())
     program = Program(make.__name__, (), (), body, (x, y, z))
     roles = {x: Role(first_column=0), y: Role(), z: Role()}
-    made = differentiate(program, Seeds(P, roles, EXTENTS, limits=STRATEGIES[strategy]))
+    made = differentiate(program, DifferentiationRequest(P, roles, EXTENTS, limits=STRATEGIES[strategy]))
     assert made.first_columns is None and made.first_column is None
     values, tangents = tangents_after(made, GIVEN, P)
     assert_allclose(values, values_after(body, GIVEN))
@@ -177,7 +177,7 @@ def test_a_program_for_one_block_of_columns_computes_others(make, strategy, colu
     truth = differences(body, GIVEN)
     for first in range(P + 1 - columns):
         roles = {x: Role(first_column=-first), y: Role(), z: Role()}
-        seeds = Seeds(columns, roles, EXTENTS, limits=STRATEGIES[strategy], first_column=first)
+        seeds = DifferentiationRequest(columns, roles, EXTENTS, limits=STRATEGIES[strategy], first_column=first)
         made = differentiate(program, seeds)
         assert first in made.first_columns
         for other in (n for n in range(P + 1 - columns) if n in made.first_columns):

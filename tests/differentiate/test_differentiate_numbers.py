@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.facts.decisions import Device, Role, Seeds
+from taichi_ext.differentiate.facts.decisions import Device, DifferentiationRequest, Role
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, Line
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.watch import watched
@@ -17,8 +17,8 @@ from taichi_ext.program import (
     Const,
     Container,
     Declare,
+    FoldedConst,
     For,
-    Known,
     Load,
     Local,
     Op,
@@ -49,7 +49,9 @@ def at(container, index):
 def made_from(body, **seeds):
     roles = {x: Role(first_column=seeds.pop("first", 0)), y: Role()}
     columns = seeds.pop("columns", P)
-    return differentiate(Program("k", (), (), tuple(body), (x, y)), Seeds(columns, roles, EXTENTS, **seeds))
+    return differentiate(
+        Program("k", (), (), tuple(body), (x, y)), DifferentiationRequest(columns, roles, EXTENTS, **seeds)
+    )
 
 
 def ran(made, columns, **given):
@@ -64,8 +66,8 @@ def ran(made, columns, **given):
 
 def with_a_number():
     """``y[i] = x[i] * (2 * rate) ** 2`` for rate = 3, which Python has folded."""
-    twice = Known(6, I32, op("mul", Const(2, I32), Known(3.0, F64, Read(rate))))
-    square = Known(36.0, F64, op("pow", twice, Const(2, I32)))
+    twice = FoldedConst(6, I32, op("mul", Const(2, I32), FoldedConst(3.0, F64, Read(rate))))
+    square = FoldedConst(36.0, F64, op("pow", twice, Const(2, I32)))
     return [For("field", (i,), (y,), (Assign(at(y, Read(i)), op("mul", at(x, Read(i)), square)),))]
 
 
@@ -88,7 +90,8 @@ def test_given_tangents(by_column):
     given = np.arange(8.0).reshape(rows, columns)
     seeds = {"arguments": {rate: 1}, "values": (F64, rows), "device": Device(by_column=by_column)}
     made = differentiate(
-        Program("k", (), (), tuple(with_a_number()), (x, y)), Seeds(columns, {y: Role()}, EXTENTS, **seeds)
+        Program("k", (), (), tuple(with_a_number()), (x, y)),
+        DifferentiationRequest(columns, {y: Role()}, EXTENTS, **seeds),
     )
     arrays = {x: X.copy(), y: np.zeros(P)}
     shadows = dict(made.shadows)

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 from test_differentiate import (
     EXTENTS,
+    DifferentiationRequest,
     P,
     Role,
-    Seeds,
     a,
     at,
     c,
@@ -38,7 +38,9 @@ def planned(body):
     placed = mapped(tuple(body), lambda statement: replace(statement, place=Place("spheres.py", 7)))
     program = Program("program", (), (), placed, (x, y, z))
     blocks = Blocks(P)
-    facts, _ = find_facts(program, Seeds(P, {x: Role(0, is_fresh=False), y: Role(), z: Role()}, EXTENTS))
+    facts, _ = find_facts(
+        program, DifferentiationRequest(P, {x: Role(0, is_fresh=False), y: Role(), z: Role()}, EXTENTS)
+    )
     return *plan_storage(facts, blocks), blocks
 
 

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms.forms import Seed
-from taichi_ext.differentiate.plan.storage_facts import SHORTEST_ROW, STRATEGIES, Limits, StorageFacts
+from taichi_ext.differentiate.plan.storage_facts import SHORTEST_ROW, STRATEGIES, StorageFacts, StorageLimits
 from taichi_ext.program import I32, Local
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -184,7 +184,7 @@ def test_what_was_chosen_is_told():
 @pytest.mark.parametrize("statements", (1, 1 << 20))
 def test_long_kernels_have_rows_for_registers(monkeypatch, statements):
     """What Taichi compiles for minutes with a line for each coefficient, it compiles in seconds with loops."""
-    monkeypatch.setitem(STRATEGIES, "auto", replace(Limits(), statements=statements))
+    monkeypatch.setitem(STRATEGIES, "auto", replace(StorageLimits(), statements=statements))
     x, y = scalars(np.linspace(0.2, 1.1, SHORTEST_ROW)), outputs(3)
 
     @ti.kernel

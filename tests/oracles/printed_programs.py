@@ -23,7 +23,7 @@ from taichi_ext.program.statements import (
     Update,
     While,
 )
-from taichi_ext.program.values import Const, Container, Format, Known, Load, Local, Op, Read, Size, Struct, Tensor
+from taichi_ext.program.values import Const, Container, FoldedConst, Format, Load, Local, Op, Read, Size, Struct, Tensor
 
 SIGNS = {
     **{"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"},
@@ -60,7 +60,7 @@ class _Printer:
         match x:
             case Const(value=value, dtype=dtype):
                 return f"{value!r}:{dtype}"
-            case Known(value=value, dtype=dtype, source=source):
+            case FoldedConst(value=value, dtype=dtype, source=source):
                 return f"{value!r}:{dtype}<{self.value(source)}>"
             case Read(local=local, index=index):
                 return self.name(local) + (f"[{self.list(index)}]" if index else "")

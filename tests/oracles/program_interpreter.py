@@ -11,10 +11,10 @@ from taichi_ext.program import (
     Const,
     Container,
     Declare,
+    FoldedConst,
     For,
     If,
     Jump,
-    Known,
     Load,
     Op,
     Read,
@@ -129,7 +129,7 @@ class Interpreter:
         match v:
             case int():
                 return v
-            case Const(value=value) | Known(value=value):
+            case Const(value=value) | FoldedConst(value=value):
                 return value
             case Read(local=local, index=()):
                 return self.locals[local]

@@ -11,7 +11,7 @@ from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.launches import ColumnBlock
 from taichi_ext.runtime.launching.tangents import Output, Request
-from taichi_ext.runtime.reverse.reverse import Products, Reverse, Run
+from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse, Run
 
 
 class Prepared:
@@ -29,7 +29,7 @@ class Prepared:
 
     def products(
         self, cotangents: list[Any] | None = None, args: Any = (), **options: Any
-    ) -> tuple[list[np.ndarray], Products]:
+    ) -> tuple[list[np.ndarray], CotangentProducts]:
         """The same, and how they were computed."""
         _, call = prepared_form(*self.given, args, Options())
         layout = self.plan.start(call).layout

@@ -10,9 +10,9 @@ from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
 from taichi_ext.solvers import blocks, elimination
-from taichi_ext.solvers.blocks import Products
+from taichi_ext.solvers.blocks import BlockProducts
 from taichi_ext.solvers.bounds import Part
-from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
+from taichi_ext.solvers.elimination import BlockLayout, SparseJacobian, SparseSystem
 
 sparse = pytest.importorskip("scipy.sparse")
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("compared with float64")]
@@ -152,7 +152,7 @@ def test_system(factors, density, width):
         (Part("b", (5, 2), np.dtype(float)), 1),
         (Part("c", (4,), np.dtype(float)), 1),
     ]
-    layout = Layout([(Part("r", (20, 2), np.dtype(float)), 2)], parts, [1])
+    layout = BlockLayout([(Part("r", (20, 2), np.dtype(float)), 2)], parts, [1])
     J = SparseJacobian([[sparse.csr_array(p) for p in np.split(dense, [9, 19], axis=1)]], layout)
     r, damping, fixed = rng.standard_normal(40), rng.uniform(0.1, 1.0, 23), rng.standard_normal(23)
     scaled = dense if factors is None else factors[:, None] * dense
@@ -192,7 +192,7 @@ def random_blocks(rng, shape, size, density, order=1):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_products_of_blocks(compiled, height, left, right, sign):
     """Rows without blocks, blocks in any order, matrices that are added to, and other patterns under the same key."""
-    products, random_ones = Products(is_compiled=True), functools.partial(random_blocks, np.random.default_rng(7))
+    products, random_ones = BlockProducts(is_compiled=True), functools.partial(random_blocks, np.random.default_rng(7))
     for density in (0.5, 0.2):
         A, B = random_ones((9, 4), (height, left), density), random_ones((9, 5), (height, right), density, -1)
         for before in (None, random_ones((4, 5), (left, right), 0.5, -1)):
@@ -215,7 +215,7 @@ def test_products_of_many_columns(compiled):
     columns = np.array([0, 1, 46341, 65535, 65536, 69999], np.int32)
     data, rows = rng.standard_normal((6, 2, 2)), np.array([0, 3, 6], np.int32)
     A = sparse.bsr_array((data, columns, rows), shape=(4, 140000))
-    found, wanted = Products(is_compiled=True).add("", None, A, A), A.T @ A
+    found, wanted = BlockProducts(is_compiled=True).add("", None, A, A), A.T @ A
     assert len(compiled) == 1 and found.nnz == wanted.nnz == 18 * 4
     assert abs(found - wanted).max() < 1e-14
 
@@ -225,9 +225,9 @@ def test_products_by_scipy(compiled):
     rng = np.random.default_rng(0)
     for size, density in (((2, 33), 0.5), ((2, 3), 0.0)):
         A = random_blocks(rng, (9, 4), size, density)
-        assert_allclose(Products(is_compiled=True).add("", None, A, A).toarray(), (A.T @ A).toarray(), atol=1e-12)
+        assert_allclose(BlockProducts(is_compiled=True).add("", None, A, A).toarray(), (A.T @ A).toarray(), atol=1e-12)
     A = random_blocks(rng, (9, 4), (2, 3), 0.5)
-    Products(is_compiled=False).add("", None, A, A)
+    BlockProducts(is_compiled=False).add("", None, A, A)
     assert not compiled
 
 
@@ -263,8 +263,8 @@ def small(monkeypatch):
 def test_params_that_are_chosen(scene, small, monkeypatch):
     """Weights, then points, which meet one point each; cameras are block diagonal, but meet several points."""
     layouts = []
-    fix = Layout.fix
-    monkeypatch.setattr(Layout, "fix", lambda layout, J: layouts.append(layout) or fix(layout, J))
+    fix = BlockLayout.fix
+    monkeypatch.setattr(BlockLayout, "fix", lambda layout, J: layouts.append(layout) or fix(layout, J))
     found = scene.solve(format="csr", **EXACT)
     assert layouts[-1].eliminated == [2, 1]
     same_steps(found, scene.solve(format="csr", eliminate=[], **EXACT))
@@ -278,7 +278,7 @@ def test_a_pattern_that_changes(small):
     """A param that was chosen for the first J is not block diagonal in the next: it is eliminated no more."""
     rng = np.random.default_rng(0)
     parts = [(Part("a", (10,), np.dtype(float)), 1), (Part("b", (2,), np.dtype(float)), 1)]
-    layout = Layout([(Part("r", (20,), np.dtype(float)), 1)], parts, None)
+    layout = BlockLayout([(Part("r", (20,), np.dtype(float)), 1)], parts, None)
     dense, damping = rng.standard_normal((20, 12)), np.full(12, 0.1)
     dense[:, :10] *= np.arange(20)[:, None] // 2 == np.arange(10)
     for change, eliminated in ((0.0, [0]), (1.0, []), (0.0, [])):

@@ -5,8 +5,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext.solvers.bounds import Part
-from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
-from taichi_ext.solvers.levenberg import Limits, Point, Space, minimize
+from taichi_ext.solvers.elimination import BlockLayout, SparseJacobian, SparseSystem
+from taichi_ext.solvers.levenberg import Point, Space, StoppingCriteria, minimize
 from taichi_ext.solvers.losses import LOSSES
 from taichi_ext.solvers.results import History
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, system_of
@@ -27,7 +27,7 @@ def run(residuals, jacobian, start, space=None, system=system_of, **limits):
     start = np.array(start, float)
     options = {"ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15, **limits}
     history = History(lines.append)
-    return minimize(evaluate, start, space or everywhere(len(start)), Limits(**options), history), lines
+    return minimize(evaluate, start, space or everywhere(len(start)), StoppingCriteria(**options), history), lines
 
 
 def banana(x):
@@ -41,7 +41,7 @@ def banana_rows(x):
 def as_csr(J, r, factors):
     sparse = pytest.importorskip("scipy.sparse")
     sizes = [(Part(name, (n,), np.dtype(float)), 1) for name, n in zip(("r", "x"), J.shape, strict=True)]
-    return SparseSystem.of(SparseJacobian([[sparse.csr_array(J)]], Layout(sizes[:1], sizes[1:], [])), r, factors)
+    return SparseSystem.of(SparseJacobian([[sparse.csr_array(J)]], BlockLayout(sizes[:1], sizes[1:], [])), r, factors)
 
 
 SYSTEMS = {"QR": system_of, "Cholesky": lambda J, r, _: NormalSystem(J.T @ J, J.T @ r), "sparse LU": as_csr}

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from taichi_program import initialise
 
 from taichi_ext import least_squares
-from taichi_ext.solvers.levenberg import Limits, Point, Space, minimize
+from taichi_ext.solvers.levenberg import Point, Space, StoppingCriteria, minimize
 from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.results import History
 from taichi_ext.solvers.systems import system_of
@@ -55,7 +55,7 @@ def solved(problem, start, loss="linear"):
     n = len(start)
     space = Space(np.full(n, -np.inf), np.full(n, np.inf), lambda x, step: x + step)
     with np.errstate(over="ignore"):
-        return minimize(evaluate, start, space, Limits(max_iterations=100 * n - 1), History(lambda _: None))
+        return minimize(evaluate, start, space, StoppingCriteria(max_iterations=100 * n - 1), History(lambda _: None))
 
 
 def minpack(problem, start):

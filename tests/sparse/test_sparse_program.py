@@ -6,8 +6,8 @@ import pytest
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.facts.decisions import Role, Seeds
-from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError
+from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Role
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, SparseColumns
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.sparse.entry_writer import are_apart
 from taichi_ext.differentiate.transform.forward import differentiate
@@ -37,10 +37,10 @@ def sparse(*body, between=(u,)):
     """The sparse part of a program with the parameter x, the output y and fields between them."""
     roles = {x: Role(0, is_fresh=False), y: Role(), **{c: Role() for c in between}}
     containers = (x, y, which, *between)
-    asked = SparseSeeds(Columns({"x": P}), frozenset({"y"}), {c: c.name for c in containers})
+    asked = SparseSeeds(SparseColumns({"x": P}), frozenset({"y"}), {c: c.name for c in containers})
     program = Program("program", (), (), body, containers)
     extents = {c: Extent(c.shape, ()) for c in containers}
-    return differentiate(program, Seeds(P, roles, extents, sparse=asked)).sparse
+    return differentiate(program, DifferentiationRequest(P, roles, extents, sparse=asked)).sparse
 
 
 def test_an_index_that_is_read_is_one_column_wherever_it_stands():

@@ -15,7 +15,7 @@ from taichi_ext.errors import InvalidArgumentError, unexpected
 from taichi_ext.launches import FieldKey, NumberArgument, PipelineArgument, container_key, rows_of
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record.variables import Variable
-from taichi_ext.runtime.launching.tangents import Seed
+from taichi_ext.runtime.launching.tangents import ParameterSeed
 from taichi_ext.runtime.memory.array_tangents import Given
 from taichi_ext.runtime.memory.shadows import FieldTable, array_info, numpy_dtype, view_of
 from taichi_ext.runtime.python.run_record import NumberSeeds
@@ -197,10 +197,10 @@ class Layout:
     passed: dict[int, int]
 
     @property
-    def seeds(self) -> tuple[Seed, ...]:
+    def seeds(self) -> tuple[ParameterSeed, ...]:
         """The fields and arrays that are parameters."""
         held = (p for p in self.params if p.target.kind in ("field", "array", "argument"))
-        return tuple(Seed(p.key, p.target.name, p.first, p.size) for p in held if not _is_number(p.key))
+        return tuple(ParameterSeed(p.key, p.target.name, p.first, p.size) for p in held if not _is_number(p.key))
 
     def numbers(self, directions: np.ndarray | None) -> NumberSeeds:
         """The numbers that are parameters; with directions they have rows in place of columns."""

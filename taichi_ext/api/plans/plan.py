@@ -20,15 +20,15 @@ from taichi_ext.api.inputs.results import Placed, lay_out
 from taichi_ext.api.inputs.types import Format, Mode
 from taichi_ext.api.runs.by_adjoint import HessianForm, RowsOrColumns
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
-from taichi_ext.api.runs.replay import Prepared, Question, values_of
+from taichi_ext.api.runs.replay import JacobianProblem, Prepared, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
-from taichi_ext.api.runs.subject import EnergyGradient, Outputs
+from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
 from taichi_ext.differentiate.forms.entry_sites import LAST
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.emit import Part, Tangents, export
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, unexpected, with_short_traceback
-from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
+from taichi_ext.launches import ArrayArgument, JacobianKernel, NumberArgument
 from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
@@ -65,7 +65,7 @@ class Plan:
             check_energy(call, output_targets, param_targets, use)
             rebuild_outputs = rebuild_params if use in ("hessian", "projected") else _only
         backend.materialize()
-        question = Question(
+        question = JacobianProblem(
             params=param_targets,
             outputs=output_targets,
             rebuild_params=rebuild_params,
@@ -139,7 +139,7 @@ class Plan:
         """One call, with the subject and the form that its use needs."""
         use, format = prepared.question.use, prepared.format
         is_energy = use in USES and use != "gradient"
-        subject = EnergyGradient() if is_energy else Outputs(is_gradient=use in USES)
+        subject = EnergyGradient() if is_energy else RowSpace(is_gradient=use in USES)
         dense = DenseForm if prepared.question.options.mode == "forward" else RowsOrColumns
         dense = HessianForm if is_energy else dense
         form = dense(as_matrix=as_matrix) if format is None else SparseForm(as_matrix=as_matrix)
@@ -406,7 +406,7 @@ class Text(str):
     __repr__ = str.__str__
 
 
-def explain(fused: Fused, fields: FieldTable) -> str:
+def explain(fused: JacobianKernel, fields: FieldTable) -> str:
     """The choices made for one fused kernel: storage of locals, shadows of fields, loops made serial.
 
     Also, for each source line, the number of operations on tangents each time it runs.
@@ -431,7 +431,7 @@ def _blocks(first_columns: range | None) -> str:
     return f", the first of them {f'column {first}' if first == last else which}"
 
 
-def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
+def _shadows(fused: JacobianKernel, fields: FieldTable) -> Iterator[str]:
     for key in fused.shadows:
         if key == RETURN:
             yield "the return value"
@@ -449,7 +449,7 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
             yield f"{info.name}: {info.size} x {fused.columns.count}, {size} bytes{written}"
 
 
-def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
+def _entries(fused: JacobianKernel, fields: FieldTable) -> Iterator[str]:
     """The number of entries of a sparse Jacobian that each statement writes, by their columns."""
     for site in fused.sites:
         verb = "added" if site.is_sum else "stored"

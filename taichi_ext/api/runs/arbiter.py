@@ -23,10 +23,18 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.results import Layout, Placed
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.launches import Fused
+from taichi_ext.launches import JacobianKernel
 from taichi_ext.record.python_functions import definition
 from taichi_ext.record.variables import with_entries
-from taichi_ext.runtime.launching.trace import CHANGED, READ, Event, PathChangedError, PlainRun, Trace, is_host_array
+from taichi_ext.runtime.launching.trace import (
+    CHANGED,
+    READ,
+    PathChangedError,
+    PlainRun,
+    Trace,
+    TraceEvent,
+    is_host_array,
+)
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import reachable, warn_at
@@ -99,7 +107,7 @@ class Arbiter:
     def _is_dense(self, p: Placed) -> bool:
         return not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
 
-    def judge(self, state: State, kernels: Sequence[tuple[Any, Fused]], table: FieldTable) -> Stores:
+    def judge(self, state: State, kernels: Sequence[tuple[Any, JacobianKernel]], table: FieldTable) -> ArrayStores:
         """Compare the run with others, and warn; everything is put back as it is now.
 
         Args:
@@ -110,7 +118,7 @@ class Arbiter:
         Returns:
             What Python stores to arrays that have tangents.
         """
-        first, stores = self.trace, Stores()
+        first, stores = self.trace, ArrayStores()
         if first.start is None or first.is_empty or not self._delta.any():
             return stores
         try:
@@ -120,7 +128,7 @@ class Arbiter:
             return stores
         now, generators = state.as_now(), _generators()
 
-        def run(factor: float, *, is_last: bool = False) -> list[Event]:
+        def run(factor: float, *, is_last: bool = False) -> list[TraceEvent]:
             state.begin_again()
             _set_generators(self._generators)
             trace = Trace(np.zeros(0), known=first.known, start=first.start)
@@ -173,7 +181,7 @@ class Arbiter:
                     obj[at] = moved[tuple(index)]
         return tuple(args)
 
-    def is_doubtful(self, known: Stores) -> bool:
+    def is_doubtful(self, known: ArrayStores) -> bool:
         """Whether more happens than in an earlier call, or entries that Python stored to then keep their numbers."""
         if len(self.trace.events) > known.events:
             return True
@@ -186,7 +194,7 @@ class Arbiter:
 
     # --- the verdict
 
-    def _warn(self, moved: list[Event], smaller: list[Event], last: list[Event]) -> None:
+    def _warn(self, moved: list[TraceEvent], smaller: list[TraceEvent], last: list[TraceEvent]) -> None:
         first, precision = self.trace.events, self._precision
         found = _mismatches(first, moved, last, 1.0, precision)
         again = _mismatches(first, smaller, last, 1 / _SMALLER, precision)
@@ -262,7 +270,7 @@ def _stored(node: ast.expr, names: Mapping[str, object]) -> object:
 
 
 def _mismatches(
-    first: list[Event], moved: list[Event], last: list[Event], factor: float, precision: float
+    first: list[TraceEvent], moved: list[TraceEvent], last: list[TraceEvent], factor: float, precision: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each event how far it moves beyond what its tangents say, and whether that is more than rounding.
 
@@ -286,7 +294,7 @@ def _mismatches(
     return found
 
 
-def _is_judged(event: Event, moved: Event) -> Any:
+def _is_judged(event: TraceEvent, moved: TraceEvent) -> Any:
     """The entries of an array that Python may have changed; a change of an array with tangents has a warning."""
     if not event.is_array or event.changed is None or moved.changed is None:
         return True
@@ -297,7 +305,7 @@ def _is_judged(event: Event, moved: Event) -> Any:
 
 
 @dataclass(frozen=True)
-class Stores:
+class ArrayStores:
     """Stores of Python to arrays with tangents, as entries of an array by event.
 
     Attributes:
@@ -310,14 +318,14 @@ class Stores:
     equal: dict[int, np.ndarray] = field(default_factory=dict)
     events: int = 0
 
-    def plus(self, later: Stores) -> Stores:
+    def plus(self, later: ArrayStores) -> ArrayStores:
         """With those of a later call."""
-        return Stores({**self.seen, **later.seen}, later.equal, max(self.events, later.events))
+        return ArrayStores({**self.seen, **later.seen}, later.equal, max(self.events, later.events))
 
 
-def _stores(first: Trace, moved: list[Event]) -> Stores:
+def _stores(first: Trace, moved: list[TraceEvent]) -> ArrayStores:
     """The entries that change by Python where the params are as they are, or where they are moved."""
-    found = Stores(events=len(first.events))
+    found = ArrayStores(events=len(first.events))
     for n, (r, m) in enumerate(zip(first.events, moved, strict=False), first.start or 0):
         if not r.is_like(m):
             break
@@ -327,7 +335,7 @@ def _stores(first: Trace, moved: list[Event]) -> Stores:
     return found
 
 
-def _subject(event: Event, entries: np.ndarray) -> str:
+def _subject(event: TraceEvent, entries: np.ndarray) -> str:
     if event.is_array:
         count = np.count_nonzero(entries) if event.changed is None or event.changed.size == entries.size else "Some"
         return f"{count} entries of an array {event.use}: each"

@@ -14,17 +14,17 @@ from taichi_ext.api.inputs.results import by_parameter
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import values_of
-from taichi_ext.api.runs.subject import EnergyGradient, Outputs
+from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import ColumnBlock, Fused
+from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.runtime.launching.tangents import PassedNumberError, Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
-from taichi_ext.runtime.reverse.reverse import Products, Reverse
+from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 
 FEW_ROWS = 8  # up to which reverse mode is taken into account
 COLUMNS_PER_ROW = 32  # from which on
@@ -82,7 +82,7 @@ class RowsOrColumns(DenseForm):
         return super().blocks(evaluation) if blocks is None else blocks
 
 
-def _compare(fused: Fused, rows: int) -> None:
+def _compare(fused: JacobianKernel, rows: int) -> None:
     """Raise if reverse mode is estimated to be faster than a kernel with tangents.
 
     The estimate counts products and sums on tangents by line; loops of known length, as those over all columns, count
@@ -171,7 +171,7 @@ def energy_products(
     """The energy, its gradient, and products with H for each parameter, forward over reverse; None: no adjoint."""
     subject, layout = evaluation.subject, evaluation.layout
     assert isinstance(subject, EnergyGradient)
-    plain = evaluation.changed(subject=Outputs(is_gradient=True))
+    plain = evaluation.changed(subject=RowSpace(is_gradient=True))
     plain.state = evaluation.given_state
     found = energy_along(plain, subject.moved(directions), restores=restores)
     evaluation.returned = plain.returned
@@ -217,7 +217,7 @@ def energy_along(
 
 def _value_and_products(
     evaluation: Evaluation, directions: np.ndarray | None = None, *, restores: bool = False
-) -> tuple[Any, Products] | None:
+) -> tuple[Any, CotangentProducts] | None:
     """The only output, and its gradient, differentiated along directions."""
     prepared, call = evaluation.prepared, evaluation.call
     is_restored = restores or evaluation.state is not None
@@ -260,7 +260,7 @@ def _products(
     restores: bool,
     after: Callable[[], None] | None = None,
     directions: np.ndarray | None = None,
-) -> Products | None:
+) -> CotangentProducts | None:
     """See ``rows_by_adjoint``; ``after`` is called after the run, before the way back."""
     prepared, layout = evaluation.prepared, evaluation.layout
     if prepared.stores and not prepared.has_no_adjoint:

@@ -26,10 +26,10 @@ from taichi_ext.api.inputs.results import (
 from taichi_ext.api.runs.arbiter import Arbiter
 from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_alerts, warn_of_indices
 from taichi_ext.api.runs.replay import Prepared, Replay, values_of
-from taichi_ext.api.runs.subject import Outputs, Shapes
+from taichi_ext.api.runs.subject import RowSpace, Shapes
 from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import ColumnBlock, Fused
+from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.pipeline import Pipeline
 from taichi_ext.runtime.launching.session import KernelTable, Session
@@ -50,7 +50,7 @@ class StoresFoundError(Exception):
     """The columns so far count on tangents of entries that Python stores to, see ``Arbiter``."""
 
 
-class Form(Protocol):
+class ResultForm(Protocol):
     """The form of the blocks, see ``DenseForm`` and ``SparseForm``."""
 
     is_sparse: bool
@@ -94,8 +94,8 @@ class Evaluation:
         self,
         prepared: Prepared,
         call: KernelCall,
-        subject: Outputs,
-        form: Form,
+        subject: RowSpace,
+        form: ResultForm,
         *,
         out: object = None,
         state: State | None = None,
@@ -116,7 +116,7 @@ class Evaluation:
         self.progress, self.shows_stages = progress, shows_stages
         self._directions = directions
         self._said = set[object]() if said is None else said
-        self.before_launch: Callable[[Fused], None] | None = None
+        self.before_launch: Callable[[JacobianKernel], None] | None = None
         self._arbiter: Arbiter | None = None
         self._stores: dict[int, np.ndarray] | None = None  # of numbers that were there already
         self.least_runs = prepared.blocks
@@ -209,7 +209,7 @@ class Evaluation:
             first += count
 
     def changed(
-        self, *, subject: Outputs | None = None, form: Form | None = None, directions: np.ndarray | None = None
+        self, *, subject: RowSpace | None = None, form: ResultForm | None = None, directions: np.ndarray | None = None
     ) -> Evaluation:
         """The same call with another subject or form, or for products with J (see ``directions``)."""
         options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}
@@ -408,11 +408,11 @@ class Evaluation:
         targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
         return [*(target.field for target in targets if target.field is not None), *self.call.args]
 
-    def _checked(self, session: Session) -> Callable[[Fused, Mapping[Key, Key]], None]:
+    def _checked(self, session: Session) -> Callable[[JacobianKernel, Mapping[Key, Key]], None]:
         """A check that the kernel reads every parameter and writes every output."""
         shared = session.tangents.arrays.shared
 
-        def check(fused: Fused, outer: Mapping[Key, Key]) -> None:
+        def check(fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
             read, written = (shared(outer.get(k, k) for k in keys) for keys in (fused.facts.read, fused.facts.written))
             check_accesses(self.call, self.layout, read, written, fused.kernel.captures.numbers)
             if self.before_launch is not None:

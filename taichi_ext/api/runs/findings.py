@@ -14,14 +14,14 @@ from taichi_ext.api.inputs.results import Layout
 from taichi_ext.api.runs.replay import Prepared
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.launches import Fused
+from taichi_ext.launches import JacobianKernel
 from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.python.dual_numbers import warn_at, warn_at_user
 from taichi_ext.runtime.python.run_record import RunRecord
-from taichi_ext.runtime.sparse.rows import Rows
+from taichi_ext.runtime.sparse.rows import ContainerRows
 
 
 def check_accesses(call: KernelCall, layout: Layout, read: set[Key], written: set[Key], numbers: Iterable[str]) -> None:
@@ -102,7 +102,7 @@ class RunLog:
                 self._active[n] = target
         self._zero = dict(self._active)
 
-    def watch_cuts(self, layout: Layout, kernels: Iterable[Fused]) -> None:
+    def watch_cuts(self, layout: Layout, kernels: Iterable[JacobianKernel]) -> None:
         """Warn after the last run where J is zero for a parameter, or a component, since a path from it is cut."""
         all_facts = [fused.facts for fused in kernels]
         self._reports = [facts.report for facts in all_facts]
@@ -130,7 +130,7 @@ class RunLog:
         """Note columns of J that a run has computed, output by output; warn after the last run."""
         if self._layout is not None:
             for nonzero, found in zip(self._nonzero, outputs, strict=True):
-                if not isinstance(found, Rows):
+                if not isinstance(found, ContainerRows):
                     columns = np.asarray(found != 0).any(0)
                     nonzero[first : first + columns.size] |= columns
                     continue
@@ -174,7 +174,7 @@ def warn_of_alerts(
     return is_undefined
 
 
-def warn_of_indices(kernels: Iterable[Fused]) -> None:
+def warn_of_indices(kernels: Iterable[JacobianKernel]) -> None:
     """Warn of indices that are known to be out of range of their container or local."""
     for fused in kernels:
         for access in fused.facts.report.accesses:

@@ -13,8 +13,8 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, check_not_ended
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import Layout
-from taichi_ext.api.runs.arbiter import Stores
-from taichi_ext.launches import GRADIENT, FirstOrderArray, Fused
+from taichi_ext.api.runs.arbiter import ArrayStores
+from taichi_ext.launches import GRADIENT, FirstOrderArray, JacobianKernel
 from taichi_ext.program.keys import Key, SiteArray
 from taichi_ext.runtime.launching.session import is_repeatable
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
@@ -59,7 +59,7 @@ class Replay:
     """
 
     layout: Layout
-    fused: Fused
+    fused: JacobianKernel
     tangents: dict[Key, _Tangents]
     kept: dict[Key, Any]
     gradient: _Tangents | None = None
@@ -67,7 +67,9 @@ class Replay:
     _changing: list[tuple[int, Key]] = field(default_factory=list)  # positions and keys of the arrays that are not kept
 
     @staticmethod
-    def of(fused: Fused, layout: Layout, tangents: Mapping[Key, tuple[tuple[int, ...], np.dtype]]) -> Replay | None:
+    def of(
+        fused: JacobianKernel, layout: Layout, tangents: Mapping[Key, tuple[tuple[int, ...], np.dtype]]
+    ) -> Replay | None:
         """A launch; None if the kernel takes more than these tangents, of this shape and type, and its own memory."""
         scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
         known = (
@@ -81,7 +83,7 @@ class Replay:
         return Replay(layout, fused, given, scratch, next(iter(gradients), None))
 
     @staticmethod
-    def of_field(kernels: list[Fused], layout: Layout) -> Replay | None:
+    def of_field(kernels: list[JacobianKernel], layout: Layout) -> Replay | None:
         """The launch of one kernel for a dense J of one field with respect to one other parameter; None for others."""
         if any(len(items) != 1 for items in (kernels, layout.outputs, layout.params)):
             return None
@@ -167,7 +169,7 @@ _PAIRS = ("hessian", "projected")  # uses with a block for each pair of paramete
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class JacobianProblem:
     """The quantity to compute.
 
     Attributes:
@@ -224,15 +226,15 @@ class Prepared:
         mode: which mode was chosen, and why.
     """
 
-    question: Question
+    question: JacobianProblem
     fields: FieldTable
-    fused: dict[Any, Fused] = field(default_factory=dict)
+    fused: dict[Any, JacobianKernel] = field(default_factory=dict)
     layout: int = 0
     blocks: int = 1
     sizes_that_fit: set[object] = field(default_factory=set)
     judged: set[Hashable] = field(default_factory=set)
     has_host_arrays: bool = False
-    stores: dict[Hashable, Stores] = field(default_factory=dict)
+    stores: dict[Hashable, ArrayStores] = field(default_factory=dict)
     is_checked: bool = False
     rules_seen: Hashable = None
     replay: Replay | None = None

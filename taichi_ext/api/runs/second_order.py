@@ -16,7 +16,7 @@ from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.launches import GRADIENT, Fused
+from taichi_ext.launches import GRADIENT, JacobianKernel
 
 USES = ("gradient", "hessian", "hvp", "projected")  # of plans whose output is an energy
 MOST_VECTORS = 32  # that are multiplied in one run forward: kernels are compiled for their number
@@ -139,7 +139,7 @@ def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[E
     subject = _subject(evaluation)
     along = evaluation.changed(directions=subject.moved(directions))
 
-    def check(fused: Fused) -> None:
+    def check(fused: JacobianKernel) -> None:
         if any(array.info.key != GRADIENT for array in fused.first_order):
             prepared.mode = "forward over reverse: terms of the energy depend on many params"
             prepared.fused.clear()

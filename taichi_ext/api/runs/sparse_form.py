@@ -17,11 +17,11 @@ from taichi_ext.api.runs.by_adjoint import HessianForm
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import EnergyGradient
-from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, IntermediatesError
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, IntermediatesError, SparseColumns
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import TERMS_GRADIENT, FieldKey, container_key
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.sparse_target import Adjoints, SparseEntries
+from taichi_ext.runtime.launching.sparse_target import EnergyAdjoints, SparseEntries
 from taichi_ext.runtime.launching.tangents import Output
 from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory, numpy_dtype
 from taichi_ext.runtime.memory.state import State
@@ -126,14 +126,14 @@ def _block(rows: SparseRows, output: Output | Placed, param: Placed, more: int =
     return found if param.inner == slice(None) else found[:, param.inner]
 
 
-def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> Adjoints:
+def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> EnergyAdjoints:
     """The derivatives of an energy with respect to the fields it is computed from, by a separate run."""
     subject, (energy,) = evaluation.subject, evaluation.layout.outputs
     assert isinstance(subject, EnergyGradient)
     evaluation.state = evaluation.state or State()
     first = sum(p.rows for p in {p.container: p for p in evaluation.layout.params}.values())
     shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
-    adjoints = Adjoints(frozenset(intermediates), shadow)
+    adjoints = EnergyAdjoints(frozenset(intermediates), shadow)
     rows, _ = _run(evaluation, None, adjoints)
     ends = np.cumsum([first, *intermediates.values()])
     rows.add_adjoints(dict(zip(intermediates, np.split(subject.gradient, ends)[1:-1], strict=True)))
@@ -201,7 +201,7 @@ def _put_in_rows(evaluation: Evaluation) -> bool:
 
 
 def _run(
-    evaluation: Evaluation, projection: str | None, adjoints: Adjoints | None = None, *, is_again: bool = False
+    evaluation: Evaluation, projection: str | None, adjoints: EnergyAdjoints | None = None, *, is_again: bool = False
 ) -> tuple[SparseRows, SparseEntries | Replay]:
     """The rows after a run, and the target that computed them, or the launch that was repeated.
 
@@ -214,7 +214,7 @@ def _run(
     prepared.arithmetic.begin()
     keys = [p.container for p in layout.params]
     sizes = {p.container: p.rows for p in layout.params}
-    numbering = Columns(
+    numbering = SparseColumns(
         sizes, {keys[n] for n in prepared.in_rows}, {**prepared.intermediates, **prepared.energy_intermediates}
     )
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))

@@ -22,7 +22,7 @@ Shapes = list[tuple[tuple[int, ...], np.dtype]]
 BlockOf = Callable[[Output | Placed, Placed], Any]  # the sparse block of a container and a parameter
 
 
-class Outputs:
+class RowSpace:
     """The outputs; ``is_gradient``: whether the output is an energy, whose gradient may be zero."""
 
     has_gradient = False  # beside J
@@ -75,7 +75,7 @@ class Outputs:
         return [[_cut(block(o, p), o.inner) for p in layout.params] for o in layout.outputs]
 
 
-class EnergyGradient(Outputs):
+class EnergyGradient(RowSpace):
     """The gradient of an energy, which has a row for each entry of a container of parameters.
 
     Args:

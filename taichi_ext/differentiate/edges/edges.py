@@ -15,8 +15,17 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
-from taichi_ext.differentiate.facts.facts import OwnSeeds, Walk
-from taichi_ext.differentiate.forms.forms import Form, Leaf, OwnSeed, Weight, accumulate, bare, coefficient, materialize
+from taichi_ext.differentiate.facts.facts import OwnSeeds, PassState
+from taichi_ext.differentiate.forms.forms import (
+    Form,
+    Leaf,
+    LocalSeed,
+    Weight,
+    accumulate,
+    bare,
+    coefficient,
+    materialize,
+)
 from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
@@ -55,7 +64,7 @@ class RuleContext:
         locals: the statements that write locals.
     """
 
-    walk: Walk
+    walk: PassState
     linearizer: Linearizer
     forms: LocalForms
     locals: LocalTangents
@@ -91,7 +100,7 @@ class RuleContext:
 
 def rule(ctx: RuleContext, s: Boundary) -> None:
     """Declare results with the tangent from a rule, and from autodiff for arguments that the rule does not take."""
-    tangents = _Tangents(ctx, s)
+    tangents = _RuleTangents(ctx, s)
     is_lowered = ctx.walk.facts.seeds.use.is_lowered
     for result, value, given in zip(s.results, s.numbers, s.sources("returned"), strict=True):
         form: Form = {}
@@ -107,7 +116,7 @@ def rule(ctx: RuleContext, s: Boundary) -> None:
         ctx.declare(s, result, ctx.primal(value), form, parts)
 
 
-class _Tangents:
+class _RuleTangents:
     """The tangents that a rule takes, as forms."""
 
     def __init__(self, ctx: RuleContext, s: Boundary) -> None:
@@ -129,7 +138,7 @@ class _Tangents:
 _LEVELS = ("edge", "step", "coverage", "sqrt_edge")
 
 
-class Argument:
+class RuleOperand:
     """An operand of a result: its value, evaluated, and its form."""
 
     def __init__(self, ctx: RuleContext, value: Value) -> None:
@@ -148,7 +157,7 @@ class _Edge:
         area: the part of the pixel that is inside, if the value is antialiased.
     """
 
-    motion: tuple[Argument, ...]
+    motion: tuple[RuleOperand, ...]
     level: Term
     is_inside: Term
     area: Term | None
@@ -170,11 +179,16 @@ def edge(ctx: RuleContext, s: Boundary) -> None:
     jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
     sides = zip(entries(s.given["inside"]), entries(s.given["outside"]), strict=True)
     for result, (inside, outside), own_jump in zip(s.results, sides, jumps, strict=True):
-        _declare_mean(ctx, s, found, result, (Argument(ctx, inside), Argument(ctx, outside)), own_jump)
+        _declare_mean(ctx, s, found, result, (RuleOperand(ctx, inside), RuleOperand(ctx, outside)), own_jump)
 
 
 def _declare_mean(
-    ctx: RuleContext, s: Boundary, found: _Edge, result: Local, sides: tuple[Argument, Argument], jump: Value | None
+    ctx: RuleContext,
+    s: Boundary,
+    found: _Edge,
+    result: Local,
+    sides: tuple[RuleOperand, RuleOperand],
+    jump: Value | None,
 ) -> None:
     """Declare one number of the value, with the tangents of its two sides and of the edge."""
     formula = Formula(ctx.walk.builder, result.dtype)
@@ -238,9 +252,9 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
             found[s.results[0], 0] = None
         tangents = (local for locals_ in s.inner.values() for local in locals_)
         found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
-    seeds: dict[Local, dict[int, OwnSeed]] = {}
+    seeds: dict[Local, dict[int, LocalSeed]] = {}
     for local, n in found:
-        seeds.setdefault(local, {})[n] = OwnSeed(local, n)
+        seeds.setdefault(local, {})[n] = LocalSeed(local, n)
     return seeds
 
 
@@ -318,7 +332,7 @@ def _kept_level(ctx: RuleContext, s: Boundary) -> Term:
     return Formula(ctx.walk.builder, value.dtype).term(ctx.walk.expressions.keep(value))
 
 
-def _motion(ctx: RuleContext, s: Boundary) -> tuple[Argument, ...]:
+def _motion(ctx: RuleContext, s: Boundary) -> tuple[RuleOperand, ...]:
     """0, with the tangent of the part of the pixel that the level covers."""
     if "at" not in s.given:
         raise UnsupportedError(
@@ -327,7 +341,7 @@ def _motion(ctx: RuleContext, s: Boundary) -> tuple[Argument, ...]:
     if "motion" not in s.given:  # a constant level
         _check_not_flat(ctx, s)
         return ()
-    return (Argument(ctx, entries(s.given["motion"])[0]),)
+    return (RuleOperand(ctx, entries(s.given["motion"])[0]),)
 
 
 def _check_not_flat(ctx: RuleContext, s: Boundary) -> None:
@@ -348,7 +362,7 @@ class _Root:
 
     factor: Term
     is_constant: bool
-    motion: tuple[Argument, ...]
+    motion: tuple[RuleOperand, ...]
 
 
 def _roots_within(ctx: RuleContext, form: Form, own_level: Term) -> list[_Root]:
@@ -369,7 +383,7 @@ def _is_not_zero(c: Weight) -> bool:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
+def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: list[tuple[RuleOperand, Term]]) -> None:
     """Declare a result with a value and a partial for each argument."""
     form: Form = {}
     for argument, partial in parts:

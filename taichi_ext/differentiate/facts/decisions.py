@@ -11,7 +11,7 @@ from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.forms.entry_sites import SparseResult
 from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering, SparseSeeds
-from taichi_ext.differentiate.plan.storage_facts import Limits
+from taichi_ext.differentiate.plan.storage_facts import StorageLimits
 from taichi_ext.program import Container, Local, Program, Type
 from taichi_ext.program.keys import Purpose, Scratch
 
@@ -61,14 +61,14 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Seeds:
+class DifferentiationRequest:
     """The request: roles of containers, first columns of arguments, the number of columns."""
 
     columns: int
     roles: dict[Container, Role]
     extents: Extents
     arguments: dict[Local, int] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: StorageLimits = field(default_factory=StorageLimits)
     wants_return: bool = False
     device: Device = field(default_factory=Device)
     values: tuple[Type, int] | None = None  # if ``arguments`` are rows of a shadow: its type and row count
@@ -108,7 +108,7 @@ class Differentiated:
     first_column: Local | None = None  # the argument for the first column, if there is one
 
 
-def role_of(container: Container, seeds: Seeds, numbering: Numbering | None) -> Role:
+def role_of(container: Container, seeds: DifferentiationRequest, numbering: Numbering | None) -> Role:
     """The role of a container; in a sparse Jacobian, its columns are numbered by this walk."""
     role = seeds.roles.get(container, Role())
     if numbering is None:
@@ -119,12 +119,12 @@ def role_of(container: Container, seeds: Seeds, numbering: Numbering | None) -> 
     return replace(role, first_column=numbering.first(container), components=())
 
 
-def size_of(container: Container, seeds: Seeds) -> int:
+def size_of(container: Container, seeds: DifferentiationRequest) -> int:
     """The count of numbers in a container."""
     return math.prod(seeds.extents[container].shape) * math.prod(container.element_shape)
 
 
-def named_columns(container: Container, role: Role, seeds: Seeds) -> dict[str, tuple[int, int]]:
+def named_columns(container: Container, role: Role, seeds: DifferentiationRequest) -> dict[str, tuple[int, int]]:
     """The first column and the number of columns of a parameter, or of each component that is one, by name."""
     first, name, size = role.first_column, container.name, size_of(container, seeds)
     if role.components:

@@ -12,12 +12,12 @@ from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Indices
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores
-from taichi_ext.differentiate.facts.decisions import Seeds
+from taichi_ext.differentiate.facts.decisions import DifferentiationRequest
 from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Blocks
-from taichi_ext.differentiate.forms.forms import Block, Cursor, Form, OwnSeed, Row, is_row, times
+from taichi_ext.differentiate.forms.forms import Cursor, Form, LocalSeed, Row, Scope, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.row_terms import RowProposals
-from taichi_ext.differentiate.plan.storage_plan import Plan
+from taichi_ext.differentiate.plan.storage_plan import StorageDecisions
 from taichi_ext.program import (
     I32,
     U1,
@@ -55,7 +55,7 @@ from taichi_ext.program.build import (
 from taichi_ext.program.keys import VALUES, Purpose, Scratch
 from taichi_ext.simplify.usage import assigned_locals
 
-OwnSeeds = Mapping[Local, Mapping[int, OwnSeed]]
+OwnSeeds = Mapping[Local, Mapping[int, LocalSeed]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Facts:
     """
 
     program: Program
-    seeds: Seeds
+    seeds: DifferentiationRequest
     activity: Activity
     own_seeds: OwnSeeds
     olds: Mapping[Statement, Local]
@@ -89,7 +89,7 @@ class Facts:
     serial: frozenset[Statement] = frozenset()
 
     @classmethod
-    def of(cls, program: Program, seeds: Seeds, activity: Activity, own_seeds: OwnSeeds) -> Facts:
+    def of(cls, program: Program, seeds: DifferentiationRequest, activity: Activity, own_seeds: OwnSeeds) -> Facts:
         """The facts before any loop is known to need its order."""
         atomics = [s for s in statements(program.body) if isinstance(s, Atomic)]
         olds: dict[Statement, Local] = {}
@@ -226,13 +226,13 @@ class Declaration:
     """The declaration of a local: the block, the loops around it, the place in the source."""
 
     local: Local
-    block: Block
+    block: Scope
     loops: tuple[Loop, ...]
     place: Place | None
 
 
 @dataclass(frozen=True)
-class Walk:
+class PassState:
     """One walk over the statements of a program.
 
     Attributes:
@@ -249,7 +249,7 @@ class Walk:
     """
 
     facts: Facts
-    plan: Plan
+    plan: StorageDecisions
     blocks: Blocks
     builder: Builder
     expressions: Expressions

@@ -31,7 +31,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SiteEntry:
     """One number that a site writes: its row, that of a part of the slot, and its column among all columns."""
 
     part: int
@@ -43,7 +43,7 @@ class Group:
     """The entries of a site whose columns belong to one owner, a container; None if it is only known at run time."""
 
     owner: Key
-    entries: tuple[Entry, ...]
+    entries: tuple[SiteEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class SparseResult:
     """The entries that a program writes: their sites, columns and containers."""
 
     sites: tuple[Site, ...]
-    columns: Columns
+    columns: SparseColumns
     containers: dict[Key, EntryTarget]
 
 
@@ -165,7 +165,7 @@ class IntermediatesError(DenseRowsError):
 
 
 @dataclass
-class Columns:
+class SparseColumns:
     """The columns of a sparse Jacobian: those that rows hold come first, the others from ``FIRST_SPARSE`` on.
 
     Attributes:
@@ -185,9 +185,9 @@ class Columns:
         """The number of columns of rows."""
         return max(1, sum(self.sizes[key] for key in self.in_rows))
 
-    def extended(self, in_rows: set[Key], intermediates: dict[Key, int], versions: dict[Key, int]) -> Columns:
+    def extended(self, in_rows: set[Key], intermediates: dict[Key, int], versions: dict[Key, int]) -> SparseColumns:
         """The same parameters, with the columns that a trace needs in addition."""
-        return Columns(self.sizes, set(in_rows), dict(intermediates), dict(versions))
+        return SparseColumns(self.sizes, set(in_rows), dict(intermediates), dict(versions))
 
     def first(self, key: Key) -> int | None:
         """The first column of a container; None if it has none."""

@@ -1,7 +1,7 @@
 """Tangents as sparse linear forms ``{leaf: coefficient}``.
 
 A leaf is a ``Seed``, one column of the Jacobian, given by a number or an index expression in normal form; or a *row*,
-the stored tangent of an entry, one number per column; or a seed without a column, ``OwnSeed`` or ``Carried``.
+the stored tangent of an entry, one number per column; or a seed without a column, ``LocalSeed`` or ``Carried``.
 Coefficients are numbers or values that do not change.
 """
 
@@ -47,7 +47,7 @@ class Seed:
 
 
 @dataclass(frozen=True)
-class OwnSeed:
+class LocalSeed:
     """A seed without a column: an entry of a pixel's position, of a tangent of a rule, or a root.
 
     It has no number, so no row, slot, shadow or tape can hold it: its coefficients are in registers.
@@ -58,7 +58,7 @@ class OwnSeed:
 
 
 @dataclass(frozen=True)
-class Input(OwnSeed):
+class Input(LocalSeed):
     """The seed of a number from before a loop, while the loop adds up its factors."""
 
 
@@ -112,7 +112,7 @@ class Guarded:
 
 
 Weight = Coefficient | Guarded
-Unnumbered = OwnSeed | Carried
+Unnumbered = LocalSeed | Carried
 Leaf = Seed | Unnumbered | Row
 Form = dict[Leaf, Weight]
 
@@ -133,7 +133,7 @@ def columns_of(form: Form) -> dict[Seed, Weight]:
 
 def unnumbered(form: Form) -> dict[Unnumbered, Weight]:
     """The seeds of a form without a column, with their coefficients."""
-    return {leaf: c for leaf, c in form.items() if isinstance(leaf, (OwnSeed, Carried))}
+    return {leaf: c for leaf, c in form.items() if isinstance(leaf, (LocalSeed, Carried))}
 
 
 def numbered(form: Form) -> Form:
@@ -305,10 +305,10 @@ def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:
 # Only context managers move the cursor: after ``with cursor.in_loop(loop)`` it is back at its place.
 
 
-class Block:
+class Scope:
     """A block of control flow, in which its declarations are visible."""
 
-    def __init__(self, outer: Block | None, *, is_guard: bool = False) -> None:
+    def __init__(self, outer: Scope | None, *, is_guard: bool = False) -> None:
         self.outer = outer
         self.is_guard = is_guard  # whether it guards the index of one statement
         self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
@@ -324,15 +324,15 @@ class Block:
         """Whether values read from a container count as constants."""
         return container in self.stopped or (self.outer is not None and self.outer.stops(container))
 
-    def is_within(self, other: Block) -> bool:
+    def is_within(self, other: Scope) -> bool:
         """Whether this is ``other``, or is nested in it."""
-        block: Block | None = self
+        block: Scope | None = self
         while block is not None and block is not other:
             block = block.outer
         return block is other
 
     def can_name(self, atom: Local | Value) -> bool:
-        block: Block | None = self
+        block: Scope | None = self
         while block is not None:
             if atom in block.declared:
                 return True
@@ -344,11 +344,11 @@ class Cursor:
     """The block and the loops of the statement that is differentiated."""
 
     def __init__(self) -> None:
-        self._block = Block(None)
+        self._block = Scope(None)
         self._loops: tuple[Loop, ...] = ()
 
     @property
-    def block(self) -> Block:
+    def block(self) -> Scope:
         """The block of the statement."""
         return self._block
 
@@ -365,7 +365,7 @@ class Cursor:
     @contextlib.contextmanager
     def in_block(self, declared: tuple[Local, ...] = (), *, is_guard: bool = False) -> Iterator[None]:
         """Enter a block in which these locals are visible."""
-        outer, self._block = self._block, Block(self._block, is_guard=is_guard)
+        outer, self._block = self._block, Scope(self._block, is_guard=is_guard)
         self._block.declared.update(declared)
         try:
             yield

@@ -11,23 +11,23 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
-from taichi_ext.differentiate.facts.facts import Declaration, Walk
+from taichi_ext.differentiate.facts.facts import Declaration, PassState
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Cursor,
     Form,
-    OwnSeed,
+    LocalSeed,
     Seed,
     Unnumbered,
     Weight,
     coefficient,
     unnumbered,
 )
-from taichi_ext.differentiate.plan.storage_plan import LocalPlan
+from taichi_ext.differentiate.plan.storage_plan import LocalDecisions
 from taichi_ext.program import I32, Local, Read
 from taichi_ext.program.build import Builder, Index, literal
 
-S = TypeVar("S", bound=Seed | OwnSeed | Carried)
+S = TypeVar("S", bound=Seed | LocalSeed | Carried)
 
 
 class Registers(Generic[S]):
@@ -102,7 +102,7 @@ class Registers(Generic[S]):
                 self._builder.update(self.read(seed, index), coefficient(c, self.local.dtype))
 
 
-class Slots:
+class LocalSlots:
     """The slots of one local.
 
     Args:
@@ -112,7 +112,7 @@ class Slots:
         no_column: the number in a slot without a column.
     """
 
-    def __init__(self, walk: Walk, local: Local, count: int, no_column: int) -> None:
+    def __init__(self, walk: PassState, local: Local, count: int, no_column: int) -> None:
         self._walk = walk
         self._no_column = literal(no_column, I32)
         self._zero = literal(0, local.dtype)
@@ -161,7 +161,9 @@ class OwnRegisters:
         before: existing registers of these tangents, which a loop continues.
     """
 
-    def __init__(self, walk: Walk, declared: Declaration, known: LocalPlan, before: OwnRegisters | None = None) -> None:
+    def __init__(
+        self, walk: PassState, declared: Declaration, known: LocalDecisions, before: OwnRegisters | None = None
+    ) -> None:
         self._walk = walk
         self._declared = declared
         self._known = known
@@ -180,11 +182,11 @@ class OwnRegisters:
         self._known.require(self._known.facts.with_own(seeds))
 
     @property
-    def own_seeds(self) -> list[OwnSeed]:
+    def own_seeds(self) -> list[LocalSeed]:
         """The seeds that reach the local, without carried ones."""
-        return [seed for seed in self._known.facts.own if isinstance(seed, OwnSeed)]
+        return [seed for seed in self._known.facts.own if isinstance(seed, LocalSeed)]
 
-    def forget(self, seeds: Iterable[OwnSeed]) -> None:
+    def forget(self, seeds: Iterable[LocalSeed]) -> None:
         """Drop the tangents with respect to these seeds, which a loop declares again in each iteration."""
         cursor, declared = self._walk.cursor, self._declared
         if declared.loops == cursor.loops or not cursor.block.is_within(declared.block):
@@ -220,4 +222,4 @@ class OwnRegisters:
 
 def _name(seed: Unnumbered) -> str:
     """The name of a register for a seed, after the local."""
-    return f"{seed.local.name}_{seed.entry}" if isinstance(seed, OwnSeed) and seed.local.shape else seed.local.name
+    return f"{seed.local.name}_{seed.entry}" if isinstance(seed, LocalSeed) and seed.local.shape else seed.local.name

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.facts import Arguments, Declaration, Facts, ShadowMatrix, Walk
+from taichi_ext.differentiate.facts.facts import Arguments, Declaration, Facts, PassState, ShadowMatrix
 from taichi_ext.differentiate.forms.forms import Form, Seed, Weight, assign_column, coefficient, has_row, row_sum
 from taichi_ext.differentiate.plan.row_terms import STORED, Terms, only_row
 from taichi_ext.program import I32, For, Load, Local, Op, Read, Type, Value
@@ -63,7 +63,7 @@ def _cleared(builder: Builder, size: int, dtype: Type, memory: RowMemory, *, is_
     return memory
 
 
-def scratch_part(walk: Walk, size: int, dtype: Type) -> tuple[int, Coefficient]:
+def scratch_part(walk: PassState, size: int, dtype: Type) -> tuple[int, Coefficient]:
     """The number of parts of scratch memory, and the number of this iteration's part, for rows of a size.
 
     There is a part for each thread, or for each iteration if those are fewer or threads cannot be numbered.
@@ -96,7 +96,7 @@ def _numbered_iterations(loop: Loop, facts: Facts) -> tuple[int, Coefficient] | 
     return math.prod(end - first for first, end in loop.reach), number
 
 
-class Rows:
+class LocalRows:
     """The rows of one local, one for each entry of a local array.
 
     Args:
@@ -105,7 +105,7 @@ class Rows:
         memory: the memory of the rows.
     """
 
-    def __init__(self, walk: Walk, declared: Declaration, memory: RowMemory) -> None:
+    def __init__(self, walk: PassState, declared: Declaration, memory: RowMemory) -> None:
         self._walk = walk
         self._declared = declared
         self.memory = memory

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, atom_value, source_of
 from taichi_ext.analysis.loops import Extent, Loop, span
-from taichi_ext.differentiate.forms.forms import Block, Form, Seed, columns_of
+from taichi_ext.differentiate.forms.forms import Form, Scope, Seed, columns_of
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
-from taichi_ext.program import I32, Const, Known, Local, Read, Type, Value
+from taichi_ext.program import I32, Const, FoldedConst, Local, Read, Type, Value
 from taichi_ext.program.build import Builder, Coefficient, add, cast, literal, multiply, operation
 
 
@@ -58,7 +58,7 @@ class Naming:
             if owner is not None:
                 self.owners[column.local] = owner
             return self.indices.name(column.local)
-        number = column.constant if isinstance(column, Known) else column
+        number = column.constant if isinstance(column, FoldedConst) else column
         value = number.value if isinstance(number, Const) else number
         assert not isinstance(value, Value)  # a kept value is a local or a number
         return Affine((), int(value))
@@ -126,7 +126,7 @@ class Naming:
         """Note the columns of a form, which may be out of range, with a coefficient of 0 then."""
         self.conditional.update(seed for seed in columns_of(form) if not seed.is_constant)
 
-    def is_visible(self, seed: Seed, block: Block) -> bool:
+    def is_visible(self, seed: Seed, block: Scope) -> bool:
         """Whether a seed is visible in a block."""
         return all(block.can_name(source_of(atom)) for atom, _ in seed.column.terms)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.bounds import Access
+from taichi_ext.analysis.bounds import UncertainAccess
 from taichi_ext.analysis.cuts import Paths
 from taichi_ext.analysis.loops import iterations
 from taichi_ext.differentiate.plan.row_terms import ADDED, WORDS
@@ -77,7 +77,7 @@ class Report:
     loops: tuple[LoopChoice, ...] = ()
     in_rows: tuple[tuple[Key, str], ...] = ()  # parameters whose columns rows hold, and the reason
     costs: Costs = field(default_factory=Costs)
-    accesses: tuple[Access, ...] = ()  # accesses whose indices may be out of range
+    accesses: tuple[UncertainAccess, ...] = ()  # accesses whose indices may be out of range
     edges: tuple[ir.Place, ...] = ()  # conditions that ``pixel`` has found
     has_cuts: bool = False  # whether numbers lose their derivative
     paths: Callable[[], Paths] = Paths  # from containers to others, and where they are cut

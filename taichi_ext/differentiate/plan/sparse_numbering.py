@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Columns, DenseRowsError
+from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, DenseRowsError, SparseColumns
 from taichi_ext.differentiate.forms.forms import Form, Seed, columns_of
-from taichi_ext.differentiate.plan.storage_plan import Plan
+from taichi_ext.differentiate.plan.storage_plan import StorageDecisions
 from taichi_ext.program import Container, Local
 from taichi_ext.program.keys import Key, Version
 
@@ -28,7 +28,7 @@ class SparseSeeds:
         has_whole_blocks: whether the symmetric blocks of a Hessian are written including zeros.
     """
 
-    columns: Columns
+    columns: SparseColumns
     outputs: frozenset[Key]
     keys: Mapping[Local | Container, Key]
     starts: Mapping[Key, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class SparseSeeds:
 class Numbering:
     """The columns of one walk."""
 
-    def __init__(self, asked: SparseSeeds, plan: Plan) -> None:
+    def __init__(self, asked: SparseSeeds, plan: StorageDecisions) -> None:
         self.asked = asked
         self._plan = plan
         planned = plan.columns

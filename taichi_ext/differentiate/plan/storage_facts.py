@@ -19,7 +19,7 @@ MOST_GROWTHS = 8  # most walks in which slots grow: a local that gets slots in e
 
 
 @dataclass(frozen=True)
-class Limits:
+class StorageLimits:
     """Limits on the coefficients of a stored tangent, beyond which it becomes a row; limits on rows."""
 
     registers: int = _REGISTERS
@@ -28,13 +28,13 @@ class Limits:
     local_array: int = MAX_LOCAL_ARRAY  # longer rows are in scratch memory
     statements: int = 1500  # of a kernel with tangents; each register adds one wherever its local occurs
 
-    def within(self, statements: int, columns: int) -> Limits:
+    def within(self, statements: int, columns: int) -> StorageLimits:
         """The limits for a kernel; if it has too many statements, rows replace registers."""
         if statements <= self.statements or columns < SHORTEST_ROW:
             return self
         return replace(self, registers=min(self.registers, columns // 2), next_to_row=0)
 
-    def of(self, local: Local) -> Limits:
+    def of(self, local: Local) -> StorageLimits:
         """The limits for a local: a register of an array is a number for each entry, which takes time to compile."""
         most = max(SHORTEST_ROW, MAX_LOCAL_ARRAY // math.prod(local.shape))
         if most >= self.registers:
@@ -43,12 +43,12 @@ class Limits:
 
 
 MANY = 1 << 30
-SPARSE = Limits(256, 256, slots=64, statements=MANY)  # for sparse Jacobians: only few columns can be in rows
+SPARSE = StorageLimits(256, 256, slots=64, statements=MANY)  # for sparse Jacobians: only few columns can be in rows
 Strategy = Literal["auto", "sparse", "dense"]
-STRATEGIES: dict[str, Limits] = {
-    "auto": Limits(),
-    "sparse": Limits(MANY, MANY, slots=64, statements=MANY),
-    "dense": Limits(0, 0, 0),
+STRATEGIES: dict[str, StorageLimits] = {
+    "auto": StorageLimits(),
+    "sparse": StorageLimits(MANY, MANY, slots=64, statements=MANY),
+    "dense": StorageLimits(0, 0, 0),
 }
 
 
@@ -95,7 +95,13 @@ class StorageFacts:
         return replace(self, begun_with=self.slots, growths=self.growths + (self.slots > self.begun_with))
 
     def with_form(
-        self, form: Form, is_visible: Callable[[Seed], bool], limits: Limits, *, loop: Statement | None, grows: bool
+        self,
+        form: Form,
+        is_visible: Callable[[Seed], bool],
+        limits: StorageLimits,
+        *,
+        loop: Statement | None,
+        grows: bool,
     ) -> StorageFacts:
         """The facts after a form is written, perhaps in a loop that starts after the local."""
         columns = columns_of(form)
@@ -128,12 +134,12 @@ class StorageFacts:
         """The facts with more locals whose columns are written to slots of this one."""
         return self if sources <= self.sources else replace(self, sources=self.sources | sources)
 
-    def is_full(self, limits: Limits) -> bool:
+    def is_full(self, limits: StorageLimits) -> bool:
         """Whether there are more seeds than registers."""
         return len(self.seeds) > (limits.next_to_row if self.has_row else limits.registers)
 
 
-def _row_reason(facts: StorageFacts, form: Form, limits: Limits, *, grows: bool) -> str:
+def _row_reason(facts: StorageFacts, form: Form, limits: StorageLimits, *, grows: bool) -> str:
     """Why a local needs a row after a form is written; ``grows``: whether each iteration adds columns."""
     if has_row(form):
         return "it is made of such locals"

@@ -99,7 +99,7 @@ class TapeSum:
 
 
 @dataclass(frozen=True)
-class ColumnsPlan:
+class ColumnDecisions:
     """The plan of the columns of a sparse Jacobian.
 
     Attributes:
@@ -129,7 +129,7 @@ class ColumnsPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StorageDecisions:
     """The tables of requirements of a pass.
 
     Attributes:
@@ -156,7 +156,7 @@ class Plan:
     forward: Table[Statement, str]
     tape_widths: Table[Statement, int]
     tape_sums: Table[TapeSum, Local]
-    columns: ColumnsPlan
+    columns: ColumnDecisions
 
     def is_reversed(self, loop: Statement) -> bool:
         """Whether a loop is accumulated backwards."""
@@ -178,10 +178,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class LocalPlan:
+class LocalDecisions:
     """The plan for one storage, at the current state of the pass."""
 
-    plan: Plan
+    plan: StorageDecisions
     key: StorageKey
 
     @property
@@ -211,14 +211,14 @@ class DraftState:
     columns: list[dict[Any, Any]]
 
 
-class Draft(Plan):
+class Draft(StorageDecisions):
     """The plan under construction: its tables record requirements."""
 
     @classmethod
     def empty(cls) -> Draft:
         """The draft that the planning pass starts with."""
-        columns = ColumnsPlan(**{name: Table(name) for name in _names(ColumnsPlan)})
-        return cls(**{name: Table(name) for name in _names(Plan)}, columns=columns)
+        columns = ColumnDecisions(**{name: Table(name) for name in _names(ColumnDecisions)})
+        return cls(**{name: Table(name) for name in _names(StorageDecisions)}, columns=columns)
 
     def begin_walk(self) -> None:
         """Start another walk over the statements."""
@@ -227,11 +227,11 @@ class Draft(Plan):
 
     def state(self) -> DraftState:
         """The current requirements, for comparison; choices made between walks are left out."""
-        names = [name for name in _names(Plan) if name not in ("rows", "tape_sums")]
+        names = [name for name in _names(StorageDecisions) if name not in ("rows", "tape_sums")]
         counters = dict(self.columns.counters)
         return DraftState(
             [*(dict(getattr(self, name)) for name in names), counters],
-            [dict(getattr(self.columns, name)) for name in _names(ColumnsPlan) if name != "counters"],
+            [dict(getattr(self.columns, name)) for name in _names(ColumnDecisions) if name != "counters"],
         )
 
     def forget_columns(self) -> None:
@@ -242,14 +242,14 @@ class Draft(Plan):
     def frozen(self, locals_: tuple[LocalChoice, ...], walks: int) -> StoragePlan:
         """The plan."""
 
-        def tables(plan: Plan | ColumnsPlan) -> dict[str, Table[Any, Any]]:
+        def tables(plan: StorageDecisions | ColumnDecisions) -> dict[str, Table[Any, Any]]:
             return {name: Table(name, getattr(plan, name), is_frozen=True) for name in _names(type(plan))}
 
-        return StoragePlan(**tables(self), columns=ColumnsPlan(**tables(self.columns)), locals=locals_, walks=walks)
+        return StoragePlan(**tables(self), columns=ColumnDecisions(**tables(self.columns)), locals=locals_, walks=walks)
 
 
 @dataclass(frozen=True)
-class StoragePlan(Plan):
+class StoragePlan(StorageDecisions):
     """The complete plan: nothing can be added.
 
     Attributes:
@@ -279,6 +279,6 @@ class StoragePlan(Plan):
         return f"{BACKWARDS}; it carries {names} and keeps {width} numbers of each iteration"
 
 
-def _names(plan: type[Plan] | type[ColumnsPlan]) -> list[str]:
+def _names(plan: type[StorageDecisions] | type[ColumnDecisions]) -> list[str]:
     """The names of the tables of a plan."""
     return [f.name for f in fields(plan) if f.name != "columns"]

@@ -34,10 +34,10 @@ def partials_of(builder: Builder, call: Call, args: list[tuple[Value, ...]]) -> 
     rule = _RULES.get(call.function)
     if rule is None:
         return None
-    return rule(_Context(builder, call, args))
+    return rule(_RuleInputs(builder, call, args))
 
 
-class _Context:
+class _RuleInputs:
     """The inputs of a rule: the results, the arguments, and formulas of their type."""
 
     def __init__(self, builder: Builder, call: Call, args: list[tuple[Value, ...]]) -> None:
@@ -91,7 +91,7 @@ def _flat(grid: Grid) -> list[object]:
     return [x for row in grid for x in row]
 
 
-def _svd(c: _Context) -> Partials:
+def _svd(c: _RuleInputs) -> Partials:
     n = c.n
     u, s, v = map(c.grid, c.call.results)
     sums = {(i, j): (s[i][i] + s[j][j]).kept() for i in range(n) for j in range(i + 1, n)}
@@ -110,7 +110,7 @@ def _svd(c: _Context) -> Partials:
     return differential
 
 
-def _sym_eig(c: _Context) -> Partials:
+def _sym_eig(c: _RuleInputs) -> Partials:
     n = c.n
     values, vectors = c.call.results
     lam, q = c.vector(values), c.grid(vectors)
@@ -125,7 +125,7 @@ def _sym_eig(c: _Context) -> Partials:
     return differential
 
 
-def _polar(c: _Context) -> Partials:
+def _polar(c: _RuleInputs) -> Partials:
     n, f = c.n, c.formula
     r, p = map(c.grid, c.call.results)
     trace = reduce(operator.add, (p[i][i] for i in range(n))).kept()
@@ -151,7 +151,7 @@ def _polar(c: _Context) -> Partials:
     return differential
 
 
-def _solve(c: _Context) -> Partials:
+def _solve(c: _RuleInputs) -> Partials:
     n = c.n
     x = c.vector(c.call.results[0])
     inverse = c.inverse(list(c.args[0]), n, c.call.place)
@@ -165,7 +165,7 @@ def _solve(c: _Context) -> Partials:
     return differential
 
 
-def _inverse(c: _Context) -> Partials:
+def _inverse(c: _RuleInputs) -> Partials:
     n = c.n
     inverse = c.grid(c.call.results[0])
 
@@ -176,7 +176,7 @@ def _inverse(c: _Context) -> Partials:
     return differential
 
 
-def _atan2(c: _Context) -> Partials:
+def _atan2(c: _RuleInputs) -> Partials:
     """Entry by entry; Taichi computes it for vectors in float32, so it stays a call on vectors."""
     first, second = ([c.entry(v).kept() for v in group] for group in c.args)
     count = max(len(first), len(second))
@@ -194,7 +194,7 @@ def _atan2(c: _Context) -> Partials:
     return differential
 
 
-_RULES: dict[str, Callable[[_Context], Partials]] = {
+_RULES: dict[str, Callable[[_RuleInputs], Partials]] = {
     "svd_at": _svd,
     "sym_eig_at": _sym_eig,
     "polar_decompose": _polar,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from taichi_ext.program import Const, Known, Op, Read, Value
+from taichi_ext.program import Const, FoldedConst, Op, Read, Value
 from taichi_ext.program.build import (
     GUARDED,
     GUARDED_BOTH,
@@ -153,7 +153,7 @@ def rule_of(op: Value, definition: Callable[[Value], Value], *, is_again: bool =
     differentiated again.
     """
     if not isinstance(op, Op):
-        return _KNOWN if isinstance(op, Known) else _UNKNOWN
+        return _KNOWN if isinstance(op, FoldedConst) else _UNKNOWN
     rule = RULES.get(op.name, _UNKNOWN)
     if is_again:
         rule = _AGAIN.get(op.name, rule)

@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import StoreSite
-from taichi_ext.differentiate.facts.facts import Walk
+from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms.entry_sites import (
     DenseRowsError,
-    Entry,
     EntryTarget,
     Group,
     Site,
+    SiteEntry,
     SiteLoops,
     SparseResult,
 )
 from taichi_ext.differentiate.forms.forms import (
-    Block,
     Form,
     RowSources,
+    Scope,
     Seed,
     accumulate,
     coefficient,
@@ -45,7 +45,7 @@ from taichi_ext.program.keys import Key, SiteArray, is_of_sum
 
 
 @dataclass(frozen=True)
-class Access:
+class SparseAccess:
     """A read or write of a container with sparse rows."""
 
     order: int
@@ -58,7 +58,7 @@ class Access:
     since: int | None = None  # for a read of a form stored by this iteration: the number of loops around the store
 
 
-def check_order(reads: list[Access], writes: list[Access]) -> None:
+def check_order(reads: list[SparseAccess], writes: list[SparseAccess]) -> None:
     """Raise if a stage reads its own writes, or stores twice to one entry."""
     for read in reads:
         for write in writes:
@@ -78,7 +78,7 @@ def are_apart(a: Affine, b: Affine) -> bool:
     return (a.constant - b.constant) % divisor != 0
 
 
-def _meet(read: Access, write: Access) -> bool:
+def _meet(read: SparseAccess, write: SparseAccess) -> bool:
     """Whether a read may or may not see a write of the same stage."""
     if are_apart(read.row, write.row):
         return False
@@ -90,7 +90,7 @@ def _meet(read: Access, write: Access) -> bool:
     return not (is_before and write.is_injective)
 
 
-def _are_in_order(first: Access, second: Access) -> bool:
+def _are_in_order(first: SparseAccess, second: SparseAccess) -> bool:
     """Whether the host can decide which of two writes of a stage counts; the first is earlier in the text."""
     if (first.is_sum and second.is_sum) or are_apart(first.row, second.row):
         return True
@@ -110,7 +110,7 @@ class _Stored:
     """The form of an entry that this iteration has stored."""
 
     form: Form
-    block: Block
+    block: Scope
     loops: tuple[Loop, ...]
 
 
@@ -128,7 +128,7 @@ class EntryWriter:
         stage: the number of the top-level statement.
     """
 
-    walk: Walk
+    walk: PassState
     numbering: Numbering
     sources: RowSources
     counts: Counts
@@ -136,8 +136,8 @@ class EntryWriter:
     containers: dict[Key, EntryTarget] = field(default_factory=dict)
     stage: int = 0
     _steps: dict[Key, set[tuple[int, int]]] = field(default_factory=dict)  # in which each container is written
-    _reads: list[Access] = field(default_factory=list)
-    _writes: list[Access] = field(default_factory=list)
+    _reads: list[SparseAccess] = field(default_factory=list)
+    _writes: list[SparseAccess] = field(default_factory=list)
     _stored: dict[tuple[Key, Affine], _Stored] = field(default_factory=dict)
     _order: int = 0
 
@@ -175,15 +175,15 @@ class EntryWriter:
         stored = self._stored.get((target.key, row))
         self._order += 1
         if stored is not None and self.walk.cursor.block.is_within(stored.block) and not self._is_stale(stored.form):
-            self._reads.append(Access(self._order, self.stage, target.key, row, loops, since=len(stored.loops)))
+            self._reads.append(SparseAccess(self._order, self.stage, target.key, row, loops, since=len(stored.loops)))
             return dict(stored.form)
-        self._reads.append(Access(self._order, self.stage, target.key, row, loops))
+        self._reads.append(SparseAccess(self._order, self.stage, target.key, row, loops))
         if not target.is_columns:
             self.numbering.require_columns(target.key, target.size)
             return {}
         return self.seed(target.key, row, target.size)
 
-    def _block(self) -> Block:
+    def _block(self) -> Scope:
         """The block of the statement, without a guard: reads by the same index are guarded, too."""
         block = self.walk.cursor.block
         return block.outer if block.is_guard and block.outer is not None else block
@@ -236,7 +236,7 @@ class EntryWriter:
     def _note(self, key: Key, row: Affine, is_injective: bool, *, is_sum: bool) -> None:
         self._order += 1
         loops = self.walk.cursor.loops
-        self._writes.append(Access(self._order, self.stage, key, row, loops, is_injective, is_sum))
+        self._writes.append(SparseAccess(self._order, self.stage, key, row, loops, is_injective, is_sum))
 
     # --- one site
 
@@ -351,7 +351,7 @@ class EntryWriter:
 
     def _groups(self, forms: list[Form], rows: list[Affine] | None) -> tuple[Group, ...]:
         """The entries, row by row; those of a Hessian, whose ``rows`` are given, by pairs of vertices, as in H."""
-        found: dict[Key, list[Entry]] = {}
+        found: dict[Key, list[SiteEntry]] = {}
         order: dict[tuple[tuple[Atom, int], ...], int] = {(): 0}  # by first appearance
         for part, form in enumerate(forms):
             columns = {seed.column: None for seed in columns_of(form)}
@@ -362,7 +362,7 @@ class EntryWriter:
             for column in columns:
                 order.setdefault(column.terms, len(order))
             for column in sorted(columns, key=lambda c: (order[c.terms], c.constant)):
-                found.setdefault(self.numbering.owner(column), []).append(Entry(part, column))
+                found.setdefault(self.numbering.owner(column), []).append(SiteEntry(part, column))
         if rows is not None:
             places = [(order.get(row.terms, -1), row.constant) for row in rows]
             for entries in found.values():

@@ -18,9 +18,9 @@ from typing import Literal
 
 from taichi_ext.analysis.affine import atom_value, source_of
 from taichi_ext.analysis.loops import Loop, ranges
-from taichi_ext.differentiate.facts.facts import Walk
+from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms.entry_sites import Axis, Site
-from taichi_ext.differentiate.forms.forms import Block
+from taichi_ext.differentiate.forms.forms import Scope
 from taichi_ext.program import I32, Container, For, Read, Statement, Value, While, values_of
 from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, select
 from taichi_ext.program.keys import SiteArray
@@ -60,13 +60,13 @@ class _Counted:
     """The current loop with counters."""
 
     counters: list[Counter] = field(default_factory=list)
-    slots: dict[Block, tuple[int, Value]] = field(default_factory=dict)  # of this run, with their counters
+    slots: dict[Scope, tuple[int, Value]] = field(default_factory=dict)  # of this run, with their counters
 
 
 class Counts:
     """The counters of one walk."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: PassState) -> None:
         self.walk = walk
         self.builder = walk.builder
         self.planned = walk.plan.columns.counters

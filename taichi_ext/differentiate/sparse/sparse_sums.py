@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.facts import Declaration, Walk
+from taichi_ext.differentiate.facts.facts import Declaration, PassState
 from taichi_ext.differentiate.forms.entry_sites import OPEN_ENTRIES, DenseRowsError, EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, columns_of, materialize, numbered
 from taichi_ext.differentiate.memory.registers import OwnRegisters
@@ -51,7 +51,9 @@ class LocalSum:
         own: the registers of its tangents with respect to seeds without a column.
     """
 
-    def __init__(self, walk: Walk, writer: EntryWriter, declared: Declaration, number: int, own: OwnRegisters) -> None:
+    def __init__(
+        self, walk: PassState, writer: EntryWriter, declared: Declaration, number: int, own: OwnRegisters
+    ) -> None:
         self.declared, self.own = declared, own
         self.version = 0
         self.walk = walk
@@ -166,7 +168,7 @@ class LocalSum:
 
 
 def takes_sum(
-    walk: Walk, numbering: Numbering, local: Local, loops: tuple[Loop, ...], column: Affine, terms: int
+    walk: PassState, numbering: Numbering, local: Local, loops: tuple[Loop, ...], column: Affine, terms: int
 ) -> bool:
     """Whether a term that no row holds yet makes its local a sum with separate columns, from the next walk on.
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.analysis.stores import StoreSite, is_scattered
-from taichi_ext.differentiate.facts.facts import Walk
+from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
@@ -33,14 +33,14 @@ from taichi_ext.differentiate.forms.forms import (
 )
 from taichi_ext.differentiate.rules.table import Rule, rule_of
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
-from taichi_ext.differentiate.statements.shadows import Coverage, Tangents, Written
+from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts, Written
 from taichi_ext.differentiate.storage.storages import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
     Assign,
     Const,
     Container,
-    Known,
+    FoldedConst,
     Load,
     Local,
     Op,
@@ -73,7 +73,7 @@ class Factor:
 Factors = dict[Hashable, Factor]  # by how they are computed
 
 
-class Products:
+class ProductFactors:
     """The factors of products.
 
     Args:
@@ -188,7 +188,11 @@ class Linearizer:
     """
 
     def __init__(
-        self, walk: Walk, locals_: LocalForms, containers: Mapping[Container, Tangents], coverage: Coverage
+        self,
+        walk: PassState,
+        locals_: LocalForms,
+        containers: Mapping[Container, ContainerTangents],
+        coverage: ShadowFacts,
     ) -> None:
         self._walk = walk
         self._locals = locals_
@@ -201,7 +205,7 @@ class Linearizer:
         self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
         self.lasting_tapes: dict[Value, list[Step]] = {}
         self.sweeps = 0
-        self._products = Products(self.definition, walk.builder.frozen, self._has_tangent)
+        self._products = ProductFactors(self.definition, walk.builder.frozen, self._has_tangent)
 
     def begin_statement(self) -> None:
         """Forget the forms of the previous statement."""
@@ -338,7 +342,7 @@ class Linearizer:
         deferred = self._deferred(node)
         if deferred is not None:
             return [(deferred.root, 1)]
-        if isinstance(node, Known):
+        if isinstance(node, FoldedConst):
             return [(node.source, 1)]
         if node in self.lasting_tapes:
             return self.lasting_tapes[node]
@@ -463,10 +467,10 @@ class ContainerStores:
         reversals: the loops whose tangents are accumulated at the store.
     """
 
-    walk: Walk
+    walk: PassState
     linearizer: Linearizer
-    containers: Mapping[Container, Tangents]
-    coverage: Coverage
+    containers: Mapping[Container, ContainerTangents]
+    coverage: ShadowFacts
     reversals: Reversals
 
     def store(self, site: StoreSite, group: tuple[Statement, ...]) -> None:
@@ -488,7 +492,7 @@ class ContainerStores:
         else:
             tangents.store(site, group, written)
 
-    def _unguarded(self, value: Value, tangents: Tangents, target: Load) -> Value:
+    def _unguarded(self, value: Value, tangents: ContainerTangents, target: Load) -> Value:
         """A value without a condition that is needless for its tangent."""
         match value:
             case Op(name="select", args=(condition, inner, Const(value=0))):

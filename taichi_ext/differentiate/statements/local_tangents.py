@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from taichi_ext.differentiate.facts.facts import Walk, only_inside
+from taichi_ext.differentiate.facts.facts import PassState, only_inside
 from taichi_ext.differentiate.forms.forms import Form, is_row, materialize, negated
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.storage.storage import Storage
@@ -23,7 +23,7 @@ class LocalTangents:
         linearizer: the forms of values.
     """
 
-    walk: Walk
+    walk: PassState
     storages: Storages
     known: LocalForms
     linearizer: Linearizer

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import taichi_ext.program as ir
-from taichi_ext.differentiate.facts.facts import Declaration, Walk
+from taichi_ext.differentiate.facts.facts import Declaration, PassState
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Input,
@@ -31,7 +31,7 @@ from taichi_ext.differentiate.forms.forms import (
     where_nonzero,
 )
 from taichi_ext.differentiate.memory.registers import OwnRegisters
-from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey
+from taichi_ext.differentiate.plan.storage_plan import LocalDecisions, StorageKey
 from taichi_ext.differentiate.statements.reverse_loops import only_added
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import LocalForms, Storages
@@ -80,7 +80,7 @@ class LoopInputs:
         forms: the tangents of locals.
     """
 
-    walk: Walk
+    walk: PassState
     storages: Storages
     forms: LocalForms
 
@@ -93,7 +93,7 @@ class LoopInputs:
         found: dict[ir.Local, Factors] = {}
         for local in sums:
             key = StorageKey(local, s, is_before=True)
-            factors = OwnRegisters(self.walk, self.walk.declaration(local), LocalPlan(self.walk.plan, key))
+            factors = OwnRegisters(self.walk, self.walk.declaration(local), LocalDecisions(self.walk.plan, key))
             found[local] = self.storages.by_local[local] = Factors(self.storages.by_local[local], factors, inputs)
         self.forms.inputs.update(inputs)
         return Inside(inputs, found)

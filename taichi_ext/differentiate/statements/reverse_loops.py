@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, source_of
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.facts import Walk
+from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms.forms import (
     Carried,
     Form,
     Guarded,
-    OwnSeed,
+    LocalSeed,
     Row,
     Seed,
     accumulate,
@@ -39,8 +39,8 @@ from taichi_ext.differentiate.forms.forms import (
 )
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import RowMemory, local_row, scratch_part, scratch_row
-from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey, TapeSum
-from taichi_ext.differentiate.statements.shadows import Tangents
+from taichi_ext.differentiate.plan.storage_plan import LocalDecisions, StorageKey, TapeSum
+from taichi_ext.differentiate.statements.shadows import ContainerTangents
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply, operation
@@ -52,7 +52,7 @@ MOST_CARRIED = 4  # carried numbers; the number of their partial derivatives is 
 
 
 @dataclass(eq=False)
-class Tape:
+class LoopTape:
     """The tape of a reversed loop."""
 
     statement: ir.For
@@ -75,7 +75,7 @@ class Tape:
 class Reversals:
     """The reversed loops of one walk."""
 
-    def __init__(self, walk: Walk, storages: Storages) -> None:
+    def __init__(self, walk: PassState, storages: Storages) -> None:
         self.walk = walk
         self.storages = storages
         self.builder = walk.builder
@@ -149,7 +149,7 @@ class Reversals:
         width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
-        tape = Tape(s, loop, carried, walk.cursor.loops, only_added(s, carried), before, own, memory, width)
+        tape = LoopTape(s, loop, carried, walk.cursor.loops, only_added(s, carried), before, own, memory, width)
         self.builder.frozen.update(s.variables)
         with walk.cursor.in_loop(loop):
             body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
@@ -170,19 +170,19 @@ class Reversals:
             self.go_forward(s, "its tape is too long for a local array")
         return local_row(self.builder, "tape", size, dtype, is_filled=True)
 
-    def _begin(self, tape: Tape) -> None:
+    def _begin(self, tape: LoopTape) -> None:
         """At the start of an iteration, give each carried number a seed."""
         for v in tape.carried:
             key = StorageKey(v, tape.statement)
-            known = LocalPlan(self.plan, key)
+            known = LocalDecisions(self.plan, key)
             seeds = () if v in tape.sums else (Carried(v),)
             known.require(known.facts.with_own((*seeds, *tape.own[v].own_seeds)))
-            tape.own[v].note(seed for seed in known.facts.own if isinstance(seed, OwnSeed))
+            tape.own[v].note(seed for seed in known.facts.own if isinstance(seed, LocalSeed))
             storage = self.storages.begin_with(v, key, tape.own[v])
             for seed in seeds:
                 storage.own.begin(seed)
 
-    def _finish(self, tape: Tape) -> None:
+    def _finish(self, tape: LoopTape) -> None:
         """At the end of an iteration, write its coefficients to the tape."""
         iteration = ir.Read(tape.statement.variables[0])
         for v in tape.carried:
@@ -211,7 +211,7 @@ class Reversals:
 
     # --- the loop over the tape
 
-    def swept(self, form: Form, to: Tangents) -> Form:
+    def swept(self, form: Form, to: ContainerTangents) -> Form:
         """The form with the tangents of reversed loops accumulated, for a store to the tangents ``to``."""
         tapes = [leaf.rows.tape for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]
         for tape in dict.fromkeys(tapes):
@@ -219,7 +219,7 @@ class Reversals:
                 form = self._swept(form, tape, to)
         return form
 
-    def _swept(self, form: Form, tape: Tape, to: Tangents) -> Form:
+    def _swept(self, form: Form, tape: LoopTape, to: ContainerTangents) -> Form:
         ours = [x for x in form if is_row(x) and isinstance(x.rows, Reversed) and x.rows.tape is tape]
         mine = {leaf: form[leaf] for leaf in ours}
         rest: Form = {leaf: c for leaf, c in form.items() if leaf not in mine}
@@ -243,7 +243,9 @@ class Reversals:
             accumulate(rest, first, adjoints[v])
         return materialize(self.builder, rest)
 
-    def _over_tape(self, tape: Tape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, to: Tangents) -> None:
+    def _over_tape(
+        self, tape: LoopTape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, to: ContainerTangents
+    ) -> None:
         walk = self.walk
         variable = tape.statement.variables[0]
         ((first, end),) = tape.loop.bounds  # type: ignore[misc]
@@ -258,7 +260,7 @@ class Reversals:
         domain = (literal(end - first, ir.I32),)
         self.builder.emit(ir.For("range", (back,), domain, tuple(body), place=self.builder.place))
 
-    def _step(self, tape: Tape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, iteration: ir.Read) -> None:
+    def _step(self, tape: LoopTape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, iteration: ir.Read) -> None:
         """One iteration backwards."""
         terms: Form = {}
         new: dict[ir.Local, Coefficient] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
@@ -289,7 +291,7 @@ class Reversals:
 class Reversed:
     """The tangent of a number carried by a reversed loop, after the loop, in place of its storage."""
 
-    def __init__(self, reversals: Reversals, local: ir.Local, tape: Tape) -> None:
+    def __init__(self, reversals: Reversals, local: ir.Local, tape: LoopTape) -> None:
         self.reversals, self.tape = reversals, tape
         self.declared = reversals.walk.declaration(local)
         self.own = tape.own[local]

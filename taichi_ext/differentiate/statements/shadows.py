@@ -16,8 +16,8 @@ from taichi_ext.differentiate.facts.decisions import Role, size_of
 from taichi_ext.differentiate.facts.facts import (
     Condition,
     Declaration,
+    PassState,
     ShadowMatrix,
-    Walk,
     clamped,
     is_inside,
     only_inside,
@@ -36,14 +36,14 @@ from taichi_ext.differentiate.forms.forms import (
     row_sum,
     times,
 )
-from taichi_ext.differentiate.memory.rows import Rows
+from taichi_ext.differentiate.memory.rows import LocalRows
 from taichi_ext.differentiate.plan.row_terms import ADDED, only_row
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, negative, operation, select
 
 
-class Coverage:
+class ShadowFacts:
     """The findings of one walk.
 
     Attributes:
@@ -81,7 +81,7 @@ class Written:
 
 
 @dataclass(eq=False)
-class Tangents:
+class ContainerTangents:
     """The tangents of one container.
 
     Attributes:
@@ -95,12 +95,12 @@ class Tangents:
         accesses: the number of accesses to single tangents.
     """
 
-    walk: Walk
+    walk: PassState
     container: Container
     role: Role
     matrix: ShadowMatrix | None
     storages: Storages
-    coverage: Coverage
+    coverage: ShadowFacts
     version: int = field(default=0, init=False)
     accesses: int = field(default=0, init=False)
 
@@ -273,7 +273,7 @@ class Tangents:
             self.walk.proposals.note_stored_row(local, storage.rows.terms, storage.version, self.container)
         return self.walk.plan.row(local).container is self.container
 
-    def _can_hold(self, declared: Declaration, rows: Rows) -> bool:
+    def _can_hold(self, declared: Declaration, rows: LocalRows) -> bool:
         """Whether the row of a local that is stored to this shadow can be in it from the start."""
         local, terms = declared.local, rows.terms
         is_declared_here = declared.block is self.walk.cursor.block and not local.shape

@@ -21,15 +21,15 @@ from taichi_ext.differentiate.facts.facts import is_inside
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, has_row, negated, times
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
-from taichi_ext.differentiate.statements.shadows import Tangents
-from taichi_ext.differentiate.storage.storages import EnergyGradient
+from taichi_ext.differentiate.statements.shadows import ContainerTangents
+from taichi_ext.differentiate.storage.storages import GradientTerms
 from taichi_ext.program import U32, Const, Load, Op, Value
 from taichi_ext.program.build import cast, element, negative
 from taichi_ext.program.keys import ADJOINTS
 
 
 @dataclass(eq=False)
-class SparseTangents(Tangents):
+class SparseTangents(ContainerTangents):
     """The tangents of one container: entries, columns, or rows of the columns that rows hold."""
 
     writer: EntryWriter = field(kw_only=True)
@@ -97,10 +97,10 @@ class SparseTangents(Tangents):
 
 
 @dataclass(eq=False)
-class EnergyTangents(Tangents):
+class EnergyTangents(ContainerTangents):
     """The tangents of an energy that is a container: they are the gradient."""
 
-    gradient: EnergyGradient = field(kw_only=True)
+    gradient: GradientTerms = field(kw_only=True)
 
     def _store_forms(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
         if has_row(forms[0]):  # perhaps the gradient itself, so each column is read before it is stored

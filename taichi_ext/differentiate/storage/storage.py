@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from taichi_ext.differentiate.facts.facts import Declaration, Walk
+from taichi_ext.differentiate.facts.facts import Declaration, PassState
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Row,
@@ -25,12 +25,12 @@ from taichi_ext.differentiate.forms.forms import (
     materialize,
     unnumbered,
 )
-from taichi_ext.differentiate.memory.registers import OwnRegisters, Registers, Slots
-from taichi_ext.differentiate.memory.rows import Rows, local_row
+from taichi_ext.differentiate.memory.registers import LocalSlots, OwnRegisters, Registers
+from taichi_ext.differentiate.memory.rows import LocalRows, local_row
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
-from taichi_ext.differentiate.plan.storage_plan import LocalPlan
+from taichi_ext.differentiate.plan.storage_plan import LocalDecisions
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import takes_sum
 from taichi_ext.program import Local, Statement
@@ -75,10 +75,10 @@ class Storage:
 
     def __init__(
         self,
-        walk: Walk,
+        walk: PassState,
         declared: Declaration,
-        known: LocalPlan,
-        rows: Rows | None,
+        known: LocalDecisions,
+        rows: LocalRows | None,
         own: OwnRegisters,
         writer: EntryWriter | None,
     ) -> None:
@@ -102,7 +102,7 @@ class Storage:
             walk.naming.note_conditional(seed, declared.loops)
         owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
         no_column = 0 if writer is None else writer.numbering.no_column(owner)
-        self.slots = Slots(walk, local, facts.slots if rows is None else 0, no_column)
+        self.slots = LocalSlots(walk, local, facts.slots if rows is None else 0, no_column)
 
     # --- reading
 
@@ -148,7 +148,7 @@ class Storage:
             # rows that are made of this one are found in the same walk; in a sparse J, it may get columns instead
             local, columns = self.declared.local, self.walk.facts.columns
             memory = local_row(self.walk.builder, local.name, math.prod(local.shape) * columns, local.dtype)
-            self.rows = Rows(self.walk, self.declared, memory)
+            self.rows = LocalRows(self.walk, self.declared, memory)
 
     def _with_owners(self, facts: StorageFacts, form: Form, sparse: Numbering) -> StorageFacts:
         """The facts with the owners of columns in registers and slots."""

@@ -10,14 +10,14 @@ from typing import Any
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.facts import Declaration, ShadowMatrix, Walk, clamped, is_inside, where
+from taichi_ext.differentiate.facts.facts import Declaration, PassState, ShadowMatrix, clamped, is_inside, where
 from taichi_ext.differentiate.forms.forms import (
-    Block,
     Form,
     Input,
-    OwnSeed,
+    LocalSeed,
     Row,
     RowSources,
+    Scope,
     Weight,
     accumulate,
     coefficient,
@@ -29,10 +29,10 @@ from taichi_ext.differentiate.forms.forms import (
     row_value,
 )
 from taichi_ext.differentiate.memory.registers import OwnRegisters
-from taichi_ext.differentiate.memory.rows import RowMemory, Rows, local_row, placed_row, scratch_part, scratch_row
+from taichi_ext.differentiate.memory.rows import LocalRows, RowMemory, local_row, placed_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
 from taichi_ext.differentiate.plan.row_terms import FILLED, Terms
-from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey
+from taichi_ext.differentiate.plan.storage_plan import LocalDecisions, StorageKey
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
@@ -55,11 +55,11 @@ class Storages:
         gradient: of an energy, if that is added up.
     """
 
-    walk: Walk
+    walk: PassState
     sources: RowSources
     writer: EntryWriter | None
     matrices: Mapping[Container, ShadowMatrix]
-    gradient: EnergyGradient | None
+    gradient: GradientTerms | None
     by_local: dict[Local, LocalStorage] = field(default_factory=dict)
 
     def put(self, local: Local, storage: LocalStorage) -> None:
@@ -76,7 +76,7 @@ class Storages:
         if number is None and not is_part:
             return self.begin_with(local, key)
         declared = walk.declaration(local)
-        own = OwnRegisters(walk, declared, LocalPlan(plan, key))
+        own = OwnRegisters(walk, declared, LocalDecisions(plan, key))
         if self.gradient is not None and is_part:
             self.put(local, EnergyPart(self.gradient, declared, own))
         elif self.writer is not None and number is not None:
@@ -85,16 +85,16 @@ class Storages:
 
     def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
         """Create the storage planned under a key; ``before``: existing registers of its own seeds."""
-        walk, known = self.walk, LocalPlan(self.walk.plan, key)
+        walk, known = self.walk, LocalDecisions(self.walk.plan, key)
         declared, facts = walk.declaration(local), known.facts
         has_rows = facts.has_row or (local.shape and facts.slots)
-        rows = Rows(walk, declared, self._memory(local)) if has_rows else None
+        rows = LocalRows(walk, declared, self._memory(local)) if has_rows else None
         own = OwnRegisters(walk, declared, known, before)
         storage = Storage(walk, declared, known, rows, own, self.writer)
         self.put(local, storage)
         return storage
 
-    def forget(self, seeds: Iterable[OwnSeed]) -> None:
+    def forget(self, seeds: Iterable[LocalSeed]) -> None:
         """Drop tangents with respect to seeds whose values are declared again."""
         for storage in self.by_local.values():
             storage.own.forget(seeds)
@@ -179,7 +179,7 @@ class Storages:
 
 
 @dataclass(frozen=True)
-class EnergyGradient:
+class GradientTerms:
     """The gradient computed by one walk.
 
     Attributes:
@@ -188,26 +188,26 @@ class EnergyGradient:
         matrix: the gradient, as the tangents of the energy.
     """
 
-    walk: Walk
+    walk: PassState
     sums: EnergySums
     matrix: ShadowMatrix
 
     @staticmethod
-    def of(walk: Walk, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> EnergyGradient | None:
+    def of(walk: PassState, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> GradientTerms | None:
         """The gradient in the tangents of the energy; None if it has none."""
         if sums.container is not None:
-            return EnergyGradient(walk, sums, matrices[sums.container]) if sums.container in matrices else None
-        return EnergyGradient._in_array(walk, sums, RETURN, "d_result") if walk.facts.seeds.wants_return else None
+            return GradientTerms(walk, sums, matrices[sums.container]) if sums.container in matrices else None
+        return GradientTerms._in_array(walk, sums, RETURN, "d_result") if walk.facts.seeds.wants_return else None
 
     @staticmethod
-    def of_terms(walk: Walk, sums: EnergySums) -> EnergyGradient:
+    def of_terms(walk: PassState, sums: EnergySums) -> GradientTerms:
         """A gradient of its own for fields that the energy is computed from: stores to the energy leave it."""
-        return EnergyGradient._in_array(walk, sums, TERMS, "d_terms")
+        return GradientTerms._in_array(walk, sums, TERMS, "d_terms")
 
     @staticmethod
-    def _in_array(walk: Walk, sums: EnergySums, purpose: Whole, name: str) -> EnergyGradient:
+    def _in_array(walk: PassState, sums: EnergySums, purpose: Whole, name: str) -> GradientTerms:
         array = walk.arguments.add(purpose, name, sums.dtype)
-        return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))
+        return GradientTerms(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))
 
     def add(self, form: Form) -> None:
         """``gradient += form``, atomically."""
@@ -238,7 +238,7 @@ class EnergyGradient:
 class EnergyPart:
     """A local that is a part of the energy, in place of a storage: additions to it are added to the gradient."""
 
-    gradient: EnergyGradient
+    gradient: GradientTerms
     declared: Declaration
     own: OwnRegisters
     version: int = 0
@@ -283,7 +283,7 @@ class LocalForms:
         roots: for each ``sqrt_edge``, the level, the block in which it is visible, and its motion in a divided pixel.
     """
 
-    def __init__(self, walk: Walk, storages: Storages, sources: RowSources) -> None:
+    def __init__(self, walk: PassState, storages: Storages, sources: RowSources) -> None:
         self._walk = walk
         self._storages = storages
         self._sources = sources
@@ -292,7 +292,7 @@ class LocalForms:
         self.forms: dict[Local, Form] = {}
         self.entry_forms: dict[Local, list[Form]] = {}
         self.inputs: set[Local] = set()
-        self.roots: dict[OwnSeed, tuple[Value, Block, Any]] = {}
+        self.roots: dict[LocalSeed, tuple[Value, Scope, Any]] = {}
 
     def form(self, value: Read) -> Form:
         """The tangent of a local, or of one of its entries."""

@@ -16,29 +16,36 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
 from taichi_ext.analysis.affine import Affine, Indices
-from taichi_ext.analysis.bounds import Access, with_checks
+from taichi_ext.analysis.bounds import UncertainAccess, with_checks
 from taichi_ext.analysis.changes import written
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate.edges.edges import RuleContext, boundary, check_positions, own_seeds
-from taichi_ext.differentiate.facts.decisions import Differentiated, Role, Seeds, named_columns, role_of, size_of
-from taichi_ext.differentiate.facts.facts import Arguments, Facts, ShadowMatrix, Walk, given_tangents
+from taichi_ext.differentiate.facts.decisions import (
+    Differentiated,
+    DifferentiationRequest,
+    Role,
+    named_columns,
+    role_of,
+    size_of,
+)
+from taichi_ext.differentiate.facts.facts import Arguments, Facts, PassState, ShadowMatrix, given_tangents
 from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
 from taichi_ext.differentiate.forms.entry_sites import Blocks, DenseRowsError
 from taichi_ext.differentiate.forms.forms import Cursor, Form, RowSources, Seed
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
-from taichi_ext.differentiate.plan.storage_plan import Draft, DraftState, Plan, StoragePlan, UnplannedError
+from taichi_ext.differentiate.plan.storage_plan import Draft, DraftState, StorageDecisions, StoragePlan, UnplannedError
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.statements.loop_inputs import LoopInputs
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
-from taichi_ext.differentiate.statements.shadows import Coverage, Tangents
+from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts
 from taichi_ext.differentiate.statements.special_tangents import EnergyTangents, IntermediateTangents, SparseTangents
-from taichi_ext.differentiate.storage.storages import EnergyGradient, LocalForms, Storages
+from taichi_ext.differentiate.storage.storages import GradientTerms, LocalForms, Storages
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.special import serialized
 from taichi_ext.errors import InternalError, UnsupportedError
@@ -156,7 +163,7 @@ def _is_branch(value: ir.Value, activity: Activity) -> bool:
 MOST_WALKS = 100  # of the first pass
 
 
-def differentiate(program: Program, seeds: Seeds) -> Differentiated:
+def differentiate(program: Program, seeds: DifferentiationRequest) -> Differentiated:
     """The program that computes the same as ``program``, and its tangents."""
     facts, accesses = find_facts(program, seeds)
     by_number = 0 if seeds.first_column is None else _entries_by_number(facts.program, seeds)  # counts for blocks alone
@@ -166,7 +173,7 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     return replace(found, report=replace(found.report, accesses=accesses))
 
 
-def _entries_by_number(program: Program, seeds: Seeds) -> int:
+def _entries_by_number(program: Program, seeds: DifferentiationRequest) -> int:
     """How many entries of parameters a program reads by constant indices."""
     params = {c for c, role in seeds.roles.items() if role.first_column is not None or role.components}
     values = (v for s in statements(program.body) for value in ir.values_of(s) for v in ir.walk(value))
@@ -175,7 +182,7 @@ def _entries_by_number(program: Program, seeds: Seeds) -> int:
     return sum(not any(isinstance(i, ir.Value) for i in number) for number in numbers)
 
 
-def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...]]:
+def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, tuple[UncertainAccess, ...]]:
     """The facts of the prepared program, and its accesses that may be out of range.
 
     Raises:
@@ -191,7 +198,7 @@ def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...
     activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
     special.check_bits(program.body, activity)
     activity = useful_activity(program, activity)
-    accesses: tuple[Access, ...] = ()
+    accesses: tuple[UncertainAccess, ...] = ()
     if activity.containers or activity.locals:
         program, accesses = with_checks(program, seeds.extents, activity)
     if seeds.sparse is not None:
@@ -318,7 +325,7 @@ def _first_draft(facts: Facts) -> Draft:
     return draft
 
 
-def _compose(container: Container, seeds: Seeds, draft: Draft) -> None:
+def _compose(container: Container, seeds: DifferentiationRequest, draft: Draft) -> None:
     """Make the entries of a written container with tangents columns, unless rows can hold its tangents."""
     assert seeds.sparse is not None
     key = seeds.sparse.keys[container]
@@ -329,9 +336,9 @@ def _compose(container: Container, seeds: Seeds, draft: Draft) -> None:
 
 # One pass over the statements of a program: its parts, each with the lower ones that it uses, and the emitted body.
 #
-# All parts share the ``Walk``. Above it are the storages and the tangents of containers, then the tangents of locals,
-# then the forms of expressions, which read both, then the statements that write locals and containers, and at the top
-# ``Transform``.
+# All parts share the ``PassState``. Above it are the storages and the tangents of containers, then the tangents of
+# locals, then the forms of expressions, which read both, then the statements that write locals and containers, and at
+# the top ``Transform``.
 
 # Names of calls that are kept unchanged, on values with tangents or without
 KEPT = frozenset(("print", "assert", "append", ".append"))
@@ -463,17 +470,17 @@ class Traversal:
         transform: the statements.
     """
 
-    walk: Walk
+    walk: PassState
     numbering: Numbering | None
     writer: EntryWriter | None
     storages: Storages
     reversals: Reversals
-    coverage: Coverage
+    coverage: ShadowFacts
     forms: LocalForms
     transform: Transform
 
     @classmethod
-    def of(cls, facts: Facts, plan: Plan, blocks: Blocks, *, discards: bool = False) -> Traversal:
+    def of(cls, facts: Facts, plan: StorageDecisions, blocks: Blocks, *, discards: bool = False) -> Traversal:
         """The parts, at the start of the program; ``discards``: whether emitted statements are dropped."""
         numbering: Numbering | None = None
         if facts.seeds.sparse is not None:
@@ -483,13 +490,13 @@ class Traversal:
         roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
         walk = _new_walk(facts, plan, blocks, roles, numbering, Builder(discards=discards))
         matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, facts, numbering)}
-        sources, coverage = RowSources(walk.cursor), Coverage()
+        sources, coverage = RowSources(walk.cursor), ShadowFacts()
         writer = None if numbering is None else EntryWriter(walk, numbering, sources, Counts(walk))
         sums = facts.seeds.use.sums
-        gradient = None if sums is None else EnergyGradient.of(walk, sums, matrices)
-        terms = EnergyGradient.of_terms(walk, sums) if sums is not None and facts.seeds.use.intermediates else None
+        gradient = None if sums is None else GradientTerms.of(walk, sums, matrices)
+        terms = GradientTerms.of_terms(walk, sums) if sums is not None and facts.seeds.use.intermediates else None
         storages = Storages(walk, sources, writer, matrices, gradient)
-        containers: dict[ir.Container, Tangents] = {}
+        containers: dict[ir.Container, ContainerTangents] = {}
         for c in in_order:
             parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
             if gradient is not None and c is gradient.sums.container:
@@ -497,7 +504,7 @@ class Traversal:
             elif terms is not None and c in facts.seeds.use.intermediates:
                 containers[c] = IntermediateTangents(*parts, gradient=terms)
             else:
-                containers[c] = Tangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
+                containers[c] = ContainerTangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
             sources.add(c, containers[c])
         forms = LocalForms(walk, storages, sources)
         linearizer = Linearizer(walk, forms, containers, coverage)
@@ -531,12 +538,12 @@ class Traversal:
 
 def _new_walk(
     facts: Facts,
-    plan: Plan,
+    plan: StorageDecisions,
     blocks: Blocks,
     roles: Mapping[ir.Container, Role],
     numbering: Numbering | None,
     builder: Builder,
-) -> Walk:
+) -> PassState:
     """The state that the parts share, at the start of the program."""
     for argument in facts.program.arguments:
         if argument.value is not None and not isinstance(argument.value, ir.Container):
@@ -548,7 +555,7 @@ def _new_walk(
     }
     held = None if numbering is None else numbering.is_in_rows
     naming = Naming(builder, facts.indices, expressions.keep, parameters, facts.columns, held)
-    return Walk(facts, plan, blocks, builder, expressions, Cursor(), naming, Arguments(facts.program))
+    return PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, Arguments(facts.program))
 
 
 def _has_shadow(container: ir.Container, facts: Facts, numbering: Numbering | None) -> bool:
@@ -559,7 +566,7 @@ def _has_shadow(container: ir.Container, facts: Facts, numbering: Numbering | No
     return role.first_column is None or container in facts.stores.sites
 
 
-def _new_matrix(walk: Walk, container: ir.Container, role: Role) -> ShadowMatrix:
+def _new_matrix(walk: PassState, container: ir.Container, role: Role) -> ShadowMatrix:
     """The shadow of a container, as an argument."""
     array = walk.arguments.add(container, f"d_{container.name}", container.dtype)
     return ShadowMatrix(array, size_of(container, walk.facts.seeds), walk.facts.columns, role.by_column)

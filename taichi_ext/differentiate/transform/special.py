@@ -10,7 +10,7 @@ from taichi_ext.analysis.activity import Activity, returning_bits
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.edges.edges import RuleContext
-from taichi_ext.differentiate.facts.facts import ShadowMatrix, Walk
+from taichi_ext.differentiate.facts.facts import PassState, ShadowMatrix
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import (
     Form,
@@ -25,7 +25,7 @@ from taichi_ext.differentiate.forms.forms import (
 from taichi_ext.differentiate.rules.decompositions import partials_of
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.linearize import ContainerStores, raise_unknown
-from taichi_ext.differentiate.storage.storages import EnergyGradient, Storages
+from taichi_ext.differentiate.storage.storages import GradientTerms, Storages
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Declare, For, Local, Read, cited
 from taichi_ext.program.build import add, cast, indices_of, literal
@@ -67,28 +67,28 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: ir.
         ctx.locals.assign(ir.Assign(target, value, place=s.place))
 
 
-def _old(walk: Walk, s: ir.Atomic) -> ir.Local:
+def _old(walk: PassState, s: ir.Atomic) -> ir.Local:
     """The old value at the place of an atomic operation."""
     old = walk.facts.olds[s]
     walk.builder.frozen.add(old)
     return old
 
 
-def is_serial_product(walk: Walk, s: ir.Atomic) -> bool:
+def is_serial_product(walk: PassState, s: ir.Atomic) -> bool:
     """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
     loop = walk.cursor.parallel_loop
     is_serial = loop is None or loop.statement in walk.plan.serial
     return s.function == "atomic_mul" and isinstance(s.target, ir.Load) and is_serial
 
 
-def product(walk: Walk, s: ir.Atomic) -> None:
+def product(walk: PassState, s: ir.Atomic) -> None:
     """A product without tangents, in two steps."""
     old = _old(walk, s)
     walk.builder.emit(ir.Declare(old, (s.target,), place=s.place))
     walk.builder.assign(s.target, ir.Op("mul", (ir.Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
 
 
-def returned(ctx: RuleContext, writer: EntryWriter | None, gradient: EnergyGradient | None, s: ir.Return) -> None:
+def returned(ctx: RuleContext, writer: EntryWriter | None, gradient: GradientTerms | None, s: ir.Return) -> None:
     if gradient is not None and ctx.walk.facts.seeds.wants_return:
         gradient.add(ctx.form(*(e for group in s.values for e in ir.entries(group))))
     elif ctx.walk.facts.seeds.wants_return:

@@ -9,10 +9,10 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import Fused, PipelineArgument, container_key
+from taichi_ext.launches import JacobianKernel, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.roots import Root, Rows, Solving, part_of
-from taichi_ext.runtime.launching.session import Launched, Session, is_among, is_repeatable, warn_of_changes
+from taichi_ext.runtime.launching.roots import Root, Solving, TangentMatrix, part_of
+from taichi_ext.runtime.launching.session import LaunchRecord, Session, is_among, is_repeatable, warn_of_changes
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.shadows import row_of_entry, rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
@@ -37,7 +37,9 @@ class Pipeline(DualFollower):
         self._session = session
         self._tangents = session.tangents
         self._state, self._record, self._trace = restart.state, restart.record, restart.trace
-        self._repeated: dict[object, tuple[int, Fused, backend.RepeatedLaunch, object]] = {}  # by kernel and arguments
+        self._repeated: dict[
+            object, tuple[int, JacobianKernel, backend.RepeatedLaunch, object]
+        ] = {}  # by kernel and arguments
 
     def run(self, run: Run) -> Any:
         """Run a function; returns its result."""
@@ -110,12 +112,12 @@ class Pipeline(DualFollower):
         changes, fused, *_ = self._repeated[name]
         return changes == self._tangents.changes and is_repeatable(fused)
 
-    def _keep(self, name: object, launched: Launched) -> None:
+    def _keep(self, name: object, launched: LaunchRecord) -> None:
         """Keep a launch for repetition, with its arguments alive, since the name contains their identities."""
         repeated = backend.RepeatedLaunch(launched.fused.kernel, dict(enumerate(launched.passed)))
         self._repeated[name] = launched.changes, launched.fused, repeated, launched.args
 
-    def _is_repeatable(self, kernel: backend.Kernel, fused: Fused) -> bool:
+    def _is_repeatable(self, kernel: backend.Kernel, fused: JacobianKernel) -> bool:
         """Whether the containers that a kernel writes have been saved, and the launch does not depend on the call."""
         is_simple = not len(self._tangents.arrays.regions) and backend.is_plain_call(kernel)
         is_simple = is_simple and not any(array.is_scratch for array in fused.first_order)  # new in each launch
@@ -153,19 +155,19 @@ class Pipeline(DualFollower):
         for _, key, rows in list(tangents.arrays.changed()):
             tangents.clear(key, rows)
         tangents.arrays.remember()
-        unknowns = Rows(root.unknowns, session)
+        unknowns = TangentMatrix(root.unknowns, session)
         session.accesses.note(set(), tangents.arrays.shared(unknowns.containers))
         changed = {key: name for key, name in solving.changed.items() if not is_among(key, unknowns.containers)}
         lost.add(changed, root.refuse)
         with self._undone() as written:
             root.residual()
-            right = Rows(root.residuals, session).read()
+            right = TangentMatrix(root.residuals, session).read()
             values = root.values(session.table, written)
         lost.add(changed, root.warn)
         if right is not None:
             with backend.suspend_following():
                 found = -root.step(values, right)
-            Rows(root.unknowns, session).write(found)
+            TangentMatrix(root.unknowns, session).write(found)
         tangents.arrays.remember()
         if self._trace is not None:
             self._trace.remember(filter(is_host_array, root.unknowns))

@@ -183,7 +183,7 @@ def part_of(obj: Any, table: FieldTable) -> Any:
     return None if table.field(obj) is None else (table.part(obj).key, table.part(obj).name)
 
 
-class Rows:
+class TangentMatrix:
     """The tangents of a list of fields and arrays as one matrix, a row for each number."""
 
     def __init__(self, objects: Sequence[Any], session: Session) -> None:

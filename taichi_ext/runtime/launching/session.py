@@ -17,7 +17,15 @@ from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
-from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, Role, container_key
+from taichi_ext.launches import (
+    ColumnBlock,
+    FieldKey,
+    FirstOrderArray,
+    JacobianKernel,
+    Launch,
+    LaunchRole,
+    container_key,
+)
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.record.variables import attribute_variable
 from taichi_ext.runtime.launching.tangents import (
@@ -36,11 +44,13 @@ from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN, PipelineRun, dual_like, warn_at_user
 from taichi_ext.runtime.python.run_record import NumberSeeds, taken_out, warn_of_captured
 
-Check = Callable[[Fused, Mapping[Key, Key]], None]  # takes a new kernel, and the keys of the run by the kernel's keys
+Check = Callable[
+    [JacobianKernel, Mapping[Key, Key]], None
+]  # takes a new kernel, and the keys of the run by the kernel's keys
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchRecord:
     """A launch that was made.
 
     Attributes:
@@ -51,7 +61,7 @@ class Launched:
         result: the value returned.
     """
 
-    fused: Fused
+    fused: JacobianKernel
     args: tuple[Any, ...]
     passed: Sequence[object]
     changes: int
@@ -154,7 +164,7 @@ class Session:
         args: tuple[object, ...],
         check: Check | None = None,
         run: PipelineRun | None = None,
-    ) -> Launched:
+    ) -> LaunchRecord:
         """Run a kernel and its tangents.
 
         Args:
@@ -173,7 +183,7 @@ class Session:
                 fused = self._found(bound, check)
             return self._launched(fused, bound)
 
-    def _found(self, bound: _Bound, check: Check | None) -> Fused:
+    def _found(self, bound: _Bound, check: Check | None) -> JacobianKernel:
         """The kernel with tangents for a call, built if there is none yet."""
         launch, name, first = bound.launch, bound.name, self.request.block.first
         fused = self._kernels.find(name, first, launch.roles)
@@ -185,7 +195,7 @@ class Session:
             self._kernels.add(name, first, launch.roles, fused)
         return fused
 
-    def _note(self, fused: Fused, bound: _Bound) -> bool:
+    def _note(self, fused: JacobianKernel, bound: _Bound) -> bool:
         """Note the numbers of a launch; whether stores of Python to its arrays have cleared tangents."""
         trace, tangents = self.request.restart.trace, self.tangents
         if trace is None:
@@ -238,7 +248,7 @@ class Session:
         dtype = backend.return_dtype(kernel)
         return dtype is not None and backend.is_real(dtype)
 
-    def result(self, launched: Launched, run: PipelineRun) -> Any:
+    def result(self, launched: LaunchRecord, run: PipelineRun) -> Any:
         """The value that a kernel of a pipeline has returned, its numbers with tangents."""
         value = launched.result
         if backend.return_dtype(launched.fused.primal) is None:
@@ -246,7 +256,7 @@ class Session:
         dense = self._target.is_dense and self.request.energy is None
         return dual_like(value, iter(self.tangents.values(RETURN)) if dense else repeat(UNKNOWN), run)
 
-    def _launched(self, fused: Fused, bound: _Bound) -> Launched:
+    def _launched(self, fused: JacobianKernel, bound: _Bound) -> LaunchRecord:
         """Run a kernel with tangents."""
         tangents, outer, values = self.tangents, bound.outer, bound.values
         tangents.first_order.accept(fused, outer)
@@ -277,7 +287,7 @@ class Session:
         self.accesses.note(*tangents.arrays.accesses(fused, bound.binding))
         if self.request.restart.trace is not None:
             self.request.restart.trace.after_launch(fused.primal, values)
-        return Launched(fused, bound.launch.args, passed, changes, result)
+        return LaunchRecord(fused, bound.launch.args, passed, changes, result)
 
     @property
     def is_dense(self) -> bool:
@@ -296,7 +306,9 @@ class Session:
                 warn_of_changes(self.tangents.carrier(view).name, len(rows))
         return is_changed
 
-    def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[object], list[Callable[[], None]]]:
+    def _passed(
+        self, fused: JacobianKernel, outer: Mapping[Key, View]
+    ) -> tuple[list[object], list[Callable[[], None]]]:
         """The arguments of a kernel after those of the user, and the functions to call after the launch."""
         tangents, passed, after = self.tangents, [], []
         for key in fused.shadows:
@@ -322,7 +334,7 @@ class Session:
             passed.append(self.request.block.first)
         return passed, after
 
-    def _save(self, fused: Fused, values: tuple[object, ...]) -> None:
+    def _save(self, fused: JacobianKernel, values: tuple[object, ...]) -> None:
         """Save the containers that a kernel may change, and compare the arrays that it reads with the run before."""
         restart = self.request.restart
         if restart.state is not None:
@@ -409,11 +421,11 @@ class KernelTable:
     The key of a kernel is its name, and the first column and the roles of its first launch.
     """
 
-    def __init__(self, kept: dict[Any, Fused], blocks: int = 1) -> None:
+    def __init__(self, kept: dict[Any, JacobianKernel], blocks: int = 1) -> None:
         self._kept = kept
         self._most = MOST_KERNELS * blocks
 
-    def find(self, name: KernelName, first: int, roles: Mapping[Key, Role]) -> Fused | None:
+    def find(self, name: KernelName, first: int, roles: Mapping[Key, LaunchRole]) -> JacobianKernel | None:
         """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
         table, exact = self._kept, (*name, first, frozenset(roles.items()))
         for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
@@ -428,14 +440,14 @@ class KernelTable:
                 return fused
         return None
 
-    def add(self, name: KernelName, first: int, roles: Mapping[Key, Role], fused: Fused) -> None:
+    def add(self, name: KernelName, first: int, roles: Mapping[Key, LaunchRole], fused: JacobianKernel) -> None:
         """Keep a kernel; the oldest one is dropped if there are too many."""
         if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]
         self._kept[(*name, first, frozenset(roles.items()))] = fused
 
 
-def is_current(fused: Fused) -> bool:
+def is_current(fused: JacobianKernel) -> bool:
     """Whether a kernel was built with the rules and Python values of now.
 
     Raises:
@@ -448,7 +460,7 @@ def is_current(fused: Fused) -> bool:
     return fused.kernel.captures.are_current(fused.primal)
 
 
-def is_repeatable(fused: Fused) -> bool:
+def is_repeatable(fused: JacobianKernel) -> bool:
     """Whether a kernel is current, and no rule has been registered since its last launch."""
     return fused.memory.rules_version == registry.version and is_current(fused)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from taichi_ext.differentiate.forms.entry_sites import Columns, DenseRowsError, IntermediatesError
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, IntermediatesError, SparseColumns
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, ColumnBlock, Fused, SparseTarget
+from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, ColumnBlock, JacobianKernel, SparseTarget
 from taichi_ext.program.keys import ADJOINTS, Key, OwnArray, SumKey
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents
 from taichi_ext.runtime.memory.regions import View
@@ -21,7 +21,7 @@ from taichi_ext.runtime.sparse.streams import Saved, Streams
 
 
 @dataclass(frozen=True)
-class Adjoints:
+class EnergyAdjoints:
     """Derivatives of an energy with respect to the fields it is computed from: a number for each column.
 
     ``read`` are the containers that the kernels of the run have read so far.
@@ -51,23 +51,25 @@ class SparseEntries(DenseRows):
 
     def __init__(
         self,
-        numbering: Columns,
+        numbering: SparseColumns,
         outputs: frozenset[Key],
         rows: SparseRows,
         projection: str | None = None,
-        adjoints: Adjoints | None = None,
+        adjoints: EnergyAdjoints | None = None,
     ) -> None:
         self.numbering = numbering
         self._adjoints = adjoints and replace(adjoints, read=set())  # nothing is read yet in this run
         self.outputs = outputs
         self.sparse_rows = rows
-        self.launched: Fused | None = None
+        self.launched: JacobianKernel | None = None
         self.changes = 0
         self._projection = projection
         self._streams: Streams | None = None
         self.is_symmetric = True
         self._left_out: dict[Key, object] = {}  # names of containers whose tangents are not kept
-        self._saved: list[tuple[Fused, Mapping[Key, Key], Saved, int]] = []  # entries, and how many blocks to project
+        self._saved: list[
+            tuple[JacobianKernel, Mapping[Key, Key], Saved, int]
+        ] = []  # entries, and how many blocks to project
 
     # --- containers
 
@@ -120,14 +122,14 @@ class SparseEntries(DenseRows):
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget:
         numbering = self.numbering
-        columns = Columns(
+        columns = SparseColumns(
             {names.get(key, key): size for key, size in numbering.sizes.items()},
             {names.get(key, key) for key in numbering.in_rows},
             {names.get(key, key): size for key, size in numbering.intermediates.items()},
         )
         return SparseTarget(columns, frozenset(names.get(key, key) for key in self.outputs))
 
-    def accept(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
+    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
         if self._projection is not None and not all(site.is_symmetric for site in fused.sites):
             raise UnsupportedError(
                 f"project={self._projection!r} needs the block of each element, and which params a term reads is not "
@@ -152,7 +154,7 @@ class SparseEntries(DenseRows):
             self._extend(before.in_rows | in_rows, {**before.intermediates, **new})
             tangents.columns.count = self.numbering.width
 
-    def _check_left_out(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents) -> None:
+    def _check_left_out(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents) -> None:
         """Raise if a kernel reads values that another one has computed from parameters: their tangents are needed."""
         for key in (outer.get(k, k) for k in fused.facts.read):
             if key in self._left_out:
@@ -163,7 +165,7 @@ class SparseEntries(DenseRows):
                 raise DenseRowsError("a kernel of the pipeline computes an array from params")
             self._left_out[key] = tangents.carrier(key).name
 
-    def _check_intermediates(self, fused: Fused, adjoints: Adjoints) -> None:
+    def _check_intermediates(self, fused: JacobianKernel, adjoints: EnergyAdjoints) -> None:
         """Raise if two values of an intermediate's entry may matter, or if a run cannot be repeated."""
         if fused.facts.has_random:
             raise DenseRowsError("the energy is computed from fields, and a kernel draws random numbers")
@@ -173,7 +175,7 @@ class SparseEntries(DenseRows):
             raise DenseRowsError("a field that the energy is computed from is stored twice, or after it is read")
         adjoints.read.update(fused.facts.read)
 
-    def array(self, fused: Fused, key: Any) -> Any:
+    def array(self, fused: JacobianKernel, key: Any) -> Any:
         if key == ADJOINTS:
             assert self._adjoints is not None
             return self._adjoints.shadow.array
@@ -182,7 +184,7 @@ class SparseEntries(DenseRows):
             self._streams.begin()
         return self._streams.array(key)
 
-    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
+    def run(self, fused: JacobianKernel, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
         """Launch a kernel, and again if there was too little room for the entries that it counts."""
         self.launched = fused
         streams, state = Streams.of(fused), State()
@@ -197,7 +199,7 @@ class SparseEntries(DenseRows):
             streams.make_room()
             self._streams = None  # they are begun again
 
-    def collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
+    def collect(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         if not fused.sites:
             return
         streams, self._streams = self._streams or Streams.of(fused), None  # kernels that only clear rows write nothing
@@ -238,7 +240,7 @@ class SparseEntries(DenseRows):
         return self.sparse_rows
 
 
-def _check_repeatable(state: State, fused: Fused) -> None:
+def _check_repeatable(state: State, fused: JacobianKernel) -> None:
     """Raise if a kernel that counts its entries cannot be run again."""
     is_lost = any(k in fused.facts.written for k in fused.shadows if not isinstance(k, OwnArray))
     if is_lost or state.has_random:

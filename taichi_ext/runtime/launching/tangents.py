@@ -17,8 +17,8 @@ from taichi_ext.launches import (
     GRADIENT,
     ColumnBlock,
     EnergyTarget,
-    Fused,
-    Role,
+    JacobianKernel,
+    LaunchRole,
     SparseTarget,
     container_key,
 )
@@ -69,18 +69,18 @@ class DenseRows:
     def check_role(self, key: Key) -> None:
         """Raise for a container that cannot have tangents in addition to those kept in the target."""
 
-    def accept(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
+    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
         """Called before each launch of a kernel, with the kernel's facts."""
 
-    def array(self, fused: Fused, key: Any) -> Any:
+    def array(self, fused: JacobianKernel, key: Any) -> Any:
         """An array that the kernel writes entries to."""
         raise AssertionError(key)
 
-    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
+    def run(self, fused: JacobianKernel, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
         """Launch a kernel; ``save`` saves the containers that it may change."""
         return launch()
 
-    def collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
+    def collect(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         """Take the entries that a launch has written."""
 
     def finish(self, *, is_direct: bool, energy: Key | None) -> None:
@@ -195,7 +195,7 @@ class Tangents:
         """Whether an entry may depend on params."""
         return self.carries(key) or self._target.lacks(key)
 
-    def role(self, key: Key) -> Role:
+    def role(self, key: Key) -> LaunchRole:
         """The tangents of a container when a kernel starts."""
         self._target.check_role(key)
         return self.carrier(key).role(key)
@@ -231,7 +231,7 @@ class Tangents:
         if numbers.tangents is not None:
             self.fields.hold(VALUES, numbers.shadow(self.columns.count))
 
-    def note_written(self, fused: Fused, keys: Sequence[Key]) -> None:
+    def note_written(self, fused: JacobianKernel, keys: Sequence[Key]) -> None:
         """Note that a kernel may have written to these tangents, and to those of the first order."""
         self.columns.changes += self.first_order.note_written(fused)
         for shadow in map(self.shadow, keys):
@@ -239,7 +239,7 @@ class Tangents:
             shadow.is_fresh = False
 
 
-def scratch_of(fused: Fused, key: Any, columns: TangentColumns) -> Shadow:
+def scratch_of(fused: JacobianKernel, key: Any, columns: TangentColumns) -> Shadow:
     """Memory for the rows of locals, kept between launches."""
     if key not in fused.memory.scratch:
         columns.spend(fused.scratch_sizes[key] * 8)
@@ -247,7 +247,7 @@ def scratch_of(fused: Fused, key: Any, columns: TangentColumns) -> Shadow:
     return fused.memory.scratch[key]
 
 
-def save_changed(state: State, fused: Fused, table: FieldTable, values: tuple[object, ...]) -> None:
+def save_changed(state: State, fused: JacobianKernel, table: FieldTable, values: tuple[object, ...]) -> None:
     """Save the containers that a kernel may change; ``values`` are its leaf arguments."""
     state.has_random |= fused.facts.has_random
     fields = [table.infos[key].obj for key in fused.facts.written if key in table.infos]
@@ -260,7 +260,7 @@ def save_changed(state: State, fused: Fused, table: FieldTable, values: tuple[ob
 
 
 @dataclass(frozen=True)
-class Seed:
+class ParameterSeed:
     """A field or array that is a parameter: its entries are the columns from ``first`` on."""
 
     key: Key
@@ -317,7 +317,7 @@ class Request:
     """
 
     block: ColumnBlock
-    seeds: tuple[Seed, ...]
+    seeds: tuple[ParameterSeed, ...]
     arrays: tuple[Given, ...]
     outputs: tuple[Output, ...]
     directions: np.ndarray | None = None

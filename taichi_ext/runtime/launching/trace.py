@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.launches import Fused, KernelFacts
+from taichi_ext.launches import JacobianKernel, KernelFacts
 from taichi_ext.runtime.launching.tangents import save_changed
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of
@@ -28,7 +28,7 @@ Along = Callable[[View, np.ndarray], "np.ndarray | None"]
 
 
 @dataclass(eq=False)
-class Event:
+class TraceEvent:
     """Numbers that Python passes to a kernel, stores or reads, or an array that it passes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Event:
     is_array: bool = False
     is_active: bool = False
 
-    def is_like(self, other: Event) -> bool:
+    def is_like(self, other: TraceEvent) -> bool:
         """Whether both may be the same event of two runs."""
         is_same = self.use == other.use and self.kernel is other.kernel and self.is_array == other.is_array
         return is_same and self.numbers.shape == other.numbers.shape
@@ -75,7 +75,7 @@ class Trace:
     known: Set[int] = frozenset()
     stores: Mapping[int, np.ndarray] = field(default_factory=dict)
     start: int | None = None
-    events: list[Event] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
     _at: int = 0
     _kernels: int = 0  # made before the run
     _along: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -180,7 +180,7 @@ class Trace:
         at = self._next()
         if at is not None:
             moves = [self._move(n) if is_dual(n) else 0.0 for n in floats]
-            self._keep(at, Event(use, kernel, _place(), np.array(floats, np.float64), np.array(moves)))
+            self._keep(at, TraceEvent(use, kernel, _place(), np.array(floats, np.float64), np.array(moves)))
 
     def _move(self, number: Any) -> float:
         is_known = isinstance(number.tangent, np.ndarray) and not number.is_stopped
@@ -194,7 +194,9 @@ class Trace:
             changed = None if known is None else (numbers != known[1]) & ~(np.isnan(numbers) & np.isnan(known[1]))
             moves = along(view, self._along)
             parts = _sums(numbers), _sums(np.zeros(numbers.shape) if moves is None else moves)
-            self._keep(at, Event(use, kernel, _place(), *parts, changed, is_array=True, is_active=moves is not None))
+            self._keep(
+                at, TraceEvent(use, kernel, _place(), *parts, changed, is_array=True, is_active=moves is not None)
+            )
         return ((view, self.stores[index]),) if index in self.stores else ()
 
     def _next(self) -> int | None:
@@ -203,7 +205,7 @@ class Trace:
         is_kept = self.direction is not None and self.start is not None and self._at > self.start
         return self._at - 1 - (self.start or 0) if is_kept else None
 
-    def _keep(self, at: int, event: Event) -> None:
+    def _keep(self, at: int, event: TraceEvent) -> None:
         if at >= len(self.events):
             self.events.append(event)
         elif self.events[at].moves.shape == event.moves.shape:  # other columns of the same run
@@ -256,7 +258,13 @@ class PlainRun(backend.Follower):
     """
 
     def __init__(
-        self, trace: Trace, state: State, kernels: Iterable[tuple[Any, Fused]], table: FieldTable, *, is_last: bool
+        self,
+        trace: Trace,
+        state: State,
+        kernels: Iterable[tuple[Any, JacobianKernel]],
+        table: FieldTable,
+        *,
+        is_last: bool,
     ) -> None:
         self.trace, self._state, self._table, self._is_last = trace, state, table, is_last
         kernels = list(kernels)

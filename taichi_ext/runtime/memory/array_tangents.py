@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
-from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused
+from taichi_ext.launches import ArrayArgument, ContainerInfo, JacobianKernel
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.memory.regions import Region, Regions, View
 from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns, array_info, view_of
@@ -45,7 +45,9 @@ class Binding:
     given: list[Given]
     arrays: dict[int, ContainerInfo]  # those of real numbers, by position
     outer: dict[Key, View]  # the keys of a session by those of the trace
-    accesses: dict[int, tuple[Fused, set[Key], set[Key]]] = field(default_factory=dict)  # by kernel: read, written
+    accesses: dict[int, tuple[JacobianKernel, set[Key], set[Key]]] = field(
+        default_factory=dict
+    )  # by kernel: read, written
 
     def is_current(self) -> bool:
         """Whether all arrays are still where they were."""
@@ -136,7 +138,7 @@ class ArrayTangents:
             if region.is_active or any(key.overlaps(region.layout) for key in self.infos):
                 raise InvalidArgumentError(_SHARED.format(region.name, array.name) + _OTHER_TYPE)
 
-    def accesses(self, fused: Fused, binding: Binding) -> tuple[set[Key], set[Key]]:
+    def accesses(self, fused: JacobianKernel, binding: Binding) -> tuple[set[Key], set[Key]]:
         """The containers that a kernel reads and writes, see ``shared``."""
         if id(fused) not in binding.accesses:
             outer, facts = binding.outer, fused.facts

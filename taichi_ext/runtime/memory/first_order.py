@@ -19,9 +19,9 @@ from taichi_ext.launches import (
     EnergyTarget,
     FirstOrder,
     FirstOrderArray,
-    Fused,
     GradientKey,
-    Role,
+    JacobianKernel,
+    LaunchRole,
 )
 from taichi_ext.program.keys import Key, Scratch, Whole
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents
@@ -69,7 +69,7 @@ class FirstOrderTangents:
 
     # --- launches
 
-    def roles(self, names: Mapping[Key, Key]) -> dict[Key, Role]:
+    def roles(self, names: Mapping[Key, Key]) -> dict[Key, LaunchRole]:
         """The roles of the first-order tangents; ``names`` are the keys of a launch by those of the run."""
         if self._energy is None:
             return {}
@@ -106,7 +106,7 @@ class FirstOrderTangents:
         """The arrays that have tangents of the first order, or are parameters."""
         return {key for key in (*self.containers(), *energy.starts) if isinstance(key, View)}
 
-    def accept(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
+    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         """Prepare for a launch; tangents of scratch memory are new in each launch."""
         self._outer = outer
         self._before.clear()
@@ -117,7 +117,7 @@ class FirstOrderTangents:
             if array.is_scratch:
                 self._shadows.pop(key, None)
 
-    def array(self, fused: Fused, name: FirstOrderArray, *, may_run_again: bool) -> Any:
+    def array(self, fused: JacobianKernel, name: FirstOrderArray, *, may_run_again: bool) -> Any:
         """An array for a launch; if a kernel runs again, with its values before the first run."""
         (array,) = (array for array in fused.first_order if array.name == name)
         key = self.outer_key(array.info.key)
@@ -130,7 +130,7 @@ class FirstOrderTangents:
             self._before[key] = shadow.to_numpy().copy()
         return shadow.array
 
-    def note_written(self, fused: Fused) -> bool:
+    def note_written(self, fused: JacobianKernel) -> bool:
         """Note that a kernel has written to its first-order arrays; whether some of them were zero before."""
         written = [self._shadows[self.outer_key(array.info.key)] for array in fused.first_order]
         is_new = any(first.is_fresh for first in written)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.launches import FieldKey, Role
+from taichi_ext.launches import FieldKey, LaunchRole
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class Carrier:
         """Whether the shadow is that of the part, row by row."""
         return not isinstance(key, FieldKey) or key.component is None
 
-    def seeded(self, key: Any) -> Role:
+    def seeded(self, key: Any) -> LaunchRole:
         """The role of a part that starts as seeds."""
         parts = ((part.component, column) for part, column in self.seeds.items() if not self.is_whole(part))
-        return Role(min(self.seeds.values()), tuple(sorted(parts)))
+        return LaunchRole(min(self.seeds.values()), tuple(sorted(parts)))
 
     def column(self, key: Any, row: int) -> int | None:
         """The column that an entry of a part stands for, if it is one of a parameter that nothing was stored to."""
@@ -109,12 +109,12 @@ class Carrier:
         """Whether an entry may carry a tangent."""
         return bool(self.seeds) or (self.shadow is not None and not self.shadow.is_fresh)
 
-    def role(self, key: Any) -> Role:
+    def role(self, key: Any) -> LaunchRole:
         """The tangents of a part when a kernel starts."""
         if self.seeds:
             return self.seeded(key)
         shadow = self.shadow
-        return Role() if shadow is None else Role(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
+        return LaunchRole() if shadow is None else LaunchRole(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
 
     def sown(self, columns: Any) -> Any:
         """The tangents, allocated at first use; those of parameters start as their seeds."""
@@ -158,8 +158,8 @@ class Region(Carrier):
                 return column
         return None
 
-    def seeded(self, view: View) -> Role:
-        return Role(first_column=self.first_seed(view))
+    def seeded(self, view: View) -> LaunchRole:
+        return LaunchRole(first_column=self.first_seed(view))
 
     def column(self, view: View, row: int) -> int | None:
         column = self.first_seed(view)

@@ -15,7 +15,7 @@ from taichi_ext.runtime.reverse.cells import Cell, Cells
 
 
 @dataclass(frozen=True)
-class Change:
+class ArrayChange:
     """Entries of an array that Python has changed; memory is as it was before.
 
     Attributes:
@@ -51,7 +51,7 @@ class HostArrays:
             if memory is not None:
                 region.copy = memory.copy()
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[ArrayChange]:
         """What Python has changed since the last launch."""
         for region in list(self._cells.regions):
             memory = region.memory
@@ -59,11 +59,11 @@ class HostArrays:
             if memory is not None and len(rows):
                 yield self._change(region, memory, rows)
 
-    def _change(self, region: Region, memory: np.ndarray, rows: np.ndarray) -> Change:
+    def _change(self, region: Region, memory: np.ndarray, rows: np.ndarray) -> ArrayChange:
         if backend.host_values(region.owners[-1][1]) is None:
             raise UnsupportedError("Python changes an array on a device between kernels.")
         cell = self._cells.of_array(region.layout, region.name, memory.view(backend.to_numpy_type(region.dtype)))
         now = memory.copy()
         memory[...] = region.copy
         region.copy = now
-        return Change(cell, region.name, rows, lambda: np.copyto(memory, now))
+        return ArrayChange(cell, region.name, rows, lambda: np.copyto(memory, now))

@@ -14,12 +14,12 @@ from taichi_ext.runtime.memory.regions import Region, View
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import is_dual
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
-from taichi_ext.runtime.reverse.history import Event, Form, Launched, Launcher, Lent, Read, Stored
+from taichi_ext.runtime.reverse.history import Event, Launcher, LaunchEvent, Lent, NumberForm, ReadEvent, Stored
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, numpy_type
-from taichi_ext.runtime.reverse.roots import Change, Transposed
+from taichi_ext.runtime.reverse.roots import SolverRun, Transposed
 
 
-class Adjoints:
+class CellAdjoints:
     """The adjoints of cells and of numbers in Python; arrays that share memory share them.
 
     Args:
@@ -140,7 +140,12 @@ class Backward:
     """
 
     def __init__(
-        self, adjoints: Adjoints, capacity: Sequence[int], *, is_guarded: bool = False, moved: Adjoints | None = None
+        self,
+        adjoints: CellAdjoints,
+        capacity: Sequence[int],
+        *,
+        is_guarded: bool = False,
+        moved: CellAdjoints | None = None,
     ) -> None:
         self.adjoints, self._moved = adjoints, moved
         self._stores = [adjoints] if moved is None else [adjoints, moved]
@@ -157,7 +162,7 @@ class Backward:
 
     def event(self, event: Event) -> None:
         """Go back over one event: memory is afterwards as before it, as far as adjoints read it."""
-        if isinstance(event, Launched):
+        if isinstance(event, LaunchEvent):
             for n in reversed(range(len(event.steps))):
                 self._undo(event.saved[n])
                 self._stage(event, n)
@@ -170,15 +175,15 @@ class Backward:
             if event.rows is not None:
                 for store in self._stores:
                     store.clear(event.cells[0], event.rows)
-        elif isinstance(event, (Change, Transposed)):
+        elif isinstance(event, (SolverRun, Transposed)):
             event.back(self.adjoints, self._undo)
-        elif isinstance(event, Read):
+        elif isinstance(event, ReadEvent):
             for store in self._stores:
                 adjoint = store.number(event.number)
                 if adjoint is not None:
                     store.add(event.cell, [event.row], adjoint[None])
 
-    def _pass_on(self, form: Form, cell: Cell, rows: Any) -> None:
+    def _pass_on(self, form: NumberForm, cell: Cell, rows: Any) -> None:
         """Pass the adjoint of entries that hold a number on to those that it was computed from."""
         if not self.adjoints.has(cell):
             return
@@ -210,7 +215,7 @@ class Backward:
                 self.final[name] = Copy(copy.cell, copy.box)
             copy.put_back()
 
-    def _stage(self, event: Launched, n: int) -> None:
+    def _stage(self, event: LaunchEvent, n: int) -> None:
         plan = event.steps[n].plan
         known, adjoint = self._repeated.get((event.call, plan)), plan.adjoint
         if known is None:
@@ -242,7 +247,7 @@ class Backward:
             self.missing = [max(known, int(count)) for known, count in zip(self.missing, status, strict=False)]
             status[:2] = 0
 
-    def _argument(self, event: Launched, adjoint: AdjointKernel, c: Container, lent: Lent) -> np.ndarray:
+    def _argument(self, event: LaunchEvent, adjoint: AdjointKernel, c: Container, lent: Lent) -> np.ndarray:
         """The array for one of the own arguments of an adjoint."""
         what = adjoint.stage.tangents.get(c)
         if what is None:
@@ -264,7 +269,7 @@ class Backward:
         cell = event.cell(c)
         return event.own[c].obj if what is None else lent.borrow(cell.dots, cell)
 
-    def _sums(self, c: Container, store: Adjoints) -> np.ndarray:
+    def _sums(self, c: Container, store: CellAdjoints) -> np.ndarray:
         """Sums of each thread."""
         assert c.shape is not None
         name = c, store
@@ -273,7 +278,7 @@ class Backward:
             self._own[name] = np.zeros(size, numpy_type(c))
         return self._own[name]
 
-    def _tape(self, tape: Tape, c: Container, store: Adjoints) -> np.ndarray:
+    def _tape(self, tape: Tape, c: Container, store: CellAdjoints) -> np.ndarray:
         if c is tape.status:
             return self._tapes.setdefault("status", np.array([0, 0, *self._capacity], np.int32))
         capacity = self._capacity[0 if c is tape.reals else 1]

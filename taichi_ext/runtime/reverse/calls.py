@@ -14,10 +14,10 @@ from taichi_ext.launches import ColumnBlock, Launch, NumberArgument, NumberColum
 from taichi_ext.runtime.launching.session import KernelName
 from taichi_ext.runtime.memory.array_tangents import Binding, array_arguments, check_overlaps
 from taichi_ext.runtime.reverse.cells import Cell, Cells
-from taichi_ext.runtime.reverse.history import Call, Form, Launched, StagePlan, Step, accesses
+from taichi_ext.runtime.reverse.history import LaunchCall, LaunchEvent, NumberForm, StagePlan, Step, accesses
 from taichi_ext.runtime.reverse.kernels import NumberPlace, StagedKernel, numpy_type, references_to, staged_kernel
 
-Passed = Mapping[str, Sequence[Form]]  # how the entries of leaf arguments depend on other numbers, by name
+Passed = Mapping[str, Sequence[NumberForm]]  # how the entries of leaf arguments depend on other numbers, by name
 
 
 @dataclass(eq=False)
@@ -60,21 +60,21 @@ class Calls:
         self.written: set[Any] = set()
         self._request, self._kernels, self._cells, self._width = request, kernels, cells, width
         self._threads = backend.thread_count() or 1
-        self._known: dict[object, Call] = {}
-        self._simple: dict[object, Call] = {}  # those that take numbers and templates alone
+        self._known: dict[object, LaunchCall] = {}
+        self._simple: dict[object, LaunchCall] = {}  # those that take numbers and templates alone
 
-    def repeated(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched | None:
+    def repeated(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> LaunchEvent | None:
         """A launch like one before it that takes numbers and templates alone; None if there was none."""
         call = self._simple.get(_simple_name(kernel, args))
         if call is None or not call.kernel.is_current():
             return None
-        event = Launched(call, args, {}, [])
+        event = LaunchEvent(call, args, {}, [])
         event.steps += self._steps(event)
         return event
 
     def launched(
         self, kernel: backend.Kernel, args: tuple[Any, ...], values: Sequence[Any], passed: Passed
-    ) -> Launched:
+    ) -> LaunchEvent:
         """A launch that is about to be made: its kernel, its numbers, and the plans of its stages.
 
         Args:
@@ -95,7 +95,7 @@ class Calls:
 
     def _call(
         self, kernel: backend.Kernel, args: tuple[Any, ...], values: Sequence[Any], passed: frozenset[str]
-    ) -> Call:
+    ) -> LaunchCall:
         leaves = backend.leaf_arguments(kernel)
         name = (id(kernel), passed, *map(_name, leaves, values))
         known = self._known.get(name)
@@ -115,7 +115,7 @@ class Calls:
                 cells[c] = self._cells.of_array(array.view, array.name, array.value)
         written = {c for n in range(len(staged.staged.stages)) for c in staged.forward(n).writes}
         check_overlaps(binding.given, {info.key for c, info in staged.infos.items() if c in written})
-        made = self._known[name] = Call(staged, args, cells, binding)
+        made = self._known[name] = LaunchCall(staged, args, cells, binding)
         return made
 
     def _staged(
@@ -151,13 +151,13 @@ class Calls:
         features = backend.argument_features(kernel, args)
         return self._kernels.find(KernelName(id(kernel), features, (shapes, same), variant), launch, count)
 
-    def _event(self, call: Call, args: tuple[Any, ...], values: Sequence[Any], passed: Passed) -> Launched:
+    def _event(self, call: LaunchCall, args: tuple[Any, ...], values: Sequence[Any], passed: Passed) -> LaunchEvent:
         """A launch with the numbers that it is given."""
         kernel, own = call.kernel, {}
         for c in kernel.own_containers:
             array = np.zeros(kernel.size_of(c), numpy_type(c))
             own[c] = Cell(None, array, array.shape, array.dtype, dots=self._cells.dots)
-        event = Launched(call, args, own, [])
+        event = LaunchEvent(call, args, own, [])
         leaves = {leaf.name: value for leaf, value in zip(backend.leaf_arguments(kernel.kernel), values, strict=True)}
         for place in kernel.numbers:
             cell = own[place.container]
@@ -172,7 +172,9 @@ class Calls:
             self.read.add(place.key)
         return event
 
-    def _number(self, place: NumberPlace, leaves: Mapping[str, Any], passed: Passed) -> tuple[Any, Sequence[Form]]:
+    def _number(
+        self, place: NumberPlace, leaves: Mapping[str, Any], passed: Passed
+    ) -> tuple[Any, Sequence[NumberForm]]:
         """A number or vector that a launch is given, and how its entries depend on others."""
         numbers, count = self._request.numbers, math.prod(place.shape)
         if not isinstance(place.key, NumberArgument):
@@ -184,12 +186,12 @@ class Calls:
         first = numbers.arguments[name]
         return leaves[name], [self.parameter(first + n) for n in range(count)]
 
-    def parameter(self, column: int) -> Form:
+    def parameter(self, column: int) -> NumberForm:
         """A number that is a parameter itself."""
         directions = self._request.directions
-        return Form({column: 1.0}, None if directions is None else directions[column])
+        return NumberForm({column: 1.0}, None if directions is None else directions[column])
 
-    def _steps(self, event: Launched) -> list[Step]:
+    def _steps(self, event: LaunchEvent) -> list[Step]:
         """The stages of a launch, for what is active now."""
         call, now = event.call, self._cells.version
         integers = tuple(event.args[position] for _, position in call.kernel.integers)
@@ -201,7 +203,7 @@ class Calls:
             call.steps[integers] = now, steps
         return steps
 
-    def _plan(self, event: Launched, n: int) -> StagePlan:
+    def _plan(self, event: LaunchEvent, n: int) -> StagePlan:
         """A stage with its adjoint for what is active now, and what becomes active by it."""
         call, kernel = event.call, event.call.kernel
         forward = kernel.forward(n)

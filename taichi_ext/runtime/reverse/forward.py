@@ -32,7 +32,7 @@ from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
-from taichi_ext.runtime.reverse.history import Form, Launched, Read, Stored
+from taichi_ext.runtime.reverse.history import LaunchEvent, NumberForm, ReadEvent, Stored
 from taichi_ext.runtime.reverse.roots import Roots
 
 
@@ -140,7 +140,7 @@ class Forward(DualFollower):
         self._arrays.remember()
         return result
 
-    def _launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched:
+    def _launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> LaunchEvent:
         check_gradient_is_own(kernel)
         event = self._calls.repeated(kernel, args) or self._first_launched(kernel, args)
         self.schedule.begin()
@@ -151,9 +151,9 @@ class Forward(DualFollower):
         self.schedule.end()
         return event
 
-    def _first_launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Launched:
+    def _first_launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> LaunchEvent:
         args, values, passed = checked_arguments(kernel, args, self.request.numbers, self._numbers)
-        forms = {k: [n.tangent if is_dual(n) else Form() for n in entries] for k, entries in passed.items()}
+        forms = {k: [n.tangent if is_dual(n) else NumberForm() for n in entries] for k, entries in passed.items()}
         return self._calls.launched(kernel, args, values, forms)
 
     def _follow_arrays(self) -> None:
@@ -164,7 +164,7 @@ class Forward(DualFollower):
             self._store([change.cell], change.rows, change.redo)
             self.written.add(change.cell.key)
 
-    def _result(self, event: Launched) -> Any:
+    def _result(self, event: LaunchEvent) -> Any:
         """The value that the launch returns; numbers in it that depend on parameters are followed."""
         staged = event.call.kernel.staged
         if staged.returned is None:
@@ -183,9 +183,9 @@ class Forward(DualFollower):
         """A number that Python gets from an entry, which depends on parameters."""
         number, self._count = self._count, self._count + 1
         self._has_reads = True
-        self.schedule.add(Read(cell, row, number))
+        self.schedule.add(ReadEvent(cell, row, number))
         dots = None if self.cells.dots is None else self.cells.dots.of(cell)[row].copy()
-        return DualNumber(value, Form({number: 1.0}, dots), self._numbers)
+        return DualNumber(value, NumberForm({number: 1.0}, dots), self._numbers)
 
     def _deactivate(self, node: backend.SNode, run: Callable[[], object]) -> None:
         """Deactivate a node: its entries are constants from now on."""

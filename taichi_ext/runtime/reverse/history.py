@@ -16,7 +16,7 @@ from taichi_ext.runtime.reverse.cells import Box, Cell, Copy, Log
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, StagedKernel, StageKernel, numpy_type
 
 
-class Form(dict[int, float]):
+class NumberForm(dict[int, float]):
     """How a number in Python depends on others: partials by their numbers. It can be added and scaled.
 
     Attributes:
@@ -29,17 +29,17 @@ class Form(dict[int, float]):
         super().__init__(partials or {})
         self.dots = dots
 
-    def __mul__(self, factor: float) -> Form:
+    def __mul__(self, factor: float) -> NumberForm:
         dots = None if self.dots is None else self.dots * float(factor)
-        return Form({key: partial * factor for key, partial in self.items()}, dots)
+        return NumberForm({key: partial * factor for key, partial in self.items()}, dots)
 
     __rmul__ = __mul__
 
-    def __add__(self, other: Form) -> Form:
+    def __add__(self, other: NumberForm) -> NumberForm:
         partials = {key: self.get(key, 0.0) + other.get(key, 0.0) for key in {**self, **other}}
         if self.dots is None or other.dots is None:
-            return Form(partials, other.dots if self.dots is None else self.dots)
-        return Form(partials, self.dots + other.dots)
+            return NumberForm(partials, other.dots if self.dots is None else self.dots)
+        return NumberForm(partials, self.dots + other.dots)
 
 
 class Event:
@@ -58,7 +58,7 @@ class Event:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LaunchCall:
     """A kernel and its arguments; launches that differ in numbers alone share it.
 
     Attributes:
@@ -137,7 +137,7 @@ def accesses(kernel: StageKernel, containers: frozenset[Container], *, is_store:
 
 
 @dataclass(eq=False)
-class Launched(Event):
+class LaunchEvent(Event):
     """A launch.
 
     Attributes:
@@ -150,10 +150,10 @@ class Launched(Event):
         has_run: whether random numbers have been drawn.
     """
 
-    call: Call
+    call: LaunchCall
     args: tuple[Any, ...]
     own: dict[Container, Cell]
-    given: list[tuple[Cell, int, Form]]
+    given: list[tuple[Cell, int, NumberForm]]
     steps: list[Step] = field(default_factory=list)
     saved: list[list[Copy]] = field(default_factory=list)
     has_run: bool = False
@@ -290,7 +290,7 @@ class Stored(Event):
     redo: Callable[[], object]
     box: Box = ()
     saved: list[Copy] = field(default_factory=list)
-    form: Form = field(default_factory=Form)
+    form: NumberForm = field(default_factory=NumberForm)
 
     def again(self, log: Log) -> None:
         """Make the change once more."""
@@ -317,7 +317,7 @@ class Stored(Event):
 
 
 @dataclass(eq=False)
-class Read(Event):
+class ReadEvent(Event):
     """A number that Python has read from an entry."""
 
     cell: Cell

@@ -18,7 +18,7 @@ from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.edges.edges import check_again
-from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Role, Seeds
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Role
 from taichi_ext.differentiate.facts.facts import shadow_argument
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.special import check_bits
@@ -278,7 +278,7 @@ class StagedKernel:
         extents = {**extents, **self.extents, **self._own_extents()}
         roles = {c: Role(is_fresh=c not in active) for c in extents}
         device = Device(threads=backend.thread_count())
-        found = differentiate(program, Seeds(self.columns, roles, extents, device=device))
+        found = differentiate(program, DifferentiationRequest(self.columns, roles, extents, device=device))
         body = ir.mapped(found.program.body, lambda s: ir.with_nodes(s, written_out))
         return simplify(replace(found.program, body=body)).body, found
 
@@ -428,7 +428,7 @@ def _with_numbers(
     folded: dict[Value, Value] = {}
 
     def change(v: Value) -> Value:
-        if isinstance(v, ir.Known):
+        if isinstance(v, ir.FoldedConst):
             source = ir.rebuilt(v.source, change)
             if source is v.source:
                 return v

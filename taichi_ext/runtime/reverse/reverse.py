@@ -16,7 +16,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.python.dual_numbers import Run
-from taichi_ext.runtime.reverse.backward import Adjoints, Backward
+from taichi_ext.runtime.reverse.backward import Backward, CellAdjoints
 from taichi_ext.runtime.reverse.calls import Kernels
 from taichi_ext.runtime.reverse.cells import Cells, Log
 from taichi_ext.runtime.reverse.forward import Forward
@@ -27,7 +27,7 @@ _CAPACITY = 1 << 10  # entries of a thread's tape at first
 
 
 @dataclass(frozen=True)
-class Products:
+class CotangentProducts:
     """Cotangents times J.
 
     Attributes:
@@ -81,7 +81,7 @@ class Reverse:
         advance: Callable[[int, int], None] = lambda done, total: None,
         check: Callable[[Forward], None] | None = None,
         restores: bool = False,
-    ) -> Products:
+    ) -> CotangentProducts:
         """Run it once, and multiply cotangents with its Jacobian.
 
         Args:
@@ -108,7 +108,7 @@ class Reverse:
         is_undoable = run.kernel is None or restores or check is not None
         cells, log = Cells(self._table), Log(keeps_first=is_undoable)
         if request.directions is not None:
-            cells.dots = Adjoints(cells, request.directions.shape[1])
+            cells.dots = CellAdjoints(cells, request.directions.shape[1])
         schedule = Schedule(cells, log, max_memory)
         forward = Forward(request, self._kernels, schedule, width)
         with _undone(log, InvalidArgumentError, UnsupportedError):
@@ -139,7 +139,7 @@ class Reverse:
         if total > width:
             parts = [np.concatenate(parts, axis=1)]
         rows = parts[0] if parts else np.zeros((request.block.count, 0))
-        products = Products(
+        products = CotangentProducts(
             rows,
             moved,
             returned,
@@ -181,8 +181,8 @@ class Reverse:
         """
         schedule, capacity, is_guarded = forward.schedule, self._kernels.capacity, False
         while True:
-            adjoints, dots = Adjoints(schedule.cells, forward.width), schedule.cells.dots
-            moved = None if dots is None else Adjoints(schedule.cells, forward.width * dots.width)
+            adjoints, dots = CellAdjoints(schedule.cells, forward.width), schedule.cells.dots
+            moved = None if dots is None else CellAdjoints(schedule.cells, forward.width * dots.width)
             backward = Backward(adjoints, capacity, is_guarded=is_guarded, moved=moved)
             _seed(forward, adjoints, cotangents)
             with backend.exclusive, backend.suspend_following():
@@ -213,7 +213,7 @@ def _undone(log: Log, *errors: Any) -> Iterator[None]:
         raise
 
 
-def _seed(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) -> None:
+def _seed(forward: Forward, adjoints: CellAdjoints, cotangents: list[np.ndarray]) -> None:
     """Start with the cotangents of the outputs."""
     for output, given in zip(forward.request.outputs, cotangents, strict=True):
         if output.key == RETURN:
@@ -224,7 +224,7 @@ def _seed(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) ->
             adjoints.add(forward.cell_of(output.key), forward.rows_of(output.key), given)
 
 
-def _gradient(forward: Forward, adjoints: Adjoints, cotangents: list[np.ndarray]) -> np.ndarray:
+def _gradient(forward: Forward, adjoints: CellAdjoints, cotangents: list[np.ndarray]) -> np.ndarray:
     """The adjoints of the parameters, a row for each column of J."""
     request = forward.request
     dtype = np.result_type(*(c.dtype for c in cotangents)) if cotangents else np.dtype(np.float64)

@@ -19,11 +19,11 @@ from taichi_ext.runtime.launching.session import Lost, is_among
 from taichi_ext.runtime.memory.shadows import view_of
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
-from taichi_ext.runtime.reverse.history import Event, Launched
+from taichi_ext.runtime.reverse.history import Event, LaunchEvent
 
 
 @dataclass(eq=False)
-class Change(Event):
+class SolverRun(Event):
     """A solver runs, and what it changes is constant but for its equation; or what its residuals stored is put back.
 
     Attributes:
@@ -36,7 +36,7 @@ class Change(Event):
     """
 
     redo: Callable[[Callable[[Cell], None], Callable[[Cell], object]], object]
-    undone: Change | None = None
+    undone: SolverRun | None = None
     cells: dict[Cell, None] = field(default_factory=dict)
     changed: dict[Cell, None] = field(default_factory=dict)
     saved: list[Copy] = field(default_factory=list)
@@ -133,8 +133,8 @@ class Roots:
         unknowns, residuals = ([self._cell(obj) for obj in objs] for objs in (root.unknowns, root.residuals))
         schedule.begin()
         changed: dict[Any, Any] = {}
-        undone = Change(self._put_back)
-        solved = Change(lambda *found: self._solve(root, unknowns, changed, *found), undone)
+        undone = SolverRun(self._put_back)
+        solved = SolverRun(lambda *found: self._solve(root, unknowns, changed, *found), undone)
         with schedule.held():
             result = solved.again(log)
             schedule.add(solved)
@@ -144,7 +144,7 @@ class Roots:
             self.lost.add(changed, root.refuse)
             first = len(schedule.events)
             root.residual()
-            launched = [event for event in schedule.events[first:] if isinstance(event, Launched)]
+            launched = [event for event in schedule.events[first:] if isinstance(event, LaunchEvent)]
             written = {cell.key for event in schedule.events[first:] for cell in event.written}
             values = root.values(table, written)
             if any(cell.carries() for cell in residuals):

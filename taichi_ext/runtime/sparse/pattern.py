@@ -18,7 +18,7 @@ from taichi_ext.runtime.sparse.merging import merged, merged_blocks
 from taichi_ext.runtime.sparse.symmetric_blocks import symmetric_blocks
 
 
-class Slots:
+class SiteSlots:
     """The slots of a site in one launch: whether they are filled, and their rows and columns."""
 
     def __init__(self, site: Site, integers: np.ndarray | None, counts: SlotCounts) -> None:
@@ -73,7 +73,7 @@ LENGTHS = (12, 6, 4, 3, 2)  # of vectors in which entries may be contiguous
 
 
 @dataclass
-class Block:
+class PatternBlock:
     """The CSR arrays of one container's entries in the columns of another one, and the sources of their numbers.
 
     Attributes:
@@ -137,18 +137,20 @@ def block_of(
     *,
     may_be_in_place: bool,
     is_symmetric: bool = False,
-) -> Block:
+) -> PatternBlock:
     """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept.
 
     The places are overwritten.
     """
     width, dtype = max(1, shape[1]), np.int32 if max(*shape, len(key)) < 2**31 else np.int64
     if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
-        return Block(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
+        return PatternBlock(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
     if is_symmetric and shape[0] == shape[1] and not has_rows and len(key) >= LONG:
         found = symmetric_blocks(key, kept, shape[0])
         if found is not None:
-            return Block(found.indptr, found.indices, found.order, None, shape, False, found.length, found.blocks)
+            return PatternBlock(
+                found.indptr, found.indices, found.order, None, shape, False, found.length, found.blocks
+            )
     numbers = None if kept.all() else np.flatnonzero(kept)
     key = key if numbers is None else key[numbers]
     order, key = _sorted(key, max(1, shape[0]) * width)
@@ -167,8 +169,8 @@ def block_of(
             counts = np.diff(ends)[::length]
             first = np.repeat(ends[:-1:length] - np.append(0, np.cumsum(counts)[:-1]), counts) + np.arange(counts.sum())
             ends = np.append(0, np.cumsum(counts)).astype(dtype)
-            return Block(indptr, indices, order[first], ends, shape, has_rows, length)
-    return Block(indptr, indices, order, None if is_first.all() else ends, shape, has_rows)
+            return PatternBlock(indptr, indices, order[first], ends, shape, has_rows, length)
+    return PatternBlock(indptr, indices, order, None if is_first.all() else ends, shape, has_rows)
 
 
 def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarray:
@@ -217,7 +219,7 @@ def _part_comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bo
     return True
 
 
-def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
+def kept_slots(sites: list[SiteSlots]) -> list[np.ndarray]:
     """For each site, a mask of its rows, by slot and part: rows that are overwritten later do not count."""
     kept = [np.repeat(s.is_filled[:, None], len(s.site.rows), axis=1) for s in sites]
     stores = [n for n, s in enumerate(sites) if not s.site.is_sum]
@@ -235,7 +237,7 @@ def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
     return kept
 
 
-def _keep_last(slots: Slots, kept: np.ndarray) -> None:
+def _keep_last(slots: SiteSlots, kept: np.ndarray) -> None:
     """Among several stores to one row in a loop, keep the last one."""
     rows = np.stack([slots.of(row) for row in slots.site.rows], axis=1).reshape(-1)
     flat = kept.reshape(-1)
@@ -245,7 +247,7 @@ def _keep_last(slots: Slots, kept: np.ndarray) -> None:
     flat[numbers[last]] = True
 
 
-def stored_rows(sites: list[Slots]) -> np.ndarray:
+def stored_rows(sites: list[SiteSlots]) -> np.ndarray:
     """The rows that are overwritten, rather than added to."""
     found: list[Any] = [np.zeros(0, np.int64)]
     for s in sites:

@@ -31,9 +31,9 @@ class SparseRows:
     def keys(self) -> list[object]:
         return list(self._blocks)
 
-    def of(self, key: Key, note_clear: Callable[[object], None] | None = None) -> Rows:
+    def of(self, key: Key, note_clear: Callable[[object], None] | None = None) -> ContainerRows:
         """The rows of one container; ``note_clear`` is called before some of them are cleared."""
-        return Rows(self, key, note_clear)
+        return ContainerRows(self, key, note_clear)
 
     def blocks(self, key: Key) -> dict[Key, Any]:
         """The blocks of a container that have entries."""
@@ -126,7 +126,7 @@ class SparseRows:
         return self._arithmetic.total([eye if isinstance(b, str) else b for b in blocks])
 
 
-class Rows:
+class ContainerRows:
     """The rows of one container, with the methods that a session uses."""
 
     is_fresh = False

@@ -12,10 +12,10 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.entry_sites import OPEN_ENTRIES, Group, Site
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.launches import Fused
+from taichi_ext.launches import JacobianKernel
 from taichi_ext.program.keys import Key, SiteArray, SumKey, Version
 from taichi_ext.runtime.memory.shadows import array_of, available_memory, new_array, numpy_dtype, to_numpy
-from taichi_ext.runtime.sparse.pattern import Block, SlotCounts, Slots, block_of, kept_slots, stored_rows
+from taichi_ext.runtime.sparse.pattern import PatternBlock, SiteSlots, SlotCounts, block_of, kept_slots, stored_rows
 
 ORDERING = 32  # bytes per entry to put entries in order: row, column, key, order
 
@@ -37,7 +37,7 @@ class StageBlocks:
     key: Key
     size: int
     stored: np.ndarray
-    blocks: dict[Key, tuple[Block, np.ndarray]]
+    blocks: dict[Key, tuple[PatternBlock, np.ndarray]]
 
 
 @dataclass
@@ -98,18 +98,18 @@ class Streams:
     """The arrays of one fused kernel; kept on it from launch to launch."""
 
     @staticmethod
-    def of(fused: Fused) -> Streams:
+    def of(fused: JacobianKernel) -> Streams:
         if fused.memory.streams is None:
             fused.memory.streams = Streams(fused)
         return fused.memory.streams
 
-    def __init__(self, fused: Fused) -> None:
+    def __init__(self, fused: JacobianKernel) -> None:
         assert fused.entries is not None
         self._program = fused.entries
         self.counts = SlotCounts(self.sites)
         self._is_host = backend.is_host_arch()
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
-        self._blocks: dict[tuple[Stage, Key], dict[Key, tuple[Block, _Bundle]]] = {}
+        self._blocks: dict[tuple[Stage, Key], dict[Key, tuple[PatternBlock, _Bundle]]] = {}
         self._stored: dict[tuple[Stage, Key], np.ndarray] = {}
         self.is_symmetric = False  # to the last bit, as the matrix of a Hessian
         self.make_room()
@@ -194,7 +194,7 @@ class Streams:
         return (list(self._stage_blocks(stage)) for stage in sorted({site.stage for site in self.sites}))
 
     def _find_blocks(self) -> None:
-        slots = {site.number: Slots(site, self._known.get(site.number), self.counts) for site in self.sites}
+        slots = {site.number: SiteSlots(site, self._known.get(site.number), self.counts) for site in self.sites}
         self._blocks, self._stored = {}, {}
         self.is_symmetric = all(s.site.is_symmetric and not s.has_repeats() for s in slots.values())
         for stage, key in dict.fromkeys((s.stage, s.key) for s in self.sites):
@@ -216,8 +216,8 @@ class Streams:
         return backend.named_type(self._program.containers[key].dtype.name)
 
     def _bundle_blocks(
-        self, bundle: _Bundle, key: Key, slots: dict[int, Slots], kept: dict[int, np.ndarray]
-    ) -> dict[Key, Block]:
+        self, bundle: _Bundle, key: Key, slots: dict[int, SiteSlots], kept: dict[int, np.ndarray]
+    ) -> dict[Key, PatternBlock]:
         size = self._size(key)
         row_type = np.int32 if size < 2**31 else np.int64
         places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
@@ -261,7 +261,7 @@ class Streams:
     def is_filled(self, site: Site) -> np.ndarray:
         """A mask of the slots of a site that the kernel has filled."""
         integers = self._integers.get(site.number)
-        return Slots(site, None if integers is None else to_numpy(integers), self.counts).is_filled
+        return SiteSlots(site, None if integers is None else to_numpy(integers), self.counts).is_filled
 
     def saved(self) -> Saved:
         """Copies of all numbers that the kernel has written."""
