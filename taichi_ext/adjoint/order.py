@@ -76,8 +76,8 @@ class Order:
 
     Attributes:
         apart: entries that are taken to be different; a launch has to check that.
-        unsure: stores and loads where iterations that several threads run in any order may read what others store. An
-            entry of a list, read and stored, is taken to be in it once.
+        unsure: stores and other accesses where iterations that several threads run in any order may read or replace
+            what others store. An entry of a list, used twice, is taken to be in it once.
     """
 
     def __init__(self, program: ir.Program, extents: Extents, threads: int, is_fixed: Callable[[Value], bool]) -> None:
@@ -180,7 +180,7 @@ class Order:
             return False
         if is_certain or self._threads == 1:
             return True
-        if b.kind == "load" and a.forms != b.forms and not (a.is_guarded or b.is_guarded):
+        if a.forms != b.forms and not (a.is_guarded or b.is_guarded):
             loops = tuple(dict.fromkeys((*x.loops, *y.loops)))
             self.unsure.append(Pair(c, x.entry.indices, y.entry.indices, x.place, loops))
         return False

@@ -35,8 +35,8 @@ from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify import simplify
 
 _UNSURE = (
-    "Iterations of this parallel loop may read entries of {} that others store to. With several threads, their order "
-    "is a matter of chance; the gradient takes all of them to read what was there before the loop. For a gradient in "
+    "Iterations of this parallel loop may read or replace entries of {} that others store to. With several threads, "
+    "their order is a matter of chance; the gradient takes none of them to see what others store. For a gradient in "
     "order, put ti.loop_config(serialize=True) before the loop."
 )
 _ENDLESS = (1 << 31) - 1  # numbers of an array whose size is not known
