@@ -248,7 +248,7 @@ def test_a_repeated_call_plans_nothing(scene, compiled, monkeypatch):
     options = {"eliminate": [scene.weights, scene.points], **EXACT}
     found = scene.solve(**options)
     monkeypatch.setattr(blocks, "_terms", None)
-    monkeypatch.setattr(blocks, "Cut", None)
+    monkeypatch.setattr(blocks, "BlockCut", None)
     same_steps(scene.solve(**options), found)
 
 
