@@ -16,7 +16,6 @@ if needed := suite_report.missing_packages():
 
 # isort: split
 import devices
-import differences
 import sweeps
 import taichi as ti
 import taichi_program
@@ -84,8 +83,6 @@ def pytest_configure(config):
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
         backend.stores_by_column = lambda: True
-    if config.getoption("--move-starts"):
-        differences.move_starts(config.getoption("--move-starts"))
     if config.getoption("--chunk-size"):
         split_columns(config.getoption("--chunk-size"))
     config.addinivalue_line(
@@ -101,6 +98,10 @@ def pytest_configure(config):
         config.pluginmanager.register(suite_report.SuiteReport(config, shows_progress))
     devices.start(config.getoption("--arch"), config.getoption("--record"))
     taichi_program.arch = getattr(ti, config.getoption("--arch"))
+    if config.getoption("--move-starts"):
+        import differences  # after devices.start, which replaces what it imports
+
+        differences.move_starts(config.getoption("--move-starts"))
     for name, value in (setting.split("=") for setting in config.getoption("--setting")):
         taichi_program.settings[name] = ast.literal_eval(value)
 
