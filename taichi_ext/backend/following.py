@@ -440,14 +440,18 @@ def is_recorded() -> bool:
 
 
 def user_frame(frame: types.FrameType | None = None) -> types.FrameType | None:
-    """The innermost frame, from the caller's or a given one on, that is neither Taichi's nor this package's."""
-    frame = sys._getframe(1) if frame is None else frame
+    """The innermost frame, from the caller's or a given one on, that is neither Taichi's nor this package's.
+
+    Frames of the standard library, which calls functions of users, are given only where there is no other.
+    """
+    frame, library = sys._getframe(1) if frame is None else frame, None
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if (module or "").split(".")[0] not in INNER:
+        module = str(frame.f_globals.get("__name__")).split(".")[0]
+        if module not in INNER and (module == "__main__" or module not in sys.stdlib_module_names):
             return frame
+        library = library or (None if module in INNER else frame)
         frame = frame.f_back
-    return None
+    return library
 
 
 def local_variables(frame: types.FrameType) -> dict[str, object]:

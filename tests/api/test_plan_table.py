@@ -3,9 +3,11 @@
 import copy
 import functools
 import gc
+import linecache
 import pickle
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -628,6 +630,14 @@ class TestManyPreparations:
         with pytest.warns(DerivativeWarning, match=f"{what}.*Jacobian\\(kernel, params, outputs\\) once"):
             for n in range(EVERY):
                 assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
+
+    def test_the_line_is_the_users_where_a_pool_calls(self, scaled, fields):
+        with pytest.warns(DerivativeWarning, match="was prepared") as caught, ThreadPoolExecutor(1) as pool:
+            for _ in range(EVERY):
+                pool.submit(jacobian, lambda: scaled(2.0), *fields).result()
+        assert [(w.filename, linecache.getline(w.filename, w.lineno).strip()[:11]) for w in caught] == [
+            (__file__, "pool.submit")
+        ]
 
     def test_no_warning_where_nothing_could_be_found(self, recwarn):
         def made(factor):

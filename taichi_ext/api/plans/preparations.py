@@ -14,8 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from taichi_ext import backend
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.errors import INNER
-from taichi_ext.labels import plain_function
-from taichi_ext.runtime.python.dual_numbers import warn_at_user
+from taichi_ext.labels import is_library_module, plain_function
+from taichi_ext.runtime.python.dual_numbers import warn_at
 
 Value = TypeVar("Value")
 
@@ -87,7 +87,12 @@ class Preparations:
             return  # a pipeline of this package's own, as torch_function has: the user cannot make it once
         count = self._count(function.__code__, key, plan)
         if count % EVERY == 0:
-            warn_at_user(_message(function, origin, count, is_kept=is_kept))
+            frame, code = backend.user_frame(), function.__code__
+            if frame is None or is_library_module(str(frame.f_globals.get("__name__"))):  # called by a pool of threads
+                place = code.co_filename, code.co_firstlineno
+            else:
+                place = frame.f_code.co_filename, frame.f_lineno
+            warn_at(_message(function, origin, count, is_kept=is_kept), place)
 
     def _count(self, code: types.CodeType, key: object, plan: Plan) -> int:
         counts = self._counts.get(code)
