@@ -6,6 +6,7 @@ that breaks one fails there.
 
 from taichi_ext.backend.arrays import (
     COMPOUND,
+    PassedArguments,
     argument_problem,
     array_element_shape,
     array_positions,

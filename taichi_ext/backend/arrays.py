@@ -426,14 +426,45 @@ def _rebuilt(annotation: object, values: Iterator[object]) -> object:
     return annotation(**{name: _rebuilt(member, values) for name, member in annotation.members.items()})
 
 
-def as_they_are(kernel: Kernel, args: tuple[Any, ...], values: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with these leaf values: matrices, structs and packs are new ones, as Python may change its own."""
+PassedArguments = dict[tuple[Kernel, int], tuple[list[object], object]]  # what identifies their values, and they
+
+
+def as_they_are(kernel: Kernel, args: tuple[Any, ...], values: Sequence[Any], last: PassedArguments) -> tuple[Any, ...]:
+    """The arguments with these leaf values: matrices, structs and packs are new ones, as Python may change its own.
+
+    ``last``: those of the last call, by kernel and position, which are given again as long as their numbers are equal.
+    """
     leaves = leaf_arguments(kernel)
-    is_matrix = [isinstance(leaf.annotation, MatrixType) for leaf in leaves]
-    if not any(is_matrix) and not any(leaf.path for leaf in leaves):
+    if not any(leaf.path or isinstance(leaf.annotation, MatrixType) for leaf in leaves):
         return args
-    kept = (ti.Matrix(np.array(as_numpy(v)).tolist()) if own else v for v, own in zip(values, is_matrix, strict=True))
-    return with_leaf_values(kernel, tuple(kept))
+    parts: dict[int, list[tuple[object, Any]]] = {}
+    for leaf, value in zip(leaves, values, strict=True):
+        is_matrix = isinstance(leaf.annotation, MatrixType)
+        part = leaf.annotation, np.array(as_numpy(value)).tolist() if is_matrix else value
+        parts.setdefault(leaf.position, []).append(part)
+    return tuple(_as_it_is(a.annotation, parts.get(n, []), last, (kernel, n)) for n, a in enumerate(arguments(kernel)))
+
+
+def _as_it_is(
+    annotation: object, parts: list[tuple[object, Any]], last: PassedArguments, name: tuple[Kernel, int]
+) -> object:
+    """One argument, of the annotations and values of its leaves."""
+    if not isinstance(annotation, (MatrixType, *COMPOUND)):
+        return parts[0][1]
+    now = [_identity(*part) for part in parts]
+    before, made = last.get(name, (None, None))
+    if now != before:
+        values = (ti.Matrix(value) if isinstance(kind, MatrixType) else value for kind, value in parts)
+        made = _rebuilt(annotation, values)
+        last[name] = now, made  # which keeps alive what ``now`` identifies by its ``id``
+    return made
+
+
+def _identity(annotation: object, value: object) -> object:
+    """Equal for numbers and lists with the same bits, and for the same array or template."""
+    if isinstance(value, (int, float, np.generic, list)):
+        return type(value), repr(value)  # as 0.0 equals -0.0, and NaN is not equal to NaN
+    return object() if is_scalar_type(annotation) else id(value)
 
 
 def compound_problem(annotation: Any, value: object) -> str:

@@ -1,5 +1,6 @@
 """Gradients of pipelines in reverse mode: views, stores of Python, numbers; against J in forward mode and differences."""
 
+import operator
 import warnings
 
 import numpy as np
@@ -585,6 +586,38 @@ def test_a_struct_that_changes_after_it_was_passed():
         p.a = 3.0
         p.v = ti.Vector([1.0, 0.75])
         scaled(z, p, y)
+
+    require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: None,
+        lambda p: setattr(p, "a", -0.0),
+        lambda p: setattr(p, "a", np.float32(0.1)),
+        lambda p: setattr(p, "v", ti.Vector([1.0, 0.75])),
+        lambda p: p.v.fill(0.5),
+        lambda p: operator.setitem(p.v, 1, np.nextafter(0.5, 1.0)),
+    ],
+)
+def test_a_struct_is_passed_again_with_changes_in_place_or_without(change):
+    x, y = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=(4, N))
+
+    @ti.kernel
+    def scaled(p: PAIR, n: ti.i32):
+        for i in x:
+            sign = ti.select(ti.bit_cast(p.a, ti.i64) < 0, 2.0, 3.0)
+            y[n, i] = sign * (p.a + p.v[0] + (p.v[1] - 0.5) * 1e10) * ti.sin(x[i])
+
+    def run():
+        p = PAIR(a=0.0, v=ti.Vector([1.0, 0.5]))
+        scaled(p, 0)
+        scaled(p, 1)
+        change(p)
+        scaled(p, 2)
+        p.a, p.v = 0.1, ti.Vector([1.0, 0.5])
+        scaled(p, 3)
 
     require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))
 

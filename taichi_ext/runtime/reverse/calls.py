@@ -62,6 +62,7 @@ class Calls:
         self._threads = backend.thread_count() or 1
         self._known: dict[object, LaunchCall] = {}
         self._simple: dict[object, LaunchCall] = {}  # those that take numbers and templates alone
+        self._last: backend.PassedArguments = {}
 
     def repeated(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> LaunchEvent | None:
         """A launch like one before it that takes numbers and templates alone; None if there was none."""
@@ -83,7 +84,7 @@ class Calls:
             values: its leaf arguments.
             passed: those that depend on parameters.
         """
-        given, args = args, _typed(kernel, backend.as_they_are(kernel, args, values))
+        given, args = args, _typed(kernel, backend.as_they_are(kernel, args, values, self._last))
         call = self._call(kernel, args, values, frozenset(passed))
         if not (passed or call.kernel.own_containers or call.binding.given) and _is_simple(kernel, given):
             self._simple[_simple_name(kernel, given)] = call
