@@ -105,10 +105,10 @@ class Order:
         meets = [
             self._meet(c, ((a, x), (b, y)), variables, ranges)
             for c, accesses in found.items()
-            for a, x in accesses.items()
+            for n, (a, x) in enumerate(accesses.items())
             if a.kind != "load"
-            for b, y in accesses.items()
-            if _matters(a, b) and (c.dtype.is_real or b.kind == "load")
+            for m, (b, y) in enumerate(accesses.items())
+            if _matters(a, b) and (b.kind == "load" or (c.dtype.is_real and n <= m))
         ]
         return any(meets)  # all were looked at, for the entries that are apart
 

@@ -258,6 +258,8 @@ def test_iterations_that_meet(name, monkeypatch):
         warnings.simplefilter("always")
         program.gradient(output)
     assert program.staged[0].staged.stages[0].loop is not None
+    compared = [frozenset((pair.first, pair.second)) for pair in program.staged[0].staged.order.unsure]
+    assert len(set(compared)) == len(compared)
     texts = [str(w.message) for w in found if w.filename == __file__]
     assert (name in ("last_one", "by_a_list", "there_and_back")) == any(
         "may read or replace entries of" in text for text in texts

@@ -117,7 +117,7 @@ class Places:
         raise KeyError(value)
 
     def meet(self, pair: Pair, arguments: Mapping[Local, int], extents: Extents) -> bool:
-        """Whether an iteration stores to an entry that another one reads, in a launch; also where that is not known."""
+        """Whether two iterations access an entry as the pair says, in a launch; also where that is not known."""
         try:
             ends = [ends for loop in pair.loops for ends in loop_reach(loop, extents) or ranges(loop)]
             spans = [
@@ -137,15 +137,18 @@ class Places:
         for two in indices if size else ():
             index = np.concatenate([np.broadcast_to(i, size) for i in two])
             entries = entries * (np.ptp(index) + 1) + index - index.min()
-        stored, read = np.split(np.unique(entries, return_inverse=True)[1], 2)
-        return _are_shared(stored, read, np.arange(size) // max(1, inner))
+        first, second = np.split(np.unique(entries, return_inverse=True)[1], 2)
+        return _are_shared(first, second, np.arange(size) // max(1, inner))
 
 
-def _are_shared(stored: np.ndarray, read: np.ndarray, iteration: np.ndarray) -> bool:
-    """Whether an iteration reads an entry that another one stores to; all three have an element for each access."""
+def _are_shared(first: np.ndarray, second: np.ndarray, iteration: np.ndarray) -> bool:
+    """Whether two iterations access an entry, one in ``first`` and the other in ``second``: entries by number.
+
+    All three have an element for each run of the statements.
+    """
     size = len(iteration)
-    first, last = np.full(2 * size, size), np.full(2 * size, -1)
-    np.minimum.at(first, stored, iteration)
-    np.maximum.at(last, stored, iteration)
-    is_other = (first[read] != iteration) | (last[read] != iteration)
-    return bool((is_other & (last[read] >= 0)).any())
+    earliest, latest = np.full(2 * size, size), np.full(2 * size, -1)
+    np.minimum.at(earliest, first, iteration)
+    np.maximum.at(latest, first, iteration)
+    is_other = (earliest[second] != iteration) | (latest[second] != iteration)
+    return bool((is_other & (latest[second] >= 0)).any())
