@@ -406,3 +406,54 @@ def test_the_error_of_a_store_is_the_user_s_own(scene):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_allclose(jacobian(pipeline, scene.x, scene.y, args=(scene.t,)), 6.0 * np.eye(N))
+
+
+@ti.kernel
+def scale_into(x: ARRAY, source: ARRAY, target: ARRAY):
+    for i in target:
+        target[i] = x[i] * source[i]
+
+
+class TestViews:
+    """Kernels store through other views of an array than Python, and than the end of the run compares."""
+
+    VIEWS = {
+        "part": lambda t: t[2:5],
+        "row": lambda t: t.reshape(2, 3)[1],
+        "row of a transposed array": lambda t: t.reshape(3, 2, order="F").T[1],
+        "reshaped": lambda t: t.reshape(3, 2)[1:].reshape(-1)[:3],
+        "tensor": lambda t: pytest.importorskip("torch").from_numpy(t)[3:],
+    }
+
+    @pytest.mark.parametrize("view", VIEWS)
+    @pytest.mark.parametrize("mode", ["forward", "reverse"])
+    def test_numbers_of_kernels_are_not_those_of_python(self, view, mode):
+        """A kernel stores the zeros that were there."""
+        x, source, buffer = np.array([0.0, 0.4, 0.0]), np.array([1.0, 2.0, 3.0]), np.zeros(6)
+
+        def pipeline(x, source, buffer):
+            scale_into(x, source, self.VIEWS[view](buffer))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            J = jacobian(pipeline, x, buffer, args=(x, source, buffer), mode=mode)
+        places = np.asarray(self.VIEWS[view](np.arange(6.0))).astype(int)
+        expected = np.zeros((6, 3))
+        expected[places] = np.diag(source)
+        assert_array_equal(J, expected)
+
+    @pytest.mark.parametrize("view", VIEWS)
+    @pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning")
+    def test_zeros_of_python_before_a_kernel_that_reads_a_view(self, view):
+        """Python stores to the whole array; kernels write and read parts."""
+        x, ones, buffer, y = np.array([0.0, 0.4, 0.0]), np.ones(3), np.zeros(6), np.zeros(3)
+
+        def pipeline(x, ones, buffer, y):
+            part = self.VIEWS[view](buffer)
+            scale_into(x, ones, part)
+            buffer[int(places[0])] = 0.0
+            scale_into(ones, part, y)
+
+        places = np.asarray(self.VIEWS[view](np.arange(6.0))).astype(int)
+        J = jacobian(pipeline, x, y, args=(x, ones, buffer, y))
+        assert_array_equal(J, np.diag([0.0, 1.0, 1.0]))

@@ -165,7 +165,23 @@ class Trace:
         for array in arrays:
             if len(self._arrays) >= _MOST_ARRAYS:
                 del self._arrays[next(iter(self._arrays))]
-            self._arrays[view_of(array)] = array, _numbers(array).copy() if self.direction is not None else _NONE
+            view = view_of(array)
+            self._arrays[view] = array, _numbers(array).copy() if self.direction is not None else _NONE
+            for other, (owner, numbers) in self._arrays.items():
+                if numbers.size and other != view and other.overlaps(view):
+                    shared = other.entries_in(view)
+                    numbers[shared] = _numbers(owner)[shared]
+
+    def _known(self, view: View) -> np.ndarray | None:
+        """The numbers of an array after the last launch that used its memory; None if they are not known."""
+        if view in self._arrays:
+            return self._arrays[view][1]
+        for other, (_, numbers) in self._arrays.items():
+            if other.contains(view) and other.fits(view):
+                in_memory = np.empty_like(numbers)
+                in_memory[other.positions(other.start)] = numbers
+                return in_memory[view.positions(other.start)]
+        return None
 
     def end(self, along: Along) -> list[tuple[View, np.ndarray]]:
         """The run has ended."""
@@ -190,8 +206,8 @@ class Trace:
         view, index = view_of(array), self._at
         at = self._next()
         if at is not None:
-            numbers, known = _numbers(array), self._arrays.get(view)
-            changed = None if known is None else (numbers != known[1]) & ~(np.isnan(numbers) & np.isnan(known[1]))
+            numbers, known = _numbers(array), self._known(view)
+            changed = None if known is None else (numbers != known) & ~(np.isnan(numbers) & np.isnan(known))
             moves = along(view, self._along)
             parts = _sums(numbers), _sums(np.zeros(numbers.shape) if moves is None else moves)
             self._keep(

@@ -62,6 +62,11 @@ class View:
             return slice(first, first + self.size)
         return first + np.arange(self.size).reshape(self.shape[::-1]).T.reshape(-1)
 
+    def entries_in(self, other: View) -> np.ndarray:
+        """For each entry whether it belongs to another array of the same memory, too."""
+        starts = self.start + self.itemsize * np.arange(self.size)[self.positions(self.start)]
+        return (starts < other.end) & (starts + self.itemsize > other.start)
+
 
 @dataclass(eq=False)
 class Carrier:
