@@ -320,29 +320,6 @@ def test_fortran_order_is_read_as_it_is():
     assert_allclose(J, np.einsum("ij,ik,jl->ijkl", 2 * values, np.eye(2), np.eye(3)), rtol=1e-14)
 
 
-def test_indices_below_zero_from_the_end_stay_taichis():
-    @ti.kernel
-    def by_shape(x: ti.types.ndarray(), y: ti.types.ndarray()):
-        n = x.shape[0]
-        for i in range(n):
-            y[n - 1 - i] = x[i] * n
-
-    x, y = X.copy(), np.zeros(4)
-    check_jacobian(by_shape, x, y, args=(x, y))
-
-
-def test_struct_for_over_an_array_of_two_axes_and_atomics():
-    @ti.kernel
-    def reduce(x: ti.types.ndarray(), rows: ti.types.ndarray(), best: ti.types.ndarray()):
-        for i, j in x:
-            rows[i] += x[i, j] * x[0, j]
-            ti.atomic_max(best[j], x[i, j])
-
-    x = np.random.default_rng(4).standard_normal((3, 5))
-    rows, best = np.zeros(3), np.full(5, -10.0)
-    check_jacobian(reduce, x, [rows, best], args=(x, rows, best))
-
-
 # --- bad input
 
 

@@ -51,27 +51,6 @@ def test_fields_of_vectors_and_matrices_by_each_other():
     assert J[1][0].shape == (1, 3, 2, 2, 3)
 
 
-def test_a_component_of_a_vector_field():
-    x, y = vectors([[0.3, 0.8], [0.5, 1.1]]), outputs(2)
-    first, second = x.get_scalar_field(0), x.get_scalar_field(1)
-
-    # Taichi 1.7.4 reads garbage where a kernel names a component as first[i] and another as x[i].y
-    @ti.kernel
-    def k():
-        for i in range(2):
-            y[i] = first[i] * second[i] + first[1 - i] ** 2
-
-    @ti.kernel
-    def in_place():
-        for i in range(2):
-            first[i] = second[i] * first[i]
-            first[i] += first[i] * second[i]
-            second[i] *= first[i]
-
-    check_jacobian(k, x, y)
-    check_jacobian(in_place, x, x)
-
-
 # --- value arguments --------------------------------------------------------------------------------------------------
 
 

@@ -50,18 +50,6 @@ def test_taichi_arrays_of_vectors():
     check_jacobian(k, a, b, args=(a, b))
 
 
-def test_arrays_changed_in_place():
-    a = real(FIVE)
-
-    @ti.kernel
-    def k(p: array1):
-        for _ in range(1):
-            for i in range(4):
-                p[i + 1] = p[i] * p[i + 1]
-
-    check_jacobian(k, a, a, args=(a,))
-
-
 @pytest.mark.cpu_only("a GPU gets a copy of the host's array for each argument")
 def test_one_array_for_two_arguments():
     a = real(FIVE)

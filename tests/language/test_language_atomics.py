@@ -117,44 +117,6 @@ def test_an_atomic_product_outside_of_loops():
 
 
 @pytest.mark.sweep
-def test_sums_over_many_threads():
-    n = 4000
-    x, y = scalars(np.linspace(0.5, 1.5, 8)), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in range(n):
-            w = ti.sin(i * 0.1) + 1.5
-            y[0] += x[i % 8] * w
-            ti.atomic_max(y[1], x[(i * 3) % 8] * w)
-            y[2] -= x[i % 8] * x[(i + 1) % 8]
-
-    check_jacobian(k, x, y, atol=1e-5, state_rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_atomics_on_local_vectors_that_start_without_tangents():
-    x, y = scalars(FIVE[:3]), outputs(4)
-
-    @ti.func
-    def raise_entry(entry: ti.template(), by):
-        entry += by * by
-
-    @ti.kernel
-    def k():
-        for n in range(2):
-            v, w = ti.Vector([0.0, 0.0]), ti.Vector([0.5, 0.5, 0.5])
-            for j in range(3):
-                ti.atomic_add(v[0], x[j] * x[n])
-                raise_entry(w[(j * 2) % 3], x[n])
-            ti.atomic_max(v[1], x[n])
-            y[n] = v[0] * v[1]
-            y[2 + n] = w[0] * w[1] * w[2]
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
 def test_loops_are_serial_only_where_iterations_meet():
     x, y, z, total = scalars(FIVE[:3]), outputs(3), outputs(3), outputs(1)
 

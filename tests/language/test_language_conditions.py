@@ -12,33 +12,7 @@ from taichi_ext import jacobian
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
-def integers(*values):
-    field = ti.field(ti.i32, shape=len(values))
-    field.from_numpy(np.array(values, dtype=np.int32))
-    return field
-
-
 # --- comparisons and logic --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_and_or_not():
-    x, y = scalars([0.3, 0.8]), outputs(8)
-    n = integers(0, 1)
-
-    @ti.kernel
-    def k():
-        a, b = x[0], x[1]
-        y[0] = a * b if a > 0.1 and b > 0.1 else a
-        y[1] = a * b if a > 1.0 or b > 0.1 else a
-        y[2] = a * b if not (a > 1.0) else a
-        y[3] = a * b if (a > 1.0 or b > 0.1) and not (a > b) else a
-        y[4] = a * b if (a > 0.1) & (b < 0.1) else b
-        y[5] = a * b if (a > 0.1) | (b < 0.1) else b
-        y[6] = a * b if n[0] or n[1] else b
-        y[7] = a * b if n[0] and a > 0.0 else b * b
-
-    check_jacobian(k, x, y)
 
 
 # --- conditional expressions ------------------------------------------------------------------------------------------
@@ -126,15 +100,3 @@ def guarded_division(x, z):
     by_x[5] = z[1] / x[0] * x[1], np.log(x[0] * z[1]) * z[1]
     by_z[5, 1] = (np.log(x[0] * z[1]) + 1) * x[1]
     return [[by_x, by_z]]
-
-
-def test_static_conditional_expression():
-    x, y = scalars([0.3, 0.8]), outputs(2)
-    flag = True
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] * x[0] if ti.static(flag) else x[1]
-        y[1] = x[0] * x[0] if ti.static(not flag) else x[1]
-
-    check_jacobian(k, x, y)

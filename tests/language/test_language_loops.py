@@ -4,22 +4,13 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import check_jacobian, outputs, scalars
+from differences import outputs, scalars
 
 from taichi_ext import Jacobian, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
-
-
-def integer(value):
-    field = ti.field(ti.i32, shape=())
-    field[None] = value
-    return field
-
-
-# --- ranges -----------------------------------------------------------------------------------------------------------
 
 
 def test_ranges_with_steps_are_taichis_own_errors():
@@ -35,36 +26,6 @@ def test_ranges_with_steps_are_taichis_own_errors():
 
     with pytest.raises(ti.TaichiCompilationError, match="Range should have 1 or 2 arguments"):
         jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_ndranges():
-    x, y = scalars(np.arange(1.0, 13.0).reshape(3, 4) / 7.0), outputs(3, 4)
-    n = integer(3)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(3, 4):
-            y[i, j] = x[i, j] * x[0, 0]
-        for i, j in ti.ndrange((1, 3), (0, n[None])):
-            y[i, j] += x[i - 1, j] * x[i, 3 - j]
-        for i in ti.ndrange(3):
-            y[i, i] *= x[2, i]
-        for I in ti.grouped(ti.ndrange(3, (1, 4))):
-            y[I] += x[I] * x[I[0], I[1] - 1] + x[I - ti.Vector([0, 1])] * I[0]
-        for _ in range(1):
-            for i, j in ti.ndrange(2, (1, 3)):
-                if i == j:
-                    continue
-                y[0, 0] = y[0, 0] * x[i, j] + y[i, j]
-                for I in ti.grouped(ti.ndrange(2, 2)):
-                    if I[0] > I[1]:
-                        continue
-                    y[I] += 0.1 * x[I + 1] * y[i, j]
-        for i, j, l in ti.ndrange(2, 2, (1, 3)):
-            y[2, 3] += x[i, j] * x[j, l]
-
-    check_jacobian(k, x, y)
 
 
 def partial_writers():
@@ -129,26 +90,3 @@ def test_entries_that_are_not_written_have_derivative_zero(number):
         expected[i, i] += x[0]
         expected[i, 0] += x[i]
     np.testing.assert_allclose(J, expected, rtol=1e-12)
-
-
-# --- while, break, continue -------------------------------------------------------------------------------------------
-
-
-def test_while_at_the_top_level_and_conditions_that_call():
-    x, y = scalars([1.3, 0.4]), outputs(2)
-
-    @ti.func
-    def square(a):
-        t = a * a
-        return t
-
-    @ti.kernel
-    def k():
-        s = x[0]
-        while square(s) < 20.0 and not square(x[1]) > 1.0:
-            s = s * 1.5 + square(x[1]) * s
-        y[0] = s
-        while y[1] < 3.0:
-            y[1] += s * x[1]
-
-    check_jacobian(k, x, y)

@@ -13,17 +13,6 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = [1.3, 0.4, 0.7]
 
 
-def test_arguments():
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k(_ad: ti.template(), _shadow1: ti.f64, _shadow0: ti.types.ndarray()):
-        for i in x:
-            _ad[i] = x[i] * _shadow1 * _shadow0[i] * x[0]
-
-    check_jacobian(k, x, y, args=(y, 0.5, np.array([1.5, 2.5, 3.5])))
-
-
 def test_an_array_argument_that_is_a_parameter():
     y = outputs(3)
 
@@ -78,20 +67,6 @@ def test_attributes_and_methods():
 
     model = Model()
     check_jacobian(model.call, model._ad, model._shadow0, args=(0.5,))
-
-
-def test_struct_members():
-    x, y = scalars(X), outputs(3)
-    Pair = ti.types.struct(_ad=ti.f64, load=ti.f64)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            pair = Pair(_ad=x[i], load=x[0])
-            pair._ad *= pair.load
-            y[i] = pair._ad * pair.load
-
-    check_jacobian(k, x, y)
 
 
 @pytest.mark.sweep

@@ -9,7 +9,7 @@ import helper_functions
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, check_refused, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, check_refused, outputs, scalars
 
 from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry
 
@@ -276,63 +276,6 @@ def test_functions_of_scalars(part):
 
 
 @pytest.mark.sweep
-def test_functions_of_vectors_structs_and_fields():
-    Ball = ti.types.struct(m=ti.f64, p=ti.types.vector(2, ti.f64))
-    x, v = scalars(X), vectors([[1.0, 2.0], [0.5, -1.0], [2.0, 0.3]])
-    y, z = outputs(3), vector_outputs(2, 3)
-
-    def stretched(a, by):
-        return ti.sin(a * by) + by
-
-    def energy(ball, k):
-        return k * ball.m * ti.Matrix.norm_sqr(ball.p)
-
-    def clear(field, value):
-        field.fill(value)
-        return 1.0
-
-    @ti.func
-    def entry(f: ti.template(), i):
-        return f[i] * x[0]
-
-    def read(i):
-        return entry(x, i)
-
-    @ti.kernel
-    def k():
-        y[0] = clear(z, x[1] * 2)
-        for i in x:
-            y[i] = energy(Ball(x[i], v[i]), x[0]) + read(i)
-            z[i] += stretched(v[i], x[i])
-
-    check_jacobian(k, [x, v], [y, z])
-
-
-def test_locals_are_changed_in_place():
-    x, y = scalars(X), outputs(3)
-
-    def doubled(a, by):
-        a += by
-        a *= 2.0
-        return a * by
-
-    def counted(a, by):
-        ti.atomic_add(a, by * by)
-        return by
-
-    @ti.kernel
-    def k():
-        for i in x:
-            a = 1.0
-            b = doubled(a, x[i])
-            c = x[0] * 2
-            d = counted(c, x[i])
-            y[i] = a * b + c * d
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
 def test_functions_without_tangents():
     """Most compute indices and weights; what they compute stays what Taichi computes."""
     x, y = scalars(X), outputs(3)
@@ -408,18 +351,6 @@ def test_a_rule_holds_within_a_python_function():
         registry.clear()
 
 
-def test_functions_of_the_kernel_s_own():
-    """``sum`` directly in a kernel."""
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = sum([x[i], x[0], 2.0]) * sum([x[1], x[i]], x[2])
-
-    check_jacobian(k, x, y)
-
-
 def test_functions_without_source_are_refused():
     x, y = scalars(X), outputs(3)
     scope = {}
@@ -482,35 +413,6 @@ def test_unknown_callables_are_refused_where_they_touch_the_kernel():
 
     with pytest.raises(UnsupportedError, match="expr_init"):
         jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_lists_and_dicts_that_grow_in_the_kernel():
-    x, y, z = scalars([0.3, 0.8, 0.5, 1.2]), outputs(4), outputs(4)
-
-    @ti.func
-    def powers(a, n: ti.template()):
-        made = [1.0 * a]
-        for k in ti.static(range(1, n)):
-            made.append(made[k - 1] * a)
-        return ti.Vector(made)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            terms, rows, named = [], [], {}
-            for j in ti.static(range(3)):
-                terms.append(x[(i + j) % 4] * (j + 1))
-                rows.append([x[i], ti.sin(x[i] * j)])
-                named.update({j: x[i] + j})
-            terms.extend([x[0], 2.0])
-            terms.insert(0, x[i] * x[i])
-            total = ti.Vector(terms)
-            named.setdefault(7, x[3])
-            y[i] = total.dot(total) + named[2] * named[7] + len(terms)
-            z[i] = ti.Matrix(rows).norm() + powers(x[i], 4).sum()
-
-    check_jacobian(k, x, [y, z])
 
 
 @pytest.mark.sweep

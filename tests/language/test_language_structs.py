@@ -81,38 +81,6 @@ def test_structs_built_read_and_changed():
     check_jacobian(k, x, y)
 
 
-def test_functions_of_structs():
-    x, y = scalars(FIVE), outputs(3)
-
-    @ti.func
-    def make(a):
-        return Pair(a=a * a, b=a)
-
-    @ti.func
-    def change(s: ti.template(), a):
-        s.a *= a
-        s.b = s.a
-
-    @ti.func
-    def by_value(s, a):
-        s.a *= a
-        return s.a + s.b
-
-    @ti.func
-    def typed(s: Pair) -> ti.f64:
-        return s.a * s.b
-
-    @ti.kernel
-    def k():
-        s = make(x[0])
-        change(s, x[1])
-        y[0] = s.a * s.b
-        y[1] = by_value(s, x[2]) * s.a + by_value(make(x[3]), 2.0)
-        y[2] = typed(s) + typed(make(x[4]))
-
-    check_jacobian(k, x, y)
-
-
 # --- dataclasses ------------------------------------------------------------------------------------------------------
 
 
@@ -138,32 +106,6 @@ def test_methods_of_dataclasses():
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
-
-
-def test_entries_of_struct_fields_by_reference():
-    x, f = scalars(FIVE), Nested.field(shape=3)
-
-    @ti.func
-    def change(s: ti.template(), c):
-        if c > 0.85:
-            s.first.a = c * 2.0
-            s.w.x += s.first.a
-        s.w *= c
-        s.first.a += s.w.y * c + s.w.x
-        t = s
-        t.first.a = 0.0
-        return t.w.sum()
-
-    @ti.kernel
-    def k():
-        for i in range(2):
-            m = i
-            if i == 1:
-                m = 2
-            f[m].w = vec2(x[0], x[i])
-            f[1].second.a += change(f[m], x[i])
-
-    check_jacobian(k, x, [f.first.a, f.second.a, f.w])
 
 
 def test_members_as_parameters_and_as_structures():

@@ -6,10 +6,8 @@ The functions of ``ti`` and ``ti.math`` are listed in test_language_functions.py
 import inspect
 import operator
 
-import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars, vectors
 
 from taichi_ext.record.effects import WITHOUT_TANGENTS
 
@@ -69,44 +67,3 @@ def test_methods():
     fields = (ti.Field, ti.ScalarField, ti.MatrixField, ti.StructField)
     assert set.union(*map(methods_of, fields)) == OF_FIELDS | COPIES
     assert methods_of(ti.SNode) == OF_NODES
-
-
-# --- methods of matrices, called by their class
-
-
-@pytest.mark.sweep
-def test_methods_that_reduce_by_their_class():
-    x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), outputs(2, 8)
-    length = ti.Vector.norm
-
-    @ti.kernel
-    def k():
-        for i in x:
-            v = x[i] * 2.0
-            y[i, 0] = ti.Vector.norm(x[i], 0.1)
-            y[i, 1] = ti.Matrix.dot(v, x[0])
-            y[i, 2] = length(v) + ti.Matrix.norm_inv(v, eps=0.5)
-            y[i, 3] = ti.Vector.norm_sqr(v) * ti.Vector.sum(x[i])
-            y[i, 4] = ti.Matrix.max(v) - ti.Matrix.min(x[i])
-            m = ti.Matrix.outer_product(v, x[1] + 1.0) + ti.Matrix.identity(float, 3)
-            y[i, 5] = ti.Matrix.determinant(m)
-            y[i, 6] = ti.Matrix.trace(m) + ti.Matrix.inverse(m)[0, 1]
-            y[i, 7] = ti.select(ti.Matrix.any(v), v[0], 0.0)
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_hints_beside_tangents():
-    x, y, n = scalars(np.array([1.0, 2.0, 3.0])), outputs(3), ti.field(ti.i32, shape=3)
-
-    @ti.kernel
-    def k():
-        ti.block_local(x)
-        for i in x:
-            j = ti.assume_in_range(i, 0, 0, 3)
-            ti.atomic_or(n[i], 1)
-            k = ti.rescale_index(x, y, ti.Vector([j]))[0]
-            y[i] = x[k] ** 2 * n[i]
-
-    check_jacobian(k, x, y, state=[n])

@@ -15,7 +15,6 @@ from taichi_ext import jacobian
 pytestmark = pytest.mark.usefixtures("ti64")
 
 VALUES = [0.3, 0.8, -0.5, 1.1]
-MATRIX = [[1.3, 0.2, -0.4], [0.1, 0.9, 0.7], [-0.3, 0.6, 1.8]]
 
 
 # --- constructors -----------------------------------------------------------------------------------------------------
@@ -52,50 +51,7 @@ def test_vectors_from_scalars():
     check_jacobian(k, x, y, expected=step)
 
 
-@pytest.mark.sweep
-def test_matrices_from_scalars_rows_and_columns():
-    x, y = scalars(VALUES), matrix_outputs(2, 2, 8)
-    mat = ti.types.matrix(2, 2, ti.f64)
-
-    @ti.kernel
-    def k():
-        a, b, c, d = x[0], x[1], x[2], x[3]
-        u, v = tm.vec2(a, b), tm.vec2(c, d * a)
-        y[0] = ti.Matrix([[a, b], [c, d]])
-        y[1] = tm.mat2(a, b * c, c, d)
-        y[2] = mat(a, 1, 2, d)
-        y[3] = mat([[a, b * b], [c, d]])
-        y[4] = ti.Matrix.rows([u, v])
-        y[5] = ti.Matrix.cols([u, v])
-        y[6] = tm.mat2(u, v)
-        y[7] = ti.Matrix([[x[i] * x[j] for j in range(2)] for i in range(2)])
-
-    check_jacobian(k, x, y)
-
-
 # --- entries, swizzles, slices ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_slices():
-    x, m = vectors([[0.3, 0.8, -0.5, 1.1]]), matrices([MATRIX])
-    y, z, w = vector_outputs(3, 4), outputs(5), matrix_outputs(2, 2, 1)
-
-    @ti.kernel
-    def k():
-        v = x[0]
-        a = m[0]
-        y[0] = v[1:]
-        y[1] = v[:3] * v[1:4]
-        y[2] = a[:, 1] * a[2, :]
-        y[3] = a[0, :] + a[:, 0]
-        z[0] = v[:3:2].sum() * v[0]
-        z[1] = v[1:3].norm()
-        w[0] = a[:2, 1:] @ a[1:, :2]
-        z[2] = m[0][1, :].dot(a[:, 2])
-        z[3] = a[::2, ::2].determinant()
-
-    check_jacobian(k, [x, m], [y, z, w])
 
 
 # --- operators and methods --------------------------------------------------------------------------------------------
@@ -138,23 +94,6 @@ def test_every_public_method_of_vectors_and_matrices_is_tested():
     for name in set(dir(matrix_ops)) - helpers:
         if not name.startswith("_"):
             assert f".{name}(" in source, name
-
-
-@pytest.mark.sweep
-def test_rectangular_matrices():
-    x, v = matrices([[[0.3, 0.8, 0.5], [1.4, 0.6, -0.9]]]), vectors([[0.7, 0.2]])
-    y, z, m = vector_outputs(3, 2), vector_outputs(2, 2), matrix_outputs(2, 2, 1)
-
-    @ti.kernel
-    def k():
-        a = x[0]
-        y[0] = a.transpose() @ v[0]
-        y[1] = v[0] @ a
-        z[0] = a @ a[0, :]
-        m[0] = a @ a.transpose()
-        z[1] = tm.vec2(a.n * a[1, 2], a.m * a[0, 1])
-
-    check_jacobian(k, [x, v], [y, z, m])
 
 
 @pytest.mark.sweep

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, check_refused, outputs, read, scalars, vector_outputs, vectors
+from differences import check_jacobian, check_refused, outputs, read, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import UnsupportedError, jacobian, vjp
@@ -92,87 +92,6 @@ def test_entries_of_a_field_are_constants_behind_stop_grad(options):
         J = J.toarray() if options else J
         assert_allclose(J, np.diag(diagonal), rtol=1e-12)
     assert_allclose(vjp(k, x, y, np.ones(3)), expected[0], rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_fill_with_a_tangent():
-    x, y, z = scalars(X), outputs(4), vector_outputs(2, 3)
-
-    @ti.kernel
-    def k():
-        y.fill(x[1] * x[2])
-        for i in range(3):
-            y[i] += x[i]
-        z.fill(x[0] ** 2)
-        z[1] += ti.Vector([x[1], 1.0])
-
-    check_jacobian(k, x, [y, z])
-
-
-@pytest.mark.sweep
-def test_fill_of_vectors_and_matrices_with_tangents():
-    x, z = scalars(X), vector_outputs(3, 2)
-    m = ti.Matrix.field(2, 2, ti.f64, shape=2)
-    v = vectors([[1.0, 2.0, 3.0]])
-
-    @ti.kernel
-    def by_list():
-        z.fill([x[0], 2.0, x[1] * x[2]])
-        m.fill([[x[0], 1.0], [0.0, x[2]]])
-
-    @ti.kernel
-    def by_vector():
-        z.fill(v[0] * x[0])
-        m.fill(ti.Matrix([[x[0], v[0][1]], [v[0].x, x[2]]]))
-
-    check_jacobian(by_list, x, [z, m])
-    check_jacobian(by_vector, [x, v], [z, m])
-
-
-def test_fill_of_a_parameter():
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] ** 2
-        x.fill(3.0)
-        for i in y:
-            y[i] += x[i]
-
-    check_jacobian(k, x, y, state=[x])
-
-
-@pytest.mark.sweep
-def test_fill_of_a_field_with_an_offset():
-    x = scalars(X)
-    y = ti.field(ti.f64, shape=(2, 3), offset=(-1, 4))
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            y[i, j] = x[j - 4]
-        y.fill(x[0])
-        y[0, 5] *= x[1]
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_fill_of_a_local():
-    x, y = scalars(X), vector_outputs(3, 3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            v = ti.Vector([x[i], x[0], 1.0])
-            w = v * 2
-            v.fill(x[i] ** 2)
-            if i == 1:
-                w.fill(0.0)
-            y[i] = v + w
-
-    check_jacobian(k, x, y)
 
 
 # --- dynamic nodes

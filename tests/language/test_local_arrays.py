@@ -58,53 +58,6 @@ def test_no_first_value_runs():
         assert lines[n - 1].strip() == f"({name.strip()} := None)"
 
 
-def test_each_iteration_starts_with_zeros():
-    """In serial loops, with jumps: memory of the iteration before must not be seen."""
-    x, y = scalars(VALUES), outputs(6)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            total = 0.0
-            for r in range(4):
-                if r == 2:
-                    continue
-                s = 0.0
-                n = 0
-                while n < MANY:
-                    if (n + i + r) % 5 == 0:
-                        s += x[n] ** 2
-                    if n > 10 + 6 * r and s > 1.0:
-                        break
-                    n += 1
-                total += s * x[(3 * r + i) % MANY]
-            y[i] = total
-
-    check_jacobian(k, x, [y])
-
-
-@pytest.mark.sweep
-def test_arrays_of_the_user():
-    """Of whole and real numbers, filled with something else than zeros, indexed at run time."""
-    x, y = scalars(VALUES), outputs(7)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            count = ti.Vector([0] * 20)
-            value = ti.Vector([0.5] * 20)
-            flag = ti.Vector([ti.u8(3)] * 20, ti.u8)
-            for n in range(MANY):
-                count[(n * i) % 20] += 1
-                value[(n * i) % 20] += x[n] * count[(n + i) % 20]
-            s = 0.0
-            for n in range(20):
-                s += value[n] ** 2 * flag[n]
-            y[i] = s
-
-    check_jacobian(k, x, [y])
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("n", [12, MANY, 300])
 def test_sums_that_loops_of_the_kernel_share(n):

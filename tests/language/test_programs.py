@@ -1,18 +1,10 @@
 """Small kernels, one in each row: J against central differences, and the state against a plain run.
 
-A row has a name, the arguments of the kernel, the fields that it names, and where these are not all others, what is asked of
-``check_jacobian``. Below is the kernel. In sweeps, all rows have their J by entries and by adjoints, too.
+In sweeps, all rows have their J by entries and by adjoints, too.
 """
 
-import ast
-import re
-
-import differences
-import numpy as np
 import pytest
-from differences import Snapshot
-from kernel_texts import kernels_of
-from numpy.testing import assert_allclose
+from program_rows import rows_of
 
 from taichi_ext import UnsupportedError, jacobian
 
@@ -329,6 +321,106 @@ operators_on_matrices: x, m, y, n = vectors([[0.3, 0.8]]), matrices([[[1.3, 0.2]
     n[4] = a.transpose() @ b - b.transpose() * a
     n[5] = u.outer_product(x[0]) @ a
     y[2] = -a @ u
+indices_below_zero_from_the_end_stay_taichis(x: ti.types.ndarray(), y: ti.types.ndarray()): x, y = np.array([0.3, -0.8, 1.1, 0.6]).copy(), np.zeros(4) | x, y, args=(x, y)
+    n = x.shape[0]
+    for i in range(n):
+        y[n - 1 - i] = x[i] * n
+struct_for_over_an_array_of_two_axes_and_atomics(x: ti.types.ndarray(), rows: ti.types.ndarray(), best: ti.types.ndarray()): x = np.random.default_rng(4).standard_normal((3, 5));
+        rows, best = np.zeros(3), np.full(5, -10.0) | x, [rows, best], args=(x, rows, best)
+    for i, j in x:
+        rows[i] += x[i, j] * x[0, j]
+        ti.atomic_max(best[j], x[i, j])
+a_component_of_a_vector_field: x, y = vectors([[0.3, 0.8], [0.5, 1.1]]), outputs(2);
+        first, second = x.get_scalar_field(0), x.get_scalar_field(1)
+    for i in range(2):
+        y[i] = first[i] * second[i] + first[1 - i] ** 2
+components_of_a_vector_field_in_place: x, y = vectors([[0.3, 0.8], [0.5, 1.1]]), outputs(2);
+        first, second = x.get_scalar_field(0), x.get_scalar_field(1) | x, x
+    for i in range(2):
+        first[i] = second[i] * first[i]
+        first[i] += first[i] * second[i]
+        second[i] *= first[i]
+arrays_changed_in_place(p: ti.types.ndarray(dtype=ti.f64, ndim=1)): a = real([1.3, 0.4, 0.7, 0.23, 0.9]) | a, a, args=(a,)
+    for _ in range(1):
+        for i in range(4):
+            p[i + 1] = p[i] * p[i + 1]
+static_branches: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(3); mode, flags = "square", {"double": True}
+    a = x[0]
+    if ti.static(mode == "square"):
+        a = a * x[1]
+    elif ti.static(mode == "cube"):
+        a = a * a * a
+    else:
+        a = 0.0
+    b = a
+    if ti.static(flags["double"]):
+        b = a * 2.0
+        c = b * x[2]
+        y[0] = c
+    else:
+        b = tm.vec2(a)
+    y[0] += b * a
+    for i in ti.static(range(2)):
+        for j in ti.static(range(2)):
+            if ti.static(i == j):
+                y[1] += x[i] * x[j]
+            else:
+                y[2] += x[i] * x[j] ** 2
+    ti.static_assert(mode == "square")
+static_conditional_expression: x, y = scalars([0.3, 0.8]), outputs(2); flag = True
+    y[0] = x[0] * x[0] if ti.static(flag) else x[1]
+    y[1] = x[0] * x[0] if ti.static(not flag) else x[1]
+fields_in_python_containers: a, b, y, z = scalars([0.3, 0.8]), scalars([0.5, 0.6]), outputs(2), outputs(2);
+        fields = [a, b]; table = {"p": a, "q": [b, y]} | fields, [y, z]
+    for i in range(2):
+        y[i] = fields[0][i] * fields[1][1 - i]
+        for f in ti.static(fields):
+            y[i] += f[i] * f[0]
+        for n, f in ti.static(enumerate(fields)):
+            z[i] += f[i] * n
+        z[i] += table["p"][i] * table["q"][0][i]
+arguments(_ad: ti.template(), _shadow1: ti.f64, _shadow0: ti.types.ndarray()): x, y = scalars([1.3, 0.4, 0.7]), outputs(3) | x, y, args=(y, 0.5, np.array([1.5, 2.5, 3.5]))
+    for i in x:
+        _ad[i] = x[i] * _shadow1 * _shadow0[i] * x[0]
+struct_members: x, y = scalars([1.3, 0.4, 0.7]), outputs(3); Pair = ti.types.struct(_ad=ti.f64, load=ti.f64)
+    for i in x:
+        pair = Pair(_ad=x[i], load=x[0])
+        pair._ad *= pair.load
+        y[i] = pair._ad * pair.load
+functions_of_the_kernel_s_own: x, y = scalars(np.array([0.7, 1.3, 2.1])), outputs(3)
+    # ``sum`` directly in a kernel.
+    for i in x:
+        y[i] = sum([x[i], x[0], 2.0]) * sum([x[1], x[i]], x[2])
+fill_of_a_parameter: x, y = scalars(np.array([0.5, -1.0, 2.0])), outputs(3) | x, y, state=[x]
+    for i in x:
+        y[i] = x[i] ** 2
+    x.fill(3.0)
+    for i in y:
+        y[i] += x[i]
+each_iteration_starts_with_zeros: x, y = scalars(np.random.default_rng(3).uniform(0.3, 1.2, 40)), outputs(6)
+    # In serial loops, with jumps: memory of the iteration before must not be seen.
+    for i in y:
+        total = 0.0
+        for r in range(4):
+            if r == 2:
+                continue
+            s = 0.0
+            n = 0
+            while n < 40:
+                if (n + i + r) % 5 == 0:
+                    s += x[n] ** 2
+                if n > 10 + 6 * r and s > 1.0:
+                    break
+                n += 1
+            total += s * x[(3 * r + i) % 40]
+        y[i] = total
+a_sum_of_zero_tangents_stays_zero_through_a_square_root: x, zero, y = scalars(np.linspace(0.3, 0.8, 30)), scalars([0.0]), outputs(3) | x, y, expected=[np.eye(30)[i] * x[0] + np.eye(30)[0] * x[i] for i in range(3)]
+    for i in range(3):
+        acc = 0.0
+        for j in range(30):
+            acc += x[j] * zero[0]
+        r = ti.sqrt(acc) + x[i]
+        y[i] = r * x[0] + ti.sqrt(acc) * r + (ti.sqrt(acc) if x[0] < 1.0 else 0.0)
 """
 
 SWEEPS = """
@@ -559,50 +651,251 @@ stores_to_slices: x, y, z, u = scalars([0.3, 0.8, -0.5, 1.1]), matrix_outputs(3,
         z[0][1:3] = v[0:2]
         z[1][0:2] -= x[3]
         u[0][1, :] = c[0, :]
+augmented_assignment: x, y, z = scalars([1.3, 0.45]), scalars([2.2, 0.7, 1.9]), outputs(3);
+        v, w = vectors([[1.3, 0.45]]), vectors([[2.2, 0.7], [1.6, 1.0], [0.8, 1.9]]) | [x, y, v, w], [y, z, w]
+    # Of a local, an entry and a vector; sums, differences, products and quotients stand in random programs.
+    a, b, c = x[0], x[0], x[0]
+    a //= x[1]
+    b %= x[1]
+    c **= x[1]
+    z[0], z[1], z[2] = a * x[0], b * x[0], c * x[0]
+    y[0] //= x[1]
+    y[1] %= x[0]
+    y[2] **= y[1]
+    w[0] //= x[1]
+    w[1] %= v[0]
+    w[2] **= x[0]
+single_precision_mixed_with_double: x, s = scalars([1.25, 0.5]), scalars([0.75, 1.5], ti.f32);
+        y, z = outputs(4), outputs(3, dtype=ti.f32); p, q = x.to_numpy(), s.to_numpy().astype(float);
+        u = float(q @ p); by_x = [[q[0], 0], [0, 2 * q[0] ** 2 * p[1]], 2 * u * q, [1 + q[0], 0]];
+        by_s = [[p[0], 0], [2 * q[0] * p[1] ** 2, 0], 2 * u * p, [p[0], 0]]; z_by_x = [[p[1], p[0]], [0, 0], q];
+        z_by_s = [[0, 0], [3 * q[1], 3 * q[0]], p] | [x, s], [y, z], expected=[[by_x, by_s], [z_by_x, z_by_s]]
+    y[0] = x[0] * s[0]
+    t = s[0]
+    t = t * x[1]
+    y[1] = t * t
+    u = ti.cast(0.0, ti.f32)
+    for i in range(2):
+        u += s[i] * x[i]
+    y[2] = u * u
+    y[3] = max(s[0], x[0]) + min(s[1], x[0]) * s[0]
+    z[0] = x[0] * x[1]
+    z[1] = s[0] * s[1] * 3.0
+    z[2] = u
+sums_over_many_threads: n = 4000; x, y = scalars(np.linspace(0.5, 1.5, 8)), outputs(3) | x, y, atol=1e-5, state_rtol=1e-12
+    for i in range(n):
+        w = ti.sin(i * 0.1) + 1.5
+        y[0] += x[i % 8] * w
+        ti.atomic_max(y[1], x[(i * 3) % 8] * w)
+        y[2] -= x[i % 8] * x[(i + 1) % 8]
+particles_to_a_grid_and_back: n, g = 6, 5; generator = np.random.default_rng(0);
+        x, v = vectors(generator.uniform(0.3, 0.7, (n, 2))), vectors(generator.uniform(-1, 1, (n, 2)));
+        c = matrices(generator.uniform(-1, 1, (n, 2, 2)));
+        momentum, mass, out = vector_outputs(2, g, g), outputs(g, g), vector_outputs(2, n) | [x, v, c], out, state=[momentum, mass], rtol=1e-5, atol=1e-6, state_rtol=1e-10
+    for I in ti.grouped(mass):
+        momentum[I] = tm.vec2(0.0)
+        mass[I] = 0.0
+    for p in x:
+        base = ti.cast(x[p] * g - 0.5, ti.i32)
+        fx = x[p] * g - ti.cast(base, ti.f64)
+        w = [0.5 * (1.5 - fx) ** 2, 0.75 - (fx - 1) ** 2, 0.5 * (fx - 0.5) ** 2]
+        for i, j in ti.static(ti.ndrange(3, 3)):
+            offset = ti.Vector([i, j])
+            weight = w[i].x * w[j].y
+            momentum[base + offset] += weight * (v[p] + c[p] @ ((ti.cast(offset, ti.f64) - fx) / g))
+            mass[base + offset] += weight
+    for i, j in mass:
+        if mass[i, j] > 0:
+            momentum[i, j] /= mass[i, j]
+            momentum[i, j].y -= 0.1
+            if i < 1 and momentum[i, j].x < 0:
+                momentum[i, j].x = 0.0
+    for p in x:
+        base = ti.cast(x[p] * g - 0.5, ti.i32)
+        fx = x[p] * g - ti.cast(base, ti.f64)
+        w = [0.5 * (1.5 - fx) ** 2, 0.75 - (fx - 1) ** 2, 0.5 * (fx - 0.5) ** 2]
+        new = ti.Vector.zero(ti.f64, 2)
+        for i in ti.static(range(3)):
+            for j in ti.static(range(3)):
+                new += w[i].x * w[j].y * momentum[base + ti.Vector([i, j])]
+        out[p] = new
+a_component_stored_after_the_whole: x, y = vectors([[0.3, 0.4, 1.2], [0.5, 0.6, 0.9]]), vector_outputs(3, 2);
+        m, n = matrices([[[1.3, 0.2, -0.4], [0.1, 0.9, 0.7], [-0.3, 0.6, 1.8]]]), matrix_outputs(3, 3, 1)
+    for i in range(2):
+        y[i] = x[i]
+        y[i].x = x[0].y * x[i].x
+    n[0][1, 2] = x[0].x
+    n[0] = m[0]
+    n[0][0, 1] = m[0][1, 0] * x[1].z
+static_loops_over_values: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(3); numbers = [2.0, 3.0]
+    s = 0.0
+    for c in ti.static(numbers):
+        for i, d in ti.static(enumerate([0.5, 1.5, 2.5])):
+            s += c * x[i] * d * s + x[i]
+    y[0] = s
+    for i, j in ti.static(ti.ndrange(2, (1, 3))):
+        y[1] += x[i] * x[j]
+    for I in ti.static(ti.grouped(ti.ndrange(2, 2))):
+        y[2] += x[I[0]] * x[I[1] + 1] ** 2
+    for a, b in ti.static(zip([0, 1], [2, 3])):
+        y[2] *= x[a] + x[b]
+    for i in ti.static(range(5)):
+        if ti.static(i == 3):
+            break
+        if ti.static(i == 1):
+            continue
+        y[1] *= x[i]
+methods_that_reduce_by_their_class: x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), outputs(2, 8);
+        length = ti.Vector.norm
+    for i in x:
+        v = x[i] * 2.0
+        y[i, 0] = ti.Vector.norm(x[i], 0.1)
+        y[i, 1] = ti.Matrix.dot(v, x[0])
+        y[i, 2] = length(v) + ti.Matrix.norm_inv(v, eps=0.5)
+        y[i, 3] = ti.Vector.norm_sqr(v) * ti.Vector.sum(x[i])
+        y[i, 4] = ti.Matrix.max(v) - ti.Matrix.min(x[i])
+        m = ti.Matrix.outer_product(v, x[1] + 1.0) + ti.Matrix.identity(float, 3)
+        y[i, 5] = ti.Matrix.determinant(m)
+        y[i, 6] = ti.Matrix.trace(m) + ti.Matrix.inverse(m)[0, 1]
+        y[i, 7] = ti.select(ti.Matrix.any(v), v[0], 0.0)
+hints_beside_tangents: x, y, n = scalars(np.array([1.0, 2.0, 3.0])), outputs(3), ti.field(ti.i32, shape=3) | x, y, state=[n]
+    ti.block_local(x)
+    for i in x:
+        j = ti.assume_in_range(i, 0, 0, 3)
+        ti.atomic_or(n[i], 1)
+        k = ti.rescale_index(x, y, ti.Vector([j]))[0]
+        y[i] = x[k] ** 2 * n[i]
+matrices_from_scalars_rows_and_columns: x, y = scalars([0.3, 0.8, -0.5, 1.1]), matrix_outputs(2, 2, 8);
+        mat = ti.types.matrix(2, 2, ti.f64)
+    a, b, c, d = x[0], x[1], x[2], x[3]
+    u, v = tm.vec2(a, b), tm.vec2(c, d * a)
+    y[0] = ti.Matrix([[a, b], [c, d]])
+    y[1] = tm.mat2(a, b * c, c, d)
+    y[2] = mat(a, 1, 2, d)
+    y[3] = mat([[a, b * b], [c, d]])
+    y[4] = ti.Matrix.rows([u, v])
+    y[5] = ti.Matrix.cols([u, v])
+    y[6] = tm.mat2(u, v)
+    y[7] = ti.Matrix([[x[i] * x[j] for j in range(2)] for i in range(2)])
+slices: x, m = vectors([[0.3, 0.8, -0.5, 1.1]]), matrices([[[1.3, 0.2, -0.4], [0.1, 0.9, 0.7], [-0.3, 0.6, 1.8]]]);
+        y, z, w = vector_outputs(3, 4), outputs(5), matrix_outputs(2, 2, 1)
+    v = x[0]
+    a = m[0]
+    y[0] = v[1:]
+    y[1] = v[:3] * v[1:4]
+    y[2] = a[:, 1] * a[2, :]
+    y[3] = a[0, :] + a[:, 0]
+    z[0] = v[:3:2].sum() * v[0]
+    z[1] = v[1:3].norm()
+    w[0] = a[:2, 1:] @ a[1:, :2]
+    z[2] = m[0][1, :].dot(a[:, 2])
+    z[3] = a[::2, ::2].determinant()
+rectangular_matrices: x, v = matrices([[[0.3, 0.8, 0.5], [1.4, 0.6, -0.9]]]), vectors([[0.7, 0.2]]);
+        y, z, m = vector_outputs(3, 2), vector_outputs(2, 2), matrix_outputs(2, 2, 1)
+    a = x[0]
+    y[0] = a.transpose() @ v[0]
+    y[1] = v[0] @ a
+    z[0] = a @ a[0, :]
+    m[0] = a @ a.transpose()
+    z[1] = tm.vec2(a.n * a[1, 2], a.m * a[0, 1])
+fill_with_a_tangent: x, y, z = scalars(np.array([0.5, -1.0, 2.0])), outputs(4), vector_outputs(2, 3)
+    y.fill(x[1] * x[2])
+    for i in range(3):
+        y[i] += x[i]
+    z.fill(x[0] ** 2)
+    z[1] += ti.Vector([x[1], 1.0])
+fill_of_vectors_and_matrices_with_tangents: x, z = scalars(np.array([0.5, -1.0, 2.0])), vector_outputs(3, 2);
+        m = ti.Matrix.field(2, 2, ti.f64, shape=2); v = vectors([[1.0, 2.0, 3.0]]) | x, [z, m]
+    z.fill([x[0], 2.0, x[1] * x[2]])
+    m.fill([[x[0], 1.0], [0.0, x[2]]])
+fill_of_vectors_and_matrices_with_a_product: x, z = scalars(np.array([0.5, -1.0, 2.0])), vector_outputs(3, 2);
+        m = ti.Matrix.field(2, 2, ti.f64, shape=2); v = vectors([[1.0, 2.0, 3.0]]) | [x, v], [z, m]
+    z.fill(v[0] * x[0])
+    m.fill(ti.Matrix([[x[0], v[0][1]], [v[0].x, x[2]]]))
+fill_of_a_field_with_an_offset: x = scalars(np.array([0.5, -1.0, 2.0]));
+        y = ti.field(ti.f64, shape=(2, 3), offset=(-1, 4)) | x, y
+    for i, j in y:
+        y[i, j] = x[j - 4]
+    y.fill(x[0])
+    y[0, 5] *= x[1]
+fill_of_a_local: x, y = scalars(np.array([0.5, -1.0, 2.0])), vector_outputs(3, 3)
+    for i in x:
+        v = ti.Vector([x[i], x[0], 1.0])
+        w = v * 2
+        v.fill(x[i] ** 2)
+        if i == 1:
+            w.fill(0.0)
+        y[i] = v + w
+arrays_of_the_user: x, y = scalars(np.random.default_rng(3).uniform(0.3, 1.2, 40)), outputs(7)
+    # Of whole and real numbers, filled with something else than zeros, indexed at run time.
+    for i in y:
+        count = ti.Vector([0] * 20)
+        value = ti.Vector([0.5] * 20)
+        flag = ti.Vector([ti.u8(3)] * 20, ti.u8)
+        for n in range(40):
+            count[(n * i) % 20] += 1
+            value[(n * i) % 20] += x[n] * count[(n + i) % 20]
+        s = 0.0
+        for n in range(20):
+            s += value[n] ** 2 * flag[n]
+        y[i] = s
+loops_below_zero_whose_ends_are_computed: x, n, y, total = scalars([0.3, 0.8, 0.5]), ti.field(ti.i32, ()), outputs(3), outputs(1);
+        n[None] = 2
+    for i in range(-3, n[None] + 3):
+        total[0] += ti.sin(x[abs(i) % 3]) * i
+        if 0 <= i < 3:
+            for j in range(-2, 9):
+                if not (0 <= i + j < 3):
+                    continue
+                y[i] += x[i] * x[i + j]
+integers_mixed_in: x, y = scalars([1.3, 0.45]), outputs(10); n = integers([3, -2, 5])
+    m = n[0]
+    y[0] = x[0] * (n[0] // 2) + (n[2] % 3) * x[1]
+    y[1] = x[0] ** n[0] + x[0] ** n[1]
+    y[2] = x[0] * (n[0] & 1) + x[1] * (n[2] | 2) - x[0] * (n[0] ^ n[2])
+    y[3] = x[0] * (n[0] << 2) - x[1] * (n[2] >> 1) + x[0] * (~n[0])
+    y[4] = n[0] / n[2] * x[0] + n[0] / x[0]
+    y[5] = x[0] * (m > 2) + (m == 3) * x[1] + x[0] * (not m)
+    m += 1
+    y[6] = x[0] * m
+    m *= n[2]
+    m -= 1
+    y[7] = m * x[0] / n[1] * x[1]
+    y[8] = x[m % 2] * x[(m + 1) % 2] ** 2
+    m <<= 1
+    m |= 1
+    m ^= 2
+    m &= 13
+    m >>= 1
+    m //= 2
+    m %= 3
+    y[9] = x[0] * m + x[1] * ti.cast(m, ti.f64) * abs(n[1]) * max(m, n[0]) * min(m, n[1])
+and_or_not: x, y = scalars([0.3, 0.8]), outputs(8); n = integers([0, 1])
+    a, b = x[0], x[1]
+    y[0] = a * b if a > 0.1 and b > 0.1 else a
+    y[1] = a * b if a > 1.0 or b > 0.1 else a
+    y[2] = a * b if not (a > 1.0) else a
+    y[3] = a * b if (a > 1.0 or b > 0.1) and not (a > b) else a
+    y[4] = a * b if (a > 0.1) & (b < 0.1) else b
+    y[5] = a * b if (a > 0.1) | (b < 0.1) else b
+    y[6] = a * b if n[0] or n[1] else b
+    y[7] = a * b if n[0] and a > 0.0 else b * b
 """
 
-ROW = re.compile(r"^(\w+)(\(.*\))?: (\w.*? = .*?)(?: \| (.*))?\n", re.MULTILINE)
-_, *PARTS = ROW.split(PROGRAMS + SWEEPS)
-ROWS = dict(zip(PARTS[::5], zip(*(PARTS[n::5] for n in range(1, 5)), strict=True), strict=True))
-assert len(ROWS) == len(PARTS) // 5
-WITHOUT_ADJOINT = {"constant_constructors"}  # of ti.Vector.unit
+ROWS = rows_of(PROGRAMS + SWEEPS)
+WITHOUT_ADJOINT = {"constant_constructors", "hints_beside_tangents"}  # of ti.Vector.unit, of ti.rescale_index
 
 
-def made(name):
-    """The kernel of a row, and what is asked of it: ``params, outs`` and arguments of ``check_jacobian`` by name."""
-    arguments, fields, asked, body = ROWS[name]
-    scope = {"np": np, **vars(differences)}
-    exec(fields, scope)
-    target, values = ast.parse(fields).body[0].targets[0], ast.parse(fields).body[0].value
-    kinds = {name.id: call.func.id for name, call in zip(target.elts, values.elts, strict=True)}
-    kernel = kernels_of(f"k{arguments or ''}:\n{body}", **{n: scope[n] for n in kinds})["k"]
-    written = [scope[n] for n, kind in kinds.items() if "outputs" in kind]
-    given = [scope[n] for n, kind in kinds.items() if kind in ("scalars", "vectors", "matrices")]
-    if asked is None:
-        return kernel, (given, written), {}
-    return kernel, *eval(f"(lambda *asked, **more: (asked, more))({asked})", scope)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.sweep] if f"\n{name}" in SWEEPS else []) for name in ROWS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.sweep] * (f"\n{n}" in SWEEPS)) for n in ROWS])
 def test_against_differences(name):
-    kernel, asked, more = made(name)
-    differences.check_jacobian(kernel, *asked, **more)
+    ROWS[name].is_right()
 
 
 @pytest.mark.mostly_sweep("index_arithmetic_that_wraps", "a_local_array_as_a_stack")
 @pytest.mark.parametrize("name", ROWS)
 def test_in_other_ways(name):
-    kernel, (params, outs), more = made(name)
-    start = Snapshot([*differences.as_list(params), *differences.as_list(outs), *more.get("state", ())])
-    found = []
     if name in WITHOUT_ADJOINT:
+        kernel, (params, outs), _ = ROWS[name].made()
         with pytest.raises(UnsupportedError, match="The adjoint of this call is not known"):
             jacobian(kernel, params, outs, mode="reverse")
-    for options in ({}, {"format": "csr"}, {"mode": "reverse"} if name not in WITHOUT_ADJOINT else {}):
-        J = jacobian(kernel, params, outs, args=more.get("args", ()), as_matrix=True, **options)
-        found.append(J.toarray() if "format" in options else J)
-        start.restore()
-    assert_allclose(found[1], found[0], rtol=1e-10, atol=1e-12)
-    assert_allclose(found[2], found[0], rtol=1e-10, atol=1e-12)
+    ROWS[name].is_alike_in_other_ways(name not in WITHOUT_ADJOINT)

@@ -300,21 +300,3 @@ def test_loops_that_begin_below_zero(end, text):
     plan = Jacobian(run, y, y, tangents="dense")
     np.testing.assert_allclose(plan(), 2.25 * np.eye(4), rtol=1e-14)
     assert text in plan.source
-
-
-@pytest.mark.sweep
-def test_loops_below_zero_whose_ends_are_computed():
-    x, n, y, total = scalars(X), ti.field(ti.i32, ()), outputs(3), outputs(1)
-    n[None] = 2
-
-    @ti.kernel
-    def k():
-        for i in range(-3, n[None] + 3):
-            total[0] += ti.sin(x[abs(i) % 3]) * i
-            if 0 <= i < 3:
-                for j in range(-2, 9):
-                    if not (0 <= i + j < 3):
-                        continue
-                    y[i] += x[i] * x[i + j]
-
-    check_jacobian(k, [x], [y, total])
