@@ -29,22 +29,6 @@ def test_svd(n):
     check_jacobian(k, x, [u, s, v], **ITERATIVE)
 
 
-@pytest.mark.sweep
-def test_svd_of_an_expression():
-    x, y = matrices([GENERAL[2]]), outputs(3)
-
-    @ti.kernel
-    def k():
-        a = x[0] @ x[0].transpose() + x[0] * x[0][0, 1]
-        u, s, v = ti.svd(a)
-        r = u @ v.transpose()
-        y[0] = r[0, 1]
-        y[1] = s[0, 0] * s[1, 1]
-        y[2] = (u @ s @ v.transpose() - a).norm_sqr() + s.trace()
-
-    check_jacobian(k, x, y, **ITERATIVE)
-
-
 def polar_of_identity(n):
     """d R and d P by A at A = 1 for A = R P: the antisymmetric and the symmetric part."""
     shape = (1, n, n, 1, n, n)

@@ -108,23 +108,6 @@ def test_methods_of_dataclasses():
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-def test_members_as_parameters_and_as_structures():
-    x, y = Pair.field(shape=2), outputs(2)
-    x.a.from_numpy(np.array([0.3, 0.8]))
-    x.b.from_numpy(np.array([0.5, 1.1]))
-
-    @ti.kernel
-    def k():
-        for i in range(2):
-            y[i] = x[i].a * x[i].b + x[0].a
-
-    J = jacobian(k, x, y)
-    assert set(J) == {"a", "b"}
-    np.testing.assert_allclose(J["a"], [[0.5 + 1, 0], [1, 1.1]], rtol=1e-12)
-    np.testing.assert_allclose(J["b"], np.diag([0.3, 0.8]), rtol=1e-12)
-    check_jacobian(k, x.b, y)
-
-
 @pytest.mark.sweep
 def test_a_struct_field_with_integers_means_its_real_members():
     Tag = ti.types.struct(id=ti.i32)

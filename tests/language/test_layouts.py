@@ -117,26 +117,6 @@ def test_placements_with_gradient_flag(flag):
 # --- sparse layouts
 
 
-def test_struct_for_over_pointer_visits_active_entries_only():
-    x, y = ti.field(ti.f64), ti.field(ti.f64, shape=N)
-    ti.root.pointer(ti.i, 3).dense(ti.i, 2).place(x)
-    x[2] = 0.5
-    x[5] = 2.0
-
-    @ti.kernel
-    def gather():
-        for i in x:
-            y[i] = x[i] ** 3 + 1.0
-
-    J = jacobian(gather, x, y)
-    expected = np.zeros((N, N))
-    for i, value in enumerate([0, 0, 0.5, 0, 0, 2.0]):
-        if i >= 2:  # blocks 1 and 2 are active
-            expected[i, i] = 3 * value**2
-    assert_allclose(J, expected, rtol=1e-14)
-    assert_array_equal(y.to_numpy(), [0, 0, 1.125, 1, 1, 9])
-
-
 @pytest.mark.sweep
 def test_reading_an_inactive_entry_gives_zero_and_activates_nothing():
     x, t, y = ti.field(ti.f64, shape=2), ti.field(ti.f64), ti.field(ti.f64, shape=4)

@@ -880,6 +880,15 @@ and_or_not: x, y = scalars([0.3, 0.8]), outputs(8); n = integers([0, 1])
     y[5] = a * b if (a > 0.1) | (b < 0.1) else b
     y[6] = a * b if n[0] or n[1] else b
     y[7] = a * b if n[0] and a > 0.0 else b * b
+fields_of_vectors_and_matrices_by_each_other: v, m = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), matrices(np.arange(1.0, 13.0).reshape(2, 2, 3) / 5.0);
+        y, n = vector_outputs(2, 2), matrix_outputs(3, 2, 1)
+    for i in range(2):
+        y[i] = m[i] @ v[i] * v[0].x
+        n[0] += v[i].outer_product(m[i] @ v[1 - i])
+one_array_for_two_arguments(p: ti.types.ndarray(ti.f64, ndim=1), q: ti.types.ndarray(ti.f64, ndim=1)): a = real([1.3, 0.4, 0.7, 0.23, 0.9]) | a, a, args=(a, a)
+    for _ in range(1):
+        for i in range(4):
+            q[i + 1] = p[i] * q[i + 1]
 """
 
 ROWS = rows_of(PROGRAMS + SWEEPS)

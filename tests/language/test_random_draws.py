@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
@@ -40,51 +41,26 @@ def draw_in_python(a):
     return ti.random(ti.f64) * a + ti.random(ti.f64)
 
 
-def partial(x, y, z):
-    @ti.kernel
-    def k():
+PROGRAMS = """
+    partial:
         for i in y:
             y[i] = ti.random(ti.f64) + ti.random(ti.f64) * x[i]
-
-    return k
-
-
-def signs(x, y, z):
-    @ti.kernel
-    def k():
+    signs:
         for i in y:
             y[i] = -ti.random(ti.f64) + ti.random(ti.f64) + x[i] * (-ti.random(ti.f64)) * (-ti.random(ti.f64))
-
-    return k
-
-
-def ternaries(x, y, z):
-    @ti.kernel
-    def k():
+    ternaries:
         for i in y:
             inner = ti.random(ti.f64) * x[i] if ti.random(ti.f64) > 0.5 else x[i] - ti.random(ti.f64)
             y[i] = inner if x[i] > 0.5 else (x[i] if ti.random(ti.f64) > 0.3 else ti.random(ti.f64))
             z[i] = 1.0 if x[i] > 1.0 else x[i] * ti.random(ti.f64)
-
-    return k
-
-
-def conditions(x, y, z):
-    @ti.kernel
-    def k():
+    conditions:
         for i in y:
             if x[i] > 1 or (ti.random(ti.f64) > 0.5 and ti.random(ti.f64) < 0.7):
                 y[i] = x[i] * ti.random(ti.f64)
             if 0.2 < ti.random(ti.f64) < ti.random(ti.f64) < 2:
                 y[i] += x[i]
             z[i] = ti.random(ti.f64) > 0.5 or ti.random(ti.f64) > 0.5
-
-    return k
-
-
-def while_loops(x, y, z):
-    @ti.kernel
-    def k():
+    while_loops:
         for i in y:
             n = 0
             while ti.random(ti.f64) < 0.7:
@@ -95,78 +71,36 @@ def while_loops(x, y, z):
                 if p.norm() < 1:
                     break
             y[i] = p[0] * x[i] + n
-
-    return k
-
-
-def bounds(x, y, z):
-    @ti.kernel
-    def k():
+    bounds:
         for i in y:
             for j in range(ti.random(ti.u32) % 4):
                 y[i] += ti.random(ti.f64) * x[j]
-
-    return k
-
-
-def arguments(x, y, z):
-    @ti.kernel
-    def k():
+    arguments:
         for i in y:
             y[i] = difference(ti.random(ti.f64) * x[i], ti.random(ti.f64)) + sometimes(ti.random(ti.f64)) * x[i]
             y[i] += first(ti.random(ti.f64), ti.random(ti.f64)) * x[i]
             z[i] = draw_in_python(x[i]) - draw_in_python(ti.random(ti.f64))
-
-    return k
-
-
-def indices(x, y, z):
-    @ti.kernel
-    def k():
+    indices:
         for i in range(4):
             z[int(ti.random(ti.f64) * 4)] += ti.random(ti.f64)
             y[int(ti.random(ti.f64) * 4)] = x[int(ti.random(ti.f64) * 4)] * ti.random(ti.f64)
-
-    return k
-
-
-def several_targets(x, y, z):
-    @ti.kernel
-    def k():
+    several_targets:
         for i in range(4):
             a, b = ti.random(ti.f64), ti.random(ti.f64)
             y[i], z[int(ti.random(ti.f64) * 4)] = a * x[i], b - ti.random(ti.f64)
             a, b = b * ti.random(ti.f64), a
             y[i] += a * x[i] - b
-
-    return k
-
-
-def atomics(x, y, z):
-    @ti.kernel
-    def k():
+    atomics:
         for i in y:
             old = ti.atomic_add(y[i], ti.random(ti.f64) * x[i])
             ti.atomic_max(z[0], ti.random(ti.f64))
             z[i] += old + ti.random(ti.f64)
             ti.atomic_sub(y[int(ti.random(ti.f64) * 4)], x[i])
-
-    return k
-
-
-def kinds(x, y, z):
-    @ti.kernel
-    def k():
+    kinds:
         for i in y:
             y[i] = ti.randn(ti.f64) * x[i] + ti.randn() - ti.randn(ti.f32) * x[i]
             z[i] = ti.random(ti.f32) + ti.random(ti.i32) / 1e9 + ti.random(ti.u64) / 1e18 + ti.random()
-
-    return k
-
-
-def updates(x, y, z):
-    @ti.kernel
-    def k():
+    updates:
         for i in y:
             s = x[i]
             s *= ti.random(ti.f64)
@@ -175,13 +109,7 @@ def updates(x, y, z):
             y[i] = s + max(ti.random(ti.f64), x[i], ti.random(ti.f64))
             y[i] += ti.select(x[i] > 1, ti.random(ti.f64), ti.random(ti.f64) * x[i])
             y[i] *= 1 + ti.random(ti.f64)
-
-    return k
-
-
-def unused(x, y, z):
-    @ti.kernel
-    def k():
+    unused:
         for i in y:
             ti.random(ti.f64)
             never = ti.random(ti.f64)  # noqa: F841
@@ -194,15 +122,8 @@ def unused(x, y, z):
             z[i] = ti.random(ti.f64)
             y[i] = overwritten * x[i] * v[0]
             z[i] = ti.random(ti.f64)
-
-    return k
-
-
-def used_in_a_circle(x, y, z):
-    """Nothing needs ``t``, but Taichi sees that each iteration reads it."""
-
-    @ti.kernel
-    def k():
+    used_in_a_circle:
+        # Nothing needs ``t``, but Taichi sees that each iteration reads it.
         for i in y:
             t, last = 0.0, 0.0
             for _ in range(3):
@@ -210,13 +131,7 @@ def used_in_a_circle(x, y, z):
                 t += u
                 last = ti.random(ti.f64)  # noqa: F841
             y[i] = x[i]
-
-    return k
-
-
-def unused_choices(x, y, z):
-    @ti.kernel
-    def k():
+    unused_choices:
         for i in y:
             t = 0.0
             for _ in range(int(ti.random(ti.f64) * 5)):
@@ -224,13 +139,7 @@ def unused_choices(x, y, z):
             if ti.random(ti.f64) > 0.5:
                 t = x[i]  # noqa: F841
             y[i] = x[i]
-
-    return k
-
-
-def interrupted(x, y, z):
-    @ti.kernel
-    def k():
+    interrupted:
         for i in y:
             p, w, before = 0.0, 1.0, ti.random(ti.f64)
             for _ in range(20):
@@ -242,51 +151,23 @@ def interrupted(x, y, z):
                     continue
                 before = ti.random(ti.f64)
             y[i] = w * p
-
-    return k
-
-
-def at_the_top(x, y, z):
-    @ti.kernel
-    def k():
+    at_the_top:
         a = ti.random(ti.f64)
         b = ti.random(ti.f64) * x[0]
         for i in y:
             y[i] = (a + ti.random(ti.f64)) * b * x[i]
         for i in range(3):
             z[i] = ti.random(ti.f64) + a
-
-    return k
-
-
-def matrices(x, y, z):
-    @ti.kernel
-    def k():
+    matrices:
         for i in range(4):
             v = ti.Vector([ti.random(ti.f64) for _ in ti.static(range(5))])
             A = ti.Matrix([[ti.random(ti.f64), x[i]], [ti.random(ti.f64), 1.0 + ti.random(ti.f64)]])
             _, S, _ = ti.svd(A)
             y[i] = S[0, 0] * v[i % 3]
-
-    return k
-
-
-def rows(x, y, z):
-    @ti.kernel
-    def k():
+    rows:
         for i, j in ti.ndrange(4, 64):
             y[i] += x[i] * ti.random(ti.f64) * (0.5 if j < 32 else ti.random(ti.f64))
-
-    return k
-
-
-PROGRAMS = {
-    f.__name__: f
-    for f in (
-        *(partial, signs, ternaries, conditions, while_loops, bounds, arguments, indices, several_targets, atomics),
-        *(kinds, updates, unused, used_in_a_circle, unused_choices, interrupted, at_the_top, matrices, rows),
-    )
-}
+"""
 
 
 def start(**options):
@@ -306,7 +187,7 @@ def results(run, **options):
     """What the programs leave, and one number drawn after each."""
     start(**options)
     found = {}
-    for name, make in PROGRAMS.items():
+    for name in names_of(PROGRAMS):
         x, y, z, after = (ti.field(ti.f64, 4) for _ in range(4))
         x.from_numpy(np.array([0.3, 0.7, 1.1, 1.5]))
 
@@ -314,7 +195,17 @@ def results(run, **options):
         def draw(after: ti.template()):
             after[0] = ti.random(ti.f64)
 
-        run(make(x, y, z), x, [y, z])
+        kernels = kernels_of(
+            PROGRAMS,
+            x=x,
+            y=y,
+            z=z,
+            difference=difference,
+            first=first,
+            sometimes=sometimes,
+            draw_in_python=draw_in_python,
+        )
+        run(kernels[name], x, [y, z])
         draw(after)
         found[name] = np.concatenate([f.to_numpy() for f in (y, z, after)])
     return found
@@ -344,7 +235,7 @@ def runs(request):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("way", ["dense", "sparse"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", names_of(PROGRAMS))
 def test_draws_are_those_of_a_plain_run(runs, name, way):
     found, is_fast = runs
     if is_fast:

@@ -12,7 +12,7 @@ import numpy as np
 import taichi as ti
 import taichi.math as tm
 
-ROW = re.compile(r"^(\w+)(\(.*\))?:\n", re.MULTILINE)
+ROW = re.compile(r"^(\w+)(\(.*)?:\n", re.MULTILINE)
 
 
 def names_of(table: str) -> list[str]:
