@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -230,21 +231,38 @@ class Mutations(ast.NodeVisitor):
             self.generic_visit(node)
 
 
-def mutants(count: int, seed: int, districts: list[str]) -> Iterator[tuple[str, Mutant]]:
-    """So many, alike many of each district, and of each kind."""
-    draw = random.Random(seed)
+def changed_lines(since: str) -> set[tuple[str, int]]:
+    """The lines of the package that have come since a revision, by file and number."""
+    command = ["git", "diff", "--unified=0", since, "--", "taichi_ext"]
+    diff, path, found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout, "", set()
+    for line in diff.splitlines():
+        if line.startswith("+++ b/taichi_ext/"):
+            path = line.removeprefix("+++ b/taichi_ext/")
+        elif hunk := re.match(r"@@ .*\+(\d+)(?:,(\d+))? @@", line):
+            first = int(hunk[1])
+            found |= {(path, n) for n in range(first, first + int(hunk[2] or 1))}
+    return found
+
+
+def mutants(count: int, seed: int, districts: list[str], since: str = "") -> Iterator[tuple[str, Mutant]]:
+    """So many, alike many of each district, and of each kind, where one is given only of lines since a revision."""
+    draw, changed = random.Random(seed), changed_lines(since) if since else None
     pools: dict[str, dict[str, list[Mutant]]] = {name: {} for name in DISTRICTS if name in districts}
     for path in sorted((ROOT / "taichi_ext").rglob("*.py")):
         name = path.relative_to(ROOT / "taichi_ext").as_posix()
         district = max((d for d in DISTRICTS if name.startswith(f"{d}/")), key=len, default="")
         for mutant in Mutations(path).found if district in pools else ():
+            if changed is not None and (name, mutant.line) not in changed:
+                continue
             pools[district].setdefault(mutant.kind, []).append(mutant)
-    order = {name: draw.sample(sorted(pool), len(pool)) for name, pool in pools.items()}
-    names = list(pools)
-    for n in range(count):
-        name = names[n % len(names)]
-        kind = order[name][n // len(names) % len(order[name])]
-        yield name, pools[name][kind].pop(draw.randrange(len(pools[name][kind])))
+    turns = {name: draw.sample(sorted(pool), len(pool)) for name, pool in pools.items() if pool}
+    for _ in range(count):
+        name = next(iter(turns))
+        kinds = turns.pop(name)  # and at the end again, where some are left
+        kind, pool = kinds[0], pools[name][kinds[0]]
+        yield name, pool.pop(draw.randrange(len(pool)))
+        if kinds := [*kinds[1:], *([kind] if pool else [])]:
+            turns[name] = kinds
 
 
 def run_tests(copy: Path, modules: list[str], chosen: str, log: Path, limit: float) -> str:
@@ -281,13 +299,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--districts", nargs="*", default=list(DISTRICTS), choices=list(DISTRICTS))
+    parser.add_argument("--since", default="", metavar="REVISION", help="change only lines that have come since")
     parser.add_argument("--whole", action="store_true", help="run the sweeps of the mapped tests, too")
     parser.add_argument("--baseline", action="store_true", help="first see that all mapped tests pass without a change")
     parser.add_argument("--limit", type=float, default=900, help="seconds after which a run counts as failed")
     parser.add_argument("--table", type=Path, help="write the table here")
     parser.add_argument("--list", action="store_true", help="print the changes and run nothing")
     options = parser.parse_args()
-    chosen = list(mutants(options.count, options.seed, options.districts))
+    chosen = list(mutants(options.count, options.seed, options.districts, options.since))
     if options.list:
         for district, mutant in chosen:
             print(f"{district}: {mutant.place}: {mutant.kind}: {mutant.old} -> {mutant.new}")

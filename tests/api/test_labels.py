@@ -53,23 +53,6 @@ def refusal(*args, **options):
     return str(caught.value)
 
 
-@pytest.mark.sweep
-def test_fields_of_closures_and_of_the_caller():
-    x, y, unused = scalars([0.3, 0.5]), outputs(2), outputs(4)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] ** 2
-
-    assert refusal(k, unused, y).startswith("params (field unused of shape (4,)) is not read in k")
-    assert refusal(k, {"a": x, "b": [unused]}, y).startswith("params['b'][0] (field unused of shape (4,))")
-    assert refusal(k, x, unused).startswith("outputs (field unused of shape (4,)) is not written in k")
-    assert "(field x of shape (2,)) is given twice" in refusal(k, [x, x], y)
-    pipeline = lambda: k()
-    assert refusal(pipeline, unused, y).startswith("params (field unused of shape (4,)) is not read by")
-
-
 def test_attributes_of_objects():
     solver = Solver()
     assert refusal(solver.step, solver.unused, solver.out).startswith("params (field solver.unused of shape (5,))")

@@ -30,7 +30,7 @@ from taichi_ext import (
     vjp,
 )
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.api.plans.preparations import EVERY, ByIdentity
+from taichi_ext.api.plans.preparations import EVERY
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -515,25 +515,6 @@ def test_objects_come_and_go_in_threads(fields, simulation):
             assert_allclose(jvp(simulation(float(n + number)).run, fields[0], np.zeros(3), fields[1]), 0.0)
 
     in_threads(work, 4)
-
-
-def test_table_by_identity():
-    class Key:
-        __hash__ = None
-
-        def __eq__(self, other):
-            return True
-
-    table, one, two = ByIdentity[str](), Key(), Key()
-    table.set(one, "one")
-    assert table.get(two) is None
-    table.set(two, "two")
-    assert (table.get(one), table.get(two)) == ("one", "two")
-    del one
-    assert len(table._items) == 1
-    with pytest.raises(TypeError):
-        table.set((1, 2), "tuple")
-    assert table.get((1, 2)) is None
 
 
 class TestSolvers:

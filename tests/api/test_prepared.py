@@ -3,7 +3,6 @@
 import gc
 import subprocess
 import sys
-import types
 import weakref
 from pathlib import Path
 
@@ -381,27 +380,6 @@ class TestLifetime:
         references = use()
         gc.collect()
         assert [r() for r in references] == [None] * 3
-
-    @pytest.mark.sweep
-    @KEEPS
-    def test_generated_kernels_go_with_the_decorated_function(self):
-        """Taichi keeps what ``ti.kernel`` makes until the process ends, but not what is made here."""
-        x, y = scalars([0.3]), outputs(1)
-
-        def use():
-            @ti.kernel
-            def passing():
-                y[0] = x[0] ** 2
-
-            return jacobian(passing, x, y)
-
-        def generated():
-            gc.collect()
-            functions = [f for f in gc.get_objects() if type(f) is types.FunctionType]
-            return [f for f in functions if f.__name__ == "passing_jacobian"]
-
-        assert_allclose(use(), [[0.6]])
-        assert not generated()
 
 
 class TestInitAgain:

@@ -334,17 +334,6 @@ class TestOperator:
         assert_allclose(step, np.linalg.lstsq(A.materialize(), -value, rcond=None)[0], rtol=1e-8)
 
     @pytest.mark.sweep
-    def test_random_numbers(self):
-        x, y = scalars([1.0]), outputs(1)
-
-        @ti.kernel
-        def draw():
-            y[0] = x[0] * ti.random()
-
-        with pytest.raises(InvalidArgumentError, match="random numbers, so that each product"):
-            linear_operator(draw, x, y) @ np.ones(1)
-
-    @pytest.mark.sweep
     def test_transpose(self):
         linalg = pytest.importorskip("scipy.sparse.linalg")
         A = linear_operator(*neighbours())

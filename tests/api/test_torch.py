@@ -67,42 +67,99 @@ def test_only_torch_adds_to_the_gradient(is_leaf):
     torch.testing.assert_close(leaf.grad, torch.full((20, 30), 1 + 2 / 600), rtol=1e-6, atol=0)
 
 
+grad = torch.autograd.grad
+W = torch.tensor([0.3, -1.2, 0.7], dtype=torch.float64)
+
+
+def many(a):
+    """Several of a tensor, as the first axis."""
+    return torch.stack([a, 2 * a, a * a, -a])
+
+
+def along(f, a, b):
+    """Tangents of both outputs, by dual numbers."""
+    with forward_ad.dual_level():
+        found = f(forward_ad.make_dual(a.detach(), W), b.detach(), 2)
+        return [forward_ad.unpack_dual(y).tangent for y in found]
+
+
+def reverse_inside_forward(f, a, b):
+    with forward_ad.dual_level():
+        out = f(forward_ad.make_dual(a, W), b.detach(), 2)[0].pow(2).sum()
+        return list(forward_ad.unpack_dual(grad(out, a, create_graph=True)[0]))
+
+
+def outer_gradient(f, a, b):
+    """The incoming gradient may itself be differentiated: backward is linear in it."""
+    v = tensor(3, seed=4)
+    _, pull = torch.func.vjp(lambda a: f(a, b.detach(), 2)[0], a.detach())
+    return grad(pull(v)[0].sum(), v)
+
+
+def twice(f, a, b):
+    out = f(a, b, 2)[0]
+    return [grad(out.sum(), a, retain_graph=True)[0], grad(out.sum(), a)[0]]
+
+
+def by_both_inputs(f, a, b):
+    out, total = f(a, b, 2)
+    gradient = grad(out.pow(3).sum() * total.sum(), (a, b), create_graph=True)
+    return grad(gradient[0].pow(2).sum() + gradient[1].sum(), (a, b))
+
+
+def of_one(second):
+    """A second derivative of the first output by the first input."""
+    return lambda f, a, b: second(lambda a: f(a, b.detach(), 2)[0], a.detach())
+
+
+# What is done with the function, its kernel or its twin in torch, of a and b.
+TRANSFORMS = {
+    "both": lambda f, a, b: grad(sum((y.exp() * (n + 1)).sum() for n, y in enumerate(f(a, b, n=2))), (a, b)),
+    "values": lambda f, a, b: list(f(a, b, 2)),
+    "one output": lambda f, a, b: grad(f(a, b, 2)[1], (a, b)),
+    "one input": lambda f, a, b: [grad(f(a.detach(), b, 2)[0].sum(), b)[0], grad(f(a, b.detach(), 2)[0].sum(), a)[0]],
+    "twice": twice,
+    "jvp": lambda f, a, b: torch.func.jvp(lambda a, b: tuple(f(a, b, 2)), (a, b), (W, W[:2])),
+    "dual numbers": along,
+    "jacfwd": lambda f, a, b: torch.func.jacfwd(lambda a, b: tuple(f(a, b, 2)), argnums=(0, 1))(a, b),
+    "jacrev": lambda f, a, b: torch.func.jacrev(lambda a, b: tuple(f(a, b, 2)), argnums=(0, 1))(a, b),
+    "vmap": lambda f, a, b: torch.vmap(lambda a, b: tuple(f(a, b, 2)))(many(a), many(b)),
+    "vmap over one": lambda f, a, b: torch.vmap(lambda a, b: tuple(f(a, b, 2)), (0, None))(many(a), b),
+    "vmap of columns": lambda f, a, b: torch.vmap(lambda a: f(a, b, 2)[0], in_dims=1, out_dims=1)(
+        many(a).T.contiguous()
+    ),
+    "per sample": lambda f, a, b: torch.vmap(torch.func.grad(lambda a: f(a, b, 2)[0].pow(2).sum()))(many(a)),
+    "through vmap": lambda f, a, b: grad(torch.vmap(lambda a: f(a, b, 2)[0])(many(a)).pow(2).sum(), (a, b)),
+    "jacfwd of vmap": lambda f, a, b: torch.func.jacfwd(torch.vmap(lambda a: f(a, b, 2)[0]))(many(a)),
+    "reverse inside forward": reverse_inside_forward,
+    "outer gradient": outer_gradient,
+    "second by both": by_both_inputs,
+    "hessian": of_one(lambda f, x: torch.func.hessian(lambda x: f(x).pow(2).sum())(x)),
+    "jacrev of jacrev": of_one(lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x)),
+    "jacfwd of jacrev": of_one(lambda f, x: torch.func.jacfwd(torch.func.jacrev(f))(x)),
+    "functional hessian": of_one(lambda f, x: torch.autograd.functional.hessian(lambda x: f(x).exp().sum(), x)),
+    "jacfwd of grad": of_one(lambda f, x: torch.func.jacfwd(lambda s: torch.func.grad(lambda x: f(x * s).sum())(x))(x)),
+    "vmap of hessian": of_one(
+        lambda f, x: torch.vmap(torch.func.hessian(lambda x: f(x).pow(2).sum()))(torch.stack([x, 2 * x]))
+    ),
+    "hessian of vmap": of_one(
+        lambda f, x: torch.func.hessian(lambda x: torch.vmap(f)(torch.stack([x, x * x])).pow(2).sum())(x)
+    ),
+}
+
+
+@pytest.mark.mostly_sweep(
+    "both", "values", "one output", "twice", "jacfwd", "vmap", "through vmap", "per sample", "hessian"
+)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_those_of_torch(mixed, name):
+    found = [TRANSFORMS[name](f, tensor(3), tensor(2, seed=1)) for f in (mixed, mix_in_torch)]
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.sweep
 def test_gradcheck(mixed):
     assert gradcheck(lambda a, b: tuple(mixed(a, b, 4)), (tensor(3), tensor(2, seed=1)), **EVERYTHING)
-
-
-@pytest.mark.sweep
-def test_gradcheck_of_one_input_at_a_time(mixed):
-    a, b = tensor(3), tensor(2, seed=1)
-    assert gradcheck(lambda a: tuple(mixed(a, b.detach(), 4)), (a,), **EVERYTHING)
-    assert gradcheck(lambda b: tuple(mixed(a.detach(), b, 4)), (b,), **EVERYTHING)
-
-
-def test_values_and_gradients_are_those_of_torch(mixed):
-    a, b = tensor(5), tensor(2, seed=1)
-    ours, theirs = mixed(a, b, n=2), mix_in_torch(a, b, 2)
-    weights = tensor(5, seed=2, requires_grad=False)
-    for mine, own in zip(ours, theirs, strict=True):
-        close(mine, own)
-    loss = [(o[0] * weights).sum() + o[1].exp().sum() for o in (ours, theirs)]
-    for mine, own in zip(*[torch.autograd.grad(value, (a, b)) for value in loss], strict=True):
-        close(mine, own)
-
-
-def test_one_output_alone_is_used(mixed):
-    a, b = tensor(5), tensor(2, seed=1)
-    mine = torch.autograd.grad(mixed(a, b, 2)[1], (a, b))
-    own = torch.autograd.grad(mix_in_torch(a, b, 2)[1], (a, b))
-    for m, o in zip(mine, own, strict=True):
-        close(m, o)
-
-
-def test_backward_twice_through_a_kept_graph(mixed):
-    a, b = tensor(3), tensor(2, seed=1)
-    out, _ = mixed(a, b, 2)
-    first = torch.autograd.grad(out.sum(), a, retain_graph=True)[0]
-    close(torch.autograd.grad(out.sum(), a)[0], first)
 
 
 def test_the_same_tensor_for_two_inputs():
@@ -182,39 +239,6 @@ def test_kernel_runs_once_per_call():
 # --- forward mode and torch.func
 
 
-@pytest.mark.sweep
-def test_forward_mode(mixed):
-    a, b, d_a, d_b = (tensor(n, seed=s, requires_grad=False) for n, s in ((3, 0), (2, 1), (3, 2), (2, 3)))
-    mine = torch.func.jvp(lambda a, b: tuple(mixed(a, b, 2)), (a, b), (d_a, d_b))
-    own = torch.func.jvp(lambda a, b: mix_in_torch(a, b, 2), (a, b), (d_a, d_b))
-    torch.testing.assert_close(mine, own)
-    with forward_ad.dual_level():
-        out, total = mixed(forward_ad.make_dual(a, d_a), b, 2)
-        own_out, own_total = mix_in_torch(forward_ad.make_dual(a, d_a), b, 2)
-        close(forward_ad.unpack_dual(out).tangent, forward_ad.unpack_dual(own_out).tangent)
-        close(forward_ad.unpack_dual(total).tangent, forward_ad.unpack_dual(own_total).tangent)
-
-
-@pytest.mark.mostly_sweep("jacfwd")
-@pytest.mark.parametrize("transform", ["jacfwd", "jacrev"])
-def test_jacobians(mixed, transform):
-    a, b = tensor(3, requires_grad=False), tensor(2, seed=1, requires_grad=False)
-    jac = getattr(torch.func, transform)
-    mine = jac(lambda a, b: tuple(mixed(a, b, 2)), argnums=(0, 1))(a, b)
-    own = jac(lambda a, b: mix_in_torch(a, b, 2), argnums=(0, 1))(a, b)
-    torch.testing.assert_close(mine, own)
-
-
-def test_vmap(mixed):
-    a, b = tensor(4, 3, requires_grad=False), tensor(4, 2, seed=1, requires_grad=False)
-    for in_dims, other in (((0, 0), b), ((0, None), b[0])):
-        mine = torch.vmap(lambda a, b: tuple(mixed(a, b, 2)), in_dims)(a, other)
-        own = torch.vmap(lambda a, b: mix_in_torch(a, b, 2), in_dims)(a, other)
-        torch.testing.assert_close(mine, own)
-    mine = torch.vmap(lambda a: mixed(a, b[0], 2)[0], in_dims=1, out_dims=1)(a.T.contiguous())
-    close(mine, torch.stack([mix_in_torch(row, b[0], 2)[0] for row in a], dim=1))
-
-
 def test_vmap_over_a_constant():
     """A tensor that is no input, of another value for each item."""
     f = torch_function(mix, "a", ["out", "total"], shapes={"total": 1})
@@ -224,55 +248,11 @@ def test_vmap_over_a_constant():
     close(torch.autograd.grad(out.sum(), a)[0], sum(torch.cos(a) * row[0] + 2 for row in b).detach())
 
 
-def test_gradients_per_sample(mixed):
-    a, b = tensor(4, 3, requires_grad=False), tensor(2, seed=1, requires_grad=False)
-    mine = torch.vmap(torch.func.grad(lambda a: mixed(a, b, 2)[0].pow(2).sum()))(a)
-    close(mine, torch.vmap(torch.func.grad(lambda a: mix_in_torch(a, b, 2)[0].pow(2).sum()))(a))
-
-
-def test_gradient_through_vmap(mixed):
-    a, b = tensor(4, 3), tensor(2, seed=1)
-    mine = torch.vmap(lambda a: mixed(a, b, 2)[0])(a).pow(2).sum()
-    own = torch.vmap(lambda a: mix_in_torch(a, b, 2)[0])(a).pow(2).sum()
-    for m, o in zip(torch.autograd.grad(mine, (a, b)), torch.autograd.grad(own, (a, b)), strict=True):
-        close(m, o)
-
-
-def test_jacobian_through_vmap(mixed):
-    a, b = tensor(2, 3, requires_grad=False), tensor(2, seed=1, requires_grad=False)
-    mine = torch.func.jacfwd(torch.vmap(lambda a: mixed(a, b, 2)[0]))(a)
-    close(mine, torch.func.jacfwd(torch.vmap(lambda a: mix_in_torch(a, b, 2)[0]))(a))
-
-
-@pytest.mark.mostly_sweep(every=7)
-@pytest.mark.parametrize(
-    "second",
-    [
-        lambda f, x: torch.func.hessian(lambda x: f(x).pow(2).sum())(x),
-        lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x),
-        lambda f, x: torch.func.jacfwd(torch.func.jacrev(f))(x),
-        lambda f, x: torch.autograd.functional.hessian(lambda x: f(x).exp().sum(), x),
-        lambda f, x: torch.func.jacfwd(lambda s: torch.func.grad(lambda x: f(x * s).sum())(x))(x),
-        lambda f, x: torch.func.vmap(torch.func.hessian(lambda x: f(x).pow(2).sum()))(torch.stack([x, 2 * x])),
-        lambda f, x: torch.func.hessian(lambda x: torch.func.vmap(f)(torch.stack([x, x * x])).pow(2).sum())(x),
-    ],
-)
-def test_second_derivatives(mixed, second):
-    b, x = tensor(2, seed=1, requires_grad=False), tensor(3, requires_grad=False)
-    close(second(lambda a: mixed(a, b, 2)[0], x), second(lambda a: mix_in_torch(a, b, 2)[0], x))
-
-
 @pytest.mark.sweep
 def test_second_derivatives_by_several_inputs(mixed):
-    """By both inputs, with both outputs, through ``create_graph``; torch's own check."""
+    """By both inputs, with both outputs: torch's own check."""
     a, b = tensor(3), tensor(2, seed=1)
     assert torch.autograd.gradgradcheck(lambda a, b: tuple(mixed(a, b, 4)), (a, b), check_fwd_over_rev=True)
-    found = []
-    for f in (mixed, mix_in_torch):
-        out, total = f(a, b, 2)
-        gradient = torch.autograd.grad((out.pow(3).sum() * total.sum()), (a, b), create_graph=True)
-        found.append(torch.autograd.grad(gradient[0].pow(2).sum() + gradient[1].sum(), (a, b)))
-    torch.testing.assert_close(*found)
 
 
 def test_derivatives_that_are_not_known_raise(mixed):
@@ -284,17 +264,6 @@ def test_derivatives_that_are_not_known_raise(mixed):
         torch.func.jacfwd(torch.func.jacfwd(f))(x)
 
 
-def test_reverse_inside_forward(mixed):
-    a, b, d = tensor(3), tensor(2, seed=1, requires_grad=False), tensor(3, seed=5, requires_grad=False)
-    found = []
-    for f in (mixed, mix_in_torch):
-        with forward_ad.dual_level():
-            out = f(forward_ad.make_dual(a, d), b, 2)[0].pow(2).sum()
-            found.append(forward_ad.unpack_dual(torch.autograd.grad(out, a, create_graph=True)[0]))
-    for mine, own in zip(*found, strict=True):
-        close(mine, own)
-
-
 @pytest.mark.sweep
 def test_second_derivatives_of_many_functions_are_no_fault_of_the_user(recwarn):
     """Each function has a pipeline of the package's own, which the user cannot make once for all of them."""
@@ -304,14 +273,6 @@ def test_second_derivatives_of_many_functions_are_no_fault_of_the_user(recwarn):
         (slope,) = torch.autograd.grad(function(x).pow(2).sum(), x, create_graph=True)
         close(torch.autograd.grad(slope.sum(), x)[0], torch.full_like(x, 18.0))
     assert not [w for w in recwarn if "was prepared" in str(w.message)]
-
-
-def test_outer_gradient_of_what_is_linear(mixed):
-    """The incoming gradient may itself be differentiated: backward is linear in it."""
-    a, b, v = tensor(3, requires_grad=False), tensor(2, seed=1, requires_grad=False), tensor(3, seed=4)
-    _, pull = torch.func.vjp(lambda a: mixed(a, b, 2)[0], a)
-    _, own = torch.func.vjp(lambda a: mix_in_torch(a, b, 2)[0], a)
-    close(torch.autograd.grad(pull(v)[0].sum(), v)[0], torch.autograd.grad(own(v)[0].sum(), v)[0])
 
 
 # --- kinds of arguments and results
@@ -332,17 +293,6 @@ def test_order_of_the_inputs_is_the_callers():
     a, b = tensor(3), tensor(2, seed=1)
     close(f(b, a, 2)[0], mix_in_torch(a, b, 2)[0])
     close(f(b, n=2, a=a)[0], mix_in_torch(a, b, 2)[0])
-
-
-@pytest.mark.sweep
-def test_number_as_input():
-    @ti.kernel
-    def power(x: ti.types.ndarray(), k: ti.f64, y: ti.types.ndarray()):
-        for i in x:
-            y[i] = k * x[i] ** 2
-
-    f = torch_function(power, ["x", "k"], "y")
-    assert gradcheck(f, (tensor(3), torch.tensor(1.5, dtype=torch.float64, requires_grad=True)), **EVERYTHING)
 
 
 @pytest.mark.sweep

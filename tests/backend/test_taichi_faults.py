@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
@@ -16,95 +17,67 @@ PAIRS = ti.types.ndarray(PAIR, ndim=1)
 MATRICES = ti.types.ndarray(ti.types.matrix(2, 3, ti.f64), ndim=2)
 
 
-def rebinding(q, w, o, v):
-    """Kernels that bind a local again after a use, in or after an inner loop: kernels over o, over v."""
-
-    @ti.func
-    def divided(a, u):
-        return a / u[0]
-
-    @ti.kernel
-    def vector():
-        for x in range(3):
-            a = 1.0
-            for i in range(2):
-                u = ti.Vector([1.0 + x, 2.0]) + w[i]
+# Kernels that bind a local again after a use, in or after an inner loop: in the place of ... in the frame, ...
+REBINDING = """
+    vector:
+        for i in range(2):
+            u = ti.Vector([1.0 + x, 2.0]) + w[i]
+            a += q[i] / u[0]
+            u = ti.Vector([3.0 + x, 5.0]) - w[i]
+            a += w[i] / u[0]
+    entries:
+        for i in range(2):
+            u = ti.Vector([1.0 + x, 2.0])
+            a += q[i] / u[0]
+            u[0] = 3.0 + x
+            u[1] = w[i]
+            a += u[1] / u[0]
+    matrix:
+        for i in range(2):
+            u = ti.Matrix([[1.0 + x, 2.0], [w[i], 3.0]])
+            a += q[i] / u[0, 0]
+            u = ti.Matrix([[3.0 + x, 5.0], [w[i], 2.0 * w[i]]])
+            a += u[1, 1] / u[0, 0]
+    function:
+        for i in range(2):
+            u = ti.Vector([1.0 + x, 2.0]) + w[i]
+            a += divided(q[i], u)
+            u = ti.Vector([3.0 + x, 5.0]) - w[i]
+            a += divided(w[i], u)
+    while_loop:
+        i = 0
+        while i < 2:
+            u = ti.Vector([1.0 + x, 2.0]) + w[i]
+            a += q[i] / u[0]
+            u = ti.Vector([3.0 + x, 5.0]) - w[i]
+            a += w[i] / u[0]
+            i += 1
+    branch:
+        for i in range(2):
+            u = ti.Vector([1.0 + x, 2.0]) + w[i]
+            if i < 1:
                 a += q[i] / u[0]
                 u = ti.Vector([3.0 + x, 5.0]) - w[i]
-                a += w[i] / u[0]
-            o[x] = a * a
-
-    @ti.kernel
-    def entries():
-        for x in range(3):
-            a = 1.0
-            for i in range(2):
-                u = ti.Vector([1.0 + x, 2.0])
-                a += q[i] / u[0]
-                u[0] = 3.0 + x
-                u[1] = w[i]
-                a += u[1] / u[0]
-            o[x] = a * a
-
-    @ti.kernel
-    def matrix():
-        for x in range(3):
-            a = 1.0
-            for i in range(2):
-                u = ti.Matrix([[1.0 + x, 2.0], [w[i], 3.0]])
-                a += q[i] / u[0, 0]
-                u = ti.Matrix([[3.0 + x, 5.0], [w[i], 2.0 * w[i]]])
-                a += u[1, 1] / u[0, 0]
-            o[x] = a * a
-
-    @ti.kernel
-    def function():
-        for x in range(3):
-            a = 1.0
-            for i in range(2):
-                u = ti.Vector([1.0 + x, 2.0]) + w[i]
-                a += divided(q[i], u)
-                u = ti.Vector([3.0 + x, 5.0]) - w[i]
-                a += divided(w[i], u)
-            o[x] = a * a
-
-    @ti.kernel
-    def while_loop():
-        for x in range(3):
-            a, i = 1.0, 0
-            while i < 2:
-                u = ti.Vector([1.0 + x, 2.0]) + w[i]
-                a += q[i] / u[0]
-                u = ti.Vector([3.0 + x, 5.0]) - w[i]
-                a += w[i] / u[0]
-                i += 1
-            o[x] = a * a
-
-    @ti.kernel
-    def branch():
-        for x in range(3):
-            a = 1.0
-            for i in range(2):
-                u = ti.Vector([1.0 + x, 2.0]) + w[i]
-                if i < 1:
-                    a += q[i] / u[0]
-                    u = ti.Vector([3.0 + x, 5.0]) - w[i]
-                a += w[i] * q[1] / u[0]
-            o[x] = a * a
-
-    @ti.kernel
-    def structs():
-        for x in range(3):
-            a = 1.0
-            for i in range(2):
-                s = ti.Struct(u=ti.Vector([1.0 + x, 2.0]), t=w[i])
-                a += q[i] * s.t / s.u[0]
-                s.u = ti.Vector([3.0 + x, 5.0])
-                a += s.t / s.u[0]
-            o[x] = a * a
-
-    @ti.kernel
-    def sums():
+            a += w[i] * q[1] / u[0]
+    structs:
+        for i in range(2):
+            s = ti.Struct(u=ti.Vector([1.0 + x, 2.0]), t=w[i])
+            a += q[i] * s.t / s.u[0]
+            s.u = ti.Vector([3.0 + x, 5.0])
+            a += s.t / s.u[0]
+"""
+FRAME = "for x in range(3):\n    a = 1.0\n    ...\n    o[x] = a * a\n"
+# ... and whole ones.
+OTHERS = """
+    one_iteration:
+        a = 1.0
+        for i in range(2):
+            u = ti.Vector([1.0, 2.0]) + w[i]
+            a += q[i] / u[0]
+            u = ti.Vector([3.0, 5.0]) - w[i]
+            a += w[i] / u[0]
+        o[0] = a * a
+    sums:
         for x in range(3):
             total = ti.Vector([1.0, 0.0])
             for i in range(2):
@@ -113,31 +86,22 @@ def rebinding(q, w, o, v):
                 u = ti.Vector([3.0 + x, 5.0])
                 total += u * w[i]
             v[x] = total
-
-    @ti.kernel
-    def one_iteration():
-        a = 1.0
-        for i in range(2):
-            u = ti.Vector([1.0, 2.0]) + w[i]
-            a += q[i] / u[0]
-            u = ti.Vector([3.0, 5.0]) - w[i]
-            a += w[i] / u[0]
-        o[0] = a * a
-
-    of_v = {"sums": sums}
-    return {n: k for n, k in locals().items() if hasattr(k, "_primal") and n != "sums"}, of_v
+"""
 
 
-NAMES = "vector entries matrix function while_loop branch structs one_iteration sums".split()
+@ti.func
+def divided(a, u):
+    return a / u[0]
 
 
 @pytest.mark.mostly_sweep("True-one_iteration")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*names_of(REBINDING), *names_of(OTHERS)])
 @pytest.mark.parametrize("has_shadow", [False, True])
 def test_locals_that_are_bound_again(name, has_shadow):
     q, w, o, v = scalars([1.0, 2.0]), scalars([0.5, 0.25]), outputs(3), vector_outputs(2, 3)
-    of_o, of_v = rebinding(q, w, o, v)
-    kernel, out = (of_o[name], o) if name in of_o else (of_v[name], v)
+    known = {"q": q, "w": w, "o": o, "v": v, "divided": divided}
+    kernel = (kernels_of(REBINDING, FRAME, **known) | kernels_of(OTHERS, **known))[name]
+    out = v if name == "sums" else o
     if name == "one_iteration":
         assert check_jacobian(kernel, q, out, state=[]).shape == (3, 2)
         return
@@ -147,7 +111,7 @@ def test_locals_that_are_bound_again(name, has_shadow):
 @pytest.mark.sweep
 def test_locals_that_are_bound_again_in_a_pipeline():
     p, q, w, o = scalars([1.0]), outputs(2), scalars([0.5, 0.25]), outputs(3)
-    kernels = rebinding(q, w, o, vector_outputs(2, 3))[0]
+    kernels = kernels_of(REBINDING, FRAME, q=q, w=w, o=o, divided=divided)
 
     @ti.kernel
     def load():

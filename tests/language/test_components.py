@@ -337,23 +337,6 @@ class TestProducts:
         fresh()
         assert checked(kernel, part, out)
 
-    @pytest.mark.sweep
-    def test_cotangents_by_entries(self):
-        """Large enough for products with the transpose of J that go by its entries."""
-        n = 1500
-        v, w = vectors(np.linspace(0.1, 1, 2 * n).reshape(n, 2)), vector_outputs(2, n)
-
-        @ti.kernel
-        def k():
-            for i in v:
-                w[i] = v[i] * v[i][0]
-
-        first = v.to_numpy()[:, 0]
-        given = np.cos(np.arange(n))
-        assert_allclose(vjp(k, v.get_scalar_field(0), w.get_scalar_field(0), given), 2 * first * given)
-        assert_allclose(vjp(k, v.get_scalar_field(1), w.get_scalar_field(1), given), first * given)
-        assert_allclose(vjp(k, v.get_scalar_field(1), w.get_scalar_field(0), given), 0)
-
     def test_least_squares(self):
         v, w = vectors(START), outputs(N)
         target = np.array([1.0, 2.0, 0.5])
@@ -566,17 +549,3 @@ class TestKernels:
             n.fill(2)
             J = jacobian(k, x, out, **options)
             assert_allclose(J.toarray() if options.get("format") else J, expected)
-
-    @pytest.mark.sweep
-    def test_offsets(self):
-        out, v = outputs(N), ti.Vector.field(2, ti.f64)  # before v is placed, no kernel may run
-        ti.root.dense(ti.i, N).place(v, offset=-1)
-        for i in range(-1, 2):
-            v[i] = [i + 3.0, 2.0 * i]
-
-        @ti.kernel
-        def k():
-            for i in v.get_scalar_field(1):
-                out[i + 1] = v.get_scalar_field(0)[i] * v.get_scalar_field(1)[i]
-
-        assert_array_equal(jacobian(k, v.get_scalar_field(1), out), np.diag([2.0, 3.0, 4.0]))

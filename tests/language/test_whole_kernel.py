@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, outputs, scalars
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, backend, jacobian
@@ -32,6 +33,62 @@ def fields32(count, *shape):
     return [outputs(*shape, dtype=ti.f32) for _ in range(count)]
 
 
+LANES = """
+    alone:
+        fill()
+    inline:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+    read_after:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+        for i in z:
+            z[i] = 2.0 * y[N - 1 - i]
+    read_before:
+        for i in z:
+            z[i] = 2.0 * y[i]
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+    added_after:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+        for i in z:
+            y[i] += p[1] * i
+    scaled_after:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+        for i in z:
+            y[i] *= 2.0
+    cleared_after:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+        for i in range(N // 2):
+            y[i] = 0.0
+    summed_after:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+        total[None] = 0.0
+        for i in y:
+            total[None] += y[i]
+        for i in z:
+            z[i] = total[None]
+    extremum_after:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+        for i in z:
+            ti.atomic_max(y[0], y[i])
+            z[i] = 0.0
+    read_by_a_local:
+        for i in y:
+            y[i] = p[0] * p[0] * i + p[1] * p[0]
+        for i in z:
+            s = 0.0
+            for j in range(i):
+                s += y[j]
+            z[i] = s
+"""
+
+
 class TestLanes:
     """What other loops of the kernel make of the J that a loop in lanes stores."""
 
@@ -52,110 +109,29 @@ class TestLanes:
             for i in y:
                 y[i] = p[0] * p[0] * i + p[1] * p[0]
 
-        @ti.kernel
-        def alone():
-            fill()
-
-        @ti.kernel
-        def inline():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-
-        @ti.kernel
-        def read_after():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-            for i in z:
-                z[i] = 2.0 * y[N - 1 - i]
-
-        @ti.kernel
-        def read_before():
-            for i in z:
-                z[i] = 2.0 * y[i]
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-
-        @ti.kernel
-        def added_after():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-            for i in z:
-                y[i] += p[1] * i
-
-        @ti.kernel
-        def scaled_after():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-            for i in z:
-                y[i] *= 2.0
-
-        @ti.kernel
-        def cleared_after():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-            for i in range(N // 2):
-                y[i] = 0.0
-
-        @ti.kernel
-        def summed_after():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-            total[None] = 0.0
-            for i in y:
-                total[None] += y[i]
-            for i in z:
-                z[i] = total[None]
-
-        @ti.kernel
-        def extremum_after():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-            for i in z:
-                ti.atomic_max(y[0], y[i])
-                z[i] = 0.0
-
-        @ti.kernel
-        def read_by_a_local():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-            for i in z:
-                s = 0.0
-                for j in range(i):
-                    s += y[j]
-                z[i] = s
-
+        kernels = kernels_of(LANES, p=p, y=y, z=z, total=total, N=N, fill=fill)
         half = by_p.copy()
         half[: N // 2] = 0
         largest = by_p.copy()
         largest[0] = by_p[-1]
         sums = np.concatenate([np.zeros((1, 2)), np.cumsum(by_p, 0)[:-1]])
-        cases = {
-            "alone": (alone, by_p, none),
-            "inline": (inline, by_p, none),
-            "read after": (read_after, by_p, 2 * by_p[::-1]),
-            "read before": (read_before, by_p, none),
-            "added after": (added_after, by_p + np.stack([np.zeros(N), i], -1), none),
-            "scaled after": (scaled_after, 2 * by_p, none),
-            "cleared after": (cleared_after, half, none),
-            "summed after": (summed_after, by_p, np.tile(by_p.sum(0), (N, 1))),
-            "extremum after": (extremum_after, largest, none),
-            "read by a local": (read_by_a_local, by_p, sums),
+        made = {
+            "alone": (by_p, none),
+            "inline": (by_p, none),
+            "read_after": (by_p, 2 * by_p[::-1]),
+            "read_before": (by_p, none),
+            "added_after": (by_p + np.stack([np.zeros(N), i], -1), none),
+            "scaled_after": (2 * by_p, none),
+            "cleared_after": (half, none),
+            "summed_after": (by_p, np.tile(by_p.sum(0), (N, 1))),
+            "extremum_after": (largest, none),
+            "read_by_a_local": (by_p, sums),
         }
+        cases = {name: (kernel, *made[name]) for name, kernel in kernels.items()}
         return p, y, z, cases
 
-    NAMES = [
-        "read after",
-        "read before",
-        "added after",
-        "scaled after",
-        "cleared after",
-        "summed after",
-        "extremum after",
-        "read by a local",
-    ]
-
-    @pytest.mark.mostly_sweep("cleared after")
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.mostly_sweep("cleared_after")
+    @pytest.mark.parametrize("name", names_of(LANES)[2:])
     def test_other_loops(self, name):
         p, y, z, cases = self.kernels()
         kernel, by_y, by_z = cases[name]
@@ -165,7 +141,7 @@ class TestLanes:
             J = np.full((N, 2), np.nan, np.float32)
             jacobian(kernel, p, y, out=J)
             assert_allclose(J, by_y, rtol=1e-5)
-            if by_z.any() or name == "read before":
+            if by_z.any() or name == "read_before":
                 y.fill(0.0)
                 J, K = jacobian(kernel, p, [y, z])
                 assert_allclose(J, by_y, rtol=1e-5)
@@ -212,76 +188,56 @@ def test_fixed_entries_that_the_loop_stores_to(lanes):
     check_jacobian(k, x, y, args=(y, w, w), state=[w])
 
 
+COVER = """
+    read_by_the_store:
+        for i in y:
+            y[i] = y[i] * p[0] + p[1]
+    added_by_the_store:
+        for i in y:
+            y[i] = y[i] + p[1]
+    read_before:
+        for i in z:
+            z[i] = y[i] * p[0]
+        for i in y:
+            y[i] = p[0] * p[1] * i
+    read_before_in_the_loop:
+        for i in y:
+            z[i] = y[i] * p[0]
+            y[i] = p[0] * p[1] * i
+    read_ahead:
+        ti.loop_config(serialize=True)
+        for i in range(6):
+            y[i] = p[0] * p[1] * i
+            z[i] = y[(i + 1) % 6] * p[0]
+    read_ahead_in_a_loop:
+        ti.loop_config(serialize=True)
+        for i in range(6):
+            y[i] = p[0] * p[1] * i
+            s = 0.0
+            for j in range(6):
+                s += y[j] * p[j % 2]
+            z[i] = s
+    added_before:
+        for i in z:
+            y[i] += p[0]
+        for i in y:
+            y[i] = p[0] * p[1] * i
+    read_by_a_local:
+        for i in y:
+            a = y[i]
+            y[i] = p[0] * p[1] * i
+            z[i] = a * p[1]
+"""
+
+
 class TestStoresThatCover:
     """A store to every entry spares clearing the array before, unless something reads or adds to it earlier."""
 
-    def kernels(self, p, y, z):
-        @ti.kernel
-        def read_by_the_store():
-            for i in y:
-                y[i] = y[i] * p[0] + p[1]
-
-        @ti.kernel
-        def added_by_the_store():
-            for i in y:
-                y[i] = y[i] + p[1]
-
-        @ti.kernel
-        def read_before():
-            for i in z:
-                z[i] = y[i] * p[0]
-            for i in y:
-                y[i] = p[0] * p[1] * i
-
-        @ti.kernel
-        def read_before_in_the_loop():
-            for i in y:
-                z[i] = y[i] * p[0]
-                y[i] = p[0] * p[1] * i
-
-        @ti.kernel
-        def read_ahead():
-            ti.loop_config(serialize=True)
-            for i in range(6):
-                y[i] = p[0] * p[1] * i
-                z[i] = y[(i + 1) % 6] * p[0]
-
-        @ti.kernel
-        def read_ahead_in_a_loop():
-            ti.loop_config(serialize=True)
-            for i in range(6):
-                y[i] = p[0] * p[1] * i
-                s = 0.0
-                for j in range(6):
-                    s += y[j] * p[j % 2]
-                z[i] = s
-
-        @ti.kernel
-        def added_before():
-            for i in z:
-                y[i] += p[0]
-            for i in y:
-                y[i] = p[0] * p[1] * i
-
-        @ti.kernel
-        def read_by_a_local():
-            for i in y:
-                a = y[i]
-                y[i] = p[0] * p[1] * i
-                z[i] = a * p[1]
-
-        return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
-
-    NAMES = """
-        read_by_the_store added_by_the_store read_before read_before_in_the_loop read_ahead read_ahead_in_a_loop
-        added_before read_by_a_local
-    """.split()
-
     @pytest.mark.mostly_sweep("read_before", "read_ahead")
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", names_of(COVER))
     def test_memory_that_holds_something(self, name):
         p, y, z = scalars([2.0, 3.0]), scalars(np.arange(1.0, 7)), outputs(6)
-        kernel = self.kernels(p, y, z)[name]
+        kernel = kernels_of(COVER, p=p, y=y, z=z)[name]
         by_y, by_z = check_jacobian(kernel, p, [y, z]) if name[:4] == "read" and "store" not in name else (None, None)
         start = y.to_numpy()
         expected = check_jacobian(kernel, p, y, state=[z])

@@ -401,17 +401,6 @@ class TestLeastSquares:
         least_squares(run, x, r)
         assert_allclose(read(x), [2.0, 3.0], rtol=1e-6)
 
-    def test_field_of_one_number(self):
-        x, r = scalars(0.5), outputs(2)
-
-        @ti.kernel
-        def k():
-            for i in r:
-                r[i] = x[None] ** 2 - 4.0
-
-        least_squares(k, {"x": x}, r, bounds=({"x": 0.0}, {"x": 5.0}))
-        assert_allclose(float(x[None]), 2.0, rtol=1e-6)
-
     def test_arrays(self):
         x, r = devices.real([0.5, 0.2]), devices.real(np.zeros(2))
 

@@ -118,15 +118,6 @@ def test_other_integers_give_another_pattern(network):
     assert plan()[1][0].nnz == before
 
 
-def test_results_do_not_share_memory(network):
-    plan = Jacobian(network.run, network.params, network.outs, format="csr")
-    first = plan()[0][0]
-    kept = first.copy()
-    first.data[:] = 0
-    first.eliminate_zeros()
-    assert_array_equal(plan()[0][0].toarray(), kept.toarray())
-
-
 @pytest.mark.sweep
 def test_results_are_freed_with_their_last_name(network):
     """Nothing of a call lives on in a cycle: memory is used again by the next call."""
@@ -410,25 +401,6 @@ def test_python_numbers():
     found = jacobian(run, ["gravity", x], y, format="csr")
     assert_allclose(found[0].toarray()[:, 0], x.to_numpy() ** 2)
     assert_allclose(found[1].toarray(), np.diag(18 * x.to_numpy()))
-
-
-@pytest.mark.sweep
-def test_rows_of_few_columns():
-    pose, u, y = scalars(random(3)), scalars(random(8)), outputs(8)
-
-    @ti.kernel
-    def run():
-        for i in u:
-            total = 0.0
-            for k in range(3):
-                total += pose[k] * (k + i)
-            y[i] = total * u[i]
-
-    plan = Jacobian(run, [pose, u], [y], format="csr")
-    found = plan()
-    require_equal(found, run, [pose, u], [y])
-    assert not plan._prepared.dense_reason
-    assert found[0][1].nnz == 8
 
 
 @pytest.mark.sweep

@@ -545,20 +545,3 @@ def test_state_is_that_of_one_run():
         assert_allclose(value, expected[0], rtol=1e-14)
         assert_allclose(gradient, expected[1], rtol=1e-13, atol=1e-13)
         assert_allclose(H.toarray(), expected[2], rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.sweep
-def test_by_closed_form():
-    """Of sum_i k/2 (x[i + 1] - x[i])^2: the matrix of the second differences."""
-    rng = np.random.default_rng(11)
-    x, energy = scalars(rng.normal(size=200)), scalars(0.0)
-
-    @ti.kernel
-    def chain():
-        for i in range(199):
-            energy[None] += 0.5 * stiffness * (x[i + 1] - x[i]) ** 2
-
-    H = hessian(chain, x, energy, format="csr")
-    expected = stiffness * (np.diag(np.r_[1, np.full(198, 2), 1]) - np.eye(200, k=1) - np.eye(200, k=-1))
-    assert_allclose(H.toarray(), expected, rtol=1e-15)
-    assert H.nnz == 598

@@ -6,7 +6,7 @@ import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
-from taichi_ext import check_jacobian, jacobian, least_squares, linear_operator
+from taichi_ext import check_jacobian, jacobian, linear_operator
 from taichi_ext.backend import storage_parts
 
 X = np.array([0.5, -1.5, 2.0])
@@ -120,11 +120,6 @@ def test_a_bit_that_was_not_set_reads_zero_again():
     copy.put_back()
     assert read(2) == 1 and read(3) == 0
     assert active(t) == [(2, 1)]
-
-
-def test_dense_fields_lie_in_no_such_part():
-    field = numbers([1.0])
-    assert storage_parts(field) == [field]
 
 
 # --- blocks of columns ------------------------------------------------------------------------------------------------
@@ -406,26 +401,3 @@ def test_products_restore_the_grid():
     A = linear_operator(run, x, y)
     assert_allclose(A @ np.eye(3), (A.T @ np.eye(3)).T, rtol=1e-13)
     assert active(mass) == before
-
-
-@pytest.mark.sweep
-def test_a_fit_by_way_of_a_grid():
-    pytest.importorskip("scipy")
-    run, x, y, mass = grid()
-    run()
-    target = numbers(y.to_numpy())
-    r = ti.field(ti.f64, shape=3)
-
-    @ti.kernel
-    def compare():
-        for i in range(3):
-            r[i] = y[i] - target[i]
-
-    def residuals():
-        run()
-        compare()
-
-    x.from_numpy(x.to_numpy() + [0.05, 0.03, -0.04])
-    result = least_squares(residuals, x, r, xtol=1e-12)
-    assert result.success
-    assert_allclose(result.fun, 0, atol=1e-9)
