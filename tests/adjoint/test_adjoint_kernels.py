@@ -3,25 +3,17 @@
 import numpy as np
 import pytest
 import taichi as ti
+from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
-from taichi_program import end_program
 
 from taichi_ext import edge, jacobian, sqrt_edge, stop_gradient, vjp
 
+pytestmark = pytest.mark.usefixtures("ti64")
 N = 8
 
 
-@pytest.fixture(autouse=True)
-def _program():
-    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False, cpu_max_num_threads=2)
-    yield
-    end_program()
-
-
 def fields(n=N):
-    x, y = ti.field(ti.f64, n), ti.field(ti.f64, n)
-    x.from_numpy(np.linspace(0.3, 1.4, n))
-    return x, y
+    return scalars(np.linspace(0.3, 1.4, n)), outputs(n)
 
 
 def check(run, x, y, rtol=1e-9):
@@ -46,7 +38,7 @@ def test_draws_of_an_iteration_are_recorded():
             y[i] = (s + ti.randn(ti.f64) * x[i]) * (1 + ti.random(ti.i32) % 5)
 
     found = vjp(run, x, y, np.ones(1000))
-    assert_allclose(found, y.to_numpy() / x.to_numpy(), rtol=1e-12)
+    assert_allclose(found, read(y) / read(x), rtol=1e-12)
 
 
 @pytest.mark.sweep
@@ -150,9 +142,7 @@ def test_edges(kind):
 
 def test_all_pairs_are_gathered():
     n = 520
-    x, v = ti.Vector.field(2, ti.f64, n), ti.Vector.field(2, ti.f64, n)
-    total = ti.field(ti.f64, ())
-    x.from_numpy(np.random.default_rng(0).standard_normal((n, 2)))
+    x, v, total = vectors(np.random.default_rng(0).standard_normal((n, 2))), vectors(np.zeros((n, 2))), outputs()
 
     @ti.kernel
     def pull():
@@ -174,11 +164,11 @@ def test_all_pairs_are_gathered():
         add()
 
     gradient = vjp(run, x, total, 1.0)
-    start, step = x.to_numpy(), 1e-6
+    start, step = read(x), 1e-6
     direction = np.random.default_rng(1).standard_normal((n, 2))
     losses = []
     for sign in (1, -1):
-        x.from_numpy(start + sign * step * direction)
+        write(x, start + sign * step * direction)
         run()
         losses.append(total[None])
     assert_allclose(np.vdot(gradient, direction), (losses[0] - losses[1]) / (2 * step), rtol=1e-6)
@@ -208,7 +198,7 @@ def test_loops_over_nodes_of_sparse_fields():
         add(np.array([1.5, 0.7]))
 
     check(run, x, y)
-    a, b = x.to_numpy()[:2]
+    a, b = read(x)[:2]
     assert_allclose(
         vjp(run, x, y, np.eye(6)[0]), [3.0 * b, 3.0 * a, 0, 0, 0, 0], rtol=1e-12
     )  # indices of nodes: 0, 1, 2

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 import taichi as ti
+from differences import read, scalars
 from numpy.testing import assert_allclose
-from taichi_program import end_program
 
 from taichi_ext import Jacobian, hvp, jacobian, vjp
 from taichi_ext.adjoint import lanes, stage_adjoint
@@ -17,7 +17,7 @@ INNER = 3
 
 
 @pytest.fixture(autouse=True)
-def tried(monkeypatch):
+def tried(monkeypatch, ti64):
     """Whether loops ran in lanes, or why they did not."""
     found = []
 
@@ -32,15 +32,11 @@ def tried(monkeypatch):
 
     monkeypatch.setattr(stage_adjoint, "adjoint_in_lanes", noted)
     monkeypatch.setattr(lanes, "FEWEST", 4)
-    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False, cpu_max_num_threads=2)
-    yield found
-    end_program()
+    return found
 
 
 def field(*shape):
-    made = ti.field(ti.f64, shape)
-    made.from_numpy(np.random.default_rng(sum(shape)).uniform(0.3, 1.4, shape))
-    return made
+    return scalars(np.random.default_rng(sum(shape)).uniform(0.3, 1.4, shape))
 
 
 def check(run, params, output):
@@ -158,8 +154,8 @@ def test_second_derivatives_are_not_in_lanes(tried):
 
     direction = np.random.default_rng(1).standard_normal(b.shape)
     product = hvp(run, b, direction, y)
-    weights = 6 * np.einsum("id,dj->ij", a.to_numpy(), b.to_numpy())
-    expected = np.einsum("id,ij,ie,ej->dj", a.to_numpy(), weights, a.to_numpy(), direction)
+    weights = 6 * np.einsum("id,dj->ij", read(a), read(b))
+    expected = np.einsum("id,ij,ie,ej->dj", read(a), weights, read(a), direction)
     assert_allclose(product, expected, rtol=1e-10)
     assert "in lanes" not in tried
 

@@ -3,39 +3,36 @@
 import numpy as np
 import pytest
 import taichi as ti
+from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
-from taichi_program import end_program
 
 from taichi_ext import jacobian, vjp
 
+pytestmark = pytest.mark.usefixtures("ti64")
 N = 600  # more than one thread runs
 
 
-@pytest.fixture(autouse=True)
-def _program():
-    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False, cpu_max_num_threads=2)
-    yield
-    end_program()
-
-
 def field(*shape, components=0):
-    made = ti.Vector.field(components, ti.f64, shape) if components else ti.field(ti.f64, shape)
-    made.from_numpy(np.random.default_rng(len(shape)).uniform(0.3, 1.4, made.to_numpy().shape))
-    return made
+    random = np.random.default_rng(len(shape))
+    return (
+        vectors(random.uniform(0.3, 1.4, (*shape, components)))
+        if components
+        else scalars(random.uniform(0.3, 1.4, shape))
+    )
 
 
 def check(run, param, output):
     """The adjoint against the forward engine, and the state that both leave against a plain run."""
     fields, found, states = {param, output}, {}, []
-    before = {f: f.to_numpy() for f in fields}
+    before = {f: read(f) for f in fields}
 
     def again():
         for f in fields:
-            f.from_numpy(before[f])
+            write(f, before[f])
 
     again()
     run()
-    plain = output.to_numpy()
+    plain = read(output)
     row = np.random.default_rng(5).standard_normal(plain.shape)
     for mode in ("reverse", "forward"):
         again()
@@ -43,7 +40,7 @@ def check(run, param, output):
             found[mode] = vjp(run, param, output, row)
         else:
             found[mode] = np.tensordot(row, jacobian(run, param, output, mode=mode), plain.ndim)
-        states.append(output.to_numpy())
+        states.append(read(output))
     assert np.abs(found["forward"]).max() > 0
     assert_allclose(found["reverse"], found["forward"], rtol=1e-9, atol=1e-12)
     assert_allclose(states, [plain, plain], rtol=1e-12)
@@ -152,7 +149,7 @@ def test_places_in_a_row_that_vary():
 def test_cells_that_a_store_activates():
     x, y = field(N), ti.field(ti.f64)
     ti.root.bitmasked(ti.i, N).place(y)
-    total = ti.field(ti.f64, ())
+    total = outputs()
 
     @ti.kernel
     def store():
@@ -193,7 +190,7 @@ def test_constant_components_of_a_row():
 @pytest.mark.sweep
 def test_iterations_that_draw_random_numbers():
     x = field(N)
-    before = x.to_numpy()
+    before = read(x)
 
     @ti.kernel
     def run():
@@ -204,4 +201,4 @@ def test_iterations_that_draw_random_numbers():
             x[i] = x[i] * 3
 
     found = vjp(run, x, x, np.ones(N))
-    assert_allclose(found, x.to_numpy() / before, rtol=1e-12)
+    assert_allclose(found, read(x) / before, rtol=1e-12)

@@ -6,12 +6,12 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars
+from differences import check_jacobian, integers, outputs, read, scalars, write
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
-from taichi_program import initialise
+from taichi_program import initialise, started
 
-from taichi_ext import UnsupportedError, jacobian, vjp
+from taichi_ext import UnsupportedError, backend, jacobian, vjp
 from taichi_ext.runtime.reverse import calls
 from taichi_ext.runtime.reverse.kernels import staged_kernel
 
@@ -48,18 +48,18 @@ KERNELS = """
     ("name", "reads"), [("steps", "xw"), ("one_entry", "xws"), ("in_a_branch", "x"), ("by_one_iteration", "xw")]
 )
 def test_entries_that_every_iteration_stores_to(name, reads):
-    initialise(default_fp=ti.f64, cpu_max_num_threads=1)
+    with_threads(1)
     f = {
         "x": scalars(np.linspace(0.2, 0.9, 5)),
         "w": scalars([0.8, 1.1, 0.9, 1.2]),
         "y": outputs(5),
         "s": scalars([0.4]),
     }
-    k, start, u = kernels_of(KERNELS, **f)[name], [field.to_numpy() for field in f.values()], np.arange(1.0, 6.0)
+    k, start, u = kernels_of(KERNELS, **f)[name], [read(field) for field in f.values()], np.arange(1.0, 6.0)
 
     def again(call, *weights):
         for field, values in zip(f.values(), start, strict=True):
-            field.from_numpy(values)
+            write(field, values)
         return call(k, [f[n] for n in reads], f["y"], *weights)
 
     J = again(functools.partial(check_jacobian, state=[f["x"], f["s"], f["y"]]))
@@ -136,9 +136,7 @@ MEETING = """
 
 
 def meeting(**fields):
-    near = ti.field(ti.i32, 6)
-    near.from_numpy(np.array([2, 0, 5, 1, 0, 2], np.int32))
-    return kernels_of(MEETING, near=near, **fields)
+    return kernels_of(MEETING, near=integers([2, 0, 5, 1, 0, 2]), **fields)
 
 
 OUTPUTS = {  # the output, and whether there is order with several threads, too
@@ -155,11 +153,18 @@ OUTPUTS = {  # the output, and whether there is order with several threads, too
 SEPARATE = {"pieces": "x", "quotients": "z", "halves": "x", "odd_from_even": "x", "rows": "z", "buffers": "z"}
 
 
+def with_threads(threads):
+    """A program of so many threads, unless it is there."""
+    options = {"default_fp": ti.f64, "cpu_max_num_threads": threads}
+    if started.get("options") != options or backend.program() is None:
+        initialise(**options)
+
+
 class Meeting:
     """A kernel, launched from the same numbers each time."""
 
     def __init__(self, name, threads, monkeypatch):
-        initialise(default_fp=ti.f64, cpu_max_num_threads=threads)
+        with_threads(threads)
         self.staged = []
 
         def watched(*args):
@@ -173,20 +178,20 @@ class Meeting:
             "y": outputs(6),
             "z": outputs(2, 3),
         }
-        f["z"].from_numpy(np.linspace(0.3, 1.1, 6).reshape(2, 3))
+        write(f["z"], np.linspace(0.3, 1.1, 6).reshape(2, 3))
         self.kernel, self.fields = meeting(**f)[name], f
-        self.start = [field.to_numpy() for field in f.values()]
+        self.start = [read(field) for field in f.values()]
 
     def reset(self):
         for field, values in zip(self.fields.values(), self.start, strict=True):
-            field.from_numpy(values)
+            write(field, values)
 
     def gradient(self, output, args=()):
         """The derivatives of a weighted sum of outputs with respect to w and x, and the outputs."""
         self.reset()
         u = np.arange(1.0, 7.0).reshape(self.fields[output].shape)
         found = vjp(self.kernel, [self.fields["w"], self.fields["x"]], self.fields[output], u, args=args)
-        return np.concatenate(found), self.fields[output].to_numpy()
+        return np.concatenate(found), read(self.fields[output])
 
     def differences(self, output, args=()):
         """The same by central differences."""
@@ -196,9 +201,9 @@ class Meeting:
                 sums = []
                 for step in (1e-5, -1e-5):
                     self.reset()
-                    field[n] += step
+                    write(field, read(field) + step * np.eye(6)[n])
                     self.kernel(*args)
-                    sums.append(np.vdot(u, self.fields[output].to_numpy()))
+                    sums.append(np.vdot(u, read(self.fields[output])))
                 found.append((sums[0] - sums[1]) / 2e-5)
         return np.array(found)
 
@@ -269,7 +274,7 @@ def test_arguments_that_let_iterations_meet(monkeypatch):
 
 def test_additions_of_one_thread():
     """They are no atomics then; what is added is rounded to the type of the entry first, as Taichi does."""
-    initialise(default_fp=ti.f64, cpu_max_num_threads=1)
+    with_threads(1)
     x, total = scalars(np.linspace(-2.3, 2.9, 8)), outputs(3)
     count, single, mask = ti.field(ti.i32, 3), ti.field(ti.f32, 3), ti.field(ti.i32, 3)
 
@@ -283,10 +288,10 @@ def test_additions_of_one_thread():
 
     kept = (total, count, single, mask)
     sums()
-    plain = [f.to_numpy() for f in kept]
+    plain = [read(f) for f in kept]
     for f in kept:
         f.fill(0)
     found = vjp(sums, x, total, np.arange(1.0, 4.0))
-    assert_allclose(found, np.cos(x.to_numpy()) * np.arange(1.0, 4.0)[np.arange(8) % 3], rtol=1e-12)
+    assert_allclose(found, np.cos(read(x)) * np.arange(1.0, 4.0)[np.arange(8) % 3], rtol=1e-12)
     for f, values in zip(kept, plain, strict=True):
-        np.testing.assert_array_equal(f.to_numpy(), values)
+        np.testing.assert_array_equal(read(f), values)
