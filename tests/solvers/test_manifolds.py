@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars, vectors
+from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Manifold, least_squares, manifolds
@@ -131,15 +131,15 @@ def test_rotations(wahba, format):
         pytest.importorskip("scipy.sparse")
     R = kabsch(A, B)
     information = sum(a @ a * np.eye(3) - np.outer(a, a) for a in A)
-    wahba.q.from_numpy(QUATERNIONS[:1])
-    wahba.R.from_numpy(ROTATIONS[0])
+    write(wahba.q, QUATERNIONS[:1])
+    write(wahba.R, ROTATIONS[0])
     tight = {"format": format, "xtol": 1e-12, "gtol": 1e-14, "ftol": 1e-15}
     by_quaternion = least_squares(
         wahba.by_quaternion, [wahba.q], wahba.errors, retract=[manifolds.unit_quaternion], **tight
     )
     by_matrix = least_squares(wahba.by_matrix, wahba.R, wahba.errors, retract=manifolds.so3, **tight)
-    assert_allclose(rotation_of(wahba.q.to_numpy()[0]), R, atol=1e-9)
-    assert_allclose(wahba.R.to_numpy(), R, atol=1e-9)
+    assert_allclose(rotation_of(read(wahba.q)[0]), R, atol=1e-9)
+    assert_allclose(read(wahba.R), R, atol=1e-9)
     for result in (by_quaternion, by_matrix):
         assert result.success and result.nfev < 20
         assert result.jacobian.shape == (24, 3) and result.grad.shape == (3,)
@@ -210,7 +210,7 @@ def test_poses_and_eliminated_points():
         found = rig.solve(eliminate=eliminate)
         for a, b in zip(found.history, wanted.history, strict=True):
             assert_allclose(a.x, b.x, atol=1e-8)
-    for T in rig.poses.to_numpy():
+    for T in read(rig.poses):
         assert_allclose(T[:3, :3] @ T[:3, :3].T, np.eye(3), atol=1e-12)
 
 
@@ -248,7 +248,7 @@ def test_own_manifold_and_arrays():
     ],
 )
 def test_bad_input(wahba, options, words):
-    wahba.q.from_numpy(QUATERNIONS[:1])
+    write(wahba.q, QUATERNIONS[:1])
     with pytest.raises(InvalidArgumentError, match=words):
         least_squares(wahba.by_quaternion, wahba.q, wahba.errors, **{"retract": manifolds.unit_quaternion, **options})
 
@@ -256,16 +256,16 @@ def test_bad_input(wahba, options, words):
 @pytest.mark.mostly_sweep("one argument")
 @pytest.mark.parametrize("retract", [lambda p, delta: p, ti.func(lambda p: p)], ids=["no delta", "one argument"])
 def test_functions_that_are_no_retraction(wahba, retract):
-    wahba.q.from_numpy(QUATERNIONS[:1])
+    write(wahba.q, QUATERNIONS[:1])
     with pytest.raises(InvalidArgumentError, match="retract must be a ti.func of a point and of its local coordinates"):
         least_squares(wahba.by_quaternion, wahba.q, wahba.errors, retract=Manifold(retract, size=3, shape=(4,)))
 
 
 def test_a_start_that_is_not_on_the_manifold(wahba):
-    wahba.q.from_numpy(2 * QUATERNIONS[:1])
+    write(wahba.q, 2 * QUATERNIONS[:1])
     with pytest.raises(InvalidArgumentError, match=r"entry \[0, 0\] of .*after a step of length 0 on its manifold"):
         least_squares(wahba.by_quaternion, wahba.q, wahba.errors, retract=manifolds.unit_quaternion)
-    assert_allclose(wahba.q.to_numpy(), 2 * QUATERNIONS[:1])
+    assert_allclose(read(wahba.q), 2 * QUATERNIONS[:1])
 
 
 @pytest.mark.mostly_sweep(every=2)

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import taichi as ti
-from differences import central_differences, outputs, scalars
+from differences import central_differences, outputs, read, scalars, write
 from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
@@ -86,9 +86,9 @@ def chain():
 def test_other_values_and_other_integers(chain):
     first = chain.plan()
     kept = [block.copy() for block in first]
-    chain.pose.from_numpy(np.array([0.0, 0.3, 0.0]))
+    write(chain.pose, np.array([0.0, 0.3, 0.0]))
     chain.require_right(chain.plan())
-    chain.places.from_numpy(np.arange(8, dtype=np.int32)[::-1])
+    write(chain.places, np.arange(8, dtype=np.int32)[::-1])
     chain.bone.fill(2)
     blocks = chain.plan()
     chain.require_right(blocks)
@@ -166,7 +166,7 @@ def test_memory_of_results_is_not_kept(chain):
 
 def test_out_and_a_watched_call_do_not_change_it(chain):
     out = chain.plan()
-    chain.x.from_numpy(np.linspace(1, 2, MANY))
+    write(chain.x, np.linspace(1, 2, MANY))
     assert chain.plan(out=out) is out
     chain.require_right(out)
     chain.require_right(chain.plan())
@@ -321,11 +321,11 @@ def pairs(monkeypatch):
 def test_hessians_of_other_values_and_other_pairs(pairs):
     before = pairs.by_hand()
     first = pairs.call()
-    pairs.x.from_numpy(np.linspace(1.1, -0.4, 5))
+    write(pairs.x, np.linspace(1.1, -0.4, 5))
     pairs.require_right(pairs.call())
-    pairs.pairs.from_numpy(np.array([[4, 2], [2, 0], [1, 1], [1, 3]], np.int32))  # another pattern, one point twice
+    write(pairs.pairs, np.array([[4, 2], [2, 0], [1, 1], [1, 3]], np.int32))  # another pattern, one point twice
     pairs.require_right(pairs.call())
-    pairs.pairs.from_numpy(np.array([[4, 2], [2, 0], [1, 0], [1, 3]], np.int32))  # none twice
+    write(pairs.pairs, np.array([[4, 2], [2, 0], [1, 0], [1, 3]], np.int32))  # none twice
     pairs.require_right(pairs.call())
     for a, b in zip((*first[:2], first[2].toarray()), before, strict=True):  # no call writes to earlier results
         assert_allclose(a, b, rtol=1e-13, atol=1e-13)
@@ -335,7 +335,7 @@ def test_hessians_with_fixed_entries_and_other_formats():
     pairs = Pairs()
     plan = Hessian(pairs.run, pairs.x, pairs.energy, format="bsr", fixed=np.arange(5) == 1)
     for values in ([0.3, 0.2, 0.9, 1.0, 0.1], [1.3, 0.2, 0.9, -1.0, 0.1], [0.0, 0.0, 0.0, 0.0, 0.0]):
-        pairs.x.from_numpy(np.array(values))
+        write(pairs.x, np.array(values))
         pairs.require_right(pairs.call(plan), fixed=[1])
 
 
@@ -344,7 +344,7 @@ def test_hessians_with_other_calls_in_between(between):
     pairs = Pairs()
     v = np.linspace(1, 2, 5)
     for values in (np.linspace(0.2, 1, 5), np.linspace(-1, 1, 5), np.linspace(2, 1, 5)):
-        pairs.x.from_numpy(values)
+        write(pairs.x, values)
         pairs.require_right(pairs.call())
         value, gradient, H = pairs.by_hand()
         pairs.energy.fill(0)
@@ -375,7 +375,7 @@ def test_hessians_of_linear_energies(kind):
     plan = Hessian(run, x, energy, format=kind)
     for _ in range(3):
         value, gradient, H = pairs.call(plan)
-        assert_allclose(value, 3 * x.to_numpy().sum(), rtol=1e-13)
+        assert_allclose(value, 3 * read(x).sum(), rtol=1e-13)
         assert_allclose(gradient, 3)
         assert H.shape == (5, 5)
         assert abs(H).sum() == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import taichi as ti
-from differences import central_differences, outputs, scalars, vector_outputs, vectors, write
+from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import initialise
 
@@ -109,12 +109,12 @@ def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
 def test_other_integers_give_another_pattern(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     before = plan()[1][0].nnz
-    held = network.ends.to_numpy()
-    network.ends.from_numpy(np.array([[0, 1], [1, 0], [0, 1], [1, 1]], np.int32))
+    held = read(network.ends)
+    write(network.ends, np.array([[0, 1], [1, 0], [0, 1], [1, 1]], np.int32))
     found = plan()
     require_equal(found, network.run, network.params, network.outs)
     assert found[1][0].nnz == network.pattern().sum() != before
-    network.ends.from_numpy(held)
+    write(network.ends, held)
     assert plan()[1][0].nnz == before
 
 
@@ -165,7 +165,7 @@ def test_torch_formats():
 def test_value_structure_and_out(network):
     network.force.fill(0)
     values, found = value_and_jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
-    assert_array_equal(values["f"], network.force.to_numpy())
+    assert_array_equal(values["f"], read(network.force))
     kept = found["f"]["x"]
     out = {"f": {"x": kept.copy()}}
     out["f"]["x"].data[:] = 0
@@ -187,14 +187,14 @@ def test_out_that_cannot_be_filled():
             y[i] = x[i] * z[i]
 
     first, second = jacobian(run, [x, z], y, format="csr")
-    assert_array_equal(first.diagonal(), z.to_numpy())
+    assert_array_equal(first.diagonal(), read(z))
     y.fill(7.0)
     with pytest.raises(InvalidArgumentError, match=r"out\[1\] and out\[0\] share memory; give each its own array"):
         jacobian(run, [x, z], y, format="csr", out=[first, first])
     second.data.flags.writeable = False
     with pytest.raises(InvalidArgumentError, match=r"out\[1\] is read-only; give an array that can be written"):
         jacobian(run, [x, z], y, format="csr", out=[first, second])
-    assert_array_equal(y.to_numpy(), np.full(4, 7.0))  # nothing has run
+    assert_array_equal(read(y), np.full(4, 7.0))  # nothing has run
 
 
 def test_float32_and_arrays():
@@ -216,7 +216,7 @@ def test_float32_and_arrays():
 def test_float16_becomes_float32():
     """SciPy has no float16."""
     x, y, z = (ti.field(dtype, shape=3) for dtype in (ti.f16, ti.f16, ti.f64))
-    x.from_numpy(np.array([1.5, 2.5, 3.5], np.float16))
+    write(x, np.array([1.5, 2.5, 3.5], np.float16))
 
     @ti.kernel
     def square():
@@ -287,10 +287,10 @@ def test_steps_in_place_and_intermediates():
         measure()
 
     plan = Jacobian(run, [x, v], [y, x], format="csr")
-    held = x.to_numpy(), v.to_numpy()
+    held = read(x), read(v)
     found = plan()
-    x.from_numpy(held[0])
-    v.from_numpy(held[1])
+    write(x, held[0])
+    write(v, held[1])
     assert not plan._prepared.dense_reason
     require_equal(found, run, [x, v], [y, x], [aux])
 
@@ -353,11 +353,11 @@ def test_an_intermediate_that_is_cleared_again_in_each_step():
             step()
 
     for function in (run, run_with_fill):
-        x.from_numpy(random(3))
+        write(x, random(3))
         y.fill(0)
-        before = x.to_numpy()
+        before = read(x)
         found = jacobian(function, [x], [y, x], format="csr")  # the first call, in which columns are still added
-        x.from_numpy(before)
+        write(x, before)
         y.fill(0)
         require_equal(found, function, [x], [y, x], [aux])
 
@@ -365,7 +365,7 @@ def test_an_intermediate_that_is_cleared_again_in_each_step():
 @pytest.mark.sweep
 def test_parameter_that_python_stores_to_between_kernels():
     x, y, z = scalars(random(3)), outputs(3), outputs(3)
-    start = x.to_numpy()
+    start = read(x)
 
     @ti.kernel
     def before():
@@ -399,8 +399,8 @@ def test_python_numbers():
             y[i] = gravity * x[i] ** 2
 
     found = jacobian(run, ["gravity", x], y, format="csr")
-    assert_allclose(found[0].toarray()[:, 0], x.to_numpy() ** 2)
-    assert_allclose(found[1].toarray(), np.diag(18 * x.to_numpy()))
+    assert_allclose(found[0].toarray()[:, 0], read(x) ** 2)
+    assert_allclose(found[1].toarray(), np.diag(18 * read(x)))
 
 
 @pytest.mark.sweep
@@ -468,7 +468,7 @@ def test_too_many_entries():
 
     with pytest.raises(InvalidArgumentError, match=r"adds up 1000000000 entries, which takes 37\.3 GiB, more than the"):
         jacobian(k, x, y, format="csr")
-    assert not y.to_numpy().any()
+    assert not read(y).any()
 
 
 def test_scipy_is_missing(network, monkeypatch):
@@ -616,7 +616,7 @@ def test_guarded_columns_stay_within_the_rows_of_entries():
             y[i, j] = t * a
 
     plan = Jacobian(k, [x, w], y, format="csr")
-    expected = np.concatenate([b.reshape(y.to_numpy().size, n) for b in central_differences(k, [x, w], [y])[0]], axis=1)
+    expected = np.concatenate([b.reshape(read(y).size, n) for b in central_differences(k, [x, w], [y])[0]], axis=1)
     assert_allclose(np.concatenate([b.toarray() for b in plan()], axis=1), expected, rtol=1e-6, atol=1e-8)
     assert "+ max(0, min(j + -2, 5))" in plan.source  # outside of it, a term of 0 would meet another iteration's sum
 

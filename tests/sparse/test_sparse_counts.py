@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars, write
+from differences import outputs, read, scalars, write
 from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
@@ -99,7 +99,7 @@ def test_entries_that_no_iteration_writes_are_not_stored(lists):
     plan = Jacobian(run, w, y, format="csr")
     for seed in (4, 5):
         lists.set(seed)
-        starts_, nodes_ = starts.to_numpy(), nodes.to_numpy()
+        starts_, nodes_ = read(starts), read(nodes)
         found = plan()
         distinct = [len(set(nodes_[a:b])) for a, b in zip(starts_, starts_[1:], strict=False)]
         assert np.diff(found.indptr).tolist() == distinct
@@ -109,7 +109,7 @@ def test_entries_that_no_iteration_writes_are_not_stored(lists):
 def test_side_effects_happen_once(lists):
     """The first call launches the kernel twice, and puts back what the first launch did."""
     w, starts, nodes, total, steps = lists.w, lists.starts, lists.nodes, scalars(random(M)), integers([0])
-    before = total.to_numpy()
+    before = read(total)
 
     @ti.kernel
     def run():
@@ -120,9 +120,9 @@ def test_side_effects_happen_once(lists):
 
     value, found = value_and_jacobian(run, [w, total], total, format="csr")
     after = before.copy()
-    starts_, nodes_ = starts.to_numpy(), nodes.to_numpy()
+    starts_, nodes_ = read(starts), read(nodes)
     for i in range(M):
-        after[i] += w.to_numpy()[nodes_[starts_[i] : starts_[i + 1]]].sum()
+        after[i] += read(w)[nodes_[starts_[i] : starts_[i + 1]]].sum()
     np.testing.assert_allclose(value, after)
     assert steps[0] == M
     np.testing.assert_array_equal(found[1].toarray(), np.eye(M))
@@ -149,7 +149,7 @@ def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_groupe
     plan = Jacobian(run, [w], [y], format="csr")
     for sizes in ([3, 4, 2], [6, 5, 0], [2, 1, 1], [1, 5, 0], [5, 2, 3], [0, 5, 4]):
         y.fill(0)
-        ends.from_numpy(np.array(sizes, np.int32))
+        write(ends, np.array(sizes, np.int32))
         for _ in range(2):
             found = plan()
             require_equal(found, run, [w], [y])
@@ -244,11 +244,11 @@ def test_too_many_entries_are_known_after_the_first_launch(lists, monkeypatch):
     monkeypatch.setattr("taichi_ext.runtime.sparse.streams.available_memory", lambda: 10_000)
     with pytest.raises(InvalidArgumentError, match="adds up 451 entries, which takes"):
         jacobian(run, w, y, format="csr")
-    assert not y.to_numpy().any()
+    assert not read(y).any()
 
 
 def test_float32_and_arrays(lists):
-    starts, nodes = lists.starts.to_numpy(), lists.nodes.to_numpy()
+    starts, nodes = read(lists.starts), read(lists.nodes)
 
     @ti.kernel
     def run(
