@@ -36,7 +36,7 @@ OPTIONS = [{}, {"chunk_size": 2}, {"chunk_size": 4}, {"tangents": "sparse"}, {"t
 
 @ti.kernel
 def double(source: ti.template(), target: ti.template()):
-    for i in source:
+    for i in ti.grouped(source):
         target[i] = 2.0 * source[i]
 
 
@@ -390,7 +390,7 @@ class TestLayouts:
                 v[i] = ti.Vector([x[i], 2 * x[i], 3 * x[i]])
 
         @ti.kernel
-        def read():
+        def load():
             for i in range(N):
                 out[i] = v[i]
 
@@ -399,7 +399,7 @@ class TestLayouts:
         def pipeline():
             fill()
             node.deactivate_all()
-            read()
+            load()
 
         expected = np.einsum("ij,c->icj", np.eye(N), [0.0, 2.0, 3.0])
         for options in ({}, {"chunk_size": 2}):
@@ -476,6 +476,25 @@ class TestPipelines:
             found.append(jacobian(run, params, y, chunk_size=chunk_size))
         assert traces == ["scale", "add_up"] * 2  # for each number of columns
         assert_allclose(found[1], found[0], rtol=1e-12)
+
+    def test_entries_of_two_axes_between_kernels(self):
+        """Python reads one, computes with it, and stores to another."""
+        x, u, y = scalars(np.arange(1.0, 7.0).reshape(2, 3)), outputs(2, 3), outputs(2, 3)
+
+        @ti.kernel
+        def square():
+            for i, j in x:
+                u[i, j] = x[i, j] ** 2
+
+        def run():
+            square()
+            u[0, 1] = u[1, 2] * u[1, 0]
+            double(u, y)
+
+        J = jacobian(run, x, y).reshape(6, 6)
+        expected = np.diag(4 * np.arange(1.0, 7.0))
+        expected[1] = [0, 0, 0, 4 * 4 * 36, 0, 4 * 6 * 16]
+        assert_allclose(J, expected)
 
     @pytest.mark.sweep
     def test_copies(self):
