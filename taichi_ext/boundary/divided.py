@@ -218,7 +218,7 @@ def next_place(low, high, turn):
     is_high = high[_LEVEL] * high[_SLOPE] > 0 and from_high >= low[_AT]
     if (low[_LEVEL] > 0) != (high[_LEVEL] > 0):
         t = low[_AT] + 0.5 * width
-        is_one = not (is_low and is_high) or abs(from_low - from_high) < _APART
+        is_one = is_low and is_high and abs(from_low - from_high) < _APART
         if turn < _TURNS // 2 and (is_low or is_high) and (is_one or width < _COARSE):
             is_low = is_low and (not is_high or abs(low[_LEVEL]) < abs(high[_LEVEL]))
             t = ti.select(is_low, from_low, from_high)

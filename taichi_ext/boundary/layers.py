@@ -51,6 +51,7 @@ from taichi_ext.boundary.shape_table import (
     INDEX,
     LEVEL,
     MOST,
+    SIGN,
     collect,
     level_gradient,
     order_of,
@@ -163,15 +164,17 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
         middle = middle_of_square(place, size)
         cx = x + middle[0]
         cy = y + middle[1]
-        seen = ti.Matrix([[0.0] * COLUMNS] * MOST)
+        seen = ti.Matrix([[0.0] * COLUMNS] * (MOST + 1))
         found = collect(shape, count, cx, cy, size, seen, has_alpha)
         if found > MOST and side > 1:
             side = side // 2
         else:
             found -= ti.select(found > MOST, MOST + 1, 0)
-            total += (
-                size * size * mean_of_square(shape, count, background, cx, cy, size, has_depth, has_alpha, found, seen)
-            )
+            for half in range(1 if seen[MOST, INDEX] < 0 else 2):
+                if half == 1:
+                    swap_edges(found, seen)
+                mean = mean_of_square(shape, count, background, cx, cy, size, has_depth, has_alpha, found, seen)
+                total += size * size * mean
             place += side * side
             side = side_of_square(place)
     return total
@@ -190,13 +193,17 @@ def mean_of_square(
     found,
     seen: ti.template(),
 ):
-    """The mean of the square of a size around (x, y), which is the unit of all lengths."""
-    lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 2 * MOST))
+    """The integral over the square of a size around (x, y), which is the unit of all lengths.
+
+    It is that of the half in which the first edge counts of a shape that has two.
+    """
+    lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 1 + 2 * MOST))
     put_sides(lines)
+    sides = put_cut(found, seen, lines)
     total = background * 0.0
     for i in range(found if has_alpha else 0, found + 1):  # the last is the background, or all transparent shapes
         for piece in range(2 ** (found if has_alpha else count_mixed(i, found, seen))):
-            last = lines_around(shape, i, piece, found, x, y, size, seen, lines, has_alpha)
+            last = lines_around(shape, i, piece, found, x, y, size, sides, seen, lines, has_alpha)
             if last > 0:
                 middle = ti.Vector([0.0, 0.0, 1.0])
                 if last > SIDES:
@@ -217,7 +224,7 @@ def mean_of_square(
                         total += at[2] * area * value_there
                 else:
                     total += area * background
-                for e in range(SIDES, last):
+                for e in range(sides, last):
                     part = part_of_line(e, last, lines)
                     length = (part[1] - part[0]) * part[2] / size
                     if length > 0:
@@ -246,6 +253,33 @@ def mean_of_square(
                         if g > 0:
                             total += ti.select(lines[e, KIND] == OUTSIDE, -length, length) / g * value * moved
     return total
+
+
+@ti.func
+def swap_edges(found, seen: ti.template()):
+    """Swap both edges of the shape that has two in the square."""
+    for q in range(found):
+        if seen[q, INDEX] == seen[MOST, INDEX]:
+            for c in ti.static((LEVEL, GX, GY)):
+                first = seen[q, c]
+                seen[q, c] = seen[MOST, c]
+                seen[MOST, c] = first
+
+
+@ti.func
+def put_cut(found, seen: ti.template(), lines: ti.template()):
+    """Put the line up to which the first edge of a shape with two counts behind the sides; returns the end of both."""
+    sides = SIDES
+    for q in range(found):
+        if seen[q, INDEX] == seen[MOST, INDEX]:
+            turn = seen[MOST, SIGN] * ti.Vector([seen[q, GX] - seen[MOST, GX], seen[q, GY] - seen[MOST, GY]])
+            g = ti.max(turn.norm(), _FLAT)
+            lines[SIDES, S] = seen[MOST, SIGN] * (seen[q, LEVEL] - seen[MOST, LEVEL]) / g
+            lines[SIDES, NX] = turn[0] / g
+            lines[SIDES, NY] = turn[1] / g
+            lines[SIDES, KIND] = NONE
+            sides = SIDES + 1
+    return sides
 
 
 @ti.func
@@ -297,6 +331,7 @@ def lines_around(
     x,
     y,
     size,
+    sides,
     seen: ti.template(),
     lines: ti.template(),
     has_alpha: ti.template(),
@@ -307,7 +342,7 @@ def lines_around(
     Each bit of ``piece`` selects one.  Returns the end of the lines, 0 if nothing is visible.  ``i == found`` is the
     background.
     """
-    last = SIDES
+    last = sides
     is_seen = True
     mixed = 0
     for c in range(2 * found):
@@ -339,13 +374,13 @@ def lines_around(
         if kind != NONE:
             lines[last, KIND] = kind
             lines[last, OTHER] = seen[j, INDEX]
-            put_line(shape, i, last, level, slope, x, y, size, seen, lines)
+            put_line(shape, i, last, level, slope, x, y, size, sides, seen, lines)
             last += 1
     return last if is_seen else 0
 
 
 @ti.func
-def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.template(), lines: ti.template()):
+def put_line(shape: ti.template(), i, e, level, slope, x, y, size, sides, seen: ti.template(), lines: ti.template()):
     """Set line e through the points where a level is 0 at the border of the pixel.
 
     The level and its slope at the centre give a first line.  The level at both ends of its chord gives their distance
@@ -363,9 +398,10 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.temp
     lines[e, NX] = nx
     lines[e, NY] = ny
     lines[e, BULGE] = 0.0
-    part = part_of_line(e, SIDES, lines)
+    part = part_of_line(e, sides, lines)
     first = part[0]
     last = part[1]
+    is_elsewhere = last <= first and lines[e, OTHER] == seen[MOST, INDEX]  # its level is that of the second edge there
     if last <= first:  # it may still come in: look near the centre of the line
         first = -0.25
         last = 0.25
@@ -373,17 +409,20 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.temp
         middle = 0.5 * (first + last)
         first = middle - 0.5 * _SHORT
         last = middle + 0.5 * _SHORT
-    if abs(s) < 1.0:
+    if abs(s) < 1.0 and not is_elsewhere:
         at = ti.Vector([0.0, 0.0, 0.0])
         for k in range(3):
             t = first + 0.5 * k * (last - first)
-            px = x - size * (s * nx + t * ny)
-            py = y - size * (s * ny - t * nx)
+            place = -ti.Vector([s * nx + t * ny, s * ny - t * nx])
+            within = ti.max(-0.5, ti.min(0.5, place))  # beyond the square other edges may count
+            px = x + size * within[0]
+            py = y + size * within[1]
             found = shape_at(shape, int(lines[e, OTHER]), px, py)
             at[k] = ti.select(lines[e, KIND] == OUTSIDE, -stop_gradient(found[0]), stop_gradient(found[0]))
             if lines[e, KIND] == ORDER:
                 behind = shape_at(shape, int(seen[i, INDEX]), px, py)
                 at[k] = stop_gradient(found[1]) - stop_gradient(behind[1])
+            at[k] += slope.dot(place - within)
         along = (at[2] - at[0]) / (last - first)
         new = ti.sqrt(g * g + along * along)
         lines[e, S] = (level + at[0] - along * first) / new

@@ -10,11 +10,13 @@ from typing import Any
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
+from taichi_ext.boundary.polygons import WHOLE
 
-MOST = 6  # shapes of which parts can be seen in one square
+MOST = 6  # shapes of which parts can be seen in one square; the row after them is for a second edge of one of them
 
 # The columns of the table of the shapes that a pixel shows.
 INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, BEND, COLUMNS = range(10)
+SIGN = COVERS  # of a second edge: 1 where the larger level counts, -1 where the smaller one does
 _BENT = 0.04  # of a square: from where on an edge is not straight
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 
@@ -39,6 +41,7 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
     """
     found = 0
     is_coarse = False
+    seen[MOST, INDEX] = -1.0
     for n in range(count):
         new = shape_at(shape, n, x, y)
         level = stop_gradient(new[0])
@@ -56,16 +59,21 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
             most = level
             bend = 0.0
             off = 0.0
+            corners = ti.Vector([0.0] * 4)
             for c in range(4):
                 dx = (c % 2) - 0.5
                 dy = (c // 2) - 0.5
                 there = shape_at(shape, n, x + size * dx, y + size * dy)
                 corner = stop_gradient(there[0])
+                corners[c] = corner
                 least = ti.min(least, corner)
                 most = ti.max(most, corner)
                 off = ti.max(off, abs(corner - level - slope[0] * dx - slope[1] * dy))
                 bend = ti.max(bend, abs(stop_gradient(there[1]) - depth - away[0] * dx - away[1] * dy))
-            is_coarse |= off > _BENT * slope.norm() and least - off < 0 and level + reach + off > 0
+            if off > _BENT * slope.norm() and least - off < 0 and level + reach + off > 0:
+                is_coarse = True
+                if size * WHOLE < 1.5 and seen[MOST, INDEX] < 0:
+                    put_second(shape, n, x, y, size, level, slope, corners, seen)
             is_full = level >= reach and least > 0
             if (level > -reach or most > 0) and not (has_alpha and is_full):
                 kept = 0
@@ -97,7 +105,44 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
                     seen[place, DY] = away[1]
                     seen[place, BEND] = bend
                     found = ti.max(found, place + 1)
+    is_kept = False
+    for q in range(found):
+        is_kept |= seen[q, INDEX] == seen[MOST, INDEX]
+    seen[MOST, INDEX] = ti.select(is_kept, seen[MOST, INDEX], -1.0)
     return found + ti.select(is_coarse, MOST + 1, 0)
+
+
+@ti.func
+def put_second(shape: ti.template(), n, x, y, size, level, slope, corners, seen: ti.template()):
+    """Put a second plane of the level of shape n, that of the corner farthest from the first one, into the last row.
+
+    The level is the larger one of both, or the smaller one, as at a corner of a polygon or in a thin strip.
+    """
+    most = 0.0 * level
+    at = ti.Vector([0.0, 0.0])
+    for c in range(4):
+        there = ti.Vector([(c % 2) - 0.5, (c // 2) - 0.5])
+        off = corners[c] - level - slope.dot(there)
+        if abs(off) > abs(most):
+            most = off
+            at = there
+    sign = ti.select(most > 0, 1.0, -1.0)
+    px = x + size * at[0]
+    py = y + size * at[1]
+    found = shape_at(shape, n, px, py)
+    turned = size * level_gradient(shape, "level", found[0], at=(px, py))
+    start = stop_gradient(found[0]) - turned.dot(at)
+    worst = ti.max(0.0, sign * (start - level))
+    for c in range(4):
+        there = ti.Vector([(c % 2) - 0.5, (c // 2) - 0.5])
+        both = ti.max(sign * (level + slope.dot(there)), sign * (start + turned.dot(there)))
+        worst = ti.max(worst, abs(sign * corners[c] - both))
+    if worst < abs(most):
+        seen[MOST, INDEX] = n
+        seen[MOST, SIGN] = sign
+        seen[MOST, LEVEL] = start
+        seen[MOST, GX] = turned[0]
+        seen[MOST, GY] = turned[1]
 
 
 @ti.func

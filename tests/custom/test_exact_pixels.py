@@ -7,7 +7,7 @@ import taichi as ti
 from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, coverage, layers, pixel, vjp
+from taichi_ext import Jacobian, coverage, layers, nearest, pixel, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -280,23 +280,34 @@ def test_coverage_of_slivers():
         assert_allclose(read(image), planar.area_in_pixels(given.reshape(3, 2), 12, H), atol=5e-4)
 
 
-def test_layers_beside_a_corner():
-    """A short chord beside a corner has its own direction, not that of the side behind the corner."""
-    a, b = np.array([2.3, 3.61000585]), np.array([5.51588158, 19.54597668])
-    across = np.array([a[1] - b[1], b[0] - a[0]]) / np.linalg.norm(b - a)
-    corners = np.stack([a, b, b + 0.5 * across])
-    p, image = scalars(corners.ravel()), outputs(10, H)
+@pytest.mark.parametrize("kind", ["layers", "hole", "transparent", "nearest"])
+def test_two_straight_edges_of_one_shape_in_layers(kind):
+    """Two edges that meet at a small angle are exact, also where the larger level of two counts."""
+    p, image = scalars(sliver(0.5).ravel()), outputs(12, H)
     level = level_of(p)
+    sign, alpha = {"hole": (-1.0, 1.0), "transparent": (1.0, 0.3)}.get(kind, (1.0, 1.0))
 
     @ti.func
     def shape(n, x, y):
-        return level(x, y), 1.0
+        if ti.static(kind == "nearest"):
+            return level(x, y), 2.0, 1.0
+        elif ti.static(kind == "transparent"):
+            return level(x, y), 1.0, alpha
+        else:
+            return sign * level(x, y), 1.0
+
+    function = nearest if kind == "nearest" else layers
 
     @ti.kernel
     def k():
         for i, j in image:
-            image[i, j] = layers(shape, 1, 0.0, at=(float(i), float(j)))
+            image[i, j] = function(shape, 1, 0.0, at=(float(i), float(j)))
 
     plan = Jacobian(k, p, image)
-    assert worst(plan(), flow(triangle, corners.ravel(), 1.0, (10, H))) < 0.05
-    assert_allclose(read(image), planar.area_in_pixels(corners, 10, H), atol=0.005)
+    for width in (0.5, 0.1):
+        given = sliver(width).ravel()
+        write(p, given)
+        J, area = plan(), planar.area_in_pixels(given.reshape(3, 2), 12, H)
+        assert worst(J, sign * alpha * flow(triangle, given, 1.0, (12, H))) < 0.002, width
+        assert_allclose(read(image), 1 - area if kind == "hole" else alpha * area, atol=1e-6)
+    assert_allclose(vjp(k, p, image, image), np.tensordot(read(image), J, 2), rtol=1e-9, atol=1e-12)
