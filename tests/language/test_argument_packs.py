@@ -60,7 +60,7 @@ EXPECTED = {
 BY_X = np.diag(4 * X + 4 * DATA)
 
 
-@pytest.mark.mostly_sweep("numpy-csr")
+@pytest.mark.mostly_sweep("numpy-csr", "numpy-chunks")
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"format": "csr"}], ids=["whole", "chunks", "csr"])
 @pytest.mark.parametrize("is_ndarray", [False, True], ids=["numpy", "ndarray"])
 def test_members_are_constants_or_parameters_by_name(fields, is_ndarray, options):

@@ -496,6 +496,26 @@ class TestPipelines:
         expected[1] = [0, 0, 0, 4 * 4 * 36, 0, 4 * 6 * 16]
         assert_allclose(J, expected)
 
+    def test_vectors_of_numbers_with_tangents_fill_a_field(self):
+        x, u, w, y = scalars([0.5, 2.0]), outputs(2), vector_outputs(2, 3), outputs(3)
+
+        @ti.kernel
+        def square():
+            for i in x:
+                u[i] = x[i] ** 2
+
+        @ti.kernel
+        def add():
+            for i in y:
+                y[i] = w[i][0] ** 2 + 3 * w[i][1]
+
+        def run():
+            square()
+            w.fill([u[1], u[0]])
+            add()
+
+        assert_allclose(jacobian(run, x, y), [[3.0, 2 * 4 * 4]] * 3)
+
     @pytest.mark.sweep
     def test_copies(self):
         v, w, y = vectors(START), vector_outputs(3, N), outputs(N)

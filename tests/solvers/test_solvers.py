@@ -285,6 +285,9 @@ class TestLeastSquares:
         assert [line.number for line in told] == list(range(len(told))) and told == result.history
         accepted = [line.cost for line in told if line.change > 0 or line.number == 0]
         assert (np.diff(accepted) < 0).all() and len(accepted) == result.njev
+        changes = [line.change for line in told if line.change > 0]
+        assert len(changes) > 2
+        assert_allclose(changes, -np.diff(accepted), rtol=1e-6, atol=1e-12)
         lines = capsys.readouterr().err.splitlines()
         assert lines[0].split()[:4] == ["iter", "cost", "cost_change", "|gradient|"] and len(lines) == len(told) + 1
         assert lines[1].split()[1] == f"{told[0].cost:.8e}" and lines[-1] == str(told[-1])
