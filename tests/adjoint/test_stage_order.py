@@ -129,6 +129,9 @@ MEETING = """
         for k in range(3):
             for n in range(1, 2):
                 x[k * m % 6] = w[k] * ti.sin(x[(k * m + n) % 6])
+    two_apart(m: ti.i32):
+        for k in range(3):
+            x[k * m % 6] = w[k] * ti.sin(x[(k * m + 2) % 6])
     buffers(a: ti.i32, b: ti.i32):
         for i in range(1, 3):
             z[b % 2, i] = w[i] * z[a, i - 1] + x[i]
@@ -247,7 +250,12 @@ def test_iterations_that_do_not_meet(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "arguments", "is_warned"),
-    [("butterflies", (1, 3), False), ("strides", (2,), False), ("strides", (2, 1), True)],
+    [
+        ("butterflies", (1, 3), False),
+        ("strides", (2,), False),
+        ("strides", (2, 1), True),
+        ("two_apart", (1,), True),
+    ],
 )
 def test_indices_of_a_launch_are_compared(name, arguments, is_warned, monkeypatch):
     """With several threads, where the kernel alone does not show whether iterations read what others store."""

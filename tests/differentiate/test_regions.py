@@ -55,6 +55,9 @@ def test_empty_arrays_share_nothing():
 def test_overlaps():
     assert view_of(BUFFER[:5]).overlaps(view_of(BUFFER[4:]))
     assert not view_of(BUFFER[:5]).overlaps(view_of(BUFFER[5:]))
+    assert view_of(BUFFER[4:8]).entries_in(view_of(BUFFER[:5])).tolist() == [True, False, False, False]
+    assert view_of(BUFFER[4:8]).entries_in(view_of(BUFFER[:4])).tolist() == [False] * 4
+    assert view_of(BUFFER[4:8]).entries_in(view_of(BUFFER[7:])).tolist() == [False, False, False, True]
     assert view_of(SHAPED.T).overlaps(view_of(SHAPED[3]))
     assert not view_of(BUFFER).overlaps(view_of(FORTRAN))
 

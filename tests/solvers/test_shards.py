@@ -102,6 +102,8 @@ def test_energies_and_their_gradients(pool, tmp_path):
             assert_array_equal(found[key], gradient[key])
     with pytest.raises(InvalidArgumentError, match="params cannot be given with shards="):
         value_and_gradient(shard_factories.misfit, "p", shards=SHARDS, at=START)
+    with pytest.raises(InvalidArgumentError, match="args cannot be given with shards="):
+        value_and_gradient(shard_factories.misfit, shards=SHARDS, at=START, args=(1.0,))
     with pytest.raises(ShardError, match="shard 0.*has shape"):
         value_and_gradient(decay, shards=SHARDS[:1], at=START)
 
