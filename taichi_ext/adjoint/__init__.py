@@ -2,6 +2,7 @@
 
 from taichi_ext.adjoint.block import own_width
 from taichi_ext.adjoint.order import Pair
+from taichi_ext.adjoint.recorded import with_stores
 from taichi_ext.adjoint.stage_adjoint import StageAdjoint, adjoint_of
 from taichi_ext.adjoint.stages import Stage, Staged, checked, staged
 from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array
@@ -18,4 +19,5 @@ __all__ = [
     "checked",
     "own_width",
     "staged",
+    "with_stores",
 ]

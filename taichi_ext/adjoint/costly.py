@@ -41,7 +41,7 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
         reads = {local for v in values for local in v.contents.locals}
         containers = {c for v in values for c in v.contents.containers}
         is_same = all(local in single or (local in given and local not in changes) for local in reads)
-        if is_same and not containers & changes and sum(map(_cost, values)) >= LEAST_COST:
+        if is_same and not containers & changes and sum(map(cost_of, values)) >= LEAST_COST:
             found.append(s)
     return found
 
@@ -68,10 +68,16 @@ def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declar
 
 def is_costly(v: Value) -> bool:
     """Whether a value has an operation that takes long."""
-    return any(isinstance(n, Op) and n.name in _COSTLY for n in ir.walk(v))
+    return any(map(is_costly_operation, ir.walk(v)))
 
 
-def _cost(v: Value) -> int:
+def is_costly_operation(v: Value) -> bool:
+    """Whether a value is an operation that takes long."""
+    return isinstance(v, Op) and v.name in _COSTLY
+
+
+def cost_of(v: Value) -> int:
+    """What it costs to compute a value, against a load."""
     nodes = ir.walk(v)
     loads = sum(isinstance(n, ir.Load) or (isinstance(n, Read) and bool(n.index)) for n in nodes)
-    return loads + _OPERATION * sum(isinstance(n, Op) and n.name in _COSTLY for n in nodes)
+    return loads + _OPERATION * sum(map(is_costly_operation, nodes))

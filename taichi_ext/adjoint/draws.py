@@ -41,7 +41,7 @@ def recorded_draws(
         return None
     if loop is not None and bounds is None:
         raise UnsupportedError(f"{ir.cited(loop.place)}How many numbers this loop draws is not known.")
-    number = literal(0, I32) if loop is None or bounds is None else _number(loop, bounds)
+    number = literal(0, I32) if loop is None or bounds is None else number_of(loop, bounds)
     iterations = math.prod(b - a for a, b in bounds or ())
     recording, reading = body, body
     for dtype, most in sorted(counts.items(), key=lambda item: item[0].name):
@@ -95,7 +95,7 @@ def _repeated(s: ir.Statement, around: int | None) -> int | None:
     return None if around is None or most is None else around * most
 
 
-def _number(loop: ir.For, bounds: Bounds) -> Value:
+def number_of(loop: ir.For, bounds: Bounds) -> Value:
     """The number of an iteration of a parallel loop."""
     variables: list[Value] = [
         Read(v, (n,) if v.shape else ()) for v in loop.variables for n in range(math.prod(v.shape))

@@ -14,7 +14,7 @@ from taichi_ext.adjoint.plain import Plain, exact, kept_boundary, renamed_call
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.loops import leaves
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
+from taichi_ext.program import I32, Const, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import literal, operation
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -118,7 +118,7 @@ def run_forward(block: Block, body: ir.Body) -> None:
             case ir.Declare(local=local) if local.shape:
                 _declare_array(block, s)
             case ir.Declare(local=local):
-                fresh(block, local, block.sub(s.values[0]))
+                fresh(block, local, block.sub(s.values[0]), place=block.sweep.stage.recorded.get(local))
             case ir.Store(target=Read(local=local, index=())):
                 value = block.sub(s.value)
                 if isinstance(s, ir.Update):
@@ -140,10 +140,13 @@ def run_forward(block: Block, body: ir.Body) -> None:
                 raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of a {type(s).__name__} is not known.")
 
 
-def fresh(block: Block, local: Local, value: Value, *, is_own: bool = True) -> Local:
-    """A new local for a version of a local; ``is_own``: whether its derivative is that of the value."""
+def fresh(block: Block, local: Local, value: Value, *, is_own: bool = True, place: Load | None = None) -> Local:
+    """A new local for a version of a local.
+
+    ``is_own``: whether its derivative is that of the value; ``place``: where the value can be loaded.
+    """
     new = Local(local.name, local.dtype, (), "temporary" if local.kind != "parameter" else "user")
-    block.emit(ir.Declare(new, (exact(value, local.dtype),)))
+    block.emit(ir.Declare(new, (exact(value if place is None else block.sub(place), local.dtype),)))
     block.env[local] = Read(new)
     if is_own:
         block.definitions[new] = value

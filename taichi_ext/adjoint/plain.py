@@ -67,7 +67,8 @@ class Plain:
         change = substitution(self.env, self.arrays)
         match s:
             case ir.Declare(local=local):
-                values = tuple(map(change, s.values))
+                place = self.sweep.stage.recorded.get(local)
+                values = tuple(map(change, s.values if place is None else (place,)))
                 return (ir.Declare(self._own(local), values),)
             case ir.Store():
                 return self._store(s)

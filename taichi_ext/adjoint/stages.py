@@ -7,7 +7,7 @@ the kernel that several stages use are entries of an array (``crossing``), and s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -16,6 +16,7 @@ from taichi_ext.adjoint.draws import recorded_draws
 from taichi_ext.adjoint.normal import normal, unwrapped, whole
 from taichi_ext.adjoint.order import Order
 from taichi_ext.adjoint.own_entries import with_own_entries
+from taichi_ext.adjoint.recorded import with_recorded
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
@@ -38,6 +39,8 @@ class Stage:
         original: the stage as it runs forward.
         draws: arrays in which its run records random numbers; its adjoint reads them as they are behind it.
         again: the stage as it runs forward a second time, with the recorded numbers; None where it is as the first.
+        recorded: costly values of the body that may be loaded, and from where, see ``recorded``.
+        recording: the stage with such values; None where there are none.
     """
 
     loop: ir.For | None
@@ -45,6 +48,8 @@ class Stage:
     original: ir.Body
     draws: frozenset[Container] = frozenset()
     again: ir.Body | None = None
+    recorded: Mapping[Local, Load] = field(default_factory=dict)
+    recording: Stage | None = None
 
 
 @dataclass(eq=False)
@@ -137,13 +142,18 @@ def _with_draws(stage: Stage, found: Staged, extents: Extents) -> Stage:
     once = ir.For("range", (Local("once", I32, (), "loop"),), (literal(1, I32),), (), {"serialize": True})
     recording, again = (replace(loop or once, body=body) for body in made)
     draws = frozenset(c for name, c in found.crossing.items() if name.startswith(f"draws_{number}_"))
-    return replace(stage, body=made[1], original=(recording,), draws=draws, again=(again,))
+    return Stage(loop, made[1], (recording,), draws, (again,))
 
 
 def _stage(group: ir.Body, crossing: frozenset[Container], extents: Extents) -> Stage:
     loop = group[0]
     if len(group) == 1 and isinstance(loop, ir.For) and _is_parallel(loop) and not _shares(loop, crossing):
-        return Stage(loop, normal(with_own_entries(loop, extents)), group)
+        found = with_recorded(loop, extents)
+        recording = None
+        if found is not None:
+            named, places = found
+            recording = Stage(named, normal(with_own_entries(named, extents)), (named,), recorded=places)
+        return Stage(loop, normal(with_own_entries(loop, extents)), group, recording=recording)
     kept = tuple(replace(s, config={}) if isinstance(s, ir.For) else s for s in group)
     return Stage(None, normal(kept), group)
 

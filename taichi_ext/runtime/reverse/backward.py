@@ -217,7 +217,9 @@ class Backward:
 
     def _stage(self, event: LaunchEvent, n: int) -> None:
         plan = event.steps[n].plan
-        known, adjoint = self._repeated.get((event.call, plan)), plan.adjoint
+        arrays = {} if self.is_guarded else event.recordings.get(n, {})
+        name, adjoint = (event.call, plan, bool(arrays)), plan.recorded if arrays else plan.adjoint
+        known = self._repeated.get(name)
         if known is None:
             if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
                 return
@@ -225,16 +227,16 @@ class Backward:
             if self.is_guarded:
                 adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
             lent = Lent(adjoint.stage)
-            extra = [self._argument(event, adjoint, c, lent) for c in adjoint.stage.extra]
+            extra = [self._argument(event, n, adjoint, c, lent) for c in adjoint.stage.extra]
             is_same = not event.own and not lent.is_copied
             launcher = Launcher(adjoint.stage, event.args)
             launcher(event.args, extra, keep=is_same)
             lent.give_back()
             if launcher.is_prepared:
-                self._repeated[event.call, plan] = adjoint, launcher
+                self._repeated[name] = adjoint, launcher
         else:
             adjoint, launcher = known
-            launcher.again(event.args)
+            launcher.again(event.args, arrays)
         for c, own in adjoint.own:
             cell = event.cell(c)
             for store in self._stores:
@@ -247,8 +249,10 @@ class Backward:
             self.missing = [max(known, int(count)) for known, count in zip(self.missing, status, strict=False)]
             status[:2] = 0
 
-    def _argument(self, event: LaunchEvent, adjoint: AdjointKernel, c: Container, lent: Lent) -> np.ndarray:
+    def _argument(self, event: LaunchEvent, n: int, adjoint: AdjointKernel, c: Container, lent: Lent) -> np.ndarray:
         """The array for one of the own arguments of an adjoint."""
+        if c in adjoint.recorded:
+            return event.recordings[n][c]
         what = adjoint.stage.tangents.get(c)
         if what is None:
             store = self.adjoints

@@ -219,7 +219,8 @@ class Calls:
             reads = [] if adjoint is None else accesses(adjoint.stage, adjoint.stage.reads, is_store=False)
             writes = accesses(forward, forward.writes, is_store=True)
             moving = adjoint.active if adjoint is not None and kernel.columns else frozenset()
-            plan = StagePlan(kernel.forward(n, active=moving), adjoint, reads, writes, results, moving)
+            recorded = None if adjoint is None else kernel.recorded(n, adjoint, self._width, self._threads)
+            plan = StagePlan(kernel.forward(n, active=moving), adjoint, reads, writes, results, moving, recorded)
             call.plans[name] = plan
         for c in plan.results:
             self._cells.activate(event.cell(c))

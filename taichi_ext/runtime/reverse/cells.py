@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +221,8 @@ class Log:
         others: entries, and parts of the layout, of fields that no kernel had used when Python changed them.
         keeps_first: whether the run can be undone.
         whole: takes a copy of each cell before it is written next; None for none.
+        room: the memory that values of stages may take; None if none are recorded any more.
+        recorded: that they take.
     """
 
     def __init__(self, *, keeps_first: bool) -> None:
@@ -231,11 +233,19 @@ class Log:
         self.whole: dict[Cell, Copy] | None = None
         self.first: dict[Cell, Copy] = {}
         self.first_nbytes = 0
+        self.room: Callable[[], float] | None = None
+        self.recorded = 0
 
     def want(self, cell: Cell, boxes: Iterable[Box]) -> None:
         """The way back will read these parts as they are now."""
         if self.is_keeping:
             cell.wanted.update(boxes)
+
+    def records(self, nbytes: int) -> bool:
+        """Whether a stage may record values that take so much memory; they count then."""
+        is_one = self.is_keeping and self.room is not None and self.recorded + nbytes <= self.room()
+        self.recorded += nbytes * is_one
+        return is_one
 
     def before_write(self, cell: Cell, boxes: Sequence[Box]) -> list[Copy]:
         """Parts are about to be overwritten; returns the copies that the way back needs."""

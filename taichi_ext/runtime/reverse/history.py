@@ -98,6 +98,7 @@ class StagePlan:
         writes: what the stage writes.
         results: containers with derivatives that it writes.
         moving: containers with tangents, for second derivatives.
+        recorded: the adjoint where values that the stage has computed are recorded; None if none are.
     """
 
     forward: StageKernel
@@ -106,6 +107,7 @@ class StagePlan:
     writes: list[Access]
     results: list[Container]
     moving: frozenset[Container] = frozenset()
+    recorded: AdjointKernel | None = None
 
 
 Parts = list[tuple[Cell, Sequence[Box]]]
@@ -148,6 +150,7 @@ class LaunchEvent(Event):
         steps: its stages.
         saved: by stage, what it has overwritten and the way back needs.
         has_run: whether random numbers have been drawn.
+        recordings: by stage, arrays of values that it has computed.
     """
 
     call: LaunchCall
@@ -157,6 +160,7 @@ class LaunchEvent(Event):
     steps: list[Step] = field(default_factory=list)
     saved: list[list[Copy]] = field(default_factory=list)
     has_run: bool = False
+    recordings: dict[int, dict[Container, np.ndarray]] = field(default_factory=dict)
 
     def cell(self, c: Container) -> Cell:
         """The cell of a container."""
@@ -185,17 +189,22 @@ class LaunchEvent(Event):
         for cell, boxes in step.reads:
             log.want(cell, boxes)
         saved = [copy for cell, boxes in step.writes for copy in log.before_write(cell, boxes)]
-        kernel, moving = step.plan.forward, step.plan.moving
+        kernel, moving, recorded = step.plan.forward, step.plan.moving, step.plan.recorded
+        arrays: dict[Container, np.ndarray] = {}
         if self.has_run:
             kernel = self.call.kernel.forward(n, is_again=True, active=moving)
+        elif recorded is not None and log.records(recorded.recorded_nbytes):
+            kernel = self.call.kernel.forward(n, recorded=recorded.recorded)
+            arrays = self.recordings[n] = {c: np.empty(c.shape or (), numpy_type(c)) for c in recorded.recorded}
         launcher = self.call.launchers.get(kernel)
         if launcher is None:
             launcher = self.call.launchers[kernel] = Launcher(kernel, self.args)
         if launcher.is_prepared:
-            launcher.again(self.args)
+            launcher.again(self.args, arrays)
             return saved
         lent = Lent(kernel)
-        extra = [self.own[c].obj if c in self.own else lent.tangents(c, self.cell) for c in kernel.extra]
+        own = {**arrays, **{c: cell.obj for c, cell in self.own.items()}}
+        extra = [own[c] if c in own else lent.tangents(c, self.cell) for c in kernel.extra]
         launcher(self.args, extra, keep=not self.own and not moving)
         lent.give_back()
         return saved
@@ -203,6 +212,7 @@ class LaunchEvent(Event):
     def forget(self) -> None:
         """Drop what is kept for the way back."""
         self.saved = [[] for _ in self.steps]
+        self.recordings.clear()
 
     @property
     def written(self) -> list[Cell]:
@@ -218,7 +228,7 @@ class Launcher:
     """
 
     def __init__(self, kernel: StageKernel, args: tuple[Any, ...]) -> None:
-        self._kernel = kernel.kernel
+        self._kernel, self._extra = kernel.kernel, kernel.extra
         self._positions = [p for p in self._kernel.positions if p < len(args)]
         has_numbers = all(type(args[p]) in (int, float) for p in self._positions)
         self._is_simple = has_numbers and backend.is_host_arch() and not backend.is_debug()
@@ -236,11 +246,14 @@ class Launcher:
         self.is_prepared = True
         self._prepared({})
 
-    def again(self, args: tuple[Any, ...]) -> None:
-        """Launch it as the last time, apart from numbers."""
+    def again(self, args: tuple[Any, ...], arrays: Mapping[Container, np.ndarray]) -> None:
+        """Launch it as the last time, apart from numbers and these arrays."""
         assert self._prepared is not None
         before, self._args = self._args, args
-        self._prepared({n: args[p] for n, p in enumerate(self._positions) if args[p] is not before[p]})
+        given: dict[int, Any] = {n: args[p] for n, p in enumerate(self._positions) if args[p] is not before[p]}
+        first = len(self._positions)
+        given.update((first + n, arrays[c]) for n, c in enumerate(self._extra) if c in arrays)
+        self._prepared(given)
 
 
 class Lent:

@@ -8,9 +8,21 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 import taichi_ext.program as ir
 from taichi_ext import backend, engine, launches
-from taichi_ext.adjoint import AdjointArray, Staged, Tape, adjoint_array, adjoint_of, checked, staged
+from taichi_ext.adjoint import (
+    AdjointArray,
+    Stage,
+    Staged,
+    Tape,
+    adjoint_array,
+    adjoint_of,
+    checked,
+    staged,
+    with_stores,
+)
 from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.cuts import Paths, find_paths
@@ -77,6 +89,8 @@ class AdjointKernel:
         active: the containers that have derivatives after the stage.
         is_singular: whether a partial may be infinite where a value is finite.
         before: the containers that have derivatives before the stage.
+        is_in_lanes: whether neighbouring iterations go through inner loops together.
+        recorded: arrays of values that the stage has stored as it ran forward.
     """
 
     stage: StageKernel
@@ -86,6 +100,13 @@ class AdjointKernel:
     active: frozenset[Container]
     is_singular: bool
     before: frozenset[Container] = frozenset()
+    is_in_lanes: bool = False
+    recorded: tuple[Container, ...] = ()
+
+    @property
+    def recorded_nbytes(self) -> int:
+        """The memory of these."""
+        return sum(math.prod(c.shape or ()) * np.dtype(numpy_type(c)).itemsize for c in self.recorded)
 
 
 @dataclass(frozen=True)
@@ -197,19 +218,35 @@ class StagedKernel:
         names = [name for name, array in self.staged.crossing.items() if array is c]
         return max(1, *own) if own else max(1, self.staged.sizes[names[0]])
 
-    def forward(self, n: int, *, is_again: bool = False, active: frozenset[Container] = frozenset()) -> StageKernel:
+    def forward(
+        self,
+        n: int,
+        *,
+        is_again: bool = False,
+        active: frozenset[Container] = frozenset(),
+        recorded: tuple[Container, ...] = (),
+    ) -> StageKernel:
         """A stage as it runs forward.
 
-        ``is_again``: with the random numbers of its first run; ``active``: the containers that have tangents.
+        ``is_again``: with the random numbers of its first run; ``active``: the containers that have tangents;
+        ``recorded``: arrays to store values to.
         """
         stage = self.staged.stages[n]
         is_again = is_again and stage.again is not None
-        name = n, is_again, active
+        name = n, is_again, active, recorded
         if name not in self._forward:
             body = stage.again if is_again and stage.again is not None else stage.original
+            if recorded and stage.recording is not None:
+                body = with_stores(stage.recording.original, stage.recording.recorded, recorded)
             if not active:
                 body = ir.mapped(body, lambda s: ir.with_nodes(s, self._folded))
-            made = self._compiled(f"{self.program.name}_{n}", body, [], active)
+            made = self._compiled(
+                f"{self.program.name}_{n}",
+                body,
+                [*recorded],
+                active,
+                is_lazy=stage.recording is not None and not recorded,
+            )
             reads = made.reads | (read_containers(stage.body) & set(self.own_containers))
             made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
             self._forward[name] = made
@@ -220,25 +257,45 @@ class StagedKernel:
         return self.folded.get(value, value)
 
     def adjoint(
-        self, n: int, active: frozenset[Container], threads: int, width: int, *, is_guarded: bool = False
+        self,
+        n: int,
+        active: frozenset[Container],
+        threads: int,
+        width: int,
+        *,
+        is_guarded: bool = False,
+        is_recorded: bool = False,
     ) -> AdjointKernel:
-        """The adjoint of a stage; ``active`` are the containers with derivatives before it."""
-        name = n, active, width, is_guarded
+        """The adjoint of a stage; ``active`` are the containers with derivatives before it.
+
+        ``is_recorded``: it loads values that the stage has stored.
+        """
+        name = n, active, width, is_guarded, is_recorded
         if name not in self._adjoints:
-            body = self.staged.stages[n].body
+            plain = self.staged.stages[n]
+            stage = plain if plain.recording is None or not is_recorded else plain.recording
+            body = stage.body
             found = self._activity(body, active)
             check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
             activity = useful_activity(replace(self.program, body=body), found)
-            made = self._made(n, activity, Machine(threads, extents=self.extents), width, is_guarded)
+            made = self._made(n, stage, activity, Machine(threads, extents=self.extents), width, is_guarded)
             self._adjoints[name] = replace(made, before=active)
         return self._adjoints[name]
+
+    def recorded(self, n: int, plain: AdjointKernel, width: int, threads: int) -> AdjointKernel | None:
+        """The same adjoint where the stage has stored values for it; None where that does not pay."""
+        if self.staged.stages[n].recording is None or plain.is_in_lanes or self.columns:
+            return None
+        made = self.adjoint(n, plain.before, threads, width, is_recorded=True)
+        return made if made.recorded else None
 
     def guarded(self, n: int, plain: AdjointKernel, width: int, threads: int) -> AdjointKernel:
         """The same adjoint for adjoints that may be infinite where a partial is 0."""
         return self.adjoint(n, plain.before, threads, width, is_guarded=True)
 
-    def _made(self, n: int, activity: Activity, machine: Machine, width: int, is_guarded: bool) -> AdjointKernel:
-        stage = self.staged.stages[n]
+    def _made(
+        self, n: int, stage: Stage, activity: Activity, machine: Machine, width: int, is_guarded: bool
+    ) -> AdjointKernel:
         stage = checked(stage, self.program, {**self.extents, **self._own_extents()}, activity)
         used = read_containers(stage.body) | written_containers(stage.body)
         arrays: dict[Container, AdjointArray] = {}
@@ -254,12 +311,25 @@ class StagedKernel:
         extra = [a.container for a in arrays.values() if a.container in touched]
         extra += [tape.reals, tape.integers, tape.status] if uses_tape else []
         extra += [o for _, o in own]
+        recorded = tuple(dict.fromkeys(p.container for p in stage.recorded.values() if p.container in touched))
+        extra += recorded
         moving = {*extra, *activity.containers} - {tape.integers, tape.status} if self.columns else set[Container]()
-        kernel = self._compiled(f"{self.program.name}_{n}_adjoint", body, extra, frozenset(moving))
+        is_in_lanes = any(isinstance(s, ir.For) and s.is_function for s in body)
+        is_lazy = stage.recording is not None and not is_in_lanes  # another adjoint is likely to be launched
+        kernel = self._compiled(f"{self.program.name}_{n}_adjoint", body, extra, frozenset(moving), is_lazy=is_lazy)
         kernel = replace(kernel, reads=kernel.reads - stage.draws)
         by_container = {c: a.container for c, a in arrays.items()}
         used_tape = tape if uses_tape else None
-        return AdjointKernel(kernel, by_container, own, used_tape, activity.containers, made.is_singular)
+        return AdjointKernel(
+            kernel,
+            by_container,
+            own,
+            used_tape,
+            activity.containers,
+            made.is_singular,
+            is_in_lanes=is_in_lanes,
+            recorded=recorded,
+        )
 
     def _activity(self, body: ir.Body, active: frozenset[Container]) -> Activity:
         boundaries = (s for s in ir.statements(body) if isinstance(s, ir.Boundary))
@@ -283,7 +353,13 @@ class StagedKernel:
         return simplify(replace(found.program, body=body)).body, found
 
     def _compiled(
-        self, name: str, body: ir.Body, own: list[Container], active: frozenset[Container] = frozenset()
+        self,
+        name: str,
+        body: ir.Body,
+        own: list[Container],
+        active: frozenset[Container] = frozenset(),
+        *,
+        is_lazy: bool = False,
     ) -> StageKernel:
         reads, writes = read_containers(body), written_containers(body)
         extra = (*own, *(c for c in self.own_containers if c in reads | writes))
@@ -312,7 +388,8 @@ class StagedKernel:
             kernel = engine.compiled(self.kernel, args, emitted, features)
             kernel.return_type = None
             kernel.uses = self.uses
-            kernel.compile()
+            if not is_lazy:
+                kernel.compile()
         known = frozenset((*self.program.containers, *self.own_containers))
         return StageKernel(kernel, extra, places, known & (reads | visited), known & writes, tangents, scratch)
 

@@ -81,6 +81,7 @@ class Schedule:
         self._largest_event = 0  # bytes that one event has added to the log
         self._is_long = False  # whether the present unit should end
         self._is_held = False
+        log.room = lambda: self._limit / _SHARE
 
     @cached_property
     def _limit(self) -> float:
@@ -134,7 +135,12 @@ class Schedule:
             raise InvalidArgumentError(_TOO_LITTLE.format(self._limit, need, state, longest))
 
     def _make_room(self, size: int) -> None:
-        """Forget logs of earlier units until there is room for what comes."""
+        """Forget what stages have recorded, then logs of earlier units, until there is room for what comes."""
+        if self.log.recorded and self._kept_bytes() + size > self._limit:
+            for event in self.events:
+                if isinstance(event, LaunchEvent):
+                    event.recordings.clear()
+            self.log.recorded, self.log.room = 0, None
         while self._kept_bytes() + size > self._limit and self._kept < len(self._starts) - 1:
             self._drop_log()
         while self._kept and self._kept_bytes() > self._limit and self._expendable():
@@ -149,7 +155,7 @@ class Schedule:
         return found[::-1]
 
     def _kept_bytes(self) -> int:
-        return self.log.first_nbytes + self.log.nbytes + sum(s.nbytes for s in self._snapshots)
+        return self.log.first_nbytes + self.log.nbytes + self.log.recorded + sum(s.nbytes for s in self._snapshots)
 
     def _drop_log(self) -> None:
         """Forget the log of the oldest unit that has one."""
