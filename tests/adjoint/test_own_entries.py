@@ -142,7 +142,16 @@ def test_places_in_a_row_that_vary():
                 x[i, k] *= x[i, (k + 1) % 3]
             x[i, 1] += x[i, 0] * x[i, 2]
 
+    @ti.kernel
+    def computed():
+        for i in range(N):
+            x[i, 1] *= x[i, 2]
+            for k in range(3):
+                x[i, 2 * k % 3] *= x[i, (k + 1) % 3]
+            x[i, 1] += x[i, 0] * x[i, 2]
+
     check(run, x, x)
+    check(computed, x, x)
 
 
 @pytest.mark.sweep

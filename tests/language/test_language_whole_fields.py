@@ -204,7 +204,6 @@ def test_deactivated_lists_lose_their_tangents():
     assert_allclose(jacobian(both, x, y), expected, atol=1e-14)
 
 
-@pytest.mark.sweep
 def test_append_to_a_node():
     x, total = scalars(X), outputs()
     bag = ti.field(ti.f64)
