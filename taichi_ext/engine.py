@@ -63,7 +63,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
         launches.check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
         emitted = build(scheduled.program)
         kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
-        stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} rounds", start)
+        stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.passes} rounds", start)
         rules.count_uses()
         keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
         loops = (*differentiated.report.loops, *scheduled.choices)

@@ -11,7 +11,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
-from taichi_ext.differentiate.rules.table import Rule, rule_of
+from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, Load, Local, Op, Read, Value
 from taichi_ext.program.build import (
@@ -185,11 +185,8 @@ class Block:
             ws = [self.keep(w) for w in ws]
         if rule.kind == "choice":
             return [(a, part) for a, part in self._choices(node, rule, ws, values) if self.sweep.has(a)]
-        found = []
-        for arg, partial in zip(node.args, self._partials(node, rule, values), strict=False):
-            if not is_number(partial, 0):
-                found.append((arg, self.times(ws, partial, is_singular=rule.kind == "singular")))
-        return found
+        found = [*partials_of_operation(node, rule, lambda v, dtype: self._value(v, dtype, values), self.sweep.has)]
+        return [(arg, self.times(ws, partial, is_singular=rule.kind == "singular")) for arg, partial in found]
 
     def _choices(self, node: Op, rule: Rule, ws: Weights, values: dict[Value, Value]) -> list[tuple[Value, Weights]]:
         if node.name == "select":
@@ -205,23 +202,6 @@ class Block:
         first: Weights = [0 if is_number(w, 0) else select(is_first, w, 0) for w in ws]
         second: Weights = [0 if is_number(w, 0) else select(is_first, 0, w) for w in ws]
         return [(args[0], first), (args[1], second)]
-
-    def _partials(self, node: Op, rule: Rule, values: dict[Value, Value]) -> list[Coefficient]:
-        """The partial of each operand; 0 for those without adjoints."""
-        given: list[Value | None] | None = None
-        found: list[Coefficient] = []
-        for arg, partial in zip(node.args, rule.partials, strict=False):
-            if partial is None or not self.sweep.has(arg):
-                found.append(0)
-            elif not callable(partial):
-                found.append(partial)
-            else:
-                if given is None:
-                    dtype = node.dtype if node.name != "pow" else None
-                    given = [self._value(a, dtype, values) if "a" in rule.takes else None for a in node.args]
-                    given.append(self._value(node, None, values) if "o" in rule.takes else None)
-                found.append(partial(*given))
-        return found
 
     def times(self, ws: Weights, partial: Coefficient, *, is_singular: bool) -> Weights:
         """An adjoint times a partial; where one of them is 0, the other may be infinite."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import unwrapped, whole
 from taichi_ext.program import I32, U1, Container, Load, Local, Read, Value
-from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, select
+from taichi_ext.program.build import Coefficient, add, cast, element, indices_of, literal, multiply, operation, select
 
 REAL, INTEGER = 0, 1  # the two parts of a tape
 MOST_LOCAL = 256  # numbers of a tape in local arrays; hvp of 512 bodies: 1,200 ms with 512 here, 30 with 256
@@ -176,13 +177,8 @@ def _entry(memory: Local | Container, number: Value) -> ir.Target:
     sizes = memory.shape if isinstance(memory, Local) else (*(memory.shape or ()), *memory.element_shape)
     firsts = () if isinstance(memory, Local) else memory.offset
     start = sum(o * math.prod(sizes[n + 1 :]) for n, o in enumerate(firsts))
-    rest = whole(add(number, -start))
-    found: list[Value] = []
-    for n, size in enumerate(sizes):
-        below = math.prod(sizes[n + 1 :])
-        value = rest if below == 1 else operation("floordiv", rest, below)
-        value = operation("mod", value, size) if n else value
-        found.append(whole(add(value, firsts[n] if n < len(firsts) else 0)))
+    places = indices_of(whole(add(number, -start)), sizes)
+    found = [whole(add(i, first)) for i, first in zip_longest(places, firsts, fillvalue=0)]
     if is_local:
         return Read(memory, tuple(found))
     return Load(memory, tuple(found[: memory.ndim]), tuple(found[memory.ndim :]))

@@ -230,11 +230,10 @@ def element(array: ir.Container, index: Coefficient) -> ir.Load:
 
 
 class Builder:
-    """A builder of statements, in nested blocks; ``discards``: whether the statements are dropped."""
+    """A builder of statements, in nested blocks."""
 
-    def __init__(self, *, discards: bool = False) -> None:
-        self.discards = discards
-        self.emitted = 0  # number of statements, including dropped ones
+    def __init__(self) -> None:
+        self.emitted = 0  # number of statements
         self.body: list[ir.Statement] = []
         self.place: ir.Place | None = None  # in the user's source
         self.frozen: set[ir.Local] = set()  # locals that are never assigned to
@@ -242,8 +241,7 @@ class Builder:
 
     def emit(self, statement: ir.Statement) -> None:
         self.emitted += 1
-        if not self.discards:
-            self.body.append(statement)
+        self.body.append(statement)
 
     def block(self, fill: Callable[[], None]) -> tuple[ir.Statement, ...]:
         """The statements that ``fill`` emits."""

@@ -14,7 +14,7 @@ from taichi_ext import InvalidArgumentError, Jacobian, jacobian
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms.forms import Seed
 from taichi_ext.differentiate.plan.storage_facts import SHORTEST_ROW, STRATEGIES, StorageFacts, StorageLimits
-from taichi_ext.program import I32, Local
+from taichi_ext.program import F64, I32, Local
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -204,26 +204,26 @@ def test_long_kernels_have_rows_for_registers(monkeypatch, statements):
     assert (f"all {SHORTEST_ROW} columns" in plan.explain()) == (statements == 1)
 
 
-def test_slots_that_grow_with_each_walk_become_a_row():
+def test_slots_that_grow_with_each_pass_become_a_row():
     """The bound on growth alone, for columns of which it is not known where they come from."""
-    facts, limits = StorageFacts(), STRATEGIES["sparse"]
-    column = Local("column", I32)
+    column, limits = Local("column", I32), STRATEGIES["sparse"]
+    facts = StorageFacts(Local("nearest", F64))
     for n in range(limits.slots):
-        facts = facts.begun()
+        facts.begin_pass()
         form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
-        facts = facts.with_form(form, lambda seed: False, limits, loop=None, grows=False)
+        facts.note_form(form, lambda seed: False, limits, loop=None, grows=False)
     assert facts.has_row
     assert facts.slots <= limits.slots
 
 
-def test_slots_of_one_walk_stay_slots():
-    facts, limits = StorageFacts(), STRATEGIES["sparse"]
-    column = Local("column", I32)
+def test_slots_of_one_pass_stay_slots():
+    column, limits = Local("column", I32), STRATEGIES["sparse"]
+    facts = StorageFacts(Local("nearest", F64))
     for _ in range(20):
-        facts = facts.begun()
+        facts.begin_pass()
         for n in range(limits.slots):
             form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
-            facts = facts.with_form(form, lambda seed: False, limits, loop=None, grows=False)
+            facts.note_form(form, lambda seed: False, limits, loop=None, grows=False)
     assert not facts.has_row
 
 

@@ -94,7 +94,7 @@ class RuleContext:
         """Keep a statement, whose results have these forms."""
         for result, form in zip(s.results, forms, strict=True):
             self.walk.builder.frozen.add(result)
-            self.forms.forms[result] = self.forms.with_own(result, [materialize(self.walk.builder, form)])[0]
+            self.forms.keep(result, [materialize(self.walk.builder, form)])
         self.walk.builder.emit(s)
 
 

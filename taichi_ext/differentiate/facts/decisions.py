@@ -100,7 +100,7 @@ class Differentiated:
     covered: frozenset[Container]  # containers all of whose tangents are overwritten
     scratch_sizes: dict[Scratch, int]  # of scratch memory, by purpose
     active: Activity  # the values that carry tangents in the original program
-    walks: int
+    passes: int
     relied: frozenset[Container] = frozenset()  # containers whose tangents must be zero at the start
     report: Report = field(default_factory=Report)  # the decisions, as text for users
     sparse: SparseResult | None = None  # the entries of a sparse Jacobian

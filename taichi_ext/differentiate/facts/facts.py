@@ -16,8 +16,7 @@ from taichi_ext.differentiate.facts.decisions import DifferentiationRequest
 from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Blocks
 from taichi_ext.differentiate.forms.forms import Cursor, Form, LocalSeed, Row, Scope, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
-from taichi_ext.differentiate.plan.row_terms import RowProposals
-from taichi_ext.differentiate.plan.storage_plan import StorageDecisions
+from taichi_ext.differentiate.plan.storage_plan import StoragePlan
 from taichi_ext.program import (
     I32,
     U1,
@@ -198,6 +197,11 @@ class ShadowMatrix:
     columns: int
     by_column: bool  # columns are contiguous in memory
 
+    @property
+    def version(self) -> int:
+        """The number of its changes, as the tangents of numbers that do not change."""
+        return 0
+
     def entry(self, row: Coefficient, column: Coefficient) -> Load:
         """One tangent."""
         outer, length, inner = row, self.columns, column
@@ -244,19 +248,17 @@ class PassState:
         cursor: the current statement of the walk.
         naming: the names of columns and indices.
         arguments: the arguments of the new kernel after those of the original one.
-        proposals: the rows of locals that could be rows of containers.
         problems: errors in the program, raised at the end unless another walk may resolve them.
     """
 
     facts: Facts
-    plan: StorageDecisions
+    plan: StoragePlan
     blocks: Blocks
     builder: Builder
     expressions: Expressions
     cursor: Cursor
     naming: Naming
     arguments: Arguments
-    proposals: RowProposals = field(default_factory=RowProposals)
     problems: list[str] = field(default_factory=list)
 
     def declaration(self, local: Local) -> Declaration:

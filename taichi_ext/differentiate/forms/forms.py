@@ -70,7 +70,10 @@ class Carried:
 
 
 class RowReader(Protocol):
-    """A holder of rows of tangents."""
+    """A holder of rows of tangents, with a number that each change of them increases."""
+
+    @property
+    def version(self) -> int: ...
 
     def entry(self, index: Index, column: Coefficient, /) -> Value:
         """One number of one row."""
@@ -85,7 +88,7 @@ class Row:
     key: int | Affine
     rows: RowReader = field(compare=False)
     index: Index = field(compare=False, default=0)
-    version: int = 0  # of the source when this was read
+    version: int = 0  # of the rows when this was read
     loops: tuple[Loop, ...] = ()  # around the place where this was read
     condition: Value | None = field(compare=False, default=None)  # the tangent is zero where it does not hold
 
@@ -362,6 +365,11 @@ class Cursor:
         """The parallel loop around the statement."""
         return self._loops[0] if self._loops and self._loops[0].is_parallel else None
 
+    def is_stale(self, row: Row) -> bool:
+        """Whether a row may have changed since it was read."""
+        entered = [loop for loop in self._loops if loop not in row.loops]
+        return row.version != row.rows.version or any(row.source in loop.changes for loop in entered)
+
     @contextlib.contextmanager
     def in_block(self, declared: tuple[Local, ...] = (), *, is_guard: bool = False) -> Iterator[None]:
         """Enter a block in which these locals are visible."""
@@ -380,28 +388,3 @@ class Cursor:
             yield
         finally:
             self._loops = outer
-
-
-class Source(Protocol):
-    """The tangent of a local or a container; each change gives it a new version."""
-
-    version: int
-
-
-class RowSources:
-    """The sources of rows by local and container; given tangents have none, and do not change."""
-
-    def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
-        self._sources: dict[Local | Container, Source] = {}
-
-    def add(self, what: Local | Container, source: Source) -> None:
-        """Set the source for a local or container from here on."""
-        self._sources[what] = source
-
-    def is_stale(self, row: Row) -> bool:
-        """Whether a row may have changed since it was read."""
-        source = self._sources.get(row.source)
-        entered = [loop for loop in self._cursor.loops if loop not in row.loops]
-        is_later = row.version != (0 if source is None else source.version)
-        return is_later or any(row.source in loop.changes for loop in entered)

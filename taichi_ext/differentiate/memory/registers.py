@@ -23,7 +23,7 @@ from taichi_ext.differentiate.forms.forms import (
     coefficient,
     unnumbered,
 )
-from taichi_ext.differentiate.plan.storage_plan import LocalDecisions
+from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import I32, Local, Read
 from taichi_ext.program.build import Builder, Index, literal
 
@@ -157,18 +157,18 @@ class OwnRegisters:
     Args:
         walk: the walk.
         declared: the declaration of the local.
-        known: the plan for the local.
+        facts: those about its storage.
         before: existing registers of these tangents, which a loop continues.
     """
 
     def __init__(
-        self, walk: PassState, declared: Declaration, known: LocalDecisions, before: OwnRegisters | None = None
+        self, walk: PassState, declared: Declaration, facts: StorageFacts, before: OwnRegisters | None = None
     ) -> None:
         self._walk = walk
         self._declared = declared
-        self._known = known
+        self._facts = facts
         self._registers: Registers[Unnumbered] = Registers(walk.builder, walk.cursor, declared.local)
-        for seed in known.facts.own:
+        for seed in facts.own:
             if before is not None and seed in before._registers:
                 self._registers.take_over(seed, before._registers)
             else:
@@ -179,12 +179,12 @@ class OwnRegisters:
 
     def note(self, seeds: Iterable[Unnumbered]) -> None:
         """Note that seeds reach the local and need registers."""
-        self._known.require(self._known.facts.with_own(seeds))
+        self._facts.own.update(dict.fromkeys(seeds))
 
     @property
     def own_seeds(self) -> list[LocalSeed]:
         """The seeds that reach the local, without carried ones."""
-        return [seed for seed in self._known.facts.own if isinstance(seed, LocalSeed)]
+        return [seed for seed in self._facts.own if isinstance(seed, LocalSeed)]
 
     def forget(self, seeds: Iterable[LocalSeed]) -> None:
         """Drop the tangents with respect to these seeds, which a loop declares again in each iteration."""

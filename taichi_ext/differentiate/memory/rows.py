@@ -109,6 +109,7 @@ class LocalRows:
         self._walk = walk
         self._declared = declared
         self.memory = memory
+        self.version = 0
         is_array = bool(declared.local.shape)
         self.terms = Terms(walk.naming, walk.cursor, walk.facts.columns, is_array=is_array)
 

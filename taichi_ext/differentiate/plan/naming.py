@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, atom_value, source_of
 from taichi_ext.analysis.loops import Extent, Loop, span
@@ -12,20 +11,6 @@ from taichi_ext.differentiate.forms.forms import Form, Scope, Seed, columns_of
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import I32, Const, FoldedConst, Local, Read, Type, Value
 from taichi_ext.program.build import Builder, Coefficient, add, cast, literal, multiply, operation
-
-
-class SlotOwner(Protocol):
-    """A local with slots, and facts about it."""
-
-    @property
-    def local(self) -> Local:
-        """The local."""
-        ...
-
-    @property
-    def facts(self) -> StorageFacts:
-        """Facts about the tangents that reach it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +24,7 @@ class Naming:
         parameters: the first columns and sizes of parameters by name.
         columns: the number of columns of rows.
         is_held: whether rows hold a column of a sparse Jacobian; None for a dense one.
-        owners: the local that a column was read from, if it was in a slot.
+        owners: facts about the local that a column was read from, if it was in a slot.
         conditional: seeds that may be out of range, with a coefficient of 0 then.
     """
 
@@ -49,10 +34,10 @@ class Naming:
     parameters: Mapping[str, tuple[int, int]]
     columns: int
     is_held: Callable[[Affine], bool] | None = None
-    owners: dict[Atom, SlotOwner] = field(default_factory=dict)
+    owners: dict[Atom, StorageFacts] = field(default_factory=dict)
     conditional: set[Seed] = field(default_factory=set)
 
-    def named(self, column: Coefficient, owner: SlotOwner | None = None) -> Affine:
+    def named(self, column: Coefficient, owner: StorageFacts | None = None) -> Affine:
         """A column held by a local, as a normal form."""
         if isinstance(column, Read):
             if owner is not None:

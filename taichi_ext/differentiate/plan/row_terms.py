@@ -1,6 +1,6 @@
 """Rows of locals: whether their terms go to distinct entries, and whether a row can be a row of J from the start.
 
-Both are decided at the end of a planning walk that required nothing else, and checked by the next walk.
+Both are decided at the end of a pass that required nothing else, and checked by the next one.
 
 * If each entry of a row gets at most one term, the row is *stored* to: nothing is read and added. If each entry gets
   exactly one before any read, the row is *filled*, and need not be zero before.
@@ -9,14 +9,14 @@ Both are decided at the end of a planning walk that required nothing else, and c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.forms.forms import Cursor, Form, Row, Seed, columns_of, has_row, is_row, numbered
 from taichi_ext.differentiate.plan.naming import Naming
-from taichi_ext.program import Container, Local
+from taichi_ext.program import Container
 from taichi_ext.program.build import is_number
 
 ADDED = 0  # terms are added to the entries of a row
@@ -52,6 +52,7 @@ class Terms:
         self.reads = 0
         self.row_loops = 0  # updates of all of the row
         self.filled_in: Loop | None = None  # the loop that stores to all of the row
+        self._stored: tuple[Container, int, int] | None = None  # where it was stored to, and its state there
 
     @property
     def found(self) -> int:
@@ -61,6 +62,25 @@ class Terms:
         self.reads += 1
         if self.filled_in in self._cursor.loops:
             self.level = min(self.level, STORED)
+
+    def note_stored(self, container: Container, version: int) -> None:
+        """Note that the row, with this version, could be that of the container's entry it is stored to."""
+        self._stored = container, version, self.reads
+
+    def decision(self, before: RowDecision | None, version: int, read: Collection[Container]) -> RowDecision:
+        """At the end of a pass that required nothing else: how the next one writes the row.
+
+        Args:
+            before: how this pass writes it, if that was decided.
+            version: the version of the row.
+            read: the containers whose tangents have been read.
+        """
+        container = None if before is None else before.container
+        if container is None and self._stored is not None:
+            place, *state = self._stored
+            is_left_alone = state == [version, self.reads]  # unchanged since it was stored
+            container = place if is_left_alone and place not in read else None
+        return RowDecision(self.found if before is None else min(before.terms, self.found), container)
 
     def note_write(self, *, is_zero: bool) -> None:
         """Note that the row is replaced; zeros as the first write do not count."""
@@ -108,40 +128,6 @@ class Terms:
             return STORED
         self.filled_in = loop
         return FILLED
-
-
-class RowProposals:
-    """The rows of locals that one walk finds could lie in containers."""
-
-    def __init__(self) -> None:
-        self._candidates: dict[Local, tuple[Terms, Container, tuple[int, int]]] = {}
-
-    def note_stored_row(self, local: Local, terms: Terms, version: int, container: Container) -> None:
-        """Note that the row of a local could be that of the container entry it is stored to."""
-        self._candidates[local] = (terms, container, (version, terms.reads))
-
-    def decisions(
-        self, known: Mapping[Local, RowDecision], rows: Mapping[Local, tuple[Terms, int]], read: Collection[Container]
-    ) -> dict[Local, RowDecision]:
-        """At the end of a walk that required nothing else: how the next walk writes rows.
-
-        Args:
-            known: how this walk writes them.
-            rows: for each local with a row, the terms and the number of its changes.
-            read: the containers whose tangents have been read.
-        """
-        found: dict[Local, RowDecision] = {}
-        for local, (terms, version) in rows.items():
-            before = known.get(local, RowDecision())
-            container = before.container
-            candidate = self._candidates.get(local)
-            if container is None and candidate is not None:
-                its_terms, place, state = candidate
-                is_left_alone = (version, terms.reads) == state  # unchanged since it was stored
-                container = place if is_left_alone and its_terms is terms and place not in read else None
-            level = terms.found if local not in known else min(before.terms, terms.found)
-            found[local] = RowDecision(level, container)
-        return found
 
 
 def only_row(form: Form) -> Row | None:

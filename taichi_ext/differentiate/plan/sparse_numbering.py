@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, DenseRowsError, SparseColumns
 from taichi_ext.differentiate.forms.forms import Form, Seed, columns_of
-from taichi_ext.differentiate.plan.storage_plan import StorageDecisions
+from taichi_ext.differentiate.plan.storage_plan import StoragePlan
 from taichi_ext.program import Container, Local
 from taichi_ext.program.keys import Key, Version
 
@@ -42,7 +42,7 @@ class SparseSeeds:
 class Numbering:
     """The columns of one walk."""
 
-    def __init__(self, asked: SparseSeeds, plan: StorageDecisions) -> None:
+    def __init__(self, asked: SparseSeeds, plan: StoragePlan) -> None:
         self.asked = asked
         self._plan = plan
         planned = plan.columns
@@ -65,7 +65,7 @@ class Numbering:
         if key in self.columns.intermediates:
             if version >= self.columns.versions.get(key, 1):
                 known = self._plan.columns.versions
-                known.require(key, max(version + 1, known.get(key, 1)))
+                known[key] = max(version + 1, known.get(key, 1))
                 version = 0
             owner = Version(key, version)
             first = self.columns.first(owner)
@@ -115,8 +115,7 @@ class Numbering:
 
     def require_columns(self, key: Key, size: int) -> None:
         """Require that the entries of a container are separate columns."""
-        if self._plan.columns.intermediates.get(key) != size:
-            self._plan.columns.intermediates.require(key, size)
+        self._plan.columns.intermediates[key] = size
 
     def require_rows(self, column: Affine, local: Local) -> None:
         """Require that rows hold a column, whose term is added to the row of a local."""
@@ -126,7 +125,7 @@ class Numbering:
         in_rows = self._plan.columns.in_rows
         if owner in in_rows:
             return
-        in_rows.require(owner, f"local {local.name}")
+        in_rows[owner] = f"local {local.name}"
         total = sum(self.columns.sizes[key] for key in in_rows)
         if total > MOST_IN_ROWS:
             raise DenseRowsError(f"{local.name} adds up terms of {total} parameters, more than {MOST_IN_ROWS}")

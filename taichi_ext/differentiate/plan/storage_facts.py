@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +14,7 @@ from taichi_ext.program.keys import Key
 MAX_LOCAL_ARRAY = 512
 _REGISTERS = 24
 SHORTEST_ROW = 8  # least columns for which rows are worth their loops in kernels of many statements
-MOST_GROWTHS = 8  # most walks in which slots grow: a local that gets slots in each walk would never end
+MOST_GROWTHS = 8  # most passes in which slots grow: a local that gets slots in each pass would never end
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,15 @@ STRATEGIES: dict[str, StorageLimits] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class StorageFacts:
     """Facts about the tangents that reach one local; they only grow with each form that is written.
 
-    ``StorageFacts().with_form({x[0]: 2, x[n]: 3}, ...)`` for a local outside of the loop over n has ``x[0]`` among its
+    After ``note_form({x[0]: 2, x[n]: 3}, ...)``, those of a local outside of the loop over n have ``x[0]`` among their
     seeds, and one slot for ``x[n]``, which is only visible in the loop.
 
     Attributes:
+        local: the local.
         seeds: seeds that are visible at the local's declaration, in the order found.
         own: seeds without a column.
         slots: the largest number of other columns in one form.
@@ -68,33 +68,38 @@ class StorageFacts:
         register_owners: the owners of columns in registers.
         in_loops: the number of slots written in loops that start later.
         sources: the locals whose slots hold columns that were written to this one.
-        begun_with: the number of slots at the start of the last walk.
-        growths: the number of walks that started with more slots than the one before.
+        begun_with: the number of slots at the start of the last pass.
+        growths: the number of passes that started with more slots than the one before.
     """
 
-    seeds: Mapping[Seed, None] = field(default_factory=dict)
-    own: Mapping[Unnumbered, None] = field(default_factory=dict)
+    local: Local
+    seeds: dict[Seed, None] = field(default_factory=dict)
+    own: dict[Unnumbered, None] = field(default_factory=dict)
     slots: int = 0
     why_row: str = ""
-    owners: frozenset[Key] = frozenset()
-    register_owners: Mapping[Seed, frozenset[Key]] = field(default_factory=dict)
-    in_loops: Mapping[Statement, int] = field(default_factory=dict)
-    sources: frozenset[Local] = frozenset()
-    begun_with: int = field(default=0, compare=False)
-    growths: int = field(default=0, compare=False)
+    owners: set[Key] = field(default_factory=set)
+    register_owners: dict[Seed, frozenset[Key]] = field(default_factory=dict)
+    in_loops: dict[Statement, int] = field(default_factory=dict)
+    sources: set[Local] = field(default_factory=set)
+    begun_with: int = 0
+    growths: int = 0
 
     @property
     def has_row(self) -> bool:
         """Whether the local needs a row."""
         return bool(self.why_row)
 
-    def begun(self) -> StorageFacts:
-        """The same facts at the start of another walk."""
-        if self.slots == self.begun_with:
-            return self
-        return replace(self, begun_with=self.slots, growths=self.growths + (self.slots > self.begun_with))
+    def state(self) -> tuple[object, ...]:
+        """A copy of all that another pass may add to."""
+        grown = (self.seeds, self.own, self.owners, self.register_owners, self.in_loops, self.sources)
+        return self.slots, self.why_row, *(facts.copy() for facts in grown)
 
-    def with_form(
+    def begin_pass(self) -> None:
+        """Start another pass."""
+        self.growths += self.slots > self.begun_with
+        self.begun_with = self.slots
+
+    def note_form(
         self,
         form: Form,
         is_visible: Callable[[Seed], bool],
@@ -102,37 +107,16 @@ class StorageFacts:
         *,
         loop: Statement | None,
         grows: bool,
-    ) -> StorageFacts:
-        """The facts after a form is written, perhaps in a loop that starts after the local."""
+    ) -> None:
+        """Note that a form is written, perhaps in a loop that starts after the local."""
         columns = columns_of(form)
-        outer = {seed: None for seed in columns if seed.is_constant or is_visible(seed)}
+        outer = [seed for seed in columns if seed.is_constant or is_visible(seed)]
         inner = len(columns) - len(outer)
-        new = self
-        if not outer.keys() <= self.seeds.keys():
-            new = replace(new, seeds={**self.seeds, **outer})
-        if inner > self.slots:
-            new = replace(new, slots=inner)
-        if loop is not None and inner > self.in_loops.get(loop, 0):
-            new = replace(new, in_loops={**self.in_loops, loop: inner})
-        if not self.why_row:
-            why = _row_reason(new, form, limits, grows=grows and inner > 0)
-            new = replace(new, why_row=why) if why else new
-        return new
-
-    def with_own(self, seeds: Iterable[Unnumbered]) -> StorageFacts:
-        """The facts with more seeds without a column."""
-        own = {**self.own, **dict.fromkeys(seeds)}
-        return self if len(own) == len(self.own) else replace(self, own=own)
-
-    def with_owners(self, inner: AbstractSet[Key], registers: Mapping[Seed, frozenset[Key]]) -> StorageFacts:
-        """The facts with more owners of columns in slots and registers of a sparse Jacobian."""
-        owners, known = self.owners | inner, {**self.register_owners, **registers}
-        is_known = owners == self.owners and known == self.register_owners
-        return self if is_known else replace(self, owners=owners, register_owners=known)
-
-    def with_sources(self, sources: AbstractSet[Local]) -> StorageFacts:
-        """The facts with more locals whose columns are written to slots of this one."""
-        return self if sources <= self.sources else replace(self, sources=self.sources | sources)
+        self.seeds.update(dict.fromkeys(outer))
+        self.slots = max(self.slots, inner)
+        if loop is not None and inner:
+            self.in_loops[loop] = max(inner, self.in_loops.get(loop, 0))
+        self.why_row = self.why_row or _row_reason(self, form, limits, grows=grows and inner > 0)
 
     def is_full(self, limits: StorageLimits) -> bool:
         """Whether there are more seeds than registers."""

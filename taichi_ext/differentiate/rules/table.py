@@ -16,16 +16,17 @@ beside NaN the other; ``x % y`` has the partials 1 and ``-floor(x / y)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from taichi_ext.program import Const, FoldedConst, Op, Read, Value
+from taichi_ext.program import Const, FoldedConst, Op, Read, Type, Value
 from taichi_ext.program.build import (
     GUARDED,
     GUARDED_BOTH,
     INVERSE,
     Coefficient,
     add,
+    is_number,
     literal,
     multiply,
     negative,
@@ -168,6 +169,31 @@ def rule_of(op: Value, definition: Callable[[Value], Value], *, is_again: bool =
         is_finite = float(exponent.value).is_integer() or (is_again and sign_of(op.args[0], definition) >= 0)
         return replace(rule, kind="smooth", takes="a") if is_finite else rule
     return rule
+
+
+def partials_of_operation(
+    node: Op, rule: Rule, keep: Callable[[Value, Type | None], Value], has: Callable[[Value], bool]
+) -> Iterator[tuple[Value, Coefficient]]:
+    """The operands that have tangents, each with its partial, unless that is 0.
+
+    Args:
+        node: the operation.
+        rule: its line.
+        keep: evaluates an operand or the result, in a type.
+        has: whether an operand has a tangent.
+    """
+    values: list[Value | None] | None = None
+    for arg, partial in zip(node.args, rule.partials, strict=False):
+        if partial is None or not has(arg):
+            continue
+        if callable(partial):
+            if values is None:
+                dtype = None if node.name == "pow" else node.dtype
+                values = [keep(a, dtype) if "a" in rule.takes else None for a in node.args]
+                values.append(keep(node, None) if "o" in rule.takes else None)
+            partial = partial(*values)
+        if not is_number(partial, 0):
+            yield arg, partial
 
 
 def is_same(a: Value, b: Value) -> bool:

@@ -27,7 +27,6 @@ from taichi_ext.differentiate.forms.entry_sites import (
 )
 from taichi_ext.differentiate.forms.forms import (
     Form,
-    RowSources,
     Scope,
     Seed,
     accumulate,
@@ -121,7 +120,6 @@ class EntryWriter:
     Attributes:
         walk: the walk.
         numbering: the columns.
-        sources: the owners of rows.
         counts: the counters of slots.
         sites: the sites so far.
         containers: what they write to.
@@ -130,7 +128,6 @@ class EntryWriter:
 
     walk: PassState
     numbering: Numbering
-    sources: RowSources
     counts: Counts
     sites: list[Site] = field(default_factory=list)
     containers: dict[Key, EntryTarget] = field(default_factory=dict)
@@ -190,7 +187,7 @@ class EntryWriter:
 
     def _is_stale(self, form: Form) -> bool:
         """Whether rows in a form may have changed since it was stored."""
-        return any(is_row(leaf) and self.sources.is_stale(leaf) for leaf in form)
+        return any(is_row(leaf) and self.walk.cursor.is_stale(leaf) for leaf in form)
 
     # --- writing
 

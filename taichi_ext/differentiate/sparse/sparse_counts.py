@@ -110,7 +110,7 @@ class Counts:
         for s, planned in list(self.planned.items()):
             counters = self._counted[s].counters if s in self._counted else ()
             numbers = [self._open[s].number] if s in self._open else [counter.number for counter in counters]
-            self.planned.require(s, min(planned, len(used.intersection(numbers))))
+            self.planned[s] = min(planned, len(used.intersection(numbers)))
 
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)
@@ -182,7 +182,7 @@ class Counts:
 
     def _decide(self, s: Statement, count: int) -> None:
         if count > self.planned.get(s, 0):
-            self.planned.require(s, count)
+            self.planned[s] = count
 
     def is_partial(self, loops: tuple[Loop, ...]) -> bool:
         """Whether a loop may skip some of the iterations with room."""

@@ -55,7 +55,6 @@ class LocalSum:
         self, walk: PassState, writer: EntryWriter, declared: Declaration, number: int, own: OwnRegisters
     ) -> None:
         self.declared, self.own = declared, own
-        self.version = 0
         self.walk = walk
         self.writer = writer
         local = declared.local
@@ -190,5 +189,5 @@ def takes_sum(
     times = math.prod(loop.iterations or 0 for loop in walk.cursor.loops[len(loops) :])  # zero: not known
     if size is not None and size <= max(SHORT_ROW, terms * times):
         return False
-    planned.sums.note(local, len(planned.sums) + len(planned.no_sums))
+    planned.sums.setdefault(local, len(planned.sums) + len(planned.no_sums))
     return True

@@ -31,7 +31,7 @@ from taichi_ext.differentiate.forms.forms import (
     times,
     where_nonzero,
 )
-from taichi_ext.differentiate.rules.table import Rule, rule_of
+from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts, Written
 from taichi_ext.differentiate.storage.storages import Deferred, LocalForms
@@ -51,7 +51,7 @@ from taichi_ext.program import (
     Value,
     cited,
 )
-from taichi_ext.program.build import GUARDED_BOTH, Coefficient, Number, is_number, literal, multiply, operation
+from taichi_ext.program.build import GUARDED_BOTH, Coefficient, Number, literal, multiply, operation
 
 _QUOTIENTS = ("truediv", "raw_div")
 
@@ -367,29 +367,8 @@ class Linearizer:
         return node in self.lasting or node in self.lasting_tapes or self._deferred(node) is not None
 
     def _partials(self, node: Op) -> list[Step]:
-        rule = self._rule(node)
-        values: list[Value | None] | None = None
-        found: list[Step] = []
-        for arg, partial in zip(node.args, rule.partials, strict=False):
-            if not self._walk.facts.is_active(arg) or partial is None:
-                continue
-            if not callable(partial):
-                made = partial
-            else:
-                if values is None:
-                    promotes = node.name != "pow"
-                    needs = "a" in rule.takes
-                    values = [
-                        self._walk.expressions.keep(a, node.dtype if promotes else None) if needs else None
-                        for a in node.args
-                    ]
-                    if len(values) == 1 and rule.name == "square":
-                        values = values * 2
-                    values.append(self._walk.expressions.keep(node) if "o" in rule.takes else None)
-                made = partial(*values)
-            if not is_number(made, 0):
-                found.append((arg, self._walk.builder.keep(made, "partial")))
-        return found
+        found = partials_of_operation(node, self._rule(node), self._walk.expressions.keep, self._walk.facts.is_active)
+        return [(arg, self._walk.builder.keep(partial, "partial")) for arg, partial in found]
 
     def _forward(self, node: Value) -> Form:
         rule = self._rule(node)
@@ -412,7 +391,7 @@ class Linearizer:
         """Note that a partial may be infinite: a zero tangent only stays zero in forward accumulation."""
         if any(isinstance(leaf, (Carried, Input)) for leaf in form):
             for loop in self._walk.cursor.loops:
-                self._walk.plan.forward.note(loop.statement, "an operation in it may have an infinite partial")
+                self._walk.plan.forward.setdefault(loop.statement, "an operation in it may have an infinite partial")
 
     def _guarded(self, node: Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""

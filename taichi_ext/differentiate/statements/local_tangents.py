@@ -41,12 +41,9 @@ class LocalTangents:
         self.walk.builder.frozen.add(local)
         if local.dtype.is_integer:
             self.walk.cursor.block.declared.add(local)
-        form = self.known.with_own(local, [materialize(self.walk.builder, form)])[0]
+        form = materialize(self.walk.builder, form)
         self.walk.builder.emit(s)
-        if local in self.walk.plan.own_rows:
-            self.storages.begin(local).write([form], [0])
-        elif form:
-            self.known.forms[local] = form
+        self.known.keep(local, [form])
 
     def declare(self, s: Declare) -> None:
         """Declare a local."""
@@ -64,11 +61,10 @@ class LocalTangents:
             self._declare_array(s)
             return
         value = s.values[0]
-        is_own = local in self.walk.facts.own_seeds
-        if local in self.walk.facts.changed or local in self.walk.plan.own_rows:
-            self.declare_stored(s, value)
-        elif is_own or local in self.walk.plan.accumulated or not self._defer(s, value):
-            self.declare_fixed(s, value)
+        facts, plan = self.walk.facts, self.walk.plan
+        tables = (facts.changed, facts.own_seeds, plan.own_rows, plan.accumulated)
+        if any(local in table for table in tables) or not self._defer(s, value):
+            self.declare_kept(s, value)
 
     def _defer(self, s: Declare, value: Value) -> bool:
         """Defer the accumulation of the tangent to the use of the local; False if that is not possible."""
@@ -87,28 +83,19 @@ class LocalTangents:
         self.known.deferred[s.local] = Deferred(s.local, value, self.walk.cursor.loops)
         return True
 
-    def declare_fixed(self, s: Declare, value: Value) -> None:
+    def declare_kept(self, s: Declare, value: Value) -> None:
+        """Declare a local whose tangent is that of a value."""
         form = self.linearizer.form(value)
-        if self._is_better_row(form):
-            self.walk.plan.own_rows.note(s.local, "it is made of several locals with all columns")
+        if s.local not in self.walk.facts.changed and self._is_better_row(form):
+            self.walk.plan.own_rows.setdefault(s.local, "it is made of several locals with all columns")
         form = materialize(self.walk.builder, form)
         self.walk.builder.emit(replace(s, values=(self.walk.expressions.primal(s.values[0]),)))
-        form = self.known.with_own(s.local, [form])[0]
-        if s.local in self.walk.plan.own_rows:
-            self.storages.begin(s.local).write([form], [0])
-        else:
-            self.known.forms[s.local] = form
+        self.known.keep(s.local, [form])
 
     def _is_better_row(self, form: Form) -> bool:
         """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""
         is_short = self.walk.facts.seeds.sparse is None and self.walk.facts.columns <= MOST_IN_ROWS
         return is_short and len(form) > 1 and any(map(is_row, form))
-
-    def declare_stored(self, s: Declare, value: Value) -> None:
-        form = materialize(self.walk.builder, self.linearizer.form(value))
-        self.walk.builder.emit(replace(s, values=(self.walk.expressions.primal(s.values[0]),)))
-        storage = self.storages.begin(s.local)
-        storage.write(self.known.with_own(s.local, [form]), [0])
 
     def _declare_array(self, s: Declare) -> None:
         forms = [materialize(self.walk.builder, self.linearizer.form(v)) for v in s.values]

@@ -31,7 +31,7 @@ from taichi_ext.differentiate.forms.forms import (
     where_nonzero,
 )
 from taichi_ext.differentiate.memory.registers import OwnRegisters
-from taichi_ext.differentiate.plan.storage_plan import LocalDecisions, StorageKey
+from taichi_ext.differentiate.plan.storage_plan import StorageKey
 from taichi_ext.differentiate.statements.reverse_loops import only_added
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import LocalForms, Storages
@@ -48,7 +48,6 @@ class Factors:
         self.storage, self.factors, self.inputs = storage, factors, inputs
         self.declared: Declaration = storage.declared
         self.own = storage.own
-        self.version = storage.version
 
     def form(self, index: Index = 0) -> Form:
         return {**self.storage.form(index), **self.factors.form()}
@@ -93,7 +92,7 @@ class LoopInputs:
         found: dict[ir.Local, Factors] = {}
         for local in sums:
             key = StorageKey(local, s, is_before=True)
-            factors = OwnRegisters(self.walk, self.walk.declaration(local), LocalDecisions(self.walk.plan, key))
+            factors = OwnRegisters(self.walk, self.walk.declaration(local), self.walk.plan.facts(key))
             found[local] = self.storages.by_local[local] = Factors(self.storages.by_local[local], factors, inputs)
         self.forms.inputs.update(inputs)
         return Inside(inputs, found)

@@ -39,7 +39,7 @@ from taichi_ext.differentiate.forms.forms import (
 )
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import RowMemory, local_row, scratch_part, scratch_row
-from taichi_ext.differentiate.plan.storage_plan import LocalDecisions, StorageKey, TapeSum
+from taichi_ext.differentiate.plan.storage_plan import StorageKey, TapeSum
 from taichi_ext.differentiate.statements.shadows import ContainerTangents
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import Storages
@@ -84,16 +84,16 @@ class Reversals:
 
     def go_forward(self, s: ir.Statement, why: str) -> None:
         """Accumulate a loop forward."""
-        self.plan.forward.note(s, why)
+        self.plan.forward.setdefault(s, why)
 
     def choose(self) -> bool:
-        """At the end of a planning walk that required nothing else, choose a loop to reverse; False if none."""
+        """At the end of a pass that required nothing else, choose a loop to reverse; False if none."""
         for s in self.forward:
             carried = self._carried(s) if s not in self.plan.forward else ()
             if carried:
-                self.plan.reversed_loops.require(s, carried)
+                self.plan.reversed_loops[s] = carried
                 for inner in (local for x in ir.statements(s.body) for local in ir.declared(x)):
-                    self.plan.storages.drop(StorageKey(inner))  # facts from forward accumulation
+                    self.plan.storages.pop(StorageKey(inner), None)  # facts from forward accumulation
                 return True  # the others after another walk
         return False
 
@@ -155,7 +155,7 @@ class Reversals:
             body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
         self.builder.emit(ir.For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
         for v in carried:
-            self.storages.put(v, Reversed(self, v, tape))
+            self.storages.by_local[v] = Reversed(self, v, tape)
 
     def _memory(self, s: ir.For, width: int, dtype: ir.Type) -> RowMemory:
         walk = self.walk
@@ -174,10 +174,10 @@ class Reversals:
         """At the start of an iteration, give each carried number a seed."""
         for v in tape.carried:
             key = StorageKey(v, tape.statement)
-            known = LocalDecisions(self.plan, key)
+            own = self.plan.facts(key).own
             seeds = () if v in tape.sums else (Carried(v),)
-            known.require(known.facts.with_own((*seeds, *tape.own[v].own_seeds)))
-            tape.own[v].note(seed for seed in known.facts.own if isinstance(seed, LocalSeed))
+            own.update(dict.fromkeys((*seeds, *tape.own[v].own_seeds)))
+            tape.own[v].note(seed for seed in own if isinstance(seed, LocalSeed))
             storage = self.storages.begin_with(v, key, tape.own[v])
             for seed in seeds:
                 storage.own.begin(seed)
@@ -200,7 +200,7 @@ class Reversals:
                 self.builder.assign(entry, coefficient(c, entry.dtype))
                 tape.entries.append((v, seed))
         if len(tape.entries) != tape.width:
-            self.plan.tape_widths.require(tape.statement, len(tape.entries))
+            self.plan.tape_widths[tape.statement] = len(tape.entries)
 
     def _is_named(self, seed: Seed, iteration: ir.Local) -> bool:
         """Whether a column can be named outside of the loop, from the iteration's number."""
@@ -229,7 +229,7 @@ class Reversals:
             return rest
         tape.sweeps += 1
         key = TapeSum(tape.statement, tape.sweeps)
-        self.plan.tape_sums.note(key, ir.Local("sum", to.container.dtype))
+        self.plan.tape_sums.setdefault(key, ir.Local("sum", to.container.dtype))
         total = self.storages.begin(self.plan.tape_sums[key])
         weights = {leaf.source: bare(c) for leaf, c in mine.items()}
         kind = tape.carried[0].dtype

@@ -268,10 +268,9 @@ class ContainerTangents:
         storage = self.storages.with_rows(row.source) if row is not None else None
         if storage is None or storage.rows is None:
             return False
-        local = storage.declared.local
         if self._can_hold(storage.declared, storage.rows):
-            self.walk.proposals.note_stored_row(local, storage.rows.terms, storage.version, self.container)
-        return self.walk.plan.row(local).container is self.container
+            storage.rows.terms.note_stored(self.container, storage.rows.version)
+        return self.walk.plan.row(storage.declared.local).container is self.container
 
     def _can_hold(self, declared: Declaration, rows: LocalRows) -> bool:
         """Whether the row of a local that is stored to this shadow can be in it from the start."""

@@ -30,7 +30,6 @@ from taichi_ext.differentiate.memory.rows import LocalRows, local_row
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
-from taichi_ext.differentiate.plan.storage_plan import LocalDecisions
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import takes_sum
 from taichi_ext.program import Local, Statement
@@ -43,12 +42,10 @@ class LocalStorage(Protocol):
     Attributes:
         declared: the declaration of the local.
         own: its tangents with respect to seeds without a column.
-        version: a number that each change increases.
     """
 
     declared: Declaration
     own: OwnRegisters
-    version: int
 
     def form(self, index: Index = 0) -> Form:
         """The tangent of one element as it is now."""
@@ -67,7 +64,7 @@ class Storage:
     Args:
         walk: the walk.
         declared: the declaration of the local.
-        known: the plan for the storage.
+        facts: those about the storage.
         rows: its rows, if it has some.
         own: its tangents with respect to seeds without a column.
         writer: the writer of a sparse Jacobian's entries.
@@ -77,21 +74,20 @@ class Storage:
         self,
         walk: PassState,
         declared: Declaration,
-        known: LocalDecisions,
+        facts: StorageFacts,
         rows: LocalRows | None,
         own: OwnRegisters,
         writer: EntryWriter | None,
     ) -> None:
         self.walk = walk
         self.declared = declared
-        self.known = known
+        self.facts = facts
         self.rows = rows
         self.own = own
         self.writer = writer
-        self.version = 0
         self._is_zero = True
         self._changed: set[int | None] = set()  # numbers of elements; None for one only known at run time
-        local, facts = declared.local, known.facts
+        local = declared.local
         has_all = bool(local.shape) and rows is not None and writer is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(walk.facts.seeds.limits.of(local))
         self.registers: Registers[Seed] = Registers(walk.builder, walk.cursor, local)
@@ -116,18 +112,18 @@ class Storage:
         if self.rows is not None:
             self.rows.terms.note_read()
             key = index if isinstance(index, int) else walk.facts.indices.site(index)
-            form[Row(local, key, self.rows, index, self.version, walk.cursor.loops)] = 1
+            form[Row(local, key, self.rows, index, self.rows.version, walk.cursor.loops)] = 1
         for column, value in self.slots.held(self._written_later()):
-            named = walk.naming.named(walk.builder.keep(column, "column"), self.known)
+            named = walk.naming.named(walk.builder.keep(column, "column"), self.facts)
             if writer is not None:
-                writer.numbering.note_owners(named, self.known.facts.owners)
+                writer.numbering.note_owners(named, self.facts.owners)
             form[Seed(named)] = value
         return form
 
     def _written_later(self) -> int:
         """The number of slots that the outermost loop here writes, if it starts after the local."""
         loop = self._outer_loop()
-        return 0 if loop is None else self.known.facts.in_loops.get(loop, 0)
+        return 0 if loop is None else self.facts.in_loops.get(loop, 0)
 
     def _outer_loop(self) -> Statement | None:
         """The outermost loop here that starts after the local."""
@@ -137,25 +133,22 @@ class Storage:
     # --- writing
 
     def _note(self, form: Form, *, grows: bool) -> None:
-        loop, facts, limits = self._outer_loop(), self.known.facts, self.walk.facts.seeds.limits
-        limits = limits.of(self.declared.local)
-        facts = facts.with_form(form, self._is_visible, limits, loop=loop, grows=grows)
-        facts = facts.with_own(unnumbered(form))
+        facts, limits = self.facts, self.walk.facts.seeds.limits.of(self.declared.local)
+        facts.note_form(form, self._is_visible, limits, loop=self._outer_loop(), grows=grows)
+        facts.own.update(dict.fromkeys(unnumbered(form)))
         if self.writer is not None:
-            facts = self._with_owners(facts, form, self.writer.numbering)
-        self.known.require(facts)
-        if facts.has_row and self.rows is None and self.walk.builder.discards and self.writer is None:
-            # rows that are made of this one are found in the same walk; in a sparse J, it may get columns instead
+            self._note_owners(form, self.writer.numbering)
+        if facts.has_row and self.rows is None and self.writer is None:
+            # rows that are made of this one are found in the same pass; in a sparse J, it may get columns instead
             local, columns = self.declared.local, self.walk.facts.columns
             memory = local_row(self.walk.builder, local.name, math.prod(local.shape) * columns, local.dtype)
             self.rows = LocalRows(self.walk, self.declared, memory)
 
-    def _with_owners(self, facts: StorageFacts, form: Form, sparse: Numbering) -> StorageFacts:
-        """The facts with the owners of columns in registers and slots."""
-        columns = {seed: sparse.owners(seed.column) for seed in columns_of(form) if not seed.is_constant}
-        known = {seed: owners for seed, owners in columns.items() if seed in facts.seeds}
-        inner = {owner for seed, owners in columns.items() if seed not in self.registers for owner in owners}
-        return facts.with_owners(inner, known)
+    def _note_owners(self, form: Form, sparse: Numbering) -> None:
+        """Note the owners of columns in registers and slots."""
+        facts, columns = self.facts, [seed for seed in columns_of(form) if not seed.is_constant]
+        facts.register_owners.update({seed: sparse.owners(seed.column) for seed in columns if seed in facts.seeds})
+        facts.owners.update(*(sparse.owners(seed.column) for seed in columns if seed not in self.registers))
 
     def _in_rows(self, form: Form) -> list[tuple[Seed, Weight]]:
         """The seeds of a form that are written to a row, and their coefficients; requires that rows can hold them."""
@@ -201,14 +194,15 @@ class Storage:
         self._is_zero = False
 
     def _note_change(self) -> None:
-        self.version += 1
+        if self.rows is not None:
+            self.rows.version += 1
         self._is_zero = False
 
     def _refers_to_itself(self, form: Form) -> bool:
         """Whether a form refers to this storage, perhaps through others, and to other index expressions."""
         inner = [s for s in columns_of(form) if not s.is_constant]
         sources = [_sources(self.walk.naming, s) for s in inner]
-        self.known.require(self.known.facts.with_sources(set().union(*sources)))
+        self.facts.sources.update(*sources)
         own = [found for found in sources if self.declared.local in found]
         return bool(own) and len(own) < len(inner)
 
@@ -241,7 +235,7 @@ class Storage:
 def _sources(naming: Naming, seed: Seed) -> set[Local]:
     """The locals whose slots a column comes from, directly or through others, in this walk or an earlier one."""
     owners = [naming.owners[atom] for atom, _ in seed.column.terms if atom in naming.owners]
-    return {owner.local for owner in owners}.union(*(owner.facts.sources for owner in owners))
+    return {owner.local for owner in owners}.union(*(owner.sources for owner in owners))
 
 
 def _number(index: Index) -> int | None:

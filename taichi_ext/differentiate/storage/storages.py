@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from taichi_ext.differentiate.forms.forms import (
     Input,
     LocalSeed,
     Row,
-    RowSources,
     Scope,
     Weight,
     accumulate,
@@ -31,8 +30,8 @@ from taichi_ext.differentiate.forms.forms import (
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import LocalRows, RowMemory, local_row, placed_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
-from taichi_ext.differentiate.plan.row_terms import FILLED, Terms
-from taichi_ext.differentiate.plan.storage_plan import LocalDecisions, StorageKey
+from taichi_ext.differentiate.plan.row_terms import FILLED, RowDecision
+from taichi_ext.differentiate.plan.storage_plan import StorageKey
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
@@ -49,23 +48,16 @@ class Storages:
 
     Attributes:
         walk: the walk.
-        sources: the owners of rows, to which each storage is added.
         writer: the writer of a sparse Jacobian's entries.
         matrices: the tangents of containers, which may contain rows.
         gradient: of an energy, if that is added up.
     """
 
     walk: PassState
-    sources: RowSources
     writer: EntryWriter | None
     matrices: Mapping[Container, ShadowMatrix]
     gradient: GradientTerms | None
     by_local: dict[Local, LocalStorage] = field(default_factory=dict)
-
-    def put(self, local: Local, storage: LocalStorage) -> None:
-        """Set the storage of a local from here on."""
-        self.by_local[local] = storage
-        self.sources.add(local, storage)
 
     def begin(self, local: Local) -> LocalStorage:
         """Create the storage of a local that is declared here."""
@@ -76,22 +68,21 @@ class Storages:
         if number is None and not is_part:
             return self.begin_with(local, key)
         declared = walk.declaration(local)
-        own = OwnRegisters(walk, declared, LocalDecisions(plan, key))
+        own = OwnRegisters(walk, declared, plan.facts(key))
         if self.gradient is not None and is_part:
-            self.put(local, EnergyPart(self.gradient, declared, own))
+            self.by_local[local] = EnergyPart(self.gradient, declared, own)
         elif self.writer is not None and number is not None:
-            self.put(local, LocalSum(walk, self.writer, declared, number, own))
+            self.by_local[local] = LocalSum(walk, self.writer, declared, number, own)
         return self.by_local[local]
 
     def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
         """Create the storage planned under a key; ``before``: existing registers of its own seeds."""
-        walk, known = self.walk, LocalDecisions(self.walk.plan, key)
-        declared, facts = walk.declaration(local), known.facts
+        walk, facts = self.walk, self.walk.plan.facts(key)
+        declared = walk.declaration(local)
         has_rows = facts.has_row or (local.shape and facts.slots)
         rows = LocalRows(walk, declared, self._memory(local)) if has_rows else None
-        own = OwnRegisters(walk, declared, known, before)
-        storage = Storage(walk, declared, known, rows, own, self.writer)
-        self.put(local, storage)
+        own = OwnRegisters(walk, declared, facts, before)
+        self.by_local[local] = storage = Storage(walk, declared, facts, rows, own, self.writer)
         return storage
 
     def forget(self, seeds: Iterable[LocalSeed]) -> None:
@@ -105,10 +96,11 @@ class Storages:
             if isinstance(storage, LocalSum):
                 storage.check()
 
-    def rows(self) -> dict[Local, tuple[Terms, int]]:
-        """For each local with a row, its terms and the number of its changes."""
-        stored = {local: s for local, s in self.by_local.items() if isinstance(s, Storage)}
-        return {local: (s.rows.terms, s.version) for local, s in stored.items() if s.rows is not None}
+    def row_decisions(self, read: Collection[Container]) -> dict[Local, RowDecision]:
+        """How the next pass writes the rows of locals; ``read``: the containers whose tangents have been read."""
+        known, stored = self.walk.plan.rows, [s for s in self.by_local.values() if isinstance(s, Storage)]
+        rows = {s.declared.local: (s.rows.terms, s.rows.version) for s in stored if s.rows is not None}
+        return {local: terms.decision(known.get(local), version, read) for local, (terms, version) in rows.items()}
 
     def choices(self) -> tuple[LocalChoice, ...]:
         """The storage of the tangents of locals, with reasons, for reports."""
@@ -134,7 +126,7 @@ class Storages:
             return choice
         decision = plan.row(local)
         row = decision.container or (LOCAL_ARRAY if storage.rows.memory.is_local else SCRATCH)
-        why = plan.own_rows.get(local) or storage.known.facts.why_row
+        why = plan.own_rows.get(local) or storage.facts.why_row
         return replace(choice, row=row, terms=decision.terms, why=why)
 
     def _notes(self, local: Local) -> tuple[str, ...]:
@@ -241,7 +233,6 @@ class EnergyPart:
     gradient: GradientTerms
     declared: Declaration
     own: OwnRegisters
-    version: int = 0
 
     def form(self, index: Index = 0) -> Form:
         """The tangent that is not in the gradient yet: none."""
@@ -277,20 +268,17 @@ class LocalForms:
     Attributes:
         definitions: the first values of locals that do not change.
         deferred: locals whose tangent is deferred to their use.
-        forms: the tangents of other numbers that do not change.
-        entry_forms: the tangents of vectors and matrices that do not change.
+        forms: the tangents of the entries of other locals that do not change.
         inputs: numbers from before a loop, while that adds up their factors.
         roots: for each ``sqrt_edge``, the level, the block in which it is visible, and its motion in a divided pixel.
     """
 
-    def __init__(self, walk: PassState, storages: Storages, sources: RowSources) -> None:
+    def __init__(self, walk: PassState, storages: Storages) -> None:
         self._walk = walk
         self._storages = storages
-        self._sources = sources
         self.definitions: dict[Local, Value] = {}
         self.deferred: dict[Local, Deferred] = {}
-        self.forms: dict[Local, Form] = {}
-        self.entry_forms: dict[Local, list[Form]] = {}
+        self.forms: dict[Local, list[Form]] = {}
         self.inputs: set[Local] = set()
         self.roots: dict[LocalSeed, tuple[Value, Scope, Any]] = {}
 
@@ -303,13 +291,11 @@ class LocalForms:
             return self._guarded(value)
         if local in self._storages.by_local:
             return self._storages.by_local[local].form(self.flat_index(value))
-        if local in self.entry_forms:
-            index = self.flat_index(value)
-            if isinstance(index, int):
-                return self._fresh(self.entry_forms[local][index], local)
-            self._walk.plan.indexed.note(local, "its entries are read by an index that is known at run time")
-            return {}
-        return self._fresh(self.forms.get(local, {}), local)
+        index = self.flat_index(value) if local in self.forms else 0
+        if isinstance(index, int):
+            return self._fresh(self.forms[local][index] if local in self.forms else {}, local)
+        self._walk.plan.indexed.setdefault(local, "its entries are read by an index that is known at run time")
+        return {}
 
     def _guarded(self, value: Read) -> Form:
         """The tangent of an entry whose index may be out of range."""
@@ -341,8 +327,8 @@ class LocalForms:
 
     def _check_fresh(self, leaf: Row, local: Local) -> None:
         """If a row may have changed since it became part of a local's form, require a separate row for the local."""
-        if self._sources.is_stale(leaf):
-            self._walk.plan.own_rows.note(local, "a local that it is made of changes while it is used")
+        if self._walk.cursor.is_stale(leaf):
+            self._walk.plan.own_rows.setdefault(local, "a local that it is made of changes while it is used")
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """Note that an accumulation uses a local with a deferred tangent."""
@@ -350,7 +336,7 @@ class LocalForms:
         is_second = is_repeated or (deferred.sweep and deferred.sweep != sweep)
         if is_second:
             why = "it is used in an inner loop" if is_repeated else "it is used more than once"
-            self._walk.plan.accumulated.note(deferred.local, why)
+            self._walk.plan.accumulated.setdefault(deferred.local, why)
         deferred.sweep = sweep
 
     def with_own(self, local: Local, forms: list[Form]) -> list[Form]:
@@ -360,10 +346,10 @@ class LocalForms:
             return forms
         return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
 
-    def set_entries(self, local: Local, forms: list[Form]) -> None:
-        """Set the tangents of the entries of a vector or matrix that does not change."""
-        forms = self.with_own(local, forms)
-        if local in self._walk.plan.indexed or local in self._walk.plan.own_rows:
+    def keep(self, local: Local, forms: list[Form]) -> None:
+        """Keep the tangents of the entries of a local that is declared here."""
+        forms, plan = self.with_own(local, forms), self._walk.plan
+        if local in self._walk.facts.changed or local in plan.indexed or local in plan.own_rows:
             self._storages.begin(local).write(forms, list(range(len(forms))))
         else:
-            self.entry_forms[local] = forms
+            self.forms[local] = forms

@@ -1,10 +1,9 @@
 """Forward differentiation: from a program to a program that also computes its tangents.
 
-The first pass makes the ``StoragePlan``, the storage of each local's tangent. A walk over the statements records
-requirements in the ``Draft``, such as a row for a local. Earlier statements of the walk did not know requirements found
-later, so the walk is repeated until one requires nothing new. The draft only grows (a choice that was given up is never
-tried again), so this terminates. The statements emitted by these walks are discarded; the result is the frozen draft.
-The second pass emits the new statements.
+A pass over the statements emits them with tangents, and adds requirements to the ``StoragePlan``, such as a row for a
+local. Its earlier statements did not know requirements found later, so the pass is repeated until one requires nothing
+new: its statements are the result. Requirements only grow (a choice that was given up is never tried again), so this
+terminates.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from taichi_ext.differentiate.facts.decisions import (
 from taichi_ext.differentiate.facts.facts import Arguments, Facts, PassState, ShadowMatrix, given_tangents
 from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
 from taichi_ext.differentiate.forms.entry_sites import Blocks, DenseRowsError
-from taichi_ext.differentiate.forms.forms import Cursor, Form, RowSources, Seed
+from taichi_ext.differentiate.forms.forms import Cursor, Form, Seed
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
-from taichi_ext.differentiate.plan.storage_plan import Draft, DraftState, StorageDecisions, StoragePlan, UnplannedError
+from taichi_ext.differentiate.plan.storage_plan import PlanState, StoragePlan
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer
@@ -48,8 +47,8 @@ from taichi_ext.differentiate.statements.special_tangents import EnergyTangents,
 from taichi_ext.differentiate.storage.storages import GradientTerms, LocalForms, Storages
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.special import serialized
-from taichi_ext.errors import InternalError, UnsupportedError
-from taichi_ext.program import Body, Container, Program, cited, statements
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Body, Container, Program, statements
 from taichi_ext.program.build import Builder, Expressions, literal
 
 
@@ -160,7 +159,7 @@ def _is_branch(value: ir.Value, activity: Activity) -> bool:
     return isinstance(value, ir.Op) and value.name == "ifte" and activity.has(value)
 
 
-MOST_WALKS = 100  # of the first pass
+MOST_PASSES = 100
 
 
 def differentiate(program: Program, seeds: DifferentiationRequest) -> Differentiated:
@@ -168,9 +167,27 @@ def differentiate(program: Program, seeds: DifferentiationRequest) -> Differenti
     facts, accesses = find_facts(program, seeds)
     by_number = 0 if seeds.first_column is None else _entries_by_number(facts.program, seeds)  # counts for blocks alone
     blocks = Blocks(seeds.columns, seeds.first_column, by_number)
-    plan, facts = plan_storage(facts, blocks)
-    found = emit_tangents(facts, plan, blocks)
-    return replace(found, report=replace(found.report, accesses=accesses))
+    plan = _first_plan(facts)
+    for passes in range(1, MOST_PASSES + 1):
+        if plan.serial.keys() != facts.serial:
+            facts = facts.with_serial(plan.serial.keys())
+        transform = Transform.of(facts, plan, blocks)
+        plan.begin_pass()
+        before, body = plan.state(), ()
+        try:
+            body = transform.body(facts.program.body, begin=transform.seed_arguments)
+            transform.storages.check_sums()
+        except DenseRowsError:
+            if plan.state() == before:  # otherwise the next pass may not need these rows
+                raise
+        if _is_complete(plan, before, transform):
+            return _result(transform, body, accesses, passes)
+        limits = facts.seeds.limits.within(transform.context.walk.builder.emitted, facts.columns)
+        if limits != facts.seeds.limits:
+            facts = replace(facts, seeds=replace(facts.seeds, limits=limits))
+            plan = _first_plan(facts)
+    name = facts.program.name
+    raise UnsupportedError(f"The analysis of {name} did not end after {MOST_PASSES} rounds. Split it into two kernels.")
 
 
 def _entries_by_number(program: Program, seeds: DifferentiationRequest) -> int:
@@ -206,37 +223,16 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
     return Facts.of(program, seeds, activity, own), accesses
 
 
-def emit_tangents(facts: Facts, plan: StoragePlan, blocks: Blocks) -> Differentiated:
-    """The program with tangents, stored as the plan says.
+def _result(transform: Transform, body: Body, accesses: tuple[UncertainAccess, ...], passes: int) -> Differentiated:
+    """The result of the last pass.
 
     Raises:
         UnsupportedError: a derivative is not known.
-        InternalError: the plan lacks something.
     """
-    traversal = Traversal.of(facts, plan, blocks)
-    try:
-        body = traversal.transform.body(facts.program.body, begin=traversal.seed_arguments)
-        traversal.storages.check_sums()
-    except UnplannedError as error:
-        raise InternalError(_report(facts, traversal, error)) from error
-    for message in traversal.walk.problems:
+    walk, writer, coverage = transform.context.walk, transform.writer, transform.stores.coverage
+    plan = walk.plan
+    for message in walk.problems:
         raise UnsupportedError(message)
-    return _result(traversal, plan, body)
-
-
-def _report(facts: Facts, traversal: Traversal, error: UnplannedError) -> str:
-    """The message about a plan that lacks something."""
-    return (
-        f"{cited(traversal.walk.builder.place)}"
-        f"This is an internal error of taichi_ext, not a fault of your kernel: while {facts.program.name} was "
-        f"differentiated, its tangents needed storage that was not planned ({error}). Please report it with this "
-        'message, the kernel and the call; tangents="dense" may avoid it until it is fixed.'
-    )
-
-
-def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiated:
-    """The result of the pass."""
-    walk, writer, coverage = traversal.walk, traversal.writer, traversal.coverage
     program, arguments = walk.facts.program, walk.arguments
     if writer is not None:
         writer.check()
@@ -247,13 +243,14 @@ def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiat
         covered=frozenset(coverage.covered),
         scratch_sizes=dict(arguments.scratch_sizes),
         active=walk.facts.activity,
-        walks=plan.walks + 1,
+        passes=passes,
         relied=frozenset(coverage.assumed_zero),
         report=Report(
-            plan.locals,
+            transform.storages.choices(),
             loop_choices(program.body, plan.serial, plan.loop_notes()),
             tuple(plan.columns.in_rows.items()),
             costs(body, shadows),
+            accesses,
             edges=found_edges(program.body),
         ),
         sparse=None if writer is None else writer.result(),
@@ -262,76 +259,46 @@ def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiat
     )
 
 
-def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
-    """The storage of a program's tangents, and the facts with the loops that have to run serially.
-
-    Raises:
-        UnsupportedError: a derivative is not known.
-    """
-    draft = _first_draft(facts)
-    for walks in range(1, MOST_WALKS + 1):
-        if draft.serial.keys() != facts.serial:
-            facts = facts.with_serial(draft.serial.keys())
-        traversal = Traversal.of(facts, draft, blocks, discards=True)
-        draft.begin_walk()
-        before = draft.state()
-        try:
-            traversal.transform.body(facts.program.body, begin=traversal.seed_arguments)
-            traversal.storages.check_sums()
-        except DenseRowsError:
-            if draft.state() == before:  # otherwise the next walk may not need these rows
-                raise
-        if _is_complete(draft, before, traversal):
-            return draft.frozen(traversal.storages.choices(), walks), facts
-        limits = facts.seeds.limits.within(traversal.walk.builder.emitted, facts.columns)
-        if limits != facts.seeds.limits:
-            facts = replace(facts, seeds=replace(facts.seeds, limits=limits))
-            draft = _first_draft(facts)
-    name = facts.program.name
-    raise UnsupportedError(f"The analysis of {name} did not end after {MOST_WALKS} rounds. Split it into two kernels.")
-
-
-def _is_complete(draft: Draft, before: DraftState, traversal: Traversal) -> bool:
-    """Whether the draft had all entries that a walk requires; otherwise it is made ready for the next walk."""
-    after = draft.state()
+def _is_complete(plan: StoragePlan, before: PlanState, transform: Transform) -> bool:
+    """Whether the plan had all that a pass requires; otherwise it is made ready for the next one."""
+    after = plan.state()
     if after.columns != before.columns:
-        draft.forget_columns()
+        plan.forget_columns()
     if after != before:
         return False
-    if traversal.writer is not None:
-        traversal.writer.counts.forget_unused(traversal.writer.sites)
-        if draft.state() != before:
+    if transform.writer is not None:
+        transform.writer.counts.forget_unused(transform.writer.sites)
+        if plan.state() != before:
             return False
     # optimisations are decided last
-    rows = traversal.walk.proposals.decisions(draft.rows, traversal.storages.rows(), traversal.coverage.read)
-    has_news = any(draft.rows.get(local) != decision for local, decision in rows.items())
-    for local, decision in rows.items():
-        draft.rows.require(local, decision)
-    return not has_news and not traversal.reversals.choose()
+    rows = transform.storages.row_decisions(transform.stores.coverage.read)
+    has_news = any(plan.rows.get(local) != decision for local, decision in rows.items())
+    plan.rows.update(rows)
+    return not has_news and not transform.reversals.choose()
 
 
-def _first_draft(facts: Facts) -> Draft:
-    """The draft before the first walk; for a sparse Jacobian, with the columns known from earlier launches."""
-    draft, seeds = Draft.empty(), facts.seeds
+def _first_plan(facts: Facts) -> StoragePlan:
+    """The plan before the first pass; for a sparse Jacobian, with the columns known from earlier launches."""
+    plan, seeds = StoragePlan(), facts.seeds
     if seeds.sparse is None:
-        return draft
+        return plan
     for key in (key for key in seeds.sparse.columns.sizes if key in seeds.sparse.columns.in_rows):
-        draft.columns.in_rows.require(key, "an earlier launch")
+        plan.columns.in_rows[key] = "an earlier launch"
     for key, size in seeds.sparse.columns.intermediates.items():
-        draft.columns.intermediates.require(key, size)
+        plan.columns.intermediates[key] = size
     for container in facts.stores.sites:  # in the order of the program: columns are numbered by it
         if container in facts.activity.containers:
-            _compose(container, seeds, draft)
-    return draft
+            _compose(container, seeds, plan)
+    return plan
 
 
-def _compose(container: Container, seeds: DifferentiationRequest, draft: Draft) -> None:
+def _compose(container: Container, seeds: DifferentiationRequest, plan: StoragePlan) -> None:
     """Make the entries of a written container with tangents columns, unless rows can hold its tangents."""
     assert seeds.sparse is not None
     key = seeds.sparse.keys[container]
     is_parameter = seeds.roles.get(container, Role()).first_column is not None
-    if is_parameter or not (key in seeds.sparse.outputs or draft.columns.in_rows):
-        draft.columns.intermediates.require(key, size_of(container, seeds))
+    if is_parameter or not (key in seeds.sparse.outputs or plan.columns.in_rows):
+        plan.columns.intermediates[key] = size_of(container, seeds)
 
 
 # One pass over the statements of a program: its parts, each with the lower ones that it uses, and the emitted body.
@@ -363,6 +330,58 @@ class Transform:
     reversals: Reversals
     inputs: LoopInputs
     writer: EntryWriter | None
+
+    @classmethod
+    def of(cls, facts: Facts, plan: StoragePlan, blocks: Blocks) -> Transform:
+        """The parts, at the start of the program."""
+        numbering: Numbering | None = None
+        if facts.seeds.sparse is not None:
+            numbering = Numbering(facts.seeds.sparse, plan)
+            facts = replace(facts, columns=numbering.columns.width)
+        in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
+        roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
+        walk = _new_walk(facts, plan, blocks, roles, numbering, Builder())
+        matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, facts, numbering)}
+        coverage = ShadowFacts()
+        writer = None if numbering is None else EntryWriter(walk, numbering, Counts(walk))
+        sums = facts.seeds.use.sums
+        gradient = None if sums is None else GradientTerms.of(walk, sums, matrices)
+        terms = GradientTerms.of_terms(walk, sums) if sums is not None and facts.seeds.use.intermediates else None
+        storages = Storages(walk, writer, matrices, gradient)
+        containers: dict[ir.Container, ContainerTangents] = {}
+        for c in in_order:
+            parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
+            if gradient is not None and c is gradient.sums.container:
+                containers[c] = EnergyTangents(*parts, gradient=gradient)
+            elif terms is not None and c in facts.seeds.use.intermediates:
+                containers[c] = IntermediateTangents(*parts, gradient=terms)
+            else:
+                containers[c] = ContainerTangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
+        forms = LocalForms(walk, storages)
+        linearizer = Linearizer(walk, forms, containers, coverage)
+        context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
+        reversals = Reversals(walk, storages)
+        stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
+        return cls(context, stores, storages, reversals, LoopInputs(walk, storages, forms), writer)
+
+    def seed_arguments(self) -> None:
+        """Set the tangents of arguments and Python numbers that are parameters."""
+        walk, forms = self.context.walk, self.context.forms
+        facts, numbering = walk.facts, None if self.writer is None else self.writer.numbering
+        given = given_tangents(facts, walk.arguments)
+        is_computed = walk.blocks.has if numbering is None else facts.is_column
+        for local, column in facts.seeds.arguments.items():
+            first = None if numbering is None else numbering.first(local)
+            first = column if first is None else first
+            columns = range(first, first + math.prod(local.shape))
+            if given is not None:
+                seeds: list[Form] = list(map(given.row, columns))
+            else:
+                seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
+            forms.keep(local, seeds)
+        for local in facts.own_seeds:
+            if local.kind == "parameter" and not local.shape and local not in facts.seeds.arguments:
+                forms.keep(local, [{}])
 
     def body(
         self,
@@ -455,90 +474,9 @@ class Transform:
             self.writer.counts.after(s)
 
 
-@dataclass(frozen=True)
-class Traversal:
-    """The parts of one pass.
-
-    Attributes:
-        walk: the state shared by all parts.
-        numbering: the columns of a sparse Jacobian.
-        writer: the writer of a sparse Jacobian's entries.
-        storages: the storages of locals.
-        reversals: the loops whose tangents are accumulated backwards.
-        coverage: the findings about shadows.
-        forms: the tangents of locals.
-        transform: the statements.
-    """
-
-    walk: PassState
-    numbering: Numbering | None
-    writer: EntryWriter | None
-    storages: Storages
-    reversals: Reversals
-    coverage: ShadowFacts
-    forms: LocalForms
-    transform: Transform
-
-    @classmethod
-    def of(cls, facts: Facts, plan: StorageDecisions, blocks: Blocks, *, discards: bool = False) -> Traversal:
-        """The parts, at the start of the program; ``discards``: whether emitted statements are dropped."""
-        numbering: Numbering | None = None
-        if facts.seeds.sparse is not None:
-            numbering = Numbering(facts.seeds.sparse, plan)
-            facts = replace(facts, columns=numbering.columns.width)
-        in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
-        roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
-        walk = _new_walk(facts, plan, blocks, roles, numbering, Builder(discards=discards))
-        matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, facts, numbering)}
-        sources, coverage = RowSources(walk.cursor), ShadowFacts()
-        writer = None if numbering is None else EntryWriter(walk, numbering, sources, Counts(walk))
-        sums = facts.seeds.use.sums
-        gradient = None if sums is None else GradientTerms.of(walk, sums, matrices)
-        terms = GradientTerms.of_terms(walk, sums) if sums is not None and facts.seeds.use.intermediates else None
-        storages = Storages(walk, sources, writer, matrices, gradient)
-        containers: dict[ir.Container, ContainerTangents] = {}
-        for c in in_order:
-            parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
-            if gradient is not None and c is gradient.sums.container:
-                containers[c] = EnergyTangents(*parts, gradient=gradient)
-            elif terms is not None and c in facts.seeds.use.intermediates:
-                containers[c] = IntermediateTangents(*parts, gradient=terms)
-            else:
-                containers[c] = ContainerTangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
-            sources.add(c, containers[c])
-        forms = LocalForms(walk, storages, sources)
-        linearizer = Linearizer(walk, forms, containers, coverage)
-        context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
-        reversals = Reversals(walk, storages)
-        stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
-        transform = Transform(context, stores, storages, reversals, LoopInputs(walk, storages, forms), writer)
-        return cls(walk, numbering, writer, storages, reversals, coverage, forms, transform)
-
-    def seed_arguments(self) -> None:
-        """Set the tangents of arguments and Python numbers that are parameters."""
-        facts, forms, numbering = self.walk.facts, self.forms, self.numbering
-        given = given_tangents(facts, self.walk.arguments)
-        is_computed = self.walk.blocks.has if numbering is None else facts.is_column
-        for local, column in facts.seeds.arguments.items():
-            first = None if numbering is None else numbering.first(local)
-            first = column if first is None else first
-            columns = range(first, first + math.prod(local.shape))
-            if given is not None:
-                seeds: list[Form] = list(map(given.row, columns))
-            else:
-                seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
-            if local.shape:
-                forms.set_entries(local, seeds)
-            else:
-                forms.forms[local] = seeds[0]
-        for local in facts.own_seeds:
-            if local.kind == "parameter" and not local.shape:
-                forms.forms[local] = forms.with_own(local, [forms.forms.get(local, {})])[0]
-
-
 def _new_walk(
     facts: Facts,
-    plan: StorageDecisions,
+    plan: StoragePlan,
     blocks: Blocks,
     roles: Mapping[ir.Container, Role],
     numbering: Numbering | None,

@@ -53,9 +53,7 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: ir.
     elif walk.cursor.parallel_loop is not None and storages.by_local[target.local].declared.block.is_kernel:
         walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
     old = _old(walk, s)
-    declaration = ir.Declare(old, (target,), place=s.place)
-    declare = ctx.locals.declare_stored if old in walk.plan.own_rows else ctx.locals.declare_fixed
-    declare(declaration, target)
+    ctx.locals.declare_kept(ir.Declare(old, (target,), place=s.place), target)
     was: ir.Value = ir.Read(old)
     given = cast(s.value, target.dtype)  # as Taichi does before it combines
     # the right-hand operand wins a tie: here the old value
@@ -141,7 +139,7 @@ def call(ctx: RuleContext, s: ir.Call) -> None:
     for result in s.results:
         count = math.prod(result.shape)
         own, totals = totals[:count], totals[count:]
-        ctx.forms.set_entries(result, [materialize(ctx.walk.builder, form) for form in own])
+        ctx.forms.keep(result, [materialize(ctx.walk.builder, form) for form in own])
 
 
 def raise_effect(s: ir.Effect) -> None:
