@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 import taichi as ti
-from differences import outputs, read, scalars, vector_outputs, vectors, write
+from differences import as_list, outputs, read, scalars, vector_outputs, vectors, write
 from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_allclose, assert_array_equal
+from program_rows import rows_of
 
 from taichi_ext import Hessian, InvalidArgumentError, hessian, hvp, value_gradient_and_hessian
 from taichi_ext.runtime.sparse import pattern
@@ -61,10 +62,6 @@ def require_like_dense(kernel, params, energy=None, args=(), *, is_sparse=True):
         assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * scale)
     assert is_sparse == ("J is computed dense" not in plan.explain()), plan.explain()
     return plan
-
-
-def as_list(x):
-    return list(x) if isinstance(x, (list, tuple)) else [x]
 
 
 def test_springs():
@@ -242,87 +239,91 @@ def test_energies_in_arrays_and_by_name():
     assert_allclose(hessian(run, "x", "e", args=(x, energy), format="csr").toarray(), dense, rtol=1e-14)
 
 
-@pytest.mark.sweep
-def test_locals_that_are_no_sums_of_the_energy():
-    """Each would be wrong if what is added to it were added to the energy."""
-    rng = np.random.default_rng(11)
-    x, energy = scalars(rng.uniform(0.3, 1, 6)), scalars(0.0)
-
-    @ti.kernel
-    def squared():
-        for i in range(6):
-            s = 0.0
-            for k in range(2):
-                s += x[i] * x[(i + k) % 6]
-            energy[None] += s * s
-
-    @ti.kernel
-    def read_twice():
-        for i in range(6):
-            s = x[i] ** 3
-            for k in range(2):
-                s += x[i] * x[(i + k) % 6]
-            energy[None] += s + ti.sin(s)
-
-    @ti.kernel
-    def left_early():
-        for i in range(6):
-            s = 0.0
-            for k in range(3):
-                s += x[i] * x[(i + k) % 6]
-            if x[i] > 0.5:
-                continue
+# Locals that are no sums of the energy, which what is added to them must not reach; energies that are stored over; fields between
+# whose entries are stored twice, or after they are read, so that H is computed dense.
+ENERGIES = rows_of("""
+squared: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 6)), scalars(0.0) | x, energy
+    for i in range(6):
+        s = 0.0
+        for k in range(2):
+            s += x[i] * x[(i + k) % 6]
+        energy[None] += s * s
+read_twice: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 6)), scalars(0.0) | x, energy
+    for i in range(6):
+        s = x[i] ** 3
+        for k in range(2):
+            s += x[i] * x[(i + k) % 6]
+        energy[None] += s + ti.sin(s)
+left_early: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 6)), scalars(0.0) | x, energy
+    for i in range(6):
+        s = 0.0
+        for k in range(3):
+            s += x[i] * x[(i + k) % 6]
+        if x[i] > 0.5:
+            continue
+        energy[None] += s
+added_later: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 6)), scalars(0.0) | x, energy
+    for i in range(6):
+        s = x[i] ** 3
+        s += x[i] ** 2
+        energy[None] += s
+        s += ti.sin(x[i])
+in_a_branch: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 6)), scalars(0.0) | x, energy
+    for i in range(6):
+        s = 0.0
+        for k in range(3):
+            s += x[i] * x[(i + k) % 6]
+        if x[i] > 0.5:
             energy[None] += s
+replaced: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 6)), scalars(0.0) | x, energy
+    for i in range(1):
+        s = 0.0
+        for k in range(6):
+            s += x[k] ** 3
+            if k == 2:
+                s = x[0] * x[1]
+        energy[None] += s
+cleared: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 4)), scalars(0.0) | x, energy
+    energy[None] = 7.0
+    for i in range(4):
+        energy[None] += x[i] ** 3 * x[0]
+stored_over: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 4)), scalars(0.0) | x, energy
+    energy[None] = x[0] ** 3
+    energy[None] = x[1] ** 2 * x[2]
+twice: x, u, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 5)), outputs(5), scalars(0.0) | x, energy, is_sparse=False
+    for i in u:
+        u[i] = x[i] ** 2
+    for i in u:
+        u[i] = u[i] * x[i]
+    for i in u:
+        energy[None] += u[i] ** 2
+in_a_loop: x, u, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 5)), outputs(5), scalars(0.0) | x, energy, is_sparse=False
+    for i in range(4):
+        for k in range(3):
+            u[i] = x[i] ** (k + 2)
+            energy[None] += u[i] ** 2 * x[i + 1]
+added_after: x, u, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 5)), outputs(5), scalars(0.0) | x, energy, is_sparse=False
+    for i in u:
+        u[i] = x[i] ** 2
+    for i in range(4):
+        energy[None] += u[i] * x[i + 1]
+    for i in range(4):
+        u[i] += x[i + 1] ** 3
+    for i in u:
+        energy[None] += u[i] ** 3
+of_neighbours_inside: x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1, 5)), scalars(0.0) | x, energy
+    for i in range(5):
+        before = ti.select(i > 0, x[i - 1], 0.5)
+        energy[None] += (x[i] - before) ** 2 * x[i]
+""")
 
-    @ti.kernel
-    def added_later():
-        for i in range(6):
-            s = x[i] ** 3
-            s += x[i] ** 2
-            energy[None] += s
-            s += ti.sin(x[i])
 
-    @ti.kernel
-    def in_a_branch():
-        for i in range(6):
-            s = 0.0
-            for k in range(3):
-                s += x[i] * x[(i + k) % 6]
-            if x[i] > 0.5:
-                energy[None] += s
-
-    @ti.kernel
-    def replaced():
-        for i in range(1):
-            s = 0.0
-            for k in range(6):
-                s += x[k] ** 3
-                if k == 2:
-                    s = x[0] * x[1]
-            energy[None] += s
-
-    for kernel in (squared, read_twice, left_early, added_later, in_a_branch, replaced):
-        require_like_dense(kernel, x, energy)
-
-
-@pytest.mark.sweep
-def test_an_energy_that_is_stored_over():
-    rng = np.random.default_rng(11)
-    x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
-
-    @ti.kernel
-    def cleared():
-        energy[None] = 7.0
-        for i in range(4):
-            energy[None] += x[i] ** 3 * x[0]
-
-    @ti.kernel
-    def replaced():
-        energy[None] = x[0] ** 3
-        energy[None] = x[1] ** 2 * x[2]
-
-    for kernel in (cleared, replaced):
-        require_like_dense(kernel, x, energy)
+@pytest.mark.mostly_sweep("of_neighbours_inside")
+@pytest.mark.parametrize("name", ENERGIES)
+def test_energies(name):
+    kernel, (params, energy), more = ENERGIES[name].made()
+    plan = require_like_dense(kernel, params, energy, **more)
+    assert ("whose entries are stored twice, or after they are read" in plan.explain()) == bool(more)
 
 
 @pytest.mark.sweep
@@ -337,19 +338,6 @@ def test_elements_with_the_same_vertex_twice():
         for e in corners:
             a, b, c, d = corners[e]
             energy[None] += ti.sin(x[a].dot(x[b]) + x[c].dot(x[d]) * x[a][0]) * ti.exp(0.3 * x[d][1])
-
-    require_like_dense(run, x, energy)
-
-
-def test_indices_outside_of_a_field():
-    rng = np.random.default_rng(11)
-    x, energy = scalars(rng.uniform(0.3, 1, 5)), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(5):
-            before = ti.select(i > 0, x[i - 1], 0.5)
-            energy[None] += (x[i] - before) ** 2 * x[i]
 
     require_like_dense(run, x, energy)
 
@@ -426,43 +414,6 @@ def test_energies_of_fields_that_the_same_kernel_computes():
         write(x, read(x) * 1.1)  # with the same pattern
         assert_allclose(plan().toarray(), matrix_of(hessian(kernel, x, energy)), rtol=1e-12, atol=1e-12)
         assert plan().nnz == H.nnz and "two runs, since the energy is computed from" in plan.explain()
-
-
-@pytest.mark.sweep
-def test_intermediates_that_are_stored_twice_or_after_they_are_read():
-    rng = np.random.default_rng(11)
-    x, u, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
-
-    @ti.kernel
-    def twice():
-        for i in u:
-            u[i] = x[i] ** 2
-        for i in u:
-            u[i] = u[i] * x[i]
-        for i in u:
-            energy[None] += u[i] ** 2
-
-    @ti.kernel
-    def in_a_loop():
-        for i in range(4):
-            for k in range(3):
-                u[i] = x[i] ** (k + 2)
-                energy[None] += u[i] ** 2 * x[i + 1]
-
-    @ti.kernel
-    def added_after():
-        for i in u:
-            u[i] = x[i] ** 2
-        for i in range(4):
-            energy[None] += u[i] * x[i + 1]
-        for i in range(4):
-            u[i] += x[i + 1] ** 3
-        for i in u:
-            energy[None] += u[i] ** 3
-
-    for kernel in (twice, in_a_loop, added_after):
-        plan = require_like_dense(kernel, x, energy, is_sparse=False)
-        assert "whose entries are stored twice, or after they are read" in plan.explain()
 
 
 def test_formats_and_out():
