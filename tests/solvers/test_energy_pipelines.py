@@ -7,6 +7,7 @@ import pytest
 import taichi as ti
 from differences import integers, outputs, read, scalars, vector_outputs, vectors, write
 from energies import differences_of_gradients, require_right
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import (
@@ -25,6 +26,30 @@ from taichi_ext.runtime.launching.session import Session
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
+CHAIN = """
+    springs:
+        for i in range(3):
+            energy[None] += a[0] * ((x[i + 1] - x[i]).norm() - 0.3) ** 2
+    weight:
+        for i in x:
+            energy[None] += a[1] * x[i][1] * ti.exp(x[i][0])
+    middle:
+        for i in x:
+            u[i] = ti.sin(x[i]) * a[2]
+    penalty:
+        for i in u:
+            energy[None] += u[i].dot(u[i]) ** 2
+    square:
+        energy[None] = energy[None] * energy[None]
+    advance:
+        for i in x:
+            x[i] += 0.1 * u[i] * a[1]
+    shift:
+        for i in range(3):
+            x[i] += 0.25
+"""
+
+
 class Chain:
     """Kernels that add to an energy, and one that computes ``u``, one that changes the params."""
 
@@ -34,43 +59,7 @@ class Chain:
         self.energy, self.u = scalars(0.0), vector_outputs(2, 4)
         self.start = read(self.x)
         x, a, energy, u = self.x, self.a, self.energy, self.u
-
-        @ti.kernel
-        def springs():
-            for i in range(3):
-                energy[None] += a[0] * ((x[i + 1] - x[i]).norm() - 0.3) ** 2
-
-        @ti.kernel
-        def weight():
-            for i in x:
-                energy[None] += a[1] * x[i][1] * ti.exp(x[i][0])
-
-        @ti.kernel
-        def middle():
-            for i in x:
-                u[i] = ti.sin(x[i]) * a[2]
-
-        @ti.kernel
-        def penalty():
-            for i in u:
-                energy[None] += u[i].dot(u[i]) ** 2
-
-        @ti.kernel
-        def square():
-            energy[None] = energy[None] * energy[None]
-
-        @ti.kernel
-        def advance():
-            for i in x:
-                x[i] += 0.1 * u[i] * a[1]
-
-        @ti.kernel
-        def shift():
-            for i in range(3):
-                x[i] += 0.25
-
-        self.springs, self.weight, self.middle, self.shift = springs, weight, middle, shift
-        self.penalty, self.square, self.advance = penalty, square, advance
+        vars(self).update(kernels_of(CHAIN, x=x, a=a, energy=energy, u=u))
 
     def sums(self):
         self.energy[None] = 0.0
@@ -343,6 +332,21 @@ def test_arrays(kind, pipeline):
     assert_allclose(hvp(pipeline, a, np.eye(4), e, args=(a, u, e)), H, rtol=1e-12, atol=1e-12)
 
 
+READ = """
+    middle:
+        for i in x:
+            y[i] = x[i] ** 2 * w[0][i % 2] + ti.sin(x[(i + 1) % 4])
+    mean() -> ti.f64:
+        total = 0.0
+        for i in y:
+            total += y[i] ** 2 / 4
+        return total
+    weighted(weight: ti.f64):
+        for i in x:
+            energy[None] += weight * x[i] ** 3 * y[i]
+"""
+
+
 class Read:
     """Pipelines whose Python computes with numbers that depend on the params."""
 
@@ -350,25 +354,7 @@ class Read:
         self.x, self.w, self.y = scalars([0.7, 1.1, 0.4, 0.9]), vectors([[0.6, 1.3]]), outputs(4)
         self.energy = scalars(0.0)
         x, w, y, energy = self.x, self.w, self.y, self.energy
-
-        @ti.kernel
-        def middle():
-            for i in x:
-                y[i] = x[i] ** 2 * w[0][i % 2] + ti.sin(x[(i + 1) % 4])
-
-        @ti.kernel
-        def mean() -> ti.f64:
-            total = 0.0
-            for i in y:
-                total += y[i] ** 2 / 4
-            return total
-
-        @ti.kernel
-        def weighted(weight: ti.f64):
-            for i in x:
-                energy[None] += weight * x[i] ** 3 * y[i]
-
-        self.middle, self.mean, self.weighted = middle, mean, weighted
+        vars(self).update(kernels_of(READ, x=x, w=w, y=y, energy=energy))
 
     def passed(self):
         self.middle()
@@ -444,6 +430,39 @@ def test_numbers_in_python_without_an_adjoint():
         hvp(run, read.x, np.ones(4), read.energy)
 
 
+CLEARED = """
+    middle:
+        for i in x:
+            u[i] = x[i] ** 2 * x[(i + 1) % 4]
+    sines:
+        for i in x:
+            v[i] = ti.sin(x[i])
+    clear:
+        energy[None] = 0.0
+    direct:
+        for i in x:
+            energy[None] += x[i] ** 2 * x[(i + 1) % 4]
+    of_u:
+        for i in u:
+            energy[None] += u[i] ** 2
+    of_u_alone:
+        energy[None] = 0.0
+        for i in u:
+            energy[None] += u[i] ** 2
+    of_v:
+        for i in v:
+            energy[None] += v[i] ** 3
+    both:
+        for i in x:
+            energy[None] += x[i] ** 3
+        for i in x:
+            u[i] = x[i] ** 2 * x[(i + 1) % 4]
+        energy[None] = 0.0
+        for i in u:
+            energy[None] += u[i] ** 2
+"""
+
+
 class Cleared:
     """Energies that kernels and Python set to zero, before and after terms of ``u`` and ``v`` are computed."""
 
@@ -451,54 +470,7 @@ class Cleared:
         self.x, self.u, self.v = scalars([0.7, 0.4, 0.9, 0.6]), outputs(4), outputs(4)
         self.energy = scalars(0.0)
         x, u, v, energy = self.x, self.u, self.v, self.energy
-
-        @ti.kernel
-        def middle():
-            for i in x:
-                u[i] = x[i] ** 2 * x[(i + 1) % 4]
-
-        @ti.kernel
-        def sines():
-            for i in x:
-                v[i] = ti.sin(x[i])
-
-        @ti.kernel
-        def clear():
-            energy[None] = 0.0
-
-        @ti.kernel
-        def direct():
-            for i in x:
-                energy[None] += x[i] ** 2 * x[(i + 1) % 4]
-
-        @ti.kernel
-        def of_u():
-            for i in u:
-                energy[None] += u[i] ** 2
-
-        @ti.kernel
-        def of_u_alone():
-            energy[None] = 0.0
-            for i in u:
-                energy[None] += u[i] ** 2
-
-        @ti.kernel
-        def of_v():
-            for i in v:
-                energy[None] += v[i] ** 3
-
-        @ti.kernel
-        def both():
-            for i in x:
-                energy[None] += x[i] ** 3
-            for i in x:
-                u[i] = x[i] ** 2 * x[(i + 1) % 4]
-            energy[None] = 0.0
-            for i in u:
-                energy[None] += u[i] ** 2
-
-        kernels = (middle, sines, clear, direct, of_u, of_u_alone, of_v, both)
-        self.kernels = {k.__name__: k for k in kernels} | {"zero": self.zero}
+        self.kernels = kernels_of(CLEARED, x=x, u=u, v=v, energy=energy) | {"zero": self.zero}
 
     def zero(self):
         self.energy[None] = 0.0
