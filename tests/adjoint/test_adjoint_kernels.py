@@ -202,3 +202,33 @@ def test_loops_over_nodes_of_sparse_fields():
     assert_allclose(
         vjp(run, x, y, np.eye(6)[0]), [3.0 * b, 3.0 * a, 0, 0, 0, 0], rtol=1e-12
     )  # indices of nodes: 0, 1, 2
+
+
+def test_a_number_times_its_root():
+    x, y = scalars([0.0, 0.25, 4.0]), outputs(3, 4)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            r = x[i] * x[2]
+            root = ti.sqrt(r)
+            y[i, 0] = r * root
+            y[i, 1] = ti.sqrt(x[i]) * x[i]
+            y[i, 2] = root * x[i] + 3.0 * r * ti.sqrt(r)
+            y[i, 3] = r * root * ti.sqrt(r)
+
+    def expected(i, k):  # of d y[i, k]: by x[i], by x[2]
+        a, b = values[i], values[2]
+        r = a * b
+        by_r = [1.5 * r**0.5, 0.0, 4.5 * r**0.5, 2 * r][k]
+        by_a = [0.0, 1.5 * a**0.5, 1.5 * r**0.5, 0.0][k]
+        by_b = 0.5 * a**1.5 / b**0.5 if k == 2 else 0.0
+        return by_r * b + by_a, by_r * a + by_b
+
+    values = x.to_numpy()
+    wanted = np.zeros((3, 4, 3))
+    for i in range(3):
+        for k in range(4):
+            wanted[i, k, i], second = expected(i, k)
+            wanted[i, k, 2] += second
+    assert_allclose(jacobian(run, x, y, mode="reverse"), wanted, rtol=1e-12, atol=1e-14)
