@@ -151,7 +151,10 @@ def _followed_call(self: Kernel, *args: object, **kwargs: object) -> object:
         return _originals["call"](self, *args, **kwargs)
     with ending:
         _check_no_gradient(self)
-        return follower.launch(self, process_args(self, args, kwargs))
+        given = process_args(self, args, kwargs)
+        if any(isinstance(a, ti.Matrix) and a.is_host_access for a in given):  # entries of fields, which Python reads
+            given = tuple(ti.Matrix(a.to_list()) if isinstance(a, ti.Matrix) and a.is_host_access else a for a in given)
+        return follower.launch(self, given)
 
 
 class _Over(BaseException):  # which code of users does not catch

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, write
+from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
 from runtimes import RUNTIME
 
@@ -835,3 +835,29 @@ def test_a_later_call_without_the_value(scene):
     jacobian(run, "sigma", scene.y, args=(1.0, 3.0))
     with pytest.raises(InvalidArgumentError, match="params is 'sigma', an argument of .*run that has no value in args"):
         jacobian(run, "sigma", scene.y, args=(1.0,))
+
+
+@pytest.mark.parametrize("call", ["jacobian", "columns", "vjp"])
+def test_an_entry_of_a_vector_field_is_passed_with_its_tangents(call):
+    x, v, s = vectors([[1.0, 2.0], [3.0, 4.0]]), vectors([[0.0, 0.0]] * 2), outputs(1)
+
+    @ti.kernel
+    def square():
+        for i in x:
+            v[i] = x[i] * x[i]
+
+    @ti.kernel
+    def add(a: ti.types.vector(2, ti.f64), b: ti.types.vector(2, ti.f64)):
+        s[0] = 3.0 * a[0] + a[1] * b[0]
+
+    def run():
+        square()
+        add(v[0], b=v[1])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if call == "vjp":
+            J = vjp(run, x, s, np.ones(1))
+        else:
+            J = jacobian(run, x, s, chunk_size=None if call == "jacobian" else 3)[0]
+    assert_allclose(J, [[6.0, 36.0], [24.0, 0.0]])
