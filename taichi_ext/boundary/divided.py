@@ -26,7 +26,7 @@ from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import SIDES, WHOLE, middle_of_square, side_of_square
 
 _AT, _LEVEL, _SLOPE = range(3)  # of a place on a side: how far along it, the level there, its slope along the side
-_ROWS = 8  # of the table of places
+ROWS = 8  # of the table of places
 _TRIES, _TURNS = 40, 12  # levels on one side, and between two places of different signs
 _COARSE = 0.1  # of the side: how far places may be from each other where the slope at one of them tells of an edge
 _APART = 0.25  # of the side: by how much Newton's steps from both ends may differ
@@ -70,7 +70,7 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
             if ti.static(is_root):
                 motion = 0.5 / ti.sqrt(value) * (centre - value)
     here = ti.Matrix([[0.0] * 3] * (SIDES + 1))
-    table = ti.Matrix([[0.0] * (NY + 1)] * _ROWS)
+    table = ti.Matrix([[0.0] * (NY + 1)] * ROWS)
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
@@ -178,7 +178,7 @@ def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: 
                         found = ti.max(low[_AT], ti.min(high[_AT], t - ti.select(rise > 0, there / along, 0.0)))
                         at = start + found * way
                         inside += ti.select(low[_LEVEL] > 0, found, -found)
-                        if count < _ROWS:
+                        if count < ROWS:
                             g = slope.norm()
                             table[count, BX] = at[0]
                             table[count, BY] = at[1]
@@ -262,7 +262,7 @@ def area_by_arcs(level: ti.template(), middle, size, zero, count, first, step, i
     area = 0.0 * size
     motion = zero
     is_there = is_arcs or count == 0
-    for r in range(ti.min(count, _ROWS)):
+    for r in range(ti.min(count, ROWS)):
         at = border_place(r, table)
         way = ti.Vector([0.0, 0.0])
         leaves = (r + first) % 2 == 0

@@ -3,10 +3,11 @@
 Within a pixel the edge of a shape is a straight line, so each shape is seen in a convex polygon: the pixel, cut by its
 own edge, by the edges of the shapes before it, and by the lines along which two surfaces swap their order.  The mean of
 the pixel is ``sum of area_i value_i``.  By Reynolds' theorem its derivative is ``sum of area_i value_i_dot``, and for
-each side of each polygon ``value_i length_k level_k_dot / g_k``, taken at the middle of that side.
+each side of each polygon ``value_i length_k level_k_dot / g_k``, the mean of it at two points of that side.
 
-Levels and depths at the corners of the pixel show whether edges are straight enough.  Where they are not, or where more
-shapes meet than the table holds, the pixel is divided into four squares, and these again.
+The places where levels cross the sides of the pixel give these lines (``divided.py``), two for a shape that has two
+edges in it.  Where edges between them, or depths, are not nearly straight, or where more shapes meet than the table
+holds, the pixel is divided into four squares, and these again.
 
 Transparent shapes hide nothing: their edges cut the pixel into polygons, each with the value of all shapes in order.
 """
@@ -19,6 +20,7 @@ Transparent shapes hide nothing: their edges cut the pixel into polygons, each w
 from typing import Any
 
 from taichi_ext.backend import ti
+from taichi_ext.boundary.arcs import GAUSS
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
@@ -46,10 +48,7 @@ from taichi_ext.boundary.shape_table import (
     DEPTH,
     DX,
     DY,
-    GX,
-    GY,
     INDEX,
-    LEVEL,
     MOST,
     SIGN,
     collect,
@@ -203,7 +202,7 @@ def mean_of_square(
     total = background * 0.0
     for i in range(found if has_alpha else 0, found + 1):  # the last is the background, or all transparent shapes
         for piece in range(2 ** (found if has_alpha else count_mixed(i, found, seen))):
-            last = lines_around(shape, i, piece, found, x, y, size, sides, seen, lines, has_alpha)
+            last = lines_around(shape, i, piece, found, x, y, size, sides, seen, lines, has_depth, has_alpha)
             if last > 0:
                 middle = ti.Vector([0.0, 0.0, 1.0])
                 if last > SIDES:
@@ -226,9 +225,9 @@ def mean_of_square(
                     total += area * background
                 for e in range(sides, last):
                     part = part_of_line(e, last, lines)
-                    length = (part[1] - part[0]) * part[2] / size
-                    if length > 0:
-                        along = 0.5 * (part[0] + part[1])
+                    length = 0.5 * (part[1] - part[0]) * part[2] / size
+                    for m in range(2 if length > 0 else 0):  # the points of Gauss' rule
+                        along = part[m] + GAUSS * (part[1 - m] - part[m])
                         mx = x - size * (lines[e, S] * lines[e, NX] + along * lines[e, NY])
                         my = y - size * (lines[e, S] * lines[e, NY] - along * lines[e, NX])
                         other = shape_at(shape, int(lines[e, OTHER]), mx, my)
@@ -250,6 +249,9 @@ def mean_of_square(
                                     moved = ahead - stop_gradient(ahead)
                                     slope = level_gradient(shape, "depth", ahead, at=(mx, my))
                         g = slope.norm()
+                        if lines[e, BULGE] != 0:  # an arc is longer than its chord
+                            across = abs(slope[0] * lines[e, NX] + slope[1] * lines[e, NY])
+                            g = ti.max(across, 0.5 * g)
                         if g > 0:
                             total += ti.select(lines[e, KIND] == OUTSIDE, -length, length) / g * value * moved
     return total
@@ -260,7 +262,7 @@ def swap_edges(found, seen: ti.template()):
     """Swap both edges of the shape that has two in the square."""
     for q in range(found):
         if seen[q, INDEX] == seen[MOST, INDEX]:
-            for c in ti.static((LEVEL, GX, GY)):
+            for c in ti.static((S, NX, NY, BULGE)):
                 first = seen[q, c]
                 seen[q, c] = seen[MOST, c]
                 seen[MOST, c] = first
@@ -272,9 +274,9 @@ def put_cut(found, seen: ti.template(), lines: ti.template()):
     sides = SIDES
     for q in range(found):
         if seen[q, INDEX] == seen[MOST, INDEX]:
-            turn = seen[MOST, SIGN] * ti.Vector([seen[q, GX] - seen[MOST, GX], seen[q, GY] - seen[MOST, GY]])
+            turn = seen[MOST, SIGN] * ti.Vector([seen[q, NX] - seen[MOST, NX], seen[q, NY] - seen[MOST, NY]])
             g = ti.max(turn.norm(), _FLAT)
-            lines[SIDES, S] = seen[MOST, SIGN] * (seen[q, LEVEL] - seen[MOST, LEVEL]) / g
+            lines[SIDES, S] = seen[MOST, SIGN] * (seen[q, S] - seen[MOST, S]) / g
             lines[SIDES, NX] = turn[0] / g
             lines[SIDES, NY] = turn[1] / g
             lines[SIDES, KIND] = NONE
@@ -334,6 +336,7 @@ def lines_around(
     sides,
     seen: ti.template(),
     lines: ti.template(),
+    has_depth: ti.template(),
     has_alpha: ti.template(),
 ):
     """Put the lines around the visible part of shape i into the table, after the sides of the pixel.
@@ -354,45 +357,38 @@ def lines_around(
         is_within = order == 0 and (not ends or (piece >> mixed) & 1 == 1)
         if ti.static(has_alpha):
             is_within = (piece >> j) & 1 == 1
-        kind = NONE
-        level = 0.0
-        slope = ti.Vector([0.0, 0.0])
         if c % 2 == 0 and (i == j or order < 1):
             kind = INSIDE if i == j or is_within else OUTSIDE
-            sign = 1.0 if kind == INSIDE else -1.0
-            level = sign * seen[j, LEVEL]
-            slope = sign * ti.Vector([seen[j, GX], seen[j, GY]])
             is_seen &= ends or kind == INSIDE
-            if not ends:
-                kind = NONE
+            if ends:
+                lines[last, KIND] = kind
+                lines[last, OTHER] = seen[j, INDEX]
+                for k in ti.static(range(BULGE + 1)):
+                    lines[last, k] = ti.select(kind == INSIDE, seen[j, k], -seen[j, k])
+                last += 1
         elif c % 2 == 1 and order == 0:
-            if is_within:
-                kind = ORDER
-                level = seen[j, DEPTH] - seen[i, DEPTH]
-                slope = ti.Vector([seen[j, DX] - seen[i, DX], seen[j, DY] - seen[i, DY]])
+            if ti.static(has_depth):  # noqa: SIM102  # decided when the kernel is compiled
+                if is_within:
+                    lines[last, KIND] = ORDER
+                    lines[last, OTHER] = seen[j, INDEX]
+                    put_order(shape, i, j, last, x, y, size, sides, seen, lines)
+                    last += 1
             mixed += ends
-        if kind != NONE:
-            lines[last, KIND] = kind
-            lines[last, OTHER] = seen[j, INDEX]
-            put_line(shape, i, last, level, slope, x, y, size, sides, seen, lines)
-            last += 1
     return last if is_seen else 0
 
 
 @ti.func
-def put_line(shape: ti.template(), i, e, level, slope, x, y, size, sides, seen: ti.template(), lines: ti.template()):
-    """Set line e through the points where a level is 0 at the border of the pixel.
+def put_order(shape: ti.template(), i, j, e, x, y, size, sides, seen: ti.template(), lines: ti.template()):
+    """Set line e through the points where two depths are equal at the border of the pixel.
 
-    The level and its slope at the centre give a first line.  The level at both ends of its chord gives their distance
-    from the edge, and the level at its middle the bulge of the edge between them.
+    Depths and their slopes at the centre give a first line.  Those at both ends of its chord give their distance from
+    the edge, and those at its middle the bulge of the edge between them.
     """
-    g = slope.norm()
-    nx = 1.0
-    ny = 0.0
-    if g > 0:
-        nx = slope[0] / g
-        ny = slope[1] / g
-    g = ti.max(g, _FLAT)
+    level = seen[j, DEPTH] - seen[i, DEPTH]
+    slope = ti.Vector([seen[j, DX] - seen[i, DX], seen[j, DY] - seen[i, DY]])
+    g = ti.max(slope.norm(), _FLAT)
+    nx = slope[0] / g
+    ny = slope[1] / g
     s = level / g
     lines[e, S] = s
     lines[e, NX] = nx
@@ -401,7 +397,6 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, size, sides, seen: 
     part = part_of_line(e, sides, lines)
     first = part[0]
     last = part[1]
-    is_elsewhere = last <= first and lines[e, OTHER] == seen[MOST, INDEX]  # its level is that of the second edge there
     if last <= first:  # it may still come in: look near the centre of the line
         first = -0.25
         last = 0.25
@@ -409,20 +404,15 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, size, sides, seen: 
         middle = 0.5 * (first + last)
         first = middle - 0.5 * _SHORT
         last = middle + 0.5 * _SHORT
-    if abs(s) < 1.0 and not is_elsewhere:
+    if abs(s) < 1.0:
         at = ti.Vector([0.0, 0.0, 0.0])
         for k in range(3):
             t = first + 0.5 * k * (last - first)
-            place = -ti.Vector([s * nx + t * ny, s * ny - t * nx])
-            within = ti.max(-0.5, ti.min(0.5, place))  # beyond the square other edges may count
-            px = x + size * within[0]
-            py = y + size * within[1]
-            found = shape_at(shape, int(lines[e, OTHER]), px, py)
-            at[k] = ti.select(lines[e, KIND] == OUTSIDE, -stop_gradient(found[0]), stop_gradient(found[0]))
-            if lines[e, KIND] == ORDER:
-                behind = shape_at(shape, int(seen[i, INDEX]), px, py)
-                at[k] = stop_gradient(found[1]) - stop_gradient(behind[1])
-            at[k] += slope.dot(place - within)
+            px = x - size * (s * nx + t * ny)
+            py = y - size * (s * ny - t * nx)
+            for m in range(2):
+                found = shape_at(shape, int(seen[ti.select(m == 0, j, i), INDEX]), px, py)
+                at[k] += ti.select(m == 0, 1.0, -1.0) * stop_gradient(found[1])
         along = (at[2] - at[0]) / (last - first)
         new = ti.sqrt(g * g + along * along)
         lines[e, S] = (level + at[0] - along * first) / new

@@ -1,24 +1,31 @@
 """The table of the shapes that a square shows, as code in the kernel of ``layers`` and ``nearest``."""
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportOptionalCall=false, reportOptionalOperand=false
 # Those of the variables of a function that Taichi compiles are known when it is compiled.
 # pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import Any
 
 from taichi_ext.backend import ti
+from taichi_ext.boundary.arcs import border_place, chord_of
+from taichi_ext.boundary.crossings import NX as NORMAL_X
+from taichi_ext.boundary.crossings import NY as NORMAL_Y
+from taichi_ext.boundary.crossings import corner_of
+from taichi_ext.boundary.divided import ROWS, cross_sides, put_levels, step_to_mate
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import WHOLE
+from taichi_ext.boundary.polygons import SIDES
 
 MOST = 6  # shapes of which parts can be seen in one square; the row after them is for a second edge of one of them
 
-# The columns of the table of the shapes that a pixel shows.
-INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, BEND, COLUMNS = range(10)
-SIGN = COVERS  # of a second edge: 1 where the larger level counts, -1 where the smaller one does
+# The columns of the table of the shapes that a pixel shows: its edge as a line and a bulge, as in the table of lines.
+S, NX, NY, BULGE, INDEX, COVERS, DEPTH, DX, DY, BEND, COLUMNS = range(11)
+SIGN = COVERS  # of a second edge: 1 where the larger of two distances from edges counts, -1 where the smaller one does
 _BENT = 0.04  # of a square: from where on an edge is not straight
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
+_FLAT = 1e-5  # of a square: a bulge that is none, and an angle
+_SHORT = 1e-3  # of the square: a chord whose ends are too near to each other to tell its direction
 
 
 @recorded
@@ -42,6 +49,8 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
     found = 0
     is_coarse = False
     seen[MOST, INDEX] = -1.0
+    here = ti.Matrix([[0.0] * 3] * (SIDES + 1))
+    table = ti.Matrix([[0.0] * (NORMAL_Y + 1)] * ROWS)
     for n in range(count):
         new = shape_at(shape, n, x, y)
         level = stop_gradient(new[0])
@@ -55,27 +64,30 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
             across = 0.5 * (abs(seen[q, DX] - away[0]) + abs(seen[q, DY] - away[1]))
             is_hidden |= seen[q, COVERS] > 0 and ahead + seen[q, BEND] + 2.0 * across <= 0
         if not is_hidden:
-            least = level
-            most = level
             bend = 0.0
             off = 0.0
-            corners = ti.Vector([0.0] * 4)
-            for c in range(4):
-                dx = (c % 2) - 0.5
-                dy = (c // 2) - 0.5
-                there = shape_at(shape, n, x + size * dx, y + size * dy)
-                corner = stop_gradient(there[0])
-                corners[c] = corner
-                least = ti.min(least, corner)
-                most = ti.max(most, corner)
-                off = ti.max(off, abs(corner - level - slope[0] * dx - slope[1] * dy))
-                bend = ti.max(bend, abs(stop_gradient(there[1]) - depth - away[0] * dx - away[1] * dy))
-            if off > _BENT * slope.norm() and least - off < 0 and level + reach + off > 0:
-                is_coarse = True
-                if size * WHOLE < 1.5 and seen[MOST, INDEX] < 0:
-                    put_second(shape, n, x, y, size, level, slope, corners, seen)
-            is_full = level >= reach and least > 0
-            if (level > -reach or most > 0) and not (has_alpha and is_full):
+            for c in range(SIDES):
+                at = corner_of(c)
+                there = shape_at(shape, n, x + size * at[0], y + size * at[1])
+                off = ti.max(off, abs(stop_gradient(there[0]) - level - slope.dot(at)))
+                bend = ti.max(bend, abs(stop_gradient(there[1]) - depth - away.dot(at)))
+            crossed = 0
+            is_full = level > 0
+            first = ti.Vector([0.0] * 4)
+            second = ti.Vector([0.0] * 4)
+            sign = 0.0
+            if abs(level) <= reach + 2.0 * off:
+                put_levels((shape, n), ti.Vector([x, y]), size, here)
+                crossed, border = cross_sides((shape, n), ti.Vector([x, y]), size, here, table)
+                is_full = border > 0.5 * SIDES
+                if (border_place(0, table) - border_place(1, table)).norm() < _FLAT and crossed == 2:
+                    crossed = 0  # it only touches a corner
+                if crossed > 0:
+                    is_straight, first, second, sign = lines_of(crossed, here, table)
+                    is_coarse |= not is_straight or (sign != 0 and seen[MOST, INDEX] >= 0)
+                is_coarse |= sign == 0 and off > _BENT * slope.norm()
+            is_full = is_full and crossed == 0
+            if (crossed > 0 or is_full) and not (has_alpha and is_full):
                 kept = 0
                 for q in range(found):
                     ahead = seen[q, DEPTH] - depth
@@ -95,11 +107,15 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
                     is_coarse = True
                     place = farthest_of(depth - 0.5 * (abs(away[0]) + abs(away[1])), is_full, seen)
                 if place >= 0:
+                    for c in ti.static(range(BULGE + 1)):
+                        seen[place, c] = first[c]
+                        if sign != 0 and seen[MOST, INDEX] < 0:
+                            seen[MOST, c] = second[c]
+                    if sign != 0 and seen[MOST, INDEX] < 0:
+                        seen[MOST, INDEX] = n
+                        seen[MOST, SIGN] = sign
                     seen[place, INDEX] = n
                     seen[place, COVERS] = ti.select(is_full, 1.0, 0.0)
-                    seen[place, LEVEL] = level
-                    seen[place, GX] = slope[0]
-                    seen[place, GY] = slope[1]
                     seen[place, DEPTH] = depth
                     seen[place, DX] = away[0]
                     seen[place, DY] = away[1]
@@ -113,36 +129,47 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
 
 
 @ti.func
-def put_second(shape: ti.template(), n, x, y, size, level, slope, corners, seen: ti.template()):
-    """Put a second plane of the level of shape n, that of the corner farthest from the first one, into the last row.
+def lines_of(count, here: ti.template(), table: ti.template()):
+    """The edge between the places where a shape crosses the sides of a square, as one line or two.
 
-    The level is the larger one of both, or the smaller one, as at a corner of a polygon or in a thin strip.
+    Returns whether arcs between them are nearly straight, both lines, and the sign of the second one, 0 if there is
+    none.  An arc between two places of one side has two chords.  Places without an arc have their tangents, as beside a
+    corner of a polygon.
     """
-    most = 0.0 * level
+    rows = ti.min(count, ROWS)
+    start = ti.select(here[0, 0] > 0, 0, 1)
+    step, turned = step_to_mate(count, start, table)
+    is_straight = turned < 4.0 * _BENT and (count == 2 or count == 4)
+    first = ti.Vector([0.0] * 4)
+    second = ti.Vector([0.0] * 4)
     at = ti.Vector([0.0, 0.0])
-    for c in range(4):
-        there = ti.Vector([(c % 2) - 0.5, (c // 2) - 0.5])
-        off = corners[c] - level - slope.dot(there)
-        if abs(off) > abs(most):
-            most = off
-            at = there
-    sign = ti.select(most > 0, 1.0, -1.0)
-    px = x + size * at[0]
-    py = y + size * at[1]
-    found = shape_at(shape, n, px, py)
-    turned = size * level_gradient(shape, "level", found[0], at=(px, py))
-    start = stop_gradient(found[0]) - turned.dot(at)
-    worst = ti.max(0.0, sign * (start - level))
-    for c in range(4):
-        there = ti.Vector([(c % 2) - 0.5, (c // 2) - 0.5])
-        both = ti.max(sign * (level + slope.dot(there)), sign * (start + turned.dot(there)))
-        worst = ti.max(worst, abs(sign * corners[c] - both))
-    if worst < abs(most):
-        seen[MOST, INDEX] = n
-        seen[MOST, SIGN] = sign
-        seen[MOST, LEVEL] = start
-        seen[MOST, GX] = turned[0]
-        seen[MOST, GY] = turned[1]
+    for k in range(2):
+        a = (start + k * ti.select(count == 4, 2, 1)) % rows
+        b = (a + ti.select(k == 0, step, rows - step)) % rows if count == 2 else (a + step) % rows
+        at = border_place(a, table)
+        n = ti.Vector([table[a, NORMAL_X], table[a, NORMAL_Y]])
+        line = ti.Vector([-n.dot(at), n[0], n[1], 0.0])
+        chord, slopes = chord_of(a, b, table)
+        if (is_straight or count > 2) and chord.norm() > _SHORT:
+            bulge = ti.select(chord.cross(n) > 0, 1.0, -1.0) * (slopes[1] - slopes[0]) / 8.0 * chord.norm()
+            bulge = ti.select(is_straight, bulge, 0.0)
+            line = line_through(at, at + chord, n, bulge)
+            is_cap = count == 2 and abs(bulge) > _FLAT and line[NX] * line[NY] == 0  # along a side
+            if is_cap:
+                middle = at + 0.5 * chord - bulge * ti.Vector([line[NX], line[NY]])
+                line = line_through(at, middle, n, 0.25 * bulge)
+        first, second = second, line
+    sign = ti.select(first[S] + first[NX] * at[0] + first[NY] * at[1] > 0, -1.0, 1.0)
+    is_one = abs(first[NX] * second[NY] - first[NY] * second[NX]) < _FLAT and count < 4
+    return is_straight, first, second, ti.select(is_one or (count != 2 and count != 4), 0.0, sign)
+
+
+@ti.func
+def line_through(p, q, inwards, bulge):
+    """The line through two points, with its normal on the side of a vector."""
+    n = ti.Vector([p[1] - q[1], q[0] - p[0]]).normalized()
+    n *= ti.select(n.dot(inwards) > 0, 1.0, -1.0)
+    return ti.Vector([-n.dot(p), n[0], n[1], bulge])
 
 
 @ti.func

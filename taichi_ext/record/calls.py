@@ -307,7 +307,7 @@ _HANDLERS = {
     "replace_gradient": lambda r, call, function, given: replaced(r, given["value"], given["surrogate"]),
     "sqrt_edge": edges.sqrt_edge,
     "boundary_term": edges.boundary_term,
-    "level_at": edges.level_at,
+    "level_at": shapes.level_at,
     "layers": shapes.mean_of_shapes,
     "nearest": shapes.mean_of_shapes,
     **{f.__name__: f for f in (shapes.pixel, shapes.probe, shapes.segment_edge, shapes.ray_level)},

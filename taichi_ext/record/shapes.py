@@ -20,6 +20,7 @@ from taichi_ext.record.edges import (
     require_function,
     shown_value,
 )
+from taichi_ext.record.edges import level_at as level_of_edge
 from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
@@ -172,7 +173,7 @@ def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) ->
     return call(function.boundary_body, distance, *(given[name] for name in ("origin", "direction", "near", "far")))
 
 
-def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
+def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> tuple[Any, ...]:
     """Level, depth, value and alpha of one of the shapes of ``layers`` or ``nearest``."""
     shapes, n = given["shape"], given["n"]
     found = value_of(call(shapes.function, n, given["x"], given["y"]))
@@ -194,6 +195,17 @@ def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) 
         raise UnsupportedError(f"{shapes.kind}: alpha is {shown_value(alpha)}; expected a number from 0 to 1.")
     depth = found[1] if shapes.has_depth else operate(r, "neg", convert(as_value(n), default_types()[0]))
     return level, depth, value, alpha
+
+
+def level_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
+    """A level and its slope at a position: that of an edge, or, given as a pair, of one of the shapes."""
+    if not isinstance(given["level"], tuple):
+        return level_of_edge(r, call, function, given)
+    shape, n = given["level"]
+    x, y = (frozen(r, given[name], name) for name in ("x", "y"))
+    level = shape_at(r, call, function, {"shape": shape, "n": value_of(n), "x": x, "y": y})[0]
+    at = {"shape": shape, "name": "level", "value": level, "at": (x, y)}
+    return as_value(level), level_gradient(r, call, function, at)
 
 
 def level_gradient(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:

@@ -304,10 +304,35 @@ def test_two_straight_edges_of_one_shape_in_layers(kind):
             image[i, j] = function(shape, 1, 0.0, at=(float(i), float(j)))
 
     plan = Jacobian(k, p, image)
-    for width in (0.5, 0.1):
+    for width in (0.5, 0.1, 0.02):
         given = sliver(width).ravel()
         write(p, given)
         J, area = plan(), planar.area_in_pixels(given.reshape(3, 2), 12, H)
         assert worst(J, sign * alpha * flow(triangle, given, 1.0, (12, H))) < 0.002, width
         assert_allclose(read(image), 1 - area if kind == "hole" else alpha * area, atol=1e-6)
     assert_allclose(vjp(k, p, image, image), np.tensordot(read(image), J, 2), rtol=1e-9, atol=1e-12)
+
+
+def test_layers_of_discs_and_their_caps():
+    """Also of caps between two corners of a pixel, and of what is left of a pixel beside one."""
+    p, image = scalars(np.array([3.0, 2.6, 1.0])), outputs(8, 7)
+
+    @ti.func
+    def shape(n, x, y):
+        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(shape, 1, 0.0, at=(float(i), float(j)))
+
+    plan = Jacobian(k, p, image)
+    generator = np.random.default_rng(0)
+    for n in range(30):
+        radius = [0.1, 0.3, 0.6, 1.1, 1.9][n % 5]
+        given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), radius])
+        if n >= 15:
+            given[1] = 4.5 - radius + generator.uniform(-0.002, 0.02)
+        write(p, given)
+        assert worst(plan(), flow(circle, given, 1.0, (8, 7))) < 0.015, given
+        assert_allclose(read(image).sum(), np.pi * radius**2, atol=1e-3)

@@ -199,7 +199,7 @@ def test_shaded_balls():
         write(p, disc)
         found, expected = found + plan(), expected + rim_integral(disc, light, 14, 12)
     columns = np.linalg.norm(expected, axis=(0, 1))
-    assert_allclose(np.linalg.norm(found - expected, axis=(0, 1)), 0, atol=0.005 * columns.min())
+    assert_allclose(np.linalg.norm(found - expected, axis=(0, 1)), 0, atol=0.001 * columns.min())
     write(p, np.array([6.3, 5.7, 3.0]))
     for shape, call in ((ball, layers), (with_depth, nearest)):
         errors = errors_by_column(drawn(shape, call), p, image, sampler(colour, image, 20_000), 0.2, 12)
