@@ -32,7 +32,7 @@ from taichi_ext.boundary.crossings import (
     probe,
 )
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.polygons import SIDES
+from taichi_ext.boundary.polygons import NUDGE, SIDES
 
 _ALIKE = 0.3  # by which jumps may differ between the ends of an arc, relative
 STEEPEST = 8.0  # slope of an arc with respect to its chord
@@ -144,26 +144,30 @@ def put_arcs(shade: ti.template(), count, is_star, meeting, x, y, size, table: t
         if is_there:
             at = border_place(r, table)
             way = meeting - at
+            aside = NUDGE / size * ti.Vector([-way[1], way[0]])
             if is_star:
                 at += 0.5 * way
             else:
                 chord, slopes = chord_of(r, int(table[r, MATE]), table)
                 way = ti.Vector([-chord[1], chord[0]])
+                aside = NUDGE / size * way
                 at += point_of_arc(ti.static(GAUSS), chord, slopes)
-            there = probe(shade, x + size * at[0], y + size * at[1], int(table[r, WHICH]), "level")
+            near = at + aside
+            there = probe(shade, x + size * near[0], y + size * near[1], int(table[r, WHICH]), "level")
             slope = stop_gradient(there[SLOPE])
             g = slope.norm()
-            off = stop_gradient(there[LEVEL]) / (size * g)
+            level = stop_gradient(there[LEVEL]) - size * aside.dot(slope)
+            off = level / (size * g)
             is_there = (abs(off) * size < OFF) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
             if is_there:
-                at -= off * slope / g
+                at += aside - off * slope / g
                 table[r, PX] = x + size * at[0]
                 table[r, PY] = y + size * at[1]
                 table[r, WEIGHT] = size * way.norm() / g
                 if not is_star:
                     across = way.norm_sqr() / way.dot(slope)
                     table[r, WEIGHT] = 0.5 * size * abs(across)
-                    table[r, BESIDE] = -0.6 * stop_gradient(there[LEVEL]) / size * across
+                    table[r, BESIDE] = -0.6 * level / size * across
     return is_there
 
 
@@ -182,8 +186,8 @@ def put_without_arcs(count, x, y, size, meeting, apart, table: ti.template()):
         length = 0.5 * abs(way.dot(ti.Vector([table[r, NX], table[r, NY]])))
         if is_star:
             length = (meeting - at).norm()
-        table[r, PX] = x + size * at[0]
-        table[r, PY] = y + size * at[1]
+        table[r, PX] = x + size * at[0] + NUDGE * table[r, NX]
+        table[r, PY] = y + size * at[1] + NUDGE * table[r, NY]
         table[r, WEIGHT] = size * length / table[r, SLOPE_NORM]
 
 

@@ -23,7 +23,7 @@ from taichi_ext.boundary.arcs import GAUSS, OFF, STEEPEST, border_place, chord_o
 from taichi_ext.boundary.crossings import BX, BY, NX, NY, corner_of
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import SIDES, WHOLE, middle_of_square, side_of_square
+from taichi_ext.boundary.polygons import NUDGE, SIDES, WHOLE, middle_of_square, side_of_square
 
 _AT, _LEVEL, _SLOPE = range(3)  # of a place on a side: how far along it, the level there, its slope along the side
 ROWS = 8  # of the table of places
@@ -128,19 +128,27 @@ def put_levels(level: ti.template(), middle, size, here: ti.template()):
     """Put the level and its slope, in the square, at the corners and the centre into the table.
 
     A corner of level 0 has the other sign than the centre, so two squares see an edge on the side between them.  Where
-    the slope is 0, too, there is no edge.
+    the slope is 0, too, also beside it, there is no edge.
     """
-    for k in range(SIDES + 1):
+    is_beside = False
+    for n in range(2 * (SIDES + 1)):
+        k = n // 2
         c = SIDES - k  # the centre first
-        at = corner_of(c) * ti.select(c == SIDES, 0.0, 1.0)
-        value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
-        there = stop_gradient(value)
-        is_flat = size * slope.norm() <= _FLAT * abs(here[SIDES, 0])  # where there is no edge
-        nearly = ti.select(is_flat, _TIE, -_TIE) * here[SIDES, 0]
-        nearly = ti.select(k == 0 or here[SIDES, 0] == -_LEAST, -_LEAST, nearly)
-        here[c, 0] = ti.select(there == 0, nearly, there)
-        here[c, 1] = size * slope[0]
-        here[c, 2] = size * slope[1]
+        if n % 2 == 0 or is_beside:
+            at = corner_of(c) * ti.select(c == SIDES, 0.0, 1.0)
+            if is_beside:
+                at -= NUDGE / size * ti.select(c == SIDES, ti.Vector([1.0, 0.7]), 2.0 * at)
+            value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
+            there = stop_gradient(value)
+            is_flat = size * slope.norm() <= _FLAT * abs(here[SIDES, 0])  # where there is no edge
+            if not is_beside:
+                here[c, 0] = there
+            is_beside = n % 2 == 0 and there == 0 and slope.norm() == 0
+            if here[c, 0] == 0 and not is_beside:
+                nearly = ti.select(is_flat, _TIE, -_TIE) * here[SIDES, 0]
+                here[c, 0] = ti.select(k == 0 or here[SIDES, 0] == -_LEAST, -_LEAST, nearly)
+            here[c, 1] = size * slope[0]
+            here[c, 2] = size * slope[1]
 
 
 @ti.func
@@ -166,6 +174,7 @@ def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: 
                 t = next_place(low, high, turn)
                 is_done = t < 0
                 if not is_done:
+                    t += NUDGE * (ti.select(t - low[_AT] < high[_AT] - t, high[_AT], low[_AT]) - t)
                     at = start + t * way
                     value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
                     there = stop_gradient(value)
@@ -179,7 +188,7 @@ def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: 
                         at = start + found * way
                         inside += ti.select(low[_LEVEL] > 0, found, -found)
                         if count < ROWS:
-                            g = slope.norm()
+                            g = ti.max(slope.norm(), _LEAST)
                             table[count, BX] = at[0]
                             table[count, BY] = at[1]
                             table[count, NX] = slope[0] / g
@@ -256,8 +265,8 @@ def step_to_mate(count, first, table: ti.template()):
 def area_by_arcs(level: ti.template(), middle, size, zero, count, first, step, is_arcs, is_tied, table: ti.template()):
     """The area between arcs and the centre, 0 with its tangent, and whether edges are there.
 
-    The terms of an arc are at the two points of Gauss' rule for its chord.  The edge is off its arc by
-    ``t^2 (1 - t)^2`` times a number.  Without arcs, the sides are scan lines, which give the mean length of edges.
+    The terms of an arc are at the two points of Gauss' rule for its chord, one on each side of it.  The edge is off its
+    arc by ``t^2 (1 - t)^2`` times a number.  Without arcs, the sides are scan lines, for the mean length of edges.
     """
     area = 0.0 * size
     motion = zero
@@ -273,12 +282,14 @@ def area_by_arcs(level: ti.template(), middle, size, zero, count, first, step, i
             if leaves:
                 area += 0.5 * (at[0] * chord[1] - at[1] * chord[0]) + (slopes[1] - slopes[0]) / 12.0 * chord.norm_sqr()
             at += point_of_arc(ti.static(GAUSS), chord, slopes)
-        there, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
-        g = slope.norm()
+        aside = NUDGE / size * ti.select(is_arcs, way, ti.Vector([table[r, NX], table[r, NY]]))
+        near = at + aside
+        there, slope = level_at(level, middle[0] + size * near[0], middle[1] + size * near[1])
+        g = ti.max(slope.norm(), _LEAST)
         weight = 0.0 * size
         if is_arcs:
-            across = way.norm_sqr() / abs(way.dot(slope))
-            beside = stop_gradient(there) / size
+            across = way.norm_sqr() / ti.max(abs(way.dot(slope)), _LEAST)
+            beside = stop_gradient(there) / size - aside.dot(slope)
             weight = 0.5 * size * across
             area += 0.6 * beside * across
             is_there = is_there and abs(beside) * size < OFF * g

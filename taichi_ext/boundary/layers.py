@@ -60,6 +60,7 @@ from taichi_ext.boundary.shape_table import (
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that a line bounds: inside, outside or in front of a shape
 _FLAT = 1e-20
 _SHORT = 0.01  # of the square: a chord whose ends are too near to each other to tell its direction
+_ASIDE = 1e-6  # of a pixel: how far from an edge its slope is taken, as it may be 0 on it: max(x, 0) where x is 0
 _NEAR = 0.1  # of the square: how far the middle of a chord may be from its edge
 
 
@@ -230,6 +231,9 @@ def mean_of_square(
                         along = part[m] + GAUSS * (part[1 - m] - part[m])
                         mx = x - size * (lines[e, S] * lines[e, NX] + along * lines[e, NY])
                         my = y - size * (lines[e, S] * lines[e, NY] - along * lines[e, NX])
+                        if lines[e, KIND] != ORDER:
+                            mx += _ASIDE * lines[e, NX]
+                            my += _ASIDE * lines[e, NY]
                         other = shape_at(shape, int(lines[e, OTHER]), mx, my)
                         value = stop_gradient(background * 1.0)
                         moved = other[0] - stop_gradient(other[0])

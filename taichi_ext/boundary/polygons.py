@@ -19,9 +19,10 @@ WIDE = 0.12  # of the square: how far the middle of an area must be from its edg
 FINEST = 5  # how often a pixel can be halved
 WHOLE = 2**FINEST  # the side of a pixel, in smallest squares
 SIDES = 4  # of the square: the first lines
+NUDGE = 1e-4  # of a pixel: how far from an edge its slope is taken, as it may be 0 on it: max(x, 0) where x is 0
 CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
-_PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
+PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
 
 
 @ti.func
@@ -118,10 +119,10 @@ def part_of_line(e, last, lines: ti.template()):
         if k != e:
             inside = lines[k, S] + lines[k, NX] * px + lines[k, NY] * py
             along = lines[k, NY] * lines[e, NX] - lines[k, NX] * lines[e, NY]
-            if abs(along) < _PARALLEL:
-                if inside < -_PARALLEL:
+            if abs(along) < PARALLEL:
+                if inside < -PARALLEL:
                     high = low
-                elif inside < _PARALLEL:
+                elif inside < PARALLEL:
                     weight *= 0.5
             elif along > 0:
                 low = ti.max(low, -inside / along)
