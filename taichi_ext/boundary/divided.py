@@ -74,7 +74,7 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
-        put_levels(level, middle, size, here)
+        put_levels(level, middle, size, 0.0, here)
         level_here = here[SIDES, 0]
         gx = here[SIDES, 1]
         gy = here[SIDES, 2]
@@ -124,11 +124,11 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
 
 
 @ti.func
-def put_levels(level: ti.template(), middle, size, here: ti.template()):
+def put_levels(level: ti.template(), middle, size, shared, here: ti.template()):
     """Put the level and its slope, in the square, at the corners and the centre into the table.
 
-    A corner of level 0 has the other sign than the centre, so two squares see an edge on the side between them.  Where
-    the slope is 0, too, also beside it, there is no edge.
+    A corner that is as near to an edge as ``shared``, in sides of the square, has the other sign than the centre, so
+    two squares see an edge on the side between them.  Where the slope is 0, too, also beside it, there is no edge.
     """
     is_beside = False
     for n in range(2 * (SIDES + 1)):
@@ -144,7 +144,8 @@ def put_levels(level: ti.template(), middle, size, here: ti.template()):
             if not is_beside:
                 here[c, 0] = there
             is_beside = n % 2 == 0 and there == 0 and slope.norm() == 0
-            if here[c, 0] == 0 and not is_beside:
+            nearest = ti.select(k == 0, 0.0, shared) * size * slope.norm()
+            if abs(here[c, 0]) <= nearest and not is_beside:
                 nearly = ti.select(is_flat, _TIE, -_TIE) * here[SIDES, 0]
                 here[c, 0] = ti.select(k == 0 or here[SIDES, 0] == -_LEAST, -_LEAST, nearly)
             here[c, 1] = size * slope[0]

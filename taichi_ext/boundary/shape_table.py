@@ -15,7 +15,7 @@ from taichi_ext.boundary.crossings import corner_of
 from taichi_ext.boundary.divided import ROWS, cross_sides, put_levels, step_to_mate
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import SIDES
+from taichi_ext.boundary.polygons import PARALLEL, SIDES
 
 MOST = 6  # shapes of which parts can be seen in one square; the row after them is for a second edge of one of them
 
@@ -76,8 +76,8 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
             first = ti.Vector([0.0] * 4)
             second = ti.Vector([0.0] * 4)
             sign = 0.0
-            if abs(level) <= reach + 2.0 * off:
-                put_levels((shape, n), ti.Vector([x, y]), size, here)
+            if abs(level) <= ti.static(1.0 + PARALLEL) * reach + 2.0 * off:  # two squares see an edge on a side
+                put_levels((shape, n), ti.Vector([x, y]), size, PARALLEL, here)
                 crossed, border = cross_sides((shape, n), ti.Vector([x, y]), size, here, table)
                 is_full = border > 0.5 * SIDES
                 if (border_place(0, table) - border_place(1, table)).norm() < _FLAT and crossed == 2:
