@@ -197,6 +197,10 @@ class _Trial(NamedTuple):
     is_noise: bool = False
 
 
+_MEASURABLE = 100.0  # changes of a cost, as a multiple of its rounding error
+_WRONG = "A short step changes the cost by another amount than J says; check_jacobian tells whether J is right."
+
+
 @dataclass
 class _Minimisation:
     evaluate: Callable[[np.ndarray], Point]
@@ -243,6 +247,8 @@ class _Minimisation:
                 is_known = is_moved or (is_first and not step.damping)
                 reason = self._small(before, step, trial, norms, radius, is_moved=is_known)
                 if reason is not None:
+                    is_right = reason[0] not in (2, 3) or self._fits(before, step, trial)
+                    reason = reason if is_right else (-2, _WRONG)
                     break
         return Ended(here.point, here.system.gradient, *reason, self.evaluations, self.seconds)
 
@@ -297,6 +303,23 @@ class _Minimisation:
         if trial.better is None and radius <= np.finfo(float).eps * np.sqrt(cost):
             return -2, "No step lowers the cost, however short; check_jacobian tells whether J is right."
         return None
+
+    def _fits(self, here: _Place, step: _Step, trial: _Trial) -> bool:
+        """Whether the cost at both ends of a short step agrees with J, or has a kink there.
+
+        A smooth cost changes by opposite amounts; a right J says by how much.
+        """
+        ahead, least = trial.change, _MEASURABLE * self.limits.noise * here.point.cost
+        if not np.isfinite(ahead) or ahead >= 0.25 * step.predicted or step.predicted <= least:
+            return True
+        x = self.space.plus(here.point.x, -step.vector)
+        at = self.space.coordinates(x)
+        if (at < self.space.low).any() or (at > self.space.high).any():
+            return True
+        back = here.point.cost - self._at(x).cost
+        size = abs(ahead) + abs(back)
+        is_smooth = abs(ahead + back) <= 0.1 * size
+        return not (np.isfinite(back) and (is_smooth or size <= 0.5 * abs(step.slope)))
 
     def _at(self, x: np.ndarray) -> Point:
         self.evaluations += 1

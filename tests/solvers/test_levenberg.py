@@ -135,6 +135,51 @@ def test_all_ends_have_words():
     assert_array_equal(ended.point.x, [-1.2, 1.0])
 
 
+def decay(p):
+    t = np.linspace(0, 2, 20)
+    return p[0] * np.exp(-p[1] * t) + p[2] - 2.5 * np.exp(-1.3 * t) - 0.3
+
+
+def decay_rows(p):
+    t = np.linspace(0, 2, 20)
+    return np.stack([np.exp(-p[1] * t), -p[0] * t * np.exp(-p[1] * t), np.ones_like(t)], 1)
+
+
+WRONG = {
+    "decay, second column": (decay, lambda p: decay_rows(p) * [1, -1, 1], [1.0, 1.0, 0.0]),
+    "decay, third column": (decay, lambda p: decay_rows(p) * [1, 1, -1], [1.0, 1.0, 0.0]),
+    "decay, first column": (decay, lambda p: decay_rows(p) * [-1, 1, 1], [1.0, 1.0, 0.0]),
+    "decay, size of a column": (decay, lambda p: decay_rows(p) * [1, 30, 1], [1.0, 1.0, 0.0]),
+    "banana, first entry": (banana, lambda x: banana_rows(x) * [[-1, 1], [1, 1]], [-1.2, 1.0]),
+    "banana, second entry": (banana, lambda x: banana_rows(x) * [[1, -1], [1, 1]], [-1.2, 1.0]),
+    "banana, second row": (banana, lambda x: banana_rows(x) * [[1, 1], [-1, 1]], [-1.2, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_jacobian_is_no_success(name):
+    """The first steps lower the cost; SciPy and MINPACK end with success by xtol."""
+    residuals, jacobian, start = WRONG[name]
+    ended, lines = run(residuals, jacobian, start, ftol=1e-8, xtol=1e-8, gtol=1e-8)
+    assert lines[-1].cost < lines[0].cost
+    assert ended.status == -2 and "check_jacobian" in ended.message
+
+
+def kinked(x):
+    return np.array([abs(x[0] - 1) + 0.5 * x[0], abs(x[1]) + 1, 0.1 * x[0] + 0.05 * x[1]])
+
+
+def kinked_rows(x):
+    return np.array([[np.sign(x[0] - 1) + 0.5, 0], [0, np.sign(x[1])], [0.1, 0.05]])
+
+
+@pytest.mark.parametrize("start", [[3.0, 2.0], [0.5, -3.0]])
+def test_a_minimum_at_a_kink_is_a_success(start):
+    ended, _ = run(kinked, kinked_rows, start, ftol=1e-8, xtol=1e-8, gtol=1e-8)
+    assert ended.status > 0
+    assert abs(ended.point.x[1]) < 1e-6
+
+
 def test_qr_keeps_digits():
     """Columns that differ by 1e-9: the solution is right with QR, while JtJ is singular to rounding."""
     J = np.array([[1.0, 1.0], [1.0, 1.0 + 1e-9], [0.0, 1e-9]])
