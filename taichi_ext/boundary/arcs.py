@@ -186,8 +186,8 @@ def put_without_arcs(count, x, y, size, meeting, apart, table: ti.template()):
         length = 0.5 * abs(way.dot(ti.Vector([table[r, NX], table[r, NY]])))
         if is_star:
             length = (meeting - at).norm()
-        table[r, PX] = x + size * at[0] + NUDGE * table[r, NX]
-        table[r, PY] = y + size * at[1] + NUDGE * table[r, NY]
+        table[r, PX] = x + size * at[0]
+        table[r, PY] = y + size * at[1]
         table[r, WEIGHT] = size * length / table[r, SLOPE_NORM]
 
 
