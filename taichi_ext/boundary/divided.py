@@ -136,10 +136,14 @@ def put_levels(level: ti.template(), middle, size, shared, here: ti.template()):
         c = SIDES - k  # the centre first
         if n % 2 == 0 or is_beside:
             at = corner_of(c) * ti.select(c == SIDES, 0.0, 1.0)
+            aside = -NUDGE / size * ti.select(c == SIDES, ti.Vector([1.0, 0.7]), 2.0 * at)
             if is_beside:
-                at -= NUDGE / size * ti.select(c == SIDES, ti.Vector([1.0, 0.7]), 2.0 * at)
+                at += aside
             value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
             there = stop_gradient(value)
+            rise = size * slope.dot(aside)
+            if is_beside and abs(there - rise) > 0.25 * abs(rise):  # as at the bottom of a parabola
+                slope *= 0.0
             is_flat = size * slope.norm() <= _FLAT * abs(here[SIDES, 0])  # where there is no edge
             if not is_beside:
                 here[c, 0] = there
