@@ -21,6 +21,7 @@ from taichi_ext.program.build import (
     add,
     cast,
     is_number,
+    is_same,
     literal,
     multiply,
     operation,
@@ -178,7 +179,7 @@ class Block:
         """The operands of an operation, each with its part of the adjoint."""
         for x, root in (node.args, node.args[::-1]) if node.name == "mul" else ():
             found = self._definition(root)
-            if isinstance(found, Op) and found.name == "sqrt" and _is_same(found.args[0], x):
+            if isinstance(found, Op) and found.name == "sqrt" and is_same(found.args[0], x):
                 partial = multiply(self._value(root, node.dtype, values), 1.5)  # without a division, and at 0
                 return [(x, self.times(ws, partial, is_singular=False))]
         rule = rule_of(node, self._definition, is_again=self.sweep.is_again)
@@ -305,12 +306,6 @@ class Block:
         for local, w in zip(gather.sums[key], ws, strict=True):  # type: ignore[index]
             if not is_number(w, 0):
                 self.emit(ir.Assign(Read(local), cast(add(Read(local), w), dtype)))
-
-
-def _is_same(a: Value, b: Value) -> bool:
-    """Whether two values are one, or the same local."""
-    are_locals = isinstance(a, Read) and isinstance(b, Read) and not a.index and not b.index
-    return a is b or (are_locals and a.local is b.local)  # type: ignore[attr-defined]
 
 
 def _and(a: Value, b: Value) -> Value:

@@ -151,10 +151,13 @@ def _followed_call(self: Kernel, *args: object, **kwargs: object) -> object:
         return _originals["call"](self, *args, **kwargs)
     with ending:
         _check_no_gradient(self)
-        given = process_args(self, args, kwargs)
-        if any(isinstance(a, ti.Matrix) and a.is_host_access for a in given):  # entries of fields, which Python reads
-            given = tuple(ti.Matrix(a.to_list()) if isinstance(a, ti.Matrix) and a.is_host_access else a for a in given)
-        return follower.launch(self, given)
+        return follower.launch(self, tuple(map(_with_numbers, process_args(self, args, kwargs))))
+
+
+def _with_numbers(argument: Any) -> Any:
+    """An argument; of an entry of a field of vectors, its numbers, which Python reads."""
+    is_entry = isinstance(argument, ti.Matrix) and argument.is_host_access
+    return ti.Matrix(argument.to_list()) if is_entry else argument
 
 
 class _Over(BaseException):  # which code of users does not catch

@@ -148,9 +148,11 @@ def _picked(x: Coefficient) -> Coefficient:
     return negative(_picked(x.args[0])) if x.name == "neg" else x.args[1]
 
 
-def _is_same(a: ir.Value, b: ir.Value | None) -> bool:
-    """Whether two conditions are the same value, or the same local."""
-    return a is b or (isinstance(a, ir.Read) and isinstance(b, ir.Read) and (a.local, a.index) == (b.local, ()))
+def is_same(a: ir.Value, b: ir.Value | None) -> bool:
+    """Whether two values are one, or the same scalar local."""
+    if a is b:
+        return True
+    return isinstance(a, ir.Read) and isinstance(b, ir.Read) and a.local is b.local and not a.index and not b.index
 
 
 def add(a: Coefficient, b: Coefficient) -> Coefficient:
@@ -161,7 +163,7 @@ def add(a: Coefficient, b: Coefficient) -> Coefficient:
     if not isinstance(a, ir.Value) and not isinstance(b, ir.Value):
         return a + b
     condition = _condition(a)
-    if condition is not None and _is_same(condition, _condition(b)):
+    if condition is not None and is_same(condition, _condition(b)):
         return select(condition, add(_picked(a), _picked(b)), 0)
     if isinstance(b, ir.Op) and b.name == "neg":
         return operation("sub", a, b.args[0])

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from taichi_ext.program import Const, FoldedConst, Op, Read, Type, Value
+from taichi_ext.program import Const, FoldedConst, Op, Type, Value
 from taichi_ext.program.build import (
     GUARDED,
     GUARDED_BOTH,
@@ -27,6 +27,7 @@ from taichi_ext.program.build import (
     Coefficient,
     add,
     is_number,
+    is_same,
     literal,
     multiply,
     negative,
@@ -194,13 +195,6 @@ def partials_of_operation(
             partial = partial(*values)
         if not is_number(partial, 0):
             yield arg, partial
-
-
-def is_same(a: Value, b: Value) -> bool:
-    """Whether two operands are the same value."""
-    if a is b:
-        return True
-    return isinstance(a, Read) and isinstance(b, Read) and a.local is b.local and not a.index and not b.index
 
 
 def _is_sum_of_squares(x: Value, definition: Callable[[Value], Value]) -> bool:
