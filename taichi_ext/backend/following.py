@@ -151,7 +151,8 @@ def _followed_call(self: Kernel, *args: object, **kwargs: object) -> object:
         return _originals["call"](self, *args, **kwargs)
     with ending:
         _check_no_gradient(self)
-        return follower.launch(self, tuple(map(_with_numbers, process_args(self, args, kwargs))))
+        given = [_with_numbers(argument) for argument in process_args(self, args, kwargs)]
+        return follower.launch(self, tuple(given))  # of an iterator, Python makes a longer tuple, and keeps the cut one
 
 
 def _with_numbers(argument: Any) -> Any:

@@ -105,7 +105,7 @@ def layers(shape: object, count: object, background: object, *args: object, at: 
         ...         image[i, j] = layers(shape, 2, 0.0, at=(float(i), float(j)))
         >>> by_radius = jacobian(draw, discs, image)[..., 2].sum((0, 1))
         >>> print(by_radius.round(1))  # of the first, only the part of its rim that is seen counts
-        [34.2 90.5]
+        [34.2 90.8]
     """
     leave_to_engine("layers", count)
 
