@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import textwrap
 import types
 
 import constant_modules
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import taichi as ti
 from constant_modules import doubled, force, pull
-from differences import outputs, read, scalars
+from differences import integers, outputs, read, scalars
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import (
@@ -407,99 +409,39 @@ class TestAttributes:
             jacobian(by_attribute, "s.r", s.y)
 
 
+WHOLE = "(whole number|index) is computed here from a Python number"
+REFUSED = {  # the kernel, what is said, and the number
+    "static": (
+        "y[0] = ti.static(2 * gravity) * x[0] + gravity",
+        r'(?s)File "<kernels.*", line \d+.*ti.static',
+        "gravity",
+    ),
+    "static choice": ("if ti.static(gravity > 1):\n    y[0] = x[0] + gravity", "ti.static", "gravity"),
+    "bound of a loop": ("for i in range(whole):\n    y[i] = x[i] * whole", r'(?s)File ".*bound of a loop', "whole"),
+    "index": ("y[1] = x[whole]", WHOLE, "whole"),
+    "item": ("y[1] = values[whole] * x[0]", WHOLE, "whole"),
+    "int": ("y[1] = int(whole * 1.5)", WHOLE, "whole"),
+    "cast": ("y[1] = ti.cast(whole, ti.i32)", WHOLE, "whole"),
+    "floor": ("y[1] = ti.floor(whole * 0.5) * x[0]", WHOLE, "whole"),
+    "local": ("n = whole\ny[1] = n * x[0]", WHOLE, "whole"),
+    "product": ("for i in range(3):\n    y[i] = whole * i * x[0]", WHOLE, "whole"),
+    "bits": ("y[1] = (whole << 1) * x[0]", WHOLE, "whole"),
+    "store": ("counts[0] = gravity\ny[0] = gravity * x[0]", WHOLE, "gravity"),
+    "assignment": ("n = 1\nn = 2 * gravity\ny[0] = gravity * x[n]", WHOLE, "gravity"),
+}
+
+
 class TestRefusals:
     """What depends on such a number in a way that has no derivative is never taken for a constant."""
 
-    def refuse(self, body, words, name="gravity", kind=UnsupportedError):
-        x, y = scalars(X), outputs(3)
-        with pytest.raises(kind, match=words):
-            jacobian(body(x, y), name, y)
-
-    def test_static(self):
-        def make(x, y):
-            @ti.kernel
-            def k():
-                y[0] = ti.static(2 * gravity) * x[0] + gravity
-
-            return k
-
-        self.refuse(make, r'(?s)File ".*test_constants.py", line \d+.*ti.static')
-
-    def test_static_choice(self):
-        def make(x, y):
-            @ti.kernel
-            def k():
-                if ti.static(gravity > 1):
-                    y[0] = x[0] + gravity
-
-            return k
-
-        self.refuse(make, "ti.static")
-
-    def test_bound_of_a_loop(self):
-        def make(x, y):
-            @ti.kernel
-            def k():
-                for i in range(whole):
-                    y[i] = x[i] * whole
-
-            return k
-
-        self.refuse(make, r'(?s)File ".*bound of a loop', "whole")
-
-    @pytest.mark.parametrize("kind", ["index", "item", "int", "cast", "floor", "local", "product", "bits"])
-    def test_whole_numbers(self, kind):
-        values = [1.0, 2.0, 3.0]
-
-        def make(x, y):
-            @ti.kernel
-            def k():
-                y[0] = whole * x[0]
-                if ti.static(kind == "index"):
-                    y[1] = x[whole]
-                elif ti.static(kind == "item"):
-                    y[1] = values[whole]
-                elif ti.static(kind == "int"):
-                    y[1] = int(whole * 1.5)
-                elif ti.static(kind == "cast"):
-                    y[1] = ti.cast(whole, ti.i32)
-                elif ti.static(kind == "floor"):
-                    y[1] = ti.floor(whole * 0.5) * x[0]
-                elif ti.static(kind == "local"):
-                    n = whole
-                    y[1] = n * x[0]
-                elif ti.static(kind == "product"):
-                    for i in range(3):
-                        y[i] = whole * i * x[0]
-                else:
-                    y[1] = (whole << 1) * x[0]
-
-            return k
-
-        self.refuse(make, "(whole number|index) is computed here from a Python number", "whole")
-
-    def test_stores_to_whole_numbers(self):
-        counts = ti.field(ti.i32, shape=2)
-
-        def store(x, y):
-            @ti.kernel
-            def k():
-                counts[0] = gravity
-                y[0] = gravity * x[0]
-
-            return k
-
-        def assign(x, y):
-            @ti.kernel
-            def k():
-                n = 1
-                n = 2 * gravity
-                y[0] = gravity * x[n]
-
-            return k
-
-        for make in (store, assign):
-            self.refuse(make, "whole number is computed here from a Python number")
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_kernels(self, name):
+        body, words, number = REFUSED[name]
+        scope = {"x": scalars(X), "y": outputs(3), "counts": integers([0, 0]), "values": [1.0, 2.0, 3.0]}
+        table = "k:\n" + textwrap.indent(body, "    ")
+        k = kernels_of(table, **scope, gravity=gravity, whole=whole)["k"]
+        with pytest.raises(UnsupportedError, match=words):
+            jacobian(k, number, scope["y"])
 
     def test_choices_of_python_functions(self):
         s = Solver()

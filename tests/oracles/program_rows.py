@@ -38,16 +38,16 @@ class Row:
     asked: str
     body: str
 
-    def made(self) -> tuple[Any, tuple[Any, Any], dict[str, Any]]:
-        """The kernel, ``params, outs``, and arguments of ``check_jacobian`` by name."""
-        scope = {"ti": ti, "tm": tm, "np": np, "real": real, **vars(differences)}
+    def made(self, **also: Any) -> tuple[Any, tuple[Any, Any], dict[str, Any]]:
+        """The kernel, ``params, outs``, and arguments of ``check_jacobian`` by name; ``also`` is what the row names, too."""
+        scope = {"ti": ti, "tm": tm, "np": np, "real": real, **vars(differences), **also}
         names = set(scope)
         exec(self.fields, scope)
         text = textwrap.dedent(self.body)
         last = [node.end_lineno for node in ast.parse(text).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
         lines, end = text.splitlines(keepends=True), last[-1] if last else 0
         definitions, kernel = "".join(lines[:end]), "".join(lines[end:])
-        own = {name: value for name, value in scope.items() if name not in names}
+        own = {name: value for name, value in scope.items() if name not in names or name in also}
         kernel = kernels_of(f"k{self.arguments}:\n{textwrap.indent(kernel, '    ')}", definitions=definitions, **own)[
             "k"
         ]
