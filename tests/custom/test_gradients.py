@@ -8,6 +8,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, read, scalars, vector_outputs, vectors, write
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
 from reverse_mode import check_transpose, gradient_field
@@ -40,6 +41,10 @@ def empty_registry():
 V, S = np.array([0.3, 0.8]), 0.5
 BY_V = np.column_stack([S * np.eye(2) + np.outer(V, V), V + V * S])
 MANY = np.linspace(0.1, 1.0, 40)
+X = np.array([0.3, 0.6, 0.72, 1.2])
+after, BY_STEPS = X, 1.0
+for _ in range(3):
+    after, BY_STEPS = after + 0.5 * after**2, BY_STEPS * (1 + 0.5 * after)  # half of autodiff's slope
 SMALL = 3
 # functions with rules, and a kernel that calls them; x, y, J in closed form (or None), and what y holds then
 RULES = """
@@ -241,6 +246,116 @@ replace_gradient: x, y = field([0.37, 0.84]), zeros(3) | x, y, [[10, 0], [2, 1],
     w = replace_gradient(ti.floor(ti.Vector([x[0], x[1]])), ti.Vector([x[1], x[0]]))
     y[1] = w[0] + 2 * w[1]
     y[2] = replace_gradient(x[0] * x[0], 1.0)
+rounded_vectors: x, y = field(X), zeros(4) | x, y, np.diag([7.0] * 4)
+    for i in x:
+        v = replace_gradient(ti.round(ti.Vector([x[i], 3.0 * x[i]])), ti.Vector([x[i], 3.0 * x[i]]))
+        y[i] = v[0] + 2.0 * v.y
+rounded_structs: x, y = field(X), zeros(4); Pair = ti.types.struct(a=ti.f64, b=ti.f64) | x, y, np.diag(2 * X + 3)
+    for i in x:
+        pair = replace_gradient(Pair(a=ti.floor(x[i]), b=2.0), Pair(a=x[i] * x[i], b=x[i]))
+        y[i] = pair.a + 3.0 * pair.b
+several_rounded_values: x, y = field(X), zeros(4) | x, y, np.diag([3.0] * 4)
+    for i in x:
+        p, q = replace_gradient((ti.ceil(x[i]), ti.cast(ti.cast(x[i], ti.i32), ti.f64)), (x[i], 2.0 * x[i]))
+        y[i] = p + q
+bits: x, y = field(X), zeros(4) | x, y, np.diag(X.view(np.int64) % 7 + np.array([0, 1, 1, 2]))
+    for i in x:
+        bits = ti.cast(ti.bit_cast(x[i], ti.i64) % 7, ti.f64)
+        y[i] = x[i] * stop_gradient(bits) + x[i] * ti.cast(tm.popcnt(i), ti.f64)
+stopped_integers: x, y = field(X), zeros(4) | x, y, np.diag(np.arange(4) + (X > 0.5) + 2)
+    for i in x:
+        pair = stop_gradient(ti.Vector([i, 2]))
+        y[i] = x[i] * stop_gradient(i) + x[i] * float(stop_gradient(x[i] > 0.5)) + pair[1] * x[i]
+template_arguments: x, y = field(X), zeros(4); scale = field([2.0]) | x, y, np.diag(3 * X + 5)
+    @ti.func
+    def g(a, is_cubed: ti.template(), count: ti.template(), table: ti.template()):
+        return a * a
+    @boundary_gradient(g)
+    def _(a, is_cubed, count, table, d_a):
+        t = d_a
+        if ti.static(is_cubed):
+            t = 3.0 * a * d_a
+        for _ in ti.static(range(count)):
+            t += table[0] * d_a
+        return t
+    for i in x:
+        y[i] = g(x[i], True, 2, scale) + g(x[i], False, 0, scale)
+defaults_and_keywords: x, y = field(X), zeros(4) | x, y, np.diag(3.0 + 20 + np.arange(4))
+    @ti.func
+    def g(a, b=2.0, n=3):
+        return a * b * n
+    @boundary_gradient(g)
+    def _(a, b, n, d_a, d_b, d_n):
+        return d_a * n + 10.0 * d_b + d_n
+    for i in x:
+        y[i] = g(x[i]) + g(b=2.0 * x[i], a=1.0) + g(x[i], n=i)
+methods_and_real_functions: x, y = field(X), zeros(4) | x, y, np.diag(13 * X)
+    @ti.data_oriented
+    class Program:
+        count = 4
+        @ti.func
+        def f(self, a):
+            return a * a
+    @ti.real_func
+    def real(a: ti.f64) -> ti.f64:
+        if a > 0.5:
+            return a * a
+        return a
+    @boundary_gradient(Program.f)
+    def _(self, a, d_a):
+        t = 0.0
+        for n in range(self.count):
+            t += n * d_a
+        return t * a
+    @boundary_gradient(real)
+    def _(a, d_a):
+        return 7.0 * a * d_a
+    program = Program()
+    @ti.func
+    def both(a):
+        return program.f(a) + real(a)
+    for i in x:
+        y[i] = both(x[i])
+while_loop_around_a_rule: x, y = field(X), zeros(4) | x, y, np.diag(BY_STEPS)
+    @ti.func
+    def f(a):
+        return a * a
+    @boundary_gradient(f)
+    def _(d_a, auto):
+        return 0.5 * auto
+    for i in x:
+        a = x[i]
+        n = 0
+        while n < 3:
+            a += 0.5 * f(a)
+            n += 1
+        y[i] = a
+loop_around_a_rule_that_is_left: x, y = field(X), zeros(4) | x, y, np.diag(BY_STEPS)
+    @ti.func
+    def f(a):
+        return a * a
+    @boundary_gradient(f)
+    def _(d_a, auto):
+        return 0.5 * auto
+    for i in x:
+        a = x[i]
+        for n in range(5):
+            if n == 0:
+                continue
+            if n == 4:
+                break
+            a += 0.5 * f(a)
+        y[i] = a
+results_of_integers: x, y = field(X), zeros(4) | x, y, np.diag(10 * X * np.floor(3 * X))
+    @ti.func
+    def both(a):
+        return ti.cast(3.0 * a, ti.i32), a * a
+    @boundary_gradient(both)
+    def _(auto):
+        return auto[0], 5.0 * auto[1]
+    for i in x:
+        n, b = both(x[i])
+        y[i] = n * b
 marks_in_loops: x, y = field(SIX), zeros(6) | x, y, None
     @boundary_gradient("m")
     def _(auto, s, d_s, w, d_w, out):
@@ -304,7 +419,7 @@ ROWS = rows_of(RULES)
 def made(name, dtype=ti.f64):
     """The kernel, and what stands in a row of the table."""
     scope = {f.__name__: f for f in (boundary_gradient, edge, mark, replace_gradient, stop_gradient)}
-    scope |= {n: globals()[n] for n in ("V", "S", "BY_V", "MANY", "SMALL")}
+    scope |= {n: globals()[n] for n in ("V", "S", "BY_V", "X", "BY_STEPS", "MANY", "SMALL")}
     scope |= {"SIX": [0.3, 0.8, 0.5, 0.2, 0.7, 0.9], "field": partial(gradient_field, dtype=dtype)}
     kernel, asked, _ = ROWS[name].made(**scope, zeros=lambda *shape: gradient_field(np.zeros(shape), dtype=dtype))
     return kernel, *asked
@@ -577,6 +692,54 @@ def test_unusual_rules_that_are_linear_are_taken(rule, expected):
             y[i] = f(x[i], x[i + 1])
 
     assert_allclose(check_transpose(k, x, y), [expected], rtol=1e-7)
+
+
+INTEGERS = r"replace_gradient: the value is of type (i32|u1).*float\(n\)"
+SHAPES = "replace_gradient: the value has shape .*, the surrogate .*same shape"
+DO_NOT_FIT = {  # what a kernel says of a = x[i], or a rule returns; and what both modes say of it
+    "y[i] = float(replace_gradient(ti.cast(a, ti.i32), a))": INTEGERS,  # the derivative of the surrogate would be lost
+    "y[i] = float(replace_gradient(a > 0.5, a))": INTEGERS,
+    "y[i] = float(replace_gradient(1, a))": INTEGERS,
+    "y[i] = float(replace_gradient(ti.cast(ti.Vector([a, a]), ti.i32), ti.Vector([a, a])).sum())": INTEGERS,
+    "p, q = replace_gradient((a, i), (a, a)); y[i] = p * q": INTEGERS,
+    "y[i] = replace_gradient(ti.Vector([a, a]), a)[0]": SHAPES,
+    "y[i] = replace_gradient(ti.Vector([a, a]), ti.Vector([a, a, a]))[0]": SHAPES,
+    "y[i] = replace_gradient(Pair(a=a, b=a), Other(a=a, c=a)).b": SHAPES,
+    "y[i] = replace_gradient(a, 'text')": SHAPES,
+    "y[i] = whole(a) * a": "returns a tangent for a result of type i32, which has no derivative",
+    "return ti.Vector([d_a, d_a])": r"a value of shape \(2,\)",
+    "return ti.Matrix([[d_a]])": r"a value of shape \(1, 1\)",
+    "return d_a, d_a": r"a value of shape \[\(\), \(\)\]",
+    "pass": "nothing",
+    "return 'd_a'": "a text",
+    "return Pair(a=d_a, b=d_a)": r"a value of shape \{'a': \(\), 'b': \(\)\}",
+}
+
+
+@pytest.mark.parametrize("text", DO_NOT_FIT)
+def test_values_that_do_not_fit(text):
+    is_rule, words = not text.startswith(("y", "p,")), DO_NOT_FIT[text]
+    definitions = f"""
+@ti.func
+def whole(a): return ti.cast(3.0 * a, ti.i32)
+@ti.func
+def square(a): return a * a
+@boundary_gradient(whole)
+def _(d_a): return 3.0 * d_a
+@boundary_gradient(square, name="misfit")
+def _(d_a): {text if is_rule else "return d_a"}
+"""
+    x, y = gradient_field(X), gradient_field(np.zeros(4))
+    scope = {"Pair": ti.types.struct(a=ti.f64, b=ti.f64), "Other": ti.types.struct(a=ti.f64, c=ti.f64), "x": x, "y": y}
+    scope |= {"replace_gradient": replace_gradient, "boundary_gradient": boundary_gradient}
+    body = f"k:\n    for i in x:\n        a = x[i]\n        {'y[i] = square(a)' if is_rule else text}\n"
+    k = kernels_of(body, definitions=definitions, **scope)["k"]
+    words = rf"The rule 'misfit' \(.*:8\) returns {words}; the result of 'square'" if is_rule else words
+    for launch in (k.grad, lambda: jacobian(k, x, y)):
+        with pytest.raises((InvalidRuleError, UnsupportedError), match=words) as error:
+            launch()
+        assert re.search(r'File "<kernels .*", line \d+', str(error.value))
+    assert_array_equal(read(y), np.zeros(4))
 
 
 def test_what_a_mark_does_not_pass_along():

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import taichi as ti
-import taichi.math as tm
 from differences import read, write
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_mode import check_transpose, gradient, gradient_field
@@ -22,8 +21,6 @@ from taichi_ext import (
 pytestmark = pytest.mark.usefixtures("ti64")
 
 X = np.array([0.3, 0.6, 0.72, 1.2])
-Pair = ti.types.struct(a=ti.f64, b=ti.f64)
-Other = ti.types.struct(a=ti.f64, c=ti.f64)
 
 
 @pytest.fixture(autouse=True)
@@ -58,17 +55,6 @@ def check(function, expected, dtype=ti.f64, values=X):
     assert_allclose(J, np.diag(expected), rtol=rtol, atol=0)
 
 
-def check_refused(function, match):
-    """Both modes raise before anything is stored."""
-    k, x, y = entrywise(function)
-    for launch in (k.grad, lambda: jacobian(k, x, y)):
-        with pytest.raises((InvalidRuleError, UnsupportedError), match=match) as error:
-            launch()
-        assert "test_reverse_rules.py" in str(error.value)
-        assert "line" in str(error.value)
-    assert_array_equal(read(y), np.zeros(4))
-
-
 # --- operations that Taichi's own reverse mode lacks ------------------------------------------------------------------
 
 
@@ -94,37 +80,6 @@ def test_rounded_values():
 
     whole = np.arange(4)
     check(beside, np.round(3 * X) + np.round(X) - (whole + 1) / np.cos(X) ** 2)
-
-
-@pytest.mark.sweep
-def test_rounded_vectors_and_structs_and_several_values():
-    @ti.func
-    def vectors(a, i):
-        v = replace_gradient(ti.round(ti.Vector([a, 3.0 * a])), ti.Vector([a, 3.0 * a]))
-        return v[0] + 2.0 * v.y
-
-    @ti.func
-    def structs(a, i):
-        pair = replace_gradient(Pair(a=ti.floor(a), b=2.0), Pair(a=a * a, b=a))
-        return pair.a + 3.0 * pair.b
-
-    @ti.func
-    def several(a, i):
-        p, q = replace_gradient((ti.ceil(a), ti.cast(ti.cast(a, ti.i32), ti.f64)), (a, 2.0 * a))
-        return p + q
-
-    check(vectors, np.full(4, 7.0))
-    check(structs, 2 * X + 3)
-    check(several, np.full(4, 3.0))
-
-
-def test_bits():
-    @ti.func
-    def f(a, i):
-        bits = ti.cast(ti.bit_cast(a, ti.i64) % 7, ti.f64)
-        return a * stop_gradient(bits) + a * ti.cast(tm.popcnt(i), ti.f64)
-
-    check(f, X.view(np.int64) % 7 + np.array([0, 1, 1, 2]))
 
 
 def test_random_numbers_are_refused():
@@ -196,85 +151,6 @@ def test_what_a_kernel_reads_and_overwrites():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", ["while", "break", "continue"])
-def test_loops_around_a_rule_that_end_when_the_kernel_runs(kind):
-    """Three steps ``a <- a + 0.5 a^2``."""
-
-    @boundary_gradient(square, name="half")
-    def _(d_a, auto):
-        return 0.5 * auto
-
-    @ti.func
-    def steps(a, i):
-        if ti.static(kind == "while"):
-            n = 0
-            while n < 3:
-                a += 0.5 * square(a)
-                n += 1
-        else:
-            for n in range(4):
-                if n == 3:
-                    if ti.static(kind == "break"):
-                        break
-                    else:
-                        continue
-                a += 0.5 * square(a)
-        return a
-
-    a, slope = X, 1.0
-    for _ in range(3):
-        a, slope = a + 0.5 * a**2, slope * (1 + 0.5 * a)  # half of autodiff's slope
-    check(steps, slope)
-
-
-# --- values and their gradients ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["cast", "comparison", "literal", "vector", "one of several"])
-def test_integers_take_no_gradient(kind):
-    """The derivative of the surrogate would be lost without a word."""
-
-    @ti.func
-    def f(a, i):
-        if ti.static(kind == "cast"):
-            return float(replace_gradient(ti.cast(a, ti.i32), a))
-        if ti.static(kind == "comparison"):
-            return float(replace_gradient(a > 0.5, a))
-        if ti.static(kind == "literal"):
-            return float(replace_gradient(1, a))
-        if ti.static(kind == "vector"):
-            return float(replace_gradient(ti.cast(ti.Vector([a, a]), ti.i32), ti.Vector([a, a])).sum())
-        p, q = replace_gradient((a, i), (a, a))
-        return p * q
-
-    check_refused(f, r"replace_gradient: the value is of type (i32|u1).*float\(n\)")
-
-
-@pytest.mark.parametrize("kind", ["vector", "length", "struct", "text"])
-def test_surrogates_of_another_shape(kind):
-    @ti.func
-    def f(a, i):
-        if ti.static(kind == "vector"):
-            return replace_gradient(ti.Vector([a, a]), a)[0]
-        if ti.static(kind == "length"):
-            return replace_gradient(ti.Vector([a, a]), ti.Vector([a, a, a]))[0]
-        if ti.static(kind == "struct"):
-            return replace_gradient(Pair(a=a, b=a), Other(a=a, c=a)).b
-        return replace_gradient(a, "text")
-
-    check_refused(f, "replace_gradient: the value has shape .*, the surrogate .*same shape")
-
-
-def test_stopped_integers():
-    @ti.func
-    def f(a, i):
-        pair = stop_gradient(ti.Vector([i, 2]))
-        return a * stop_gradient(i) + a * float(stop_gradient(a > 0.5)) + pair[1] * a
-
-    check(f, np.arange(4) + (X > 0.5) + 2)
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_products_of_stopped_values(dtype):
     @ti.func
@@ -311,84 +187,8 @@ def test_stopped_values_are_exact(dtype):
     assert_array_equal(read(x.grad), np.zeros(8))
 
 
-# --- what rules return ------------------------------------------------------------------------------------------------
-
-
 def in_a_vector(d_a):
     return ti.Vector([d_a, d_a])
-
-
-def in_a_matrix(d_a):
-    return ti.Matrix([[d_a]])
-
-
-def twice(d_a):
-    return d_a, d_a
-
-
-def nothing(d_a):
-    pass
-
-
-def text(d_a):
-    return "d_a"
-
-
-def struct(d_a):
-    return Pair(a=d_a, b=d_a)
-
-
-@pytest.mark.parametrize(
-    ("rule", "found"),
-    [
-        (in_a_vector, r"a value of shape \(2,\)"),
-        (in_a_matrix, r"a value of shape \(1, 1\)"),
-        (twice, r"a value of shape \[\(\), \(\)\]"),
-        (nothing, "nothing"),
-        (text, "a text"),
-        (struct, r"a value of shape \{'a': \(\), 'b': \(\)\}"),
-    ],
-)
-def test_returned_values_that_do_not_fit(rule, found):
-    boundary_gradient(square, name="misfit")(rule)
-    message = rf"The rule 'misfit' \(.*py:{rule.__code__.co_firstlineno}\) returns {found}; the result of 'square'"
-
-    @ti.func
-    def f(a, i):
-        return square(a)
-
-    check_refused(f, message)
-
-
-@pytest.mark.sweep
-def test_rules_of_integers():
-    @ti.func
-    def whole(a):
-        return ti.cast(3.0 * a, ti.i32)
-
-    @ti.func
-    def both(a):
-        return ti.cast(3.0 * a, ti.i32), a * a
-
-    @boundary_gradient(whole)
-    def _(d_a):
-        return 3.0 * d_a
-
-    @boundary_gradient(both)
-    def _(auto):
-        return auto[0], 5.0 * auto[1]
-
-    @ti.func
-    def f(a, i):
-        return whole(a) * a
-
-    @ti.func
-    def of_both(a, i):
-        n, b = both(a)
-        return n * b
-
-    check_refused(f, r"returns a tangent for a result of type i32, which has no derivative")
-    check(of_both, 10 * X * np.floor(3 * X))
 
 
 def test_functions_whose_derivative_is_not_in_what_they_return():
@@ -434,83 +234,6 @@ def test_functions_whose_derivative_is_not_in_what_they_return():
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
-
-
-def test_template_arguments():
-    scale = gradient_field(np.array([2.0]))
-
-    @ti.func
-    def g(a, is_cubed: ti.template(), count: ti.template(), table: ti.template()):
-        return a * a
-
-    @boundary_gradient(g)
-    def _(a, is_cubed, count, table, d_a):
-        t = d_a
-        if ti.static(is_cubed):
-            t = 3.0 * a * d_a
-        for _ in ti.static(range(count)):
-            t += table[0] * d_a
-        return t
-
-    @ti.func
-    def f(a, i):
-        return g(a, True, 2, scale) + g(a, False, 0, scale)
-
-    check(f, 3 * X + 5)
-
-
-@pytest.mark.sweep
-def test_defaults_and_keywords():
-    @ti.func
-    def g(a, b=2.0, n=3):
-        return a * b * n
-
-    @boundary_gradient(g)
-    def _(a, b, n, d_a, d_b, d_n):
-        return d_a * n + 10.0 * d_b + d_n
-
-    @ti.func
-    def f(a, i):
-        return g(a) + g(b=2.0 * a, a=1.0) + g(a, n=i)
-
-    check(f, 3 + 20 + np.arange(4))
-
-
-@pytest.mark.sweep
-def test_methods_and_real_functions():
-    @ti.data_oriented
-    class Program:
-        def __init__(self, count):
-            self.count = count
-
-        @ti.func
-        def f(self, a, i):
-            return a * a
-
-    @ti.real_func
-    def real(a: ti.f64) -> ti.f64:
-        if a > 0.5:
-            return a * a
-        return a
-
-    @boundary_gradient(Program.f)
-    def _(self, a, d_a):
-        t = 0.0
-        for n in range(self.count):
-            t += n * d_a
-        return t * a
-
-    @boundary_gradient(real)
-    def _(a, d_a):
-        return 7.0 * a * d_a
-
-    program = Program(4)
-
-    @ti.func
-    def of_both(a, i):
-        return program.f(a, i) + real(a)
-
-    check(of_both, 13 * X)
 
 
 @pytest.mark.sweep
