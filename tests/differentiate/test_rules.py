@@ -6,6 +6,7 @@ import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
+from program_rows import rows_of
 from taichi_program import initialise
 
 from taichi_ext import jacobian
@@ -148,15 +149,65 @@ def test_atan2_on_vectors_has_the_derivative_of_atan2():
 # --- kinks ------------------------------------------------------------------------------------------------------------
 
 
-def test_abs_has_derivative_zero_at_zero():
-    x, y = scalars([0.0, -0.0, 1.0, -1.0]), outputs(4)
+KINKS = """
+abs_at_zero: x, y = scalars([0.0, -0.0, 1.0, -1.0]), outputs(4) | x, y, expected=np.diag([0, 0, 1, -1])
+    for i in x:
+        y[i] = abs(x[i])
+tie_with_a_number: x, y = scalars([0.5]), outputs(4) | x, y, expected=[[0], [1], [0], [1]]
+    y[0] = max(x[0], 0.5)
+    y[1] = max(0.5, x[0])
+    y[2] = min(x[0], 0.5)
+    y[3] = min(0.5, x[0])
+remainder_at_a_multiple_keeps_its_partials: a, b, y = scalars([1.5, -1.5, 0.0]), scalars([0.5, 0.5, 0.5]), outputs(3) | [a, b], y, expected=[[np.eye(3), np.diag([-3.0, 3.0, 0.0])]]
+    for i in a:
+        y[i] = a[i] % b[i]
+remainder_of_negative_numbers: a, b, y = scalars([1.3, -1.3, 1.3, -1.3]), scalars([0.4, 0.4, -0.4, -0.4]), outputs(4) | [a, b], y
+    for i in a:
+        y[i] = a[i] % b[i]
+power_of_zero: x, e, y = scalars([0.0] * 5), scalars([2.0, 1.0, 0.0, 3.5, 2.0]), outputs(5) | [x, e], y, expected=[[np.diag([0.0, 1, 0, 0, 0]), np.zeros((5, 5))]]
+    for i in x:
+        y[i] = x[i] ** e[i]
+power_of_zero_with_numbers: x, y = scalars([0.0]), outputs(5) | x, y, expected=[[0], [1], [0], [0], [0]]
+    y[0] = x[0] ** 2
+    y[1] = x[0] ** 1
+    y[2] = x[0] ** 0
+    y[3] = x[0] ** 3.0
+    y[4] = 0.0 ** (x[0] + 2.0)
+power_of_a_negative_base: x, y = scalars([-1.4]), outputs(5); n = integers(3)
+    y[0] = x[0] ** 2
+    y[1] = x[0] ** 3
+    y[2] = x[0] ** -1
+    y[3] = x[0] ** n[None]
+    y[4] = x[0] ** 4.0
+length_of_the_zero_vector: x, y = scalars([0.0, 0.0, 0.0]), outputs(4) | x, y, expected=np.zeros((4, 3))
+    v = tm.vec3(x[0], x[1], x[2])
+    y[0] = v.norm()
+    y[1] = tm.length(v)
+    y[2] = v.norm(1e-3)
+    y[3] = v.norm_sqr()
+distance_of_equal_points: x, y = vectors([[0.3, 0.4], [0.3, 0.4]]), outputs(1) | x, y, expected=np.zeros((1, 2, 2))
+    y[0] = tm.distance(x[0], x[1])
+angle_of_the_origin: x, y, zero = scalars([0.5]), outputs(1), scalars([0.0]) | x, y, expected=[[0.0]]
+    y[0] = ti.atan2(zero[0] * x[0], zero[0] * x[0])
+clamp_at_and_between_its_bounds: x, y = scalars([-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5]), outputs(7) | x, y, expected=np.diag([0, 1, 1, 1, 1, 1, 0])
+    for i in x:
+        y[i] = tm.clamp(x[i], -1.0, 1.0)  # min(1, max(-1, x)): the right-hand operand is x at both ties
+a_side_that_is_not_chosen: x, y = scalars([0.0, 4.0]), outputs(5) | x, y, expected=[[0, 0.25], [0, 1], [0, 1], [2, 0], [0, 0]]
+    y[0] = ti.sqrt(x[1]) if x[0] < 1.0 else ti.sqrt(x[0])
+    y[1] = ti.select(x[0] < 1.0, x[1], 1.0 / x[0])
+    y[2] = ti.max(x[1], ti.log(x[0]))
+    y[3] = ti.select(x[0] > 0.0, ti.sqrt(x[0]), x[0] * 2.0)
+    y[4] = x[0] * ti.log(x[0]) if x[0] > 0.0 else 0.0
+nan_that_is_real_is_kept: x, y, zero = scalars([1.0, 0.0]), outputs(2), scalars([0.0]) | x, y, expected=[[np.nan, np.inf], [1, 0]]
+    y[0] = x[1] / (zero[0] * x[0])
+    y[1] = x[0]
+"""
+ROWS = rows_of(KINKS)
 
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = abs(x[i])
 
-    check_jacobian(k, x, y, expected=np.diag([0, 0, 1, -1]))
+@pytest.mark.parametrize("name", ROWS)
+def test_conventions(name):
+    ROWS[name].is_right()
 
 
 @pytest.mark.mostly_sweep("ti.max", "max", "min")
@@ -172,19 +223,6 @@ def test_extremum_takes_the_right_hand_operand_at_a_tie(f):
 
     one, zero = np.eye(2), np.zeros((2, 2))
     check_jacobian(k, [a, b, c], [y, z], expected=[[zero, one, zero], [zero, zero, one]])
-
-
-def test_a_tie_with_a_number():
-    x, y = scalars([0.5]), outputs(4)
-
-    @ti.kernel
-    def k():
-        y[0] = max(x[0], 0.5)
-        y[1] = max(0.5, x[0])
-        y[2] = min(x[0], 0.5)
-        y[3] = min(0.5, x[0])
-
-    check_jacobian(k, x, y, expected=[[0], [1], [0], [1]])
 
 
 def test_steps_have_derivative_zero_everywhere():
@@ -205,28 +243,6 @@ def test_steps_have_derivative_zero_everywhere():
 
     with pytest.warns(UserWarning, match="does not depend"):
         assert_array_equal(jacobian(k, x, y), np.zeros((4, 9, 4)))
-
-
-def test_remainder_at_a_multiple_keeps_its_partials():
-    a, b, y = scalars([1.5, -1.5, 0.0]), scalars([0.5, 0.5, 0.5]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in a:
-            y[i] = a[i] % b[i]
-
-    check_jacobian(k, [a, b], y, expected=[[np.eye(3), np.diag([-3.0, 3.0, 0.0])]])
-
-
-def test_remainder_of_negative_numbers():
-    a, b, y = scalars([1.3, -1.3, 1.3, -1.3]), scalars([0.4, 0.4, -0.4, -0.4]), outputs(4)
-
-    @ti.kernel
-    def k():
-        for i in a:
-            y[i] = a[i] % b[i]
-
-    check_jacobian(k, [a, b], y)
 
 
 # --- singular points --------------------------------------------------------------------------------------------------
@@ -299,45 +315,6 @@ def test_infinite_derivative_is_kept():
     assert_array_equal(jacobian(k, x, y), [[np.inf], [np.inf], [np.inf]])
 
 
-def test_nan_that_is_real_is_kept():
-    x, y, zero = scalars([1.0, 0.0]), outputs(2), scalars([0.0])
-
-    @ti.kernel
-    def k():
-        y[0] = x[1] / (zero[0] * x[0])
-        y[1] = x[0]
-
-    J = jacobian(k, x, y)
-    assert np.isnan(J[0]).any()
-    assert_array_equal(J[1], [1, 0])
-
-
-def test_power_of_zero():
-    x, e, y = scalars([0.0] * 5), scalars([2.0, 1.0, 0.0, 3.5, 2.0]), outputs(5)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] ** e[i]
-
-    expected = [[np.diag([0.0, 1.0, 0.0, 0.0, 0.0]), np.zeros((5, 5))]]
-    check_jacobian(k, [x, e], y, expected=expected)
-
-
-def test_power_of_zero_with_numbers():
-    x, y = scalars([0.0]), outputs(5)
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] ** 2
-        y[1] = x[0] ** 1
-        y[2] = x[0] ** 0
-        y[3] = x[0] ** 3.0
-        y[4] = 0.0 ** (x[0] + 2.0)
-
-    check_jacobian(k, x, y, expected=[[0], [1], [0], [0], [0]])
-
-
 def test_fixed_powers_of_values_with_rows():
     """The partial of a power of 1 or more is finite, at 0 too: such a power needs no guard."""
     x, y = scalars([-0.7, 0.0, 0.4]), outputs(3, 6)
@@ -358,82 +335,6 @@ def test_fixed_powers_of_values_with_rows():
     for n, slope in enumerate((X**0, 2 * X, 3 * X**2, 1.5 * np.sqrt(np.abs(X)) * np.sign(X), 2 * X)):
         assert_allclose(J[:, n], np.diag(slope), rtol=1e-12, atol=1e-12)
     assert_allclose(J[:, 5], np.diag(total) + total[:, None], rtol=1e-12, atol=1e-12)
-
-
-def test_power_of_a_negative_base():
-    x, y = scalars([-1.4]), outputs(5)
-    n = ti.field(ti.i32, shape=())
-    n[None] = 3
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] ** 2
-        y[1] = x[0] ** 3
-        y[2] = x[0] ** -1
-        y[3] = x[0] ** n[None]
-        y[4] = x[0] ** 4.0
-
-    check_jacobian(k, x, y)
-
-
-def test_length_of_the_zero_vector():
-    x, y = scalars([0.0, 0.0, 0.0]), outputs(4)
-
-    @ti.kernel
-    def k():
-        v = tm.vec3(x[0], x[1], x[2])
-        y[0] = v.norm()
-        y[1] = tm.length(v)
-        y[2] = v.norm(1e-3)
-        y[3] = v.norm_sqr()
-
-    check_jacobian(k, x, y, expected=np.zeros((4, 3)))
-
-
-def test_distance_of_equal_points():
-    x, y = vectors([[0.3, 0.4], [0.3, 0.4]]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = tm.distance(x[0], x[1])
-
-    check_jacobian(k, x, y, expected=np.zeros((1, 2, 2)))
-
-
-def test_angle_of_the_origin():
-    x, y, zero = scalars([0.5]), outputs(1), scalars([0.0])
-
-    @ti.kernel
-    def k():
-        y[0] = ti.atan2(zero[0] * x[0], zero[0] * x[0])
-
-    assert_array_equal(jacobian(k, x, y), [[0.0]])
-
-
-@pytest.mark.parametrize("point", [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5])
-def test_clamp_at_and_between_its_bounds(point):
-    x, y = scalars([point]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = tm.clamp(x[0], -1.0, 1.0)
-
-    # clamp(x, low, high) is min(high, max(low, x)): the right-hand operand is x at both ties
-    check_jacobian(k, x, y, expected=[[1.0 if -1 <= point <= 1 else 0.0]])
-
-
-def test_a_side_that_is_not_chosen_is_not_touched():
-    x, y = scalars([0.0, 4.0]), outputs(5)
-
-    @ti.kernel
-    def k():
-        y[0] = ti.sqrt(x[1]) if x[0] < 1.0 else ti.sqrt(x[0])
-        y[1] = ti.select(x[0] < 1.0, x[1], 1.0 / x[0])
-        y[2] = ti.max(x[1], ti.log(x[0]))
-        y[3] = ti.select(x[0] > 0.0, ti.sqrt(x[0]), x[0] * 2.0)
-        y[4] = x[0] * ti.log(x[0]) if x[0] > 0.0 else 0.0
-
-    check_jacobian(k, x, y, expected=[[0, 0.25], [0, 1], [0, 1], [2, 0], [0, 0]])
 
 
 # --- single precision -------------------------------------------------------------------------------------------------
