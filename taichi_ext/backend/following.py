@@ -8,7 +8,9 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import numpy as np
@@ -90,7 +92,7 @@ class Follower:
 
 
 class _Stray(Follower):
-    """Follows a thread that a pipeline has started, for the follower of that; it must not launch kernels, nor store."""
+    """Follows a thread that works for a pipeline, for the follower of that; it must not launch kernels, nor store."""
 
     def __init__(self, main: Any) -> None:
         self.main = main
@@ -116,7 +118,7 @@ class _Stray(Follower):
 
     def _error(self, what: str) -> UnsupportedError:
         return UnsupportedError(
-            f"{what} a thread that was started in a pipeline, whose derivatives would be lost. Launch kernels and "
+            f"{what} a thread that works for a pipeline, whose derivatives would be lost. Launch kernels and "
             "write fields in the thread that computes the Jacobian."
         )
 
@@ -130,19 +132,37 @@ def _follower() -> Any:
 
 
 def _followed_start(self: threading.Thread) -> None:
-    stray = _strays.get(threading.get_ident())
-    if stray is not None and not stray.is_over:
-        run = self.run
-
-        def followed_run() -> None:
-            _begin(stray, stray)
-            try:
-                run()
-            finally:
-                _end(None)
-
-        self.run = followed_run
+    self.run = _for_pipeline(self.run)
     _originals["thread start"](self)
+
+
+def _for_pipeline(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Work that this thread gives to another one; if it is that of a pipeline, it is followed there."""
+    stray = _strays.get(threading.get_ident())
+    if stray is None or stray.is_over:
+        return work
+
+    def followed_work(*args: object, **kwargs: object) -> object:
+        before = _begin(stray, stray)
+        try:
+            return work(*args, **kwargs)
+        finally:
+            _end(before)
+
+    return followed_work
+
+
+def _giving(name: str) -> Callable[..., object]:
+    """A method that gives work to threads of a pool, which may have been started before."""
+
+    def give(pool: object, /, *args: Any, **kwargs: Any) -> object:
+        if args:
+            args = (_for_pipeline(args[0]), *args[1:])
+        elif "func" in kwargs:
+            kwargs["func"] = _for_pipeline(kwargs["func"])
+        return _originals[name](pool, *args, **kwargs)
+
+    return give
 
 
 def _followed_call(self: Kernel, *args: object, **kwargs: object) -> object:
@@ -326,6 +346,12 @@ _FOLLOWED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "matrix": (ti.Matrix, "__init__", _matrix_made),
     "matrix to_numpy": (ti.Matrix, "to_numpy", _matrix_read),
 }
+_POOLS: list[tuple[type, tuple[str, ...]]] = [
+    (ThreadPoolExecutor, ("submit",)),
+    (ThreadPool, ("apply_async", "_map_async", "imap", "imap_unordered")),
+]
+for _pool, _methods in _POOLS:
+    _FOLLOWED |= {f"pool {_name}": (_pool, _name, _giving(f"pool {_name}")) for _name in _methods}
 _NDARRAYS = (ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray)
 _ACCESSES: list[tuple[type | types.ModuleType, str, str, Callable[..., Place | None]]] = [
     (ti.ScalarField, "__getitem__", "__setitem__", _of_field),
@@ -359,9 +385,8 @@ def follow(follower: object) -> Iterator[None]:
             "A Jacobian is already being computed in this thread: jacobian cannot be called in a function that it "
             "differentiates. Compute the inner one before, and pass its numbers in a field."
         )
-    me, stray = threading.get_ident(), _Stray(follower)
-    before = (_followers[me], _strays[me]) if me in _followers else None
-    _begin(follower, stray)
+    stray = _Stray(follower)
+    before = _begin(follower, stray)
     try:
         yield
     except (Exception, _Over):
@@ -374,13 +399,15 @@ def follow(follower: object) -> Iterator[None]:
         raise stray.errors[0]
 
 
-def _begin(follower: object, stray: _Stray) -> None:
-    """Follow this thread, and those that it starts."""
+def _begin(follower: object, stray: _Stray) -> tuple[object, _Stray] | None:
+    """Follow this thread, and those that it starts; gives who followed them before."""
     me = threading.get_ident()
+    before = (_followers[me], _strays[me]) if me in _followers else None
     with _lock:
         _followers[me], _strays[me] = follower, stray
         for owner, attribute, stand_in in _FOLLOWED.values():
             setattr(owner, attribute, stand_in)
+    return before
 
 
 def _end(before: tuple[object, _Stray] | None) -> None:

@@ -3,8 +3,11 @@
 import concurrent.futures
 import gc
 import inspect
+import math
 import sys
 import threading
+from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import devices
@@ -22,6 +25,27 @@ from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend
 from taichi_ext.cached import cached_property
 
 A1 = ti.types.ndarray(ti.f64, ndim=1)
+# The number that a function gives in a pool of the standard library, of concurrent.futures or multiprocessing.
+POOL_CALLS = {
+    "submit": (0, lambda pool, work: pool.submit(work, 1).result(60)),
+    "executor map": (0, lambda pool, work: next(pool.map(work, [1]))),
+    "apply": (1, lambda pool, work: pool.apply(func=work, args=(1,))),
+    "starmap": (1, lambda pool, work: pool.starmap(work, [(1, 2)])[0]),
+    "imap": (1, lambda pool, work: next(pool.imap(work, [1]))),
+    "imap_unordered": (1, lambda pool, work: next(pool.imap_unordered(work, [1]))),
+}
+
+
+@contextmanager
+def started_pools():
+    with concurrent.futures.ThreadPoolExecutor(1) as executor, ThreadPool(1) as pool:
+        executor.submit(int).result(60)
+        yield executor, pool
+
+
+def in_pool_before(how, pools, work):
+    number, call = POOL_CALLS[how]
+    return call(pools[number], work)
 
 
 @pytest.fixture(autouse=True)
@@ -176,9 +200,11 @@ class TestCalls:
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert_allclose(found[0], np.diag([3.0, 3.0]))
 
-    @pytest.mark.mostly_sweep("pool", "field entry", "fill", "from_numpy")
+    @pytest.mark.mostly_sweep("pool", "field entry", "from_numpy", *sorted(POOL_CALLS))
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-    @pytest.mark.parametrize("how", ["launch", "nested launch", "pool", "field entry", "fill", "from_numpy"])
+    @pytest.mark.parametrize(
+        "how", ["launch", "nested launch", "pool", "field entry", "fill", "from_numpy", *POOL_CALLS]
+    )
     def test_threads_of_a_pipeline_lose_no_derivative_in_silence(self, how):
         x, y = scalars([1.0, 2.0]), outputs(2)
 
@@ -212,13 +238,39 @@ class TestCalls:
 
         def pipeline():
             square()
-            in_pool() if how == "pool" else in_thread(works[how])
+            if how in POOL_CALLS:
+                in_pool_before(how, pools, lambda *_: add())
+            else:
+                in_pool() if how == "pool" else in_thread(works[how])
 
-        with pytest.raises(UnsupportedError, match="a thread that was started in a pipeline"):
+        with started_pools() as pools, pytest.raises(UnsupportedError, match="a thread that works for a pipeline"):
             jacobian(pipeline, x, y)
         in_thread(add)  # threads are as free as before
         assert_allclose(jacobian(square, x, y), np.diag([2.0, 4.0]))
         assert y.to_numpy().tolist() == [1.0, 4.0]
+
+    @pytest.mark.parametrize("how", POOL_CALLS)
+    def test_pools_that_were_started_before_may_read(self, how):
+        x, y, z = scalars([1.0, 2.0]), outputs(2), outputs()
+
+        @ti.kernel
+        def square():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        @ti.kernel
+        def add(number: ti.f64):
+            z[None] = y[0] * number
+
+        def pipeline():
+            square()
+            add(in_pool_before(how, pools, lambda *_: math.sqrt(y[0] + y[1])))
+
+        with started_pools() as pools:
+            expected = [2 * math.sqrt(5) + 1 / math.sqrt(5), 2 / math.sqrt(5)]
+            assert_allclose(jacobian(pipeline, x, z), expected)
+            assert_allclose(jacobian(pipeline, x, z, mode="reverse"), expected)
+            assert in_pool_before(how, pools, lambda *_: type(y[0])) is float
 
     @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
     def test_threads_of_a_pipeline_may_read(self):
