@@ -49,7 +49,7 @@ class Path(NamedTuple):
         """A function that gives its present value; it keeps no object alive whose attribute it is."""
         (first, *others), owner = self.steps, self.owner
         if not self.is_global:
-            get, held = _getter(owner), reference_to(owner)
+            get, held = _getter(owner, first), reference_to(owner)
             read = lambda: get(held(), first)  # noqa: E731
         elif first in owner.__code__.co_freevars:
             cell = owner.__closure__[owner.__code__.co_freevars.index(first)]
@@ -65,10 +65,15 @@ class Path(NamedTuple):
         return lambda: functools.reduce(lambda value, step: step(value), steps, read())
 
 
-def _getter(owner: Any) -> Callable[[Any, str], Any]:
-    """The function that reads attributes of an object: not Taichi's for classes with kernels, which takes long."""
-    own = [vars(c)["__getattribute__"] for c in type(owner).__mro__[:-1] if "__getattribute__" in vars(c)]
-    return object.__getattribute__ if own and all(map(is_taichi, own)) else getattr
+def _getter(owner: Any, name: str) -> Callable[[Any, str], Any]:
+    """The function that reads an attribute of an object: not Taichi's for classes with kernels, which takes long.
+
+    Taichi's takes properties of such a class from the class itself, whatever a subclass has in their place.
+    """
+    classes = type(owner).__mro__[:-1]
+    own = [vars(c)["__getattribute__"] for c in classes if "__getattribute__" in vars(c)]
+    is_property = any(isinstance(vars(c).get(name), property) for c in classes)
+    return object.__getattribute__ if own and all(map(is_taichi, own)) and not is_property else getattr
 
 
 def reference_to(obj: Any) -> Callable[[], Any]:

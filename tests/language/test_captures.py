@@ -108,6 +108,35 @@ class TestBetweenLaunches:
 
         check_jacobian(run, a.x, a.y)
 
+    @pytest.mark.parametrize("is_decorated", [False, True])
+    def test_properties_of_subclasses(self, is_decorated):
+        """Taichi takes a property from the class that is decorated, whatever a subclass without kernels has."""
+
+        class Doubled(Halved):
+            @property
+            def factor(self):
+                return 4.0 * super().factor
+
+        s = (ti.data_oriented(Doubled) if is_decorated else Doubled)()
+        s.step()
+        assert s.y.to_numpy().tolist() == ([2.0, 4.0] if is_decorated else [0.5, 1.0])
+        check_jacobian(s.step, s.x, s.y)
+
+
+@ti.data_oriented
+class Halved:
+    def __init__(self):
+        self.x, self.y = scalars([1.0, 2.0]), outputs(2)
+
+    @property
+    def factor(self):
+        return 0.5
+
+    @ti.kernel
+    def step(self):
+        for i in self.x:
+            self.y[i] = self.factor * self.x[i]
+
 
 class TestBetweenEvaluations:
     @pytest.mark.mostly_sweep("step")

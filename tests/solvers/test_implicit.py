@@ -125,6 +125,29 @@ def test_a_solver_in_each_step(solver):
         np.testing.assert_allclose(vjp(run, k, u, c, max_memory=max_memory), c @ J, rtol=1e-9)
 
 
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_residuals_are_put_back_each_time(mode):
+    """Later calls repeat the launch of the first one, which must be undone, too."""
+    a, x, r = fields((2,), (2,), (2,))
+    a.fill(0.5)
+    r.fill(7.0)
+
+    @ti.kernel
+    def solve():
+        for i in x:
+            x[i] = 2.0 * a[i] + 1e-6
+
+    @ti.kernel
+    def residual():
+        for i in x:
+            r[i] = x[i] - 2.0 * a[i]
+
+    root = custom_root(solve, residual, x, r)
+    for _ in range(3):
+        np.testing.assert_allclose(jacobian(lambda: root(), a, x, mode=mode), 2.0 * np.eye(2))
+        assert read(r).tolist() == [7.0, 7.0]
+
+
 @pytest.mark.mostly_sweep("direct-0.4")
 @pytest.mark.parametrize(
     ("linear", "skew"), [("auto", 0.0), ("direct", 0.4), ("cg", 0.0), ("gmres", 0.4), ("superlu", 0.0)]

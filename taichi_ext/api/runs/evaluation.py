@@ -505,6 +505,8 @@ class DenseForm:
         replay, out = evaluation.prepared.replay, evaluation.out
         if replay is None or replay.is_sparse or not evaluation.is_repeatable or not replay.is_current:
             return None
+        if evaluation.state is not None:  # the run is undone
+            return None
         found = replay.dense(evaluation.call.full_args, out)
         return self.structured(evaluation, [[found]]) if out is None and found is not None else found
 
