@@ -1,6 +1,7 @@
 """check_jacobian and check_rule: what agrees, what is found, where it arose, and that nothing is left changed."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import taichi.math as tm
 from devices import real
 from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
+from program_rows import rows_of
 from taichi_program import initialise
 
 from taichi_ext import (
@@ -17,7 +19,6 @@ from taichi_ext import (
     check_jacobian,
     check_rule,
     edge,
-    jacobian,
     mark,
     registry,
     stop_gradient,
@@ -37,28 +38,67 @@ def empty_registry():
 # --- check_jacobian: agreement ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
+# a program, the verdict, and what the report says
+PROGRAMS = """
+right: x, y = scalars([0.3, 0.8]), outputs(3) | x, y, True, "k agrees with central differences (relative tolerance 1e-06)", "outputs (field y of shape (3,))", "params (field x of shape (2,))", "6 of 6"
+    for i in range(3):
+        y[i] = x[0] ** (i + 1) * x[1]
+missing_column: x, y = scalars([0.3, 1e-3]), outputs(1) | x, y, False, "[0], [1]: J 0, differences 1"
+    y[0] = 1000.0 * x[0] + stop_gradient(x[1])
+jump_within_the_step: x, image = scalars([2.5]), outputs(6) | x, image, False, "[3], [0]: J 0, differences", "jumps or has a kink within the step"
+    for i in image:
+        image[i] = 1.0 if i < x[0] + 0.5 else 0.0
+nan: g_v, g_m, out = scalars([0.0, 2.0]), scalars([0.0, 3.0]), outputs(2) | [g_v, g_m], out, False, "outputs (field out of shape (2,)) is nan at [0] after a plain run", "with respect to params[0] (field g_v of shape (2,)) is inf at [0], [0]", "with respect to params[1] (field g_m of shape (2,)) is nan at [0], [0]", "it arises first in", "v = g_v[i] / m"
+    for i in g_v:
+        m = g_m[i] + 0
+        v = g_v[i] / m
+        out[i] = v * 2.0
+nan_in_rows: x, y = scalars(np.linspace(0.1, 1, 40)), outputs(40) | x, y, False, "t = ti.log(s - 2.0 * ti.sqrt(s * s))"
+    for i in range(40):
+        s = 0.0
+        for j in range(40):
+            s += x[j] * x[i]
+        t = ti.log(s - 2.0 * ti.sqrt(s * s))
+        y[i] = s + t
+nan_that_the_user_holds: x, y = scalars([0.3, np.nan]), outputs(2) | x, y, False, "params (field x of shape (2,)) holds nan at [1]", "outputs (field y of shape (2,)) is nan at [1]"
+    for i in x:
+        y[i] = x[i] * 2.0
+zero_meets_infinity: x, image = scalars([2.3]), outputs(6) | x, image, True
+    for i in image:
+        px = float(i)
+        py = 0.0
+        level = x[0] - px
+        image[i] = ti.sqrt(0.0 * x[0]) + edge(level, ti.sqrt(ti.max(level, 0.0)), 0.0, at=(px, py), jump=0.0)
+"""
+NAMES = {f.__name__: f for f in (boundary_gradient, edge, mark, stop_gradient)}
+ROWS = rows_of(PROGRAMS)
+
+
+@pytest.mark.mostly_sweep("missing_column")
 @pytest.mark.double_only("the tolerances of float64")
-def test_a_right_jacobian_passes():
-    x, y = scalars([0.3, 0.8]), outputs(3)
-
-    @ti.kernel
-    def powers():
-        for i in range(3):
-            y[i] = x[0] ** (i + 1) * x[1]
-
-    report = check_jacobian(powers, x, y)
-    assert report
-    assert report.is_ok
-    [block] = report.blocks
-    assert (block.compared, block.total, block.failed) == (6, 6, 0)
-    assert block.worst.error < 1e-9
-    assert block.worst.jacobian == pytest.approx(block.worst.differences, rel=1e-8)
+@pytest.mark.parametrize("name", ROWS)
+def test_programs(name):
+    kernel, (params, outs, is_ok, *words), _ = ROWS[name].made(**NAMES)
+    start = read(outs)
+    report = check_jacobian(kernel, params, outs, most_entries=3 if name == "nan_in_rows" else 200)
     text = str(report)
-    assert "powers agrees with central differences (relative tolerance 1e-06)" in text
-    assert "outputs (field y of shape (3,))" in text
-    assert "params (field x of shape (2,))" in text
-    assert "6 of 6" in text
+    assert report.is_ok == bool(report) == is_ok, text
+    for word in words:
+        assert word in text
+    assert_array_equal(read(outs), start)
+    if name == "right":
+        [block] = report.blocks
+        assert (block.compared, block.total, block.failed) == (6, 6, 0)
+        assert block.worst.error < 1e-9
+        assert block.worst.jacobian == pytest.approx(block.worst.differences, rel=1e-8)
+    elif name == "nan":
+        origin = text[text.index("it arises first in") :]
+        assert re.match(r'it arises first in\s+File "<kernels .*", line \d+', origin), origin
+        assert "out[i] = v * 2.0" not in origin.split("from there")[0]
+        assert report.blocks[0].worst.output == (0,)
+        assert math.isinf(report.blocks[0].worst.jacobian)  # not hidden
+    elif name == "nan_in_rows":
+        assert "s += x[j]" not in text
 
 
 @pytest.mark.sweep
@@ -217,128 +257,6 @@ def test_the_worst_entry_is_named():
     assert check_jacobian(k, x, y, atol=1.0)
 
 
-@pytest.mark.double_only("in float32 the second column drowns in the roundings of the first")
-def test_a_column_that_is_missing_is_noticed():
-    """A zero in J is compared, too."""
-    x, y = scalars([0.3, 1e-3]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = 1000.0 * x[0] + stop_gradient(x[1])
-
-    report = check_jacobian(k, x, y)
-    assert not report
-    assert report.blocks[0].worst.param == (1,)
-
-
-@pytest.mark.sweep
-def test_a_jump_within_the_step_is_told():
-    x, image = scalars([2.5]), outputs(6)
-
-    @ti.kernel
-    def k():
-        for i in image:
-            image[i] = 1.0 if i < x[0] + 0.5 else 0.0
-
-    report = check_jacobian(k, x, image)
-    assert not report
-    assert report.blocks[0].worst.output == (3,)
-    assert report.blocks[0].worst.jacobian == 0
-    assert "jumps or has a kink within the step" in str(report)
-
-
-# --- check_jacobian: NaN and infinity ---------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_a_nan_that_is_real_is_reported_with_its_origin():
-    """The division of a simulation's grid velocity by a mass that is zero."""
-    g_v, g_m, out = scalars([0.0, 2.0]), scalars([0.0, 3.0]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in g_v:
-            m = g_m[i] + 0
-            v = g_v[i] / m
-            out[i] = v * 2.0
-
-    J = jacobian(k, g_v, out)
-    assert np.isinf(J[0, 0])  # not hidden
-    report = check_jacobian(k, [g_v, g_m], out)
-    assert not report
-    text = str(report)
-    assert "outputs (field out of shape (2,)) is nan at [0] after a plain run" in text
-    assert (
-        "J of outputs (field out of shape (2,)) with respect to params[0] (field g_v of shape (2,)) is inf at [0], [0]"
-        in text
-    )
-    assert "with respect to params[1] (field g_m of shape (2,)) is nan at [0], [0]" in text
-    assert "it arises first in" in text
-    origin = text[text.index("it arises first in") :]
-    assert 'test_check.py", line' in origin
-    assert "v = g_v[i] / m" in origin
-    assert "out[i] = v * 2.0" not in origin.split("from there")[0]
-    assert report.blocks[0].worst.output == (0,)
-    assert math.isinf(report.blocks[0].worst.jacobian)
-
-
-@pytest.mark.sweep
-@pytest.mark.cpu_only("Mesa's llvmpipe ends a kernel that adds atomically to integers in a loop, in plain Taichi, too")
-def test_a_nan_in_rows():
-    """Many parameters: tangents are kept as rows."""
-    n = 40
-    x, y = scalars(np.linspace(0.1, 1, n)), outputs(n)
-
-    @ti.kernel
-    def k():
-        for i in range(n):
-            s = 0.0
-            for j in range(n):
-                s += x[j] * x[i]
-            t = ti.log(s - 2.0 * ti.sqrt(s * s))
-            y[i] = s + t
-
-    report = check_jacobian(k, x, y, most_entries=3)
-    assert not report
-    text = str(report)
-    assert "t = ti.log(s - 2.0 * ti.sqrt(s * s))" in text
-    assert "s += x[j]" not in text
-
-
-@pytest.mark.sweep
-def test_a_nan_that_the_user_holds():
-    x, y = scalars([0.3, np.nan]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] * 2.0
-
-    report = check_jacobian(k, x, y)
-    assert not report
-    text = str(report)
-    assert "params (field x of shape (2,)) holds nan at [1]" in text
-    assert "outputs (field y of shape (2,)) is nan at [1]" in text
-    assert np.isnan(read(x)[1])
-
-
-@pytest.mark.sweep
-def test_no_nan_where_zero_meets_infinity():
-    """What is guarded is not reported: the side of an edge that does not count, a root of zero without a tangent."""
-    x, image = scalars([2.3]), outputs(6)
-
-    @ti.kernel
-    def k():
-        for i in image:
-            px = float(i)
-            py = 0.0
-            level = x[0] - px
-            image[i] = ti.sqrt(0.0 * x[0]) + edge(level, ti.sqrt(ti.max(level, 0.0)), 0.0, at=(px, py), jump=0.0)
-
-    report = check_jacobian(k, x, image)
-    assert report, str(report)
-
-
 @pytest.mark.sweep
 @pytest.mark.double_only("steps in float64")
 def test_differences_that_leave_the_domain():
@@ -363,33 +281,24 @@ def test_differences_that_leave_the_domain():
 # --- check_jacobian: what it refuses ----------------------------------------------------------------------------------
 
 
-def test_random_numbers_are_refused():
+# --- check_rule -------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_calls():
     x, y = scalars([0.3, 0.8]), outputs(2)
 
     @ti.kernel
-    def k():
+    def draw():
         for i in x:
             y[i] = x[i] * ti.random()
 
     with pytest.raises(InvalidArgumentError, match="draws random numbers"):
-        check_jacobian(k, x, y)
+        check_jacobian(draw, x, y)
     assert_array_equal(read(y), 0)
-
-
-def test_bad_arguments_are_those_of_jacobian():
-    x, y = scalars([0.3]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = 1.0
-
     with pytest.raises(InvalidArgumentError, match="is not read"):
-        check_jacobian(k, x, y)
+        check_jacobian(draw, outputs(1), y)
     with pytest.raises(InvalidArgumentError, match="expected a ti.field"):
-        check_jacobian(k, 3.0, y)
-
-
-# --- check_rule -------------------------------------------------------------------------------------------------------
+        check_jacobian(draw, 3.0, y)
 
 
 @ti.func
@@ -429,149 +338,114 @@ def test_a_good_rule_passes_and_is_compared_with_autodiff():
     assert registry["area"].uses == 0  # a check is not a use
 
 
-def with_offset(a, b, d_a):
-    return 2 * d_a + b
-
-
-def squared(d_a, a, b):
-    return d_a * d_a * b
-
-
-def size(d_a, b):
-    return abs(d_a) * b
-
-
-@pytest.mark.parametrize("rule", [with_offset, squared, size])
-def test_rules_that_are_not_linear_are_rejected(rule):
-    boundary_gradient(area)(rule)
-    inputs = {"a": [0.1, 0.4], "b": [1.0, 2.0]}
-    report = check_rule("area", inputs)
-    assert not report
-    assert "jacobian rejects the rule" in str(report)
-    assert "must be linear in its tangents" in report.findings[-1].text
-    with pytest.raises(CheckError, match="jacobian rejects the rule"):
-        check_rule("area", inputs, raise_on_failure=True)
-
-
-@pytest.mark.sweep
-def test_partial_rules_keep_autodiff_of_the_rest():
+# functions with rules: the name, inputs, what is expected, the verdict, and what the report says
+RULES = """
+partial: name = "area" | name, {"a": [0.3, 0.8], "b": [0.5, 0.6]}, "boundary", True, "d out / d b", "!d out / d a"
+    @ti.func
+    def area(a, b):
+        return a * a * b
     @boundary_gradient(area)
     def _(d_b):
         return 7.0 * d_b
-
-    report = check_rule("area", {"a": [0.3, 0.8], "b": [0.5, 0.6]}, expected="boundary")
-    assert report
-    assert "d out / d b" in str(report)
-    assert "d out / d a" not in str(report)
-
-
-@pytest.mark.sweep
-def test_vectors_matrices_tuples_and_integers():
+    pass
+vectors_matrices_tuples_and_integers: name = "f"; draw = np.random.default_rng(0).normal | name, {"v": draw(size=(4, 2)), "m": draw(size=(4, 2, 2)), "n": 3}, "boundary", True, "d out[", "differ at 4 of 4 points"
     @ti.func
     def f(v, m, n):
         return m @ v * n, v.norm()
-
     @boundary_gradient(f)
     def _(v, m, d_v, d_m, out, auto):
         return auto[0] + d_m @ v, d_v.dot(v) + out[1] * auto[1]
-
-    generator = np.random.default_rng(0)
-    inputs = {"v": generator.normal(size=(4, 2)), "m": generator.normal(size=(4, 2, 2)), "n": 3}
-    report = check_rule("f", inputs, expected="boundary")
-    assert report, str(report)
-    assert report.differing == (0, 1, 2, 3)
-    assert "d out[" in str(report)
-
-
-@pytest.mark.sweep
-def test_methods():
-    @ti.data_oriented
-    class Scaled:
-        def __init__(self):
-            self.c = 2.0
-
-        @ti.func
-        def f(self, a, b):
-            return a * b * self.c
-
+    pass
+methods: name = "Scaled.f"; self = Scaled() | name, {"self": self, "a": [1.0, 2.0], "b": [3.0, 4.0]}, "boundary", True, "d out / d a  20    6"
     @boundary_gradient(Scaled.f)
     def _(self, d_a):
         return 10 * d_a * self.c
-
-    report = check_rule("Scaled.f", {"self": Scaled(), "a": [1.0, 2.0], "b": [3.0, 4.0]}, expected="boundary")
-    assert report, str(report)
-    assert "d out / d a  20    6" in str(report)
-
-
-@pytest.mark.sweep
-def test_marks():
+    pass
+marks: name = "rim" | name, {"out": [1.0, 2.0], "s": [3.0, 4.0]}, "boundary", True, "jacobian applies the rule", "!auto agrees"
     @boundary_gradient("rim")
     def _(auto, s, d_s, out):
         return 2 * auto + s * d_s * out
-
-    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]}, expected="boundary")
-    assert report, str(report)
-    assert set(figures(report)) == {"jacobian applies the rule"}
-    registry.clear()
-
+    pass
+crooked_marks: name = "rim" | name, {"out": [1.0, 2.0], "s": [3.0, 4.0]}, "boundary", False, "jacobian rejects the rule"
     @boundary_gradient("rim")
     def _(auto, d_s, out):
         return auto * out + ti.sin(d_s)
-
-    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]}, expected="boundary")
-    assert not report
-    assert "jacobian rejects the rule" in str(report)
-
-
-@pytest.mark.sweep
-def test_functions_that_jump():
-    """Differences across the jump say nothing, and are left out of the comparison with auto."""
-
+    pass
+jumps: name = "inside" | name, {"x": [-1.0, 0.0, 1e-9, 2.0]}, "boundary", True, "auto agrees with differences (1 at a jump or kink left out): ok"
     @ti.func
     def inside(x):
         return ti.select(x > 0, 1.0 + x, x)
-
     @boundary_gradient(inside)
     def _(x, d_x, auto):
         return auto + ti.exp(-x * x) * d_x
-
-    report = check_rule("inside", {"x": [-1.0, 0.0, 1e-9, 2.0]}, expected="boundary")
-    assert report, str(report)
-    assert "auto agrees with differences (1 at a jump or kink left out): ok" in str(report)
-
-
-@pytest.mark.sweep
-def test_a_wrong_derivative_of_autodiff_would_be_seen():
+    pass
+wrong_derivative_of_autodiff: name = "f" | name, {"x": [0.5, 2.0]}, "autodiff", False, "auto agrees with differences: FAILED, 0.5 at"
     @ti.func
     def f(x):
         return stop_gradient(x) * x
-
     @boundary_gradient(f)
     def _(auto):
         return auto
-
-    report = check_rule("f", {"x": [0.5, 2.0]})
-    assert not report
-    finding = figures(report)["auto agrees with differences"]
-    assert not finding.is_ok
-    assert finding.figure == pytest.approx(0.5, rel=1e-6)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("expected", ["autodiff", "boundary"])
-def test_a_nan_is_not_masked(expected):
+    pass
+nan: name = "root" | name, {"a": [0.0, 1.0]}, "autodiff", False, "jacobian applies the rule: FAILED, nan", "at point 0 (a = 0.)"
     @ti.func
     def root(a):
         return ti.sqrt(a)
-
     @boundary_gradient(root)
     def _(a, d_a):
         return d_a * ti.sqrt(a - 0.5)
+    pass
+with_offset: name = "f" | name, {"a": [0.1, 0.4], "b": [1.0, 2.0]}, "autodiff", False, "jacobian rejects the rule", "must be linear in its tangents"
+    @ti.func
+    def f(a, b):
+        return a * b
+    @boundary_gradient(f)
+    def _(a, b, d_a):
+        return 2 * d_a + b
+    pass
+squared: name = "f" | name, {"a": [0.1, 0.4], "b": [1.0, 2.0]}, "autodiff", False, "jacobian rejects the rule", "must be linear in its tangents"
+    @ti.func
+    def f(a, b):
+        return a * b
+    @boundary_gradient(f)
+    def _(d_a, a, b):
+        return d_a * d_a * b
+    pass
+size: name = "f" | name, {"a": [0.1, 0.4], "b": [1.0, 2.0]}, "autodiff", False, "jacobian rejects the rule", "must be linear in its tangents"
+    @ti.func
+    def f(a, b):
+        return a * b
+    @boundary_gradient(f)
+    def _(d_a, b):
+        return abs(d_a) * b
+    pass
+"""
+RULE_ROWS = rows_of(RULES)
 
-    report = check_rule("root", {"a": [0.0, 1.0]}, expected=expected)
-    assert not report
-    assert math.isnan(figures(report)["jacobian applies the rule"].figure)
-    assert "at point 0 (a = 0.)" in str(report)
+
+@ti.data_oriented
+class Scaled:
+    c = 2.0
+
+    @ti.func
+    def f(self, a, b):
+        return a * b * self.c
+
+
+@pytest.mark.mostly_sweep("with_offset", "squared", "size")
+@pytest.mark.double_only("the tolerances of float64")
+@pytest.mark.parametrize("name", RULE_ROWS)
+def test_rules(name):
+    _, (rule, inputs, expected, is_ok, *words), _ = RULE_ROWS[name].made(**NAMES, Scaled=Scaled)
+    for also in {expected, "boundary"} if name == "nan" else {expected}:
+        report = check_rule(rule, inputs, expected=also)
+        text = str(report)
+        assert bool(report) == is_ok, text
+        for word in words:
+            assert (word.removeprefix("!") in text) != word.startswith("!"), text
+    if not is_ok:
+        with pytest.raises(CheckError):
+            check_rule(rule, inputs, raise_on_failure=True)
 
 
 @pytest.mark.sweep
@@ -588,8 +462,7 @@ def test_disabled_rules_and_several_rules_are_checked_all_the_same():
     inputs = {"a": [0.5], "b": [1.0]}
     assert "d out / d a  3     1" in str(check_rule("first", inputs))
     assert "d out / d a  4     1" in str(check_rule("second", inputs))
-    assert not registry["first"].is_enabled
-    assert registry["second"].is_enabled
+    assert [rule.is_enabled for rule in registry] == [False, True]
 
 
 @pytest.mark.sweep
