@@ -3,36 +3,23 @@
 The derivative of each program is known from central differences of plain runs.
 """
 
-import array
-import contextlib
-import csv
-import ctypes
-import decimal
 import functools
-import io
 import itertools
-import json
-import math
-import operator
-import pickle
-import queue
+import linecache
 import random
-import sqlite3
-import struct
-import threading
 import time
-import types
 import warnings
+import zlib
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import ROW
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import DerivativeWarning, Jacobian, hessian, jacobian, jvp, stop_gradient, vjp
+from taichi_ext import DerivativeWarning, Jacobian, hessian, jacobian, jvp, vjp
 from taichi_ext.api.runs.arbiter import only_launches
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("programs of the host's memory")]
@@ -120,399 +107,222 @@ def scene(ti64):
     return Scene()
 
 
-RIGHT, SAID = {}, {}
+IMPORTS = """
+import array, contextlib, csv, ctypes, decimal, functools, io, itertools, json, math, operator, pickle, queue
+import random, sqlite3, struct, threading, types
+from concurrent.futures import ThreadPoolExecutor
+from taichi_ext import stop_gradient
+"""
 
 
-def right(function):
-    RIGHT[function.__name__] = function
+def programs(squared, others):
+    """Rows of a name and a body; of the first table, they begin with the squares of the parameters."""
+    text = IMPORTS
+    for table, first in ((squared, "    c.square()\n"), (others, "")):
+        _, *parts = ROW.split(table.lstrip("\n"))
+        text += "".join(f"def {name}(c):\n{first}{body}" for name, body in zip(parts[::3], parts[2::3], strict=True))
+    file = f"<programs {zlib.crc32(text.encode())}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    exec(compile(text, file, "exec"), scope := dict(globals()))
+    return {
+        name: value
+        for name, value in scope.items()
+        if getattr(getattr(value, "__code__", None), "co_filename", "") == file
+    }
 
 
-def said(function):
-    SAID[function.__name__] = function
-
-
-# --- programs with the right derivative -------------------------------------------------------------------------------
-
-
-@right
-def operators(c):
-    c.square()
+# programs with the right derivative
+RIGHT = programs(
+    """
+operators:
     c.add((c.y[0] * 3 - c.y[1] / c.y[2]) ** 2 + -c.y[0] + abs(c.y[1]) // 1 + divmod(c.y[1], 1.5)[1])
-
-
-@right
-def functions_of_numpy_and_math(c):
-    c.square()
+functions_of_numpy_and_math:
     c.add(np.sqrt(c.y[0]) + math.log(c.y[1]) * np.exp(-c.y[2]) + math.hypot(c.y[0], 2.0) + np.clip(c.y[0], 0.0, 9.0))
-
-
-@right
-def numbers_of_numpy(c):
-    c.square()
+numbers_of_numpy:
     c.add(np.float64(2.0) * c.y[0] + c.y[2] / np.int64(3) + np.full(2, 2.0)[1] * c.y[0])
-
-
-@right
-def objects_and_dicts(c):
-    c.square()
+objects_and_dicts:
     held = types.SimpleNamespace(energy=c.y[0], pair=Pair(c.y[1], 2.0))
     named = {"a": held.energy * 2, "b": [held.pair.first]}
     c.add(named["a"] + named["b"][0] * held.pair.second)
-
-
-@right
-def generators(c):
-    c.square()
+generators:
     c.add(sum(c.y[i] * w for i, w in enumerate((1.0, 2.0, 3.0))) + max(c.y[i] for i in range(3)))
-
-
-@right
-def iterators_in_c(c):
-    c.square()
+iterators_in_c:
     numbers = [c.y[0], c.y[1], c.y[2]]
     c.add(
         functools.reduce(operator.mul, numbers) + list(itertools.accumulate(numbers))[1] + sum(map(math.sqrt, numbers))
     )
-
-
-@right
-def sorted_numbers(c):
-    c.square()
+sorted_numbers:
     c.add(sorted([c.y[0], c.y[1], c.y[2]])[1] * max(c.y[2], 0.1) + min(c.y[0], c.y[1]))
-
-
-@right
-def a_thread_computes(c):
-    c.square()
+a_thread_computes:
     with ThreadPoolExecutor(1) as pool:
         c.add(pool.submit(lambda v: v**2, c.y[0]).result())
-
-
-@right
-def a_thread_reads(c):
-    c.square()
+a_thread_reads:
     found = queue.Queue()
     thread = threading.Thread(target=lambda: found.put(c.y[0] * c.y[1]))
     thread.start()
     thread.join()
     c.add(found.get())
-
-
-@right
-def a_callback_is_given_numbers(c):
-    c.square()
+a_callback_is_given_numbers:
     c.add((lambda f, *args: f(*args))(lambda a, b: a * b + 1, c.y[0], c.y[1]))
-
-
-@right
-def a_loop_on_a_value(c):
-    c.square()
+a_loop_on_a_value:
     step = 1.0
     while step < 30 * c.y[0]:
         step = step * (1.0 + c.y[2])
     c.add(step)
-
-
-@right
-def returned_numbers(c):
-    c.add(c.cubes() ** 2 + c.pair()[0])
-
-
-@right
-def returned_vectors(c):
-    c.add_vector(c.pair() * 2.0)
-
-
-@right
-def entries_of_vectors(c):
-    c.square()
+entries_of_vectors:
     c.add(c.v[0][0] * c.v[1].y + c.v[2][1])
-
-
-@right
-def vectors_of_numbers(c):
-    c.square()
+vectors_of_numbers:
     c.add_vector(ti.Vector([c.y[0], c.y[1] * 2]) + c.v[2] * 3.0)
-
-
-@right
-def methods_of_vectors(c):
-    c.square()
+methods_of_vectors:
     c.add(c.v[0].norm() + c.v[1].dot(c.v[2]))
-
-
-@right
-def stored_in_a_field(c):
-    c.square()
+stored_in_a_field:
     c.y[1] = c.y[0] * c.y[2]
     c.y[0] += 1.0
     c.add_field()
-
-
-@right
-def stored_in_all_of_a_field(c):
-    c.square()
+stored_in_all_of_a_field:
     c.y.fill(c.y[1])
     c.add_field()
-
-
-@right
-def stored_in_a_vector(c):
-    c.square()
+stored_in_a_vector:
     c.v[0] = [c.y[1], 4.0]
     c.v[1][0] = c.y[0] ** 2
     c.add(c.v[0][0] * c.v[1][0])
-
-
-@right
-def stored_in_the_output(c):
-    c.square()
+stored_in_the_output:
     c.s[0] = c.y[0] * c.y[1]
-
-
-@right
-def a_parameter_that_python_reads(c):
-    c.add(c.x[1] * 2.0)
-
-
-@right
-def a_parameter_that_python_changes(c):
-    c.x[0] = c.x[1] * c.x[0]
-    c.square()
-    c.add(c.y[0])
-
-
-@right
-def a_test_of_the_type(c):
-    c.square()
+a_test_of_the_type:
     c.add(c.y[0] ** 2 if isinstance(c.y[0], float) else 1.0)
-
-
-@right
-def copies(c):
-    c.square()
+copies:
     c.add(Pair(c.y[0], 1.0)._replace(second=c.y[1]).second * [c.y[0]].copy()[0])
-
-
-@right
-def a_file_of_others(c):
-    """Text of numbers that do not depend on the params is no reason to warn."""
-    c.square()
+a_file_of_others:
+    # Text of numbers that do not depend on the params is no reason to warn.
     file = io.StringIO()
     csv.writer(file).writerow([0.25])
     print(f"{c.y[0]:.3f}", json.dumps([c.y[1]]), file=io.StringIO())
     c.add(float(file.getvalue()))
-
-
-@right
-def logged(c):
-    c.square()
+logged:
     c.log = [c.y[0], float(c.y[1]), c.y.to_numpy()]
     c.add(2.0)
-
-
-@right
-def integers(c):
-    """Whole numbers have no derivative, as in kernels."""
-    c.square()
+integers:
+    # Whole numbers have no derivative, as in kernels.
     c.add(int(10 * c.y[0]) * 0.5 + round(c.y[1]) + (3.0 if c.y[0] > 1 else 4.0) + math.floor(c.y[2]))
-
-
-@right
-def said_to_be_constant(c):
-    c.square()
+said_to_be_constant:
     c.add(c.y[0] - stop_gradient(c.y[0]) + float(AT[0] ** 2))
-
-
-@right
-def random_numbers_of_python(c):
-    c.square()
+random_numbers_of_python:
     random.seed(0)
     c.add(c.y[0] * random.random() + np.random.default_rng(0).normal())
-
-
-# --- programs that lose a derivative ----------------------------------------------------------------------------------
-
-
-@said
-def to_numpy(c):
+""",
+    """
+returned_numbers:
+    c.add(c.cubes() ** 2 + c.pair()[0])
+returned_vectors:
+    c.add_vector(c.pair() * 2.0)
+a_parameter_that_python_reads:
+    c.add(c.x[1] * 2.0)
+a_parameter_that_python_changes:
+    c.x[0] = c.x[1] * c.x[0]
     c.square()
+    c.add(c.y[0])
+""",
+)
+# programs that lose a derivative
+SAID = programs(
+    """
+to_numpy:
     c.add(c.y.to_numpy()[0] * 2)
-
-
-@said
-def a_generator_over_an_array(c):
-    c.square()
+a_generator_over_an_array:
     c.add(sum(n * 0.5 for n in c.y.to_numpy()))
-
-
-@said
-def a_conversion(c):
-    c.square()
+a_conversion:
     c.add(float(c.y[0]))
-
-
-@said
-def a_part_that_is_lost(c):
-    c.square()
+a_part_that_is_lost:
     c.add(c.y[0] + 0.3 * float(c.y[1]))
-
-
-@said
-def a_list_of_numbers_for_numpy(c):
-    c.square()
+a_list_of_numbers_for_numpy:
     c.add(np.linalg.norm([c.y[0], c.y[1]]))
-
-
-@said
-def rows_of_a_history(c):
+an_array_for_a_field:
+    c.y.from_numpy(2 * c.y.to_numpy())
+    c.add_field()
+text:
+    file = io.StringIO()
+    csv.writer(file).writerow([c.y[0]])
+    c.add(float(file.getvalue()))
+json_and_pickle:
+    c.add(json.loads(json.dumps({"a": c.y[0]}))["a"] + pickle.loads(pickle.dumps(c.y[1])))
+bytes_and_buffers:
+    held = ctypes.c_double(c.y[0])
+    c.add(held.value + struct.unpack("d", struct.pack("d", c.y[1]))[0] + array.array("d", [c.y[2]])[0])
+a_database:
+    with contextlib.closing(sqlite3.connect(":memory:")) as base:
+        base.execute("create table numbers (v real)")
+        base.execute("insert into numbers values (?)", (c.y[0],))
+        c.add(base.execute("select v from numbers").fetchone()[0])
+printed:
+    file = io.StringIO()
+    with contextlib.redirect_stdout(file):
+        print(c.y[0])
+    c.add(float(file.getvalue()))
+another_arithmetic:
+    c.add(float(decimal.Decimal(c.y[0]) * 2))
+a_thread_with_an_array:
+    with ThreadPoolExecutor(1) as pool:
+        c.add(pool.submit(lambda: float(c.y.to_numpy().sum())).result())
+a_linear_system:
+    c.add(np.linalg.solve([[c.y[0], 1.0], [0.0, c.y[1]]], [1.0, 2.0])[0])
+""",
+    """
+rows_of_a_history:
     history = np.zeros((3, 3))
     c.load(history[0])
     history[1] = history[0]
     history[2] = 2 * history[1]
     c.add_array(history[2])
-
-
-@said
-def a_view(c):
+a_view:
     whole = np.zeros(6)
     c.load(whole[:3])
     whole[3:] = whole[:3] ** 2
     c.add_array(whole[3:])
-
-
-@said
-def a_copy(c):
+a_copy:
     a = np.zeros(3)
     c.load(a)
     c.add_array(a.copy())
-
-
-@said
-def changed_in_place(c):
+changed_in_place:
     a = np.zeros(3)
     c.load(a)
     a *= 2.0
     c.add_array(a)
-
-
-@said
-def an_array_for_a_field(c):
-    c.square()
-    c.y.from_numpy(2 * c.y.to_numpy())
-    c.add_field()
-
-
-@said
-def text(c):
-    c.square()
-    file = io.StringIO()
-    csv.writer(file).writerow([c.y[0]])
-    c.add(float(file.getvalue()))
-
-
-@said
-def json_and_pickle(c):
-    c.square()
-    c.add(json.loads(json.dumps({"a": c.y[0]}))["a"] + pickle.loads(pickle.dumps(c.y[1])))
-
-
-@said
-def bytes_and_buffers(c):
-    c.square()
-    held = ctypes.c_double(c.y[0])
-    c.add(held.value + struct.unpack("d", struct.pack("d", c.y[1]))[0] + array.array("d", [c.y[2]])[0])
-
-
-@said
-def a_database(c):
-    c.square()
-    with contextlib.closing(sqlite3.connect(":memory:")) as base:
-        base.execute("create table numbers (v real)")
-        base.execute("insert into numbers values (?)", (c.y[0],))
-        c.add(base.execute("select v from numbers").fetchone()[0])
-
-
-@said
-def printed(c):
-    c.square()
-    file = io.StringIO()
-    with contextlib.redirect_stdout(file):
-        print(c.y[0])
-    c.add(float(file.getvalue()))
-
-
-@said
-def another_arithmetic(c):
-    c.square()
-    c.add(float(decimal.Decimal(c.y[0]) * 2))
-
-
-@said
-def an_object_that_is_a_float(c):
+an_object_that_is_a_float:
     class Total:
         value = 0.0
-
         def __float__(self):
             return float(self.value)
-
     c.square()
     total = Total()
     total.value = c.y[0] * 2
     c.add(float(total))
-
-
-@said
-def a_thread_with_an_array(c):
-    c.square()
-    with ThreadPoolExecutor(1) as pool:
-        c.add(pool.submit(lambda: float(c.y.to_numpy().sum())).result())
-
-
-@said
-def a_quadrature(c):
+a_quadrature:
     integrate = pytest.importorskip("scipy.integrate")
     c.square()
     slope = c.y[0]
     c.add(integrate.quad(lambda t: slope * t, 0.0, 1.0)[0])
-
-
-@said
-def a_root(c):
+a_root:
     optimize = pytest.importorskip("scipy.optimize")
     c.square()
     target = c.y[0]
     c.add(optimize.brentq(lambda t: t**3 - target, 0.0, 5.0))
-
-
-@said
-def an_interpolation(c):
+an_interpolation:
     interpolate = pytest.importorskip("scipy.interpolate")
     c.square()
     c.add(float(interpolate.CubicSpline([0, 1, 2], c.y.to_numpy())(0.5)))
-
-
-@said
-def a_linear_system(c):
-    c.square()
-    c.add(np.linalg.solve([[c.y[0], 1.0], [0.0, c.y[1]]], [1.0, 2.0])[0])
-
-
-@said
-def a_tensor(c):
+a_tensor:
     torch = pytest.importorskip("torch")
     c.square()
     c.add((c.y.to_torch() * torch.arange(3)).sum().item())
-
-
-@said
-def a_module(c):
+a_module:
     torch = pytest.importorskip("torch")
     c.square()
     layer = torch.nn.Linear(3, 1, bias=False).double()
     with torch.no_grad():
         layer.weight.copy_(c.y.to_torch()[None])
         c.add(float(layer(torch.ones(3, dtype=torch.float64))))
+""",
+)
 
 
 # --- the checks -------------------------------------------------------------------------------------------------------
@@ -559,7 +369,7 @@ def test_programs_that_lose_a_derivative(scene, name):
     first = program.__code__.co_firstlineno
     lines = [w.lineno for w in caught]
     assert lines, "the derivative is lost without a warning"
-    assert all(w.filename == __file__ for w in caught)
+    assert all(w.filename == program.__code__.co_filename for w in caught)
     assert all(first < line < first + 15 for line in lines)
     for field, values in zip((scene.x, scene.y, scene.v, scene.s), left, strict=True):
         assert_array_equal(read(field), values)
