@@ -5,18 +5,16 @@ The derivative of each program is known from central differences of plain runs.
 
 import functools
 import itertools
-import linecache
 import random
 import time
 import warnings
-import zlib
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
-from kernel_texts import ROW
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, Jacobian, hessian, jacobian, jvp, vjp
@@ -116,19 +114,9 @@ from taichi_ext import stop_gradient
 
 
 def programs(squared, others):
-    """Rows of a name and a body; of the first table, they begin with the squares of the parameters."""
-    text = IMPORTS
-    for table, first in ((squared, "    c.square()\n"), (others, "")):
-        _, *parts = ROW.split(table.lstrip("\n"))
-        text += "".join(f"def {name}(c):\n{first}{body}" for name, body in zip(parts[::3], parts[2::3], strict=True))
-    file = f"<programs {zlib.crc32(text.encode())}>"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    exec(compile(text, file, "exec"), scope := dict(globals()))
-    return {
-        name: value
-        for name, value in scope.items()
-        if getattr(getattr(value, "__code__", None), "co_filename", "") == file
-    }
+    """Functions of a scene; those of the first table begin with the squares of the parameters."""
+    scope = {"definitions": IMPORTS, "decorator": "", "arguments": "(c)", "AT": AT, "Pair": Pair, "pytest": pytest}
+    return kernels_of(squared, "c.square()\n...\n", **scope) | kernels_of(others, **scope)
 
 
 # programs with the right derivative
