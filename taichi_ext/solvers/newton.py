@@ -202,6 +202,8 @@ def newton(
     try:
         mask = Fixed(fixed, problem.shapes)
         free = ~mask.mask
+        if not free.size:
+            raise InvalidArgumentError("params have no entries, so newton has nothing to move.")
         if not free.any():
             raise InvalidArgumentError("fixed leaves nothing that moves; leave some entries False.")
         directions = _directions_by(method, problem, mask, prepared)

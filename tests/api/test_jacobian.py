@@ -1,6 +1,8 @@
 """The contract of ``jacobian``: what may be given, and the shape, type and structure of the result."""
 
+import warnings
 from collections import namedtuple
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from devices import real
 from differences import check_jacobian, matrices, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, hessian, jacobian, newton, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -541,3 +543,39 @@ def test_parameter_that_is_overwritten_before_it_is_read_has_no_influence():
 
     assert_array_equal(jacobian(k, x, y), [[0.0]])
     assert_array_equal(read(y), [6.0])
+
+
+A1 = ti.types.ndarray(ti.f64, ndim=1)
+
+
+class TestNoEntries:
+    """J of arrays without entries has none, of which no warning says that they are zero."""
+
+    @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}, {"format": "csr"}, {"mode": "reverse"}], ids=str)
+    @pytest.mark.parametrize(("rows", "columns"), [(0, 0), (3, 0), (0, 3)])
+    def test_jacobian(self, rows, columns, options):
+        @ti.kernel
+        def double(source: A1, target: A1):
+            for i in range(min(rows, columns)):
+                target[i] = 2.0 * source[i]
+            for i in range(rows):
+                target[i] += 1.0
+            for i in range(columns):
+                source[i] *= 1.0
+
+        a, b = np.ones(columns), np.ones(rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert jacobian(double, a, b, args=(a, b), **options).shape == (rows, columns)
+
+    @pytest.mark.parametrize("call", [hessian, partial(hessian, format="csr"), newton], ids=["H", "sparse H", "newton"])
+    def test_second_derivatives(self, call):
+        @ti.kernel
+        def energy(x: A1) -> ti.f64:
+            total = 0.0
+            for i in x:
+                total += x[i] ** 2
+            return total
+
+        with pytest.raises(InvalidArgumentError, match="params have no entries"):
+            call(energy, "x", args=(np.ones(0),))

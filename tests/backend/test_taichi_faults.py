@@ -59,6 +59,13 @@ REBINDING = """
                 a += q[i] / u[0]
                 u = ti.Vector([3.0 + x, 5.0]) - w[i]
             a += w[i] * q[1] / u[0]
+    complex_numbers:
+        u = ti.Vector([1.0 + x, q[0]])
+        if q[0] > 0:
+            u = u + u
+        u = ti.math.cdiv(u, u)
+        u = ti.math.cinv(u + q[1])
+        a += u[0] + 2.0 * u[1]
     structs:
         for i in range(2):
             s = ti.Struct(u=ti.Vector([1.0 + x, 2.0]), t=w[i])
@@ -106,6 +113,30 @@ def test_locals_that_are_bound_again(name, has_shadow):
         assert check_jacobian(kernel, q, out, state=[]).shape == (3, 2)
         return
     check_jacobian(kernel, q, [q, out] if has_shadow else out)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_vector_that_is_bound_again_after_a_branch(mode):
+    """The plain kernel leaves the first component as it was."""
+    x, y = scalars([-0.4, 0.9]), outputs(2)
+
+    @ti.kernel
+    def k():
+        w = ti.Vector([x[0], x[1]])
+        if x[1] > 0:
+            w = w + w
+        a = w[0]
+        w = ti.Vector([a, 1.0]) / w.dot(w)
+        for i in ti.static(range(2)):
+            y[i] = w[i]
+
+    def true(v):
+        return np.array([2 * v[0], 1.0]) / (4 * v @ v)
+
+    start = np.array([-0.4, 0.9])
+    differences = [(true(start + h) - true(start - h)) / 2e-6 for h in 1e-6 * np.eye(2)]
+    assert_allclose(jacobian(k, x, y, mode=mode), np.transpose(differences), rtol=1e-6)
+    assert_allclose(y.to_numpy(), true(start))
 
 
 @pytest.mark.sweep

@@ -126,7 +126,7 @@ class Evaluation:
 
     @cached_property
     def _log(self) -> RunLog:
-        return RunLog(of_zeros=self.subject.warns_of_zeros)
+        return RunLog(of_zeros=self.subject.warns_of_zeros and self.layout.count > 0)
 
     @cached_property
     def layout(self) -> Layout:
@@ -437,9 +437,7 @@ class Evaluation:
         warn_of_indices(kernels)
         self._log.watch_cuts(self.layout, kernels)
         both = zip(self.layout.outputs, session.request.outputs, strict=True)
-        self._log.record_independent_outputs(
-            (placed.target, session.tangents.is_fresh(output.key)) for placed, output in both
-        )
+        self._log.record_independent_outputs((placed, session.tangents.is_fresh(output.key)) for placed, output in both)
 
 
 # J as dense arrays, in as few runs as memory allows.

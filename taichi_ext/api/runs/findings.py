@@ -10,7 +10,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.analysis.cuts import Paths, cuts_between, reaches
 from taichi_ext.api.inputs.arguments import KernelCall, Target, check_active, check_read
-from taichi_ext.api.inputs.results import Layout
+from taichi_ext.api.inputs.results import Layout, Placed
 from taichi_ext.api.runs.replay import Prepared
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError
@@ -93,13 +93,15 @@ class RunLog:
         self._kept |= names.keys() - overwritten
         self._overwritten |= {key: names[key] for key in overwritten}
 
-    def record_independent_outputs(self, outputs: Iterable[tuple[Target, bool]]) -> None:
+    def record_independent_outputs(self, outputs: Iterable[tuple[Placed, bool]]) -> None:
         """Warn of outputs that depend on no parameter (the flag of each says so); watch the others from now on."""
-        for n, (target, is_fresh) in enumerate(outputs):
+        for n, (output, is_fresh) in enumerate(outputs):
+            if 0 in output.shape:
+                continue
             if is_fresh and self._of_zeros:
-                warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
+                warn_at_user(f"{output.target.name} does not depend on any of the params: its Jacobian is zero.")
             else:
-                self._active[n] = target
+                self._active[n] = output.target
         self._zero = dict(self._active)
 
     def watch_cuts(self, layout: Layout, kernels: Iterable[JacobianKernel]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.results import Layout, Placed, by_parameter
+from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import GRADIENT, EnergyTarget
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.launching.tangents import Output
@@ -110,6 +111,8 @@ class EnergyGradient(RowSpace):
 
     def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[object, int] | None) -> EnergyTarget:
         (energy,), sizes = layout.outputs, {**_sizes(layout), **(intermediates or {})}
+        if not layout.count:
+            raise InvalidArgumentError(f"params have no entries, so {energy.target.name} has no second derivatives.")
         return EnergyTarget(
             key=energy.container,
             columns=sum(sizes.values()),
