@@ -52,10 +52,13 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
         gradient = None if launch.energy is None else launches.gradient_program(program, launch, infos, constants)
         if gradient is not None:
             program, infos = gradient.program, infos | gradient.infos
-        seeds = _seeds(program, launch, infos, constants, gradient)
+        seeds = launches.seeds_of(program, launch, infos, constants)
+        seeds = seeds if gradient is None else gradient.seeds(seeds)
+        if launch.is_repeated and launch.sparse is None:
+            seeds = launches.with_own_tangents(program, seeds)
         machine = _machine(program, seeds, is_checked=backend.is_debug() or watch is not None)
         differentiated = differentiate(program, seeds)
-        if _needs_scratch_rows(differentiated):
+        if backend.confuses_local_arrays() and stages_with_arrays(simplify(differentiated.program).body) > 1:
             differentiated = differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
         differentiated = _completed(differentiated, launch, gradient, machine, watch)
         result = simplify(with_arguments(differentiated))
@@ -124,25 +127,6 @@ def _paths(
         return RETURN if memory is None else infos[memory].key if memory in infos else id(memory.object) or id(memory)
 
     return functools.cache(lambda: find_paths(program, key_of))
-
-
-def _seeds(
-    program: Program,
-    launch: launches.Launch,
-    infos: dict[Container, launches.ContainerInfo],
-    constants: Constants | None,
-    gradient: launches.GradientProgram | None,
-) -> DifferentiationRequest:
-    """The request for tangents in terms of the program."""
-    seeds = launches.seeds_of(program, launch, infos, constants)
-    if gradient is not None:
-        seeds = gradient.seeds(seeds)
-    return launches.with_own_tangents(program, seeds) if launch.is_repeated and launch.sparse is None else seeds
-
-
-def _needs_scratch_rows(found: Differentiated) -> bool:
-    """Whether a program has more local arrays than Taichi can compile."""
-    return backend.confuses_local_arrays() and stages_with_arrays(simplify(found.program).body) > 1
 
 
 def _completed(

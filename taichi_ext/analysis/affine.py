@@ -85,8 +85,9 @@ def linear_form(value: ir.Value | int, atom: Callable[[ir.Value], Affine | None]
     if isinstance(value, ir.Op) and value.dtype == ir.I32 and value.name in _LINEAR:
         parts = [linear_form(a, atom) if a.dtype in NARROW else None for a in value.args]
         form = _combined(value.name, parts)
-        if form is not None:
-            return _wrapped(form)
+        if form is not None:  # of that type, a sum or product wraps, whatever its factors are
+            factors = {atom: ir.I32.wrapped(factor) for atom, factor in form.terms}
+            return Affine(_sorted(factors), ir.I32.wrapped(form.constant))
     return atom(value)
 
 
@@ -105,12 +106,6 @@ def _combined(name: str, parts: list[Affine | None]) -> Affine | None:
         case "cast", [Affine() as a]:
             return a
     return None
-
-
-def _wrapped(form: Affine) -> Affine:
-    """The form with numbers that i32 holds: a sum or product of that type wraps, whatever its factors are."""
-    factors = {atom: ir.I32.wrapped(factor) for atom, factor in form.terms}
-    return Affine(_sorted(factors), ir.I32.wrapped(form.constant))
 
 
 class Indices:

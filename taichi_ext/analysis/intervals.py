@@ -102,7 +102,7 @@ class IndexFacts:
 
     def note(self, form: Affine, interval: Interval) -> None:
         """A sum, as computed, lies in an interval."""
-        if form.is_constant or not all(map(self._can_be_noted, (atom for atom, _ in form.terms))):
+        if form.is_constant or any(isinstance(a, Value) and not self.expressions.is_lasting(a) for a, _ in form.terms):
             return
         interval = common(self.of(form), interval)
         moved = interval[0] - form.constant, interval[1] - form.constant
@@ -113,9 +113,6 @@ class IndexFacts:
         self._intervals[form.terms] = known
         self._known.clear()
 
-    def _can_be_noted(self, atom: Atom) -> bool:
-        return not isinstance(atom, Value) or self.expressions.is_lasting(atom)
-
     def relate(self, low: Affine, high: Affine, distance: int = 0) -> None:
         """``low + distance <= high`` for two sums as computed."""
         a, b = self.of(low), self.of(high)
@@ -125,7 +122,9 @@ class IndexFacts:
     def forget(self, local: Local) -> None:
         """A local changes."""
         self._known.clear()
-        self._intervals = {terms: known for terms, known in self._intervals.items() if not _has(terms, local)}
+        self._intervals = {
+            t: known for t, known in self._intervals.items() if all(source_of(a) is not local for a, _ in t)
+        }
         for atom in [a for a in self.exact if source_of(a) is local]:
             del self.exact[atom]
 
@@ -228,10 +227,6 @@ def _sum(form: Affine, interval: Callable[[Atom], Interval]) -> Interval:
 def _is_truth(value: Value) -> bool:
     """Whether a value is true or false, also as 1 or 0."""
     return value.dtype == U1 or (isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == U1)
-
-
-def _has(terms: Iterable[tuple[Atom, int]], local: Local) -> bool:
-    return any(source_of(atom) is local for atom, _ in terms)
 
 
 # --- operations without normal form

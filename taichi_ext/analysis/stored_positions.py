@@ -11,7 +11,7 @@ loop starts its next iteration at another position, earlier stores depend on a p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -316,7 +316,7 @@ def _forgotten(state: _State, inner: set[ir.Local]) -> _State:
     """The state after locals have changed: entries whose indices use them are unknown."""
 
     def key_of(key: Key) -> Key:
-        return tuple(None if i is None or not inner.isdisjoint(_locals(i)) else i for i in key)
+        return tuple(None if i is None or any(source_of(a) in inner for a, _ in i.terms) else i for i in key)
 
     result: _State = {}
     for memory, held in state.items():
@@ -325,13 +325,6 @@ def _forgotten(state: _State, inner: set[ir.Local]) -> _State:
             new = key_of(key)
             own[new] = own.get(new, _NOTHING).union(sources)
     return result
-
-
-def _locals(index: Affine) -> Iterator[ir.Local]:
-    for atom, _ in index.terms:
-        first = source_of(atom)
-        if isinstance(first, ir.Local):
-            yield first
 
 
 def _without(state: _State, gone: frozenset[Position]) -> _State:

@@ -192,13 +192,9 @@ def free_loops(program: ir.Program, extents: Extents) -> frozenset[ir.Local]:
         inner = ir.statements(s.body)
         if not any(isinstance(x, (ir.For, ir.While)) for x in inner):
             continue
-        if any(isinstance(x, (ir.Effect, ir.Atomic, ir.Call, ir.Return)) for x in inner) or _draws(inner):
+        if any(isinstance(x, (ir.Effect, ir.Atomic, ir.Call, ir.Return)) or not x.contents.is_pure for x in inner):
             continue
         sites = [site for x in inner if (site := stores.of.get(x)) is not None]
         if all(map(stores.is_private, sites)) and not read_containers(s.body) & written_containers(s.body):
             found.add(s.variables[0])
     return frozenset(found)
-
-
-def _draws(inner: list[ir.Statement]) -> bool:
-    return any(not s.contents.is_pure for s in inner)

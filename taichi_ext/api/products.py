@@ -215,7 +215,7 @@ def matrices(
 
     ``are_several``: whether a leading axis is allowed.
     """
-    is_nested = like is not None and _is_structure(like)
+    is_nested = like is not None and (isinstance(like, (list, tuple, dict)) or len(flatten(like)[0]) > 1)
     leaves = dict(flatten(given, what)[0]) if is_nested else {"": given}
     paths = [path for path, _ in flatten(like)[0]] if is_nested else [""]
     if set(leaves) != set(paths):
@@ -246,10 +246,6 @@ _LIKE = {
     "bounds[0]": "params",
     "bounds[1]": "params",
 }
-
-
-def _is_structure(tree: object) -> bool:
-    return isinstance(tree, (list, tuple, dict)) or len(flatten(tree)[0]) > 1
 
 
 def real_array(value: object, place: str) -> np.ndarray:

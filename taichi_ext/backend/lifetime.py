@@ -211,14 +211,10 @@ def check_not_ended(obj: object, what: str = "") -> None:
     """Raise for a field or array that no longer exists, before Taichi reads or writes freed memory."""
     problem = ended_problem(obj)
     if problem:
-        raise EndedFieldError(f"{what or _kind(obj)} {problem}.")
+        kind = "A ti.ndarray" if isinstance(obj, ti.Ndarray) else "A field"
+        raise EndedFieldError(f"{what or f'{kind} that is read or written here'} {problem}.")
 
 
-def _kind(obj: object) -> str:
-    return "A ti.ndarray that is read or written here" if isinstance(obj, ti.Ndarray) else _A_FIELD
-
-
-_A_FIELD = "A field that is read or written here"
 _GONE = "no longer exists: ti.init was called since it was made, or its tree was destroyed; create it again"
 
 

@@ -72,7 +72,7 @@ class Watch:
         first, *others = places
         texts = [f"it arises first in\n{_indented(first)}"]
         if others:
-            lines = ", ".join(dict.fromkeys(map(_line, others[:_SHOWN])))
+            lines = ", ".join(dict.fromkeys(place.split(", in ")[0].split(", ")[-1] for place in others[:_SHOWN]))
             texts.append(f"from there it reaches {lines}{' and more' if len(others) > _SHOWN else ''}.")
         return texts
 
@@ -92,11 +92,6 @@ class Watch:
     def close(self) -> None:
         """Give the memory back."""
         self._tree.destroy()
-
-
-def _line(place: str) -> str:
-    """``line 7`` of the first line of a message."""
-    return place.split(", in ")[0].split(", ")[-1]
 
 
 def _indented(text: str) -> str:

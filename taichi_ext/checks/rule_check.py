@@ -351,7 +351,8 @@ def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *,
     if automatic is None or by_rule is None:
         return RuleReport(rule.name, rule.place, tuple(findings), subject.points, (), (), tuple(remarks))
     if not may_differ:
-        findings.append(_compare(subject, "the rule agrees with autodiff", by_rule, automatic, exact))
+        scale = np.maximum(np.abs(by_rule), np.abs(automatic)).max(axis=(1, 2), initial=0.0, keepdims=True)
+        findings.append(_finding(subject, "the rule agrees with autodiff", by_rule - automatic, scale, exact))
     differing, rows = _differing(subject, by_rule, automatic, exact)
     return RuleReport(rule.name, rule.place, tuple(findings), subject.points, differing, rows, tuple(remarks))
 
@@ -364,11 +365,6 @@ def _against_differences(subject: _Subject, rtol: float) -> Finding:
     text = "auto agrees with differences" + (f" ({undecided} at a jump or kink left out)" if undecided else "")
     where = next((subject.where(e.output[0]) for e, failed in entries if failed), "")
     return Finding(text, report.verdict != "disagrees", max(figures, default=0.0), where)
-
-
-def _compare(subject: _Subject, text: str, a: np.ndarray, b: np.ndarray, tolerance: float) -> Finding:
-    scale = np.maximum(np.abs(a), np.abs(b)).max(axis=(1, 2), initial=0.0, keepdims=True)
-    return _finding(subject, text, a - b, scale, tolerance)
 
 
 def _finding(subject: _Subject, text: str, error: np.ndarray, scale: np.ndarray, tolerance: float) -> Finding:

@@ -331,7 +331,8 @@ class Lines:
             return
         if local.shape:
             text = expressions.tensor(s.values, local.shape, local.dtype)
-            if self.depth > _KERNEL and len(local.shape) == 1 and len(s.values) > MOST_STORED and _is_one(s.values):
+            is_one = isinstance(s.values[0], ir.Const) and len(set(s.values)) == 1  # constant
+            if self.depth > _KERNEL and len(local.shape) == 1 and len(s.values) > MOST_STORED and is_one:
                 self.declare_filled(s)
                 return
         else:
@@ -467,11 +468,6 @@ class Lines:
         groups = s.values if isinstance(s.values, tuple) else (s.values,)
         for local, value in zip(s.results, (e for g in groups for e in ir.entries(g)), strict=True):
             self.line(f"{self.names.declare(local)} = {self.expressions.text(value)}", s.place)
-
-
-def _is_one(values: tuple[ir.Value, ...]) -> bool:
-    """Whether all are the same constant."""
-    return isinstance(values[0], ir.Const) and len(set(values)) == 1
 
 
 def _is_worth_a_name(node: ir.Value) -> bool:

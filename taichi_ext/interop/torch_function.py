@@ -100,7 +100,7 @@ class TorchFunction:
         self._is_checked = False
         bound = backend.primal_kernel(kernel)
         self._signature = Signature.of(kernel)
-        self._inputs = _as_list(inputs)
+        self._inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         self._shapes = dict(shapes)
         if outputs is None:
             if bound is None or bound[0].return_type is None:
@@ -318,10 +318,6 @@ class TorchFunction:
 
 def _name(kernel: object) -> str:
     return getattr(kernel, "__name__", repr(kernel))
-
-
-def _as_list(items: object) -> list[Any]:
-    return list(items) if isinstance(items, (list, tuple)) else [items]
 
 
 def _call_by_name(function: Callable[..., object], values: Mapping[str, object], what: str) -> Any:

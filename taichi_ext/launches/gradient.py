@@ -76,7 +76,6 @@ class GradientProgram:
     """The program with tangents of the first order.
 
     Attributes:
-        program: the program.
         arrays: the arrays that hold them.
         energy: the energy, if that is a container.
         sums: the locals that the energy is a sum of, if its gradient is added up term by term.

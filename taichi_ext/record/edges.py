@@ -129,17 +129,13 @@ def position(kind: str, at: object) -> list[Value]:
 
 
 def _pair(kind: str, at: object) -> list[Value]:
-    values = _coordinates(at)
+    values = list(at.entries) if isinstance(at, Tensor) else list(at) if isinstance(at, (tuple, list)) else []
     if len(values) != 2 or any(not isinstance(v, (Value, int, float)) for v in values):
         raise UnsupportedError(
             f"{kind}: at must be a pair of real numbers, at=(px, py); {shown_value(at)} is given. "
             "It is the centre of the pixel, for example px = float(i) and py = float(j)."
         )
     return list(map(as_value, values))
-
-
-def _coordinates(at: object) -> list[object]:
-    return list(at.entries) if isinstance(at, Tensor) else list(at) if isinstance(at, (tuple, list)) else []
 
 
 def _pixel(r: Recording, kind: str, at: object) -> Tensor | None:

@@ -41,7 +41,8 @@ def typed_tensor(flat: Sequence[object], shape: tuple[int, ...], dtype: Type | N
 def operate(r: Recording, name: str, *args: object) -> Any:
     """An operation, entry by entry on vectors and matrices."""
     given = [value_of(a) for a in args]
-    given = [tensor(a) if isinstance(a, (list, tuple)) and _is_beside_tensor(given) else a for a in given]
+    if any(isinstance(a, Tensor) for a in given):
+        given = [tensor(a) if isinstance(a, (list, tuple)) else a for a in given]
     shapes = {a.shape for a in given if isinstance(a, Tensor)}
     if not shapes:
         return scalar_operation(r, name, given)
@@ -53,10 +54,6 @@ def operate(r: Recording, name: str, *args: object) -> Any:
     parts = [a.entries if isinstance(a, Tensor) else [a] * math.prod(shape) for a in given]
     made = (as_value(scalar_operation(r, name, list(p))) for p in zip(*parts, strict=True))
     return Tensor(tuple(made), shape)
-
-
-def _is_beside_tensor(given: Sequence[object]) -> bool:
-    return any(isinstance(a, Tensor) for a in given)
 
 
 def whole_call(r: Recording, name: str, given: Sequence[object], shape: tuple[int, ...]) -> Tensor:

@@ -232,7 +232,8 @@ def record(
         throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
         throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
         body, own = with_tangents_at(r.body())
-        containers, returns = (*r.containers.values(), *own), returned_annotations(kernel)
+        containers = (*r.containers.values(), *own)
+        returns = tuple(map(annotation_text, backend.returned_types(kernel)))
         body, file = with_levels(body), rewritten.source[0]
         return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())
 
@@ -318,7 +319,3 @@ def array_annotation(array: Container) -> str:
     if array.element_shape:
         dtype = tensor_annotation(array.dtype.name, array.element_shape)
     return f"ti.types.ndarray(dtype={dtype}, ndim={array.ndim})"
-
-
-def returned_annotations(kernel: backend.Kernel) -> tuple[object, ...]:
-    return tuple(map(annotation_text, backend.returned_types(kernel)))

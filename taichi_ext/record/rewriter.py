@@ -490,10 +490,6 @@ def _parsed(text: str, at: ast.stmt) -> Any:
     return made
 
 
-def _returns(node: ast.AST) -> bool:
-    return any(isinstance(n, ast.Return) for n in ast.walk(node))
-
-
 def _is_returned(value: int, at: ast.stmt, body: list[ast.stmt]) -> ast.If:
     statement = _parsed(f"if {_FLAG} == {value}: pass", at)
     statement.body = body
@@ -508,7 +504,7 @@ def _block(statements: list[ast.stmt], count: int, in_loop: bool) -> list[ast.st
             if in_loop:
                 result.append(ast.copy_location(ast.Break(), statement))
             return result
-        if not _returns(statement):
+        if not any(isinstance(n, ast.Return) for n in ast.walk(statement)):
             result.append(statement)
             continue
         if isinstance(statement, ast.If):

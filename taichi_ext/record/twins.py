@@ -103,7 +103,7 @@ class _Twins:
         before: list[ir.Statement] = []
 
         def joined(value: ir.Value) -> ir.Value:
-            if not _reads(value, self._again):
+            if not value.dtype.is_real or value.contents.locals.isdisjoint(self._again):
                 return value
             local = ir.Local("joined", value.dtype, (), "temporary")
             given = {"surrogate": self._second(value), **self._weights(s, value, before)}
@@ -179,10 +179,6 @@ def _declared(body: ir.Body, local: ir.Local) -> ir.Body:
 
 def _names(statements: Iterable[ir.Statement], local: ir.Local) -> bool:
     return any(local in s.contents.locals or (isinstance(s, ir.Store) and s.target.memory is local) for s in statements)
-
-
-def _reads(value: ir.Value, again: Collection[ir.Local]) -> bool:
-    return value.dtype.is_real and not value.contents.locals.isdisjoint(again)
 
 
 def _edges(body: ir.Body) -> Iterator[tuple[ir.Local, ir.Local]]:

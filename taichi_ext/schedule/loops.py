@@ -119,10 +119,12 @@ def schedule(
             if number and not is_serialized(s):
                 choices.append(LoopChoice(number, f"does not run in lanes: {UNKNOWN}"))
             continue
-        lanes = _lanes(s, domain, shadows, machine)
-        if isinstance(lanes, str):
-            choices.append(LoopChoice(number, f"does not run in lanes: {lanes}"))
-        if isinstance(lanes, Lanes):
+        lanes: Lanes | None = None
+        try:
+            lanes = find_lanes(s, domain, shadows, machine)
+        except CannotError as reason:
+            choices.append(LoopChoice(number, f"does not run in lanes: {reason}"))
+        if lanes is not None:
             choices.append(LoopChoice(number, f"runs in lanes, {lanes.count} iterations at a time in vectors"))
             is_few = machine.threads > 1 and 1 < lanes.stretches < machine.least
             made, domain = in_lanes(lanes), (lanes.stretches,)
@@ -145,16 +147,6 @@ def schedule(
 def _domain(s: ir.For, machine: Machine) -> tuple[int, ...] | None:
     is_kept = leaves(s.body, ("break",)) or (is_over_columns(s) and is_serial(s))
     return None if is_kept else machine.domain(s)
-
-
-def _lanes(
-    s: ir.For, domain: tuple[int, ...], shadows: Mapping[ir.Container, ir.Container | None], machine: Machine
-) -> Lanes | str:
-    """How a loop runs in lanes, or why it does not."""
-    try:
-        return find_lanes(s, domain, shadows, machine)
-    except CannotError as reason:
-        return str(reason)
 
 
 def _from_below_zero(loop: ir.For, machine: Machine) -> ir.For:
@@ -291,7 +283,7 @@ def with_joined_guards(body: ir.Body) -> ir.Body:
     last: ir.If | None = None  # a branch that can still move down
     for s in body:
         s = ir.with_blocks(s, with_joined_guards)
-        guard = s if isinstance(s, ir.If) and _is_guard(s) else None
+        guard = s if isinstance(s, ir.If) and _guard_of(s) is not None and not s.orelse else None
         if last is not None and guard is not None and _guard_of(last) is _guard_of(guard):
             made.remove(last)
             s = guard = replace(guard, then=(*last.then, *guard.then), place=last.place)
@@ -327,10 +319,6 @@ def _added(s: ir.Statement) -> tuple[ir.Read, ir.Assign] | None:
             if is_zero and isinstance(guard, ir.Read) and guard.local.kind == "inside":
                 return guard, replace(s, value=replace(value, args=(old, term)))
     return None
-
-
-def _is_guard(s: ir.If) -> bool:
-    return _guard_of(s) is not None and not s.orelse
 
 
 def _guard_of(s: ir.If) -> ir.Local | None:

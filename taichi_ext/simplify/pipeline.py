@@ -89,7 +89,7 @@ def _with_first_values(body: ir.Body, candidates: set[ir.Local]) -> ir.Body:
     unused: dict[ir.Local, int] = {}  # declarations of which nothing has been read yet, by their places in the block
     for s in body:
         s = ir.with_blocks(s, lambda block: _with_first_values(block, candidates))
-        target = _assigned(s)
+        target = s.target.local if isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) else None
         if isinstance(s, ir.Assign) and target in unused and target not in _named(s, values_only=True):
             made[unused.pop(target)] = None
             value = s.value if s.value.dtype == target.dtype else ir.Op("cast", (s.value,), target.dtype, place=s.place)
@@ -100,10 +100,6 @@ def _with_first_values(body: ir.Body, candidates: set[ir.Local]) -> ir.Body:
             unused[s.local] = len(made)
         made.append(s)
     return tuple(s for s in made if s is not None)
-
-
-def _assigned(s: ir.Statement) -> ir.Local | None:
-    return s.target.local if isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) else None
 
 
 def _named(statement: ir.Statement, *, values_only: bool = False) -> set[ir.Local]:
@@ -162,11 +158,8 @@ def _entries(body: ir.Body) -> Entries:
             reads.append(s.target)
             indexed |= loop_vectors & {s.target.local}  # a scalar loop variable cannot change
         indexed |= {n.local for n in reads if any(isinstance(i, ir.Value) for i in n.index)}
-    return {v: tuple(_entry(v, m) for m in _marks(v.shape)) for v in declared if v not in indexed}
-
-
-def _entry(local: ir.Local, mark: str) -> ir.Local:
-    return ir.Local(f"{local.name}_{mark}", local.dtype, (), local.kind)
+    kept = [v for v in declared if v not in indexed]
+    return {v: tuple(ir.Local(f"{v.name}_{m}", v.dtype, (), v.kind) for m in _marks(v.shape)) for v in kept}
 
 
 def _marks(shape: tuple[int, ...]) -> list[str]:

@@ -184,7 +184,6 @@ class Layout:
 
     Attributes:
         params: the parameters; their columns follow each other.
-        outputs: the outputs.
         arrays: the arrays among both.
         count: the number of columns of J.
         passed: the first columns of numbers that a pipeline takes, by position.
@@ -200,7 +199,8 @@ class Layout:
     def seeds(self) -> tuple[ParameterSeed, ...]:
         """The fields and arrays that are parameters."""
         held = (p for p in self.params if p.target.kind in ("field", "array", "argument"))
-        return tuple(ParameterSeed(p.key, p.target.name, p.first, p.size) for p in held if not _is_number(p.key))
+        held = [p for p in held if not isinstance(p.key, (NumberArgument, PipelineArgument))]
+        return tuple(ParameterSeed(p.key, p.target.name, p.first, p.size) for p in held)
 
     def numbers(self, directions: np.ndarray | None) -> NumberSeeds:
         """The numbers that are parameters; with directions they have rows in place of columns."""
@@ -220,10 +220,6 @@ class Layout:
             elif p.target.variable is not None:
                 constants.append((p.target.variable, first))
         return NumberSeeds(arguments, tuple(constants), np.concatenate(rows) if rows else None)
-
-
-def _is_number(key: Key) -> bool:
-    return isinstance(key, (NumberArgument, PipelineArgument))
 
 
 def lay_out(call: KernelCall, fields: FieldTable, params: Sequence[Target], outputs: Sequence[Target]) -> Layout:

@@ -165,7 +165,9 @@ class Evaluation:
     def _checked_runs(self) -> contextlib.AbstractContextManager[None]:
         """Check ``out``; within the context, a run that fails leaves everything as it was."""
         if self.out is not None:
-            check_out_is_separate(self.form.check_out(self), self._containers())
+            targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
+            others = [*(target.field for target in targets if target.field is not None), *self.call.args]
+            check_out_is_separate(self.form.check_out(self), others)
         is_pipeline = self.call.kernel is None
         may_begin_again = self.form.is_sparse or self.prepared.stores or not self.subject.has_rows_of_outputs
         may_begin_again = may_begin_again or not self.is_judged
@@ -402,11 +404,6 @@ class Evaluation:
         if self.out is None or self.form.as_matrix or len(self.layout.params) != 1 or self.call.kernel is None:
             return None
         return [in_place(target, list(self.call.args)) for _, target in self.form.leaves(self)]
-
-    def _containers(self) -> list[object]:
-        """The arrays that ``out`` must not share memory with."""
-        targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
-        return [*(target.field for target in targets if target.field is not None), *self.call.args]
 
     def _checked(self, session: Session) -> Callable[[JacobianKernel, Mapping[Key, Key]], None]:
         """A check that the kernel reads every parameter and writes every output."""

@@ -174,7 +174,6 @@ class JacobianProblem:
 
     Attributes:
         params: the parameters.
-        outputs: the outputs.
         rebuild_params: puts the blocks of one output into the structure of the parameters.
         rebuild_outputs: puts values, one for each output, into the structure of the outputs.
         options: see ``checked_options``.

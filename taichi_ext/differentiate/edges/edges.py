@@ -58,7 +58,6 @@ class RuleContext:
     """The parts of a walk that a rule uses.
 
     Attributes:
-        walk: the walk.
         linearizer: the forms of values.
         forms: the tangents of locals.
         locals: the statements that write locals.
@@ -152,7 +151,6 @@ class _Edge:
 
     Attributes:
         motion: 0, with the tangent of the part of the pixel that the level covers; none for a constant level.
-        level: the level.
         is_inside: whether the centre of the pixel is inside.
         area: the part of the pixel that is inside, if the value is antialiased.
     """

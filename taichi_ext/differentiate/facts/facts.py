@@ -69,7 +69,6 @@ class Facts:
         olds: locals for the old values that atomic operations return.
         changed: the locals that are assigned to.
         indices: the normal forms of indices; the names of new locals are added to them.
-        loops: the loops.
         stores: the stores to containers.
         columns: the number of columns of a row.
         serial: the parallel loops that run serially.

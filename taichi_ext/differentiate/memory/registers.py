@@ -106,8 +106,6 @@ class LocalSlots:
     """The slots of one local.
 
     Args:
-        walk: the walk.
-        local: the local.
         count: the number of slots.
         no_column: the number in a slot without a column.
     """
@@ -155,7 +153,6 @@ class OwnRegisters:
     """The registers of one local.
 
     Args:
-        walk: the walk.
         declared: the declaration of the local.
         facts: those about its storage.
         before: existing registers of these tangents, which a loop continues.

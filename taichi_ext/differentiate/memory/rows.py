@@ -100,7 +100,6 @@ class LocalRows:
     """The rows of one local, one for each entry of a local array.
 
     Args:
-        walk: the walk.
         declared: the declaration of the local.
         memory: the memory of the rows.
     """

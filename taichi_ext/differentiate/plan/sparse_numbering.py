@@ -21,7 +21,6 @@ class SparseSeeds:
     """The request for a sparse Jacobian.
 
     Attributes:
-        columns: its columns.
         outputs: the keys of its outputs.
         keys: those of containers and locals.
         starts: for a Hessian, whose output is a gradient, the row of the first entry of each parameter.

@@ -59,7 +59,6 @@ class StorageFacts:
     seeds, and one slot for ``x[n]``, which is only visible in the loop.
 
     Attributes:
-        local: the local.
         seeds: seeds that are visible at the local's declaration, in the order found.
         own: seeds without a column.
         slots: the largest number of other columns in one form.

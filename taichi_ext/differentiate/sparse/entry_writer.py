@@ -118,7 +118,6 @@ class EntryWriter:
     """The entries that one walk writes.
 
     Attributes:
-        walk: the walk.
         numbering: the columns.
         counts: the counters of slots.
         sites: the sites so far.

@@ -44,7 +44,6 @@ class LocalSum:
     """The tangent of a local with separate columns, in place of its storage.
 
     Args:
-        walk: the walk.
         writer: the writer of its entries.
         declared: the declaration of the local.
         number: the number of the sum in the kernel.

@@ -181,7 +181,6 @@ class Linearizer:
     """Forms of expressions.
 
     Args:
-        walk: the walk.
         locals_: the tangents of locals.
         containers: the tangents of containers.
         coverage: the walk's findings about their shadows.
@@ -439,7 +438,6 @@ class ContainerStores:
     """The stores of one walk.
 
     Attributes:
-        walk: the walk.
         linearizer: the forms of values.
         containers: the tangents of containers.
         coverage: the walk's findings about their shadows.

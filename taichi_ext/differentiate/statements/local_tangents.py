@@ -17,7 +17,6 @@ class LocalTangents:
     """The statements of one walk that write locals.
 
     Attributes:
-        walk: the walk.
         storages: the storages of locals that change.
         known: the tangents of locals, to which declarations add.
         linearizer: the forms of values.

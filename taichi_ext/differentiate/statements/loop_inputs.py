@@ -74,7 +74,6 @@ class LoopInputs:
     """The inputs of the loops of one walk.
 
     Attributes:
-        walk: the walk.
         storages: the storages of locals.
         forms: the tangents of locals.
     """

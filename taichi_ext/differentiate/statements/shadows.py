@@ -85,8 +85,6 @@ class ContainerTangents:
     """The tangents of one container.
 
     Attributes:
-        walk: the walk.
-        container: the container.
         role: its tangents when the kernel starts.
         matrix: its shadow; None if it has none.
         storages: the storages of locals, whose rows may be parts of the shadow.
@@ -251,7 +249,7 @@ class ContainerTangents:
     def _needs_no_clearing(self, site: StoreSite, forms: list[Form], *, covers: bool) -> bool:
         """Whether the columns that a store does not write are zero already, or are stored with the rest."""
         if covers:
-            return all(_is_complete(form, self.walk.facts.columns) for form in forms)
+            return all(_is_constant(form) and len(form) == self.walk.facts.columns for form in forms)
         return self.walk.facts.stores.is_first(site) and self._is_fresh()
 
     def _store_seeds(self, rows: list[tuple[Affine, Value]], forms: list[Form], *, overwrites: bool) -> None:
@@ -328,10 +326,6 @@ def _written_out(form: Form, columns: int) -> Form:
     if _is_constant(form):
         return {Seed(Affine((), k)): form.get(Seed(Affine((), k)), 0) for k in range(columns)}
     return form
-
-
-def _is_complete(form: Form, columns: int) -> bool:
-    return _is_constant(form) and len(form) == columns
 
 
 def _is_constant(form: Form) -> bool:

@@ -62,7 +62,6 @@ class Storage:
     """The tangent of a local, or of each entry of a local array, in registers, slots or rows.
 
     Args:
-        walk: the walk.
         declared: the declaration of the local.
         facts: those about the storage.
         rows: its rows, if it has some.

@@ -15,9 +15,7 @@ from taichi_ext.differentiate.forms.forms import (
     Form,
     Input,
     LocalSeed,
-    Row,
     Scope,
-    Weight,
     accumulate,
     coefficient,
     columns_of,
@@ -35,7 +33,7 @@ from taichi_ext.differentiate.plan.storage_plan import StorageKey
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
-from taichi_ext.program import I32, Container, Load, Local, Read, Update, Value, declared, statements
+from taichi_ext.program import I32, Container, Local, Read, Update, Value, declared, statements
 from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
 from taichi_ext.program.keys import RETURN, TERMS, Whole
 
@@ -47,7 +45,6 @@ class Storages:
     """The storages by local.
 
     Attributes:
-        walk: the walk.
         writer: the writer of a sparse Jacobian's entries.
         matrices: the tangents of containers, which may contain rows.
         gradient: of an energy, if that is added up.
@@ -175,7 +172,6 @@ class GradientTerms:
     """The gradient computed by one walk.
 
     Attributes:
-        walk: the walk.
         sums: the energy, and the locals that it is a sum of.
         matrix: the gradient, as the tangents of the energy.
     """
@@ -211,13 +207,10 @@ class GradientTerms:
                 lambda k: walk.builder.update(entry(0, k), row_value(form, k, self.matrix.array.dtype)),
             )
         terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in columns_of(form).items()]
-        values = [self._kept(target, c) for target, c in terms]
+        values = [walk.builder.keep(cast(coefficient(c, to.dtype), to.dtype), "w") for to, c in terms]
         group = object()
         for (target, _), value in zip(terms, values, strict=True):
             walk.builder.emit(Update(target, "add", value, group, place=walk.builder.place))
-
-    def _kept(self, target: Load, c: Weight) -> Value:
-        return self.walk.builder.keep(cast(coefficient(c, target.dtype), target.dtype), "w")
 
     def clear(self) -> None:
         """``gradient = 0``."""
@@ -306,10 +299,9 @@ class LocalForms:
         return where(condition, self._storages.by_local[value.local].form(index), value.dtype)
 
     def _fresh(self, form: Form, local: Local) -> Form:
-        """The form of a local, or of one of its entries, with rows that have not changed since it was computed."""
-        for leaf in form:
-            if is_row(leaf):
-                self._check_fresh(leaf, local)
+        """The form of a local, or of one of its entries; if rows in it may have changed, the local needs its own."""
+        if any(is_row(leaf) and self._walk.cursor.is_stale(leaf) for leaf in form):
+            self._walk.plan.own_rows.setdefault(local, "a local that it is made of changes while it is used")
         return form
 
     def flat_index(self, value: Read) -> Index:
@@ -324,11 +316,6 @@ class LocalForms:
             affine = self._walk.facts.indices.form(flat)
             return self._walk.builder.keep(flat, "index") if affine is None else self._walk.naming.value_of(affine)
         return int(flat)
-
-    def _check_fresh(self, leaf: Row, local: Local) -> None:
-        """If a row may have changed since it became part of a local's form, require a separate row for the local."""
-        if self._walk.cursor.is_stale(leaf):
-            self._walk.plan.own_rows.setdefault(local, "a local that it is made of changes while it is used")
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """Note that an accumulation uses a local with a deferred tangent."""

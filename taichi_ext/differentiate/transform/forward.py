@@ -52,12 +52,9 @@ from taichi_ext.program import Body, Container, Program, statements
 from taichi_ext.program.build import Builder, Expressions, literal
 
 
-def with_named_indices(program: ir.Program, activity: Activity) -> ir.Program:
-    """The program with a local for each such index of an entry that carries a tangent."""
-    return replace(program, body=_Names(program, activity).block(program.body))
+class _NamedIndices:
+    """Writes blocks with a local for each index of an entry with a tangent that has no normal form."""
 
-
-class _Names:
     def __init__(self, program: ir.Program, activity: Activity) -> None:
         self.activity = activity
         self.indices = Indices(program.body)
@@ -72,14 +69,11 @@ class _Names:
             before, self.added = len(self.known), []
             new = [self._named(s) for s in group]
             result.extend(self.added)
-            self.known[before:] = [k for k in self.known[before:] if self._is_lasting(k[0])]
+            added = [k for k in self.known[before:] if k[0].contents.is_same(self.changing, self.changing)]
+            self.known[before:] = added  # nothing in the kernel changes the values that they are computed from
             result += [ir.with_blocks(s, self.block) for s in new]
         del self.known[outer:]
         return tuple(result)
-
-    def _is_lasting(self, value: ir.Value) -> bool:
-        """Whether nothing in the kernel changes the values that an index is computed from."""
-        return value.contents.is_same(self.changing, self.changing)
 
     def _named(self, s: ir.Statement) -> ir.Statement:
         if not isinstance(s, ir.WITH_TANGENTS):
@@ -219,7 +213,7 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
     if activity.containers or activity.locals:
         program, accesses = with_checks(program, seeds.extents, activity)
     if seeds.sparse is not None:
-        program = with_named_indices(program, activity)
+        program = replace(program, body=_NamedIndices(program, activity).block(program.body))
     return Facts.of(program, seeds, activity, own), accesses
 
 

@@ -39,8 +39,10 @@ def watched(d: Differentiated, counts: ir.Container, number: Number) -> ir.Progr
         if at is None:
             return s
         known = {v: ir.Local("watched", v.dtype, (), "kept") for v in values}
-        counted = (c for v, local in known.items() for c in _counted(v, local, counts, at, s.place))
-        return (*counted, _with_known(s, known))
+        made: list[ir.Statement] = []
+        for v, local in known.items():
+            made += ir.Declare(local, (v,), place=s.place), _count(_is_not_finite(ir.Read(local)), counts, at, s.place)
+        return (*made, _with_known(s, known))
 
     body = ir.mapped(d.program.body, change)
     return replace(d.program, body=body, containers=(*d.program.containers, counts))
@@ -66,11 +68,6 @@ def _with_known(s: ir.Statement, known: dict[ir.Value, ir.Local]) -> ir.Statemen
     if isinstance(s, (ir.Assign, ir.Update)):
         return replace(s, value=now.get(s.value, s.value))
     return s
-
-
-def _counted(value: ir.Value, local: ir.Local, counts: ir.Container, number: int, place: ir.Place | None) -> ir.Body:
-    """Put the value in a local, and count if it is not finite."""
-    return ir.Declare(local, (value,), place=place), _count(_is_not_finite(ir.Read(local)), counts, number, place)
 
 
 def _count(condition: ir.Value, counts: ir.Container, number: int, place: ir.Place | None) -> ir.If:

@@ -12,7 +12,7 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import JacobianKernel, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.roots import Root, Solving, TangentMatrix, part_of
-from taichi_ext.runtime.launching.session import LaunchRecord, Session, is_among, is_repeatable, warn_of_changes
+from taichi_ext.runtime.launching.session import Session, is_among, is_repeatable, warn_of_changes
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.shadows import row_of_entry, rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
@@ -87,7 +87,9 @@ class Pipeline(DualFollower):
             launched = self._session.launch(kernel, args, run=self._numbers)
             self._tangents.arrays.remember()  # before Python goes on
             if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
-                self._keep(name, launched)
+                repeated = backend.RepeatedLaunch(launched.fused.kernel, dict(enumerate(launched.passed)))
+                # with its arguments, which stay alive: the name contains their identities
+                self._repeated[name] = launched.changes, launched.fused, repeated, launched.args
             if not launched.fused.facts.returns_active:
                 return launched.result
             if self._trace is not None:
@@ -111,11 +113,6 @@ class Pipeline(DualFollower):
             return False
         changes, fused, *_ = self._repeated[name]
         return changes == self._tangents.changes and is_repeatable(fused)
-
-    def _keep(self, name: object, launched: LaunchRecord) -> None:
-        """Keep a launch for repetition, with its arguments alive, since the name contains their identities."""
-        repeated = backend.RepeatedLaunch(launched.fused.kernel, dict(enumerate(launched.passed)))
-        self._repeated[name] = launched.changes, launched.fused, repeated, launched.args
 
     def _is_repeatable(self, kernel: backend.Kernel, fused: JacobianKernel) -> bool:
         """Whether the containers that a kernel writes have been saved, and the launch does not depend on the call."""

@@ -214,7 +214,7 @@ class Regions:
         regions = self._spaces.get(space)
         if not regions:
             return []
-        first = bisect_right(regions, start, key=_end)
+        first = bisect_right(regions, start, key=lambda region: region.layout.end)
         return regions[first : bisect_left(regions, end, key=_start)]
 
     def include(self, view: View, name: Any, value: object) -> tuple[Region, list[Region]]:
@@ -254,7 +254,3 @@ def _union(views: list[View]) -> View:
 
 def _start(region: Region) -> int:
     return region.layout.start
-
-
-def _end(region: Region) -> int:
-    return region.layout.end
