@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -29,6 +30,7 @@ from taichi_ext.program.build import (
 )
 
 _FROZEN = ("weight", "temporary", "partial")
+_LARGEST = {ir.F16: 6e4, ir.F32: 3e38, ir.F64: 1e308}  # beyond these, numbers count as infinite
 
 
 class Later:
@@ -186,13 +188,27 @@ class Block:
         active = [a for a in node.args if self.sweep.has(a)]
         if rule.kind == "unknown":
             raise UnsupportedError(f"{ir.cited(node.place)}The derivative of {node.name} is not known.")
-        self.sweep.is_singular |= rule.kind == "singular"
         if len(active) > 1 or rule.kind != "smooth":
             ws = [self.keep(w) for w in ws]
         if rule.kind == "choice":
             return [(a, part) for a, part in self._choices(node, rule, ws, values) if self.sweep.has(a)]
         found = [*partials_of_operation(node, rule, lambda v, dtype: self._value(v, dtype, values), self.sweep.has)]
-        return [(arg, self.times(ws, partial, is_singular=rule.kind == "singular")) for arg, partial in found]
+        if self.sweep.is_guarded:
+            found = [(arg, self._of_used(partial, self._value(arg, node.dtype, values))) for arg, partial in found]
+        is_singular = rule.kind == "singular" and node.name != "log"  # which is infinite itself
+        return [(arg, self.times(ws, partial, is_singular=is_singular)) for arg, partial in found]
+
+    def _of_used(self, partial: Coefficient, operand: Value) -> Coefficient:
+        """A partial; not a number where it is 0 for an operand that is infinite, as in ``1 / (1 / x)`` at 0.
+
+        Nothing is known of the derivative then, while the operand of a choice that takes another one has none.
+        """
+        if not isinstance(partial, Value) or isinstance(partial, Const):
+            return partial
+        partial = self.keep(partial, "partial")
+        is_finite = operation("le", operation("abs", operand), literal(_LARGEST[operand.dtype], operand.dtype))
+        is_lost = _and(operation("eq", partial, 0.0), operation("logical_not", is_finite))
+        return select(is_lost, math.nan, partial)
 
     def _choices(self, node: Op, rule: Rule, ws: Weights, values: dict[Value, Value]) -> list[tuple[Value, Weights]]:
         if node.name == "select":
@@ -212,18 +228,13 @@ class Block:
     def times(self, ws: Weights, partial: Coefficient, *, is_singular: bool) -> Weights:
         """An adjoint times a partial; where one of them is 0, the other may be infinite."""
         is_guarded = self.sweep.is_guarded and isinstance(partial, Value) and not isinstance(partial, Const)
+        is_singular = is_singular or is_guarded
         if self.sweep.width > 1 or is_guarded:
             partial = self.keep(partial, "partial")
         found: Weights = []
         for w in ws:
-            if (
-                self.sweep.is_again
-                and isinstance(w, Value)
-                and isinstance(partial, Value)
-                and (is_singular or is_guarded)
-            ):
-                first, second = (w, partial) if is_singular else (partial, w)
-                found.append(operation(GUARDED_BOTH if is_singular and is_guarded else GUARDED, first, second))
+            if self.sweep.is_again and isinstance(w, Value) and isinstance(partial, Value) and is_singular:
+                found.append(operation(GUARDED_BOTH if is_guarded else GUARDED, w, partial))
                 continue
             total = multiply(w, partial)
             zeros = [*([w] if is_singular else ()), *([partial] if is_guarded else ())]

@@ -3,8 +3,8 @@
 It does where an iteration stores to an entry that another one loads, or stores a different number to. The way back has
 to visit such iterations from the last to the first. With one thread, a loop runs in order unless this is ruled out.
 With several threads, what a plain run of such a loop gives is a matter of chance, and it only runs in order where
-indices show that iterations meet: computed indices, and stores under conditions other than ranges, are taken to be
-the user's way to keep them apart.
+indices show that iterations meet: computed indices, and stores under conditions other than ranges, may be the user's
+way to keep them apart. The launch computes what it can of these, and warns where iterations meet, or may do so.
 
 Two iterations do not meet in an entry (U. Banerjee, *Dependence Analysis*, 1997, chapters 3 and 5)
 
@@ -33,7 +33,8 @@ _LOGIC = frozenset(("logical_and", "logical_or", "logical_not", "bit_and", "bit_
 class Pair:
     """A store to a container and another access: the first indices of each, which a launch may be able to compute.
 
-    ``loops``: the loops around them, the parallel one first; none where no index needs them.
+    ``loops``: the loops around them, the parallel one first; none where no index needs them. ``guards``: the conditions
+    under which each stands.
     """
 
     container: Container
@@ -41,19 +42,20 @@ class Pair:
     second: tuple[Value, ...]
     place: ir.Place | None
     loops: tuple[ir.For, ...] = ()
+    guards: tuple[tuple[Value, ...], tuple[Value, ...]] = ((), ())
 
 
 @dataclass(frozen=True)
 class _Access:
     """A load, or a store: ``kind`` is "load", "sum", "constant" or "value".
 
-    ``is_guarded`` says whether it stands under a condition that is no range.
+    ``guards``: the conditions around it that are no ranges.
     """
 
     kind: str
     forms: tuple[Affine, ...]
     component: tuple[object, ...]
-    is_guarded: bool
+    guards: tuple[Value, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +101,7 @@ class Order:
                 sizes = [math.inf] * len(loop_atoms(s)) if reach is None else [end - first for first, end in reach]
                 ranges.update(zip(loop_atoms(s), sizes, strict=False))
         found: dict[Container, dict[_Access, _Spot]] = {}
-        for access, spot in self._accesses(loop.body, False, (loop,)):
+        for access, spot in self._accesses(loop.body, (), (loop,)):
             found.setdefault(spot.entry.container, {}).setdefault(access, spot)
         variables = {atom for atom in loop_atoms(loop) if ranges[atom] > 1}
         meets = [
@@ -112,7 +114,9 @@ class Order:
         ]
         return any(meets)  # all were looked at, for the entries that are apart
 
-    def _accesses(self, body: ir.Body, is_guarded: bool, loops: tuple[ir.For, ...]) -> Iterator[tuple[_Access, _Spot]]:
+    def _accesses(
+        self, body: ir.Body, guards: tuple[Value, ...], loops: tuple[ir.For, ...]
+    ) -> Iterator[tuple[_Access, _Spot]]:
         """Loads and stores of a block within loops, and where they stand."""
         for s in body:
             found = [(n, "load") for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, Load)]
@@ -125,11 +129,18 @@ class Order:
             for entry, kind in found:
                 forms = tuple([self._form(i) for i in entry.indices])
                 component = tuple([i.value if isinstance(i, Const) else i for i in entry.component])
-                yield _Access(kind, forms, component, is_guarded), _Spot(entry, s.place, loops)
-            is_inside = is_guarded or (isinstance(s, If) and not self._is_range(s.condition))
+                yield _Access(kind, forms, component, guards), _Spot(entry, s.place, loops)
+            if isinstance(s, If) and not self._is_range(s.condition):
+                is_not = Op("logical_not", (s.condition,), ir.U1)
+                yield from self._accesses(s.then, (*guards, s.condition), loops)
+                yield from self._accesses(s.orelse, (*guards, is_not), loops)
+                if leaves(s.then):
+                    guards = (*guards, is_not)
+                elif leaves(s.orelse):
+                    guards = (*guards, s.condition)
+                continue
             for inner in ir.bodies(s):
-                yield from self._accesses(inner, is_inside, (*loops, s) if isinstance(s, ir.For) else loops)
-            is_guarded = is_guarded or (is_inside and leaves((s,)))
+                yield from self._accesses(inner, guards, (*loops, s) if isinstance(s, ir.For) else loops)
 
     def _form(self, index: Value) -> Affine:
         """An index in normal form; one that has none is an atom, the same for those that are written alike."""
@@ -161,7 +172,7 @@ class Order:
         (a, x), (b, y) = pair
         if any(f.is_constant and g.is_constant and f != g for f, g in zip(a.forms, b.forms, strict=True)):
             return False
-        equal, is_certain, are_fixed, apart = set[Atom](), not (a.is_guarded or b.is_guarded), True, 0
+        equal, is_certain, are_fixed, apart = set[Atom](), not (a.guards or b.guards), True, 0
         for n, (f, g) in enumerate(zip(a.forms, b.forms, strict=True)):
             difference = f + g * -1
             are_fixed = are_fixed and self._varying(f) == self._varying(g) == []
@@ -180,9 +191,9 @@ class Order:
             return False
         if is_certain or self._threads == 1:
             return True
-        if a.forms != b.forms and not (a.is_guarded or b.is_guarded):
+        if a.forms != b.forms:
             loops = tuple(dict.fromkeys((*x.loops, *y.loops)))
-            self.unsure.append(Pair(c, x.entry.indices, y.entry.indices, x.place, loops))
+            self.unsure.append(Pair(c, x.entry.indices, y.entry.indices, x.place, loops, (a.guards, b.guards)))
         return False
 
     def _equal(self, form: Affine, distance: int, ranges: dict[Atom, float]) -> set[Atom] | None:

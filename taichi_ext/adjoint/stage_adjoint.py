@@ -42,14 +42,12 @@ class StageAdjoint:
         arrays: the adjoints of containers.
         own: for containers of which each thread has sums of its own, the array of these.
         tape: the stack of a thread.
-        is_singular: whether a partial may be infinite where a value is finite.
     """
 
     body: ir.Body
     arrays: Mapping[Container, AdjointArray]
     own: Mapping[Container, Container]
     tape: Tape
-    is_singular: bool
 
 
 def adjoint_of(
@@ -68,7 +66,7 @@ def adjoint_of(
         activity: its locals and containers that carry derivatives.
         arrays: the arrays of adjoints.
         machine: what runs it.
-        is_guarded: whether adjoints may be infinite where a partial is 0.
+        is_guarded: whether a product of 0 with what is infinite or not a number is 0.
         is_again: whether it is differentiated again.
     """
     bounds = bounds_of(stage, machine)
@@ -88,10 +86,10 @@ def adjoint_of(
         (sweep, loops), (_, sums) = made(Gather(variable, domain, False)), made(Gather(variable, domain, True))
         body, first = loops.body(), sums.gathered()
         if first is not None and not sweep.tape.is_used:
-            return StageAdjoint((first, *body), arrays, sweep.own, sweep.tape, sweep.is_singular)
+            return StageAdjoint((first, *body), arrays, sweep.own, sweep.tape)
     sweep, loops = made(None)
     body = loops.body()
-    return StageAdjoint(body, arrays, sweep.own, sweep.tape, sweep.is_singular)
+    return StageAdjoint(body, arrays, sweep.own, sweep.tape)
 
 
 class _Loops:

@@ -53,14 +53,13 @@ class Sweep:
         tape: the stack of a thread.
         contention: how adjoints are added to.
         width: the number of cotangents.
-        is_guarded: whether adjoints may be infinite where a partial is 0.
+        is_guarded: whether a product of 0 with what is infinite or not a number is 0.
         is_again: whether the adjoint is differentiated again.
         dirty: containers that an iteration may load from after a store to them.
         gather: what is gathered; None if nothing is.
         thread: the local with the number of the thread.
         active: locals of the adjoint program that have adjoints.
         local_arrays: the adjoints of local arrays.
-        is_singular: whether a partial may be infinite where a value is finite.
         most_local: numbers of a loop's tape in local arrays.
     """
 
@@ -78,7 +77,6 @@ class Sweep:
     thread: Local = field(default_factory=lambda: Local("thread", I32, (), "kept"))
     active: set[Local] = field(default_factory=set)
     local_arrays: dict[Local, list[Local]] = field(default_factory=dict)
-    is_singular: bool = False
     most_local: int = MOST_LOCAL
 
     def none(self) -> Weights:

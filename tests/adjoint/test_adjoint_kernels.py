@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import edge, jacobian, sqrt_edge, stop_gradient, vjp
@@ -232,3 +233,65 @@ def test_a_number_times_its_root():
             wanted[i, k, i], second = expected(i, k)
             wanted[i, k, 2] += second
     assert_allclose(jacobian(run, x, y, mode="reverse"), wanted, rtol=1e-12, atol=1e-14)
+
+
+UNUSED = """\
+limited:
+    r = q[0] / q[1]
+    y[0] = ti.max(0.0, ti.min(2 * r, ti.min(0.5 * (r + 1), 2.0))) * q[2]
+branch:
+    r = q[0] / q[1]
+    y[0] = q[2]
+    if q[1] > 0:
+        y[0] += r
+selected:
+    y[0] = ti.select(q[0] > 20, q[0], ti.log(1 + q[2] * ti.exp(q[0])))
+direction:
+    n = ti.Vector([q[0], q[1]]).normalized()
+    y[0] = q[2]
+    if n[0] > 0.1:
+        y[0] += n[0]
+angle:
+    y[0] = ti.select(q[1] == 0, q[2], q[2] * ti.atan2(q[1], q[0]) / q[1])
+logarithm:
+    y[0] = ti.max(ti.log(q[1]), -3.0) * q[2]
+stored:
+    for i in z:
+        z[i] = q[0] / q[i]
+    for i in y:
+        if q[1] > 0:
+            y[i] = z[1]
+        y[i] += q[2]
+"""
+
+
+@pytest.mark.parametrize("name", names_of(UNUSED))
+@pytest.mark.parametrize("start", [(0.0, 0.0, 3.0), (1.0, 0.0, 3.0), (1e3, 1.0, 2.0), (0.4, 0.5, 0.6)])
+def test_infinite_values_that_are_not_used(name, start):
+    """A quotient that is asked for only where its divisor is not 0, an exponential that is not taken where it is large."""
+    q, y, z = scalars([0.0] * 3), outputs(1), outputs(3)
+    run = kernels_of(UNUSED, q=q, y=y, z=z)[name]
+    write(q, start)
+    by_rows, by_columns = (jacobian(run, q, y, mode=mode) for mode in ("reverse", "forward"))
+    assert np.isfinite(by_columns).all() and np.abs(by_columns).max() > 0
+    assert_allclose(by_rows, by_columns, rtol=1e-12, atol=1e-300)
+    assert_allclose(vjp(run, q, y, np.ones((2, 1))), np.repeat(by_columns, 2, axis=0), rtol=1e-12, atol=1e-300)
+
+
+INFINITE = """\
+harmonic:
+    y[0] = 1 / (1 / q[0] + 1 / q[1])
+product:
+    y[0] = q[0] * (1 / q[1])
+bounded:
+    y[0] = ti.tanh(ti.log(q[0]))
+"""
+
+
+@pytest.mark.parametrize("name", names_of(INFINITE))
+def test_infinite_values_that_are_used(name):
+    """A derivative that is not known is not 0: the first of these has 1 by the limit."""
+    q, y = scalars([0.0] * 3), outputs(1)
+    run = kernels_of(INFINITE, q=q, y=y)[name]
+    for mode in ("forward", "reverse"):
+        assert np.isnan(jacobian(run, q, y, mode=mode)).any(), mode

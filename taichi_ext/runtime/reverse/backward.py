@@ -130,11 +130,10 @@ class Backward:
     Args:
         adjoints: with the cotangents of the outputs.
         capacity: entries of a thread's tape, of real numbers and of integers.
-        is_guarded: whether adjoints may be infinite where a partial is 0.
+        is_guarded: whether a product of 0 with what is infinite or not a number is 0.
         moved: takes the tangents of adjoints, for second derivatives.
 
     Attributes:
-        is_singular: whether a partial may have been infinite.
         final: copies of what has been undone, with the numbers from after the run.
         missing: how many entries of a thread's tape were missing.
     """
@@ -150,7 +149,6 @@ class Backward:
         self.adjoints, self._moved = adjoints, moved
         self._stores = [adjoints] if moved is None else [adjoints, moved]
         self.is_guarded = is_guarded
-        self.is_singular = False
         self.final: dict[Hashable, Copy] = {}
         self.missing = [0, 0]
         self._keeps_final = True
@@ -223,7 +221,6 @@ class Backward:
         if known is None:
             if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
                 return
-            self.is_singular |= adjoint.is_singular
             if self.is_guarded:
                 adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
             lent = Lent(adjoint.stage)

@@ -5,6 +5,7 @@ A kernel that is given its step, as in ``x[t + 1, i] = f(x[t, i])``, writes one 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,15 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "bit_xor": operator.xor,
     "shift_left": operator.lshift,
     "shift_right": operator.rshift,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_not": np.logical_not,
 }
 _MOST = 8  # different parts of one container
 _MOST_ITERATIONS = 1 << 20  # of which all indices are compared
@@ -112,9 +122,17 @@ class Places:
             return self._number(self._values[value.local], given) if known is None else known
         if isinstance(value, Op) and not value.dtype.is_real:
             return _OPERATIONS[value.name](*(self._number(a, given) for a in value.args))
-        if isinstance(value, Const):
+        if isinstance(value, Const) and not value.dtype.is_real:
             return int(value.value)
         raise KeyError(value)
+
+    def _may_hold(self, guards: Iterable[Value], given: Mapping[Local, Any], size: int) -> np.ndarray:
+        """The iterations in which conditions hold, or are not known."""
+        found = np.ones(size, bool)
+        for guard in guards:
+            with contextlib.suppress(LookupError):
+                found &= np.broadcast_to(np.asarray(self._number(guard, given), bool), size)
+        return found
 
     def meet(self, pair: Pair, arguments: Mapping[Local, int], extents: Extents) -> bool:
         """Whether two iterations access an entry as the pair says, in a launch; also where that is not known."""
@@ -137,18 +155,21 @@ class Places:
         for two in indices if size else ():
             index = np.concatenate([np.broadcast_to(i, size) for i in two])
             entries = entries * (np.ptp(index) + 1) + index - index.min()
-        first, second = np.split(np.unique(entries, return_inverse=True)[1], 2)
-        return _are_shared(first, second, np.arange(size) // max(1, inner))
+        iteration = np.arange(size) // max(1, inner)
+        numbers = np.split(np.unique(entries, return_inverse=True)[1], 2)
+        held = [self._may_hold(guards, given, size) for guards in pair.guards]
+        return _are_shared(*((n[is_run], iteration[is_run]) for n, is_run in zip(numbers, held, strict=True)))
 
 
-def _are_shared(first: np.ndarray, second: np.ndarray, iteration: np.ndarray) -> bool:
-    """Whether two iterations access an entry, one in ``first`` and the other in ``second``: entries by number.
+def _are_shared(first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]) -> bool:
+    """Whether two iterations access an entry, one as ``first`` says and the other as ``second``.
 
-    All three have an element for each run of the statements.
+    Each has the numbers of entries and those of iterations, with an element for each run of the statement.
     """
-    size = len(iteration)
-    earliest, latest = np.full(2 * size, size), np.full(2 * size, -1)
-    np.minimum.at(earliest, first, iteration)
-    np.maximum.at(latest, first, iteration)
-    is_other = (earliest[second] != iteration) | (latest[second] != iteration)
-    return bool((is_other & (latest[second] >= 0)).any())
+    entries, iteration = second
+    size = 1 + max(int(part.max(initial=0)) for part in (*first, *second))
+    earliest, latest = np.full(size, size), np.full(size, -1)
+    np.minimum.at(earliest, *first)
+    np.maximum.at(latest, *first)
+    is_other = (earliest[entries] != iteration) | (latest[entries] != iteration)
+    return bool((is_other & (latest[entries] >= 0)).any())

@@ -27,10 +27,12 @@ class Kernels:
     Attributes:
         staged: by name.
         capacity: entries of a thread's tape, of real numbers and of integers.
+        is_guarded: whether products of 0 with what is not finite were made in a way back.
     """
 
     staged: dict[KernelName, StagedKernel]
     capacity: list[int]
+    is_guarded: bool = False
 
     def find(self, name: KernelName, launch: Launch, columns: int) -> StagedKernel:
         """The kernel for a launch, with so many columns of tangents."""

@@ -87,7 +87,6 @@ class AdjointKernel:
         own: containers with sums of each thread, and these.
         tape: the stack of a thread; None if it is not used.
         active: the containers that have derivatives after the stage.
-        is_singular: whether a partial may be infinite where a value is finite.
         before: the containers that have derivatives before the stage.
         is_in_lanes: whether neighbouring iterations go through inner loops together.
         recorded: arrays of values that the stage has stored as it ran forward.
@@ -98,7 +97,6 @@ class AdjointKernel:
     own: tuple[tuple[Container, Container], ...]
     tape: Tape | None
     active: frozenset[Container]
-    is_singular: bool
     before: frozenset[Container] = frozenset()
     is_in_lanes: bool = False
     recorded: tuple[Container, ...] = ()
@@ -290,7 +288,7 @@ class StagedKernel:
         return made if made.recorded else None
 
     def guarded(self, n: int, plain: AdjointKernel, width: int, threads: int) -> AdjointKernel:
-        """The same adjoint for adjoints that may be infinite where a partial is 0."""
+        """The same adjoint, in which a product of 0 with what is infinite or not a number is 0."""
         return self.adjoint(n, plain.before, threads, width, is_guarded=True)
 
     def _made(
@@ -326,7 +324,6 @@ class StagedKernel:
             own,
             used_tape,
             activity.containers,
-            made.is_singular,
             is_in_lanes=is_in_lanes,
             recorded=recorded,
         )

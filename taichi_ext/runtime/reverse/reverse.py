@@ -175,11 +175,15 @@ class Reverse:
     def _back(
         self, forward: Forward, cotangents: list[np.ndarray], advance: Any, *, may_be_guarded: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """One way back; another one if a tape was too short, or an infinite partial met one that is 0.
+        """One way back; another one if a tape was too short, or numbers are not finite.
+
+        They may be products with 0: of a value that is not used, as ``a / b`` where ``b == 0`` is asked for later, or
+        of one that is not moved. These are 0, as in a Jacobian, and the other way back takes them so.
 
         ``may_be_guarded``: whether there is a derivative everywhere, so that such a product is meant to be 0.
         """
-        schedule, capacity, is_guarded = forward.schedule, self._kernels.capacity, False
+        schedule, capacity = forward.schedule, self._kernels.capacity
+        is_guarded = may_be_guarded and self._kernels.is_guarded
         while True:
             adjoints, dots = CellAdjoints(schedule.cells, forward.width), schedule.cells.dots
             moved = None if dots is None else CellAdjoints(schedule.cells, forward.width * dots.width)
@@ -194,13 +198,13 @@ class Reverse:
                 for part, missing in enumerate(backward.missing):
                     capacity[part] += int(missing * 1.25)
                 continue
-            is_final = is_guarded or not (may_be_guarded and backward.is_singular)
+            is_final = is_guarded or not may_be_guarded
             del backward  # and the sums of threads
             found = _gradient(forward, adjoints, cotangents)
             second = None if moved is None else _gradient(forward, moved, cotangents)
             if is_final or all(np.isfinite(part).all() for part in (found, second) if part is not None):
                 return found, second
-            is_guarded = True
+            is_guarded = self._kernels.is_guarded = True
 
 
 @contextlib.contextmanager
