@@ -401,5 +401,4 @@ def test_zero_times_infinity_is_zero_where_adjoints_are_guarded():
         adjoints = {arrays[x].container: np.zeros(N), arrays[z].container: np.ones(N)}
         with np.errstate(all="ignore"):
             Interpreter({x: np.zeros(N), y: np.zeros(N), z: np.zeros(N), **adjoints}).run(made.body)
-        assert made.is_singular
         assert_array_equal(adjoints[arrays[x].container], 0.0 if is_guarded else np.nan)
