@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
@@ -16,9 +16,8 @@ from taichi_ext.schedule.lanes import LaneRun, Lanes, Part, SharedBlock
 from taichi_ext.simplify.pipeline import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
-SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost
 LONG = 32  # copies of one row that LLVM may write out; of more, that takes half of a first call
-MOST_TOGETHER = 4096  # numbers of a loop that are kept in one array
+MOST_TOGETHER = 2048  # numbers of a loop that are kept in arrays; of more, copies take long to compile
 
 
 @dataclass
@@ -37,25 +36,15 @@ class Stretch:
         return self.arrays.setdefault(local, ir.Local(local.name, dtype, (size,), "tangent"))
 
 
-@dataclass(frozen=True)
-class _LaneSlot:
-    """The place of a number until it is copied: its index in an array with several numbers for each lane."""
-
-    array: ir.Local
-    size: int
-    number: int = 0
-
-
 class Copies:
     """Stores of lanes to memory: those of a run, or in all iterations of a loop around it.
 
     Args:
         stretch: of the lanes.
-        body: the statements, of which some store.
         loop: around them.
     """
 
-    def __init__(self, stretch: Stretch, body: Iterable[ir.Statement], loop: ir.For | None = None) -> None:
+    def __init__(self, stretch: Stretch, loop: ir.For | None = None) -> None:
         self.stretch, self.loop = stretch, loop
         self.lane = ir.Local("lane", ir.I32, (), "loop")
         self.again = ir.Local("number", ir.I32, (), "loop")  # the variable of the loop, when it copies
@@ -63,7 +52,6 @@ class Copies:
         self.before: list[ir.Statement] = []
         self.stores: list[ir.Statement] = []
         self.starts: dict[tuple[tuple[Atom, int], ...], ir.Read] = {}
-        self.kept = _neighbours(body, stretch.lanes.places, _iterations(loop))
 
     @staticmethod
     def behind(stretch: Stretch, part: SharedBlock) -> Copies | None:
@@ -83,9 +71,7 @@ class Copies:
             return None
         if len(stores) * _iterations(loop) * stretch.lanes.count > MOST_TOGETHER:
             return None
-        found = Copies(stretch, stores, loop)
-        if any(kept.size == SIDE_BY_SIDE for kept in found.kept.values()):
-            return None  # whole vectors, which are best stored at once
+        found = Copies(stretch, loop)
         for p in parts:
             if isinstance(p, ir.Declare):
                 found.declare_again(p)
@@ -103,14 +89,10 @@ class Copies:
         """A store as one to an array; as none where an array holds the numbers already."""
         target, lanes = s.target, self.stretch.lanes
         assert isinstance(target, ir.Load)
-        name = f"{target.container.name}_of"
-        kept = self.kept.setdefault(
-            s, _LaneSlot(ir.Local(name, target.dtype, (_iterations(self.loop),), "temporary"), 1)
-        )
 
         def entry(lane: ir.Local, iteration: ir.Local | None) -> ir.Read:
             place = add(multiply(0 if iteration is None else ir.Read(iteration), lanes.count), ir.Read(lane))
-            return ir.Read(array, (cast(add(multiply(place, kept.size), kept.number), ir.I32),))
+            return ir.Read(array, (cast(place, ir.I32),))
 
         if s in lanes.places:
             place = lanes.places[s]
@@ -123,7 +105,8 @@ class Copies:
             self.renamed[lane] = self.lane
             self.stores.append(replace(s, target=to, value=ir.rebuilt(value, self._again)))
             return
-        array = self.stretch.array(kept.array)
+        name = f"{target.container.name}_of"
+        array = self.stretch.array(ir.Local(name, target.dtype, (_iterations(self.loop),), "temporary"))
         number = None if self.loop is None else self.again
         self.stores.append(replace(s, target=to, value=entry(self.lane, number)))
         here = None if self.loop is None else self.loop.variables[0]
@@ -171,31 +154,6 @@ def _iterations(loop: ir.For | None) -> int:
 
 def _read(s: ir.Statement) -> Iterable[ir.Value]:
     return ir.walk(s.value) if isinstance(s, (ir.Assign, ir.Update)) else all_values(s)
-
-
-def _neighbours(
-    body: Iterable[ir.Statement], places: Mapping[ir.Statement, Affine], times: int
-) -> dict[ir.Statement, _LaneSlot]:
-    """Stores to entries of J next to each other, in arrays that keep them side by side.
-
-    LLVM makes whole vectors of numbers that are stored side by side, and reads them in their order in memory.
-    """
-    rows: dict[tuple[ir.Container, tuple[tuple[Atom, int], ...]], list[tuple[int, ir.Statement]]] = defaultdict(list)
-    for s in body:
-        if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load) and s in places:
-            rows[s.target.container, places[s].terms].append((places[s].constant, s))
-    found: dict[ir.Statement, _LaneSlot] = {}
-    for (c, _), stores in rows.items():
-        stores.sort(key=lambda store: store[0])
-        while stores:
-            start, _ = stores[0]
-            n = 1
-            while n < min(SIDE_BY_SIDE, len(stores)) and stores[n][0] == start + n:
-                n += 1
-            array = ir.Local(f"{c.name}_of", c.dtype, (n * times,), "temporary")
-            found |= {s: _LaneSlot(array, n, number) for number, (_, s) in enumerate(stores[:n])}
-            del stores[:n]
-    return found
 
 
 def in_lanes(lanes: Lanes) -> ir.For:
@@ -280,7 +238,7 @@ class _RunWriter:
         self.number = ir.Local(self.stretch.lanes.last.name, ir.I32, (), "temporary")
         self.memo: dict[ir.Value, ir.Value] = {}
         self.before: list[ir.Statement] = []
-        self.copies, self.behind = Copies(self.stretch, ir.statements(run.statements)), behind
+        self.copies, self.behind = Copies(self.stretch), behind
         divisors = Counter(map(_divisor, (v for s in ir.statements(run.statements) for v in all_values(s))))
         changed = assigned_locals(run.statements)
         self.divisors = {x for x, n in divisors.items() if x is not None and n > 1 and x.dtype.is_real} - changed
