@@ -60,7 +60,6 @@ from taichi_ext.backend.expressions import (
     dtype_of,
     for_range,
     is_debug,
-    is_expr,
     is_fast,
     is_host_arch,
     is_integer,

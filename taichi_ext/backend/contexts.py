@@ -150,7 +150,8 @@ class EmittedKernel(FusedKernel):
         like: Any = None,
     ) -> None:
         super().__init__(kernel, hazards=hazards)
-        _unregister(kernel)
+        for made in (kernel, kernel.grad):  # else Taichi keeps every ti.kernel until the process ends
+            RUNTIME.state().kernels.remove(made)
         if like is not None:  # the user's kernel, in place of which Taichi launches this one
             self.autodiff_mode = like.autodiff_mode
         self.positions = positions
@@ -175,10 +176,3 @@ class EmittedKernel(FusedKernel):
     def launch(self, *args: object) -> Any:
         """Run it: ``args`` are those of the user's kernel, then its own; templates among them are left out."""
         return super().launch(*[args[p] for p in self.positions])
-
-
-def _unregister(kernel: Any) -> None:
-    """Let a kernel be freed: otherwise Taichi keeps every ``ti.kernel`` until the process ends."""
-    registered = RUNTIME.state().kernels
-    for made in (kernel, kernel.grad):
-        registered.remove(made)

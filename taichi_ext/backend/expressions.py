@@ -41,10 +41,6 @@ def source_location() -> str:
     return stack[-1] if stack else ""
 
 
-def is_expr(x: object) -> bool:
-    return isinstance(x, Expr)
-
-
 def is_tensor(x: object) -> bool:
     return isinstance(x, Expr) and x.ptr.is_tensor()
 

@@ -408,6 +408,6 @@ def _shape(x: object) -> tuple[int, ...] | None:
         return tuple(x.get_shape() or ())
     if isinstance(x, (Tensor, VectorPlace)):
         return x.shape
-    if backend.is_expr(x):
+    if isinstance(x, backend.Expr):
         return backend.shape_of(x)
     return () if isinstance(x, (int, float, Value, ScalarPlace)) else None

@@ -223,14 +223,10 @@ def _dense(block: BlockPicture) -> np.ndarray:
     return real_array(values, f"J{path}").astype(np.float64).reshape(block.matrix_shape)
 
 
-def _is_image(output: Side | None) -> bool:
-    return output is not None and len(output.shape) == 2 and min(output.shape) >= _LEAST_IMAGE
-
-
 def _pictures(block: BlockPicture, matrix: np.ndarray, most: int) -> list[list[tuple[str, np.ndarray, bool]]]:
     """The pictures of a block, in rows: title, numbers, and whether it is an image of the output."""
     output, param = block.output, block.param
-    if output is None or param is None or not _is_image(output):
+    if output is None or param is None or len(output.shape) != 2 or min(output.shape) < _LEAST_IMAGE:
         return [[(block.title, matrix, False)]]
     components: list[tuple[int, ...]] = list(np.ndindex(*output.element))
     images = matrix.reshape(*output.shape, len(components), -1)

@@ -100,7 +100,7 @@ class TorchFunction:
         self._is_checked = False
         bound = backend.primal_kernel(kernel)
         self._signature = Signature.of(kernel)
-        self._inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        self.inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         self._shapes = dict(shapes)
         if outputs is None:
             if bound is None or bound[0].return_type is None:
@@ -116,17 +116,17 @@ class TorchFunction:
                 raise InvalidArgumentError("outputs is empty; name at least one argument or field, or None.")
         self._check()
         allocated = {*self._shapes, *(o for o in self._outputs if isinstance(o, str))}
-        self._constants = [n for n in self._signature.names if n not in allocated and n not in self._inputs]
+        self._constants = [n for n in self._signature.names if n not in allocated and n not in self.inputs]
         self.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
         self.__doc__ = getattr(kernel, "__doc__", None)
         self._runs = Runs(self, kernel, max_memory)
 
     def __repr__(self) -> str:
-        names = [i if isinstance(i, str) else "field" for i in self._inputs]
+        names = [i if isinstance(i, str) else "field" for i in self.inputs]
         return f"torch_function({self.__name__}, inputs={names})"
 
     def _check(self) -> None:
-        for what, items in (("inputs", self._inputs), ("outputs", self._outputs), ("shapes", list(self._shapes))):
+        for what, items in (("inputs", self.inputs), ("outputs", self._outputs), ("shapes", list(self._shapes))):
             for item in items:
                 if isinstance(item, str):
                     self._check_name(what, item)
@@ -134,7 +134,7 @@ class TorchFunction:
                     self._check_field(what, item)
             if len({id(i) if isinstance(i, backend.Field) else i for i in items}) != len(items):
                 raise InvalidArgumentError(f"{what} names the same argument or field twice.")
-        if not self._inputs:
+        if not self.inputs:
             raise InvalidArgumentError("inputs is empty; name at least one argument or field.")
 
     def _check_name(self, what: str, name: str) -> None:
@@ -145,7 +145,7 @@ class TorchFunction:
             )
         if what == "outputs" and self._signature.is_value(name):
             raise InvalidArgumentError(f"outputs has {name!r}, which is passed by value and cannot be written.")
-        if what == "shapes" and name in self._inputs:
+        if what == "shapes" and name in self.inputs:
             raise InvalidArgumentError(f"shapes has {name!r}, which is an input.")
 
     def _check_field(self, what: str, field: object) -> None:
@@ -170,7 +170,7 @@ class TorchFunction:
     def _run(self, *args: object, **kwargs: object) -> object:
         torch = require_torch()
         check_initialised()
-        check_not_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
+        check_not_ended(f"A field of {self.__name__}", *self.inputs, *self._outputs)
         inputs, constants = self._bind(args, kwargs)
         wanted = tuple(wants_derivative(x) for x in inputs)
         names = [n for n, value in constants.items() if isinstance(value, torch.Tensor)]
@@ -187,7 +187,7 @@ class TorchFunction:
     def _bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
         """The inputs, and the other arguments by name."""
         torch = require_torch()
-        order = [*self._inputs, *self._constants]
+        order = [*self.inputs, *self._constants]
         shown = ", ".join(o if isinstance(o, str) else "(a field's tensor)" for o in order)
         given: list[Any] = list(args)
         kwargs = dict(kwargs)
@@ -198,8 +198,8 @@ class TorchFunction:
             raise InvalidArgumentError(
                 f"{next(iter(kwargs))!r} is not an argument of {self.__name__}, or given twice (arguments: {shown})."
             )
-        inputs = given[: len(self._inputs)]
-        for item, value in zip(self._inputs, inputs, strict=True):
+        inputs = given[: len(self.inputs)]
+        for item, value in zip(self.inputs, inputs, strict=True):
             what = repr(item) if isinstance(item, str) else "the input of a field"
             if not isinstance(value, torch.Tensor):
                 raise InvalidArgumentError(f"{what} is a {type(value).__name__}; expected a torch tensor.")
@@ -217,11 +217,6 @@ class TorchFunction:
 
     # --- one run, on plain tensors
 
-    @property
-    def input_names(self) -> list[object]:
-        """The inputs: names and fields."""
-        return self._inputs
-
     def make_arguments(self, call: TorchCall, tensors: Sequence[Any]) -> dict[str, Any]:
         """The arguments of one launch by name, in order; inputs of fields are stored."""
         arguments = dict(call.constants)
@@ -231,7 +226,7 @@ class TorchFunction:
             problem = backend.argument_problem(annotation, arguments[name])
             if problem:
                 raise InvalidArgumentError(f"{name!r} of {self.__name__} {problem}.")
-        for field, tensor in zip(self._inputs, tensors, strict=False):
+        for field, tensor in zip(self.inputs, tensors, strict=False):
             if isinstance(field, backend.Field):
                 backend.check_not_ended(field)
                 field.from_torch(tensor.detach())
@@ -244,7 +239,7 @@ class TorchFunction:
         """
         found: dict[str, Any] = {}
         taken: list[View] = []
-        for name, tensor in zip([*self._inputs, *call.tensor_names], tensors, strict=True):
+        for name, tensor in zip([*self.inputs, *call.tensor_names], tensors, strict=True):
             if isinstance(name, backend.Field):
                 continue
             value = tensor.data  # whose version is not that of the tensor: what a run writes is put back
@@ -267,7 +262,7 @@ class TorchFunction:
             yield
             return
         inputs = [
-            n for n in self._inputs if isinstance(n, str) and n not in self._outputs and not self._signature.is_value(n)
+            n for n in self.inputs if isinstance(n, str) and n not in self._outputs and not self._signature.is_value(n)
         ]
         before = {name: arguments[name].clone() for name in inputs}
         yield
@@ -284,7 +279,7 @@ class TorchFunction:
         """Add the arrays that the function owns, zero."""
         torch = require_torch()
         first = tensors[0]
-        by_name = {i: t.detach() for i, t in zip(self._inputs, tensors, strict=False) if isinstance(i, str)}
+        by_name = {i: t.detach() for i, t in zip(self.inputs, tensors, strict=False) if isinstance(i, str)}
         for name in self._signature.names:
             if name in arguments:
                 continue

@@ -121,7 +121,7 @@ class Runs:
         """The arguments, the wanted inputs and the outputs of another run like that of a call."""
         with backend.suspend_following(), call.snapshot[0].restored():
             arguments = self.function.make_arguments(call, tensors)
-            wanted = [self.function.input_names[n] for n in call.wanted_inputs]
+            wanted = [self.function.inputs[n] for n in call.wanted_inputs]
             yield arguments, wanted, self.function.real_outputs(arguments) or None
 
     def rows(self, call: TorchCall, tensors: Tensors, cotangents: Tensors) -> tuple[Any, ...]:

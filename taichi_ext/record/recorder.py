@@ -286,7 +286,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
         dtype, shape = backend.array_type(bound)
         r.containers[id(bound)] = Container(name, type_of(dtype), len(bound.shape), shape, None, True)
         return bound
-    if not backend.is_expr(bound):
+    if not isinstance(bound, backend.Expr):
         what = type(kind).__name__.removesuffix("Type")  # a Texture
         raise UnsupportedError(
             f"The argument {name!r} has the type {what}, which is not differentiated. Pass numbers, vectors, "

@@ -328,7 +328,7 @@ class Workers:
                 if error is None:
                     under_way.popleft()
                     yield _checked(task, future.result())
-                elif _is_loss(error):
+                elif isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":  # Dask's
                     self._note_loss(under_way, error)
                 else:
                     raise ShardError(f"shard {task.shard}: {type(error).__name__}: {error}", task.shard) from error
@@ -421,10 +421,6 @@ def _error_of(future: Future[object]) -> BaseException | None:
         return future.exception()
     except CancelledError as error:
         return error
-
-
-def _is_loss(error: BaseException) -> bool:
-    return isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker"  # Dask's
 
 
 # ``value_and_gradient``: an energy and its gradient, in this process or of shards of data.

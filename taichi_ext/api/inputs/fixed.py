@@ -43,10 +43,6 @@ class Fixed:
         H[:, self.mask] = 0.0
         H[self.mask, self.mask] = 1.0
 
-    def masked_products(self, products: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """Products of the masked H with vectors, from the products of H with the ``free`` vectors."""
-        return np.where(self.mask[:, None], vectors, products)
-
     def free(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors whose fixed entries are 0."""
         return np.where(self.mask if vectors.ndim == 1 else self.mask[:, None], 0.0, vectors)

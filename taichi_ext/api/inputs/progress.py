@@ -53,7 +53,8 @@ def progress_bar(
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """A bar that is removed when the block ends; gives a function that advances it."""
     if not progress and (progress is not None or total <= 1):
-        return contextlib.nullcontext(_ignore)
+        return contextlib.nullcontext(lambda _: None)
+
     return _bar(progress, text, total)
 
 
@@ -67,7 +68,7 @@ def _bar(progress: bool | None, text: str, total: int) -> Iterator[Callable[[int
         return
     modules = _rich() if is_shown else None
     if modules is None:
-        yield _ignore
+        yield lambda _: None
         return
     console, bars = modules
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
@@ -110,7 +111,3 @@ def _rich() -> tuple[Any, Any] | None:
     except ImportError:
         return None
     return rich.console, rich.progress
-
-
-def _ignore(done: int) -> None:
-    pass

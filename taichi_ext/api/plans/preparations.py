@@ -6,7 +6,7 @@ import inspect
 import os
 import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -62,9 +62,6 @@ class _Count:
     fields: list[weakref.ref[Any]]  # fields and arrays that are named
     count: int = 0
 
-    def is_of(self, fields: Sequence[object]) -> bool:
-        return [id(reference()) for reference in self.fields] == list(map(id, fields))
-
 
 class Preparations:
     """Count how often each piece of code was prepared for the same params and outputs."""
@@ -102,7 +99,7 @@ class Preparations:
         targets = (*plan.prepared.params, *plan.prepared.outputs)
         fields = [target.field for target in targets if target.field is not None]
         known = counts.pop(key, None)
-        if known is None or not known.is_of(fields):
+        if known is None or [id(reference()) for reference in known.fields] != list(map(id, fields)):
             known = _Count(list(map(weakref.ref, fields)))
         while len(counts) >= _MOST_KEYS:
             del counts[next(iter(counts))]

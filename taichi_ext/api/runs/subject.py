@@ -165,7 +165,7 @@ class EnergyGradient(RowSpace):
 
     def free_products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """H times directions for each parameter, from H times ``moved`` directions, a row for each column of H."""
-        return _split(self._fixed.masked_products(found, directions) if self._fixed else found, layout)
+        return _split(np.where(self._fixed.mask[:, None], directions, found) if self._fixed else found, layout)
 
     def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """The rows of each parameter, of a matrix with a row for each entry of the gradient."""

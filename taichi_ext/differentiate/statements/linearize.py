@@ -54,6 +54,7 @@ from taichi_ext.program import (
 from taichi_ext.program.build import GUARDED_BOTH, Coefficient, Number, literal, multiply, operation
 
 _QUOTIENTS = ("truediv", "raw_div")
+_SINGULAR = "an operation in it may have an infinite partial"
 
 
 @dataclass(frozen=True)
@@ -382,15 +383,11 @@ class Linearizer:
             partials = self._partials(node)
         for arg, partial in partials:
             inner = self._settled(arg)
-            self._note_singular(inner)
+            if any(isinstance(leaf, (Carried, Input)) for leaf in inner):  # else a zero tangent might not stay zero
+                for loop in self._walk.cursor.loops:
+                    self._walk.plan.forward.setdefault(loop.statement, _SINGULAR)
             accumulate(form, guarded_scale(inner, partial, is_again=self.is_again))
         return form
-
-    def _note_singular(self, form: Form) -> None:
-        """Note that a partial may be infinite: a zero tangent only stays zero in forward accumulation."""
-        if any(isinstance(leaf, (Carried, Input)) for leaf in form):
-            for loop in self._walk.cursor.loops:
-                self._walk.plan.forward.setdefault(loop.statement, "an operation in it may have an infinite partial")
 
     def _guarded(self, node: Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""

@@ -28,7 +28,6 @@ from taichi_ext.differentiate.forms.forms import (
 from taichi_ext.differentiate.memory.registers import LocalSlots, OwnRegisters, Registers
 from taichi_ext.differentiate.memory.rows import LocalRows, local_row
 from taichi_ext.differentiate.plan.naming import Naming
-from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import takes_sum
@@ -136,18 +135,14 @@ class Storage:
         facts.note_form(form, self._is_visible, limits, loop=self._outer_loop(), grows=grows)
         facts.own.update(dict.fromkeys(unnumbered(form)))
         if self.writer is not None:
-            self._note_owners(form, self.writer.numbering)
+            sparse, indexed = self.writer.numbering, [seed for seed in columns_of(form) if not seed.is_constant]
+            facts.register_owners.update({seed: sparse.owners(seed.column) for seed in indexed if seed in facts.seeds})
+            facts.owners.update(*(sparse.owners(seed.column) for seed in indexed if seed not in self.registers))
         if facts.has_row and self.rows is None and self.writer is None:
             # rows that are made of this one are found in the same pass; in a sparse J, it may get columns instead
             local, columns = self.declared.local, self.walk.facts.columns
             memory = local_row(self.walk.builder, local.name, math.prod(local.shape) * columns, local.dtype)
             self.rows = LocalRows(self.walk, self.declared, memory)
-
-    def _note_owners(self, form: Form, sparse: Numbering) -> None:
-        """Note the owners of columns in registers and slots."""
-        facts, columns = self.facts, [seed for seed in columns_of(form) if not seed.is_constant]
-        facts.register_owners.update({seed: sparse.owners(seed.column) for seed in columns if seed in facts.seeds})
-        facts.owners.update(*(sparse.owners(seed.column) for seed in columns if seed not in self.registers))
 
     def _in_rows(self, form: Form) -> list[tuple[Seed, Weight]]:
         """The seeds of a form that are written to a row, and their coefficients; requires that rows can hold them."""

@@ -112,12 +112,8 @@ class _NamedIndices:
         return ir.Read(local)
 
 
-def with_branches(program: ir.Program, activity: Activity) -> ir.Program:
-    """The program with an ``if`` statement for each conditional expression that carries a tangent."""
-    return replace(program, body=ir.mapped(program.body, lambda s: _split(s, activity)))
-
-
 def _split(s: ir.Statement, activity: Activity) -> ir.Body:
+    """The statement with an ``if`` statement for each conditional expression that carries a tangent."""
     if not isinstance(s, ir.WITH_TANGENTS):
         return (s,)
     if not any(_is_branch(node, activity) for value in ir.values_of(s) for node in ir.walk(value)):
@@ -203,7 +199,8 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
     own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
     if own:
         check_positions(program.body, takes_derivative=seeds.takes_derivative)
-    program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
+    activity = find_activity(program, seeds.start, seeds.arguments, own)
+    program = replace(program, body=ir.mapped(program.body, lambda s: _split(s, activity)))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     ignored = seeds.ignored
     activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
