@@ -134,6 +134,16 @@ OPERATIONS = {
     "more of math": lambda s: (
         math.log(s) + math.erf(s) + math.degrees(s) + math.fabs(-s) + math.copysign(s, -1) + math.tanh(s)
     ),
+    "math of several": lambda s: (
+        math.dist([s, 1.0], (0.2, 2 * s))
+        + math.hypot(s, 2 * s, 0.3)
+        + math.fsum(s * x for x in (s, 2))
+        + math.hypot(-s)
+    ),
+    "bases": lambda s: math.log(s, 3) + math.log(3.0, s + 2) + math.log(s, s + 3) + math.ldexp(s, 3) + np.ldexp(s, -1),
+    "beside zero and NaN": lambda s: (
+        np.heaviside(0.0, s) + s * np.heaviside(s, 0.5) + np.fmax(s, np.nan) * np.fmin(np.nan, s)
+    ),
     "objects": lambda s: np.dot(np.array([s, 2 * s], object), np.array([1.0, 3.0])) + np.array([s], object)[0],
     "differences": lambda s: (
         np.logaddexp(s, 1.0) + np.cbrt(s) + np.arcsinh(s) + np.reciprocal(s) + np.float_power(s, 2)

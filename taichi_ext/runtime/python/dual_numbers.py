@@ -328,8 +328,9 @@ _PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
     "floordiv": (lambda y, a, b: 0.0, lambda y, a, b: 0.0),
     "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
     "hypot": (lambda y, a, b: a / y if y else 0.0, lambda y, a, b: b / y if y else 0.0),
-    "maximum": (lambda y, a, b: float(a >= b), lambda y, a, b: float(a < b)),
-    "minimum": (lambda y, a, b: float(a <= b), lambda y, a, b: float(a > b)),
+    "ldexp": (lambda y, a, b: 2.0**b, lambda y, a, b: 0.0),
+    "heaviside": (lambda y, a, b: 0.0, lambda y, a, b: float(a == 0)),
+    **dict.fromkeys(("maximum", "minimum"), (lambda y, a, b: float(y == a), lambda y, a, b: float(y != a))),
     "copysign": (lambda y, a, b: y / a if a else 0.0, lambda y, a, b: 0.0),
     "logaddexp": (lambda y, a, b: math.exp(a - y), lambda y, a, b: math.exp(b - y)),
     "neg": (lambda y, x: -1.0,),
@@ -363,7 +364,7 @@ _PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
     "rad2deg": (lambda y, x: 180 / math.pi,),
     "square": (lambda y, x: 2 * x,),
     "reciprocal": (lambda y, x: -y * y,),
-    **dict.fromkeys(("sign", "rint", "floor", "ceil", "trunc", "heaviside"), _ZERO),
+    **dict.fromkeys(("sign", "rint", "floor", "ceil", "trunc"), _ZERO),
 }
 # other names of the same functions: of NumPy, then of ``math``
 _SAME = {"subtract": "sub", "multiply": "mul", "divide": "truediv", "true_divide": "truediv", "power": "pow"}
@@ -439,18 +440,48 @@ _lock = threading.Lock()
 _users = 0  # runs of pipelines
 
 
-def _of_math(original: Callable[..., Any], partials: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+def _of_math(original: Callable[..., Any], partials: Callable[[int], Sequence[Callable[..., Any]]]) -> Any:
+    """A function of numbers that takes dual numbers, too; ``partials`` are those for a number of arguments."""
+
     @functools.wraps(original)
     def function(*args: Any) -> Any:
         for x in args:
-            if type(x) is DualNumber and all(isinstance(y, _SCALARS) for y in args) and len(args) == len(partials):
-                return _applied(original, partials, args)
+            if type(x) is DualNumber and all(isinstance(y, _SCALARS) for y in args):
+                found = partials(len(args))
+                return _applied(original, found, args) if len(found) == len(args) else original(*args)
         return original(*args)
 
     return function
 
 
-_STAND_INS = {name: _of_math(function, _PARTIALS[name]) for name, function in _MATH.items()}
+def _ratios(count: int) -> list[Callable[..., Any]]:
+    return [lambda y, *x, k=k: x[k] / y if y else 0.0 for k in range(count)]
+
+
+def _of_logarithm(count: int) -> tuple[Callable[..., Any], ...]:
+    if count == 1:
+        return _PARTIALS["log"]
+    return lambda y, x, base: 1 / (x * math.log(base)), lambda y, x, base: -y / (base * math.log(base))
+
+
+def _sum(numbers: Iterable[Any], /) -> Any:
+    x = tuple(numbers)
+    return _of_math(lambda *x: _MATH["fsum"](x), lambda count: [lambda y, *x: 1.0] * count)(*x)
+
+
+def _distance(p: Iterable[Any], q: Iterable[Any], /) -> Any:
+    p, q = tuple(p), tuple(q)
+    if len(p) != len(q):
+        return _MATH["dist"](p, q)
+    n = len(p)
+    partials = [lambda y, *x, k=k: (x[k] - x[k - n]) / y if y else 0.0 for k in range(2 * n)]
+    return _of_math(lambda *x: _MATH["dist"](x[:n], x[n:]), lambda _: partials)(*p, *q)
+
+
+_STAND_INS = {name: _of_math(function, lambda _, name=name: _PARTIALS[name]) for name, function in _MATH.items()}
+_STAND_INS |= {"hypot": _of_math(math.hypot, _ratios), "log": _of_math(math.log, _of_logarithm)}
+_STAND_INS |= {"fsum": functools.wraps(math.fsum)(_sum), "dist": functools.wraps(math.dist)(_distance)}
+_MATH |= {"fsum": math.fsum, "dist": math.dist}
 
 
 @contextmanager
