@@ -606,3 +606,43 @@ def test_fields_in_lists_of_new_objects_are_as_after_one_run(scene):
     assert next(made) > 1  # runs that compare have made others
     weight = scene.y[0]
     assert_array_equal(np.stack([read(part) for part in parts]), [[1 + weight, 2], [1, 2], [1, 2], [1, 2 + weight]])
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize(
+    ("store", "is_lost"),
+    [
+        (lambda made, out: out.__setitem__(slice(None), made[::-1]), True),
+        (lambda made, out: out.__setitem__(0, made[0]), True),
+        (lambda made, out: out.__setitem__(slice(None), 2.0), False),
+        (lambda made, out: None, False),
+    ],
+    ids=["whole", "entry", "constant", "nothing"],
+)
+def test_what_python_stores_before_kernels_that_add(store, is_lost, mode):
+    """The numbers that are kept are those that Python has computed from the arrays of other kernels."""
+
+    @ti.kernel
+    def square(a: ARRAY, b: ARRAY):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    @ti.kernel
+    def add(a: ARRAY, b: ARRAY):
+        for i in a:
+            b[i] += 0.5 * a[i]
+
+    def pipeline(a, out):
+        made = np.zeros(3)
+        square(a, made)
+        store(made, out)
+        add(a, out)
+
+    a, out = AT.copy(), np.zeros(3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        J = jacobian(pipeline, a, out, args=(a, out), mode=mode)
+    assert_allclose(J, 0.5 * np.eye(3))
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == is_lost
+    assert all("of an array that Python has changed" in m and "depends on the params" in m for m in messages)

@@ -202,7 +202,7 @@ class Arbiter:
             if n >= len(last) or not event.is_like(last[n]):
                 warn_at(_DIFFERS.format("What this line does"), event.place)
                 return
-            if n >= len(found) or event.use in (READ, CHANGED):
+            if n >= len(found) or event.use == READ or (event.use == CHANGED and not _is_constant(event)):
                 continue
             size = np.maximum(np.abs(event.numbers), np.abs(last[n].numbers))
             differs = np.abs(event.numbers - last[n].numbers) > max(_ROUNDING, 1e3 * precision) * size
@@ -292,6 +292,11 @@ def _mismatches(
             bad[:] = False
         found.append((move - told, bad))
     return found
+
+
+def _is_constant(event: TraceEvent) -> bool:
+    """Whether an array without tangents is given to a kernel that keeps entries which Python may have changed."""
+    return event.kernel is not None and not event.is_active and event.changed is not None
 
 
 def _is_judged(event: TraceEvent, moved: TraceEvent) -> Any:

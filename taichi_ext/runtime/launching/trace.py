@@ -22,7 +22,7 @@ from taichi_ext.runtime.python.run_record import entries_of
 
 _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
-STORED, READ, CHANGED = "stored to a field or array", "read", "changed while no kernel reads it"
+STORED, READ, CHANGED = "stored to a field or array", "read", "that Python has changed"
 _NONE = np.zeros(0)
 Along = Callable[[View, np.ndarray], "np.ndarray | None"]
 
@@ -137,7 +137,7 @@ class Trace:
             if leaves[position].name in facts.read_arguments:
                 found += self._add_array(use, user, array, along)
             elif leaves[position].name in facts.kept_arguments:
-                found += self._add_array(CHANGED, None, array, along)
+                found += self._add_array(CHANGED, user, array, along)
         return found
 
     def compiled_in(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
