@@ -32,7 +32,7 @@ from taichi_ext.boundary.crossings import (
     probe,
 )
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.polygons import NUDGE, SIDES
+from taichi_ext.boundary.polygons import BESIDE_FLAT, SIDES, TRIES, side_of_try
 
 _ALIKE = 0.3  # by which jumps may differ between the ends of an arc, relative
 STEEPEST = 8.0  # slope of an arc with respect to its chord
@@ -133,34 +133,41 @@ def is_one_edge(a, b, chord, table: ti.template(), jumps: ti.template()):
 
 
 @ti.func
-def put_arcs(shade: ti.template(), count, is_star, meeting, x, y, size, table: ti.template()):
+def put_arcs(shade: ti.template(), count, is_star, meeting, x, y, size, rounding, table: ti.template()):
     """Put the boundary terms of arcs, or of arms to a meeting, into the table; returns whether edges are there.
 
     The terms of an arc are at the two points of Gauss' rule for its chord, since its speed may vary; the length of a
     piece follows from the normal that is found there.  The edge is off its arc by ``t^2 (1 - t)^2`` times a number.
     """
     is_there = True
-    for r in range(count):
-        if is_there:
+    is_flat = False
+    for n in range(TRIES * count):
+        r = n // TRIES
+        k = n % TRIES
+        if is_there and (k == 0 or is_flat):
             at = border_place(r, table)
             way = meeting - at
-            aside = NUDGE / size * ti.Vector([-way[1], way[0]])
+            out = ti.Vector([-way[1], way[0]])
             if is_star:
                 at += 0.5 * way
             else:
                 chord, slopes = chord_of(r, int(table[r, MATE]), table)
                 way = ti.Vector([-chord[1], chord[0]])
-                aside = NUDGE / size * way
+                out = way
                 at += point_of_arc(ti.static(GAUSS), chord, slopes)
+            aside = ti.select(k == 0, rounding, side_of_try(k) * BESIDE_FLAT / size) * out / ti.max(out.norm(), 1e-9)
             near = at + aside
             there = probe(shade, x + size * near[0], y + size * near[1], int(table[r, WHICH]), "level")
             slope = stop_gradient(there[SLOPE])
             g = slope.norm()
             level = stop_gradient(there[LEVEL]) - size * aside.dot(slope)
+            is_flat = k + 1 < TRIES and level == 0 and g == 0
             off = level / (size * g)
-            is_there = (abs(off) * size < OFF) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
-            if is_there:
-                at += aside - off * slope / g
+            if not is_flat:
+                is_there = (abs(off) * size < OFF) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
+            if is_there and not is_flat:
+                beyond = stop_gradient(there[LEVEL]) / (size * g)  # where it is sloped, so a place beside the edge
+                at = near - (beyond - ti.select(beyond > 0, rounding, -rounding)) * slope / g
                 table[r, PX] = x + size * at[0]
                 table[r, PY] = y + size * at[1]
                 table[r, WEIGHT] = size * way.norm() / g

@@ -255,8 +255,12 @@ def put_place(
         slope = ti.Vector([low[SLOPE_X], low[SLOPE_Y]])
         t = ti.max(low[AT], ti.min(high[AT], low[AHEAD]))
         if which != found:
-            slope = stop_gradient(probe(shade, p[0], p[1], which, "level")[SLOPE])
+            slope *= 0.0
             t = 0.5 * (low[AT] + high[AT])
+        for n in range(2):  # a level may be flat on one side of its edge
+            if slope.norm() == 0:
+                at = ti.select(n == 0, p, q)
+                slope = stop_gradient(probe(shade, at[0], at[1], which, "level")[SLOPE])
         g = slope.norm()
         if g > 0:
             at = place_on(c, t)

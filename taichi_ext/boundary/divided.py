@@ -23,11 +23,11 @@ from taichi_ext.boundary.arcs import GAUSS, OFF, STEEPEST, border_place, chord_o
 from taichi_ext.boundary.crossings import BX, BY, NX, NY, corner_of
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import NUDGE, SIDES, WHOLE, middle_of_square, side_of_square
+from taichi_ext.boundary.polygons import BESIDE_FLAT, SIDES, TRIES, WHOLE, middle_of_square, side_of_square, side_of_try
 
 _AT, _LEVEL, _SLOPE = range(3)  # of a place on a side: how far along it, the level there, its slope along the side
 ROWS = 8  # of the table of places
-_TRIES, _TURNS = 40, 12  # levels on one side, and between two places of different signs
+_MOST, _TURNS = 40, 12  # levels on one side, and between two places of different signs
 _COARSE = 0.1  # of the side: how far places may be from each other where the slope at one of them tells of an edge
 _APART = 0.25  # of the side: by how much Newton's steps from both ends may differ
 _AHEAD = 12  # places on a stack
@@ -41,8 +41,10 @@ _ASIDE = (0.5, 0.2)  # where a level is taken that may be flat at the centre; th
 _TIE = 1e-15  # of the level at the centre
 _FLAT = 1e-6  # of the same: a slope that is none
 _LEAST = 1e-20
+_ALONG = 0.9  # of the slope: its component across a side along which an edge runs
+SHARED = 2e-6  # of a pixel, a few roundings of float32: an edge that is so near to a side lies on it
 _NARROW = 1e-2  # a normal along an axis counts as turned by this much, where a formula divides by its component
-_SHARED = 2e-7  # of the square: how near an edge on a side is to it, with roundings
+_ON_SIDE = 1e-4  # of the square: how near an arc on a side is to it, with roundings
 
 
 @recorded
@@ -74,7 +76,7 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
-        put_levels(level, middle, size, 0.0, here)
+        put_levels(level, middle, size, here)
         level_here = here[SIDES, 0]
         gx = here[SIDES, 1]
         gy = here[SIDES, 2]
@@ -124,11 +126,11 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
 
 
 @ti.func
-def put_levels(level: ti.template(), middle, size, shared, here: ti.template()):
+def put_levels(level: ti.template(), middle, size, here: ti.template()):
     """Put the level and its slope, in the square, at the corners and the centre into the table.
 
-    A corner that is as near to an edge as ``shared``, in sides of the square, has the other sign than the centre, so
-    two squares see an edge on the side between them.  Where the slope is 0, too, also beside it, there is no edge.
+    A corner on the border of the pixel, at which an edge runs along that border, has the other sign than the centre, so
+    both pixels see an edge that is on the border between them.  Where a level only touches 0, there is no edge.
     """
     is_beside = False
     for n in range(2 * (SIDES + 1)):
@@ -136,7 +138,7 @@ def put_levels(level: ti.template(), middle, size, shared, here: ti.template()):
         c = SIDES - k  # the centre first
         if n % 2 == 0 or is_beside:
             at = corner_of(c) * ti.select(c == SIDES, 0.0, 1.0)
-            aside = -NUDGE / size * ti.select(c == SIDES, ti.Vector([1.0, 0.7]), 2.0 * at)
+            aside = -BESIDE_FLAT / size * ti.select(c == SIDES, ti.Vector([1.0, 0.7]), 2.0 * at)
             if is_beside:
                 at += aside
             value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
@@ -144,14 +146,23 @@ def put_levels(level: ti.template(), middle, size, shared, here: ti.template()):
             rise = size * slope.dot(aside)
             if is_beside and abs(there - rise) > 0.25 * abs(rise):  # as at the bottom of a parabola
                 slope *= 0.0
-            is_flat = size * slope.norm() <= _FLAT * abs(here[SIDES, 0])  # where there is no edge
+            is_same = size * slope.norm() <= _FLAT * abs(here[SIDES, 0])  # there is no edge
+            is_same = is_same and not (is_beside and there == 0)
             if not is_beside:
                 here[c, 0] = there
             is_beside = n % 2 == 0 and there == 0 and slope.norm() == 0
-            nearest = ti.select(k == 0, 0.0, shared) * size * slope.norm()
-            if abs(here[c, 0]) <= nearest and not is_beside:
-                nearly = ti.select(is_flat, _TIE, -_TIE) * here[SIDES, 0]
-                here[c, 0] = ti.select(k == 0 or here[SIDES, 0] == -_LEAST, -_LEAST, nearly)
+            g = slope.norm()
+            is_tied = False
+            for m in ti.static(range(2)):
+                is_outer = abs(middle[m] + size * at[m]) > 0.49
+                is_tied = is_tied or (is_outer and abs(slope[m]) > _ALONG * g)
+            if k > 0 and not is_beside and here[SIDES, 0] != -_LEAST:
+                if is_same and here[c, 0] == 0:
+                    here[c, 0] = _TIE * here[SIDES, 0]
+                elif is_tied and abs(here[c, 0]) <= SHARED * g:
+                    here[c, 0] = -_TIE * here[SIDES, 0]
+            elif k == 0 and here[c, 0] == 0:
+                here[c, 0] = -_LEAST
             here[c, 1] = size * slope[0]
             here[c, 2] = size * slope[1]
 
@@ -173,39 +184,46 @@ def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: 
         high = place_of(1.0, (c + 1) % SIDES, way, here)
         depth = 0
         turn = 0
+        tries = 0
         inside += ti.select(high[_LEVEL] > 0, 1.0, 0.0)
-        for _ in range(_TRIES):
+        for _ in range(_MOST):
             if depth >= 0:
                 t = next_place(low, high, turn)
                 is_done = t < 0
                 if not is_done:
-                    t += NUDGE * (ti.select(t - low[_AT] < high[_AT] - t, high[_AT], low[_AT]) - t)
+                    aside = ti.select(2.0 * t < low[_AT] + high[_AT], 1.0, -1.0) * BESIDE_FLAT / size
+                    t = ti.max(low[_AT], ti.min(high[_AT], t + side_of_try(tries) * aside))
                     at = start + t * way
                     value, slope = level_at(level, middle[0] + size * at[0], middle[1] + size * at[1])
                     there = stop_gradient(value)
                     along = size * slope.dot(way)
                     is_changed = (low[_LEVEL] > 0) != (high[_LEVEL] > 0)
                     rise = ti.select(low[_LEVEL] > 0, -along, along)
-                    turn += ti.select(is_changed, 1, 0)
-                    is_done = depth >= _AHEAD
-                    if is_changed and (abs(there) <= _CLOSE * rise or turn > _TURNS or is_done):
-                        found = ti.max(low[_AT], ti.min(high[_AT], t - ti.select(rise > 0, there / along, 0.0)))
-                        at = start + found * way
-                        inside += ti.select(low[_LEVEL] > 0, found, -found)
-                        if count < ROWS:
-                            g = ti.max(slope.norm(), _LEAST)
-                            table[count, BX] = at[0]
-                            table[count, BY] = at[1]
-                            table[count, NX] = slope[0] / g
-                            table[count, NY] = slope[1] / g
-                        count += 1
-                        turn = 0
-                        is_done = True
-                    elif not is_done:
-                        for k in ti.static(range(3)):
-                            ahead[depth, k] = high[k]
-                        depth += 1
-                        high = ti.Vector([t, there, along])
+                    is_close = rise > 0 and (abs(there) <= _CLOSE * rise or tries > 0)
+                    tries = ti.select(there == 0 and slope.norm() == 0, (tries + 1) % TRIES, 0)
+                    if tries == 0:
+                        turn += ti.select(is_changed, 1, 0)
+                        is_done = depth >= _AHEAD
+                        if is_changed and (is_close or turn > _TURNS or is_done):
+                            found = ti.max(low[_AT], ti.min(high[_AT], t - ti.select(rise > 0, there / along, 0.0)))
+                            if abs(found - ti.round(found)) < 2.0 * SHARED / size:
+                                found = ti.round(found)
+                            at = start + found * way
+                            inside += ti.select(low[_LEVEL] > 0, found, -found)
+                            if count < ROWS:
+                                g = ti.max(slope.norm(), _LEAST)
+                                table[count, BX] = at[0]
+                                table[count, BY] = at[1]
+                                table[count, NX] = ti.select(is_close, slope[0] / g, 0.0)
+                                table[count, NY] = ti.select(is_close, slope[1] / g, 0.0)
+                            count += 1
+                            turn = 0
+                            is_done = True
+                        elif not is_done:
+                            for k in ti.static(range(3)):
+                                ahead[depth, k] = high[k]
+                            depth += 1
+                            high = ti.Vector([t, there, along])
                 if is_done:
                     low = high
                     depth -= 1
@@ -276,35 +294,42 @@ def area_by_arcs(level: ti.template(), middle, size, zero, count, first, step, i
     area = 0.0 * size
     motion = zero
     is_there = is_arcs or count == 0
-    for r in range(ti.min(count, ROWS)):
-        at = border_place(r, table)
-        way = ti.Vector([0.0, 0.0])
-        leaves = (r + first) % 2 == 0
-        if is_arcs:
-            mate = (r + ti.select(leaves, step, count - step)) % count
-            chord, slopes = chord_of(r, mate, table)
-            way = ti.Vector([-chord[1], chord[0]])
-            if leaves:
-                area += 0.5 * (at[0] * chord[1] - at[1] * chord[0]) + (slopes[1] - slopes[0]) / 12.0 * chord.norm_sqr()
-            at += point_of_arc(ti.static(GAUSS), chord, slopes)
-        aside = NUDGE / size * ti.select(is_arcs, way, ti.Vector([table[r, NX], table[r, NY]]))
-        near = at + aside
-        there, slope = level_at(level, middle[0] + size * near[0], middle[1] + size * near[1])
-        g = ti.max(slope.norm(), _LEAST)
-        weight = 0.0 * size
-        if is_arcs:
-            across = way.norm_sqr() / ti.max(abs(way.dot(slope)), _LEAST)
-            beside = stop_gradient(there) / size - aside.dot(slope)
-            weight = 0.5 * size * across
-            area += 0.6 * beside * across
-            is_there = is_there and abs(beside) * size < OFF * g
-        else:  # the side on which the place is
-            n = ti.Vector([table[r, NX], table[r, NY]])
-            weight = 0.5 * size * ti.select(abs(at[0]) > abs(at[1]), abs(n[1]), abs(n[0])) / g
-        if is_tied and is_arcs and ti.max(abs(at[0]), abs(at[1])) > 0.5 - _SHARED:
-            weight *= 0.5
-        if weight > 0:
-            motion += weight * (there - stop_gradient(there))
+    is_flat = False
+    for n in range(TRIES * ti.min(count, ROWS)):
+        r = n // TRIES
+        k = n % TRIES
+        if k == 0 or is_flat:
+            at = border_place(r, table)
+            way = ti.Vector([table[r, NX], table[r, NY]])
+            leaves = (r + first) % 2 == 0
+            if is_arcs:
+                mate = (r + ti.select(leaves, step, count - step)) % count
+                chord, slopes = chord_of(r, mate, table)
+                way = ti.Vector([-chord[1], chord[0]])
+                if leaves and k == 0:
+                    area += (
+                        0.5 * (at[0] * chord[1] - at[1] * chord[0]) + (slopes[1] - slopes[0]) / 12.0 * chord.norm_sqr()
+                    )
+                at += point_of_arc(ti.static(GAUSS), chord, slopes)
+            out = way * ti.select(way.dot(at) > 0, 1.0, -1.0) / ti.max(way.norm(), _LEAST)
+            aside = side_of_try(k) * BESIDE_FLAT / size * out
+            near = at + aside
+            there, slope = level_at(level, middle[0] + size * near[0], middle[1] + size * near[1])
+            g = ti.max(slope.norm(), _LEAST)
+            is_flat = k + 1 < TRIES and stop_gradient(there) == 0 and slope.norm() == 0
+            weight = 0.0 * size
+            if is_arcs and not is_flat:
+                across = way.norm_sqr() / ti.max(abs(way.dot(slope)), _LEAST)
+                beside = stop_gradient(there) / size - aside.dot(slope)
+                weight = 0.5 * size * across
+                area += 0.6 * beside * across
+                is_there = is_there and abs(beside) * size < OFF * g
+            elif not is_flat:  # the side on which the place is
+                weight = 0.5 * size * ti.select(abs(at[0]) > abs(at[1]), abs(way[1]), abs(way[0])) / g
+            if is_tied and is_arcs and k < 2 and ti.max(abs(at[0]), abs(at[1])) > 0.5 - _ON_SIDE:
+                weight *= 0.5
+            if weight > 0:
+                motion += weight * (there - stop_gradient(there))
     return area, motion, is_there
 
 

@@ -24,6 +24,7 @@ from taichi_ext.boundary.arcs import GAUSS
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
+    BESIDE_FLAT,
     BULGE,
     ENTRIES,
     KIND,
@@ -31,6 +32,7 @@ from taichi_ext.boundary.polygons import (
     NY,
     OTHER,
     SIDES,
+    TRIES,
     WHOLE,
     S,
     is_wide,
@@ -41,6 +43,7 @@ from taichi_ext.boundary.polygons import (
     put_sides,
     sample_beside,
     side_of_square,
+    side_of_try,
 )
 from taichi_ext.boundary.shape_table import (
     COLUMNS,
@@ -60,7 +63,6 @@ from taichi_ext.boundary.shape_table import (
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that a line bounds: inside, outside or in front of a shape
 _FLAT = 1e-20
 _SHORT = 0.01  # of the square: a chord whose ends are too near to each other to tell its direction
-_ASIDE = 1e-6  # of a pixel: how far from an edge its slope is taken, as it may be 0 on it: max(x, 0) where x is 0
 _NEAR = 0.1  # of the square: how far the middle of a chord may be from its edge
 
 
@@ -162,10 +164,8 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
-        cx = x + middle[0]
-        cy = y + middle[1]
         seen = ti.Matrix([[0.0] * COLUMNS] * (MOST + 1))
-        found = collect(shape, count, cx, cy, size, seen, has_alpha)
+        found = collect(shape, count, x, y, middle, size, seen, has_alpha)
         if found > MOST and side > 1:
             side = side // 2
         else:
@@ -173,7 +173,7 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
             for half in range(1 if seen[MOST, INDEX] < 0 else 2):
                 if half == 1:
                     swap_edges(found, seen)
-                mean = mean_of_square(shape, count, background, cx, cy, size, has_depth, has_alpha, found, seen)
+                mean = mean_of_square(shape, count, background, x, y, middle, size, has_depth, has_alpha, found, seen)
                 total += size * size * mean
             place += side * side
             side = side_of_square(place)
@@ -185,20 +185,23 @@ def mean_of_square(
     shape: ti.template(),
     count,
     background,
-    x,
-    y,
+    px,
+    py,
+    square,
     size,
     has_depth: ti.template(),
     has_alpha: ti.template(),
     found,
     seen: ti.template(),
 ):
-    """The integral over the square of a size around (x, y), which is the unit of all lengths.
+    """The integral over the square of a size around ``square`` in the pixel, which is the unit of all lengths.
 
     It is that of the half in which the first edge counts of a shape that has two.
     """
     lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 1 + 2 * MOST))
-    put_sides(lines)
+    put_sides(square, size, lines)
+    x = px + square[0]
+    y = py + square[1]
     sides = put_cut(found, seen, lines)
     total = background * 0.0
     for i in range(found if has_alpha else 0, found + 1):  # the last is the background, or all transparent shapes
@@ -227,37 +230,43 @@ def mean_of_square(
                 for e in range(sides, last):
                     part = part_of_line(e, last, lines)
                     length = 0.5 * (part[1] - part[0]) * part[2] / size
-                    for m in range(2 if length > 0 else 0):  # the points of Gauss' rule
-                        along = part[m] + GAUSS * (part[1 - m] - part[m])
-                        mx = x - size * (lines[e, S] * lines[e, NX] + along * lines[e, NY])
-                        my = y - size * (lines[e, S] * lines[e, NY] - along * lines[e, NX])
-                        if lines[e, KIND] != ORDER:
-                            mx += _ASIDE * lines[e, NX]
-                            my += _ASIDE * lines[e, NY]
-                        other = shape_at(shape, int(lines[e, OTHER]), mx, my)
-                        value = stop_gradient(background * 1.0)
-                        moved = other[0] - stop_gradient(other[0])
-                        slope = level_gradient(shape, "level", other[0], at=(mx, my))
-                        off = stop_gradient(other[0])
-                        if lines[e, KIND] != ORDER and abs(off) < _NEAR * size * slope.norm():
-                            mx -= off / slope.norm_sqr() * slope[0]  # values may vary fast beside the edge
-                            my -= off / slope.norm_sqr() * slope[1]
-                        if ti.static(has_alpha):
-                            value = stop_gradient(composite(shape, count, background, mx, my, piece, found, seen))
-                        elif i < found:
-                            own = shape_at(shape, int(seen[i, INDEX]), mx, my)
-                            value = stop_gradient(own[2])
-                            if ti.static(has_depth):  # noqa: SIM102  # decided when the kernel is compiled
-                                if lines[e, KIND] == ORDER:
-                                    ahead = other[1] - own[1]
-                                    moved = ahead - stop_gradient(ahead)
-                                    slope = level_gradient(shape, "depth", ahead, at=(mx, my))
-                        g = slope.norm()
-                        if lines[e, BULGE] != 0:  # an arc is longer than its chord
-                            across = abs(slope[0] * lines[e, NX] + slope[1] * lines[e, NY])
-                            g = ti.max(across, 0.5 * g)
-                        if g > 0:
-                            total += ti.select(lines[e, KIND] == OUTSIDE, -length, length) / g * value * moved
+                    is_flat = False
+                    for n in range(2 * TRIES if length > 0 else 0):  # the points of Gauss' rule
+                        m = n // TRIES
+                        k = n % TRIES
+                        if k == 0 or is_flat:
+                            along = part[m] + GAUSS * (part[1 - m] - part[m])
+                            aside = side_of_try(k) * BESIDE_FLAT
+                            mx = x - size * (lines[e, S] * lines[e, NX] + along * lines[e, NY]) + aside * lines[e, NX]
+                            my = y - size * (lines[e, S] * lines[e, NY] - along * lines[e, NX]) + aside * lines[e, NY]
+                            other = shape_at(shape, int(lines[e, OTHER]), mx, my)
+                            moved = other[0] - stop_gradient(other[0])
+                            slope = level_gradient(shape, "level", other[0], at=(mx, my))
+                            off = stop_gradient(other[0])
+                            is_flat = k + 1 < TRIES and lines[e, KIND] != ORDER and off == 0 and slope.norm() == 0
+                            if not is_flat:
+                                value = stop_gradient(background * 1.0)
+                                if lines[e, KIND] != ORDER and abs(off) < _NEAR * size * slope.norm():
+                                    mx -= off / slope.norm_sqr() * slope[0]  # values may vary fast beside the edge
+                                    my -= off / slope.norm_sqr() * slope[1]
+                                if ti.static(has_alpha):
+                                    value = stop_gradient(
+                                        composite(shape, count, background, mx, my, piece, found, seen)
+                                    )
+                                elif i < found:
+                                    own = shape_at(shape, int(seen[i, INDEX]), mx, my)
+                                    value = stop_gradient(own[2])
+                                    if ti.static(has_depth):  # noqa: SIM102  # decided when the kernel is compiled
+                                        if lines[e, KIND] == ORDER:
+                                            ahead = other[1] - own[1]
+                                            moved = ahead - stop_gradient(ahead)
+                                            slope = level_gradient(shape, "depth", ahead, at=(mx, my))
+                                g = slope.norm()
+                                if lines[e, BULGE] != 0:  # an arc is longer than its chord
+                                    across = abs(slope[0] * lines[e, NX] + slope[1] * lines[e, NY])
+                                    g = ti.max(across, 0.5 * g)
+                                if g > 0:
+                                    total += ti.select(lines[e, KIND] == OUTSIDE, -length, length) / g * value * moved
     return total
 
 

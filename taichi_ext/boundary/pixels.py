@@ -235,7 +235,7 @@ def find_edges(
                         meeting, apart = meeting_of(count, table)
                         is_found = meets(meeting, apart)
                     if is_found:  # noqa: SIM102  # `and` would call it in any case
-                        if put_arcs(shade, count, attempt == 1, meeting, x, y, size, table):
+                        if put_arcs(shade, count, attempt == 1, meeting, x, y, size, rounding, table):
                             kind = ARCS + attempt
             if kind == DIVIDED:
                 meeting, apart = meeting_of(count, table)

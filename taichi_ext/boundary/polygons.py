@@ -19,7 +19,9 @@ WIDE = 0.12  # of the square: how far the middle of an area must be from its edg
 FINEST = 5  # how often a pixel can be halved
 WHOLE = 2**FINEST  # the side of a pixel, in smallest squares
 SIDES = 4  # of the square: the first lines
-NUDGE = 1e-5  # of a pixel: how far from an edge its slope is taken, as it may be 0 on it: max(x, 0) where x is 0
+INNER = -1  # their kind within the pixel
+BESIDE_FLAT = 1e-3  # of a pixel: how far from an edge its slope is taken if it is 0 on it: max(x, 0) where x is 0
+TRIES = 3  # places at which a slope is taken, see ``side_of_try``
 CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
 PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
@@ -47,12 +49,14 @@ def middle_of_square(place, size):
 
 
 @ti.func
-def put_sides(lines: ti.template()):
-    """Put the sides of the square into the table of lines."""
+def put_sides(middle, size, lines: ti.template()):
+    """Put the sides of the square into the table of lines; ``INNER`` are those within the pixel."""
     for e in ti.static(range(SIDES)):
-        lines[e, S] = 0.5
         lines[e, NX] = (1.0, -1.0, 0.0, 0.0)[e]
         lines[e, NY] = (0.0, 0.0, 1.0, -1.0)[e]
+        lines[e, S] = 0.5
+        from_border = 0.5 + middle[0] * lines[e, NX] + middle[1] * lines[e, NY] - 0.5 * size
+        lines[e, KIND] = ti.select(from_border > 0, INNER, 0)
 
 
 @ti.func
@@ -108,7 +112,7 @@ def sample_beside(m, edge, middle):
 def part_of_line(e, last, lines: ti.template()):
     """From where to where line e is within the others, counted from its point nearest to the centre, and its weight.
 
-    Lines that coincide share their length.
+    Lines that coincide share their length.  An edge has all of that on an inner side, as one square alone sees it.
     """
     px = -lines[e, S] * lines[e, NX]
     py = -lines[e, S] * lines[e, NY]
@@ -120,6 +124,8 @@ def part_of_line(e, last, lines: ti.template()):
             inside = lines[k, S] + lines[k, NX] * px + lines[k, NY] * py
             along = lines[k, NY] * lines[e, NX] - lines[k, NX] * lines[e, NY]
             if abs(along) < PARALLEL:
+                inside += ti.select(lines[k, KIND] == INNER, 4.0, 0.0) * PARALLEL
+                inside -= ti.select(lines[e, KIND] == INNER, 4.0, 0.0) * PARALLEL
                 if inside < -PARALLEL:
                     high = low
                 elif inside < PARALLEL:
@@ -150,3 +156,9 @@ def is_curved(zeros, centre, values: ti.template(), least):
         off -= 0.25 * corner
         scale += corner.norm()
     return off.norm() > least * scale
+
+
+@ti.func
+def side_of_try(k):
+    """On which side of an edge its slope is taken: on it, and if it is flat there on either side."""
+    return k - 3.0 * (k // 2)

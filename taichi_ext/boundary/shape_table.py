@@ -12,10 +12,10 @@ from taichi_ext.boundary.arcs import border_place, chord_of
 from taichi_ext.boundary.crossings import NX as NORMAL_X
 from taichi_ext.boundary.crossings import NY as NORMAL_Y
 from taichi_ext.boundary.crossings import corner_of
-from taichi_ext.boundary.divided import ROWS, cross_sides, put_levels, step_to_mate
+from taichi_ext.boundary.divided import ROWS, SHARED, cross_sides, put_levels, step_to_mate
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import PARALLEL, SIDES
+from taichi_ext.boundary.polygons import SIDES
 
 MOST = 6  # shapes of which parts can be seen in one square; the row after them is for a second edge of one of them
 
@@ -41,11 +41,13 @@ def level_gradient(shape: object, name: str, value: object, *, at: object) -> An
 
 
 @ti.func
-def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_alpha: ti.template()):
+def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template(), has_alpha: ti.template()):
     """Put the shapes that the square shows into the table; returns how many there are.
 
     It is ``MOST + 1`` more if the square should be divided.  Of transparent shapes, those that end in it.
     """
+    x = px + middle[0]
+    y = py + middle[1]
     found = 0
     is_coarse = False
     seen[MOST, INDEX] = -1.0
@@ -76,9 +78,9 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template(), has_al
             first = ti.Vector([0.0] * 4)
             second = ti.Vector([0.0] * 4)
             sign = 0.0
-            if abs(level) <= ti.static(1.0 + PARALLEL) * reach + 2.0 * off:  # two squares see an edge on a side
-                put_levels((shape, n), ti.Vector([x, y]), size, PARALLEL, here)
-                crossed, border = cross_sides((shape, n), ti.Vector([x, y]), size, here, table)
+            if abs(level) <= reach + 2.0 * off + SHARED / size * slope.norm():  # two squares see an edge on a side
+                put_levels((shape, n, px, py), middle, size, here)
+                crossed, border = cross_sides((shape, n, px, py), middle, size, here, table)
                 is_full = border > 0.5 * SIDES
                 if (border_place(0, table) - border_place(1, table)).norm() < _FLAT and crossed == 2:
                     crossed = 0  # it only touches a corner
@@ -150,7 +152,7 @@ def lines_of(count, here: ti.template(), table: ti.template()):
         n = ti.Vector([table[a, NORMAL_X], table[a, NORMAL_Y]])
         line = ti.Vector([-n.dot(at), n[0], n[1], 0.0])
         chord, slopes = chord_of(a, b, table)
-        if (is_straight or count > 2) and chord.norm() > _SHORT:
+        if (is_straight or count > 2 or n.norm_sqr() == 0) and chord.norm() > _SHORT:
             bulge = ti.select(chord.cross(n) > 0, 1.0, -1.0) * (slopes[1] - slopes[0]) / 8.0 * chord.norm()
             bulge = ti.select(is_straight, bulge, 0.0)
             line = line_through(at, at + chord, n, bulge)

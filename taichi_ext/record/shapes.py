@@ -198,11 +198,11 @@ def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) 
 
 
 def level_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
-    """A level and its slope at a position: that of an edge, or, given as a pair, of one of the shapes."""
+    """A level and its slope at a position: that of an edge, or of a shape that is given with its number and pixel."""
     if not isinstance(given["level"], tuple):
         return level_of_edge(r, call, function, given)
-    shape, n = given["level"]
-    x, y = (frozen(r, given[name], name) for name in ("x", "y"))
+    shape, n, *centre = given["level"]
+    x, y = (frozen(r, operate(r, "add", c, given[name]), name) for c, name in zip(centre, "xy", strict=True))
     level = shape_at(r, call, function, {"shape": shape, "n": value_of(n), "x": x, "y": y})[0]
     at = {"shape": shape, "name": "level", "value": level, "at": (x, y)}
     return as_value(level), level_gradient(r, call, function, at)

@@ -1,6 +1,7 @@
 """Levels whose slope is 0 exactly where they are 0: of ``max(q, 0)`` and ``if q > 0`` it is, where q is.
 
-The usual signed distance of a box is such a level.  The sums of J over the pixels are the derivatives of its area.
+The usual signed distance of a box is such a level.  The sums of J over the pixels are the derivatives of its area, also
+where its sides lie on borders of pixels or of squares in them, or a rounding beside them.
 """
 
 import numpy as np
@@ -9,8 +10,6 @@ import taichi as ti
 from numpy.testing import assert_allclose
 
 from taichi_ext import coverage, edge, jacobian, layers, nearest, pixel
-
-pytestmark = pytest.mark.usefixtures("ti64")
 
 SIDE = 20
 PLACES = {  # centre, half of the sides, angle
@@ -21,9 +20,19 @@ PLACES = {  # centre, half of the sides, angle
 }
 
 
+@pytest.fixture(scope="module", params=["float32", "float64"])
+def dtype(request):
+    request.getfixturevalue({"float32": "ti32", "float64": "ti64"}[request.param])
+    return getattr(ti, request.param)
+
+
 @pytest.fixture
-def scene():
-    return ti.field(ti.f64, shape=5), ti.field(ti.f64, shape=(SIDE, SIDE))
+def scene(dtype):
+    return ti.field(dtype, shape=5), ti.field(dtype, shape=(SIDE, SIDE))
+
+
+def set_box(box, numbers):
+    box.from_numpy(np.array(numbers, dtype=np.float32 if box.dtype == ti.f32 else np.float64))
 
 
 def make_level(box, form):
@@ -51,7 +60,17 @@ def make_level(box, form):
             within = ti.max(qx, qy)
         return -(outside + within)
 
-    return {"max": by_max, "branches": by_branches}[form]
+    @ti.func
+    def with_slope(x, y):
+        qx, qy = offsets(x, y)
+        return -ti.max(qx, qy)
+
+    @ti.func
+    def one_sided(x, y):
+        qx, qy = offsets(x, y)
+        return ti.max(-ti.max(qx, qy), 0.0)
+
+    return {"max": by_max, "branches": by_branches, "with a slope": with_slope, "one-sided": one_sided}[form]
 
 
 def make_kernel(level, image, name):
@@ -99,24 +118,56 @@ def make_kernel(level, image, name):
     ]
 
 
-@pytest.mark.mostly_sweep("max-turned-coverage", "max-turned-pixel", "max-through centres of pixels-layers")
-@pytest.mark.parametrize("name", ["edge", "coverage", "layers", "nearest", "pixel"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("form", ["max", "branches"])
-def test_a_box(scene, form, place, name):
-    if name == "pixel" and place == "along borders of pixels":
-        pytest.skip("pixel finds no edge along a side of a pixel where the level has no slope")
+def assert_sums(scene, kernel, place, atol):
     box, image = scene
-    box.from_numpy(np.array(PLACES[place]))
-    J = jacobian(make_kernel(make_level(box, form), image, name), box, image)
-    width, height = PLACES[place][2:4]
+    set_box(box, place)
+    J = jacobian(kernel, box, image)
+    width, height = place[2:4]
     area = np.array([0.0, 0.0, 4 * height, 4 * width, 0.0])
-    assert_allclose(J.sum((0, 1)), 2.0 * area, atol=0.3)  # a part of 1/32 at each corner, times its distance
+    assert_allclose(J.sum((0, 1)), 2.0 * area, atol=atol)
+    return J
+
+
+ATOL = {"edge": 0.3, "coverage": 0.3, "layers": 0.1, "nearest": 0.1, "pixel": 0.15}  # of a part of 1/32 at each corner
+
+
+@pytest.mark.mostly_sweep(
+    "float32-max-turned-coverage",
+    "float32-max-through centres of pixels-layers",
+    "float64-max-along borders of pixels-pixel",
+)
+@pytest.mark.parametrize("name", ATOL)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("form", ["max", "branches", "with a slope"])
+def test_a_box(scene, form, place, name):
+    box, image = scene
+    assert_sums(scene, make_kernel(make_level(box, form), image, name), PLACES[place], ATOL[name])
+
+
+# Where no side of a pixel meets the sloped side, as at a turned corner, a level that is 0 all around shows no edge.
+@pytest.mark.mostly_sweep("float32-with roundings-coverage", "float64-through centres of pixels-pixel")
+@pytest.mark.parametrize("name", ATOL)
+@pytest.mark.parametrize("place", ["through centres of pixels", "with roundings"])
+def test_a_level_that_is_constant_outside(scene, place, name):
+    box, image = scene
+    assert_sums(scene, make_kernel(make_level(box, "one-sided"), image, name), PLACES[place], ATOL[name])
+
+
+@pytest.mark.mostly_sweep("float64-coverage", "float64-layers", every=9)
+@pytest.mark.parametrize("name", ["coverage", "layers"])
+def test_corners_a_rounding_beside_the_centre_of_a_pixel(scene, name):
+    """The sides of a square that the pixel is divided into are on the edges there, or beside them."""
+    box, image = scene
+    kernel = make_kernel(make_level(box, "max"), image, name)
+    for dx in (0.0, 1e-15, 4.8e-7, -4.8e-7, 5e-6):
+        for dy in (0.0, 1e-15, -4.8e-7, 5e-6):
+            J = assert_sums(scene, kernel, (9.0 + dx, 10.0 + dy, 5.0, 4.0, 0.0), 0.8)
+            assert_allclose(J[4, 6, :4], [-1.0, -1.0, 1.0, 1.0], atol=0.1)  # was 0.5 for one of them
 
 
 def test_coverage_is_the_area(scene):
     box, image = scene
-    box.from_numpy(np.array(PLACES["turned"]))
+    set_box(box, PLACES["turned"])
     kernel = make_kernel(make_level(box, "max"), image, "coverage")
     jacobian(kernel, box, image)
     assert_allclose(image.to_numpy().sum() - SIDE**2, 8 * 5.3 * 3.4, atol=2e-3)
