@@ -258,7 +258,7 @@ class Block:
             number = select(condition, number, 0)
         if clamped:
             condition = reduce(_and, (*clamped, *(() if condition is None else (condition,))))
-        return self._neighbours(array.container, multiply(number, self.sweep.width)), condition
+        return self._neighbours(array.container, multiply(number, array.width)), condition
 
     def _clamped(self, load: Load) -> tuple[Load, list[Value], list[Value]]:
         """An entry whose constant indices are in range, and the conditions that these and the others are.

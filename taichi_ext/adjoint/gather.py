@@ -118,7 +118,7 @@ def _with_constant(index: Value) -> tuple[Value, float]:
 
 def _entries(sweep: Sweep, container: Container, component: tuple[int, ...], other: Local) -> list[Load]:
     array = sweep.arrays[container]
-    first = multiply(array.number(Load(container, (Read(other),), component)), sweep.width)
+    first = multiply(array.number(Load(container, (Read(other),), component)), array.width)
     return [element(array.container, add(first, k)) for k in range(sweep.width)]
 
 

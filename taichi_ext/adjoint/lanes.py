@@ -61,7 +61,7 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
     along = replace(loop, kind="range", variables=loop.variables[-1:], domain=(Const(size, ir.I32),))
     varying = frozenset(varying_locals(along))
     survey = _Survey(loop, (*rows, size), {}, Machine(threads), varying)
-    survey.width = sweep.width
+    survey.width = next((a.width for a in sweep.arrays.values()), 1)
     parts = survey.block(loop.body, 1)
     survey.check_own()
     sizes = [math.prod(local.shape) for s in ir.statements(loop.body) for local in ir.declared(s)]
@@ -84,7 +84,7 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
 class _Survey(Survey):
     """The statements of an adjoint, which may add to any entry of one."""
 
-    width = 1  # the number of cotangents
+    width = 1  # the distance of the adjoints of neighbours
 
     def _place(self, target: Load) -> None:
         """No entry is one of J."""

@@ -55,6 +55,7 @@ def adjoint_of(
     activity: Activity,
     arrays: Mapping[Container, AdjointArray],
     machine: Machine,
+    width: int,
     *,
     is_guarded: bool = False,
     is_again: bool = False,
@@ -66,6 +67,7 @@ def adjoint_of(
         activity: its locals and containers that carry derivatives.
         arrays: the arrays of adjoints.
         machine: what runs it.
+        width: the number of cotangents, at most those that the arrays are for.
         is_guarded: whether a product of 0 with what is infinite or not a number is 0.
         is_again: whether it is differentiated again.
     """
@@ -76,7 +78,7 @@ def adjoint_of(
         real = max((c.dtype for c in arrays), key=lambda t: t.bits, default=ir.F32)
         shared = contention(stage, sizes, machine, None if gather is None else gather.variable)
         own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
-        width, dirty = next((a.width for a in arrays.values()), 1), dirty_containers(stage.body)
+        dirty = dirty_containers(stage.body)
         sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty, own, gather, is_again)
         return sweep, _Loops(sweep, bounds, machine)
 

@@ -52,7 +52,7 @@ class Sweep:
         arrays: the arrays of adjoints.
         tape: the stack of a thread.
         contention: how adjoints are added to.
-        width: the number of cotangents.
+        width: the number of cotangents, at most those that the arrays are for.
         is_guarded: whether a product of 0 with what is infinite or not a number is 0.
         is_again: whether the adjoint is differentiated again.
         dirty: containers that an iteration may load from after a store to them.

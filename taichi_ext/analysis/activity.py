@@ -81,7 +81,7 @@ def useful_activity(program: ir.Program, found: Activity) -> Activity:
                 pass
             case _:
                 used |= _sources(values_of(s))
-    return replace(found, locals=found.locals & reached(used, edges).keys())
+    return replace(found, locals=found.locals.intersection(reached(used, edges)))
 
 
 def returns_active(program: ir.Program, activity: Activity) -> bool:

@@ -236,7 +236,7 @@ class Stages:
         activity = find_activity(Program("stage", (), (), stage.body, ()), active)
         sizes = {c: (len(v),) for c, v in (*GIVEN.items(), *self.crossing.items())}
         arrays = {c: adjoint_array(c, f"adj_{c.name}", sizes[c], width) for c in (activity.containers | active)}
-        made = adjoint_of(stage, activity, arrays, self.machine)
+        made = adjoint_of(stage, activity, arrays, self.machine, width)
         # without numbers that the way back does not need, which are not on the tape
         body = simplify(Program("adjoint", (), (), made.body, ())).body
         return replace(made, body=body), activity.containers
@@ -397,7 +397,7 @@ def test_zero_times_infinity_is_zero_where_adjoints_are_guarded():
     activity = find_activity(stages.program, [x])
     arrays = {c: adjoint_array(c, f"adj_{c.name}", (N,)) for c in (x, z)}
     for is_guarded in (False, True):
-        made = adjoint_of(stages.staged.stages[0], activity, arrays, stages.machine, is_guarded=is_guarded)
+        made = adjoint_of(stages.staged.stages[0], activity, arrays, stages.machine, 1, is_guarded=is_guarded)
         adjoints = {arrays[x].container: np.zeros(N), arrays[z].container: np.ones(N)}
         with np.errstate(all="ignore"):
             Interpreter({x: np.zeros(N), y: np.zeros(N), z: np.zeros(N), **adjoints}).run(made.body)

@@ -4,6 +4,7 @@
     python tests/oracles/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
     python tests/oracles/program_batches.py 500 --generator lists --format csr  # sums over neighbours, loops of any length
     python tests/oracles/program_batches.py 300 --generator wide       # pipelines with more columns, and loops that end early
+    python tests/oracles/program_batches.py 500 --generator reverse    # products of pipelines in reverse mode, memory drawn
     python tests/oracles/program_batches.py 500 --generator levels     # levels in loops, with edges, stopped gradients and rules
     python tests/oracles/program_batches.py 500 --generator hessians   # energies of what programs compute, differentiated twice
     python tests/oracles/program_batches.py 300 --tangents dense       # with another storage of tangents
@@ -43,6 +44,7 @@ import program_lists
 import program_pipelines
 from program_level_check import LevelWorkshop, describe_level, level_verdict
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
+from program_reverse_check import reverse_verdict
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
 from taichi_ext import backend
@@ -69,6 +71,7 @@ GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
     "kernels": (program_grammar.generate, Workshop, verdict, describe),
     "levels": (program_levels.generate, LevelWorkshop, level_verdict, describe_level),
     "lists": (program_lists.generate, Workshop, verdict, describe),
+    "reverse": (program_pipelines.generate, PipelineWorkshop, reverse_verdict, describe_pipeline),
     "wide": (program_pipelines.generate_wide, PipelineWorkshop, pipeline_verdict, describe_pipeline),
     "pipelines": (program_pipelines.generate, PipelineWorkshop, pipeline_verdict, describe_pipeline),
 }

@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 from program_check import MismatchError, require_close
-from program_pipeline_check import TOLERANCE, Expected, Loaded, PipelineWorkshop, judge, require_state, used_only
+from program_pipeline_check import (
+    TOLERANCE,
+    Expected,
+    Loaded,
+    PipelineWorkshop,
+    check_plain_run,
+    judge,
+    require_state,
+    used_only,
+)
 from program_pipelines import Pipeline
 from program_reference import RejectedError
 from reverse_calls import Prepared
@@ -21,7 +30,9 @@ MEMORY = (None, None, 100_000, 4_000, 2_000, 1_000)
 WIDTHS = (1, 1, 2, 11)
 
 
-def check_reverse(program: Pipeline, seed: int, workshop: PipelineWorkshop, name: str) -> None:
+def check_reverse(
+    program: Pipeline, seed: int, workshop: PipelineWorkshop, name: str, *, runs_alone: bool = False
+) -> None:
     """Compare products, values and the state with the reference, at each of its points."""
     points = judge(program, seed)
     used = used_only(program, points[0][1])
@@ -30,6 +41,8 @@ def check_reverse(program: Pipeline, seed: int, workshop: PipelineWorkshop, name
     workshop.ready(program.real)
     loaded, prepared = Loaded(program, name), None
     try:
+        if runs_alone:
+            check_plain_run(loaded, points)
         for n, (values, expected) in enumerate(points):
             if n and program.gets_copies:
                 loaded.copy_arrays()
@@ -40,6 +53,12 @@ def check_reverse(program: Pipeline, seed: int, workshop: PipelineWorkshop, name
                 warnings.simplefilter("ignore", DerivativeWarning)
                 prepared = prepared or Prepared(loaded.entry, params, outputs, args)
                 _check_call(loaded, prepared, args, expected, random.Random(f"{seed} {n}"))
+    except Exception as error:
+        if not runs_alone:
+            check_plain_run(loaded, points)  # says so where Taichi is wrong by itself
+        if isinstance(error, (MismatchError, UnsupportedError)):
+            raise
+        raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
     finally:
         loaded.close()
 
@@ -69,10 +88,13 @@ def _check_call(loaded: Loaded, prepared: Prepared, args: Any, expected: Expecte
         require_close("derivative", call, np.asarray(got).reshape(np.shape(want)), want, tolerance)
 
 
-def reverse_verdict(program: Pipeline, seed: int, workshop: PipelineWorkshop) -> tuple[str, str]:
+def reverse_verdict(
+    program: Pipeline, seed: int, workshop: PipelineWorkshop, *, runs_alone: bool = False
+) -> tuple[str, str]:
     """How a pipeline fares, in a word, with a message."""
+    name = f"<random pipeline {seed}, reverse, {workshop.count}>"
     try:
-        check_reverse(program, seed, workshop, f"<random pipeline {seed}, reverse, {workshop.count}>")
+        check_reverse(program, seed, workshop, name, runs_alone=runs_alone)
     except RejectedError as error:
         return "rejected", str(error)
     except UnsupportedError as error:

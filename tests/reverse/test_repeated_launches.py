@@ -5,10 +5,12 @@ import contextlib
 import numpy as np
 import pytest
 import taichi as ti
+from reverse_calls import Prepared, expected
 from taichi_program import initialise
 
 from taichi_ext import boundary_gradient, registry, value_and_gradient
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.reverse import kernels
 
 A, B = np.array([0.3, -0.7, 1.1], np.float32), np.array([0.5, 0.2, -0.4], np.float32)
 
@@ -34,6 +36,35 @@ def add_square(x: ti.template(), y: ti.template(), scale: ti.f32):
 def add_up(x: ti.template(), loss: ti.template()):
     for i in x:
         loss[None] += x[i]
+
+
+@pytest.mark.parametrize("count", [5, 8, 11])
+def test_large_stages_take_cotangents_in_two_launches(count, monkeypatch):
+    a, b, total = _field(A), _field(B), _field(0 * A)
+
+    @ti.kernel
+    def iterate():
+        for i in a:
+            while b[i] < 1.5:  # keeps numbers on a tape
+                b[i] += a[i] ** 2 + 0.1 * ti.exp(b[i])
+            total[i % 2] += b[i] * ti.sin(a[i])
+
+    def run():
+        b.from_numpy(B)
+        total.fill(0)
+        for _ in range(2):
+            iterate()
+            add_square(a, b, -0.5)
+
+    cotangents = [np.random.default_rng(n).standard_normal((count, 3)) for n in range(2)]
+    whole, halved = Prepared(run, [a], [b, total]), Prepared(run, [a], [b, total])
+    found = [whole(cotangents)]
+    monkeypatch.setattr(kernels, "MOST_WRITTEN_OUT", 0)
+    found += [halved(cotangents), halved(cotangents)]
+    assert (len(halved.reverse.source) < len(whole.reverse.source)) == (count > 5)
+    for products in found:
+        for product, want in zip(products, expected(run, [a], [b, total], cotangents), strict=True):
+            np.testing.assert_allclose(product, want, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.sweep

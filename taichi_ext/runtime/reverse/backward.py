@@ -156,7 +156,7 @@ class Backward:
         self._threads = backend.thread_count() or 1
         self._tapes: dict[Hashable, np.ndarray] = {}
         self._own: dict[Hashable, np.ndarray] = {}
-        self._repeated: dict[Hashable, tuple[AdjointKernel, Launcher]] = {}  # launches with the same arrays
+        self._repeated: dict[Hashable, tuple[AdjointKernel, list[Launcher]]] = {}  # launches with the same arrays
 
     def event(self, event: Event) -> None:
         """Go back over one event: memory is afterwards as before it, as far as adjoints read it."""
@@ -226,14 +226,19 @@ class Backward:
             lent = Lent(adjoint.stage)
             extra = [self._argument(event, n, adjoint, c, lent) for c in adjoint.stage.extra]
             is_same = not event.own and not lent.is_copied
-            launcher = Launcher(adjoint.stage, event.args)
-            launcher(event.args, extra, keep=is_same)
+            launchers = []
+            by_cotangent = {*adjoint.arrays.values(), *(own for _, own in adjoint.own)}
+            for first in range(0, self.adjoints.width, adjoint.rows):
+                both = zip(adjoint.stage.extra, extra, strict=True)
+                launchers.append(Launcher(adjoint.stage, event.args))
+                launchers[-1](event.args, [x[first:] if c in by_cotangent else x for c, x in both], keep=is_same)
             lent.give_back()
-            if launcher.is_prepared:
-                self._repeated[name] = adjoint, launcher
+            if all(launcher.is_prepared for launcher in launchers):
+                self._repeated[name] = adjoint, launchers
         else:
-            adjoint, launcher = known
-            launcher.again(event.args, arrays)
+            adjoint, launchers = known
+            for launcher in launchers:
+                launcher.again(event.args, arrays)
         for c, own in adjoint.own:
             cell = event.cell(c)
             for store in self._stores:

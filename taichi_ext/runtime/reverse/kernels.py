@@ -51,6 +51,8 @@ _UNSURE = (
     "their order is a matter of chance; the gradient takes none of them to see what others store. For a gradient in "
     "order, put ti.loop_config(serialize=True) before the loop."
 )
+MOST_WRITTEN_OUT = 1000  # operations of a stage times cotangents, above which half of these are in a launch
+_LEAST_HALVED = 6  # cotangents
 _ENDLESS = (1 << 31) - 1  # numbers of an array whose size is not known
 
 
@@ -88,6 +90,7 @@ class AdjointKernel:
         tape: the stack of a thread; None if it is not used.
         active: the containers that have derivatives after the stage.
         before: the containers that have derivatives before the stage.
+        rows: the number of cotangents in one launch.
         is_in_lanes: whether neighbouring iterations go through inner loops together.
         recorded: arrays of values that the stage has stored as it ran forward.
     """
@@ -98,6 +101,7 @@ class AdjointKernel:
     tape: Tape | None
     active: frozenset[Container]
     before: frozenset[Container] = frozenset()
+    rows: int = 1
     is_in_lanes: bool = False
     recorded: tuple[Container, ...] = ()
 
@@ -171,7 +175,7 @@ class StagedKernel:
     def texts(self) -> Iterator[str]:
         """The text of each kernel that was made of it."""
         yield from (stage.kernel.text for stage in list(self._forward.values()))
-        yield from (adjoint.stage.kernel.text for adjoint in list(self._adjoints.values()))
+        yield from (adjoint.stage.kernel.text for adjoint in dict.fromkeys(self._adjoints.values()))
 
     @cached_property
     def paths(self) -> Paths:
@@ -276,8 +280,11 @@ class StagedKernel:
             found = self._activity(body, active)
             check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
             activity = useful_activity(replace(self.program, body=body), found)
-            made = self._made(n, stage, activity, Machine(threads, extents=self.extents), width, is_guarded)
-            self._adjoints[name] = replace(made, before=active)
+            same = n, activity, width, is_guarded, is_recorded
+            if same not in self._adjoints:  # what becomes active in the stage makes others alike
+                made = self._made(n, stage, activity, Machine(threads, extents=self.extents), width, is_guarded)
+                self._adjoints[same] = replace(made, before=active)
+            self._adjoints[name] = self._adjoints[same]
         return self._adjoints[name]
 
     def recorded(self, n: int, plain: AdjointKernel, width: int, threads: int) -> AdjointKernel | None:
@@ -300,7 +307,8 @@ class StagedKernel:
         for k, c in enumerate(sorted(activity.containers & used, key=lambda c: c.name)):
             shape = (self.size_of(c),) if c in self.own_containers else c.shape or ()
             arrays[c] = adjoint_array(c, f"adj_{k}_{c.name}" if c.name.isidentifier() else f"adj_{k}", shape, width)
-        made = adjoint_of(stage, activity, arrays, machine, is_guarded=is_guarded, is_again=self.columns > 0)
+        rows = _rows_written_out(stage.body, width)
+        made = adjoint_of(stage, activity, arrays, machine, rows, is_guarded=is_guarded, is_again=self.columns > 0)
         tape = made.tape
         body = simplify(replace(self.program, body=made.body)).body
         touched = read_containers(body) | written_containers(body)
@@ -324,6 +332,7 @@ class StagedKernel:
             own,
             used_tape,
             activity.containers,
+            rows=rows,
             is_in_lanes=is_in_lanes,
             recorded=recorded,
         )
@@ -396,6 +405,12 @@ class StagedKernel:
         domains = [s.domain[0] for s in ir.statements(body) if isinstance(s, ir.For) and s.kind in ("field", "grouped")]
         is_known = all(isinstance(d, Container) for d in domains)
         return {c for c in fields if c in domains} if is_known else set(fields)
+
+
+def _rows_written_out(body: ir.Body, width: int) -> int:
+    """How many cotangents one launch takes: Taichi compiles the adjoint of each operation once for each of them."""
+    size = sum(v.contents.size for s in ir.statements(body) for v in ir.values_of(s))
+    return width if width % 2 or width < _LEAST_HALVED or size * width <= MOST_WRITTEN_OUT else width // 2
 
 
 def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
