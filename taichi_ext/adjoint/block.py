@@ -12,6 +12,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
+from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, Load, Local, Op, Read, Value
@@ -54,6 +55,8 @@ class Block:
         adjoints: those of locals, where the way back is.
         moved: for locals that the block changes, the adjoints after it, as they were moved into it.
         unchanged: locals of which the adjoints before the block are those after it.
+        numbers: of conditions.
+        insides: by number, the locals that say whether indices are in range.
     """
 
     sweep: Sweep
@@ -65,6 +68,8 @@ class Block:
     adjoints: dict[Local, Weights] = field(default_factory=dict)
     moved: dict[Local, Weights] = field(default_factory=dict)
     unchanged: set[Local] = field(default_factory=set)
+    numbers: ValueNumbers = field(default_factory=ValueNumbers)
+    insides: dict[int, Read] = field(default_factory=dict)
 
     def finished(self) -> ir.Body:
         """The statements of the block."""
@@ -254,11 +259,21 @@ class Block:
         number: Value = array.number(load)
         condition: Value | None = None
         if others:
-            condition = self.declare("inside", ir.U1, reduce(_and, others), "inside")
+            condition = self._inside(reduce(_and, others))
             number = select(condition, number, 0)
         if clamped:
             condition = reduce(_and, (*clamped, *(() if condition is None else (condition,))))
         return self._neighbours(array.container, multiply(number, array.width)), condition
+
+    def _inside(self, condition: Value) -> Value:
+        """A local with this condition; entries at the same indices share it where no memory is read."""
+        contents = condition.contents
+        if contents.containers or any(local.shape for local in contents.locals):
+            return self.declare("inside", ir.U1, condition, "inside")
+        number = self.numbers.of(condition)
+        if number not in self.insides:
+            self.insides[number] = self.declare("inside", ir.U1, condition, "inside")
+        return self.insides[number]
 
     def _clamped(self, load: Load) -> tuple[Load, list[Value], list[Value]]:
         """An entry whose constant indices are in range, and the conditions that these and the others are.
