@@ -130,7 +130,7 @@ class Places:
         """The iterations in which conditions hold, or are not known."""
         found = np.ones(size, bool)
         for guard in guards:
-            with contextlib.suppress(LookupError):
+            with np.errstate(divide="raise"), contextlib.suppress(LookupError, ArithmeticError):
                 found &= np.broadcast_to(np.asarray(self._number(guard, given), bool), size)
         return found
 
