@@ -228,6 +228,7 @@ def occlusion_truth():
     return np.stack(columns, axis=-1)
 
 
+@pytest.mark.sweep
 def test_nested_edges_are_occlusion():
     """In the pixels that both edges cross, a point sample decides what is seen; covered areas share them."""
     truth = occlusion_truth()

@@ -100,6 +100,7 @@ def rims(discs, background, shape):
     return J
 
 
+@pytest.mark.sweep
 def test_discs_of_all_sizes_over_each_other():
     """Also small ones in a pixel that the rim of another one crosses, and rims that cross each other twice in one."""
     shape, count = (7, 6), 6
@@ -189,6 +190,7 @@ def inside_of(p):
     return shade
 
 
+@pytest.mark.sweep
 def test_values_beside_corners():
     """Also of the outer region, whose angle is more than 180 degrees: its middle may be in the triangle."""
     p, image = scalars(sliver(0.5).ravel()), outputs(8, 7)
@@ -280,6 +282,7 @@ def test_coverage_of_slivers():
         assert_allclose(read(image), planar.area_in_pixels(given.reshape(3, 2), 12, H), atol=5e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["layers", "hole", "transparent", "nearest"])
 def test_two_straight_edges_of_one_shape_in_layers(kind):
     """Two edges that meet at a small angle are exact, also where the larger level of two counts."""

@@ -215,7 +215,7 @@ def test_blocks_make_up_the_whole(program):
             assert_allclose(matrix(plan()), truth, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.mostly_sweep(every=9)
+@pytest.mark.mostly_sweep("auto-sums", "sparse-read_indices", "dense-sums")
 @each_program
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_blocks_that_differ_in_their_first_column_share_a_kernel(program, strategy):

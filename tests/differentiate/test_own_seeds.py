@@ -217,7 +217,7 @@ LEVELS = """
 """.split()
 
 
-@pytest.mark.mostly_sweep("vectors")
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", LEVELS)
 def test_covered_area(name):
     planes = Planes(7)

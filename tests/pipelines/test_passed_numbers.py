@@ -531,7 +531,7 @@ def fills(scene):
     }
 
 
-@pytest.mark.mostly_sweep(every=3)
+@pytest.mark.mostly_sweep("struct")
 @pytest.mark.filterwarnings("error::taichi_ext.DerivativeWarning")
 @pytest.mark.parametrize("name", ["scalars", "vectors", "by a vector", "component", "by a matrix", "again", "struct"])
 def test_fields_are_filled_with_numbers(scene, name):

@@ -391,6 +391,7 @@ def test_numbers_in_python(name):
     require_right(getattr(read, name), [read.x, read.w], read.energy)
 
 
+@pytest.mark.sweep
 def test_numbers_in_python_in_all_forms():
     read = Read()
     run, x, energy = read.passed, read.x, read.energy
@@ -483,7 +484,7 @@ class Cleared:
         return run
 
 
-@pytest.mark.mostly_sweep("middle of_u_alone", "direct zero direct", "both sines of_v")
+@pytest.mark.mostly_sweep("middle of_u_alone", "direct zero direct")
 @pytest.mark.parametrize(
     "names",
     ["middle of_u_alone", "direct zero direct", "middle sines clear of_u of_v", "middle zero of_u", "both sines of_v",
