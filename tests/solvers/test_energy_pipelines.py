@@ -484,7 +484,7 @@ class Cleared:
         return run
 
 
-@pytest.mark.mostly_sweep("middle of_u_alone", "direct zero direct")
+@pytest.mark.mostly_sweep("middle of_u_alone", "direct zero direct", "both sines of_v")
 @pytest.mark.parametrize(
     "names",
     ["middle of_u_alone", "direct zero direct", "middle sines clear of_u of_v", "middle zero of_u", "both sines of_v",
