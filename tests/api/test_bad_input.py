@@ -769,30 +769,6 @@ def test_parameter_that_a_pipeline_overwrites():
     check_warning(own, "# overwriting pipeline", "params (field x of shape (1,))", "overwritten before it is read")
 
 
-def test_python_that_branches_on_an_active_value_is_allowed():
-    x, y = scalars([0.3]), outputs(1)
-
-    @ti.kernel
-    def double():
-        x[0] *= 2.0
-
-    @ti.kernel
-    def square():
-        y[0] = x[0] ** 2
-
-    def run():
-        double()
-        while x[0] < 2.0:
-            double()
-        square()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = jacobian(run, x, y)
-    assert_allclose(result, [[2 * 0.3 * 8**2]])
-    assert_allclose(read(x), [2.4])
-
-
 def test_active_value_that_python_writes_back():
     x, y = scalars([0.3, 0.5]), outputs(1)
 

@@ -17,7 +17,7 @@ from taichi.lang.kernel_impl import Kernel
 from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 from taichi_program import initialise
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry
 from taichi_ext.backend import kernels
 from taichi_ext.runtime.launching import session
 
@@ -109,21 +109,6 @@ class TestCalls:
         assert len(launches) == 1
         assert launches != ["Kernel"]  # but the one with tangents
         assert_allclose(y.to_numpy(), [0.3], rtol=1e-15)
-
-    @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
-    def test_value_belongs_to_the_same_launch(self, launches):
-        x, y = scalars([0.3]), outputs(1)
-
-        @ti.kernel
-        def k() -> ti.f64:
-            y[0] += 1.0
-            return y[0] * x[0]
-
-        launches.clear()
-        value, _ = value_and_jacobian(k, x)
-        assert len(launches) == 1
-        assert launches != ["Kernel"]  # but the one with tangents
-        assert value == pytest.approx(0.3)
 
     def test_source_is_the_text_that_runs(self):
         x, y = scalars([0.3]), outputs(1)
@@ -268,19 +253,6 @@ class TestCache:
         few = len(traces)
         jacobian(run, p, x, args=(50,))
         assert len(traces) == few <= 3
-
-    def test_kernels_of_one_name_are_told_apart(self):
-        x, y = scalars([0.3]), outputs(1)
-
-        def make(factor):
-            @ti.kernel
-            def k():
-                y[0] = factor * x[0]
-
-            return k
-
-        for factor in (2.0, 3.0):
-            assert_allclose(jacobian(make(factor), x, y), [[factor]])
 
     def test_template_arguments_are_told_apart(self, traces):
         x, y = scalars([0.3]), outputs(1)

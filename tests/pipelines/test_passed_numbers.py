@@ -209,15 +209,6 @@ def test_a_conversion_to_float_warns(scene, convert):
     assert [(w.filename, w.lineno) for w in caught] == [(__file__, convert_line(pipeline))]
 
 
-def test_a_conversion_to_float_warns_in_a_product(scene):
-    def pipeline(s):
-        scene.clear()
-        scene.add(s, ti.Vector([0.0, float(s)]))
-
-    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
-        assert_allclose(vjp(pipeline, "s", scene.y, np.ones(3), args=(0.7,)), np.sum(X**2))
-
-
 def convert_line(pipeline):
     return pipeline.__code__.co_firstlineno + 2
 
@@ -562,17 +553,6 @@ def test_fields_are_filled_with_numbers(scene, name):
     )
 
 
-def test_what_does_not_reach_a_kernel_does_not_warn(scene):
-    def pipeline(s):
-        scene.clear()
-        if float(s) > 0.5 and s.hex():
-            scene.add(s, ti.Vector([0.0, 0.5]))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DerivativeWarning)
-        assert_allclose(jacobian(pipeline, "s", scene.y, args=(0.7,)), X**2)
-
-
 @functools.cache
 def squared(s):
     return s * s
@@ -617,25 +597,6 @@ def test_tensors_take_the_float(scene):
         found = jacobian(pipeline, "s", scene.y, args=(0.7,))
     assert_allclose(found, X**2)
     assert_allclose(read(scene.y), 0.7 * X**2 + 2.8 * X)
-
-
-@pytest.mark.sweep
-def test_a_store_to_a_field_carries_the_tangent(scene):
-    held = scalars([0.0])
-
-    @ti.kernel
-    def use():
-        for i in scene.y:
-            scene.y[i] = held[0] ** 2 * scene.x[i]
-
-    def pipeline(s):
-        held[0] = 3 * s
-        use()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DerivativeWarning)
-        assert_allclose(jacobian(pipeline, "s", scene.y, args=(0.7,)), 18 * 0.7 * X)
-    assert read(held)[0] == 3 * 0.7
 
 
 def test_to_python_it_is_a_float(scene):
@@ -742,32 +703,6 @@ def test_numbers_that_kernels_cannot_take_with_their_tangent(scene, s, use, mess
 
     with pytest.raises((UnsupportedError, InvalidArgumentError), match=message):
         jacobian(pipeline, "s", y, args=(s,))
-
-
-@pytest.mark.sweep
-def test_stores_of_whole_fields(scene):
-    held = scalars([0.0] * 3)
-
-    @ti.kernel
-    def use():
-        for i in scene.y:
-            scene.y[i] = held[i] ** 2
-
-    def fill(s):
-        held.fill(s)
-        use()
-
-    def from_numpy(s):
-        held.from_numpy(np.ones(3) * s)
-        use()
-        scene.add(s, ti.Vector([0.0, 0.0]))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DerivativeWarning)
-        assert_allclose(jacobian(fill, "s", scene.y, args=(0.7,)), np.full(3, 1.4))
-    with pytest.warns(DerivativeWarning, match="3 entries of an array stored to a field"):
-        assert_allclose(jacobian(from_numpy, "s", scene.y, args=(0.7,)), X**2)
-    assert_allclose(read(held), 0.7)
 
 
 @pytest.mark.parametrize("kind", ["keyword", "default", "several"])
