@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
+from kernel_texts import kernels_of
 from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
@@ -295,134 +296,87 @@ def test_order_of_the_inputs_is_the_callers():
     close(f(b, n=2, a=a)[0], mix_in_torch(a, b, 2)[0])
 
 
-@pytest.mark.sweep
-def test_vector_as_input():
-    @ti.kernel
-    def project(v: ti.types.vector(3, ti.f64), x: ti.types.ndarray(), y: ti.types.ndarray()):
-        for i in range(y.shape[0]):
-            y[i] = v.dot(ti.Vector([x[i, 0], x[i, 1], x[i, 2]])) / v.norm()
-
-    f = torch_function(project, ["v", "x"], "y", shapes={"y": lambda x: len(x)})
-    assert gradcheck(f, (tensor(3), tensor(2, 3, seed=1)), **EVERYTHING)
-
-
-@pytest.mark.sweep
-def test_vector_elements():
-    vec2 = ti.types.vector(2, ti.f64)
-
-    @ti.kernel
-    def rotate(x: ti.types.ndarray(dtype=vec2, ndim=1), y: ti.types.ndarray(dtype=vec2, ndim=1)):
-        for i in x:
-            y[i] = ti.Vector([-x[i].y, x[i].x]) * x[i].norm()
-
-    f = torch_function(rotate, "x", "y")
-    assert gradcheck(f, (tensor(3, 2),), **EVERYTHING)
-
-
-@pytest.mark.sweep
-def test_return_value():
-    @ti.kernel
-    def energy(x: ti.types.ndarray(), k: ti.f64) -> ti.f64:
-        s = 0.0
-        for i in range(x.shape[0]):
-            s += k * ti.sin(x[i])
-        return s
-
-    f = torch_function(energy, ["x", "k"])
-    x, k = tensor(3), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    close(f(x, k), (k * torch.sin(x)).sum())
-    assert f(x, k).dtype == torch.float64
-    assert gradcheck(f, (x, k), **EVERYTHING)
-
-
-@pytest.mark.sweep
-def test_vector_as_return_value():
-    @ti.kernel
-    def moments(x: ti.types.ndarray()) -> ti.types.vector(2, ti.f64):
-        s = ti.Vector([0.0, 0.0])
-        ti.loop_config(serialize=True)
-        for i in range(x.shape[0]):
-            s += ti.Vector([x[i], x[i] ** 2])
-        return s
-
-    f = torch_function(moments, "x")
-    close(f(tensor(3)), torch.stack([tensor(3).sum(), (tensor(3) ** 2).sum()]))
-    assert gradcheck(f, (tensor(3),), **EVERYTHING)
+KERNELS = """
+project(v: ti.types.vector(3, ti.f64), x: ARRAY, y: ARRAY):
+    for i in range(y.shape[0]):
+        y[i] = v.dot(ti.Vector([x[i, 0], x[i, 1], x[i, 2]])) / v.norm()
+rotate(x: VECTORS, y: VECTORS):
+    for i in x:
+        y[i] = ti.Vector([-x[i].y, x[i].x]) * x[i].norm()
+energy(x: ARRAY, k: ti.f64) -> ti.f64:
+    s = 0.0
+    for i in range(x.shape[0]):
+        s += k * ti.sin(x[i])
+    return s
+moments(x: ARRAY) -> ti.types.vector(2, ti.f64):
+    s = ti.Vector([0.0, 0.0])
+    ti.loop_config(serialize=True)
+    for i in range(x.shape[0]):
+        s += ti.Vector([x[i], x[i] ** 2])
+    return s
+step(x: ARRAY, dt: ti.f64):
+    for i in x:
+        x[i] += dt * x[i] ** 2
+chain(x: ARRAY, T: ARRAY, n: ARRAY, y: ARRAY):
+    ti.loop_config(serialize=True)
+    for i in x:
+        T[0] = T[0] * 0.5 + x[i]
+        y[i] = T[0] ** 2
+        n[0] += 1
+of_fields(n: ti.i32):
+    for i in a:
+        b[i] = n * ti.sin(a[i]) * scale[i % 2].norm()
+first(x: ARRAY):
+    for i in x:
+        b[i] = x[i] ** 2
+second(y: ARRAY, k: ti.f64):
+    for i in y:
+        y[i] += b[i] * k
+"""
 
 
 @pytest.mark.sweep
-def test_in_place_kernel_leaves_its_input_alone():
-    @ti.kernel
-    def step(x: ti.types.ndarray(), dt: ti.f64):
-        for i in x:
-            x[i] += dt * x[i] ** 2
-
-    f = torch_function(step, "x", "x")
-    x = tensor(3)
-    before = x.detach().clone()
-    y = f(x, 0.5)
-    close(x.detach(), before)
-    close(y.detach(), before + 0.5 * before**2)
-    assert gradcheck(lambda x: f(f(x, 0.5), 0.25), (x,), **EVERYTHING)
-
-
-@pytest.mark.sweep
-def test_working_memory_and_integer_outputs():
-    @ti.kernel
-    def chain(x: ti.types.ndarray(), T: ti.types.ndarray(), n: ti.types.ndarray(), y: ti.types.ndarray()):
-        ti.loop_config(serialize=True)
-        for i in x:
-            T[0] = T[0] * 0.5 + x[i]
-            y[i] = T[0] ** 2
-            n[0] += 1
-
-    f = torch_function(chain, "x", ["y", "n"], shapes={"T": 1, "n": lambda x: torch.zeros(1, dtype=torch.int32)})
-    x = tensor(4)
-    _, n = f(x)
-    assert n.tolist() == [4]
-    assert n.dtype == torch.int32
-    assert not n.requires_grad
-    assert gradcheck(lambda x: f(x)[0], (x,), **EVERYTHING)
-
-
-@pytest.mark.sweep
-def test_fields_as_inputs_and_outputs():
-    x, scale, y = scalars(np.zeros(4)), vectors(np.zeros((2, 2))), outputs(4)
-
-    @ti.kernel
-    def run(n: ti.i32):
-        for i in x:
-            y[i] = n * ti.sin(x[i]) * scale[i % 2].norm()
-
-    f = torch_function(run, [x, scale], y)
-    a, s = tensor(4), tensor(2, 2, seed=1)
-    close(f(a, s, 3).detach(), 3 * torch.sin(a.detach()) * s.detach().norm(dim=1).repeat(2))
-    assert gradcheck(lambda a, s: f(a, s, n=3), (a, s), **EVERYTHING)
-
-
-@pytest.mark.sweep
-def test_pipeline():
-    t = outputs(3)
-
-    @ti.kernel
-    def first(x: ti.types.ndarray()):
-        for i in x:
-            t[i] = x[i] ** 2
-
-    @ti.kernel
-    def second(y: ti.types.ndarray(), k: ti.f64):
-        for i in y:
-            y[i] += t[i] * k
+def test_kinds_of_arguments():
+    """Vectors by value and as elements, returned values, arrays in place, fields, integers, pipelines: torch's own check."""
+    a, scale, b = scalars(np.zeros(4)), vectors(np.zeros((2, 2))), outputs(4)
+    scope = {"a": a, "b": b, "scale": scale, "ARRAY": ti.types.ndarray()}
+    k = kernels_of(KERNELS, **scope, VECTORS=ti.types.ndarray(dtype=ti.types.vector(2, ti.f64), ndim=1))
 
     def run(x, steps, y):
         for n in range(steps):
-            first(x)
-            second(y, n + 1.0)
+            k["first"](x)
+            k["second"](y, n + 1.0)
 
-    f = torch_function(run, "x", "y")
-    x = tensor(3)
-    close(f(x, 3).detach(), 6 * x.detach() ** 2)
-    assert gradcheck(lambda x: f(x, 3), (x,), **EVERYTHING)
+    def check(f, *tensors):
+        assert gradcheck(f, tensors, **EVERYTHING)
+
+    x, s = tensor(4), tensor(2, 2, seed=1)
+    check(
+        torch_function(k["project"], ["v", "x"], "y", shapes={"y": lambda x: len(x)}), tensor(3), tensor(2, 3, seed=1)
+    )
+    check(torch_function(k["rotate"], "x", "y"), tensor(3, 2))
+    energy, half = torch_function(k["energy"], ["x", "k"]), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    close(energy(x, half), (half * torch.sin(x)).sum())
+    assert energy(x, half).dtype == torch.float64
+    check(energy, x, half)
+    moments = torch_function(k["moments"], "x")
+    close(moments(x), torch.stack([x.sum(), (x**2).sum()]))
+    check(moments, x)
+    step, before = torch_function(k["step"], "x", "x"), x.detach().clone()
+    close(step(x, 0.5).detach(), before + 0.5 * before**2)
+    close(x.detach(), before)
+    check(lambda x: step(step(x, 0.5), 0.25), x)
+    shapes = {"T": 1, "n": lambda x: torch.zeros(1, dtype=torch.int32)}
+    chain = torch_function(k["chain"], "x", ["y", "n"], shapes=shapes)
+    n = chain(x)[1]
+    assert (n.tolist(), n.dtype, n.requires_grad) == ([4], torch.int32, False)
+    check(lambda x: chain(x)[0], x)
+    of_fields = torch_function(k["of_fields"], [a, scale], b)
+    close(of_fields(x, s, 3).detach(), 3 * torch.sin(x.detach()) * s.detach().norm(dim=1).repeat(2))
+    check(lambda a, s: of_fields(a, s, n=3), x, s)
+    pipeline = torch_function(run, "x", "y")
+    close(pipeline(x, 3).detach(), 6 * x.detach() ** 2)
+    check(lambda x: pipeline(x, 3), x)
 
 
 def test_method_of_a_class():

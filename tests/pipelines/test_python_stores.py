@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, jacobian, jvp, vjp
@@ -23,104 +24,74 @@ ARRAY = ti.types.ndarray(ti.f64, ndim=1)
 VALUES = ([0.0, 0.0, 0.0, 0.0], [0.5, -1.0, 2.0, 3.0])  # 0 is what the stores below store
 
 
-def zero_first(t):
+FUNCTIONS = kernels_of(
+    """
+zero_first:
     t[0] = 0.0
-
-
-def zero_by_number(t):
+zero_by_number:
     for i in range(2):
         t[i] *= 0.0
-
-
-def zero_in_a_helper(t):
+zero_in_a_helper:
     zero_first(t)
-
-
-def zero_in_a_method(t):
+zero_in_a_method:
     class Walls:
         def __init__(self, values):
             self.values = values
-
         @property
         def first(self):
             self.values[0] = 0.0
             return self.values
-
         def __call__(self):
             return self.first
-
     Walls(t)()
-
-
-def by_iteration(t):
+by_iteration:
     for entry in np.nditer(t, op_flags=["readwrite"]):
         entry[...] = 0.0
-
-
-def unpacked(t):
+unpacked:
     t[0], t[3] = 0.0, 0.0
-
-
-def as_a_target(t):
+as_a_target:
     for t[1] in (5.0, 0.0):
         pass
-
-
-def by_real_part(t):
+by_real_part:
     t[1:].real = 0.0
-
-
-def by_flat(t):
+by_flat:
     t.flat = 0.0
-
-
-def swapped(t):
+swapped:
     t[0], t[1] = t[1], t[0]
-
-
-def to_itself(t):
+to_itself:
     t[:] = t
-
-
-def added(t):
+added:
     t += 0.0
-
-
-def kept_elsewhere(t):
+kept_elsewhere:
     box = {"views": [t.reshape(2, 2)]}
     box["views"][0][1, 0] = 0.0
-
-
-def set_by_a_nested_function(t):
+set_by_a_nested_function:
     def inner(i):
         t[i] = 0.0
-
     list(map(inner, (1, 2)))
-
-
-def under_a_condition(t):
+under_a_condition:
     if t.size > 3:
         t[3] = 0.0
     else:
         t[:] = 0.0
-
-
-def never(t):
+never:
     if t.size > 5:
         t[:] = 0.0
-
-
-def put_in_a_queue(t):
+put_in_a_queue:
     held = queue.Queue()
     held.put(t)
     assert held.qsize() == 1
-
-
+""",
+    decorator="",
+    arguments="(t)",
+    queue=queue,
+)
+zero_first = FUNCTIONS["zero_first"]
 EVERYWHERE = [0, 1, 2, 3]
 STORES = {
-    "entry": (zero_first, [0]),
-    "helper": (zero_in_a_helper, [0]),
-    "method": (zero_in_a_method, [0]),
+    "entry": (FUNCTIONS["zero_first"], [0]),
+    "helper": (FUNCTIONS["zero_in_a_helper"], [0]),
+    "method": (FUNCTIONS["zero_in_a_method"], [0]),
     "partial": (lambda t: functools.partial(zero_first, t)(), [0]),
     "nested partial": (lambda t: functools.partial(functools.partial(operator.setitem, t), 0)(0.0), [0]),
     "slice": (lambda t: operator.setitem(t, slice(1, 3), 0.0), [1, 2]),
@@ -129,20 +100,20 @@ STORES = {
     "mask": (lambda t: t.__setitem__(np.array([True, False, True, False]), 0.0), [0, 2]),
     "indices": (lambda t: t.__setitem__([0, 3], [0.0, 0.0]), [0, 3]),
     "ellipsis": (lambda t: t.__setitem__(..., 0.0), EVERYWHERE),
-    "augmented": (zero_by_number, [0, 1]),
-    "plus nothing": (added, []),
-    "itself": (to_itself, []),
-    "swap": (swapped, [0, 1]),
-    "unpacked": (unpacked, [0, 3]),
-    "real part": (by_real_part, [1, 2, 3]),
-    "flat as a whole": (by_flat, EVERYWHERE),
+    "augmented": (FUNCTIONS["zero_by_number"], [0, 1]),
+    "plus nothing": (FUNCTIONS["added"], []),
+    "itself": (FUNCTIONS["to_itself"], []),
+    "swap": (FUNCTIONS["swapped"], [0, 1]),
+    "unpacked": (FUNCTIONS["unpacked"], [0, 3]),
+    "real part": (FUNCTIONS["by_real_part"], [1, 2, 3]),
+    "flat as a whole": (FUNCTIONS["by_flat"], EVERYWHERE),
     "setattr": (lambda t: setattr(t, "real", 0.0), EVERYWHERE),
-    "loop variable": (as_a_target, [1]),
-    "condition": (under_a_condition, [3]),
-    "condition that does not hold": (never, []),
-    "nested function": (set_by_a_nested_function, [1, 2]),
-    "container": (kept_elsewhere, [2]),
-    "nditer": (by_iteration, EVERYWHERE),
+    "loop variable": (FUNCTIONS["as_a_target"], [1]),
+    "condition": (FUNCTIONS["under_a_condition"], [3]),
+    "condition that does not hold": (FUNCTIONS["never"], []),
+    "nested function": (FUNCTIONS["set_by_a_nested_function"], [1, 2]),
+    "container": (FUNCTIONS["kept_elsewhere"], [2]),
+    "nditer": (FUNCTIONS["by_iteration"], EVERYWHERE),
     "reshape": (lambda t: t.reshape(2, 2).__setitem__((1, 1), 0.0), [3]),
     "transposed": (lambda t: t.reshape(2, 2).T.__setitem__((0, 1), 0.0), [2]),
     "strided view": (lambda t: t[::2].__setitem__(slice(None), 0.0), [0, 2]),
@@ -170,7 +141,7 @@ STORES = {
     "clip": (lambda t: t.clip(0.0, 0.0, out=t), EVERYWHERE),
     "list of arrays": (lambda t: [zero_first(a) for a in [t]], [0]),
     "reads only": (lambda t: (t[0] + t.sum(), np.multiply(t, 0.0), t.copy().fill(0.0)), []),
-    "queue": (put_in_a_queue, []),
+    "queue": (FUNCTIONS["put_in_a_queue"], []),
     "another array": (lambda t: np.zeros(4).__setitem__(0, 0.0), []),
 }
 
@@ -229,9 +200,9 @@ def test_stores_to_numpy_arrays(scene, name):
 
 
 TENSOR_STORES = {
-    "entry": (zero_first, [0]),
-    "augmented": (zero_by_number, [0, 1]),
-    "plus nothing": (added, []),
+    "entry": (FUNCTIONS["zero_first"], [0]),
+    "augmented": (FUNCTIONS["zero_by_number"], [0, 1]),
+    "plus nothing": (FUNCTIONS["added"], []),
     "view": (lambda t: t.view(2, 2).__setitem__((1, 0), 0.0), [2]),
     "transposed": (lambda t: t.view(2, 2).t().__setitem__((0, 1), 0.0), [2]),
     "mask": (lambda t: t.__setitem__(t > 100.0, 0.0), []),
