@@ -41,6 +41,16 @@ def test_draws_of_an_iteration_are_recorded():
     found = vjp(run, x, y, np.ones(1000))
     assert_allclose(found, read(y) / read(x), rtol=1e-12)
 
+    @ti.kernel
+    def from_below_zero():
+        for i in range(-500, 500):
+            y[i + 500] = x[i + 500] * ti.random(ti.f64)
+        for i in range(-500, 500):
+            y[i + 500] += x[i + 500] * ti.random(ti.f64)
+
+    found = vjp(from_below_zero, x, y, np.ones(1000))
+    assert_allclose(found, read(y) / read(x), rtol=1e-12)
+
 
 @pytest.mark.sweep
 def test_places_in_lists_are_recorded():

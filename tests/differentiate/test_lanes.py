@@ -406,7 +406,6 @@ def test_divisor_from_a_local_array_is_inverted_in_its_lane(lanes):
     assert lanes[-1] is not None
 
 
-@pytest.mark.sweep
 def test_float64_in_parts_stays(lanes, monkeypatch):
     """LLVM makes no vectors of stretches that end early, nor of choices of entries, where a vector has two numbers."""
     monkeypatch.setattr(schedule_lanes, "VECTORS_OF_FLOAT64", True)

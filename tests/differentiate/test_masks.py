@@ -30,6 +30,16 @@ def lanes(monkeypatch):
 
 
 KERNELS = """
+    ranges_of_each:
+        # neither end is shared
+        s = w[i, j]
+        for n in range(j % 3, 2 + j % 4):
+            if n == j % 5:
+                continue
+            s += x[0] * s * n + x[n % 3]
+            for m in range(n - j % 2, n + 2):
+                s -= 0.1 * x[1] * m
+        y[i, j] = s
     while_of_each:
         s, n = w[i, j], 0
         while s < 1.2 and n < 6:
@@ -127,7 +137,7 @@ def kernels_with_masks(x, y, z, q, p):
     return kernels_of(KERNELS, "for i, j in y:\n    ...\n", x=x, y=y, z=z, q=q, w=w)
 
 
-@pytest.mark.mostly_sweep("loops_in_loops", "skipped")
+@pytest.mark.mostly_sweep("ranges_of_each", "loops_in_loops", "skipped")
 @pytest.mark.parametrize("name", names_of(KERNELS))
 def test_bodies(name, lanes):
     x, y, z, p = scalars(X), outputs(2, 11), outputs(2, 11), integers([1, 2, 0, 1])

@@ -425,3 +425,25 @@ def test_fixed_entries_have_rows_and_columns_of_the_identity():
     assert_array_equal(projected[mask], np.eye(11)[mask])
     with pytest.raises(InvalidArgumentError, match=r"fixed\[1\] has shape \(2,\)"):
         hessian(run, params, energy, fixed={"x": fixed["x"], "a": np.zeros(2, bool)})
+
+
+@pytest.mark.parametrize("format", [None, "csr"])
+def test_entries_of_params_that_python_stores(format):
+    x, energy = scalars([0.3, 0.5, 0.8, 1.0]), outputs()
+
+    @ti.kernel
+    def add():
+        for i in x:
+            energy[None] += x[i] ** 3 * x[(i + 1) % 4]
+
+    def run():
+        x[1] = 2.0  # a constant from here on
+        add()
+
+    a, _, c, d = read(x)
+    expected = np.zeros((4, 4))
+    expected[0, 0], expected[2, 2], expected[3, 3] = 6 * a * 2, 6 * c * d, 6 * d * a
+    expected[2, 3] = expected[3, 2] = 3 * c**2
+    expected[3, 0] = expected[0, 3] = 3 * d**2
+    H = hessian(run, x, energy, format=format)
+    assert_allclose(H.toarray() if format else H, expected, rtol=1e-13)
