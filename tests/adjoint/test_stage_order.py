@@ -123,6 +123,9 @@ MEETING = """
         for i in range(2):
             for k in range(3):
                 x[2 * i + k] = w[i] * x[2 * i + k] + w[k]
+    few_rows:
+        for i, j in ti.ndrange(2, (1, 3)):
+            z[i, j] = w[i] * ti.sin(z[i, j]) + x[3 * i + j]
     pieces:
         for i in range(2):
             for k in range(3):
@@ -177,7 +180,7 @@ OUTPUTS = {  # the output, and whether there is order with several threads, too
     "third": ("x", False),
     "overlapping_pieces": ("x", True),
 }
-SEPARATE = {"pieces": "x", "quotients": "z", "halves": "x", "odd_from_even": "x", "rows": "z", "buffers": "z"}
+SEPARATE = {"pieces": "x", "few_rows": "z", "quotients": "z", "halves": "x", "odd_from_even": "x", "rows": "z", "buffers": "z"}
 
 
 def with_threads(threads):
@@ -260,7 +263,7 @@ def test_iterations_that_meet(name, monkeypatch):
     assert is_warned == (name not in ("last_in_a_list", "entries_of_a_list", "every_other", "third"))
 
 
-@pytest.mark.mostly_sweep("pieces", "buffers")
+@pytest.mark.mostly_sweep("pieces", "few_rows", "buffers")
 @pytest.mark.parametrize("name", SEPARATE)
 def test_iterations_that_do_not_meet(name, monkeypatch):
     output, args = SEPARATE[name], (0, 1) * (name == "buffers")

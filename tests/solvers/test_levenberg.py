@@ -119,6 +119,10 @@ def test_losses_keep_the_digits_of_small_residuals(loss):
     third = {"soft_l1": 1 / 8, "huber": 0.0, "cauchy": 1 / 3, "arctan": -1 / 3, "tukey": 1 / 3}[loss]
     second = {"soft_l1": -1 / 4, "huber": 0.0, "cauchy": -1 / 2, "arctan": 0.0, "tukey": -1.0}[loss]
     assert_allclose(LOSSES[loss](z)[0], z * (1 + z * (second + z * third)), rtol=1e-14)
+    z, h = np.array([0.1, 0.6, 0.9, 1.4, 30.0]), 1e-6
+    for n in range(2):  # its derivatives
+        differences = (LOSSES[loss](z + h)[n] - LOSSES[loss](z - h)[n]) / (2 * h)
+        assert_allclose(LOSSES[loss](z)[n + 1], differences, rtol=1e-7, atol=1e-9)
 
 
 def test_all_ends_have_words():
