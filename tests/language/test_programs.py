@@ -22,6 +22,9 @@ walrus: x, y = scalars([0.3, 0.8]), outputs(4)
 one_component_fields: x, y = vectors([[0.7], [0.3]]), vector_outputs(1, 2)
     for i in range(2):
         y[i] = x[i] * x[0][0]
+signs_of_constants: x, y = scalars([0.3, 0.8]), outputs(2)
+    for i in range(2):
+        y[i] = -ti.cast(2, ti.f64) * x[i] ** 2 + (-ti.Vector([2.0, 3.0])).dot(ti.Vector([x[i], x[0]]))
 computed_entries_of_a_vector_of_indices(n: ti.types.vector(2, ti.i32)): x, y = scalars([0.3, 0.8, 1.4]), outputs(4) | x, y, args=(ti.Vector([2, 0]),)
     for i in range(4):
         y[i] = x[n[i % 2]] * x[n[(i + 1) % 2]] + x[n[1]]

@@ -62,7 +62,7 @@ def gradient(chain, steps, **options):
     return found[0], how, np.concatenate([u.to_numpy(), v.to_numpy(), [loss[None]]])
 
 
-@pytest.mark.mostly_sweep("8", "45")
+@pytest.mark.mostly_sweep("8", "20", "45")
 @pytest.mark.parametrize("kept", [3, 8, 20, 45])
 def test_the_gradient_is_the_same_to_the_bit(chain, kept):
     whole, how, state = gradient(chain, 50)
