@@ -213,6 +213,10 @@ class TestTreesOfThePipeline:
         node = ti.root.pointer(ti.i, N)
         node.place(other)
 
+        @ti.kernel
+        def deactivate_first():
+            ti.deactivate(node, [0])
+
         def pipeline():
             t = ti.field(ti.f64)
             own = tree(t, kind="pointer")
@@ -221,6 +225,7 @@ class TestTreesOfThePipeline:
             square(x, t)
             square(t, y)
             own.destroy()
+            deactivate_first()
             node.deactivate_all()
 
         for options in ({}, {"chunk_size": 2}):

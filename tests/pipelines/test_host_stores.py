@@ -504,7 +504,7 @@ def test_change_of_one_view_seen_through_another(chunk_size):
     assert_allclose(b, [[2.5, 4, 2.5], [2.5, 2.5, 7]])
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("None")
 @each_chunk
 def test_deactivation_from_python(chunk_size):
     x, y, c = ti.field(ti.f64, N), ti.field(ti.f64, N), ti.field(ti.f64)
@@ -520,7 +520,7 @@ def test_deactivation_from_python(chunk_size):
     @ti.kernel
     def read():
         for i in x:
-            y[i] += c[i] ** 2 + x[i]
+            y[i] += 3.0 * c[i] + x[i]  # of c = 0, a square has no tangent
 
     for deactivate in (node.deactivate_all, c.parent().deactivate_all, ti.deactivate_all_snodes):
         deactivate()
