@@ -180,7 +180,15 @@ OUTPUTS = {  # the output, and whether there is order with several threads, too
     "third": ("x", False),
     "overlapping_pieces": ("x", True),
 }
-SEPARATE = {"pieces": "x", "few_rows": "z", "quotients": "z", "halves": "x", "odd_from_even": "x", "rows": "z", "buffers": "z"}
+SEPARATE = {
+    "pieces": "x",
+    "few_rows": "z",
+    "quotients": "z",
+    "halves": "x",
+    "odd_from_even": "x",
+    "rows": "z",
+    "buffers": "z",
+}
 
 
 def with_threads(threads):
