@@ -27,6 +27,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import DerivativeWarning
 from taichi_ext.labels import outside_names
+from taichi_ext.runtime.python.partials import PARTIALS, of_logarithm, ratios
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,8 +110,8 @@ class DualNumber(float):
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> object:
         """NumPy's functions of single numbers give dual numbers; those of arrays take the floats."""
         name = function.__name__
-        if method == "__call__" and not options and name in _PARTIALS and all(isinstance(x, _SCALARS) for x in inputs):
-            return _applied(function, _PARTIALS[name], inputs)
+        if method == "__call__" and not options and name in PARTIALS and all(isinstance(x, _SCALARS) for x in inputs):
+            return _applied(function, PARTIALS[name], inputs)
         is_exact = any(isinstance(x, np.ndarray) and x.dtype == object for x in inputs)  # entries may be dual numbers
         given = (np.array(x, object) if is_exact and is_dual(x) else plain_number(x) for x in inputs)
         return getattr(function, method)(*given, **options)
@@ -307,79 +308,14 @@ def _number(partial: Callable[..., float], floats: Sequence[float]) -> float:
         return math.nan
 
 
-def _by_exponent(y: float, a: float, b: float) -> float:
-    if a == 0:
-        return 0.0 if b > 0 else -math.inf
-    return y * math.log(a) if a > 0 else math.nan
-
-
 _OPERATORS = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv")
-_ONE: tuple[Callable[..., float], ...] = (lambda y, x: 1.0,)
-_ZERO: tuple[Callable[..., float], ...] = (lambda y, x: 0.0,)
-# Partials at y = f(a, b) or y = f(x), by the names of operators, of functions of NumPy and of ``math``.
-_PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
-    "add": (lambda y, a, b: 1.0, lambda y, a, b: 1.0),
-    "sub": (lambda y, a, b: 1.0, lambda y, a, b: -1.0),
-    "mul": (lambda y, a, b: b, lambda y, a, b: a),
-    "truediv": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
-    "pow": (lambda y, a, b: b * a ** (b - 1) if b else 0.0, _by_exponent),
-    "mod": (lambda y, a, b: 1.0, lambda y, a, b: -float(a // b)),
-    "fmod": (lambda y, a, b: 1.0, lambda y, a, b: -float(math.trunc(a / b))),
-    "floordiv": (lambda y, a, b: 0.0, lambda y, a, b: 0.0),
-    "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
-    "hypot": (lambda y, a, b: a / y if y else 0.0, lambda y, a, b: b / y if y else 0.0),
-    "ldexp": (lambda y, a, b: 2.0**b, lambda y, a, b: 0.0),
-    "heaviside": (lambda y, a, b: 0.0, lambda y, a, b: float(a == 0)),
-    **dict.fromkeys(("maximum", "minimum"), (lambda y, a, b: float(y == a), lambda y, a, b: float(y != a))),
-    "copysign": (lambda y, a, b: y / a if a else 0.0, lambda y, a, b: 0.0),
-    "logaddexp": (lambda y, a, b: math.exp(a - y), lambda y, a, b: math.exp(b - y)),
-    "neg": (lambda y, x: -1.0,),
-    "pos": _ONE,
-    "conjugate": _ONE,
-    "abs": (lambda y, x: math.copysign(1.0, x) if x else 0.0,),
-    "sqrt": (lambda y, x: 0.5 / y,),
-    "cbrt": (lambda y, x: 1 / (3 * y * y),),
-    "exp": (lambda y, x: y,),
-    "exp2": (lambda y, x: y * math.log(2),),
-    "expm1": (lambda y, x: y + 1,),
-    "log": (lambda y, x: 1 / x,),
-    "log1p": (lambda y, x: 1 / (1 + x),),
-    "log2": (lambda y, x: 1 / (x * math.log(2)),),
-    "log10": (lambda y, x: 1 / (x * math.log(10)),),
-    "sin": (lambda y, x: math.cos(x),),
-    "cos": (lambda y, x: -math.sin(x),),
-    "tan": (lambda y, x: 1 + y * y,),
-    "sinh": (lambda y, x: math.cosh(x),),
-    "cosh": (lambda y, x: math.sinh(x),),
-    "tanh": (lambda y, x: 1 - y * y,),
-    "arcsin": (lambda y, x: 1 / math.sqrt(1 - x * x),),
-    "arccos": (lambda y, x: -1 / math.sqrt(1 - x * x),),
-    "arctan": (lambda y, x: 1 / (1 + x * x),),
-    "arcsinh": (lambda y, x: 1 / math.sqrt(1 + x * x),),
-    "arccosh": (lambda y, x: 1 / math.sqrt(x * x - 1),),
-    "arctanh": (lambda y, x: 1 / (1 - x * x),),
-    "erf": (lambda y, x: 2 / math.sqrt(math.pi) * math.exp(-x * x),),
-    "erfc": (lambda y, x: -2 / math.sqrt(math.pi) * math.exp(-x * x),),
-    "deg2rad": (lambda y, x: math.pi / 180,),
-    "rad2deg": (lambda y, x: 180 / math.pi,),
-    "square": (lambda y, x: 2 * x,),
-    "reciprocal": (lambda y, x: -y * y,),
-    **dict.fromkeys(("sign", "rint", "floor", "ceil", "trunc"), _ZERO),
-}
-# other names of the same functions: of NumPy, then of ``math``
-_SAME = {"subtract": "sub", "multiply": "mul", "divide": "truediv", "true_divide": "truediv", "power": "pow"}
-_SAME |= {"remainder": "mod", "floor_divide": "floordiv", "negative": "neg", "positive": "pos", "absolute": "abs"}
-_SAME |= {"fabs": "abs", "fmax": "maximum", "fmin": "minimum", "float_power": "pow", "degrees": "rad2deg"}
-_SAME |= {"radians": "deg2rad", "acos": "arccos", "asin": "arcsin", "atan": "arctan", "atan2": "arctan2"}
-_SAME |= {"acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
-_PARTIALS |= {name: _PARTIALS[same] for name, same in _SAME.items()}
 
 # methods of the plain value; where they give numbers, their derivative is 0, as in kernels
 _PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__", "__floor__", "__ceil__", "__round__")
 
 
 def _operator(name: str, *, is_reflected: bool = False) -> Callable[..., Any]:
-    function, partials = getattr(operator, name), _PARTIALS[name]
+    function, partials = getattr(operator, name), PARTIALS[name]
 
     def apply(self: DualNumber, *others: Any) -> Any:
         if others and not isinstance(others[0], _SCALARS):
@@ -435,7 +371,7 @@ def dual_like(value: Any, rows: Iterator[Any], run: PipelineRun, name: str = "",
 # --- math, whose functions take the float of any number ---------------------------------------------------------------
 
 _WHOLE = ("floor", "ceil", "trunc")
-_MATH = {name: getattr(math, name) for name in _PARTIALS if hasattr(math, name) and name not in _WHOLE}
+_MATH = {name: getattr(math, name) for name in PARTIALS if hasattr(math, name) and name not in _WHOLE}
 _lock = threading.Lock()
 _users = 0  # runs of pipelines
 
@@ -454,16 +390,6 @@ def _of_math(original: Callable[..., Any], partials: Callable[[int], Sequence[Ca
     return function
 
 
-def _ratios(count: int) -> list[Callable[..., Any]]:
-    return [lambda y, *x, k=k: x[k] / y if y else 0.0 for k in range(count)]
-
-
-def _of_logarithm(count: int) -> tuple[Callable[..., Any], ...]:
-    if count == 1:
-        return _PARTIALS["log"]
-    return lambda y, x, base: 1 / (x * math.log(base)), lambda y, x, base: -y / (base * math.log(base))
-
-
 def _sum(numbers: Iterable[Any], /) -> Any:
     x = tuple(numbers)
     return _of_math(lambda *x: _MATH["fsum"](x), lambda count: [lambda y, *x: 1.0] * count)(*x)
@@ -478,8 +404,8 @@ def _distance(p: Iterable[Any], q: Iterable[Any], /) -> Any:
     return _of_math(lambda *x: _MATH["dist"](x[:n], x[n:]), lambda _: partials)(*p, *q)
 
 
-_STAND_INS = {name: _of_math(function, lambda _, name=name: _PARTIALS[name]) for name, function in _MATH.items()}
-_STAND_INS |= {"hypot": _of_math(math.hypot, _ratios), "log": _of_math(math.log, _of_logarithm)}
+_STAND_INS = {name: _of_math(function, lambda _, name=name: PARTIALS[name]) for name, function in _MATH.items()}
+_STAND_INS |= {"hypot": _of_math(math.hypot, ratios), "log": _of_math(math.log, of_logarithm)}
 _STAND_INS |= {"fsum": functools.wraps(math.fsum)(_sum), "dist": functools.wraps(math.dist)(_distance)}
 _MATH |= {"fsum": math.fsum, "dist": math.dist}
 
