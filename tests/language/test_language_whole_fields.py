@@ -204,6 +204,34 @@ def test_deactivated_lists_lose_their_tangents():
     assert_allclose(jacobian(both, x, y), expected, atol=1e-14)
 
 
+def test_a_kernel_deactivates_a_node_of_a_field_that_it_does_not_name():
+    x, y, c = scalars(X), outputs(3), ti.field(ti.f64)
+    node = ti.root.pointer(ti.i, 3)
+    node.place(c)
+
+    @ti.kernel
+    def store():
+        for i in x:
+            c[i] = x[i] ** 2
+
+    @ti.kernel
+    def clear():
+        for i in range(2):
+            ti.deactivate(node, [i])
+
+    @ti.kernel
+    def read():
+        for i in x:
+            y[i] = 3.0 * c[i] + x[i]
+
+    def run():
+        store()
+        clear()
+        read()
+
+    assert_allclose(jacobian(run, x, y), np.diag([1.0, 1.0, 6.0 * X[2] + 1.0]))
+
+
 def test_append_to_a_node():
     x, total = scalars(X), outputs()
     bag = ti.field(ti.f64)

@@ -213,7 +213,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.mostly_sweep("constants-1", "nan-2", "made in the run-1")
 @pytest.mark.parametrize("chunk_size", [1, 2])
 @pytest.mark.parametrize("name", ALIKE)
 def test_runs_that_do_the_same_do_not_raise(name, chunk_size):

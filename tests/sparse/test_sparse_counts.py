@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
+from numpy.testing import assert_allclose
 from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
@@ -313,3 +314,20 @@ def test_ends_of_an_ndrange_that_are_locals_which_the_loop_changes():
     for _ in range(2):
         write(y, 0.0)
         require_equal(plan(), run, [x], [y])
+
+
+def test_a_launch_with_too_little_room_adds_once():
+    """It is launched again, from the state that it began with."""
+    x, y, n = scalars(np.linspace(0.5, 1.0, 6)), outputs(4), integers([1, 3, 2, 5])
+
+    @ti.kernel
+    def k():
+        for i in y:
+            for j in range(n[i]):
+                y[i] += x[j] ** 2
+
+    write(y, 10.0)
+    J = jacobian(k, x, y, format="csr").toarray()
+    counted = np.arange(6) < read(n)[:, None]
+    assert_allclose(J, 2 * read(x) * counted)
+    assert_allclose(read(y), 10 + counted @ read(x) ** 2)

@@ -507,10 +507,10 @@ def test_returned_energies_are_sums_of_terms():
         total = 0.0
         for i in range(11):
             total += (x[i + 1] - x[i]) ** 4
-        return 2.0 * total
+        return -(2.0 * total)
 
     plan = Hessian(run, x, format="csr")
-    away = 24.0 * np.diff(read(x)) ** 2
+    away = -24.0 * np.diff(read(x)) ** 2
     expected = np.diag(np.append(away, 0) + np.append(0, away)) - np.diag(away, 1) - np.diag(away, -1)
     assert_allclose(plan().toarray(), expected, rtol=1e-12)
     assert "all columns" not in plan.explain()
