@@ -145,7 +145,7 @@ WITH_INPUTS = """
 WITHOUT = "singular sum_is_read stored_within input_changes".split()
 
 
-@pytest.mark.mostly_sweep("not_reached", "around_a_recurrence", "singular", "sum_is_read")
+@pytest.mark.mostly_sweep("not_reached", "around_a_recurrence", "singular", "sum_is_read", "a_row")
 @pytest.mark.parametrize("name", [*WITH_INPUTS, *WITHOUT])
 def test_kernels(name, pytestconfig):
     x, y, z = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3)

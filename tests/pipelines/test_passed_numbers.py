@@ -144,7 +144,9 @@ OPERATIONS = {
     "beside zero and NaN": lambda s: (
         np.heaviside(0.0, s) + s * np.heaviside(s, 0.5) + np.fmax(s, np.nan) * np.fmin(np.nan, s)
     ),
-    "objects": lambda s: np.dot(np.array([s, 2 * s], object), np.array([1.0, 3.0])) + np.array([s], object)[0],
+    "objects": lambda s: (
+        np.dot(np.array([s, 2 * s], object), np.array([1.0, 3.0])) + np.multiply(np.array([s, 1.0], object), s)[0]
+    ),
     "differences": lambda s: (
         np.logaddexp(s, 1.0) + np.cbrt(s) + np.arcsinh(s) + np.reciprocal(s) + np.float_power(s, 2)
     ),

@@ -362,6 +362,30 @@ def test_an_intermediate_that_is_cleared_again_in_each_step():
         require_equal(found, function, [x], [y, x], [aux])
 
 
+def test_parameter_that_python_stores_to_between_kernels():
+    x, y, z = scalars(random(3)), outputs(3), outputs(3)
+    start = read(x)
+
+    @ti.kernel
+    def before():
+        for i in y:
+            y[i] = x[i] ** 2
+
+    @ti.kernel
+    def after():
+        for i in z:
+            z[i] = x[i] ** 3
+
+    def run():
+        before()
+        x[1] = 2.0
+        after()
+
+    found = jacobian(run, x, [y, z], format="csr")
+    assert_allclose(found[0].toarray(), np.diag(2 * start))
+    assert_allclose(found[1].toarray(), np.diag(3 * start**2 * [1, 0, 1]))
+
+
 gravity = 9.0
 
 
