@@ -447,3 +447,29 @@ def test_entries_of_params_that_python_stores(format):
     expected[3, 0] = expected[0, 3] = 3 * d**2
     H = hessian(run, x, energy, format=format)
     assert_allclose(H.toarray() if format else H, expected, rtol=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore:.*changed from Python:taichi_ext.DerivativeWarning")
+def test_entries_of_arrays_that_python_stores():
+    """One of two arrays that the energy is computed from."""
+    energy, x, u, w = outputs(), np.array([0.3, 0.5, 0.8]), np.zeros(3), np.zeros(3)
+    array = ti.types.ndarray(ti.f64, ndim=1)
+
+    @ti.kernel
+    def powers(x: array, u: array, w: array):
+        for i in x:
+            u[i] = x[i] ** 2
+            w[i] = x[i] ** 3
+
+    @ti.kernel
+    def add(u: array, w: array):
+        for i in u:
+            energy[None] += u[i] * w[i]
+
+    def run(x):
+        powers(x, u, w)
+        u[1] = 2.0
+        add(u, w)
+
+    expected = [20 * 0.3**3, 2 * 6 * 0.5, 20 * 0.8**3]
+    assert_allclose(hessian(run, "x", energy, args=(x,)), np.diag(expected), rtol=1e-13)
