@@ -248,6 +248,55 @@ def material(particles: int = 4096, grid: int = 64, steps: int = 100) -> LossPro
     return LossProgram(run, [speed], loss, lambda: x.from_numpy(places))
 
 
+def views(count: int = 8, n: int = 128, pixels: int = 128, steps: int = 300) -> LossProgram:
+    """Views of a volume of colours and opacities, accumulated in the image itself (taichi-dev/taichi issue 2241)."""
+    volume = ti.field(REAL, (n, n, n, 4))
+    image, target, loss = (ti.field(REAL, shape) for shape in (*[(count, 4, pixels, pixels)] * 2, ()))
+    length = 3.2 / steps
+
+    @ti.func
+    def interpolated(p):
+        place = (p + 1.0) * 0.5 * (n - 1)
+        low = ti.floor(place)
+        w, corner, total = place - low, int(low), ti.Vector([0.0, 0.0, 0.0, 0.0])
+        for offset in ti.static(ti.ndrange(2, 2, 2)):
+            weight, at = 1.0, ti.Vector([0, 0, 0])
+            for axis in ti.static(range(3)):
+                weight *= w[axis] if offset[axis] == 1 else 1.0 - w[axis]
+                at[axis] = ti.math.clamp(corner[axis] + offset[axis], 0, n - 1)
+            for c in ti.static(range(4)):
+                total[c] += weight * volume[at.z, at.y, at.x, c]
+        return total
+
+    @ti.kernel
+    def draw():
+        for view, i, j in ti.ndrange(count, pixels, pixels):
+            c, s = ti.cos(6.2831853 * view / count), ti.sin(6.2831853 * view / count)
+            x, y = (i + 0.5) / pixels - 0.5, (j + 0.5) / pixels - 0.5
+            direction = ti.Vector([c * x + s, y, c - s * x]).normalized()
+            for k in range(steps):
+                p = ti.Vector([-1.6 * s, -0.05, -1.6 * c]) + (k + 0.5) * length * direction
+                if ti.abs(p).max() <= 1:
+                    sample, opacity = interpolated(p), image[view, 3, i, j]
+                    added = ti.min(opacity + 0.3 * sample[3] * length, 1.0) - opacity
+                    for channel in ti.static(range(3)):
+                        image[view, channel, i, j] += added * sample[channel]
+                    image[view, 3, i, j] += added
+
+    @ti.kernel
+    def compare():
+        for view, c, i, j in image:
+            loss[None] += (image[view, c, i, j] - target[view, c, i, j]) ** 2 / (count * pixels**2)
+
+    def run() -> None:
+        loss[None] = 0
+        image.fill(0)
+        draw()
+        compare()
+
+    return LossProgram(run, _random(volume), loss)
+
+
 PROGRAMS: dict[str, Callable[[], LossProgram]] = {
     "march": march,
     "network": network,
@@ -255,4 +304,5 @@ PROGRAMS: dict[str, Callable[[], LossProgram]] = {
     "sine-Gordon": lambda: wave(256, 500, is_linear=False),
     "MPM": material,
     "N-body": bodies,
+    "views": views,
 }
