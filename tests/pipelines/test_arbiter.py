@@ -646,3 +646,37 @@ def test_what_python_stores_before_kernels_that_add(store, is_lost, mode):
     messages = [str(w.message) for w in caught]
     assert len(messages) == is_lost
     assert all("of an array that Python has changed" in m and "depends on the params" in m for m in messages)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_lost"),
+    [(np.copy, True), (lambda made: made[::-1] * 2.0, True), (np.ones_like, False)],
+    ids=["copy", "expression", "constant"],
+)
+def test_what_python_makes_for_kernels_that_add(make, is_lost):
+    """A kernel that only adds to some entries of an array keeps what Python has computed."""
+
+    @ti.kernel
+    def square(a: ARRAY, b: ARRAY):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    @ti.kernel
+    def add(a: ARRAY, b: ARRAY):
+        for i in range(2):
+            b[i] += 0.5 * a[i]
+
+    def pipeline(a, out):
+        made = np.zeros(3)
+        square(a, made)
+        sums = make(made)
+        add(a, sums)
+        square(sums, out)
+
+    a, out = AT.copy(), np.zeros(3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jacobian(pipeline, a, out, args=(a, out))
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == is_lost
+    assert all("of an array that Python has changed" in m and "depends on the params" in m for m in messages)
