@@ -66,13 +66,7 @@ def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template
             across = 0.5 * (abs(seen[q, DX] - away[0]) + abs(seen[q, DY] - away[1]))
             is_hidden |= seen[q, COVERS] > 0 and ahead + seen[q, BEND] + 2.0 * across <= 0
         if not is_hidden:
-            bend = 0.0
-            off = 0.0
-            for c in range(SIDES):
-                at = corner_of(c)
-                there = shape_at(shape, n, x + size * at[0], y + size * at[1])
-                off = ti.max(off, abs(stop_gradient(there[0]) - level - slope.dot(at)))
-                bend = ti.max(bend, abs(stop_gradient(there[1]) - depth - away.dot(at)))
+            off, bend = bends_of(shape, n, x, y, size, ti.Vector([level, depth]), slope, away)
             crossed = 0
             is_full = level > 0
             first = ti.Vector([0.0] * 4)
@@ -128,6 +122,19 @@ def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template
         is_kept |= seen[q, INDEX] == seen[MOST, INDEX]
     seen[MOST, INDEX] = ti.select(is_kept, seen[MOST, INDEX], -1.0)
     return found + ti.select(is_coarse, MOST + 1, 0)
+
+
+@ti.func
+def bends_of(shape: ti.template(), n, x, y, size, middle, slope, away):
+    """How far the level and the depth are from linear at the corners of a square; ``middle``: both at its centre."""
+    off = 0.0
+    bend = 0.0
+    for c in range(SIDES):
+        at = corner_of(c)
+        there = shape_at(shape, n, x + size * at[0], y + size * at[1])
+        off = ti.max(off, abs(stop_gradient(there[0]) - middle[0] - slope.dot(at)))
+        bend = ti.max(bend, abs(stop_gradient(there[1]) - middle[1] - away.dot(at)))
+    return off, bend
 
 
 @ti.func
