@@ -162,7 +162,7 @@ def test_corners_a_rounding_beside_the_centre_of_a_pixel(scene, name):
     for dx in (0.0, 1e-15, 4.8e-7, -4.8e-7, 5e-6):
         for dy in (0.0, 1e-15, -4.8e-7, 5e-6):
             J = assert_sums(scene, kernel, (9.0 + dx, 10.0 + dy, 5.0, 4.0, 0.0), 0.8)
-            assert_allclose(J[4, 6, :4], [-1.0, -1.0, 1.0, 1.0], atol=0.1)  # was 0.5 for one of them
+            assert_allclose(J[4, 6, :4], [-1.0, -1.0, 1.0, 1.0], atol=0.1)
 
 
 def test_coverage_is_the_area(scene):
