@@ -204,6 +204,8 @@ def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: 
                     if tries == 0:
                         turn += ti.select(is_changed, 1, 0)
                         is_done = depth >= _AHEAD
+                        steepest = ti.max(abs(along), ti.max(abs(low[_SLOPE]), abs(high[_SLOPE])))
+                        is_jump = abs(high[_LEVEL] - low[_LEVEL]) > 4.0 * steepest * (high[_AT] - low[_AT])
                         if is_changed and (is_close or turn > _TURNS or is_done):
                             found = ti.max(low[_AT], ti.min(high[_AT], t - ti.select(rise > 0, there / along, 0.0)))
                             if abs(found - ti.round(found)) < 2.0 * SHARED / size:
@@ -214,8 +216,9 @@ def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: 
                                 g = ti.max(slope.norm(), _LEAST)
                                 table[count, BX] = at[0]
                                 table[count, BY] = at[1]
-                                table[count, NX] = ti.select(is_close, slope[0] / g, 0.0)
-                                table[count, NY] = ti.select(is_close, slope[1] / g, 0.0)
+                                is_sloped = is_close or is_jump  # else the slope may be that beyond a corner
+                                table[count, NX] = ti.select(is_sloped, slope[0] / g, 0.0)
+                                table[count, NY] = ti.select(is_sloped, slope[1] / g, 0.0)
                             count += 1
                             turn = 0
                             is_done = True

@@ -129,6 +129,7 @@ class TestInFloat64:
         assert_allclose(gauss_newton_step(values, result, both), STEP, atol=1e-5)
 
     @pytest.mark.sweep
+    @pytest.mark.usefixtures("scene")
     def test_central_differences_away_from_the_silhouette(self):
         size = (64, 48)
         scene = Scene(ti.f64, size)
