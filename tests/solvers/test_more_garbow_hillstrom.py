@@ -67,11 +67,21 @@ def are_unfinished(problem, start):
     return solved(problem, start).status == 0 == minpack(problem, start).status
 
 
+def beside(start):
+    """Five starts that are moved by 1e-10."""
+    return start * (1 + 1e-10 * np.random.default_rng(0).standard_normal((5, len(start))))
+
+
 def is_rounding(problem, start):
-    """Starts that are moved by 1e-10 lead to costs that differ by a factor of two and more."""
-    moves = 1e-10 * np.random.default_rng(0).standard_normal((5, len(start)))
-    costs = [solved(problem, start * (1 + move)).point.cost for move in moves]
+    """Starts beside this one lead to costs that differ by a factor of two and more."""
+    costs = [solved(problem, x).point.cost for x in beside(start)]
     return max(costs) > 2 * min(costs)
+
+
+def are_as_good_beside(problem, start):
+    """Most starts beside this one: its last digits decide between minima, and they differ from processor to processor."""
+    pairs = [(solved(problem, x).point.cost, minpack(problem, x).cost) for x in beside(start)]
+    return sum(is_as_good(found, wanted) for found, wanted in pairs) > len(pairs) / 2
 
 
 def is_minimum(problem, start):
@@ -99,7 +109,7 @@ def test_as_good_as_minpack(name):
         start = problem.start * scale
         if is_finite(problem, start):
             found, wanted = solved(problem, start).point.cost, minpack(problem, start).cost
-            if not is_as_good(found, wanted):
+            if not is_as_good(found, wanted) and not are_as_good_beside(problem, start):
                 assert (name, scale) in OPEN, (scale, found, wanted)
                 assert REASONS[OPEN[name, scale]](problem, start), (scale, found, wanted)
 
