@@ -246,8 +246,9 @@ def test_values_are_those_of_the_plain_kernel_and_all_modes_agree():
     plain = read(P), read(volume)
     volume.fill(0.0)
     J = jacobian(project, F, [P, volume])
-    assert_allclose(read(P), plain[0], rtol=1e-14)  # with fast_math
-    assert_allclose(read(volume), plain[1], rtol=1e-14)
+    # with fast_math; sums of terms of size 1 have their rounding, which differs from processor to processor
+    assert_allclose(read(P), plain[0], rtol=1e-14, atol=1e-15)
+    assert_allclose(read(volume), plain[1], rtol=1e-14, atol=1e-15)
 
     def stretch(A):
         U, s, Vt = np.linalg.svd(A)
