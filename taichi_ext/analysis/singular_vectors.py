@@ -64,15 +64,20 @@ def vectors_read(body: ir.Body, calls: list[Decomposition], locals_: Iterable[ir
     slice_ = frozenset(locals_)
     found: dict[ir.Value, Vectors] = {}
     for n, call in enumerate(calls):
-        for pair in range(len(call.vectors) * (call.values.shape[0] - 1)):
-            for value, is_tied in _judged(body, calls, slice_, (n, pair)).items():
+        kinds = (True,) if len(call.vectors) == 2 else (True, False)  # singular vectors are rotations
+        for pair, are_rotations in itertools.product(range(len(call.vectors) * (call.values.shape[0] - 1)), kinds):
+            for value, is_tied in _judged(body, calls, slice_, (n, pair), are_rotations).items():
                 known = found.get(value, Vectors())
                 found[value] = Vectors(known.calls | {n}, known.tied | ({(n, pair)} if is_tied else set()))
     return found
 
 
 def _judged(
-    body: ir.Body, calls: list[Decomposition], slice_: frozenset[ir.Local], target: tuple[int, int]
+    body: ir.Body,
+    calls: list[Decomposition],
+    slice_: frozenset[ir.Local],
+    target: tuple[int, int],
+    are_rotations: bool,
 ) -> dict[ir.Value, bool]:
     """The values that depend on the vectors of a call, and whether they change with those of a pair that is tied.
 
@@ -80,7 +85,7 @@ def _judged(
     """
     judged: dict[ir.Value, bool] = {}
     for seed in range(_DRAWS):
-        drawn = _Drawn(np.random.default_rng(seed))
+        drawn = _Drawn(np.random.default_rng(seed), are_rotations)
         runs = [_Run(calls, slice_, drawn, target, how) for how in ("", "turned", "others")]
         plain, turned, others = [run.results(body) for run in runs]
         for value, numbers in plain.items():
@@ -102,6 +107,7 @@ class _Drawn:
     """Numbers of one draw, which all its runs share."""
 
     generator: np.random.Generator
+    are_rotations: bool
     numbers: dict[Hashable, Any] = field(default_factory=dict)
 
     def number(self, key: Hashable, dtype: ir.Type) -> float | int:
@@ -115,7 +121,10 @@ class _Drawn:
         if key not in self.numbers:
             normal = self.generator.standard_normal((2 * count, n, n))
             values = np.sort(self.generator.uniform(0.5, 1.9, n))[::-1].copy()
-            self.numbers[key] = values, [np.linalg.qr(m)[0] for m in normal[:count]], list(normal[count:])
+            vectors = [np.linalg.qr(m)[0] for m in normal[:count]]
+            for m in vectors:  # a rotation, or else a reflection
+                m[:, 0] *= np.linalg.det(m) * (1.0 if self.are_rotations else -1.0)
+            self.numbers[key] = values, vectors, list(normal[count:])
         return self.numbers[key]
 
 

@@ -255,3 +255,21 @@ def test_products_with_the_hessian_of_a_pipeline(ti64):
         else:
             assert np.isnan(found).all()
             assert lines == ["single[None] = U[0, 0] * S[0, 0]"]
+
+
+def test_a_transpose_that_was_forgotten(ti64):
+    """``ti.svd`` gives V, not its transpose. ``U S V`` is the same in turned vectors only where V is a reflection."""
+    A, y, z = (ti.Matrix.field(2, 2, ti.f64, ()) for _ in range(3))
+
+    @ti.kernel
+    def forgotten():
+        for _ in range(1):
+            U, S, V = ti.svd(A[None])
+            y[None] = U @ S @ V
+            L, Q = ti.sym_eig(A[None])
+            z[None] = Q @ ti.Matrix([[L[0], 0.0], [0.0, L[1]]]) @ Q
+
+    A.from_numpy(TIED)
+    J, lines = warned(lambda: jacobian(forgotten, A, [y, z]))
+    assert np.isnan(J).any((1, 2, 3, 4)).all()
+    assert lines == ["y[None] = U @ S @ V", "z[None] = Q @ ti.Matrix([[L[0], 0.0], [0.0, L[1]]]) @ Q"]
