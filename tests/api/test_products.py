@@ -445,6 +445,66 @@ class TestModes:
         assert_allclose(blocks, found["forward"], rtol=1e-10, atol=1e-14)
         assert_allclose(read(y), state, rtol=1e-14)  # of one run
 
+    def test_nothing_between_params_and_outputs(self):
+        """The first call of a pipeline finds that columns are less work."""
+        w, y, runs = scalars(np.linspace(0.1, 0.9, 600)), outputs(2), []
+
+        @ti.kernel
+        def squares(factor: float):
+            for i in w:
+                y[i % 2] += factor * w[i] ** 2
+
+        @ti.kernel
+        def differences():
+            for i in range(1, 600):
+                y[i % 2] += (w[i] - w[i - 1]) ** 2
+
+        def run():
+            runs.append(0)
+            y.fill(0)
+            squares(0.5)
+            differences()
+
+        w0 = np.linspace(0.1, 0.9, 600)
+        steps, expected = np.diff(w0), np.zeros((2, 600))
+        for i in range(600):
+            expected[i % 2, i] += w0[i]
+            if i:
+                expected[i % 2, i - 1 : i + 1] += 2 * steps[i - 1] * np.array([-1, 1])
+        plan = Jacobian(run, w, y)
+        for _ in range(3):
+            assert_allclose(plan(), expected, rtol=1e-10)
+        assert plan.explain().startswith("forward mode from the second call on: only outputs depend on params")
+        assert "_adjoint" not in plan.source
+        assert len(runs) == 3
+
+    @pytest.mark.parametrize("rows", [16, 200])
+    def test_more_rows(self, rows):
+        """Reverse mode is chosen for tens of rows, where tangents between kernels would have many columns."""
+        n = 32 * rows
+        w, t, y = scalars(np.linspace(0.1, 0.9, n)), outputs(n), outputs(rows)
+
+        @ti.kernel
+        def square():
+            for i in w:
+                t[i] = w[i] ** 2
+
+        @ti.kernel
+        def add():
+            for i in t:
+                y[i % rows] += t[i] * w[i]
+
+        def run():
+            square()
+            add()
+
+        plan = Jacobian(run, w, y)
+        own = np.arange(n) % rows == np.arange(rows)[:, None]
+        for _ in range(2):
+            y.fill(0)
+            assert_allclose(plan(), 3 * np.linspace(0.1, 0.9, n) ** 2 * own, rtol=1e-10)
+        assert plan.explain().startswith(f"reverse mode: J has {rows} rows")
+
     def test_loops_of_known_length_count_for_each_iteration(self):
         """A line that computes one column each time it runs is no reason for rows, however often it runs."""
         w, y = scalars(np.linspace(0.1, 0.9, 600)), outputs(2)

@@ -19,15 +19,14 @@ from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import RETURN, Key
-from taichi_ext.runtime.launching.tangents import PassedNumberError, Request
+from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError, Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 
-FEW_ROWS = 8  # up to which reverse mode is taken into account
-COLUMNS_PER_ROW = 32  # from which on
+COLUMNS_PER_ROW = 32  # from which on reverse mode is taken into account
 FEW_COLUMNS = 512  # below which forward mode takes less time than the bookkeeping of reverse mode
 OPERATIONS_PER_ROW = 16  # on tangents, each time a line runs, that cost as much as a row of the adjoint
 MOST_ROWS = 256  # of J in one run
@@ -56,30 +55,52 @@ class RowsOrColumns(DenseForm):
                 )
             return found
         rows, columns = sum(o.size for o in evaluation.layout.outputs), evaluation.layout.count
-        is_candidate = 0 < rows <= FEW_ROWS and columns >= max(FEW_COLUMNS, COLUMNS_PER_ROW * rows)
+        is_candidate = 0 < rows <= MOST_ROWS and columns >= max(FEW_COLUMNS, COLUMNS_PER_ROW * rows)
         is_free = evaluation.watch is None and prepared.question.options.tangents == "auto"
-        if not (is_candidate and is_free) or prepared.has_no_adjoint:
+        if not (is_candidate and is_free and prepared.is_reverse is not False) or prepared.has_no_adjoint:
             return super().blocks(evaluation)
-        if prepared.mode:
+        if prepared.is_reverse:
             return _all_rows(evaluation) or super().blocks(evaluation)
-        sizes = f"{rows} {'rows' if rows > 1 else 'row'} and {columns} columns"
+        sizes = f"J has {rows} {'rows' if rows > 1 else 'row'} and {columns} columns"
         if evaluation.call.kernel is None:
-            prepared.mode = (
-                f"reverse mode: J has {sizes}, and tangents of fields between kernels would have all columns"
-            )
-        elif not prepared.fused:
+            return self._of_pipeline(evaluation, rows, sizes)
+        if not prepared.fused:
             evaluation.before_launch = lambda fused: _compare(fused, rows)
             try:
                 return super().blocks(evaluation)
             except _PrefersRows as found:
-                prepared.mode = f"reverse mode: J has {sizes}, and {found}"
+                reason = str(found)
                 prepared.fused.clear()
             finally:
                 evaluation.before_launch = None
-        blocks = _all_rows(evaluation) if prepared.mode else None
+            blocks = _all_rows(evaluation)
+            if blocks is not None:
+                prepared.is_reverse, prepared.mode = True, f"reverse mode: {sizes}, and {reason}"
+                return blocks
+        return super().blocks(evaluation)
+
+    def _of_pipeline(self, evaluation: Evaluation, rows: int, sizes: str) -> list[list[np.ndarray]]:
+        """J in reverse mode, in the first call of a pipeline, which chooses the mode of later ones."""
+        prepared, runs = evaluation.prepared, list[Forward]()
+        blocks = _all_rows(evaluation, runs.append)
         if blocks is None:
-            prepared.mode = ""
-        return super().blocks(evaluation) if blocks is None else blocks
+            return super().blocks(evaluation)
+        launches, reason = runs[0].direct_launches(), "tangents between kernels would have all columns"
+        if launches is not None:
+            try:
+                session = evaluation.session(DenseRows(), 0, evaluation.layout.count)
+                for kernel, args in launches:
+                    session.build(kernel, args, lambda fused, _: _compare(fused, rows))
+            except (_PrefersRows, UnsupportedError) as error:
+                launches, reason = None, str(error)
+                prepared.fused.clear()
+        prepared.is_reverse = launches is None
+        if prepared.is_reverse:
+            prepared.mode = f"reverse mode: {sizes}, and {reason}"
+        else:
+            prepared.mode = "forward mode from the second call on: only outputs depend on params, with little work"
+            prepared.reverse = None
+        return blocks
 
 
 def _compare(fused: JacobianKernel, rows: int) -> None:
@@ -96,8 +117,8 @@ def _compare(fused: JacobianKernel, rows: int) -> None:
         raise _PrefersRows(f"tangents would take {total} operations where lines with tangents run {runs} times")
 
 
-def _all_rows(evaluation: Evaluation) -> list[list[np.ndarray]] | None:
-    """The blocks of J by its rows; None if there is no adjoint."""
+def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = None) -> list[list[np.ndarray]] | None:
+    """The blocks of J by its rows; None if there is no adjoint. ``after`` is called after each run."""
     layout, chunk_size = evaluation.layout, evaluation.prepared.question.options.chunk_size
     sizes = [o.size for o in layout.outputs]
     total, parts = sum(sizes), []
@@ -105,7 +126,7 @@ def _all_rows(evaluation: Evaluation) -> list[list[np.ndarray]] | None:
     ends = np.cumsum(sizes)[:-1]
     for first in range(0, max(1, total), count):
         block = np.eye(total, min(count, total - first), -first)
-        part = rows_by_adjoint(evaluation, np.split(block, ends), restores=first + count < total)
+        part = rows_by_adjoint(evaluation, np.split(block, ends), restores=first + count < total, after=after)
         if part is None:
             return None
         parts.append(part)
@@ -223,7 +244,7 @@ def _value_and_products(
     is_restored = restores or evaluation.state is not None
     values: list[object] = []
 
-    def keep() -> None:
+    def keep(_: Forward) -> None:
         values[:] = values_of(prepared, call, None)
 
     ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
@@ -237,7 +258,11 @@ def _value_and_products(
 
 
 def rows_by_adjoint(
-    evaluation: Evaluation, cotangents: list[np.ndarray], *, restores: bool = False
+    evaluation: Evaluation,
+    cotangents: list[np.ndarray],
+    *,
+    restores: bool = False,
+    after: Callable[[Forward], None] | None = None,
 ) -> np.ndarray | None:
     """Transposed cotangents, a matrix for each output, times J: a row per cotangent, a column per parameter entry.
 
@@ -245,11 +270,12 @@ def rows_by_adjoint(
         evaluation: the call.
         cotangents: for each output a matrix with a row for each entry, and a column for each cotangent.
         restores: whether everything is put back as it was.
+        after: called after the run, before the way back.
 
     Returns:
         The product; None, with everything as it was, if the run has no adjoint.
     """
-    found = _products(evaluation, cotangents, restores=restores)
+    found = _products(evaluation, cotangents, restores=restores, after=after)
     return None if found is None else found.rows.T
 
 
@@ -258,10 +284,10 @@ def _products(
     cotangents: list[np.ndarray],
     *,
     restores: bool,
-    after: Callable[[], None] | None = None,
+    after: Callable[[Forward], None] | None = None,
     directions: np.ndarray | None = None,
 ) -> CotangentProducts | None:
-    """See ``rows_by_adjoint``; ``after`` is called after the run, before the way back."""
+    """See ``rows_by_adjoint``."""
     prepared, layout = evaluation.prepared, evaluation.layout
     if prepared.stores and not prepared.has_no_adjoint:
         prepared.has_no_adjoint = (
@@ -287,7 +313,7 @@ def _products(
         if not prepared.is_checked:
             _check(evaluation, reverse, forward)
         if after is not None:
-            after()
+            after(forward)
 
     memory, reverse = prepared.question.options.max_memory, prepared.reverse
     both = zip(cotangents, layout.outputs, strict=True)

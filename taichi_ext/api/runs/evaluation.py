@@ -291,31 +291,14 @@ class Evaluation:
             self._log.begin()
         count = max(1, min(count, total - first))  # one column without tangents if the parameters have no entries
         is_part = count < total or is_repeated or is_again
-        given = None if self._directions is None else self._directions[:, first : first + count]
-        blocks, intermediates = max(1, -(-total // count)), self.prepared.energy_intermediates
-        request = Request(
-            block=ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
-            seeds=self.layout.seeds,
-            arrays=self.layout.arrays,
-            outputs=self.subject.outputs(self.layout, places),
-            directions=given,
-            numbers=self.layout.numbers(given),
-            wants_return=any(o.target.kind == "return" for o in self.layout.outputs),
-            max_memory=self._max_memory(),
-            strategy=self.prepared.question.options.tangents,
-            watch=self.watch,
-            restart=Restart(
-                self.state,
-                self._log.record(is_part=not is_direct and is_part),
-                is_repeated,
-                None if is_direct else self._trace(first, count),
-            ),
-            energy=self.subject.energy(
-                self.layout, is_product=given is not None, intermediates=None if target.is_dense else intermediates
-            ),
+        restart = Restart(
+            self.state,
+            self._log.record(is_part=not is_direct and is_part),
+            is_repeated,
+            None if is_direct else self._trace(first, count),
         )
-        kernels = KernelTable(self.prepared.fused, blocks)
-        session = Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
+        session = self.session(target, first, count, places, restart)
+        given = session.request.directions
         with self.saying_once():
             if self.call.kernel is not None:
                 launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
@@ -333,6 +316,37 @@ class Evaluation:
             if not is_repeated and first + count >= total:
                 self._judge()
         return session, found
+
+    def session(
+        self,
+        target: DenseRows,
+        first: int,
+        count: int,
+        places: list[object] | None = None,
+        restart: Restart | None = None,
+    ) -> Session:
+        """A run for some columns that has not begun, see ``run``."""
+        total, is_direct = self.column_count(), self.call.kernel is not None
+        given = None if self._directions is None else self._directions[:, first : first + count]
+        blocks, intermediates = max(1, -(-total // count)), self.prepared.energy_intermediates
+        request = Request(
+            block=ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
+            seeds=self.layout.seeds,
+            arrays=self.layout.arrays,
+            outputs=self.subject.outputs(self.layout, places),
+            directions=given,
+            numbers=self.layout.numbers(given),
+            wants_return=any(o.target.kind == "return" for o in self.layout.outputs),
+            max_memory=self._max_memory(),
+            strategy=self.prepared.question.options.tangents,
+            watch=self.watch,
+            restart=restart or Restart(),
+            energy=self.subject.energy(
+                self.layout, is_product=given is not None, intermediates=None if target.is_dense else intermediates
+            ),
+        )
+        kernels = KernelTable(self.prepared.fused, blocks)
+        return Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
 
     def _trace(self, first: int, count: int) -> Trace | None:
         """What takes the numbers that the Python code of a pipeline passes on, in the first call of its kind."""

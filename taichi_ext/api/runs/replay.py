@@ -222,6 +222,7 @@ class Prepared:
         arithmetic: the patterns of products and sums of sparse matrices.
         reverse: the kernels of reverse mode.
         has_no_adjoint: why rows are not computed by reverse mode; empty if they are.
+        is_reverse: whether rows of J are computed, where that has been chosen by estimate.
         mode: which mode was chosen, and why.
     """
 
@@ -245,6 +246,7 @@ class Prepared:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     reverse: Reverse | None = None
     has_no_adjoint: str = ""
+    is_reverse: bool | None = None
     mode: str = ""
 
     @property

@@ -183,6 +183,11 @@ class Session:
                 fused = self._found(bound, check)
             return self._launched(fused, bound)
 
+    def build(self, kernel: backend.Kernel, args: tuple[object, ...], check: Check) -> None:
+        """Build the kernel with tangents for a launch as the first one of this run; ``check`` is called with it."""
+        with backend.exclusive:
+            self._found(self._bound(kernel, args, None), check)
+
     def _found(self, bound: _Bound, check: Check | None) -> JacobianKernel:
         """The kernel with tangents for a call, built if there is none yet."""
         launch, name, first = bound.launch, bound.name, self.request.block.first

@@ -89,6 +89,16 @@ class Forward(DualFollower):
         """Whether Python may have read numbers that depend on parameters, and lost their derivatives."""
         return self._has_reads or any(cell.carries() for cell in self.cells if isinstance(cell.key, View))
 
+    def direct_launches(self) -> list[tuple[backend.Kernel, tuple[Any, ...]]] | None:
+        """The launches of kernels, one of each kind; None if more than params and outputs depends on params."""
+        ends = {container_key(part.key) for part in (*self.request.seeds, *self.request.outputs)}
+        events = self.schedule.events
+        has_numbers = any(isinstance(e, ReadEvent) or getattr(e, "given", ()) for e in events)
+        if has_numbers or any(cell.carries() and cell.key not in ends for cell in self.cells):
+            return None
+        calls = {event.call: event.args for event in events if isinstance(event, LaunchEvent)}
+        return [(call.kernel.kernel, args) for call, args in calls.items()]
+
     # --- runs
 
     def run(self, run: Run) -> Any:
