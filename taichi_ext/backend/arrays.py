@@ -269,6 +269,8 @@ def argument_problem(annotation: Any, value: object) -> str:
         allowed = number if id(annotation) in primitive_types.real_type_ids else (int, np.integer)
         if isinstance(value, allowed):
             return ""
+        if isinstance(value, np.bool_):
+            return "is a bool of NumPy, which Taichi does not take; pass bool(...)"
         return f"is a {type(value).__name__}; expected {cook_dtype(annotation).to_string()}"
     if is_array_annotation(annotation):
         return _array_problem(annotation, value)

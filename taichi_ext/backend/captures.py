@@ -173,12 +173,6 @@ class Captures:
         self._agrees = self  # the first values that these have been found to agree with
         self.reader: Reader | None = None
 
-    @property
-    def numbers(self) -> list[str]:
-        """The texts of the real numbers among them, as the source has them."""
-        kinds = (int, float, np.integer, np.floating)
-        return [c.text for c in self._all.values() if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
-
     def note(self, path: Path, value: Any, place: Place) -> bool:
         """Keep a value; False where it is none that can be compared."""
         if path.key in self._all:

@@ -193,6 +193,7 @@ with_args, 'v', y, args=args(0, [1.0]) -> args[0] ('a' of | is a list | expected
 with_args, 'v', y, args=args(0, None) -> args[0] ('a' of | is a NoneType | expected f
 with_args, 'v', y, args=args(0, 1j) -> args[0] ('a' of | is a complex | expected f
 with_args, 'a', y, args=args(1, 2.5) -> args[1] ('n' of | is a float | expected i32
+with_args, 'a', y, args=args(1, np.bool_(1)) -> args[1] ('n' of | is a bool of NumPy, which Taichi does not take | bool(
 with_args, 'a', y, args=args(2, ti.Vector([1.0, 2.0, 3.0])) -> args[2] ('v' of | has shape (3,) | expected (2,)
 with_args, 'a', y, args=args(2, np.ones((2, 1))) -> args[2] ('v' of | has shape (2, 1) | expected (2,)
 with_args, 'a', y, args=args(2, 1.0) -> args[2] ('v' of | expected (2,)

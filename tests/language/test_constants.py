@@ -462,7 +462,7 @@ class TestRefusals:
                 y[i] = before * x[i] + single
 
         with pytest.raises(
-            InvalidArgumentError, match=r"gravity\) is not read in .*Numbers that are read: before, single"
+            InvalidArgumentError, match=r"gravity\) is not read in .*Numbers that it may read: 'before', 'single'"
         ):
             jacobian(k, [x, "gravity"], y)
         with pytest.raises(InvalidArgumentError, match=r"gravity\) is not read by the kernels.*before"):

@@ -680,3 +680,26 @@ def test_what_python_makes_for_kernels_that_add(make, is_lost):
     messages = [str(w.message) for w in caught]
     assert len(messages) == is_lost
     assert all("of an array that Python has changed" in m and "depends on the params" in m for m in messages)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_kernel_that_runs_with_tangents_and_without(mode):
+    """What it keeps of an array differs from launch to launch, so that the runs that are compared have other events."""
+
+    @ti.kernel
+    def square(a: ARRAY, b: ARRAY):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    def pipeline(a, out):
+        made = np.empty(3)
+        square(a, made)
+        square(2.0 * made, out)
+
+    a, out = AT.copy(), np.zeros(3)
+    with pytest.warns(DerivativeWarning) as caught:
+        jacobian(pipeline, a, out, args=(a, out), mode=mode)
+    messages = [str(w.message) for w in caught if "its Jacobian is zero" not in str(w.message)]
+    assert len(messages) == 1
+    assert "of an array passed to" in messages[0]
+    assert "depends on the params" in messages[0]

@@ -769,7 +769,9 @@ def test_a_name_that_a_pipeline_does_not_read_lists_those_that_it_does():
 
     with pytest.raises(InvalidArgumentError, match=r"Numbers that it may read: 'simulation\.dt', 'simulation\.gain'"):
         jacobian(pipeline, "self.dt", y)
-    with pytest.raises(InvalidArgumentError, match=r"Numbers that are read: self\.gain\..* make it an argument"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"may read: 'simulation\.dt', 'simulation\.gain'\..* make it an argument"
+    ):
         jacobian(pipeline, "simulation.dt", y)
     assert_allclose(jacobian(pipeline, "simulation.gain", y), 1.5 * X)
 

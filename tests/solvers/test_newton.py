@@ -137,7 +137,7 @@ def test_rosenbrock_and_several_params():
     assert len(result.history) < 30
     write(x, [-1.2])
     write(y, [1.0])
-    newton(run, {"x": x, "y": y}, energy, fixed={"x": [True], "y": [False]})
+    newton(run, {"x": x, "y": y}, energy, fixed={"x": [True], "y": None})
     assert_allclose([read(x)[0], read(y)[0]], [-1.2, 1.44], rtol=1e-12)
 
 

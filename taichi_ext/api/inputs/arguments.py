@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -261,8 +261,7 @@ class KernelCall:
                 hint = f" {owner!r} is an argument; give the object itself a name that {self.name} sees."
             else:
                 numbers = named_numbers(self.function, self._bound)
-                hint = suggestion(name, [*self.names, *numbers])
-                hint += f" Numbers that it may read: {', '.join(map(repr, numbers))}." if numbers else ""
+                hint = suggestion(name, [*self.names, *numbers]) + self.known_numbers
             raise InvalidArgumentError(
                 f"{place} is {name!r}, which is not an argument of {self.name} (arguments: {known}), and no Python "
                 f"number that it reads by this name.{hint}"
@@ -282,6 +281,12 @@ class KernelCall:
         label = f"{place} (the Python number {name})"
         held = (variable.key, backend.frozen(value))
         return Target("constant", label, variable=variable, shape=shape, held=held, argument=name)
+
+    @property
+    def known_numbers(self) -> str:
+        """A sentence with the names of Python numbers that can be parameters; empty where there are none."""
+        numbers = named_numbers(self.function, self._bound)
+        return f" Numbers that it may read: {', '.join(map(repr, numbers))}." if numbers else ""
 
     @property
     def _bound(self) -> tuple[object, ...]:
@@ -414,13 +419,12 @@ def check_active(
             raise InvalidArgumentError(f"{target.name} is not written {where}.")
 
 
-def check_read(params: list[Target], read: Set[object], numbers: Iterable[str], where: str) -> None:
-    """Raise for a Python number that is a parameter and that no kernel reads, and say which ones are read."""
+def check_read(params: list[Target], read: Set[object], call: KernelCall, where: str) -> None:
+    """Raise for a Python number that is a parameter and that no kernel reads, and say which ones may be read."""
     for target in params:
         if target.variable is not None and target.variable.key not in read:
-            known = ", ".join(sorted(set(numbers))) or "none"
             raise InvalidArgumentError(
-                f"{target.name} is not read {where}, so nothing depends on it. Numbers that are read: {known}. "
+                f"{target.name} is not read {where}, so nothing depends on it.{call.known_numbers} "
                 "Values that Python computed from a number before do not depend on it. To differentiate with respect "
                 "to a number that Python passes to kernels, make it an argument of the pipeline and name that."
             )

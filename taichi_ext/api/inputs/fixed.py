@@ -19,7 +19,7 @@ class Fixed:
     """Which entries of the params are fixed.
 
     Args:
-        given: bools or indices, structured like the params; None where nothing is fixed.
+        given: bools or indices, structured like the params; None, whole or for a param, where nothing is fixed.
         shapes: of the params, those of their elements included.
 
     Attributes:
@@ -97,7 +97,7 @@ def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     for n, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
         check_not_ended(f"fixed[{n}]", leaf)
-        values = np.asarray(backend.as_numpy(leaf))
+        values = np.zeros(shape, bool) if leaf is None else np.asarray(backend.as_numpy(leaf))
         if values.dtype.kind in "ui":
             values = _mask_of(f"fixed[{n}]", values, shape)
         if values.ndim < len(shape) and values.shape == shape[: values.ndim]:

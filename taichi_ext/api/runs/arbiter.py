@@ -135,7 +135,7 @@ class Arbiter:
             trace.begin()
             args = self._moved(state, factor)
             trace.remember(filter(is_host_array, args))
-            plain = PlainRun(trace, state, kernels, table, is_last=is_last)
+            plain = PlainRun(trace, state, kernels, table, first.facts, is_last=is_last)
             with contextlib.suppress(PathChangedError), backend.follow(plain):
                 self._call.function(*args)
                 trace.end(_no_tangents)

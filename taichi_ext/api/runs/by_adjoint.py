@@ -311,7 +311,7 @@ def _products(
         if not evaluation.is_judged and forward.may_lose:
             raise _Unjudged
         if not prepared.is_checked:
-            _check(evaluation, reverse, forward)
+            _check(evaluation, forward)
         if after is not None:
             after(forward)
 
@@ -376,14 +376,14 @@ def _judge(evaluation: Evaluation) -> None:
         evaluation.prepared.note_judged(evaluation.path)
 
 
-def _check(evaluation: Evaluation, reverse: Reverse, forward: Forward) -> None:
+def _check(evaluation: Evaluation, forward: Forward) -> None:
     """Raise where a parameter is not read, or an output not written; warn of outputs that are independent."""
     layout = evaluation.layout
     keys = {p.container for p in (*layout.params, *layout.outputs)}
     own = {RETURN} if forward.returned is not None else set[Key]()
     accessed = _with_views(keys, forward.read), _with_views(keys, forward.written | own)
     has_launched = bool(forward.schedule.events)
-    check_run(evaluation.prepared, evaluation.call, layout, accessed, reverse.numbers, has_launched=has_launched)
+    check_run(evaluation.prepared, evaluation.call, layout, accessed, has_launched=has_launched)
     for output in layout.outputs if evaluation.subject.warns_of_zeros else ():
         if output.target.kind != "return" and not forward.cell_of(output.key).carries():
             warn_at_user(f"{output.target.name} does not depend on any of the params: its Jacobian is zero.")

@@ -425,7 +425,7 @@ class Evaluation:
 
         def check(fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
             read, written = (shared(outer.get(k, k) for k in keys) for keys in (fused.facts.read, fused.facts.written))
-            check_accesses(self.call, self.layout, read, written, fused.kernel.captures.numbers)
+            check_accesses(self.call, self.layout, read, written)
             if self.before_launch is not None:
                 self.before_launch(fused)
 
@@ -440,9 +440,8 @@ class Evaluation:
     def _check_after_run(self, session: Session) -> None:
         prepared, accesses, shared = self.prepared, session.accesses, session.tangents.arrays.shared
         is_checked, kernels = prepared.is_checked, prepared.fused.values()
-        numbers = [text for fused in kernels for text in fused.kernel.captures.numbers]
         accessed = shared(accesses.read), shared(accesses.written)
-        check_run(prepared, self.call, self.layout, accessed, numbers, has_launched=session.has_launched)
+        check_run(prepared, self.call, self.layout, accessed, has_launched=session.has_launched)
         if is_checked:
             return
         warn_of_indices(kernels)

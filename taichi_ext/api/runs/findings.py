@@ -24,11 +24,11 @@ from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.sparse.rows import ContainerRows
 
 
-def check_accesses(call: KernelCall, layout: Layout, read: set[Key], written: set[Key], numbers: Iterable[str]) -> None:
-    """Raise where a parameter is not read, or an output not written; ``numbers``: the Python numbers that are read."""
+def check_accesses(call: KernelCall, layout: Layout, read: set[Key], written: set[Key]) -> None:
+    """Raise where a parameter is not read, or an output not written."""
     where = f"in {call.name}" if call.kernel is not None else f"by the kernels that {call.name} launched"
     params, outputs = ([(p.target, p.container) for p in placed] for placed in (layout.params, layout.outputs))
-    check_read([target for target, _ in params], read, numbers, where)
+    check_read([target for target, _ in params], read, call, where)
     check_active(params, outputs, read, written, where)
 
 
@@ -37,7 +37,6 @@ def check_run(
     call: KernelCall,
     layout: Layout,
     accessed: tuple[set[Key], set[Key]],
-    numbers: Iterable[str],
     *,
     has_launched: bool,
 ) -> None:
@@ -52,7 +51,7 @@ def check_run(
             raise InvalidArgumentError(f"{call.name} launched no kernel, so there is nothing to differentiate.")
     if prepared.is_checked:
         return
-    check_accesses(call, layout, *accessed, numbers)
+    check_accesses(call, layout, *accessed)
     if call.kernel is None:
         warn_of_python_readers([p.target for p in layout.params], call.function)
     prepared.is_checked = True

@@ -68,6 +68,7 @@ class Trace:
         stores: entries of arrays that Python stores to, though they may have the stored numbers already, by event.
         start: the event at the first such read; None before.
         events: the events from there on.
+        facts: of each launch, the code of the kernel and the facts about it.
     """
 
     direction: np.ndarray | None = None
@@ -76,6 +77,7 @@ class Trace:
     stores: Mapping[int, np.ndarray] = field(default_factory=dict)
     start: int | None = None
     events: list[TraceEvent] = field(default_factory=list)
+    facts: list[tuple[object, KernelFacts]] = field(default_factory=list)
     _at: int = 0
     _kernels: int = 0  # made before the run
     _along: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -87,6 +89,7 @@ class Trace:
         self._at, self._kernels = 0, backend.kernels_made()
         self._along = self._along if self.direction is None else self.direction[first : first + count]
         self._arrays.clear()
+        self.facts.clear()
 
     def note_read(self) -> None:
         """Python reads numbers that may depend on the params."""
@@ -129,6 +132,7 @@ class Trace:
         """
         is_own = not backend.is_library_kernel(kernel)
         use, user = (f"passed to {kernel.func.__qualname__}", kernel.func.__code__) if is_own else (STORED, None)
+        self.facts.append((kernel.func.__code__, facts))
         self.compiled_in(kernel, values)
         leaves, found = backend.leaf_arguments(kernel), list[tuple[View, np.ndarray]]()
         numbers = [passed.get(leaf.name) or entries_of(v) for leaf, v in zip(leaves, values, strict=True)]
@@ -270,6 +274,7 @@ class PlainRun(backend.Follower):
         state: takes what it changes.
         kernels: the kernels with tangents, of all runs.
         table: the fields that they use.
+        facts: of the run with tangents, see ``Trace``: those about a kernel differ from launch to launch.
         is_last: whether what it changes need not be undone.
     """
 
@@ -279,10 +284,12 @@ class PlainRun(backend.Follower):
         state: State,
         kernels: Iterable[tuple[Any, JacobianKernel]],
         table: FieldTable,
+        facts: Iterable[tuple[object, KernelFacts]],
         *,
         is_last: bool,
     ) -> None:
         self.trace, self._state, self._table, self._is_last = trace, state, table, is_last
+        self._facts = iter(facts)
         kernels = list(kernels)
         self._kernels = {(name[0], _without_numbers(name[1])): fused for name, fused in kernels}
         self._alike = {
@@ -309,7 +316,9 @@ class PlainRun(backend.Follower):
                 self._state.save_part(node)
             if fused is not None and not is_fill:
                 save_changed(self._state, fused, self._table, tuple(values))
-                self.trace.launch(kernel, values, fused.facts, {}, _no_tangents)
+                code, facts = next(self._facts, (None, fused.facts))
+                facts = facts if code is kernel.func.__code__ else fused.facts  # another path
+                self.trace.launch(kernel, values, facts, {}, _no_tangents)
             with backend.suspend_following():
                 result = kernel(*args)
             if fused is not None:

@@ -162,11 +162,6 @@ class Reverse:
         """From where to where numbers go in the kernels."""
         return [kernel.paths for kernel in self._kernels.staged.values()]
 
-    @property
-    def numbers(self) -> list[str]:
-        """The Python numbers that kernels read."""
-        return [text for kernel in self._kernels.staged.values() for text in kernel.captures.numbers]
-
     def _forward(self, forward: Forward, run: Run) -> Any:
         if run.kernel is None:
             return forward.run(run)
