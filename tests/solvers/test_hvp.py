@@ -255,6 +255,34 @@ def test_arrays_that_share_memory():
     assert_allclose(found, expected, rtol=0, atol=1e-7 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("first", [slice(2, 6), slice(0, 4)])
+def test_views_before_a_larger_part_of_their_memory(first):
+    """Tangents of a view move where a kernel takes a larger part of the array, also within repeated launches."""
+    x, energy, a = scalars([0.3, -0.7, 1.1, 0.6]), scalars(0.0), np.zeros(8)
+
+    @ti.kernel
+    def put(part: ti.types.ndarray()):
+        for i in x:
+            part[i] += x[i] ** 2
+
+    @ti.kernel
+    def total(whole: ti.types.ndarray()):
+        for i in whole:
+            energy[None] += whole[i] ** 2 * (i + 1)
+
+    def run():
+        a[:] = 0.0
+        energy[None] = 0.0
+        for _ in range(2):
+            put(a[first])
+            total(a)
+
+    x0, weights, v = read(x), np.arange(1.0, 9)[first], np.array([1.0, 2, -1, 0.5])
+    expected = 5 * 12 * weights * x0**2 * v  # of x^4 and (2 x^2)^2, each times its weight
+    for _ in range(2):
+        assert_allclose(hvp(run, x, v, energy), expected, rtol=1e-12)
+
+
 def test_kernels_whose_terms_depend_on_many_parameters():
     """Rows of all parameters would not fit: forward over reverse, with the derivatives of stopped and replaced values."""
     rng = np.random.default_rng(5)

@@ -91,6 +91,13 @@ class CellAdjoints:
         if any(map(self.has, cell.all)):
             self.store(cell, rows, 0)
 
+    def move(self, replaced: Iterable[Region], cell: Cell) -> None:
+        """Take the rows of regions that the region of an array has replaced."""
+        for region in replaced:
+            rows = self._arrays.pop(region, None)
+            if rows is not None:
+                self.matrix(cell)[self._owner(cell).rows(region.layout)] = rows.reshape(-1, self.width)
+
     def borrow(self, cell: Cell, *, is_shared: bool) -> tuple[np.ndarray, Any]:
         """The adjoints of a cell as a kernel takes them, and a function to call after the launch, if there is one.
 

@@ -197,7 +197,9 @@ class Cells:
                 if other is not known:
                     known.related.append(other)
                     other.related.append(known)
-            self.regions.include(view, name, obj)
+            replaced = self.regions.include(view, name, obj)[1]
+            if self.dots is not None:
+                self.dots.move(replaced, known)
             self.version += 1
         return known
 

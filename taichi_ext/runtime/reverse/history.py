@@ -11,6 +11,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.program import Container, Local
 from taichi_ext.runtime.memory.array_tangents import Binding
+from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.reverse.boxes import Place, Places
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy, Log
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, StagedKernel, StageKernel, numpy_type
@@ -205,7 +206,7 @@ class LaunchEvent(Event):
         lent = Lent(kernel)
         own = {**arrays, **{c: cell.obj for c, cell in self.own.items()}}
         extra = [own[c] if c in own else lent.tangents(c, self.cell) for c in kernel.extra]
-        launcher(self.args, extra, keep=not self.own and not moving)
+        launcher(self.args, extra, keep=not self.own and not lent.is_copied)
         lent.give_back()
         return saved
 
@@ -262,7 +263,7 @@ class Lent:
     def __init__(self, kernel: StageKernel) -> None:
         self._kernel = kernel
         self._after: list[Callable[[], None]] = []
-        self.is_copied = bool(kernel.tangents)  # whether other arrays are given in each launch
+        self.is_copied = bool(kernel.scratch)  # whether other arrays are given in each launch
 
     def tangents(self, c: Container, cell_of: Callable[[Container], Cell]) -> np.ndarray:
         """The array for one of the kernel's own arguments."""
@@ -270,6 +271,7 @@ class Lent:
         if not isinstance(what, Container):
             return np.zeros(max(1, self._kernel.scratch[what]), numpy_type(c))
         cell = cell_of(what)
+        self.is_copied |= isinstance(cell.key, View)  # its tangents move where a larger part of its memory is used
         return self.borrow(cell.dots, cell)
 
     def borrow(self, store: Any, cell: Cell, *, is_shared: bool = False) -> np.ndarray:
