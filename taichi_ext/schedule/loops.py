@@ -139,8 +139,7 @@ def schedule(
             body.append(serial(s, domain))
         else:
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
-    joined = with_joined_columns(with_joined_guards(tuple(body)))
-    made = with_counted_columns(tuple([ir.with_blocks(s, with_guarded_sums) for s in joined]))
+    made = with_counted_columns(with_joined_columns(tuple(body)))
     return Scheduled(replace(program, body=made), tuple(choices))
 
 
@@ -251,10 +250,6 @@ def by_rows(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
 #
 # A loop moves down to the next one over the same columns, if nothing in between accesses its writes or changes its
 # reads. Both may store to the same array if they only access its column k in iteration k.
-#
-# Likewise branches on indices being in range are joined if several statements access the same entry. A loop that only
-# adds where that holds is put in such a branch, in place of a choice for each column: 0.8 of the time of ADBench's
-# hand.
 
 MOST_STORES = 16  # in one loop
 
@@ -275,56 +270,6 @@ def with_joined_columns(body: ir.Body) -> ir.Body:
         last = columns or last
         made.append(s)
     return tuple(made)
-
-
-def with_joined_guards(body: ir.Body) -> ir.Body:
-    """The block with fewer branches on whether indices lie within."""
-    made: list[ir.Statement] = []
-    last: ir.If | None = None  # a branch that can still move down
-    for s in body:
-        s = ir.with_blocks(s, with_joined_guards)
-        guard = s if isinstance(s, ir.If) and _guard_of(s) is not None and not s.orelse else None
-        if last is not None and guard is not None and _guard_of(last) is _guard_of(guard):
-            made.remove(last)
-            s = guard = replace(guard, then=(*last.then, *guard.then), place=last.place)
-        elif last is not None and not _are_apart(*_memory((last,)), s):
-            last = None
-        last = guard or last
-        made.append(s)
-    return tuple(made)
-
-
-def with_guarded_sums(body: ir.Body) -> ir.Body:
-    """The block with loops over columns that add nothing where indices are out of range in a branch on that."""
-    return ir.mapped(body, _guarded)
-
-
-def _guarded(s: ir.Statement) -> ir.Statement:
-    added = [_added(x) for x in s.body] if is_over_columns(s) else [None]
-    if None in added or len({guard.local for guard, _ in added}) != 1:  # type: ignore[misc]
-        return s
-    assert isinstance(s, ir.For)
-    guards, sums = zip(*added, strict=True)  # type: ignore[arg-type]
-    return ir.If(guards[0], (replace(s, body=sums),), place=s.place)
-
-
-def _added(s: ir.Statement) -> tuple[ir.Read, ir.Assign] | None:
-    """For ``x[k] = x[k] + select(inside, term, 0)``: the condition, and the sum without it."""
-    match s:
-        case ir.Assign(ir.Read(x, (ir.Read(k),)), ir.Op("add", (ir.Read(y, (ir.Read(same),)) as old, choice)) as value):
-            if x is not y or k is not same or not isinstance(choice, ir.Op) or choice.name != "select":
-                return None
-            guard, term, no = choice.args
-            is_zero = isinstance(no, ir.Const) and no.value == 0 and term.dtype == choice.dtype
-            if is_zero and isinstance(guard, ir.Read) and guard.local.kind == "inside":
-                return guard, replace(s, value=replace(value, args=(old, term)))
-    return None
-
-
-def _guard_of(s: ir.If) -> ir.Local | None:
-    """The local that says whether indices lie within; it does not change."""
-    condition = s.condition
-    return condition.local if isinstance(condition, ir.Read) and condition.local.kind == "inside" else None
 
 
 @dataclass(frozen=True)
@@ -371,15 +316,10 @@ class _Columns:
 
     def is_apart(self, s: ir.Statement) -> bool:
         """Whether it makes no difference which of the two comes first."""
-        return _are_apart(self.written, self.touched, s)
-
-
-def _are_apart(written: Set[ir.Local | ir.Container], touched: Set[ir.Local | ir.Container], s: ir.Statement) -> bool:
-    """Whether code that writes and touches some memory can be moved after a statement."""
-    if any(isinstance(x, (ir.Jump, ir.Return, ir.Effect, ir.Boundary, ir.Call, ir.While)) for x in (s, *s.within)):
-        return False
-    others = _memory((s,))
-    return not (others[0] & touched or others[1] & written)
+        if any(isinstance(x, (ir.Jump, ir.Return, ir.Effect, ir.Boundary, ir.Call, ir.While)) for x in (s, *s.within)):
+            return False
+        written, touched = _memory((s,))
+        return not (written & self.touched or touched & self.written)
 
 
 def _memory(body: Iterable[ir.Statement]) -> tuple[set[ir.Local | ir.Container], set[ir.Local | ir.Container]]:

@@ -6,17 +6,13 @@ import random
 
 import numpy as np
 import pytest
-import taichi as ti
-from differences import check_jacobian, integers, outputs, scalars
 from numpy.testing import assert_array_equal
 from printed_programs import text
 from program_interpreter import Interpreter
 
-from taichi_ext import Jacobian
 from taichi_ext.program import (
     F64,
     I32,
-    U1,
     Assign,
     Body,
     Const,
@@ -35,7 +31,7 @@ from taichi_ext.program import (
     Value,
     statements,
 )
-from taichi_ext.schedule.loops import with_guarded_sums, with_joined_columns
+from taichi_ext.schedule.loops import with_joined_columns
 from taichi_ext.schedule.private_sums import with_counted_columns
 
 BLOCKS = 400
@@ -51,7 +47,6 @@ class Blocks:
         self.containers = [Container(name, F64, 1, is_argument=True) for name in "JD"]
         self.scalars = [Local(name, F64) for name in "xy"]
         self.rows = [Local(name, I32) for name in "rs"]
-        self.inside = [Local(f"inside_{n}", U1, kind="inside") for n in range(2)]
 
     def row(self) -> Value:
         """The first index of a row, or one that is none."""
@@ -90,24 +85,11 @@ class Blocks:
         target, value = self.place(column), self.value(column, more)
         return Assign(target, value) if self.rng.random() < 0.6 else Update(target, "add", value)
 
-    def guarded_sum(self, k: Local) -> Statement:
-        """An addition to a row where indices lie within, or something like it."""
-        x, y = self.rng.choice([self.locals, self.locals[:1] * 2])
-        old = Read(x if self.rng.random() < 0.9 else y, (Read(k),))
-        no = self.value(k) if self.rng.random() < 0.1 else Const(0.0, F64)
-        inside = Read(self.inside[self.rng.random() < 0.1])
-        terms = (old, Op("select", (inside, self.value(k), no), F64))
-        at = self.index(k) if self.rng.random() < 0.1 else Read(k)
-        return Assign(Read(x, (at,)), Op("add", terms if self.rng.random() < 0.9 else terms[::-1], F64))
-
     def columns(self) -> Statement:
         k, kept = Local("k", I32, kind="column"), Local("w", F64)
         has_kept = self.rng.random() < 0.3
         body: list[Statement] = [Declare(kept, (self.value(k),))] * has_kept
-        if self.rng.random() < 0.3:
-            body = [self.guarded_sum(k) for _ in range(self.rng.choice([1, 2, 3]))]
-        else:
-            body += [self.store(k, (kept,) * has_kept) for _ in range(self.rng.choice([1, 1, 2]))]
+        body += [self.store(k, (kept,) * has_kept) for _ in range(self.rng.choice([1, 1, 2]))]
         count = self.count - (self.rng.random() < 0.1)
         return For("range", (k,), (Const(count, I32),), tuple(body))
 
@@ -142,7 +124,7 @@ class Blocks:
         state = Interpreter({c: rng.uniform(-1, 1, 6 * self.count) for c in self.containers})
         state.locals.update({local: rng.uniform(-1, 1, local.shape) for local in self.locals})
         state.locals.update({local: rng.uniform() for local in self.scalars})
-        state.locals.update({local: int(rng.integers(0, 2)) for local in (*self.rows, *self.inside)})
+        state.locals.update({local: int(rng.integers(0, 2)) for local in self.rows})
         with np.errstate(all="ignore"):
             state.run(body)
         return [*state.arrays.values(), *(np.array(state.locals[x]) for x in (*self.locals, *self.scalars))]
@@ -154,49 +136,15 @@ def loops(body: Body) -> int:
 
 @pytest.mark.sweep
 def test_random_blocks_do_what_they_did():
-    joined = guarded = 0
+    joined = 0
     for seed in range(BLOCKS):
         blocks = Blocks(random.Random(seed))
         body = blocks.block()
         found = with_joined_columns(body)
         joined += loops(body) - loops(found)
-        sums = with_guarded_sums(found)
-        guarded += sum(isinstance(s, If) and s.condition.contents.locals <= {*blocks.inside} for s in statements(sums))
         expected = blocks.after(body, seed)
-        for changed in (found, sums, with_counted_columns(sums)):
+        for changed in (found, with_counted_columns(found)):
             shown = text(Program("before", (), (), body, ())) + text(Program("after", (), (), changed, ()))
             for actual, value in zip(blocks.after(changed, seed), expected, strict=True):
                 assert_array_equal(actual, value, err_msg=f"seed {seed}\n{shown}")
     assert joined > BLOCKS / 8  # of loops that may not be joined there are more
-    assert guarded > BLOCKS / 4
-
-
-@pytest.mark.sweep
-@pytest.mark.usefixtures("ti64")
-@pytest.mark.cpu_only("loops over columns are scheduled there alone")
-@pytest.mark.chosen_only("tangents of a are rows", "--tangents", "--by-column", "--chunk-size")
-def test_rows_of_entries_at_indices_that_are_read_are_added_in_a_branch():
-    x, a, y = scalars(np.linspace(0.2, 0.9, 20)), outputs(4), outputs(6)
-    which = integers([[(3 * i + j * j) % 4 for j in range(3)] for i in range(6)])
-
-    @ti.kernel
-    def k():
-        ti.loop_config(serialize=True)
-        for b in range(4):
-            s = 0.0
-            for i in range(20):
-                s += x[i] * x[(i + b) % 20]
-            a[b] = s
-        for i in y:
-            t = 0.0
-            for j in range(3):
-                t += a[which[i, j]] * (1.0 + j)
-            y[i] = t * t
-
-    check_jacobian(k, x, y)
-    plan = Jacobian(k, x, y)
-    plan()
-    lines = [line.strip() for line in plan.source.splitlines()]
-    branch = lines.index("if inside:")
-    assert lines[branch + 1].startswith("for k in range(20)"), plan.source
-    assert "select(inside, t" not in lines[branch + 2]
