@@ -15,6 +15,7 @@ from taichi_ext.analysis.draws import is_draw
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
+    I32,
     U1,
     Const,
     Container,
@@ -73,7 +74,7 @@ class ExpressionWriter:
             return self.constant(value.constant)
         if isinstance(value, Read):
             name = self.names.of(value.local)
-            return (f"{name}[{self.index(value.index)}]" if value.index else name), _ATOM
+            return (f"{name}[{self.local_index(value.index)}]" if value.index else name), _ATOM
         if isinstance(value, Load):
             text = f"{self.names.container(value.container)}[{self.index(value.indices) or 'None'}]"
             return (f"{text}[{self.index(value.component)}]" if value.component else text), _ATOM
@@ -84,6 +85,12 @@ class ExpressionWriter:
 
     def index(self, index: tuple[int | Value, ...]) -> str:
         return ", ".join(self.text(i) if isinstance(i, Value) else str(i) for i in index)
+
+    def local_index(self, index: tuple[int | Value, ...]) -> str:
+        """Of a local array: Taichi takes ti.i32 alone, whatever ``default_ip`` is."""
+        texts = (self.index((i,)) for i in index)
+        wide = (isinstance(i, Value) and i.dtype != I32 for i in index)
+        return ", ".join(f"ti.i32({text})" if is_wide else text for text, is_wide in zip(texts, wide, strict=True))
 
     def type(self, kind: Type) -> str:
         return f"ti.{kind.name}"

@@ -82,7 +82,7 @@ def enter_for(r: Recording, *names: str) -> None:
         bound = scope[name]
         is_matrix = isinstance(bound, backend.Matrix)
         shape = tuple(bound.get_shape() or ()) if is_matrix else backend.shape_of(bound)
-        local = Local(name, I32, shape, "loop")
+        local = Local(name, type_of(backend.dtype_of(bound)), shape, "loop")
         variables.append(local)
         scope[name] = place_of_local(local)
     loop = r.loop.statement

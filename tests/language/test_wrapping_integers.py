@@ -4,6 +4,7 @@ Values are compared bit by bit with those of the plain kernel. The real expressi
 that differences over any step are the derivative; whole numbers are taken from the ends of their ranges.
 """
 
+import contextlib
 import importlib.util
 import random
 
@@ -32,6 +33,16 @@ def strict():
     end_program()
 
 
+@contextlib.contextmanager
+def other_types():
+    """A program whose whole numbers have 64 bits."""
+    initialise(default_fp=ti.f64, default_ip=ti.i64)
+    try:
+        yield
+    finally:
+        initialise(default_fp=ti.f64, fast_math=False)
+
+
 def dtype_of(kind):
     return np.dtype(kind.replace("u", "uint") if kind[0] == "u" else kind.replace("i", "int"))
 
@@ -40,6 +51,52 @@ def filled(kind, values):
     field = ti.field(getattr(ti, kind), len(values))
     field.from_numpy(np.array(values, np.uint8 if kind == "u1" else dtype_of(kind)))
     return field
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
+def test_variables_of_ndrange_have_the_type_of_its_bounds(options):
+    """Products that wrap in 32 bits, and not in 64."""
+    x, y, n = scalars([1.5, 2.5, -3.0]), outputs(2), filled("i64", [3])
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = 0.0
+            for a, b in ti.ndrange((0, 1), n[0]):
+                y[i] += x[b] * ti.cast((b + a + i + 1) * 100000 * 100000 % 7, ti.f64)
+
+    J = jacobian(k, x, y, **options)
+    expected = [[(b + i + 1) * 10**10 % 7 for b in range(3)] for i in range(2)]
+    assert_array_equal(J.toarray() if "format" in options else J, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
+def test_tangents_by_indices_of_64_bits(options):
+    """With ``default_ip=ti.i64``, variables of ``ti.ndrange`` have 64 bits; local arrays take indices of 32."""
+    with other_types():
+        x, y = scalars([0.2, 0.4, 0.7, 1.1]), outputs(4)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                total, weights = 0.0, 0.0
+                for a, b in ti.ndrange((0, 2), (0, 2)):
+                    w = ti.exp(-((x[i] - x[2 * a + b]) ** 2))
+                    total += w * x[2 * a + b]
+                    weights += w
+                y[i] = total / weights
+
+        J = jacobian(k, x, y, **options)
+        at, h = x.to_numpy(), 1e-6
+        columns = []
+        for step in h * np.eye(4):
+            ends = []
+            for moved in (at + step, at - step):
+                x.from_numpy(moved)
+                k()
+                ends.append(y.to_numpy())
+            columns.append((ends[0] - ends[1]) / (2 * h))
+        assert_allclose(J.toarray() if "format" in options else J, np.transpose(columns), atol=1e-9)
 
 
 @pytest.mark.mostly_sweep(every=2)
