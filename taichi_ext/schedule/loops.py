@@ -249,7 +249,7 @@ def by_rows(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
 # Join successive loops over columns: a statement with several tangents costs LLVM one loop.
 #
 # A loop moves down to the next one over the same columns, if nothing in between accesses its writes or changes its
-# reads. Both may store to the same array if they only access its column k in iteration k.
+# reads. Both may store to the same array if they only access its entry k in iteration k.
 
 MOST_STORES = 16  # in one loop
 
@@ -301,7 +301,7 @@ class _Columns:
         if self.count != later.count or not is_alike:
             return False
         shared = (self.written & later.touched) | (self.touched & later.written)
-        return all(_is_in_column(c.loop, shared, c.count) for c in (self, later))
+        return _is_in_column(self.loop, shared) and _is_in_column(later.loop, shared)
 
     def joined(self, later: _Columns) -> _Columns:
         """One loop with the statements of both."""
@@ -328,36 +328,10 @@ def _memory(body: Iterable[ir.Statement]) -> tuple[set[ir.Local | ir.Container],
     return written, written.union(*(s.reads for s in body))
 
 
-def _is_in_column(loop: ir.For, shared: Set[ir.Local | ir.Container], columns: int) -> bool:
+def _is_in_column(loop: ir.For, shared: Set[ir.Local | ir.Container]) -> bool:
     """Whether all that a loop accesses of some memory is in the column of the iteration."""
     (k,) = loop.variables
-    for s in loop.body:
-        targets = [s.target] if isinstance(s, ir.Store) else []
-        for v in (*all_values(s), *targets):
-            if isinstance(v, (ir.Read, ir.Load)) and v.memory in shared:
-                index = v.indices if isinstance(v, ir.Load) else v.index
-                if len(index) != 1 or not _is_column(index[0], k, columns):
-                    return False
-    return True
-
-
-def _is_column(index: int | ir.Value, k: ir.Local, columns: int) -> bool:
-    """Whether an index is that of column k of some row."""
-    if isinstance(index, ir.Read):
-        return index.local is k
-    if not isinstance(index, ir.Op) or index.name != "add":
-        return False
-    a, b = index.args
-    return (_is_column(b, k, columns) and _is_multiple(a, columns)) or (
-        _is_column(a, k, columns) and _is_multiple(b, columns)
-    )
-
-
-def _is_multiple(value: ir.Value, columns: int) -> bool:
-    if isinstance(value, ir.Const):
-        return value.value % columns == 0
-    if not isinstance(value, ir.Op):
-        return False
-    if value.name == "mul":
-        return any(_is_multiple(a, columns) for a in value.args if isinstance(a, (ir.Const, ir.Op)))
-    return value.name in ("add", "sub") and all(_is_multiple(a, columns) for a in value.args)
+    accesses = [v for s in loop.body for v in (*all_values(s), *([s.target] if isinstance(s, ir.Store) else []))]
+    shared_ones = (v for v in accesses if isinstance(v, (ir.Read, ir.Load)) and v.memory in shared)
+    indices = (v.indices if isinstance(v, ir.Load) else v.index for v in shared_ones)
+    return all(len(i) == 1 and isinstance(i[0], ir.Read) and i[0].local is k for i in indices)
