@@ -90,9 +90,6 @@ def returns_active(program: ir.Program, activity: Activity) -> bool:
     return any(map(activity.has, returned))
 
 
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-
-
 def returning_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | None:
     """The first cast of bits back to a real number with a tangent, and the statement; None if there is none.
 
@@ -119,6 +116,6 @@ def returning_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | Non
 
 def _whole_operands(value: Value) -> tuple[Value, ...]:
     """The operands whose bits may be those of a whole number."""
-    if not isinstance(value, Op) or value.dtype.is_real or value.name in _COMPARISONS:
+    if not isinstance(value, Op) or value.dtype.is_real or value.name in ir.COMPARISONS:
         return ()
     return value.args

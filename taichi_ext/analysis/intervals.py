@@ -13,9 +13,8 @@ from typing import Any
 from taichi_ext.analysis.affine import NARROW, Affine, Atom, VectorEntry, linear_form, source_of
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.program import I32, U1, Const, Container, Local, Op, Read, Size, Type, Value
+from taichi_ext.program import COMPARISONS, I32, U1, Const, Container, Local, Op, Read, Size, Type, Value
 
-COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 _SWAPPED = {"gt": "lt", "ge": "le"}
 _BOTH = ("logical_and", "bit_and")

@@ -24,14 +24,12 @@ _DRAWS = 4
 _MOST_ROUNDS = 9  # of a loop
 _NEAR = 1e-7
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv, "neg": operator.neg},
-    **{"pow": operator.pow, "floordiv": operator.floordiv, "mod": operator.mod, "abs": abs, "max": max, "min": min},
-    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{**ir.PYTHON, "abs": abs, "max": max, "min": min},
     **{name: getattr(math, name) for name in ("sin", "cos", "tan", "asin", "acos", "tanh", "exp", "log", "sqrt")},
     **{name: getattr(math, name) for name in ("floor", "ceil", "atan2")},
     **{"select": lambda c, a, b: a if c else b, "ifte": lambda c, a, b: a if c else b, "round": round},
     **{"logical_and": lambda a, b: a and b, "logical_or": lambda a, b: a or b, "logical_not": operator.not_},
-    **{"rsqrt": lambda a: 1.0 / math.sqrt(a), "raw_div": operator.truediv, "bit_and": operator.and_},
+    **{"rsqrt": lambda a: 1.0 / math.sqrt(a), "raw_div": operator.truediv},
 }
 
 

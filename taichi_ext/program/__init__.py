@@ -32,6 +32,7 @@ from taichi_ext.program.statements import (
     with_values,
 )
 from taichi_ext.program.values import (
+    COMPARISONS,
     F16,
     F32,
     F64,
@@ -39,6 +40,7 @@ from taichi_ext.program.values import (
     I16,
     I32,
     I64,
+    PYTHON,
     TYPES,
     U1,
     U8,

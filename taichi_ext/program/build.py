@@ -26,7 +26,7 @@ Index = ir.Value | int
 # Kinds of temporaries by their names: partials, products and sums of tangents, conditions on indices.
 _KINDS = {"partial": "partial", "w": "weight", "inside": "inside"}
 _FOLDED = frozenset(("add", "sub", "mul"))
-_TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))
+TRUTHS = frozenset((*ir.COMPARISONS, "logical_and", "logical_or", "logical_not"))
 
 
 @cache
@@ -54,7 +54,7 @@ def operation(name: str, *args: ir.Value | Number) -> ir.Value:
             dtype = other if dtype is None or dtype == other else promoted(dtype, other)
     dtype = dtype or ir.F32
     values = tuple([a if isinstance(a, ir.Value) else literal(a, dtype) for a in args]) if is_mixed else args
-    return ir.Op(name, values, ir.U1 if name in _TRUTHS else dtype)  # type: ignore[arg-type]
+    return ir.Op(name, values, ir.U1 if name in TRUTHS else dtype)  # type: ignore[arg-type]
 
 
 def _of_integers(name: str, args: tuple[ir.Value | Number, ...]) -> ir.Const | None:

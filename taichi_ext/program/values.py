@@ -7,11 +7,19 @@ such as ``map`` and ``any``: Python 3.12 counts that apart, and allows less of i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from taichi_ext.cached import cached_property
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+# What Python computes for operations, by their names; not ``invert``, as ``~True`` is -2.
+_NAMED = (*COMPARISONS, "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg")
+PYTHON: dict[str, Callable[..., Any]] = {n: getattr(operator, n) for n in _NAMED}
+PYTHON |= {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor}
+PYTHON |= {"shift_left": operator.lshift, "shift_right": operator.rshift}
 
 
 @dataclass(frozen=True)

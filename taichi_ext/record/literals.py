@@ -13,7 +13,7 @@ from taichi_ext import backend
 from taichi_ext.backend import ops, ti
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import F16, F32, F64, TYPES, U1, Const, FoldedConst, Op, Tensor, Type, Value
-from taichi_ext.program.values import Format
+from taichi_ext.program.values import COMPARISONS, PYTHON, Format
 
 
 def as_value(x: object) -> Value:
@@ -84,13 +84,10 @@ def captured(x: object) -> Any:
 
 _UNARY = "neg abs sin cos tan tanh asin acos exp log sqrt rsqrt floor ceil round bit_not popcnt clz logical_not"
 _BINARY = "add sub mul truediv floordiv mod pow atan2 raw_div raw_mod bit_shl bit_sar bit_shr logical_and logical_or"
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 # The operations of a program and the functions of Taichi that compute them.
 FUNCTIONS: dict[str, Callable[..., Any]] = {n: getattr(ops, n) for n in (*_UNARY.split(), *_BINARY.split())}
 FUNCTIONS |= {"select": ops.select, "ifte": ops.ifte, "max": ops.max_impl, "min": ops.min_impl}
-FUNCTIONS |= {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor, "invert": operator.invert}
-FUNCTIONS |= {"shift_left": operator.lshift, "shift_right": operator.rshift}
-FUNCTIONS |= {name: getattr(operator, name) for name in COMPARISONS}
+FUNCTIONS = {**PYTHON, "invert": operator.invert, **FUNCTIONS}
 NAME_OF = {function: name for name, function in FUNCTIONS.items()}
 NAME_OF |= {getattr(ops, f"bit_{n}"): f"bit_{n}" for n in ("and", "or", "xor")} | {ops.bit_not: "invert"}
 NAME_OF |= {getattr(ops, f"cmp_{n}"): n for n in COMPARISONS}

@@ -32,7 +32,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.analysis.loops import trips
-from taichi_ext.program.build import literal
+from taichi_ext.program.build import TRUTHS, literal
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.masks import with_masks
@@ -60,9 +60,8 @@ WORK = {
 # Calls of the library for each lane, which in float64 are no slower than vectors of two numbers.
 CALLS = frozenset(("exp", "log", "sin", "cos", "tan", "asin", "acos", "pow"))
 WORK_OF_CALL = 25
-_TRUTHS = ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not")
 _BITS = ("bit_and", "bit_or", "bit_xor", "invert", "shift_left", "shift_right", "bit_cast")
-FREE = frozenset((*_TRUTHS, *_BITS, "cast", "select", "ifte"))
+FREE = frozenset((*TRUTHS, *_BITS, "cast", "select", "ifte"))
 
 _WORDS = {
     ir.Declare: "a local matrix, or a vector of truth values,",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -232,31 +231,16 @@ def _with_used_tangents(s: ir.Boundary, needed: set[ir.Local]) -> ir.Boundary:
 # is replaced by the local if that does not change before the last read of the copy.
 
 _NUMPY: dict[Type, Callable[[Any], Any]] = {F32: np.float32, F64: np.float64}
-_COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "truediv": np.divide,
-}
-
-
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
+_COMPUTED = ("add", "sub", "mul", "truediv")
 
 
 def tidied(value: Value) -> Value:
     """The same value, where that is simpler."""
     if not isinstance(value, Op):
         return value
-    if value.name in _COMPARE and all(map(_is_whole, value.args)):
+    if value.name in ir.COMPARISONS and all(map(_is_whole, value.args)):
         a, b = (x.value for x in value.args)  # type: ignore[attr-defined]
-        return Const(_COMPARE[value.name](a, b), U1, place=value.place)
+        return Const(ir.PYTHON[value.name](a, b), U1, place=value.place)
     if value.dtype.is_integer:
         return _without_unit(value)
     bare = _with_signs_outside(value) if value.dtype in _NUMPY else value
@@ -268,12 +252,12 @@ def _computed(op: Op) -> Value:
     numbers = _numbers(op)
     if op.name == "neg" and numbers[0] is not None:
         return Const(-float(numbers[0]), op.dtype, place=op.place)
-    if op.name not in _COMPUTE or None in numbers:
+    if op.name not in _COMPUTED or None in numbers:
         return _without_unit(op)
     if any(a.dtype not in (I32, op.dtype) for a in op.args):
         return op  # rounded to a type of its own before
     with np.errstate(all="ignore"):
-        return Const(float(_COMPUTE[op.name](*map(_NUMPY[op.dtype], numbers))), op.dtype, place=op.place)
+        return Const(float(ir.PYTHON[op.name](*map(_NUMPY[op.dtype], numbers))), op.dtype, place=op.place)
 
 
 def _numbers(op: Op) -> list[float | None]:

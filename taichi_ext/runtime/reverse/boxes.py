@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,29 +21,9 @@ from taichi_ext.runtime.reverse.cells import Box
 from taichi_ext.simplify.usage import assigned_locals
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "min": np.minimum,
-    "max": np.maximum,
-    "neg": operator.neg,
-    "cast": lambda x: x,  # between integers
-    "bit_and": operator.and_,
-    "bit_or": operator.or_,
-    "bit_xor": operator.xor,
-    "shift_left": operator.lshift,
-    "shift_right": operator.rshift,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_not": np.logical_not,
+    **{name: function for name, function in ir.PYTHON.items() if name not in ("truediv", "pow")},
+    **{"min": np.minimum, "max": np.maximum, "cast": lambda x: x},  # between integers
+    **{name: getattr(np, name) for name in ("logical_and", "logical_or", "logical_not")},
 }
 _MOST = 8  # different parts of one container
 _MOST_ITERATIONS = 1 << 20  # of which all indices are compared
