@@ -75,7 +75,8 @@ def adjoint_of(
 
     def made(gather: Gather | None) -> tuple[Sweep, _Loops]:
         sizes = {c: a.container.shape[0] for c, a in arrays.items() if a.container.shape is not None}
-        real = max((c.dtype for c in arrays), key=lambda t: t.bits, default=ir.F32)
+        dtypes = {m.dtype for s in stage.body for m in s.reads | s.written} | {c.dtype for c in arrays}
+        real = max((t for t in dtypes if t.is_real), key=lambda t: t.bits, default=ir.F32)
         shared = contention(stage, sizes, machine, None if gather is None else gather.variable)
         own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
         dirty = dirty_containers(stage.body)

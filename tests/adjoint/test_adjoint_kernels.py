@@ -305,3 +305,97 @@ def test_infinite_values_that_are_used(name):
     run = kernels_of(INFINITE, q=q, y=y)[name]
     for mode in ("forward", "reverse"):
         assert np.isnan(jacobian(run, q, y, mode=mode)).any(), mode
+
+
+def differences(f, x, h=1e-6):
+    """The derivative of a Python function of a vector."""
+    return [(f(x + e) - f(x - e)) / (2 * h) for e in h * np.eye(len(x))]
+
+
+@pytest.mark.parametrize("kind", [ti.i64, ti.u64], ids=["i64", "u64"])
+@pytest.mark.parametrize("where", ["local", "field"])
+def test_whole_numbers_of_64_bits_are_kept(kind, where):
+    """A local that changes in a loop, and the entry of a field: each step needs the number that was there."""
+    X, N = np.array([0.1, 0.4, 0.7]), [3 * 10**10, 2**63 - 1]
+    x, y, n = scalars(X), outputs(2), ti.field(kind, 2)
+
+    @ti.kernel
+    def of_local():
+        for i in y:
+            c, s = n[i], 1.0
+            while c > 0:
+                s *= 1.0 + x[ti.cast(c % 3, ti.i32)] ** 2 * ti.cast(c % 5, ti.f64) * 0.1
+                c //= 7
+            y[i] = s
+
+    @ti.kernel
+    def of_field():
+        for i in y:
+            y[i] = 1.0
+            while n[i] > 0:
+                y[i] *= 1.0 + x[ti.cast(n[i] % 3, ti.i32)] ** 2 * ti.cast(n[i] % 5, ti.f64) * 0.1
+                n[i] //= 7
+
+    def by_hand(x, c):
+        s = 1.0
+        while c > 0:
+            s *= 1.0 + x[c % 3] ** 2 * (c % 5) * 0.1
+            c //= 7
+        return s
+
+    n.from_numpy(np.array(N))
+    J = jacobian(of_local if where == "local" else of_field, x, y, mode="reverse")
+    assert_allclose(J, [differences(lambda x, c=c: by_hand(x, c), X) for c in N], rtol=1e-8)
+
+
+@pytest.mark.parametrize("where", ["while", "for", "field"])
+def test_float64_numbers_of_float32_programs_are_kept(where):
+    """A clock that float32 cannot hold, beside params of float32."""
+    X = np.array([0.1, 0.4, 0.7])
+    x, y, clock = scalars(X, ti.f32), outputs(2, dtype=ti.f32), ti.field(ti.f64, 2)
+
+    @ti.func
+    def step(i, t, s):
+        later = t + ti.cast(0.25, ti.f64) + s * ti.cast(1 / 64, ti.f64)
+        return ti.Vector([later, s * 0.5 + ti.sin(later - 2.0**24) * x[2] * s + x[1]], ti.f64)
+
+    @ti.kernel
+    def by_while():
+        for i in y:
+            t, s, c = ti.cast(2.0**24, ti.f64), ti.cast(x[i], ti.f64), 0
+            while c < 5:
+                both = step(i, t, s)
+                t, s = both[0], both[1]
+                c += 1
+            y[i] = ti.cast(s + t - 2.0**24, ti.f32)
+
+    @ti.kernel
+    def by_for(count: ti.i32):
+        for i in y:
+            t, s = ti.cast(2.0**24, ti.f64), ti.cast(x[i], ti.f64)
+            for _ in range(count):
+                both = step(i, t, s)
+                t, s = both[0], both[1]
+            y[i] = ti.cast(s + t - 2.0**24, ti.f32)
+
+    @ti.kernel
+    def by_field():
+        for i in y:
+            clock[i] = 2.0**24
+            s, c = ti.cast(x[i], ti.f64), 0
+            while c < 5:
+                both = step(i, clock[i], s)
+                clock[i], s = both[0], both[1]
+                c += 1
+            y[i] = ti.cast(s + clock[i] - 2.0**24, ti.f32)
+
+    def by_hand(x, i):
+        t, s = 0.0, x[i]
+        for _ in range(5):
+            t += 0.25 + s / 64
+            s = s * 0.5 + np.sin(t) * x[2] * s + x[1]
+        return s + t
+
+    kernel, args = {"while": (by_while, ()), "for": (by_for, (5,)), "field": (by_field, ())}[where]
+    J = jacobian(kernel, x, y, args=args, mode="reverse")
+    assert_allclose(J, [differences(lambda x, i=i: by_hand(x, i), X) for i in range(2)], rtol=1e-5)
