@@ -20,7 +20,7 @@ import sweeps
 import taichi as ti
 import taichi_program
 from field_pool import pool
-from taichi_program import end_program, initialise, started
+from taichi_program import end_program, initialise, share_program, started
 
 from taichi_ext import backend, engine
 from taichi_ext.api.runs.replay import Prepared
@@ -151,10 +151,16 @@ def truth(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def fresh_program(request):
-    """With ``--chunk-size``: end the program after each module, since Taichi keeps all kernels, one for each column."""
+    """End the program after each module. In a run without sweeps, modules that want the same options share programs.
+
+    They do not after a failure, which may leave Taichi in any state, nor with ``--chunk-size``, since Taichi keeps all
+    kernels, one for each column.
+    """
+    failed = request.session.testsfailed
     yield
-    if request.config.getoption("--chunk-size") and started:
-        initialise(**started["options"])
+    is_shared = request.config.option.markexpr == "not sweep" and not request.config.getoption("--chunk-size")
+    if not is_shared or request.session.testsfailed != failed:
+        end_program()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -232,18 +238,16 @@ def reuse_fields():
 
 @pytest.fixture(scope="module")
 def ti64():
-    """A Taichi program whose literals and default type are float64, one per test module."""
-    initialise(default_fp=ti.f64)
-    yield ti
-    end_program()
+    """A Taichi program whose literals and default type are float64."""
+    share_program(default_fp=ti.f64)
+    return ti
 
 
 @pytest.fixture(scope="module")
 def ti32():
-    """A Taichi program with Taichi's own defaults (float32), one per test module."""
-    initialise()
-    yield ti
-    end_program()
+    """A Taichi program with Taichi's own defaults (float32)."""
+    share_program()
+    return ti
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import taichi as ti
 from differences import outputs, scalars
 from numpy.testing import assert_allclose
 from reverse_calls import Prepared
-from taichi_program import initialise
+from taichi_program import share_program
 
 from taichi_ext import hvp, jacobian, vjp
 from taichi_ext.adjoint import recorded
@@ -160,7 +160,7 @@ RECORDED = {
 
 
 def made(threads=1, dtype=ti.f64):
-    initialise(default_fp=dtype, cpu_max_num_threads=threads)
+    share_program(default_fp=dtype, cpu_max_num_threads=threads)
     f = {
         "x": scalars(np.linspace(0.2, 0.9, 5)),
         "w": scalars([0.8, 1.1, 0.9, 1.2]),
@@ -239,33 +239,32 @@ def simulation(steps):
     return x, run
 
 
-@pytest.mark.parametrize("share", [None, 1.0, 0.3])
-def test_memory(share, arrays):
+def test_memory(arrays):
     """The arrays count into the memory that may be used; where there is too little, values are computed again."""
-    initialise(default_fp=ti.f64, cpu_max_num_threads=1)
+    share_program(default_fp=ti.f64, cpu_max_num_threads=1)
     x, run = simulation(40)
     start, u = x.to_numpy(), np.random.default_rng(1).standard_normal(64)
     wanted = u @ jacobian(run, x, x, mode="forward")
     size, copies = 64 * STEPS * 8, 64 * 8
     prepared = Prepared(run, [x], [x])
-    for _ in range(2):
-        x.from_numpy(start)
-        arrays.clear()
-        memory = None if share is None else share * 40 * (size + copies)
-        (found,), products = prepared.products([u[None]], max_memory=memory)
-        assert_allclose(found[0], wanted, rtol=1e-12)
-    peak = products.peak
-    if share is None:
-        assert len(arrays) == 40
-        assert peak >= 40 * size
-    else:
-        assert 0 < len(arrays) < 40
-        assert peak <= memory
+    for share in (None, 1.0, 0.3):
+        for _ in range(2):
+            x.from_numpy(start)
+            arrays.clear()
+            memory = None if share is None else share * 40 * (size + copies)
+            (found,), products = prepared.products([u[None]], max_memory=memory)
+            assert_allclose(found[0], wanted, rtol=1e-12)
+        if share is None:
+            assert len(arrays) == 40
+            assert products.peak >= 40 * size
+        else:
+            assert 0 < len(arrays) < 40
+            assert products.peak <= memory
 
 
 def test_infinite_partials(arrays):
     """A way back with guards takes nothing that was recorded."""
-    initialise(default_fp=ti.f64, cpu_max_num_threads=1)
+    share_program(default_fp=ti.f64, cpu_max_num_threads=1)
     x, y = scalars([0.0, 4.0]), outputs(2)
 
     @ti.kernel

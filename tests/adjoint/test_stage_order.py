@@ -9,9 +9,9 @@ import taichi as ti
 from differences import check_jacobian, integers, outputs, read, scalars, write
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
-from taichi_program import initialise, started
+from taichi_program import share_program
 
-from taichi_ext import UnsupportedError, backend, jacobian, vjp
+from taichi_ext import UnsupportedError, jacobian, vjp
 from taichi_ext.runtime.reverse import calls
 from taichi_ext.runtime.reverse.kernels import staged_kernel
 
@@ -48,7 +48,7 @@ KERNELS = """
     ("name", "reads"), [("steps", "xw"), ("one_entry", "xws"), ("in_a_branch", "x"), ("by_one_iteration", "xw")]
 )
 def test_entries_that_every_iteration_stores_to(name, reads):
-    with_threads(1)
+    share_program(default_fp=ti.f64, cpu_max_num_threads=1)
     f = {
         "x": scalars(np.linspace(0.2, 0.9, 5)),
         "w": scalars([0.8, 1.1, 0.9, 1.2]),
@@ -191,18 +191,11 @@ SEPARATE = {
 }
 
 
-def with_threads(threads):
-    """A program of so many threads, unless it is there."""
-    options = {"default_fp": ti.f64, "cpu_max_num_threads": threads}
-    if started.get("options") != options or backend.program() is None:
-        initialise(**options)
-
-
 class Meeting:
     """A kernel, launched from the same numbers each time."""
 
     def __init__(self, name, threads, monkeypatch):
-        with_threads(threads)
+        share_program(default_fp=ti.f64, cpu_max_num_threads=threads)
         self.staged = []
 
         def watched(*args):
@@ -316,7 +309,7 @@ def test_arguments_that_let_iterations_meet(monkeypatch):
 
 def test_additions_of_one_thread():
     """They are no atomics then; what is added is rounded to the type of the entry first, as Taichi does."""
-    with_threads(1)
+    share_program(default_fp=ti.f64, cpu_max_num_threads=1)
     x, total = scalars(np.linspace(-2.3, 2.9, 8)), outputs(3)
     count, single, mask = ti.field(ti.i32, 3), ti.field(ti.f32, 3), ti.field(ti.i32, 3)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
-from taichi_program import end_program
+from taichi_program import share_program
 
 from taichi_ext import InvalidArgumentError, Jacobian, least_squares, plot_fit, plot_jacobian, plot_sparsity
 
@@ -31,7 +31,7 @@ def pictures(figure):
 @pytest.fixture
 def scene():
     """Two outputs, an image of vectors and a list, and two params: points in the plane and a number."""
-    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    share_program(default_fp=ti.f64)
     image, points = ti.Vector.field(3, ti.f64, shape=(12, 9)), ti.Vector.field(2, ti.f64, shape=2)
     scale, sums = ti.field(ti.f64, shape=()), ti.field(ti.f64, shape=5)
 
@@ -44,8 +44,7 @@ def scene():
 
     points.fill(2.0), scale.fill(3.0)
     plan = Jacobian(draw, {"points": points, "scale": scale}, [image, sums])
-    yield plan, plan(), {"points": points, "scale": scale}, [image, sums]
-    end_program()
+    return plan, plan(), {"points": points, "scale": scale}, [image, sums]
 
 
 @pytest.mark.sweep
@@ -184,7 +183,7 @@ def test_matplotlib_is_missing(monkeypatch):
 
 def test_a_fit_is_drawn():
     """The costs as they were, rejected steps marked, residuals counted, and correlations of a line: -sqrt(3) / 2."""
-    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    share_program(default_fp=ti.f64)
     line, angle, r = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=1), ti.field(ti.f64, shape=64)
 
     @ti.kernel
@@ -218,7 +217,6 @@ def test_a_fit_is_drawn():
     assert len(rejected[0]) > 0
     with pytest.raises(InvalidArgumentError, match="result is 3; expected a result of least_squares"):
         plot_fit(3)
-    end_program()
 
 
 # --- how pictures look: that of plots, and of the examples, which check their own when they are saved -----------------

@@ -9,20 +9,15 @@ import taichi as ti
 from differences import integers, outputs, scalars
 from many_threads import in_threads
 from numpy.testing import assert_allclose
-from taichi_program import initialise
 
 from taichi_ext import Jacobian
 
 pytestmark = [
+    pytest.mark.usefixtures("ti64"),
     pytest.mark.cpu_only("launches are set up once where arrays lie on the host"),
     pytest.mark.chosen_only("calls that take several runs are not launched at once", "--chunk-size", "--by-column"),
 ]
 COUNT = 40  # columns: rows of locals lie in memory that launches share
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
 
 
 @pytest.fixture(params=["rows of locals", "all of J written", "some of J written"])

@@ -51,7 +51,7 @@ def worst(J, expected):
     return np.abs(J - expected).max() / np.abs(expected).max()
 
 
-ANGLES = (np.arange(100_000) + 0.5) / 100_000 * 2 * np.pi
+ANGLES = (np.arange(20_000) + 0.5) / 20_000 * 2 * np.pi
 
 
 def circle(p):

@@ -13,19 +13,13 @@ import taichi as ti
 from differences import central_differences, integers, outputs, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import undivided_pixels
-from taichi_program import initialise
 
 import taichi_ext
 from taichi_ext import Jacobian, boundary_gradient, coverage, edge, jacobian, registry
 
-pytestmark = pytest.mark.double_only("differences in float64")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differences in float64")]
 W, H = 5, 4
 OPTIONS = [{}, {"tangents": "dense"}, {"tangents": "sparse"}, {"chunk_size": 3}, {"chunk_size": 1}, {"format": "csr"}]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
 
 
 class Planes:

@@ -10,12 +10,11 @@ import pytest
 import taichi as ti
 from differences import central_differences, integers, outputs, scalars, vector_outputs, write
 from numpy.testing import assert_allclose
-from taichi_program import initialise
 
 import taichi_ext
 from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry
 
-pytestmark = pytest.mark.double_only("differences in float64")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differences in float64")]
 W, H = 5, 4
 TEXTS = iter(range(10000))
 KERNEL = """
@@ -25,11 +24,6 @@ def run():
         x = float(i)
         y = float(j)
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
 
 
 class Scene:

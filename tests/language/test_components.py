@@ -447,7 +447,6 @@ class TestPipelines:
         assert_array_equal(J, np.diag([4.0, 0.0, 4.0]))
         assert_array_equal(read(y), [4 * START[0, 1], 14.0, 4 * START[2, 1]])
 
-    @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the kernels of its own blocks", "--chunk-size", "--by-column", "--tangents")
     def test_a_kernel_that_is_launched_again_is_not_built_again(self, traces):
         """In a block that ends within the second component, which begins at another column in each."""

@@ -37,7 +37,7 @@ def polar_of_identity(n):
     return (identity - flipped).reshape(shape) / 2, (identity + flipped).reshape(shape) / 2
 
 
-@pytest.mark.mostly_sweep("2")
+@pytest.mark.mostly_sweep("2", "3")
 @SIZES
 def test_polar_decompose(n):
     x, r, p = matrices([GENERAL[n]]), matrix_outputs(n, n, 1), matrix_outputs(n, n, 1)

@@ -213,7 +213,6 @@ def as_on_vulkan(monkeypatch):
     monkeypatch.setattr(backend, "thread_count", lambda: 0)
 
 
-@pytest.mark.sweep
 def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
     x, y, z, w = many(), outputs(7), outputs(6, 4), outputs(5)
     moved = ti.field(ti.f64, shape=(4, 3), offset=(-2, 5))

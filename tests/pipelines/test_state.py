@@ -132,6 +132,30 @@ def test_blocks_with_arrays():
         assert_allclose(c, a, rtol=1e-13)
 
 
+def test_arrays_that_share_memory_are_put_back_before_each_block():
+    x, y, a = scalars([0.3, 0.5]), outputs(6), np.linspace(1.0, 2.0, 6)
+
+    @ti.kernel
+    def scale(v: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in v:
+            v[i] *= x[0] + x[1]
+
+    @ti.kernel
+    def add(v: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in y:
+            y[i] += v[i]
+
+    def run():
+        scale(a)
+        scale(a[2:5])
+        add(a)
+
+    start, times = a.copy(), np.array([1, 1, 2, 2, 2, 1])
+    J = jacobian(run, x, y, chunk_size=1)
+    assert_allclose(J, (start * times * 0.8 ** (times - 1))[:, None] * np.ones(2), rtol=1e-13)
+    assert_allclose(a, start * 0.8**times, rtol=1e-14)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["pipeline", "kernel"])
 def test_repeated_calls_go_on_from_the_state(kind):

@@ -8,7 +8,7 @@ import pytest
 import taichi as ti
 from numpy.testing import assert_array_equal
 from reverse_calls import Prepared
-from taichi_program import initialise
+from taichi_program import share_program
 
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.reverse.schedule import longest, split
@@ -20,7 +20,7 @@ STEP_BYTES = 8 * N  # that one step overwrites and its adjoint reads
 @pytest.fixture(scope="module")
 def chain():
     """A simulation in place: its run, its state, and the loss."""
-    initialise(default_fp=ti.f64)
+    share_program(default_fp=ti.f64)
     u, v, c = (ti.field(ti.f64, shape=N) for _ in range(3))
     loss = ti.field(ti.f64, shape=())
     c.from_numpy(np.linspace(0.5, 1.5, N))

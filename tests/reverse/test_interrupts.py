@@ -9,7 +9,7 @@ import pytest
 import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared
-from taichi_program import initialise
+from taichi_program import initialise, share_program
 
 from taichi_ext import UnsupportedError
 from taichi_ext.runtime.reverse.backward import Backward
@@ -40,7 +40,7 @@ def simulation():
 
 @pytest.fixture(scope="module")
 def simulated():
-    initialise(default_fp=ti.f64)
+    share_program(default_fp=ti.f64)
     return simulation()
 
 

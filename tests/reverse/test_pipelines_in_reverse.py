@@ -8,17 +8,13 @@ import pytest
 import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
-from taichi_program import initialise
 
 from taichi_ext import DerivativeWarning, hvp, vjp
 
+pytestmark = pytest.mark.usefixtures("ti64")
+
 N = 5
 RTOL = 1e-10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def program():
-    initialise(default_fp=ti.f64)
 
 
 def drawn(*shape, seed=0):

@@ -6,18 +6,14 @@ import numpy as np
 import pytest
 import taichi as ti
 from reverse_calls import Prepared, expected
-from taichi_program import initialise
 
 from taichi_ext import boundary_gradient, registry, value_and_gradient
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.reverse import kernels
 
+pytestmark = pytest.mark.usefixtures("ti32")
+
 A, B = np.array([0.3, -0.7, 1.1], np.float32), np.array([0.5, 0.2, -0.4], np.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def program():
-    initialise()
 
 
 def _field(values):
@@ -38,6 +34,7 @@ def add_up(x: ti.template(), loss: ti.template()):
         loss[None] += x[i]
 
 
+@pytest.mark.mostly_sweep("5", "11")
 @pytest.mark.parametrize("count", [5, 8, 11])
 def test_large_stages_take_cotangents_in_two_launches(count, monkeypatch):
     a, b, total = _field(A), _field(B), _field(0 * A)

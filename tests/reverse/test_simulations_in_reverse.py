@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
-from taichi_program import initialise
+from taichi_program import share_program
 
 from taichi_ext import value_and_gradient
 
@@ -518,7 +518,7 @@ def rigid():
 
 @pytest.mark.parametrize("program", [wave, volume, water, billiards, robot, smoke, material, electric, rigid])
 def test_gradient(program):
-    initialise(default_fp=ti.f64)
+    share_program(default_fp=ti.f64)
     run, params, loss, targets = program()
     rng = np.random.default_rng(0)
     for field in (*params.values(), *targets):

@@ -100,12 +100,6 @@ def test_energies_and_their_gradients(pool, tmp_path):
         assert again == value
         for key in START:
             assert_array_equal(found[key], gradient[key])
-    with pytest.raises(InvalidArgumentError, match="params cannot be given with shards="):
-        value_and_gradient(shard_factories.misfit, "p", shards=SHARDS, at=START)
-    with pytest.raises(InvalidArgumentError, match="args cannot be given with shards="):
-        value_and_gradient(shard_factories.misfit, shards=SHARDS, at=START, args=(1.0,))
-    with pytest.raises(ShardError, match="shard 0.*has shape"):
-        value_and_gradient(decay, shards=SHARDS[:1], at=START)
 
 
 @pytest.mark.sweep
@@ -345,6 +339,14 @@ class TestBadInput:
             least_squares(decay, p, r, executor=spawned)
         with pytest.raises(InvalidArgumentError, match="at needs shards="):
             normal_equations(decay, p, r, at=p)
+
+    def test_energies(self):
+        with pytest.raises(InvalidArgumentError, match="params cannot be given with shards="):
+            value_and_gradient(shard_factories.misfit, "p", shards=SHARDS, at=START)
+        with pytest.raises(InvalidArgumentError, match="args cannot be given with shards="):
+            value_and_gradient(shard_factories.misfit, shards=SHARDS, at=START, args=(1.0,))
+        with pytest.raises(ShardError, match="shard 0.*has shape"):
+            value_and_gradient(decay, shards=SHARDS[:1], at=START)
 
     def test_executors_that_cannot_be_used(self):
         forked = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))

@@ -28,14 +28,10 @@ from taichi_ext.api.runs.sparse_form import FEW_COLUMNS
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
 pytestmark = [
+    pytest.mark.usefixtures("ti64"),
     pytest.mark.double_only("differences in float64"),
     pytest.mark.chosen_only("calls that take several runs are not launched at once", "--chunk-size"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
 
 
 class Chain:

@@ -10,18 +10,12 @@ import scipy.sparse
 import taichi as ti
 from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
-from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 from taichi_ext.api.inputs.sparse_results import in_format
 from taichi_ext.runtime.sparse.pattern import block_of
 
-pytestmark = pytest.mark.double_only("differences in float64")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differences in float64")]
 
 
 def random(*shape):

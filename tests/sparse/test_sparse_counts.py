@@ -5,18 +5,12 @@ import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
-from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 
-pytestmark = pytest.mark.double_only("differences in float64")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differences in float64")]
 P, M = 80, 9
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
 
 
 class Lists:

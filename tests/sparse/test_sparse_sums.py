@@ -5,18 +5,12 @@ import pytest
 import taichi as ti
 from differences import outputs, scalars
 from numpy.testing import assert_allclose
-from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, vjp
 
-pytestmark = pytest.mark.double_only("differences in float64")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differences in float64")]
 P, M, K = 90, 7, 4  # more parameters than rows of locals hold in any case
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
 
 
 @pytest.fixture

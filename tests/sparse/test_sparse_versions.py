@@ -2,21 +2,14 @@
 
 import numpy as np
 import pytest
-import taichi as ti
 from differences import outputs, read, scalars, write
 from kernel_texts import kernels_of
-from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
 from taichi_ext import Jacobian, vjp
 
-pytestmark = pytest.mark.double_only("differences in float64")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differences in float64")]
 P, M, K = 90, 7, 4  # more parameters than rows of locals hold in any case
-
-
-@pytest.fixture(autouse=True, scope="module")
-def program():
-    initialise(default_fp=ti.f64)
 
 
 KERNELS = """
