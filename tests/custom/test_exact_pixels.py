@@ -26,7 +26,8 @@ def drawing(shade, image):
 def flow(outline, given, jump, shape):
     """J of an image by a closed outline, a function of the parameters: what flows through it, in each pixel.
 
-    The area to the left of a curve changes by the integral of ``u x dl``, where u is the motion of its points.
+    The area to the left of a curve changes by the integral of ``u x dl``, where u is the motion of its points.  The jump
+    is a number or a function of the points.
     """
     points = outline(given)
     along = np.roll(points, -1, axis=0) - points
@@ -36,6 +37,7 @@ def flow(outline, given, jump, shape):
     inside = ((pixels >= 0) & (pixels < shape)).all(1)
     numbers = pixels[inside] @ [shape[1], 1]
     J = np.zeros((*shape, len(given)))
+    jump = jump(*middle.T) if callable(jump) else jump
     for k in range(len(given)):
         step = np.zeros(len(given))
         step[k] = 1e-6
@@ -316,12 +318,16 @@ def test_two_straight_edges_of_one_shape_in_layers(kind):
 
 
 def test_layers_of_discs_and_their_caps():
-    """Also of caps between two corners of a pixel, and of what is left of a pixel beside one."""
+    """Also of caps between two corners of a pixel, and of what is left of a pixel beside one; of a value that is linear."""
     p, image = scalars(np.array([3.0, 2.6, 1.0])), outputs(8, 7)
+    x, y = np.meshgrid((np.arange(800) + 0.5) / 100 - 0.5, (np.arange(700) + 0.5) / 100 - 0.5, indexing="ij")
+
+    def value(x, y):
+        return 1.0 + 0.3 * (x - 3.0) + 0.5 * (y - 2.6)
 
     @ti.func
     def shape(n, x, y):
-        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0
+        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0 + 0.3 * (x - 3.0) + 0.5 * (y - 2.6)
 
     @ti.kernel
     def k():
@@ -336,5 +342,8 @@ def test_layers_of_discs_and_their_caps():
         if n >= 15:
             given[1] = 4.5 - radius + generator.uniform(-0.002, 0.02)
         write(p, given)
-        assert worst(plan(), flow(circle, given, 1.0, (8, 7))) < 0.015, given
-        assert_allclose(read(image).sum(), np.pi * radius**2, atol=1e-3)
+        assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.015, given
+        assert_allclose(read(image).sum(), np.pi * radius**2 * value(*given[:2]), atol=1e-3)
+        if n >= 15:
+            covered = np.where((x - given[0]) ** 2 + (y - given[1]) ** 2 < radius**2, value(x, y), 0.0)
+            assert_allclose(read(image), covered.reshape(8, 100, 7, 100).mean((1, 3)), atol=0.01)

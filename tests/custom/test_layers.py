@@ -88,7 +88,6 @@ def test_straight_edges_over_each_other_are_exact():
     assert most >= 3  # pixels that two edges cross, at least
 
 
-@pytest.mark.sweep
 def test_surfaces_that_pass_through_each_other_are_exact():
     """Two planes that fill the image and swap their order, one with an edge that passes through both, one before all."""
     p, image = scalars(np.zeros((PLANES, 6))), outputs(W, H)
