@@ -28,7 +28,7 @@ PLANES = 4
 
 
 def planes_kernel(p, image, has_depth):
-    """Half-planes ``p0 > cos(p1) x + sin(p1) y`` of colours p2, at depths that are planes (p3, p4, p5), too."""
+    """Half-planes ``p0 > cos(p1) x + sin(p1) y`` of colours p2, at depths that are planes (p3, p4, p5) or bent by p6, too."""
 
     @ti.func
     def plane(n, x, y):
@@ -37,7 +37,7 @@ def planes_kernel(p, image, has_depth):
     @ti.func
     def tilted(n, x, y):
         level, colour = plane(n, x, y)
-        return level, p[n, 3] + p[n, 4] * x + p[n, 5] * y, colour
+        return level, p[n, 3] + p[n, 4] * x + p[n, 5] * y + p[n, 6] * (x * x + y * y), colour
 
     @ti.kernel
     def by_order():
@@ -57,7 +57,7 @@ def random_planes(seed):
     angles = generator.uniform(0, 2 * np.pi, PLANES)
     offsets = np.cos(angles) * 4 + np.sin(angles) * 3 + generator.uniform(-1, 1, PLANES)
     depths = np.array([[0.0, 0.3, 0.1], [0.4, -0.2, 0.2], [50.0, 0.1, 0.0], [90.0, 0.0, -0.1]])
-    return np.column_stack([offsets, angles, generator.uniform(0.2, 1, PLANES), depths])
+    return np.column_stack([offsets, angles, generator.uniform(0.2, 1, PLANES), depths, np.zeros(PLANES)])
 
 
 def seen_areas(p, i, j):
@@ -73,7 +73,7 @@ def seen_areas(p, i, j):
 @pytest.mark.sweep
 def test_straight_edges_over_each_other_are_exact():
     """The values against clipped polygons, and J, with lines that turn, against differences of the values."""
-    p, image = scalars(np.zeros((PLANES, 6))), outputs(W, H)
+    p, image = scalars(np.zeros((PLANES, 7))), outputs(W, H)
     k = planes_kernel(p, image, has_depth=False)
     most = 0
     for seed in range(2):
@@ -89,15 +89,18 @@ def test_straight_edges_over_each_other_are_exact():
 
 
 def test_surfaces_that_pass_through_each_other_are_exact():
-    """Two planes that fill the image and swap their order, one with an edge that passes through both, one before all."""
-    p, image = scalars(np.zeros((PLANES, 6))), outputs(W, H)
+    """Two planes that fill the image and swap their order, one with an edge that passes through both, one before all.
+
+    At last a plane and a bowl, which is before it within a circle.
+    """
+    p, image = scalars(np.zeros((PLANES, 7))), outputs(W, H)
     k = planes_kernel(p, image, has_depth=True)
     for seed in range(2):
         given = random_planes(seed)
         given[:2, 0] = 100.0  # everywhere
         given[0, 3] = -2.03
-        given[2, 3:] = [-1.2, 0.11, 0.23]
-        given[3, 3:] = [-90.0, 0.0, -0.1]  # before all others
+        given[2, 3:6] = [-1.2, 0.11, 0.23]
+        given[3, 3:6] = [-90.0, 0.0, -0.1]  # before all others
         write(p, given)
         value, J = value_and_jacobian(k, p, image)
         x, y = np.meshgrid(np.arange(W), np.arange(H), indexing="ij")
@@ -109,8 +112,16 @@ def test_surfaces_that_pass_through_each_other_are_exact():
         seen = given[np.where(levels > 0, depths, 1e9).argmin(-1), 2]
         assert_allclose(value[clear], seen[clear], rtol=1e-12)
         [[differences]] = central_differences(k, [p], [image])
-        assert_allclose(J, differences, rtol=1e-5, atol=1e-7)
+        assert_allclose(J[..., :6], differences[..., :6], rtol=1e-5, atol=1e-7)
         assert np.abs(J[..., 3]).max() > 0.05  # the line moves
+    for x, y, r in ((3.9, 3.2, 2.3), (4.3, 2.8, 1.4)):
+        given = np.zeros((PLANES, 7))
+        given[:, 0], given[:2, 2] = [100.0, 100.0, -100.0, -100.0], [0.3, 0.8]
+        given[1, 3:] = 0.1 * np.array([x * x + y * y - r * r, -2 * x, -2 * y, 1.0])
+        write(p, given)
+        value, J = value_and_jacobian(k, p, image)
+        assert_allclose(value.sum(), 0.3 * W * H + 0.5 * np.pi * r * r, atol=2e-3)
+        assert_allclose(J[..., 1, 3].sum(), -0.5 * 2 * np.pi * r / (0.2 * r), rtol=0.03)
 
 
 # --- curved edges, against supersampled images ------------------------------------------------------------------------
