@@ -21,7 +21,6 @@ from taichi_ext.program.build import Coefficient, add, cast, literal, multiply, 
 from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.usage import assigned_locals
 
-_LAZY = ("ifte", "logical_and", "logical_or")
 _MOST_PLAIN = 6  # operations that are evaluated whether they are chosen or not
 _COSTLY = frozenset(["truediv", "floordiv", "mod", "log", "sqrt", "pow", "rsqrt", "asin", "acos"])
 
@@ -142,7 +141,7 @@ class _Normal:
         """The value without loads, which are declared before it."""
         found = known.get(value)
         if found is None:
-            if isinstance(value, Op) and value.name in _LAZY:
+            if isinstance(value, Op) and value.name in ir.LAZY:
                 found = self._lazy(value, out, known)
             elif isinstance(value, FoldedConst) and value.source.contents.containers:  # a number that has an adjoint
                 found = self._hoist(value.source, out, known)
@@ -284,7 +283,7 @@ class _Common:
         known, made = dict(names), list[ir.Statement]()
 
         def change(v: Value) -> Value:
-            if not isinstance(v, Op) or v.name in _LAZY:
+            if not isinstance(v, Op) or v.name in ir.LAZY:
                 return v
             number = self._numbers.of(v)
             if number not in known:

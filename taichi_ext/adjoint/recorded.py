@@ -27,7 +27,6 @@ from taichi_ext.program.build import Coefficient, add, element, multiply
 LEAST_COST = 12  # of a value
 LEAST_ENTRIES = 1 << 15
 _MOST_ENTRIES = 1 << 31
-_LAZY = ("ifte", "logical_and", "logical_or")
 
 
 def with_recorded(loop: ir.For, extents: Extents) -> tuple[ir.For, dict[Local, Load]] | None:
@@ -80,7 +79,7 @@ class _Visit:
         return tuple(made)
 
     def _named(self, v: Value, made: list[ir.Statement], number: Coefficient, count: int) -> Value:
-        if not isinstance(v, Op) or v.name in _LAZY:
+        if not isinstance(v, Op) or v.name in ir.LAZY:
             return v
         v = ir.with_children(v, lambda x: self._named(x, made, number, count))
         if not is_costly_operation(v) or not v.dtype.is_real or self._cost(v) < LEAST_COST:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.program import Body, Declare, FoldedConst, Load, Read, Value, children, own_part, statements
+from taichi_ext.program import Body, Declare, FoldedConst, Load, Read, Value, children, own_part, statements, through
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -61,15 +61,12 @@ class SameValues:
 
     def _is_open(self, value: Value) -> bool:
         """Whether a value uses a local without a definition, or an entry that is stored to."""
-        pending, seen = [value], set[Value]()
-        while pending:
-            node = pending.pop()
+
+        def operands(node: Value) -> Iterable[Value]:
             known = self._definition(node)
-            if known is node and self._is_unknown(node):
-                return True
-            pending += () if node in seen else children(node) if known is node else (known,)
-            seen.add(node)
-        return False
+            return children(node) if known is node else (known,)
+
+        return any(self._definition(node) is node and self._is_unknown(node) for node in through((value,), operands))
 
     def _is_unknown(self, node: Value) -> bool:
         if isinstance(node, Read):

@@ -228,7 +228,6 @@ _ITERABLES = {
     "grouped": "ti.grouped({})",
     "grouped ndrange": "ti.grouped(ti.ndrange({}))",
 }
-_LAZY = ("ifte", "logical_and", "logical_or")  # whose operands after the first may not be evaluated
 _KERNEL = 2  # the depth of statements of the kernel itself
 MOST_STORED = 16  # numbers of a local array that Taichi may store one by one
 
@@ -315,7 +314,7 @@ class Lines:
                 is_new = True
             if not is_new:
                 return
-            is_lazy = isinstance(node, ir.Op) and node.name in _LAZY
+            is_lazy = isinstance(node, ir.Op) and node.name in ir.LAZY
             for n, child in enumerate(ir.children(node)):
                 visit(child, is_certain and not (is_lazy and n > 0))
             order.append(node)

@@ -40,6 +40,7 @@ from taichi_ext.program.values import (
     I16,
     I32,
     I64,
+    LAZY,
     PYTHON,
     TYPES,
     U1,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from taichi_ext.cached import cached_property
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+LAZY = frozenset(("ifte", "logical_and", "logical_or"))  # whose operands after the first may not be evaluated
 # What Python computes for operations, by their names; not ``invert``, as ``~True`` is -2.
 _NAMED = (*COMPARISONS, "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg")
 PYTHON: dict[str, Callable[..., Any]] = {n: getattr(operator, n) for n in _NAMED}

@@ -86,7 +86,7 @@ class Probe:
             return ()
         outcomes[value] = value
         rest = ir.children(value)
-        if not isinstance(value, ir.Op) or value.name not in ("logical_and", "logical_or", "ifte"):
+        if not isinstance(value, ir.Op) or value.name not in ir.LAZY:
             own = self._note(value, place, outcomes) if isinstance(value, ir.Op) and _reads(value, moving) else ()
             return (*(n for v in rest for n in self._notes(v, place, outcomes, moving)), *own)
         first, *others = rest

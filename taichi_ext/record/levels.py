@@ -265,7 +265,7 @@ def _kept_part(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
 def _changed(s: ir.Statement, keep: Any, *, is_guarded: bool) -> ir.Statement:
     """A statement with changed values; values that are not always evaluated may not be evaluated before it."""
     names = {n.name for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, ir.Op)}
-    is_guarded = is_guarded or isinstance(s, ir.While) or not names.isdisjoint(("ifte", "logical_and", "logical_or"))
+    is_guarded = is_guarded or isinstance(s, ir.While) or not names.isdisjoint(ir.LAZY)
     s = _substituted(s, lambda node: keep(node, is_guarded))
     return ir.with_blocks(s, lambda block: tuple([_changed(i, keep, is_guarded=True) for i in block]))
 

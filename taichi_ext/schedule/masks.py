@@ -27,7 +27,6 @@ from taichi_ext.simplify.usage import all_values, assigned_locals, read_counts
 
 LEAST_GUARDED = 20  # operations of a branch that is skipped where no lane takes it
 _DIVISIONS = frozenset(("floordiv", "mod"))  # which end the process where a whole number is divided by 0
-_CHOICES = frozenset(("ifte", "logical_and", "logical_or"))  # which may leave an operand out
 FALSE, TRUE = ir.Const(False, ir.U1), ir.Const(True, ir.U1)
 
 
@@ -161,7 +160,7 @@ class _Masker:
 
     def _with_shared_loads(self, s: ir.Statement) -> tuple[ir.Body, ir.Statement]:
         """A statement without loads that are the same for all lanes: LLVM makes no vectors of loads in a branch."""
-        if ir.bodies(s) or any(isinstance(v, ir.Op) and v.name in _CHOICES for v in all_values(s)):
+        if ir.bodies(s) or any(isinstance(v, ir.Op) and v.name in ir.LAZY for v in all_values(s)):
             return (), s
         before: list[ir.Statement] = []
 
