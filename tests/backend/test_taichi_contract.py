@@ -1465,3 +1465,27 @@ def test_a_name_for_none_is_memory_of_the_type_of_an_assignment_that_never_runs(
     k(given)
     rows, columns = np.indices(start.shape)
     assert_array_equal(given.to_numpy(), np.where(columns < rows, 0, start + 3))
+
+
+def test_a_comparison_is_true_and_itself():
+    """A comparison in a kernel is ``logical_and(True, a < b)``, which ``bare_comparisons`` leaves out."""
+    seen = []
+    before = ops.logical_and
+
+    def noted(a, b):
+        seen.append(a)
+        return before(a, b)
+
+    x = ti.field(ti.f32, 3)
+
+    @ti.kernel
+    def compare():
+        for i in x:
+            x[i] = 1.0 if x[i] < 2.0 else 3.0
+
+    ops.logical_and = noted
+    try:
+        compare()
+    finally:
+        ops.logical_and = before
+    assert seen == [True]
