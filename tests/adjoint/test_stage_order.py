@@ -13,6 +13,7 @@ from taichi_program import share_program
 
 from taichi_ext import UnsupportedError, jacobian, vjp
 from taichi_ext.runtime.reverse import calls
+from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.runtime.reverse.kernels import staged_kernel
 
 KERNELS = """
@@ -294,6 +295,37 @@ def test_indices_of_a_launch_are_compared(name, arguments, is_warned, monkeypatc
             if n != 1 or not is_warned:
                 assert_allclose(gradient, program.differences("x", (n,)), rtol=1e-7, atol=1e-8)
     assert sum("may read or replace entries of x" in str(w.message) for w in found) == is_warned
+
+
+def test_indices_are_compared_once_for_the_arguments_that_they_read(monkeypatch):
+    """A red-black loop that is given its step, too: once for each colour, not for each step."""
+    share_program(default_fp=ti.f64, cpu_max_num_threads=2)
+    compared, meet = [], Places.meet
+
+    def noted(places, pair, arguments, extents):
+        compared.append(tuple(arguments.values()))
+        return meet(places, pair, arguments, extents)
+
+    monkeypatch.setattr(Places, "meet", noted)
+    x, y = scalars(np.linspace(0.3, 0.9, 8)), outputs(8)
+
+    @ti.kernel
+    def relax(step: ti.i32, colour: ti.i32):
+        for i in y:
+            side = (i + colour) % 2
+            if side == 0 and 0 < i < 7:
+                y[i] += ti.sin(y[i - 1] + y[i + 1]) / (step + 1) + x[i]
+
+    def run():
+        y.fill(0)
+        for step in range(3):
+            relax(step, 0)
+            relax(step, 1)
+
+    u = np.arange(1.0, 9)
+    assert_allclose(vjp(run, x, y, u), u @ jacobian(run, x, y, mode="forward"), rtol=1e-12, atol=1e-14)
+    assert {colour for _, colour in compared} == {0, 1}
+    assert {step for step, _ in compared} == {0}
 
 
 def test_arguments_that_let_iterations_meet(monkeypatch):

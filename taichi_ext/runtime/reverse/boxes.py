@@ -105,6 +105,18 @@ class Places:
             return int(value.value)
         raise KeyError(value)
 
+    def arguments_of(self, pair: Pair) -> list[Local]:
+        """The arguments that ``meet`` may read."""
+        todo = [*pair.first, *pair.second, *pair.guards[0], *pair.guards[1]]
+        todo += [n for loop in pair.loops for ends in ranges(loop) for n in ends if isinstance(n, Value)]
+        found: dict[Local, None] = {}
+        while todo:
+            for local in (v.local for v in ir.walk(todo.pop()) if isinstance(v, Read)):
+                if local not in found and local in self._values:
+                    todo.append(self._values[local])
+                found[local] = None
+        return [local for local in found if local in self._arguments]
+
     def _may_hold(self, guards: Iterable[Value], given: Mapping[Local, Any], size: int) -> np.ndarray:
         """The iterations in which conditions hold, or are not known."""
         found = np.ones(size, bool)

@@ -14,6 +14,7 @@ import taichi_ext.program as ir
 from taichi_ext import backend, engine, launches
 from taichi_ext.adjoint import (
     AdjointArray,
+    Pair,
     Stage,
     Staged,
     Tape,
@@ -206,13 +207,19 @@ class StagedKernel:
                     f"{pair.container.name} that others read or store to, in an order that adjoints do not know. Pass "
                     "indices that differ, or run the loop with ti.loop_config(serialize=True)."
                 )
-        launch = tuple(arguments.values())
-        for pair in self.staged.order.unsure if launch not in self._checked else ():
-            c, place = pair.container, pair.place
-            if c.dtype.is_real and c not in self._warned and self.places.meet(pair, arguments, self.extents):
+        for n, (pair, read) in enumerate(self._unsure):
+            c, place, launch = pair.container, pair.place, (n, *(arguments[local] for local in read))
+            if launch in self._checked or c in self._warned or not c.dtype.is_real:
+                continue
+            self._checked.add(launch)
+            if self.places.meet(pair, arguments, self.extents):
                 self._warned.add(c)
                 warn_at(_UNSURE.format(c.name), None if place is None else (place.file, place.line))
-        self._checked.add(launch)
+
+    @cached_property
+    def _unsure(self) -> list[tuple[Pair, list[Local]]]:
+        """Pairs whose iterations have to be compared, and the arguments that these depend on."""
+        return [(pair, self.places.arguments_of(pair)) for pair in self.staged.order.unsure]
 
     def size_of(self, c: Container) -> int:
         """How many numbers an array of the launch has."""
