@@ -363,6 +363,19 @@ def test_programs_that_lose_a_derivative(scene, name):
         assert_array_equal(read(field), values)
 
 
+@pytest.mark.mostly_sweep(every=4)
+@pytest.mark.parametrize("name", sorted({*RIGHT, *SAID} - {"changed_in_place"}))  # which has no adjoint
+def test_programs_in_reverse_mode(scene, name):
+    program = RIGHT.get(name) or SAID[name]
+    J, _ = evaluated(scene, program)
+    left = [read(field) for field in (scene.x, scene.y, scene.v, scene.s)]
+    rows, caught = evaluated(scene, program, mode="reverse")
+    assert bool(caught) == (name in SAID)
+    assert_allclose(rows[0], J[0], rtol=1e-9, atol=1e-12)
+    for field, values in zip((scene.x, scene.y, scene.v, scene.s), left, strict=True):
+        assert_allclose(read(field), values, rtol=1e-14)
+
+
 def loses(c):
     c.square()
     c.add(float(c.y[0]))
@@ -507,13 +520,37 @@ def test_a_pipeline_that_cannot_run_again(scene):
     assert_array_equal(read(scene.x), AT)
 
 
-def test_generators_go_on_as_after_one_run(scene):
+def test_numbers_that_are_only_compared_take_no_run_with_tangents(scene):
+    """In reverse mode: the run, one with params that are moved, and the run whose way back it is."""
+    runs = []
+
+    def pipeline(factor=1.0):
+        runs.append(random.random())
+        scene.square()
+        while scene.y[0] < 0.0:
+            scene.square()
+        scene.add(factor)
+
+    scene.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (gradient,) = vjp(pipeline, [scene.x], [scene.s], [np.ones(1)])
+    assert_allclose(gradient, 1.0)
+    assert len(runs) == 3
+    assert len(set(runs)) == 1
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
+        vjp(lambda: pipeline(float(scene.x[0])), [scene.x], [scene.s], [np.ones(1)])
+
+
+@pytest.mark.parametrize("product", [jacobian, lambda *args: vjp(*args, np.ones(1))], ids=["jacobian", "vjp"])
+def test_generators_go_on_as_after_one_run(scene, product):
     def pipeline():
         scene.square()
         scene.add(scene.y[0] * random.random() * np.random.rand())
 
     expected = []
-    for run in (pipeline, lambda: jacobian(pipeline, scene.x, scene.s)):
+    for run in (pipeline, lambda: product(pipeline, scene.x, scene.s)):
         random.seed(3)
         np.random.seed(3)
         scene.reset()

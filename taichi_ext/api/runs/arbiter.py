@@ -13,7 +13,7 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,7 @@ class Arbiter:
 
     def __init__(self, call: KernelCall, layout: Layout, directions: np.ndarray | None) -> None:
         self._call, self._params = call, [p for p in layout.params if p.target.variable is None]
-        self._generators = _generators()
+        self._generators = random_generators()
         dtypes: list[Any] = [backend.default_type(float), *(p.dtype for p in self._params if p.dtype is not None)]
         self._precision = max(float(np.finfo(numpy_dtype(t)).eps) for t in dtypes)
         sizes = np.zeros(layout.count)  # of the steps
@@ -126,11 +126,11 @@ class Arbiter:
         except InvalidArgumentError:
             self._warn_of_all("it draws random numbers in kernels" if state.has_random else "it destroys fields")
             return stores
-        now, generators = state.as_now(), _generators()
+        now, generators = state.as_now(), random_generators()
 
         def run(factor: float, *, is_last: bool = False) -> list[TraceEvent]:
             state.begin_again()
-            _set_generators(self._generators)
+            set_generators(self._generators)
             trace = Trace(np.zeros(0), known=first.known, start=first.start)
             trace.begin()
             args = self._moved(state, factor)
@@ -156,7 +156,7 @@ class Arbiter:
         finally:
             state.undo()
             now.undo()
-            _set_generators(generators)
+            set_generators(generators)
 
     def _moved(self, state: State, factor: float) -> tuple[Any, ...]:
         """Move the parameters; returns the arguments."""
@@ -180,6 +180,14 @@ class Arbiter:
                 else:
                     obj[at] = moved[tuple(index)]
         return tuple(args)
+
+    @contextlib.contextmanager
+    def moved_params(self, state: State) -> Iterator[None]:
+        """Run something with the params moved."""
+        if any(self._call.is_value(p.target) for p in self._params):
+            raise InvalidArgumentError("Numbers that are passed by value are not moved.")
+        self._moved(state, 1.0)
+        yield
 
     def is_doubtful(self, known: ArrayStores) -> bool:
         """Whether more happens than in an earlier call, or entries that Python stored to then keep their numbers."""
@@ -368,13 +376,13 @@ def _no_tangents(view: object, direction: object) -> None:
     return None
 
 
-def _generators() -> list[tuple[Callable[[Any], object], Any]]:
+def random_generators() -> list[tuple[Callable[[Any], object], Any]]:
     """The states of the random generators of Python and the libraries in use, each with a function that sets it."""
     found = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
     torch = sys.modules.get("torch")
     return found if torch is None else [*found, (torch.set_rng_state, torch.get_rng_state())]
 
 
-def _set_generators(states: list[tuple[Callable[[Any], object], Any]]) -> None:
+def set_generators(states: list[tuple[Callable[[Any], object], Any]]) -> None:
     for set_state, state in states:
         set_state(state)

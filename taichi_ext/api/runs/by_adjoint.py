@@ -11,6 +11,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.inputs.results import by_parameter
+from taichi_ext.api.runs.arbiter import Arbiter, random_generators, set_generators
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import values_of
@@ -22,7 +23,7 @@ from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError, Request
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import warn_at_user
+from taichi_ext.runtime.python.dual_numbers import reachable, warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 
@@ -38,7 +39,11 @@ class _PrefersRows(Exception):
 
 
 class _Unjudged(UnsupportedError):
-    """Raised in the first call of a pipeline whose Python code may lose derivatives."""
+    """Raised in the first call of a pipeline whose Python code may lose derivatives, with the numbers it passes on."""
+
+    def __init__(self, passed: list[float] | None) -> None:
+        super().__init__("")
+        self.passed = passed
 
 
 class RowsOrColumns(DenseForm):
@@ -309,7 +314,7 @@ def _products(
 
     def check(forward: Forward) -> None:
         if not evaluation.is_judged and forward.may_lose:
-            raise _Unjudged
+            raise _Unjudged(forward.passed)
         if not prepared.is_checked:
             _check(evaluation, forward)
         if after is not None:
@@ -318,19 +323,31 @@ def _products(
     memory, reverse = prepared.question.options.max_memory, prepared.reverse
     both = zip(cotangents, layout.outputs, strict=True)
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
-    try:
+
+    def product(check: Callable[[Forward], None] | None) -> CotangentProducts:
         with backend.suspend_following(), evaluation.whole(), evaluation.saying_once(), _WayBack(evaluation) as bar:
-            found = reverse.vjp(
+            return reverse.vjp(
                 evaluation.what,
                 request,
                 cotangents,
                 max_memory=memory,
                 advance=bar.advance,
-                check=None if prepared.is_checked and evaluation.is_judged and after is None else check,
+                check=check,
+                known=known,
                 restores=restores,
             )
-    except _Unjudged:
-        _judge(evaluation)
+
+    call = evaluation.call
+    known = None if evaluation.is_judged else reachable(call.function, call.args)
+    generators = random_generators() if known is not None else []
+    try:
+        found = product(None if prepared.is_checked and evaluation.is_judged and after is None else check)
+    except _Unjudged as unjudged:
+        set_generators(generators)
+        if _is_moved(evaluation, unjudged.passed, lambda: product(_stop)):
+            _judge(evaluation)
+        set_generators(generators)
+        prepared.note_judged(evaluation.path)
         return _products(evaluation, cotangents, restores=restores, after=after, directions=directions)
     except UnsupportedError as error:
         prepared.has_no_adjoint = str(error)
@@ -364,6 +381,30 @@ class _WayBack(contextlib.ExitStack):
         self._done = max(done, self._done)
 
 
+def _stop(forward: Forward) -> None:
+    raise _Unjudged(forward.passed)
+
+
+def _is_moved(evaluation: Evaluation, passed: list[float] | None, run: Callable[[], object]) -> bool:
+    """Whether a number that Python passes on differs where the params are moved, or may do so.
+
+    Where none does, Python has read numbers to compare or print them, and no derivative is lost. To ask so takes one
+    more run forward, and no kernel with tangents.
+    """
+    state = State()
+    try:
+        with Arbiter(evaluation.call, evaluation.layout, None).moved_params(state):
+            run()
+    except _Unjudged as unjudged:
+        both = passed or [], unjudged.passed or []
+        return len(both[0]) != len(both[1]) or any(a != b for a, b in zip(*both, strict=True))  # NaN, too
+    except Exception:  # the user's code cannot run there
+        return True
+    finally:
+        state.undo()
+    return True
+
+
 def _judge(evaluation: Evaluation) -> None:
     """Warn of numbers that lose their derivatives in Python, by a run with tangents along one direction."""
     direction = np.random.default_rng(0).standard_normal((evaluation.layout.count, 1))
@@ -373,7 +414,6 @@ def _judge(evaluation: Evaluation) -> None:
         along.columns(0, 1)
     finally:
         along.state.undo()
-        evaluation.prepared.note_judged(evaluation.path)
 
 
 def _check(evaluation: Evaluation, forward: Forward) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -44,15 +44,22 @@ class Forward(DualFollower):
         kernels: those of the prepared form.
         schedule: the cells, the log, and what has happened so far.
         width: the number of cotangents.
+        known: the identities of objects that the run can reach before it begins.
 
     Attributes:
         returned: the entries that the last launch of a kernel returned.
         read: the keys of what kernels have read.
         written: of what they have written.
+        passed: the numbers that Python passes to kernels and stores, in order; NaN for what is not seen in numbers:
+            arrays that Python may change, objects and kernels made in the run. None without ``known``.
     """
 
-    def __init__(self, request: Request, kernels: Kernels, schedule: Any, width: int) -> None:
+    def __init__(
+        self, request: Request, kernels: Kernels, schedule: Any, width: int, known: Set[int] | None = None
+    ) -> None:
         super().__init__()
+        self.passed: list[float] | None = None if known is None else []
+        self._known, self._kernels_before = known or frozenset(), backend.kernels_made()
         self.request, self.schedule, self.width = request, schedule, width
         self.cells, self.log = schedule.cells, schedule.log
         self.table = self.cells.table
@@ -123,6 +130,8 @@ class Forward(DualFollower):
         """Run a kernel stage by stage."""
         with backend.exclusive, backend.suspend_following():
             check_same_program(self._program)
+            if self.passed is not None:
+                self._note_passed(kernel, args)
             if backend.is_library_kernel(kernel) and self.runs_plainly_here(kernel, args, self._deactivate):
                 return None
             if self.cells.regions:
@@ -137,8 +146,23 @@ class Forward(DualFollower):
                 self._roots.lost.note(read, {cell.key for cell in event.written})
             return self._result(event)
 
+    def _note_passed(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
+        assert self.passed is not None
+        if backend.is_kernel_since(kernel, self._kernels_before) or backend.is_reading_kernel(kernel):
+            self.passed.append(math.nan)
+        for number in (n for value in backend.leaf_values(kernel, args) for n in entries_of(value)):
+            is_object = hasattr(number, "__dict__") and not backend.is_library(type(number))
+            if (is_object and id(number) not in self._known) or (
+                backend.is_array(number) and not isinstance(number, backend.Ndarray)
+            ):
+                self.passed.append(math.nan)
+            elif isinstance(number, (float, np.floating)):
+                self.passed.append(float(plain_number(number)))
+
     def root(self, root: Root) -> Any:
         """Run the solver of an implicit function."""
+        if self.passed is not None:
+            self.passed.append(math.nan)
         if self.cells.dots is not None:
             raise UnsupportedError(
                 "The second derivative of an implicit function (custom_root) is not known: only its first derivative "
@@ -246,6 +270,10 @@ class Forward(DualFollower):
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
         with backend.suspend_following():
+            if self.passed is not None:
+                self.passed += [
+                    float(plain_number(n)) for n in entries_of(value) if isinstance(n, (float, np.floating))
+                ]
             place = self._place(obj, index)
             if place is None:
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,7 @@ class Reverse:
         max_memory: float | None = None,
         advance: Callable[[int, int], None] = lambda done, total: None,
         check: Callable[[Forward], None] | None = None,
+        known: Set[int] | None = None,
         restores: bool = False,
     ) -> CotangentProducts:
         """Run it once, and multiply cotangents with its Jacobian.
@@ -92,6 +93,7 @@ class Reverse:
             max_memory: bytes for what is kept for the way back; half of the free memory if None.
             advance: is told how many events of how many the ways back have passed.
             check: called with the run before the way back; if it raises, everything is as it was before.
+            known: see ``Forward``.
             restores: whether everything is put back as it was before the run.
 
         Raises:
@@ -110,7 +112,7 @@ class Reverse:
         if request.directions is not None:
             cells.dots = CellAdjoints(cells, request.directions.shape[1])
         schedule = Schedule(cells, log, max_memory)
-        forward = Forward(request, self._kernels, schedule, width)
+        forward = Forward(request, self._kernels, schedule, width, known)
         with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
             alerts = backend.raised_alerts()
