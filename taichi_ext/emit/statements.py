@@ -31,6 +31,7 @@ from taichi_ext.program import (
     Type,
     Value,
 )
+from taichi_ext.program.build import cast
 from taichi_ext.program.values import Format
 from taichi_ext.schedule.elementary import ELEMENTARY, Elementary
 
@@ -394,7 +395,7 @@ class Lines:
             over = s.domain[0]
             domain = self.names.container(over) if isinstance(over, ir.Container) else self.names.object(over, "node")
         else:
-            domain = ", ".join(map(self.bound, s.domain))
+            domain = ", ".join(self.bound(x, is_narrow=s.kind != "range") for x in s.domain)
         self.names.open()
         variables = ", ".join(map(self.names.declare, s.variables))
         self.line(f"for {variables} in {_ITERABLES[s.kind].format(domain)}:", s.place)
@@ -435,8 +436,11 @@ class Lines:
         (self.lines, self.places), self.depth, self.expressions.thread = kernel, depth, ""
         self.line(f"    {name}({', '.join(arguments)})")
 
-    def bound(self, x: Any) -> str:
-        return f"({', '.join(map(self.bound, x))})" if isinstance(x, tuple) else self.expressions.text(x)
+    def bound(self, x: Any, *, is_narrow: bool) -> str:
+        """The bounds of a loop; those of ``ti.ndrange`` give its variables their type, which is ti.i32."""
+        if isinstance(x, tuple):
+            return f"({', '.join(self.bound(part, is_narrow=is_narrow) for part in x)})"
+        return self.expressions.text(cast(x, I32) if is_narrow else x)
 
     def call(self, function: str, args: tuple[object, ...]) -> str:
         """A function of Taichi's library; the inverse is a method, and "_at" gives what is known already."""

@@ -18,7 +18,21 @@ import taichi_ext.record.operations as operations
 import taichi_ext.record.subscripts as subscripts
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import Argument, Container, FoldedConst, For, Jump, Local, Program, Return, Tensor, Value
+from taichi_ext.program import (
+    Argument,
+    Container,
+    Declare,
+    FoldedConst,
+    For,
+    Jump,
+    Local,
+    Program,
+    Read,
+    Return,
+    Tensor,
+    Value,
+)
+from taichi_ext.program.build import cast
 from taichi_ext.program.values import I32
 from taichi_ext.record.handles import Record, ScalarPlace, VectorPlace, flattened, group_of, place_of_local, value_of
 from taichi_ext.record.levels import with_levels
@@ -76,17 +90,22 @@ def _native_bound(x: object) -> object:
 
 def enter_for(r: Recording, *names: str) -> None:
     """Start the body of a loop: its variables become locals of the program."""
-    variables = []
+    variables, wide = [], []
     for name in names:
         scope = next(s for s in reversed(r.context.local_scopes) if name in s)
         bound = scope[name]
         is_matrix = isinstance(bound, backend.Matrix)
         shape = tuple(bound.get_shape() or ()) if is_matrix else backend.shape_of(bound)
-        local = Local(name, type_of(backend.dtype_of(bound)), shape, "loop")
-        variables.append(local)
+        variable, dtype = Local(name, I32, shape, "loop"), type_of(backend.dtype_of(bound))
+        variables.append(variable)
+        local = variable if dtype == I32 else Local(name, dtype, shape, "user")
         scope[name] = place_of_local(local)
+        if local is not variable:  # of ``ti.ndrange`` with bounds of 64 bits
+            wide.append(Declare(local, (cast(Read(variable), dtype),), place=r.place()))
     loop = r.loop.statement
     r.open_for(For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))
+    for declare in wide:
+        r.add(declare)
 
 
 def jump(r: Recording, kind: str) -> None:

@@ -71,6 +71,25 @@ def test_variables_of_ndrange_have_the_type_of_its_bounds(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
+def test_variables_of_parallel_loops_have_the_type_of_their_bounds(options):
+    """Which the package runs as loops over ranges of 32 bits."""
+    X = np.linspace(0.5, 1.5, 15)
+    x, y, n = scalars(X), outputs(15), filled("i64", [0, 3])
+
+    @ti.kernel
+    def k():
+        for a in ti.ndrange((ti.i64(0), ti.i64(15))):
+            y[a] = x[a] * ti.cast((a + 1) * 100000 * 100000 % 7, ti.f64)
+        for a, b in ti.ndrange((n[0], n[1]), (0, 5)):
+            y[a * 5 + b] += 2.0 * x[a * 5 + b] * ti.cast((a + 1) * 100000 * 100000 * (b + 1) % 7, ti.f64)
+
+    J = jacobian(k, x, y, **options)
+    slopes = [(i + 1) * 10**10 % 7 + 2.0 * ((i // 5 + 1) * 10**10 * (i % 5 + 1) % 7) for i in range(15)]
+    assert_array_equal(J.toarray() if "format" in options else J, np.diag(slopes))
+    assert_allclose(y.to_numpy(), slopes * X, rtol=1e-14)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
 def test_tangents_by_indices_of_64_bits(options):
     """With ``default_ip=ti.i64``, variables of ``ti.ndrange`` have 64 bits; local arrays take indices of 32."""
     with other_types():
