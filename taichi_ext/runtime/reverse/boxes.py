@@ -109,13 +109,13 @@ class Places:
         """The arguments that ``meet`` may read."""
         todo = [*pair.first, *pair.second, *pair.guards[0], *pair.guards[1]]
         todo += [n for loop in pair.loops for ends in ranges(loop) for n in ends if isinstance(n, Value)]
-        found: dict[Local, None] = {}
-        while todo:
-            for local in (v.local for v in ir.walk(todo.pop()) if isinstance(v, Read)):
-                if local not in found and local in self._values:
-                    todo.append(self._values[local])
-                found[local] = None
-        return [local for local in found if local in self._arguments]
+        reads = [v.local for v in ir.through(todo, self._operands) if isinstance(v, Read)]
+        return [local for local in dict.fromkeys(reads) if local in self._arguments]
+
+    def _operands(self, value: Value) -> Iterable[Value]:
+        """What a value is computed from, also by way of a local."""
+        inner = self._values.get(value.local) if isinstance(value, Read) else None
+        return ir.children(value) if inner is None else (inner,)
 
     def _may_hold(self, guards: Iterable[Value], given: Mapping[Local, Any], size: int) -> np.ndarray:
         """The iterations in which conditions hold, or are not known."""
