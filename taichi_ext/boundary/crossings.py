@@ -251,7 +251,13 @@ def put_place(
         p = ti.Vector([x, y]) + size * place_on(c, low[AT])
         q = ti.Vector([x, y]) + size * place_on(c, high[AT])
         found = low_facts[NEXT]
-        which = first_difference(shade, p[0], p[1], q[0], q[1], low_facts[CONDITIONS], found)
+        which = 0
+        if has_flags(low_facts, high_facts):  # else, with the same outcomes in these calls, none may be found
+            for k in range(FLAGGED):
+                if which == 0 and (low_facts[FLAGS] ^ high_facts[FLAGS]) >> k + 1 & 1 == 1:
+                    which = k + 1
+        else:
+            which = first_difference(shade, p[0], p[1], q[0], q[1], low_facts[CONDITIONS], found)
         slope = ti.Vector([low[SLOPE_X], low[SLOPE_Y]])
         t = ti.max(low[AT], ti.min(high[AT], low[AHEAD]))
         if which != found:

@@ -27,10 +27,14 @@ from taichi_ext.boundary.polygons import (
     BESIDE_FLAT,
     BULGE,
     ENTRIES,
+    INSIDE,
     KIND,
+    NONE,
     NX,
     NY,
+    ORDER,
     OTHER,
+    OUTSIDE,
     SIDES,
     TRIES,
     WHOLE,
@@ -39,6 +43,7 @@ from taichi_ext.boundary.polygons import (
     middle_of_part,
     middle_of_square,
     middle_within,
+    off_border,
     part_of_line,
     put_sides,
     sample_beside,
@@ -60,7 +65,6 @@ from taichi_ext.boundary.shape_table import (
     shape_at,
 )
 
-NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that a line bounds: inside, outside or in front of a shape
 _FLAT = 1e-20
 _SHORT = 0.01  # of the square: a chord whose ends are too near to each other to tell its direction
 _NEAR = 0.1  # of the square: how far the middle of a chord may be from its edge
@@ -156,8 +160,12 @@ def nearest(shape: object, count: object, background: object, *args: object, at:
 
 
 @ti.func
-def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.template(), has_alpha: ti.template()):
-    """The mean of the pixel at (x, y), square by square."""
+def mean_of_shapes(
+    shape: ti.template(), count, background, px, py, fine, has_depth: ti.template(), has_alpha: ti.template()
+):
+    """The mean of the pixel at (px, py), square by square; ``fine`` is a rounding."""
+    x = px + off_border(px, py, fine)
+    y = py + 1.3 * off_border(px, py, fine)
     total = background * 0.0
     place = 0
     side = WHOLE
@@ -395,43 +403,44 @@ def put_order(shape: ti.template(), i, j, e, x, y, size, sides, seen: ti.templat
     """Set line e through the points where two depths are equal at the border of the pixel.
 
     Depths and their slopes at the centre give a first line.  Those at both ends of its chord give their distance from
-    the edge, and those at its middle the bulge of the edge between them.
+    the edge, and those at its middle the bulge of the edge between them; twice, as it may be on a side of the square.
     """
-    level = seen[j, DEPTH] - seen[i, DEPTH]
     slope = ti.Vector([seen[j, DX] - seen[i, DX], seen[j, DY] - seen[i, DY]])
     g = ti.max(slope.norm(), _FLAT)
-    nx = slope[0] / g
-    ny = slope[1] / g
-    s = level / g
-    lines[e, S] = s
-    lines[e, NX] = nx
-    lines[e, NY] = ny
+    lines[e, S] = (seen[j, DEPTH] - seen[i, DEPTH]) / g
+    lines[e, NX] = slope[0] / g
+    lines[e, NY] = slope[1] / g
     lines[e, BULGE] = 0.0
-    part = part_of_line(e, sides, lines)
-    first = part[0]
-    last = part[1]
-    if last <= first:  # it may still come in: look near the centre of the line
-        first = -0.25
-        last = 0.25
-    elif last < first + _SHORT:
-        middle = 0.5 * (first + last)
-        first = middle - 0.5 * _SHORT
-        last = middle + 0.5 * _SHORT
-    if abs(s) < 1.0:
-        at = ti.Vector([0.0, 0.0, 0.0])
-        for k in range(3):
-            t = first + 0.5 * k * (last - first)
-            px = x - size * (s * nx + t * ny)
-            py = y - size * (s * ny - t * nx)
-            for m in range(2):
-                found = shape_at(shape, int(seen[ti.select(m == 0, j, i), INDEX]), px, py)
-                at[k] += ti.select(m == 0, 1.0, -1.0) * stop_gradient(found[1])
-        along = (at[2] - at[0]) / (last - first)
-        new = ti.sqrt(g * g + along * along)
-        lines[e, S] = (level + at[0] - along * first) / new
-        lines[e, NX] = (g * nx - along * ny) / new
-        lines[e, NY] = (g * ny + along * nx) / new
-        lines[e, BULGE] = (at[1] - 0.5 * (at[0] + at[2])) / new
+    for _ in range(2):
+        s = lines[e, S] + 0.0
+        nx = lines[e, NX] + 0.0
+        ny = lines[e, NY] + 0.0
+        part = part_of_line(e, sides, lines)
+        first = part[0]
+        last = part[1]
+        if last <= first:  # it may still come in: look near the centre of the line
+            first = -0.25
+            last = 0.25
+        elif last < first + _SHORT:
+            middle = 0.5 * (first + last)
+            first = middle - 0.5 * _SHORT
+            last = middle + 0.5 * _SHORT
+        if abs(s) < 1.0:
+            at = ti.Vector([0.0, 0.0, 0.0])
+            for k in range(3):
+                t = first + 0.5 * k * (last - first)
+                px = x - size * (s * nx + t * ny)
+                py = y - size * (s * ny - t * nx)
+                for m in range(2):
+                    found = shape_at(shape, int(seen[ti.select(m == 0, j, i), INDEX]), px, py)
+                    at[k] += ti.select(m == 0, 1.0, -1.0) * stop_gradient(found[1])
+            along = (at[2] - at[0]) / (last - first)
+            new = ti.sqrt(g * g + along * along)
+            lines[e, S] = (g * s + at[0] - along * first) / new
+            lines[e, NX] = (g * nx - along * ny) / new
+            lines[e, NY] = (g * ny + along * nx) / new
+            lines[e, BULGE] = (at[1] - 0.5 * (at[0] + at[2])) / new
+            g = new
 
 
 for _function in (layers, nearest):

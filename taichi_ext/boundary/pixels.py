@@ -46,6 +46,7 @@ from taichi_ext.boundary.polygons import (
     is_curved,
     is_wide,
     middle_of_square,
+    off_border,
     sample_beside,
     side_of_square,
     value_at_corner,
@@ -111,13 +112,15 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
     total = zeros + 0.0
     if ti.static(not antialias):
         total += probe(shade, x, y, 0, "value")[VALUE]
+    sx = x + off_border(x, y, fine)
+    sy = y + 1.3 * off_border(x, y, fine)
     place = 0
     side = WHOLE
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
-        cx = x + middle[0]
-        cy = y + middle[1]
+        cx = sx + middle[0]
+        cy = sy + middle[1]
         table = ti.Matrix([[0.0] * COLUMNS] * MOST)
         jumps = ti.Matrix([[0.0] * zeros.n] * MOST)
         kind, count, meeting = find_edges(shade, zeros, cx, cy, size, fine, antialias, table, jumps)

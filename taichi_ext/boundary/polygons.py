@@ -20,11 +20,21 @@ FINEST = 5  # how often a pixel can be halved
 WHOLE = 2**FINEST  # the side of a pixel, in smallest squares
 SIDES = 4  # of the square: the first lines
 INNER = -1  # their kind within the pixel
+NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that another line bounds: inside, outside or in front of a shape
 BESIDE_FLAT = 1e-3  # of a pixel: how far from an edge its slope is taken if it is 0 on it: max(x, 0) where x is 0
 TRIES = 3  # places at which a slope is taken, see ``side_of_try``
 CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
 PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
+
+
+@ti.func
+def off_border(x, y, fine):
+    """By how much the squares of a pixel are moved, so that an edge on the border of two pixels is within one of both.
+
+    Roundings would put it into none of them, or into both.
+    """
+    return 8.0 * fine * (8.0 + abs(x) + abs(y))
 
 
 @ti.func
@@ -112,7 +122,8 @@ def sample_beside(m, edge, middle):
 def part_of_line(e, last, lines: ti.template()):
     """From where to where line e is within the others, counted from its point nearest to the centre, and its weight.
 
-    Lines that coincide share their length.  An edge has all of that on an inner side, as one square alone sees it.
+    Lines that coincide share their length.  The edge of a shape has all of that on an inner side, as one square alone
+    sees it.
     """
     px = -lines[e, S] * lines[e, NX]
     py = -lines[e, S] * lines[e, NY]
@@ -124,8 +135,9 @@ def part_of_line(e, last, lines: ti.template()):
             inside = lines[k, S] + lines[k, NX] * px + lines[k, NY] * py
             along = lines[k, NY] * lines[e, NX] - lines[k, NX] * lines[e, NY]
             if abs(along) < PARALLEL:
-                inside += ti.select(lines[k, KIND] == INNER, 4.0, 0.0) * PARALLEL
-                inside -= ti.select(lines[e, KIND] == INNER, 4.0, 0.0) * PARALLEL
+                if lines[e, KIND] != ORDER and lines[k, KIND] != ORDER:
+                    inside += ti.select(lines[k, KIND] == INNER, 4.0, 0.0) * PARALLEL
+                    inside -= ti.select(lines[e, KIND] == INNER, 4.0, 0.0) * PARALLEL
                 if inside < -PARALLEL:
                     high = low
                 elif inside < PARALLEL:

@@ -15,7 +15,7 @@ from taichi_ext.boundary.crossings import corner_of
 from taichi_ext.boundary.divided import ROWS, SHARED, cross_sides, put_levels, step_to_mate
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import SIDES
+from taichi_ext.boundary.polygons import PARALLEL, SIDES
 
 MOST = 6  # shapes of which parts can be seen in one square; the row after them is for a second edge of one of them
 
@@ -25,6 +25,7 @@ SIGN = COVERS  # of a second edge: 1 where the larger of two distances from edge
 _BENT = 0.04  # of a square: from where on an edge is not straight
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 _FLAT = 1e-5  # of a square: a bulge that is none, and an angle
+_TOUCHING = 4.0 * PARALLEL  # by which depths may swap beyond a square: where they do on its side, two squares see it
 _SHORT = 1e-3  # of the square: a chord whose ends are too near to each other to tell its direction
 
 
@@ -64,7 +65,7 @@ def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template
         for q in range(found):
             ahead = seen[q, DEPTH] - depth
             across = 0.5 * (abs(seen[q, DX] - away[0]) + abs(seen[q, DY] - away[1]))
-            is_hidden |= seen[q, COVERS] > 0 and ahead + seen[q, BEND] + 2.0 * across <= 0
+            is_hidden |= seen[q, COVERS] > 0 and ahead + seen[q, BEND] + 2.0 * across < 0
         if not is_hidden:
             off, bend = bends_of(shape, n, x, y, size, ti.Vector([level, depth]), slope, away)
             crossed = 0
@@ -89,8 +90,8 @@ def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template
                     ahead = seen[q, DEPTH] - depth
                     across = 0.5 * (abs(seen[q, DX] - away[0]) + abs(seen[q, DY] - away[1]))
                     bends = seen[q, BEND] + bend
-                    is_hidden |= seen[q, COVERS] > 0 and ahead + across + bends <= 0
-                    if not (is_full and ahead - across - bends > 0):  # else it is behind the new one
+                    is_hidden |= seen[q, COVERS] > 0 and ahead + across + bends < -_TOUCHING * across
+                    if not (is_full and ahead - across - bends > _TOUCHING * across):  # else it is behind the new one
                         for c in range(COLUMNS):
                             seen[kept, c] = seen[q, c]
                         kept += 1
@@ -203,8 +204,9 @@ def farthest_of(depth, is_full, seen: ti.template()):
 
 @ti.func
 def order_of(i, j, seen: ti.template()):
-    """1 where surface i is before surface j in all of the pixel, -1 where it is behind, 0 where they swap."""
+    """1 where surface i is before surface j in all of the pixel, -1 where it is behind, 0 where they may swap."""
     ahead = seen[j, DEPTH] - seen[i, DEPTH]
-    reach = 0.5 * (abs(seen[j, DX] - seen[i, DX]) + abs(seen[j, DY] - seen[i, DY]))
+    reach = (0.5 + _TOUCHING) * (abs(seen[j, DX] - seen[i, DX]) + abs(seen[j, DY] - seen[i, DY]))
+    reach += seen[i, BEND] + seen[j, BEND]
     is_first = ahead > 0 or (ahead == 0 and seen[j, INDEX] > seen[i, INDEX])
     return 0 if abs(ahead) < reach else (1 if is_first else -1)

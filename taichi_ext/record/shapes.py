@@ -57,7 +57,9 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     has_depth = kind == "nearest"
     has_alpha = not has_depth and isinstance(found, (tuple, list)) and len(found) == 3
     shapes = Shapes(kind, called, shape_of(background), has_depth, has_alpha)
-    return call(function.boundary_body, shapes, given["count"], background, x, y, has_depth, has_alpha)
+    real = default_types()[0]
+    fine = _FINE[real.bits] if has_depth and real != F64 else 0.0  # else two pixels see an edge on their border
+    return call(function.boundary_body, shapes, given["count"], background, x, y, fine, has_depth, has_alpha)
 
 
 def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
