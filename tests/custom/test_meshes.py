@@ -303,14 +303,14 @@ def test_the_part_of_a_long_edge_that_is_hidden(ti64, row, strip):
 
     @ti.func
     def seen(x, y):
-        value = ti.select(y > 15.2, 2.0, 0.5)
+        value = ti.select(y > 15.2, 0.4, 0.1)
         if left < x and x < right:
-            value = 0.8
+            value = 0.16
         return value
 
     by_ends = terms_of_one_edge(row, DIAMOND, seen)[:2, 1]
     seen_length = 32.4 - (min(right, 35.7) - max(left, 3.3))
-    assert by_ends.sum() == pytest.approx(-1.5 * seen_length, abs=1.5 * 2 / 16)
+    assert by_ends.sum() == pytest.approx(-0.3 * seen_length, abs=0.3 * 2 / 16)
 
 
 @pytest.mark.sweep

@@ -53,6 +53,7 @@ def filled(kind, values):
     return field
 
 
+@pytest.mark.mostly_sweep("reverse")
 @pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
 def test_variables_of_ndrange_have_the_type_of_its_bounds(options):
     """Products that wrap in 32 bits, and not in 64."""
@@ -70,6 +71,7 @@ def test_variables_of_ndrange_have_the_type_of_its_bounds(options):
     assert_array_equal(J.toarray() if "format" in options else J, expected)
 
 
+@pytest.mark.mostly_sweep("reverse")
 @pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
 def test_variables_of_parallel_loops_have_the_type_of_their_bounds(options):
     """Which the package runs as loops over ranges of 32 bits."""
@@ -89,6 +91,7 @@ def test_variables_of_parallel_loops_have_the_type_of_their_bounds(options):
     assert_allclose(y.to_numpy(), slopes * X, rtol=1e-14)
 
 
+@pytest.mark.mostly_sweep("forward")
 @pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
 def test_tangents_by_indices_of_64_bits(options):
     """With ``default_ip=ti.i64``, variables of ``ti.ndrange`` have 64 bits; local arrays take indices of 32."""

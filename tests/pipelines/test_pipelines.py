@@ -25,6 +25,18 @@ X = [0.3, -0.8, 1.1]
 
 
 @ti.kernel
+def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+    for i in a:
+        b[i] = a[i] ** 2
+
+
+@ti.kernel
+def add_to(a: ti.types.ndarray(), b: ti.types.ndarray()):
+    for i in a:
+        b[i] += a[i]
+
+
+@ti.kernel
 def square(a: ti.template(), b: ti.template()):
     for i in a:
         b[i] = a[i] ** 2
@@ -291,11 +303,6 @@ def test_fill_before_accumulation_does_not_warn():
 def test_numpy_parameter_changed_before_the_first_kernel():
     x, y = np.array(X), np.zeros(3)
 
-    @ti.kernel
-    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] = a[i] ** 2
-
     def run(x, y):
         x[0] = 2.0
         square_of(x, y)
@@ -311,11 +318,6 @@ def test_tensors_in_a_pipeline():
     x = torch.tensor(X, dtype=torch.float64)
     t, y = torch.zeros_like(x), torch.zeros_like(x)
 
-    @ti.kernel
-    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] = a[i] ** 2
-
     def run(x, t, y):
         square_of(x, t)
         square_of(t, y)
@@ -330,16 +332,6 @@ def test_arrays_made_inside_the_pipeline():
     """Temporary arrays of every step: their tangents live as long as they do."""
     x, y = np.array(X), np.zeros(3)
 
-    @ti.kernel
-    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] = a[i] ** 2
-
-    @ti.kernel
-    def add_to(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] += a[i]
-
     def run(x, y):
         for _ in range(5):
             t = np.zeros(3)
@@ -352,16 +344,6 @@ def test_arrays_made_inside_the_pipeline():
 
 def test_temporary_with_constants_at_the_address_of_one_with_tangents():
     x, y = np.array(X), np.zeros(3)
-
-    @ti.kernel
-    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] = a[i] ** 2
-
-    @ti.kernel
-    def add_to(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] += a[i]
 
     def run(x, y):
         t = np.zeros(3)
