@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import textwrap
 import types
@@ -157,7 +158,12 @@ def bare_comparisons() -> contextlib.AbstractContextManager[None]:
 
     Taichi makes ``True and a < b`` of it, a local and a branch, and takes up to three times as long to compile these.
     """
-    return _settings(ops, {"logical_and": lambda a, b: b if a is True else _and(a, b)})
+
+    @functools.wraps(_and)  # Taichi warns of functions of other modules, and calls this one for ``all``, too
+    def both(a: Any, b: Any) -> Any:
+        return b if a is True else _and(a, b)
+
+    return _settings(ops, {"logical_and": both})
 
 
 def without_fast_math() -> contextlib.AbstractContextManager[None]:
