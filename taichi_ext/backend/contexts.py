@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from taichi_ext.backend.expressions import builder
-from taichi_ext.backend.kernels import FusedKernel, bare_comparisons, short_name, with_functions_in_key
+from taichi_ext.backend.kernels import FusedKernel, short_name, with_functions_in_key
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.runtime import (
     RUNTIME,
@@ -166,7 +166,7 @@ class EmittedKernel(FusedKernel):
             argument_features=features,
             places=places,
         )
-        with with_functions_in_key(), bare_comparisons():
+        with with_functions_in_key():
             self.trace(tree, context, kernel.func.__name__, lambda: True)
 
     def noted(self) -> contextlib.AbstractContextManager[None]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import re
 import textwrap
 import types
@@ -42,7 +41,6 @@ from taichi_ext.backend.runtime import (
     is_marked,
     launch_fused,
     mesh,
-    ops,
     position,
     primitive_types,
     put_attributes,
@@ -124,7 +122,7 @@ def _settings_of(hazards: frozenset[str], lines: int) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _settings(config: object, values: dict[str, Any]) -> Iterator[None]:
+def _settings(config: object, values: dict[str, int]) -> Iterator[None]:
     """Compile with other settings than the user's."""
     with exclusive:
         before = {name: getattr(config, name) for name in values}
@@ -148,22 +146,6 @@ def careful_compilation(hazards: frozenset[str], lines: int = 0) -> contextlib.A
 def with_functions_in_key() -> contextlib.AbstractContextManager[None]:
     """Within the context, traced functions are noted for the key by which Taichi finds a compiled kernel again."""
     return _settings(RUNTIME.program().config(), FUNCTIONS_IN_KEY)
-
-
-_and = ops.logical_and
-
-
-def bare_comparisons() -> contextlib.AbstractContextManager[None]:
-    """Within the context, ``a < b`` is traced as it stands.
-
-    Taichi makes ``True and a < b`` of it, a local and a branch, and takes up to three times as long to compile these.
-    """
-
-    @functools.wraps(_and)  # Taichi warns of functions of other modules, and calls this one for ``all``, too
-    def both(a: Any, b: Any) -> Any:
-        return b if a is True else _and(a, b)
-
-    return _settings(ops, {"logical_and": both})
 
 
 def without_fast_math() -> contextlib.AbstractContextManager[None]:

@@ -44,7 +44,7 @@ from taichi.types import ndarray_type, primitive_types
 from taichi.types.annotations import template
 from taichi_program import initialise
 
-from taichi_ext import backend, vjp
+from taichi_ext import backend
 from taichi_ext.backend.opaque import tree_of
 from taichi_ext.host import taichi as host
 
@@ -1428,42 +1428,3 @@ def test_a_name_for_none_is_memory_of_the_type_of_an_assignment_that_never_runs(
     k(given)
     rows, columns = np.indices(start.shape)
     assert_array_equal(given.to_numpy(), np.where(columns < rows, 0, start + 3))
-
-
-def test_a_comparison_is_true_and_itself():
-    """A comparison in a kernel is ``logical_and(True, a < b)``, which ``bare_comparisons`` leaves out."""
-    seen = []
-    before = ops.logical_and
-
-    def noted(a, b):
-        seen.append(a)
-        return before(a, b)
-
-    x = ti.field(ti.f32, 3)
-
-    @ti.kernel
-    def compare():
-        for i in x:
-            x[i] = 1.0 if x[i] < 2.0 else 3.0
-
-    ops.logical_and = noted
-    try:
-        compare()
-    finally:
-        ops.logical_and = before
-    assert seen == [True]
-
-
-def test_generated_kernels_call_all_without_a_warning(recwarn):
-    """``all`` of Taichi, which ``sym_eig`` calls, is made of the function that ``bare_comparisons`` replaces."""
-    x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 2)
-    x.from_numpy(np.array([0.3, 0.8, -0.5]))
-
-    @ti.kernel
-    def values():
-        found, _ = ti.sym_eig(ti.Matrix([[x[0], x[1]], [x[1], x[2]]]))
-        for n in ti.static(range(2)):
-            y[n] = found[n]
-
-    vjp(values, x, y, np.ones(2))
-    assert not [w for w in recwarn if "non-taichi" in str(w.message)]
