@@ -13,7 +13,7 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,13 +181,11 @@ class Arbiter:
                     obj[at] = moved[tuple(index)]
         return tuple(args)
 
-    @contextlib.contextmanager
-    def moved_params(self, state: State) -> Iterator[None]:
-        """Run something with the params moved."""
+    def move_params(self, state: State) -> None:
+        """Move the parameters in memory, until ``state`` is undone."""
         if any(self._call.is_value(p.target) for p in self._params):
             raise InvalidArgumentError("Numbers that are passed by value are not moved.")
         self._moved(state, 1.0)
-        yield
 
     def is_doubtful(self, known: ArrayStores) -> bool:
         """Whether more happens than in an earlier call, or entries that Python stored to then keep their numbers."""

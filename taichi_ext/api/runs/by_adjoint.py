@@ -393,8 +393,8 @@ def _is_moved(evaluation: Evaluation, passed: list[float] | None, run: Callable[
     """
     state = State()
     try:
-        with Arbiter(evaluation.call, evaluation.layout, None).moved_params(state):
-            run()
+        Arbiter(evaluation.call, evaluation.layout, None).move_params(state)
+        run()
     except _Unjudged as unjudged:
         both = passed or [], unjudged.passed or []
         return len(both[0]) != len(both[1]) or any(a != b for a, b in zip(*both, strict=True))  # NaN, too

@@ -148,17 +148,13 @@ class Trace:
         """The numbers that a kernel reads which is made in each run, or of an object that is: other ones in each."""
         is_new = backend.is_kernel_since(kernel, self._kernels)
         leaves = zip(backend.leaf_arguments(kernel), values, strict=True)
-        given = {leaf.name: v for leaf, v in leaves if backend.is_template(leaf.annotation) and self._is_made(v)}
+        given = {leaf.name: v for leaf, v in leaves if backend.is_template(leaf.annotation) and is_made(v, self.known)}
         if is_new or given:
             read = backend.values_read(kernel.func, given)
             found = [v for path, v in read if is_new or not path.is_global]
             found = [v.tolist() if isinstance(v, np.ndarray) and v.size <= _MOST_NUMBERS else v for v in found]
             use = f"compiled into {kernel.func.__qualname__}"
             self._add(use, kernel.func.__code__, chain.from_iterable(map(entries_of, found)))
-
-    def _is_made(self, value: object) -> bool:
-        """Whether a value is an object of a class of the user's that the pipeline has made."""
-        return id(value) not in self.known and not backend.is_library(type(value)) and hasattr(value, "__dict__")
 
     def after_launch(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
         """A kernel has been launched."""
@@ -240,6 +236,11 @@ def _place() -> tuple[str, int] | None:
 def _host_arrays(kernel: backend.Kernel, values: Sequence[Any]) -> list[tuple[int, Any]]:
     """The arrays of real numbers among the leaf arguments that Python can read and change unnoticed."""
     return [(n, values[n]) for n in backend.array_positions(kernel) if is_host_array(values[n])]
+
+
+def is_made(value: object, known: Set[int]) -> bool:
+    """Whether a value is an object of a class of the user's that the pipeline has made: not among the known ones."""
+    return id(value) not in known and not backend.is_library(type(value)) and hasattr(value, "__dict__")
 
 
 def is_host_array(array: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from taichi_ext.runtime.launching.session import (
     warn_of_changes,
 )
 from taichi_ext.runtime.launching.tangents import Request
+from taichi_ext.runtime.launching.trace import is_made
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
@@ -131,7 +132,7 @@ class Forward(DualFollower):
         with backend.exclusive, backend.suspend_following():
             check_same_program(self._program)
             if self.passed is not None:
-                self._note_passed(kernel, args)
+                self._note_launch(kernel, args)
             if backend.is_library_kernel(kernel) and self.runs_plainly_here(kernel, args, self._deactivate):
                 return None
             if self.cells.regions:
@@ -146,23 +147,24 @@ class Forward(DualFollower):
                 self._roots.lost.note(read, {cell.key for cell in event.written})
             return self._result(event)
 
-    def _note_passed(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
-        assert self.passed is not None
-        if backend.is_kernel_since(kernel, self._kernels_before) or backend.is_reading_kernel(kernel):
-            self.passed.append(math.nan)
-        for number in (n for value in backend.leaf_values(kernel, args) for n in entries_of(value)):
-            is_object = hasattr(number, "__dict__") and not backend.is_library(type(number))
-            if (is_object and id(number) not in self._known) or (
-                backend.is_array(number) and not isinstance(number, backend.Ndarray)
-            ):
-                self.passed.append(math.nan)
+    def _note_launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
+        is_unseen = backend.is_kernel_since(kernel, self._kernels_before) or backend.is_reading_kernel(kernel)
+        self._note_passed([math.nan] if is_unseen else [])
+        for value in backend.leaf_values(kernel, args):
+            self._note_passed(entries_of(value))
+
+    def _note_passed(self, numbers: Iterable[Any]) -> None:
+        passed = self.passed if self.passed is not None else []
+        for number in numbers:
+            is_unseen = backend.is_array(number) and not isinstance(number, backend.Ndarray)
+            if is_unseen or is_made(number, self._known):
+                passed.append(math.nan)
             elif isinstance(number, (float, np.floating)):
-                self.passed.append(float(plain_number(number)))
+                passed.append(float(plain_number(number)))
 
     def root(self, root: Root) -> Any:
         """Run the solver of an implicit function."""
-        if self.passed is not None:
-            self.passed.append(math.nan)
+        self._note_passed([math.nan])
         if self.cells.dots is not None:
             raise UnsupportedError(
                 "The second derivative of an implicit function (custom_root) is not known: only its first derivative "
@@ -271,9 +273,7 @@ class Forward(DualFollower):
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
         with backend.suspend_following():
             if self.passed is not None:
-                self.passed += [
-                    float(plain_number(n)) for n in entries_of(value) if isinstance(n, (float, np.floating))
-                ]
+                self._note_passed(entries_of(value))
             place = self._place(obj, index)
             if place is None:
                 return
