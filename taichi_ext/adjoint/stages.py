@@ -7,6 +7,7 @@ the kernel that several stages use are entries of an array (``crossing``), and s
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -17,7 +18,7 @@ from taichi_ext.adjoint.normal import normal, unwrapped, whole
 from taichi_ext.adjoint.order import Order
 from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.adjoint.recorded import with_recorded
-from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.bounds import with_checks
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.linearity import check_rules
@@ -199,7 +200,12 @@ def _entry(array: Container, number: Coefficient) -> Load:
 
 
 def _with_crossing(groups: list[list[ir.Statement]], found: Staged) -> list[ir.Body]:
-    """The stages, where locals that several of them use are entries of arrays."""
+    """The stages, where locals that several of them use are entries of arrays.
+
+    Those that never have a derivative, such as the results of ``ti.sym_eig`` of a stopped matrix, have arrays of their
+    own: whether an array has an adjoint is asked of all of it.
+    """
+    by_name = operator.attrgetter("name")
     owner = {
         local: n
         for n, group in enumerate(groups)
@@ -207,13 +213,12 @@ def _with_crossing(groups: list[list[ir.Statement]], found: Staged) -> list[ir.B
         if not isinstance(s, ir.For)
         for local in ir.declared(s)
     }
-    crossing: dict[Local, tuple[Container, int]] = {}
-    for n, group in enumerate(groups):
-        for memory in (m for s in group for m in sorted(s.reads | s.written, key=lambda m: m.name)):
-            if isinstance(memory, Local) and owner.get(memory, n) != n and memory not in crossing:
-                crossing[memory] = found.reserve(memory.dtype, max(1, math.prod(memory.shape)))
-    if not crossing:
+    used = ((n, m) for n, group in enumerate(groups) for s in group for m in sorted(s.reads | s.written, key=by_name))
+    shared = dict.fromkeys(m for n, m in used if isinstance(m, Local) and owner.get(m, n) != n)
+    if not shared:
         return [tuple(group) for group in groups]
+    moved = _may_be_active(groups)
+    crossing = {x: found.reserve(x.dtype, max(1, math.prod(x.shape)), "" if x in moved else "fixed_") for x in shared}
 
     def entry_of(v: Read) -> Load:
         array, start = crossing[v.local]
@@ -240,6 +245,15 @@ def _with_crossing(groups: list[list[ir.Statement]], found: Staged) -> list[ir.B
         return (s, *(store for r in results if r in crossing for store in _stores(r, *crossing[r])))
 
     return [ir.mapped(tuple(group), statement) for group in groups]
+
+
+def _may_be_active(groups: list[list[ir.Statement]]) -> frozenset[Local]:
+    """The locals that carry tangents if all that a kernel is given does."""
+    program = ir.Program("", (), (), tuple(s for group in groups for s in group), ())
+    used = {m for s in program.body for m in s.reads | s.written}
+    containers = [m for m in used if isinstance(m, Container)]
+    declared = {local for s in ir.statements(program.body) for local in ir.declared(s)}
+    return find_activity(program, containers, (m for m in used if isinstance(m, Local) and m not in declared)).locals
 
 
 def _stores(local: Local, array: Container, start: int) -> list[ir.Statement]:

@@ -273,21 +273,32 @@ def test_values_are_those_of_the_plain_kernel_and_all_modes_agree():
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("ti64")
-def test_rows_of_eigenvectors_by_the_adjoint():
-    """Of the arguments of a decomposition at a point, the matrix alone moves."""
-    x, y = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=6)
-    write(x, np.array([0.7, 0.8, -0.5]))
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.sweep)])
+def test_rows_of_eigenvectors_by_the_adjoint(n):
+    """Of the arguments of a decomposition at a point, the matrix alone moves; also between loops, at a tie."""
+    A, x = ti.Matrix.field(n, n, ti.f64, ()), ti.field(ti.f64, shape=1)
+    squares, logarithm = ti.field(ti.f64, shape=n), ti.Matrix.field(n, n, ti.f64, ())
+    M = rotations(n)[0] @ np.diag([1.2, 1.2, 0.7][-n:]) @ rotations(n)[0].T
+    write(A, (M + M.T) / 2)
+    write(x, np.array([0.7]))
 
     @ti.kernel
-    def squares():
-        A = ti.Matrix([[x[0], x[1]], [x[1], x[2]]])
-        values, vectors = ti.sym_eig(A)
-        for i in ti.static(range(2)):
-            y[i] = values[i] * x[0]
-            for j in ti.static(range(2)):
-                y[2 + 2 * i + j] = vectors[i, j] ** 2
+    def functions():
+        values, vectors = ti.sym_eig((A[None] + A[None].transpose()) * 0.5)
+        total = ti.Matrix.zero(ti.f64, n, n)
+        for d in ti.static(range(n)):
+            q = ti.Vector([vectors[i, d] for i in ti.static(range(n))])
+            total += ti.log(values[d]) * q.outer_product(q)
+        logarithm[None] = total
+        for i in squares:
+            squares[i] = total[0, i] ** 2 * x[0]
 
-    assert_allclose(jacobian(squares, x, y, mode="reverse"), jacobian(squares, x, y, mode="forward"), atol=1e-14)
+    outputs = [squares, logarithm]
+    by_rows, by_columns = (jacobian(functions, [A, x], outputs, mode=mode) for mode in ("reverse", "forward"))
+    for rows, columns in zip(by_rows, by_columns, strict=True):
+        for one, other in zip(rows, columns, strict=True):
+            assert_allclose(one, other, atol=1e-8)
+    assert_allclose(by_rows[1][0], derivative_of_eig(M, "log"), atol=1e-6)
 
 
 @pytest.mark.sweep
