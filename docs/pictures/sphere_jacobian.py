@@ -10,10 +10,9 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import jacobian
-from taichi_ext.demo.demo import PARAMETERS, TRUTH, fit_sphere, make_scene
+from taichi_ext.demo.demo import PARAMETERS, ZOOM, fit_sphere, make_scene
 
 DOCS = Path(__file__).resolve().parents[1]
-ZOOM = (slice(300, 420), slice(235, 325))  # the pixels around the sphere
 sys.path.insert(0, str(DOCS.parent / "examples"))
 
 import plotting  # noqa: E402  # shared by the examples
@@ -23,7 +22,7 @@ def main() -> None:
     ti.init(arch=ti.cpu, log_level=ti.ERROR)
     scene = make_scene(needs_dual=False)
     J = jacobian(scene.trace_loss, scene.scene_params, scene.d_losses)
-    depth, (history, residuals) = scene.image.to_numpy(), fit_sphere(scene)
+    depth, fit = scene.image.to_numpy(), fit_sphere(scene)
     figure = plotting.new_figure(12, 6)
     if figure is None:
         return
@@ -39,7 +38,7 @@ def main() -> None:
         plotting.color_bar(figure, drawn, axes, f"depth per unit of {name}")
     for axes in places:
         axes.set_facecolor("#ebebeb")  # no hit
-    runs = {"depth": [residuals], "worst param": [np.abs(history - TRUTH).max(axis=1)]}
+    runs = {"depth": [fit.residuals], "worst param": [fit.errors]}
     plotting.convergence(panels[1, 0], "Gauss-Newton fit", runs, has_legend=False)
     panels[1, 0].legend(loc="upper right")
     plotting.save(figure, DOCS / "sphere_jacobian.png")

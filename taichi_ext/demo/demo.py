@@ -4,6 +4,9 @@ The program is the one a user asked about in taichi-dev/taichi issue 6196: the d
 pixel of a 640 x 480 camera, and its Jacobian with respect to the sphere's radius and centre drives a least-squares fit.
 """
 
+# Of an argument of ti.GUI with a default, as res=512, that number is all that pyright knows.
+# pyright: reportArgumentType=false
+
 import argparse
 import os
 import statistics
@@ -11,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +46,19 @@ class Scene:
     image: Any
     d_losses: Any
     trace_loss: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The parameters before each Gauss-Newton step and after the last, and the depth residual (RMS) at each."""
+
+    params: np.ndarray
+    residuals: np.ndarray
+
+    @property
+    def errors(self) -> np.ndarray:
+        """The largest absolute error of a parameter, at each step."""
+        return np.abs(self.params - TRUTH).max(axis=1)
 
 
 def make_scene(needs_dual: bool) -> Scene:
@@ -117,11 +134,8 @@ def pixels_inside(params: np.ndarray) -> np.ndarray:
     return radius**2 - (centre @ centre - (ray @ centre) ** 2) > 1.0
 
 
-def fit_sphere(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """Recover TRUTH from START by Gauss-Newton steps, each from one launch, on pixels inside both silhouettes.
-
-    Returns the parameters before each step and after the last, and the depth residual (RMS) at each.
-    """
+def fit_sphere(scene: Scene) -> Fit:
+    """Recover TRUTH from START by Gauss-Newton steps, each from one launch, on pixels inside both silhouettes."""
     params, target = START.astype(np.float64), pixels_inside(TRUTH)
     history, residuals = [], []
     for _ in range(FIT_STEPS + 1):
@@ -132,7 +146,7 @@ def fit_sphere(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
         history.append(params)
         residuals.append(np.sqrt(np.mean(residual**2)))
         params = params - np.linalg.lstsq(rows, residual, rcond=None)[0]
-    return np.array(history), np.array(residuals)
+    return Fit(np.array(history), np.array(residuals))
 
 
 def print_jacobians(fused: np.ndarray, columns: np.ndarray) -> None:
@@ -154,12 +168,12 @@ def print_times(timings: dict[str, tuple[float, float]]) -> None:
         print(f"  {name:<26}{first * 1e3:>12.1f}{warm * 1e3:>13.2f}")
 
 
-def print_fit(history: np.ndarray, residuals: np.ndarray) -> None:
-    """Print the course of the fit, one line per step, with the largest error of a parameter."""
+def print_fit(fit: Fit) -> None:
+    """Print the course of the fit, one line per step."""
     print(f"\n{'Gauss-Newton':<16}" + "".join(f"{name:>12}" for name in PARAMETERS) + f"{'error':>11}{'residual':>11}")
-    for step, (params, residual) in enumerate(zip(history, residuals, strict=True)):
+    for step, (params, error, residual) in enumerate(zip(fit.params, fit.errors, fit.residuals, strict=True)):
         row = "".join(f"{value:>12.6f}" for value in params)
-        print(f"  step {step:<9}{row}{np.abs(params - TRUTH).max():>11.1e}{residual:>11.1e}")
+        print(f"  step {step:<9}{row}{error:>11.1e}{residual:>11.1e}")
 
 
 def column_sums(jac: np.ndarray) -> np.ndarray:
@@ -174,19 +188,42 @@ def largest_difference(fused: np.ndarray, columns: np.ndarray) -> tuple[float, f
     return float(difference.max()), float(np.max(difference / np.maximum(length, 1.0)))
 
 
-def check_results(fused: np.ndarray, relative: float, params: np.ndarray) -> bool:
+def check_results(fused: np.ndarray, relative: float, fit: Fit) -> bool:
     """Print each check and whether it passed."""
     checks = {
         # A device may contract r² - |d|² into other roundings, which the square root magnifies at the silhouette.
         "one launch agrees with FwdMode": relative < 1e-3,
         "a pixel's row agrees with the closed form": np.allclose(fused[PIXEL], REFERENCE_PIXEL, rtol=1e-5, atol=2e-6),
         "column sums agree with the closed form": np.allclose(column_sums(fused), REFERENCE_SUMS, rtol=1e-3),
-        f"the fit reaches [10, 10, 10, 100] in {FIT_STEPS} steps": np.abs(params - TRUTH).max() < FIT_TOLERANCE,
+        f"the fit reaches [10, 10, 10, 100] in {FIT_STEPS} steps": fit.errors[-1] < FIT_TOLERANCE,
     }
     print()
     for name, holds in checks.items():
         print(f"  {'ok    ' if holds else 'FAILED'}  {name}")
     return all(checks.values())
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m taichi_ext",
+        description="Whole Jacobian of a sphere renderer in one launch: checked against Taichi's FwdMode and a closed "
+        "form, timed, used in a Gauss-Newton fit, and drawn.",
+    )
+    parser.add_argument("--arch", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu", help="default: cpu")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("sphere_jacobian.png"),
+        metavar="PATH.png",
+        help="where to write the picture (default: %(default)s)",
+    )
+    parsed = parser.parse_args(arguments)
+    if parsed.output.suffix.lower() != ".png":
+        parser.error(f"--output must end in .png, not {parsed.output.name!r}")
+    if not parsed.output.resolve().parent.is_dir():
+        parser.error(f"--output: there is no folder {parsed.output.parent}")
+    return parsed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,13 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if every check held, 1 if one did not, 2 if there is no such device.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m taichi_ext",
-        description="Whole Jacobian of a sphere renderer in one launch: checked against Taichi's FwdMode and a closed "
-        "form, timed, and used in a Gauss-Newton fit.",
-    )
-    parser.add_argument("--arch", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu", help="default: cpu")
-    options = parser.parse_args(arguments)
+    options = parse_arguments(arguments)
     # FwdMode needs force_scalarize_matrix for a kernel with vectors. No cache on disk: a first call includes compiling.
     arch = getattr(ti, options.arch)
     ti.init(arch=arch, force_scalarize_matrix=True, offline_cache=False, log_level=ti.WARN)
@@ -226,12 +257,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fused = jacobian(scene.trace_loss, scene.scene_params, scene.d_losses)
     columns = jacobian_by_columns(dual_scene)
     absolute, relative = largest_difference(fused, columns)
-    history, residuals = fit_sphere(scene)
+    fit = fit_sphere(scene)
 
     print_jacobians(fused, columns)
     print(f"\nlargest difference of the two: {absolute:.1e}, relative to the pixel's row {relative:.1e}")
     print_times(timings)
     ratio = timings[columns_name][1] / timings[fused_name][1]
     print(f"  FwdMode takes {ratio:.2f} times as long as jacobian")
-    print_fit(history, residuals)
-    return 0 if check_results(fused, relative, history[-1]) else 1
+    print_fit(fit)
+    has_pictures = hasattr(ti.tools, "imwrite")
+    if has_pictures:
+        draw_summary(options.output, scene.image.to_numpy(), fused)
+    all_hold = check_results(fused, relative, fit)
+    print(f"\npicture: {options.output} ({LEGEND})" if has_pictures else f"\nno picture: {RUNTIME.name} writes none")
+    return 0 if all_hold else 1
+
+
+# The demonstration's picture, written by Taichi, so that nothing else has to be installed.
+
+NO_HIT = 0.92  # grey
+ZOOM = (slice(300, 420), slice(235, 325))  # the pixels around the sphere
+LEGEND = "above: depth, depth around the sphere, dJ/dr; below: dJ/dcx, dJ/dcy, dJ/dcz; red is positive, blue negative"
+
+
+def enlarge(image: np.ndarray) -> np.ndarray:
+    """Show each pixel as a block, so that the image has the size of the camera's."""
+    x, y = ((np.arange(n) + 0.5) * m / n for n, m in zip((WIDTH, HEIGHT), image.shape[:2], strict=True))
+    return image[x.astype(int)[:, None], y.astype(int)]
+
+
+def draw_summary(path: Path, depth: np.ndarray, jac: np.ndarray) -> None:
+    """Write the picture, six images as ``LEGEND`` says.
+
+    Args:
+        path: the PNG to write.
+        depth: the depth of each pixel, 0 where the sphere is not hit, shape (width, height).
+        jac: its Jacobian with respect to r, cx, cy and cz, shape (width, height, 4).
+    """
+    hit, part = depth > 0, np.clip(jac / 4, -1, 1)[ZOOM]
+    near = (depth.max() - depth) / (depth.max() - depth[hit].min())
+    of_depth = np.where(hit[..., None], near[..., None] * (0.3, 0.8, 0.5) + (0.25, 0.05, 0.35), NO_HIT)
+    colors = np.stack([np.minimum(1 + part, 1), 1 - np.abs(part), np.minimum(1 - part, 1)], axis=-1)
+    colors = np.where((jac != 0).any(axis=-1)[ZOOM][..., None, None], colors, NO_HIT)
+    columns = [enlarge(colors[:, :, k]) for k in range(4)]
+    images = [*columns[1:], of_depth, enlarge(of_depth[ZOOM]), columns[0]]
+    rows = [np.concatenate(images[n : n + 3]) for n in (0, 3)]  # the first index to the right, the second one up
+    ti.tools.imwrite(np.concatenate(rows, axis=1).astype(np.float32), str(path))

@@ -162,7 +162,7 @@ def test_the_line_in_a_notebook_is_replaced_and_removed(program, monkeypatch):
     python = types.SimpleNamespace(display=display)
     for name, module in {"ipykernel": display, "IPython": python, "IPython.display": display}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    show = progress.shown_line()
+    show = progress.stage_line()
     for text in ("one", "two", None):
         show(text)
     assert shown == [{"text/plain": "one"}, {"text/plain": "two"}, {}]
@@ -182,6 +182,7 @@ def run_with(program, call, **options):
 @pytest.mark.mostly_sweep("value_and_jacobian", "Jacobian")
 @pytest.mark.parametrize("call", ["jacobian", "value_and_jacobian", "Jacobian"])
 def test_bar_of_chunks_on_a_terminal(program, watched, call):
+    pytest.importorskip("rich")
     stderr = watched()
     J = run_with(program, call, chunk_size=7)
     assert "Columns of J, step" in stderr.getvalue()
@@ -192,6 +193,7 @@ def test_bar_of_chunks_on_a_terminal(program, watched, call):
 @pytest.mark.chosen_only("one run has no bar", "--chunk-size")
 @pytest.mark.parametrize("options", [{"chunk_size": 7, "progress": False}, {}, {"progress": True}, {"chunk_size": 30}])
 def test_no_bar_where_it_is_off_or_there_is_one_run(program, watched, options):
+    pytest.importorskip("rich")
     stderr = watched()
     jacobian(*program, **options)
     assert stderr.getvalue() == ""
@@ -199,18 +201,21 @@ def test_no_bar_where_it_is_off_or_there_is_one_run(program, watched, options):
 
 def test_no_bar_where_nobody_watches(program, monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "_rich", lambda: pytest.fail("rich was loaded"))
     jacobian(*program, chunk_size=7)
     check_jacobian(*program)
     assert sys.stderr.getvalue() == ""
 
 
 def test_bar_that_is_asked_for(program, monkeypatch):
+    pytest.importorskip("rich")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     jacobian(*program, chunk_size=7, progress=True)
     assert "30/30" in sys.stderr.getvalue()
 
 
 def test_bar_of_the_way_back(monkeypatch):
+    pytest.importorskip("rich")
     x, loss = scalars([1.0, 1.0, 1.0]), scalars(0.0)
 
     @ti.kernel
@@ -236,6 +241,7 @@ def test_bar_of_the_way_back(monkeypatch):
 
 
 def test_bar_of_check_jacobian(program, watched):
+    pytest.importorskip("rich")
     stderr = watched()
     assert check_jacobian(*program)
     assert "Differences, step" in stderr.getvalue()
@@ -244,6 +250,19 @@ def test_bar_of_check_jacobian(program, watched):
     assert check_jacobian(*program, most_entries=20)
     assert check_jacobian(*program, progress=False)
     assert stderr.getvalue().strip("\x00") == ""
+
+
+def test_without_rich(program, watched, monkeypatch):
+    stderr = watched()
+    for name in ("rich", "rich.console", "rich.progress"):
+        monkeypatch.setitem(sys.modules, name, None)
+    jacobian(*program, chunk_size=7)
+    assert stderr.getvalue() == ""
+    for call in ("jacobian", "value_and_jacobian", "Jacobian"):
+        with pytest.raises(InvalidArgumentError, match=r"progress=True needs rich, .*pip install rich"):
+            run_with(program, call, progress=True)
+    with pytest.raises(InvalidArgumentError, match="progress=True needs rich"):
+        check_jacobian(*program, progress=True)
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", [True], np.True_])
@@ -256,6 +275,7 @@ def test_values_that_are_neither_true_nor_false(program, value):
 
 
 def test_an_error_ends_the_bar(watched):
+    pytest.importorskip("rich")
     watched()
     x, y = scalars([0.1, 0.2, 0.3]), outputs(3)
     runs = []
@@ -297,5 +317,5 @@ def test_the_bar_of_a_notebook_leaves_nothing_behind(program, monkeypatch):
     assert not shown
     jacobian(*program, chunk_size=10)
     texts = [data.get("text/plain") for data in shown]
-    assert texts[-1] is None and all(re.search(r"━* +\d+/30, \d+ s left$", text) for text in texts[1:-1])
+    assert texts[-1] is None and all(re.search(r"━* +\d+/30$", text) for text in texts[1:-1])
     assert len(texts) > 2

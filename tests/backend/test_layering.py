@@ -65,7 +65,7 @@ QUADRANTS = {"quadrants"}
 OPTIONAL = {
     **dict.fromkeys(("quadrants", "quadrants_arguments"), QUADRANTS),  # in place of Taichi
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure"},
-    "progress": {"IPython", "IPython.display"},
+    "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},
     "opaque": {"torch", "typing_extensions"},  # for the type checker alone
     **dict.fromkeys(("hessian", "jacobian", "products"), {"typing_extensions"}),  # likewise

@@ -10,7 +10,7 @@ import pytest
 
 NEEDED = ("hypothesis", "scipy", "taichi", "numpy")
 EXTRAS = {"torch": "torch", "matplotlib": "plot", "dask": "dask", "distributed": "dask", "cvxopt": "cholmod"}
-EXTRAS["scipy"] = "scipy"
+EXTRAS |= {"scipy": "scipy", "rich": "test"}
 
 
 def missing_packages() -> str:

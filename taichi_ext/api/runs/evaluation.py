@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
-from taichi_ext.api.inputs.progress import progress_bar, shown_line
+from taichi_ext.api.inputs.progress import progress_bar, stage_line
 from taichi_ext.api.inputs.results import (
     Layout,
     as_torch,
@@ -256,7 +256,7 @@ class Evaluation:
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
         """Within the context, a run that fails leaves everything as it was."""
-        with self.whole(), Stages(f"Jacobian of {self.call.name}", shown_line() if self.shows_stages else None):
+        with self.whole(), Stages(f"Jacobian of {self.call.name}", stage_line() if self.shows_stages else None):
             may_go_over = self.call.kernel is None and self._max_memory() < math.inf
             if self.state is None and (needs_state or may_go_over):
                 self.state = State()
