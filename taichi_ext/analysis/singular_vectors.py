@@ -60,11 +60,14 @@ class Decomposition:
 def vectors_read(body: ir.Body, calls: list[Decomposition], locals_: Iterable[ir.Local]) -> Mapping[ir.Value, Vectors]:
     """For values that other statements read of ``locals_``, which are computed from decompositions, their vectors."""
     slice_ = frozenset(locals_)
+    givers = (s for s in ir.statements(body) if isinstance(s, (ir.Declare, ir.Store)))
+    uses = ((to, x) for s in givers for to, _ in ir.flows(s) for v in ir.values_of(s) for x in v.contents.locals)
+    computed = frozenset(ir.reached(slice_, uses))  # such as the bounds of a clamp, the same for all values
     found: dict[ir.Value, Vectors] = {}
     for n, call in enumerate(calls):
         kinds = (True,) if len(call.vectors) == 2 else (True, False)  # singular vectors are rotations
         for pair, are_rotations in itertools.product(range(len(call.vectors) * (call.values.shape[0] - 1)), kinds):
-            for value, is_tied in _judged(body, calls, slice_, (n, pair), are_rotations).items():
+            for value, is_tied in _judged(body, calls, (slice_, computed), (n, pair), are_rotations).items():
                 known = found.get(value, Vectors())
                 found[value] = Vectors(known.calls | {n}, known.tied | ({(n, pair)} if is_tied else set()))
     return found
@@ -73,7 +76,7 @@ def vectors_read(body: ir.Body, calls: list[Decomposition], locals_: Iterable[ir
 def _judged(
     body: ir.Body,
     calls: list[Decomposition],
-    slice_: frozenset[ir.Local],
+    locals_: tuple[frozenset[ir.Local], frozenset[ir.Local]],
     target: tuple[int, int],
     are_rotations: bool,
 ) -> dict[ir.Value, bool]:
@@ -84,7 +87,7 @@ def _judged(
     judged: dict[ir.Value, bool] = {}
     for seed in range(_DRAWS):
         drawn = _Drawn(np.random.default_rng(seed), are_rotations)
-        runs = [_Run(calls, slice_, drawn, target, how) for how in ("", "turned", "others")]
+        runs = [_Run(calls, locals_, drawn, target, how) for how in ("", "turned", "others")]
         plain, turned, others = [run.results(body) for run in runs]
         for value, numbers in plain.items():
             if not all(map(math.isfinite, (*numbers, *turned[value]))):
@@ -131,13 +134,18 @@ class _Jump(Exception):
 
 
 class _Run:
-    """One evaluation of the statements that compute ``slice_``, and of what others read of it."""
+    """One evaluation of the statements that compute a slice or numbers for it, and of what others read of the slice."""
 
     def __init__(
-        self, calls: list[Decomposition], slice_: frozenset[ir.Local], drawn: _Drawn, target: tuple[int, int], how: str
+        self,
+        calls: list[Decomposition],
+        locals_: tuple[frozenset[ir.Local], frozenset[ir.Local]],
+        drawn: _Drawn,
+        target: tuple[int, int],
+        how: str,
     ) -> None:
         self._calls = {call.statement: (n, call) for n, call in enumerate(calls)}
-        self._slice, self._drawn, self._target, self._how = slice_, drawn, target, how
+        (self._slice, self._computed_locals), self._drawn, self._target, self._how = locals_, drawn, target, how
         self._locals: dict[ir.Local, Any] = {}
         self._loops: dict[ir.Local, int] = {}
         self._visits: dict[int, int] = defaultdict(int)
@@ -165,10 +173,10 @@ class _Run:
                 raise _Jump(kind)
             case ir.Call() if s in self._calls:
                 self._decomposed(*self._calls[s])
-            case ir.Declare(local=local, values=values) if local in self._slice:
+            case ir.Declare(local=local, values=values) if local in self._computed_locals:
                 numbers = [self._value(v) for v in values] or [0.0] * math.prod(local.shape)
                 self._locals[local] = np.reshape(numbers, local.shape) if local.shape else numbers[0]
-            case ir.Store(target=ir.Read(local=local) as target) if local in self._slice:
+            case ir.Store(target=ir.Read(local=local) as target) if local in self._computed_locals:
                 self._store(s, target)
             case ir.Call(results=results) if self._slice.intersection(results):
                 self._called(s)
@@ -269,8 +277,8 @@ class _Run:
         return self._drawn.number(value, value.dtype)
 
     def _index(self, read: ir.Read) -> tuple[int, ...]:
-        index = (i if isinstance(i, int) else int(self._value(i)) for i in read.index)
-        return tuple(i % n for i, n in zip(index, read.local.shape, strict=True))
+        index = (i if isinstance(i, int) else self._value(i) for i in read.index)
+        return tuple(int(i) % n if math.isfinite(i) else 0 for i, n in zip(index, read.local.shape, strict=True))
 
     def _computed(self, name: str, *args: Any) -> Any:
         function = {"cast": float, "int": int}.get(name) or _OPERATIONS.get(name)

@@ -12,7 +12,7 @@ from differences import matrices, read, write
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import Hessian, Jacobian, jacobian, vjp
+from taichi_ext import DerivativeWarning, Hessian, Jacobian, jacobian, vjp
 
 NAMES = ("same", "log", "clamp")
 FUNCTIONS = {  # with their derivatives
@@ -55,7 +55,7 @@ def applied(name: ti.template(), s):
     if ti.static(name == "log"):
         r = ti.log(s)
     if ti.static(name == "clamp"):
-        r = ti.min(ti.max(s, 0.8), 1.5)
+        r = ti.math.clamp(s, 0.8, 1.5)  # a function with locals of its own, which hold the bounds
     return r
 
 
@@ -122,6 +122,33 @@ def test_functions_near_ties(n):
                     2.0**-25 * max(values[:n]) / min(values[:n])
                 )  # eigenvalues are moved by a part of the largest one
                 assert_allclose(J, T, atol=max(3e-7, moved) * max(1.0, abs(T).max()), err_msg=f"{name} {values}")
+
+
+@pytest.mark.usefixtures("ti64")
+def test_functions_of_each_value_with_numbers_of_their_own():
+    """Numbers that each turn of an unrolled loop reads again are the same for all values, unless the entries differ."""
+    A, bounds = matrices([np.eye(2)]), ti.field(ti.f64, 2)
+    same, apart = (ti.Matrix.field(2, 2, ti.f64, ()) for _ in range(2))
+    write(bounds, np.array([1.6, 2.4]))
+
+    @ti.kernel
+    def k():
+        for _ in range(1):
+            U, S, V = ti.svd(A[0])
+            F, G = ti.Matrix.zero(ti.f64, 2, 2), ti.Matrix.zero(ti.f64, 2, 2)
+            place = 0
+            for d in ti.static(range(2)):
+                low, place = 0.5 * bounds[0], place + 1
+                F[place - 1, d] = ti.math.clamp(S[d, d], low, 1.5)
+                G[d, d] = S[d, d] * bounds[d]
+            same[None] = U @ F @ V.transpose()
+            apart[None] = U @ G @ V.transpose()
+
+    with pytest.warns(DerivativeWarning, match="single vectors") as caught:
+        J_same, J_apart = jacobian(k, A, [same, apart])
+    assert ["apart[None]" in str(warning.message) for warning in caught] == [True]
+    assert_allclose(J_same.reshape(4, 4), np.eye(4), atol=1e-7)
+    assert np.isnan(J_apart).all()
 
 
 @pytest.mark.mostly_sweep("2")
