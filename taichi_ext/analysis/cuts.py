@@ -1,4 +1,4 @@
-"""Where paths from parameters to outputs end: casts to integers, roundings, quotients, stores of other values.
+"""Where paths from parameters to outputs end: casts to integers, roundings, comparisons, stores of other values.
 
 Paths are edges of two graphs: of those that have a derivative, which end at cuts, and of all, through indices and
 conditions too, in which cuts are sources of what is computed from them.
@@ -18,6 +18,7 @@ _WORDS = {
     "bit_cast": "a cast to bits",
     "floordiv": "the quotient of `//`",
     **{name: f"`{name}`" for name in ("floor", "ceil", "round")},
+    **dict.fromkeys(ir.COMPARISONS, "a comparison"),
 }
 _CARRIERS = {"stop_gradient": "", "gradient": "", "replace_gradient": "surrogate", "weighted": "arguments"}
 _STORE = "store"
@@ -66,9 +67,10 @@ class Paths:
 
     @property
     def cuts(self) -> list[Cut]:
-        """All cuts of numbers that are read from containers or parameters."""
+        """All cuts of numbers that are read from containers or parameters, without comparisons, which are many."""
         smooth = ir.reached((part for part, _ in self.smooth if isinstance(part, Component)), self.smooth)
-        return [cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth]
+        found = [cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth]
+        return [cut for cut in found if cut.name not in ir.COMPARISONS]
 
 
 def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: Hashable) -> list[Cut]:
@@ -91,7 +93,7 @@ def reaches(paths: Sequence[Paths], start: Hashable, output: Hashable) -> bool:
 
 
 def has_cuts(program: ir.Program) -> bool:
-    """Whether real numbers are cast to integers, rounded, or divided with a whole quotient."""
+    """Whether real numbers are cast to integers, rounded, compared, or divided with a whole quotient."""
     values = (value for s in ir.statements(program.body) for value in ir.values_of(s))
     return any(_is_cut(node) for value in values for node in ir.walk(value))
 

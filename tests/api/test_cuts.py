@@ -1,4 +1,4 @@
-"""Derivatives that are cut on some of the paths: casts to integers, roundings, whole quotients, overwritten params."""
+"""Derivatives that are cut on some of the paths: casts to integers, roundings, comparisons, overwritten params."""
 
 import warnings
 
@@ -45,7 +45,10 @@ def test_a_cast_in_an_index_cuts_one_component(places, options):
 @pytest.mark.mostly_sweep("whole-//", "if-cast")
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("floor", "`floor`"), ("round", "`round`"), ("whole", "//"), ("bits", "cast to bits"), ("if", "cast")],
+    [
+        *[("floor", "`floor`"), ("round", "`round`"), ("whole", "//"), ("bits", "cast to bits"), ("if", "cast")],
+        *[("branch", "a comparison"), ("factor", "a comparison")],
+    ],
 )
 def test_what_cuts_the_path_of_one_of_two_params(name, word):
     a, b, y = scalars([2.6]), scalars([1.7]), outputs(2)
@@ -61,6 +64,11 @@ def test_what_cuts_the_path_of_one_of_two_params(name, word):
             r = v // 0.5
         elif ti.static(name == "bits"):
             r = ti.cast(ti.bit_cast(v, ti.i64) >> 60, ti.f64)
+        elif ti.static(name == "factor"):
+            r = (v > 1.0) * 2.0
+        elif ti.static(name == "branch"):
+            if v > 1.0:
+                r = 3.0
         elif int(v) > 1:
             r = 3.0
         return r

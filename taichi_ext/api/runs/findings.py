@@ -113,7 +113,7 @@ class RunLog:
 
     def _warn_of_cuts(self) -> None:
         assert self._layout is not None
-        paths = [report.paths() for report in self._reports]
+        paths = [] if all(map(np.all, self._nonzero)) else [report.paths() for report in self._reports]
         for output, nonzero in zip(self._layout.outputs, self._nonzero, strict=True):
             for param in (p for p in self._layout.params if p.container not in self._overwritten):
                 zeros = np.flatnonzero(~nonzero[param.first :][: param.size].reshape(-1, param.element).any(0))
