@@ -223,6 +223,7 @@ k, [x], [y], out=[[zeros.T]] -> out[0][0] has shape (2, 3)
 k, x, y, out='J' -> out
 k, x, y, out=[[0.0, 0.0]] * 3 -> out
 k, x, y, out={1} -> out
+arrays, 'a', 'o', args=(many, many.copy()) -> 50000 x 50000 entries | format='csr' | products with J
 k, x, y, out=True -> out
 k, x, y, out=1.0 -> out
 k, x, y, out=read_only -> out | read-only
@@ -321,13 +322,8 @@ def things(scene):
     fixed, read_only, zeros, other = real(np.ones(3)), np.zeros((3, 2)), real(np.zeros((3, 2))), outputs(2)
     fixed.flags.writeable = read_only.flags.writeable = False
     masked, matrix = np.ma.masked_array(np.ones(3), [0, 1, 0]), np.matrix([1.0, 2.0, 3.0])
-    a, o, n, ones, zeros3 = (
-        real(np.ones(3)),
-        real(np.zeros(3)),
-        np.ones(3, np.int32),
-        real(np.ones(8)),
-        real(np.zeros((3, 3))),
-    )
+    a, o, ones, many, zeros3 = (real(np.ones(shape)) for shape in (3, 3, 8, 50_000, (3, 3)))
+    o[:], zeros3[:], n = 0, 0, np.ones(3, np.int32)
     unused, counter, foreign = scene.unused, scene.counter, Foreign()
     own = {name: value for name, value in locals().items() if name != "scene"}
     own |= {

@@ -2,7 +2,6 @@
 
     python tests/oracles/emitted_texts.py FOLDER                       # benchmarks and 300 random programs
     python tests/oracles/emitted_texts.py FOLDER --programs 1000       # more of them
-    python tests/oracles/emitted_texts.py FOLDER --cases cases.py      # constructs of a file with a list CASES, too
     python -m pytest -p emitted_texts --emitted-texts FOLDER tests/custom/test_edges.py   # the kernels of tests
     diff -r BEFORE AFTER
 
@@ -14,11 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
-import linecache
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +22,6 @@ from typing import Any
 
 import pytest
 import taichi as ti
-import taichi.math as tm
 
 from taichi_ext import Jacobian, engine
 
@@ -157,29 +152,6 @@ def random_programs(texts: Texts, count: int) -> None:
         loaded.close()
 
 
-def constructs(texts: Texts, path: Path) -> None:
-    """The cases of a file: dictionaries with ``name``, ``x0``, ``m``, ``pre``, ``body``, ``pipeline`` and ``extra``."""
-    spec = importlib.util.spec_from_file_location("cases", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for number, case in enumerate(module.CASES):
-        start()
-        body = case["body"]
-        if not case["pipeline"]:
-            returns = " -> ti.f64" if "return x[0]" in body else ""
-            body = f"@ti.kernel\ndef run(){returns}:\n{textwrap.indent(body, '  ')}\n"
-        text, name = f"{case['pre']}\n{body}\n{case['extra']}\n", f"<case {number}>"
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        x, y = ti.field(ti.f64, len(case["x0"])), ti.field(ti.f64, case["m"])
-        scope = {"__name__": "case", "ti": ti, "tm": tm, "np": importlib.import_module("numpy"), "x": x, "y": y}
-        exec(compile(text, name, "exec", dont_inherit=True), scope)
-        for n, value in enumerate(case["x0"]):
-            x[n] = value
-        texts.take(f"case {number} {case['name']}", Jacobian(scope["run"], x, y), stops=not case["pipeline"])
-
-
 # --- kernels of tests -------------------------------------------------------------------------------------------------
 
 
@@ -202,13 +174,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--programs", type=int, default=300, metavar="N", help="random programs, default 300")
-    parser.add_argument("--cases", type=Path, metavar="FILE", help="a Python file with a list CASES")
     options = parser.parse_args()
     texts = Texts(options.folder)
     benchmarks(texts)
     random_programs(texts, options.programs)
-    if options.cases is not None:
-        constructs(texts, options.cases)
 
 
 if __name__ == "__main__":
