@@ -194,38 +194,6 @@ def test_llvm_knows_the_range_of_a_stretch(count, bits, lanes):
 
 
 KERNELS = """
-    sum_over_parameters:
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                s += ti.sqrt(x[n] * w[i, j] + n)
-            y[i, j] = s * s
-    nested_loops:
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                t = x[n]
-                for m in range(n):
-                    t = t * x[m] + w[i, j]
-                s += t * t
-            y[i, j] = s
-    loop_until_a_parameter_is_large:
-        for i, j in y:
-            s, n, limit = w[i, j], 0, 0.0
-            while limit < 1.5:
-                limit += x[0] + 0.1
-                s = s * x[1] + ti.tanh(s)
-                n += 1
-            y[i, j] = s + n
-    shared_branch:
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                if n < p[1]:
-                    s += x[n] * w[i, j]
-                else:
-                    s = s * x[n] + j
-            y[i, j] = s
     branch_of_each:
         for i, j in y:
             s = x[2]
@@ -235,22 +203,6 @@ KERNELS = """
                 elif j > 5:
                     s -= x[0] * n
             y[i, j] = s
-    array_by_an_index:
-        for i, j in y:
-            h = ti.Vector([0.0] * 3)
-            for n in range(3):
-                h[n] = x[n] * w[i, j] + i
-            s = 0.0
-            for n in range(3):
-                s += h[n] * h[2 - n]
-                h[n] += s * x[0]
-            y[i, j] = s + h[2]
-    entries_by_index_arrays:
-        for i, j in y:
-            s = 1.0
-            for n in range(2):
-                s *= w[i, (j + p[n]) % 11] * x[p[n] % 3]
-            y[i, j] = s
     vectors_of_results:
         for i, j in z:
             v = ti.Vector([1.0, 0.0])
@@ -258,31 +210,6 @@ KERNELS = """
                 v = ti.Vector([v.x * x[n], v.y + v.x * w[i, j]])
             z[i, j] = v
             y[i, j] = v.norm()
-    several_loops:
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                s += x[n] * w[i, j]
-            y[i, j] = s
-        for i, j in z:
-            t = 1.0
-            for n in range(3):
-                t *= y[i, j] + x[n]
-            z[i, j] = ti.Vector([t, y[i, j]])
-    shared_numbers_that_change:
-        for i, j in y:
-            s, a = 0.0, 0.5
-            for n in range(3):
-                s += x[n] * a * w[i, j]
-                a = a * 0.9 + p[n]
-                s -= a * j
-            y[i, j] = s * s
-    truth_of_each:
-        for i, j in y:
-            is_far, s = w[i, j] > 0.5, 0.0
-            for n in range(3):
-                s += ti.select(is_far, x[n] * s, x[n] + j)
-            y[i, j] = s
     sums_in_memory:
         for i, j in y:
             y[i, j] = 0.5
@@ -298,56 +225,35 @@ KERNELS = """
 """
 
 
-def kernels_in_lanes(x, y, z, p):
+def kernels_in_lanes(x, y, z):
     """Kernels with what a body in lanes may have, by name."""
     w = scalars(np.linspace(0.2, 0.9, 22).reshape(2, 11))
-    return kernels_of(KERNELS, x=x, y=y, z=z, p=p, w=w)
+    return kernels_of(KERNELS, x=x, y=y, z=z, w=w)
 
 
 @pytest.mark.mostly_sweep("sums_in_memory")
 @pytest.mark.parametrize("name", names_of(KERNELS))
 def test_bodies(name, lanes):
-    x, y, z, p = scalars(X), outputs(2, 11), vector_outputs(2, 2, 11), integers([1, 2, 0])
-    kernels = kernels_in_lanes(x, y, z, p)
+    x, y, z = scalars(X), outputs(2, 11), vector_outputs(2, 2, 11)
+    kernels = kernels_in_lanes(x, y, z)
     check_jacobian(kernels[name], x, [y, z] if "z[i" in inspect.getsource(kernels[name]) else y)
     assert lanes[-1], lanes.reasons
 
 
-def kernels_that_stay(x, y, p):
-    """Kernels with a loop that does not run in lanes, by a part of the reason."""
+@pytest.mark.parametrize("is_own", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_loops_that_stay(is_own, lanes):
+    x, y = scalars(X), outputs(2, 11)
 
     @ti.kernel
-    def LLVM_does_not_vectorise_round():
+    def k():
         for i, j in y:
             s = 0.0
             for n in range(3):
-                s += ti.round(0.3 * j) * x[n]
-            y[i, j] = s
+                s += ti.round(0.3 * j) * x[n] if ti.static(is_own) else x[n] * j
+            y[i if ti.static(is_own) else 1 - i, j] = s
 
-    @ti.kernel
-    def not_its_own():
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                s += x[n] * j
-            y[1 - i, j] = s
-
-    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
-
-
-STAY = """
-    LLVM_does_not_vectorise_round not_its_own
-""".split()
-
-
-@pytest.mark.mostly_sweep("LLVM_does_not_vectorise_round")
-@pytest.mark.parametrize("name", STAY)
-def test_loops_that_stay(name, lanes):
-    x, y, p = scalars(X), outputs(2, 11), integers([1, 2, 0])
-    kernels = kernels_that_stay(x, y, p)
-    assert set(kernels) == set(STAY)
-    check_jacobian(kernels[name], x, y)
-    assert name.replace("_", " ") in lanes.reasons[-1]
+    check_jacobian(k, x, y)
+    assert ("LLVM does not vectorise round" if is_own else "not its own") in lanes.reasons[-1]
 
 
 @pytest.mark.sweep

@@ -52,34 +52,12 @@ def test_text_of_a_serial_loop():
 
 
 KERNELS = """
-    one_index:
-        for i in y:
-            s = x[0]
-            for n in range(5):
-                s += ti.sin(s * x[1] * n) * i * 0.1
-            y[i] = s
     three_indices:
         for i, j, k in ti.ndrange(3, 2, 4):
             s = 0.0
             for n in range(3):
                 s += x[n] * x[(i + n) % 3] * (j + k)
             z[i, j, k] = s * s
-    vectors_and_sums:
-        for i in v:
-            s = ti.Vector([x[0], 1.0])
-            while s.norm() < 3.0 + i:
-                s *= 1.1 + x[1]
-            v[i] += s
-            v[i] -= 0.5 * s * x[2]
-    two_loops:
-        for i in y:
-            s = x[0] * i
-            for n in range(3):
-                s *= x[n]
-            y[i] = s
-        for i, j in ti.ndrange(3, 2):
-            for k in range(4):
-                z[i, j, k] = x[i] * x[j] * k
     read_in_another_loop:
         for i in y:
             for n in range(3):
@@ -95,26 +73,11 @@ KERNELS = """
         for i in range(12):
             for n in range(2):
                 y[i] = y[ti.max(i - 1, 0)] * x[0] + x[n]
-    in_place:
-        for i in y:
-            for n in range(3):
-                y[i] = y[i] * x[n] + 1.0
     turned:
         for i, j in ti.ndrange(2, 2):
             for n in range(2):
                 z[i, j, 0] = x[n] * (i + 1)
                 z[j, i, 0] = x[n] * (j + 2)
-    counted:
-        for i in y:
-            for n in range(3):
-                p[0] = p[0] + 1
-                y[i] = x[n] * p[0]
-    shared_local:
-        last = 0
-        for i in y:
-            for n in range(3):
-                y[i] = x[n] * (last + i)
-                last += 1
     atomics:
         for i in y:
             for n in range(3):
@@ -123,11 +86,6 @@ KERNELS = """
     without_loops:
         for i in y:
             y[i] = ti.exp(x[0] * i)
-    serial:
-        ti.loop_config(serialize=True)
-        for i in y:
-            for n in range(3):
-                y[i] = x[n] * i
 """
 
 
@@ -136,10 +94,8 @@ def make_kernels(x, y, z, v, p):
     return kernels_of(KERNELS, x=x, y=y, z=z, v=v, p=p)
 
 
-SPREAD = {"one_index": 1, "three_indices": 1, "vectors_and_sums": 1, "two_loops": 2, "read_in_another_loop": 2}
-STAY = """
-    shared_sum recursion in_place turned counted shared_local atomics without_loops serial
-""".split()
+SPREAD = {"three_indices": 1, "read_in_another_loop": 2}
+STAY = "shared_sum recursion turned atomics without_loops".split()
 
 
 spread_only = pytest.mark.chosen_only("loops are spread over threads of a CPU", "--by-column")
@@ -152,13 +108,7 @@ def test_kernels(name):
     x, y, z, v, p = scalars(X), outputs(12), outputs(3, 2, 4), vector_outputs(2, 7), ti.field(ti.i32, 1)
     kernels = make_kernels(x, y, z, v, p)
     assert set(kernels) == {*SPREAD, *STAY}
-    written = {
-        "three_indices": [z],
-        "vectors_and_sums": [v],
-        "two_loops": [y, z],
-        "read_in_another_loop": [v],
-        "turned": [z],
-    }.get(name, [y])
+    written = {"three_indices": [z], "read_in_another_loop": [v], "turned": [z]}.get(name, [y])
     check_jacobian(kernels[name], x, written, state=[p, y, z, v])
     plan = Jacobian(kernels[name], x, written)
     plan()
