@@ -8,7 +8,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from devices import real
-from differences import outputs, read, scalars, vectors, write
+from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
 from taichi_program import initialise
@@ -217,68 +217,6 @@ def test_at_most_so_many_entries():
             y[0] += small[i] * x[0]
 
     assert check_jacobian(few, [small, x], y, most_entries=None).blocks[1].compared == 300
-
-
-# --- check_jacobian: disagreement -------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-@pytest.mark.double_only("the digits of float64")
-def test_the_worst_entry_is_named():
-    x, y = vectors([[0.3, 0.8], [0.5, 0.2]]), outputs(2, 3)
-
-    @ti.func
-    def f(a):
-        return a * a
-
-    @boundary_gradient(f)
-    def _(a, d_a):
-        return ti.select(a > 0.7, 2.5, 2.0) * a * d_a
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            y[i, j] = f(x[i].y) * j + x[i].x
-
-    report = check_jacobian(k, x, y)
-    assert not report
-    [block] = report.blocks
-    assert block.failed == 2  # j = 1 and j = 2 of i = 0
-    assert block.worst.output == (0, 2)
-    assert block.worst.param == (0, 1)
-    assert block.worst.jacobian == pytest.approx(4.0)
-    assert block.worst.differences == pytest.approx(3.2)
-    text = str(report)
-    assert "DISAGREES" in text
-    assert "[0, 2], [0, 1]: J 4, differences 3.2" in text
-    with pytest.raises(CheckError, match=r"\[0, 2\], \[0, 1\]"):
-        check_jacobian(k, x, y, raise_on_failure=True)
-    assert check_jacobian(k, x, y, rtol=0.3)
-    assert check_jacobian(k, x, y, atol=1.0)
-
-
-@pytest.mark.sweep
-@pytest.mark.double_only("steps in float64")
-def test_differences_that_leave_the_domain():
-    """At 1e-9 from its end smaller steps stay inside; at 1e-30 none does."""
-    x, y = scalars([0.0, 0.5]), outputs(2)
-    margin = ti.field(ti.f64, ())
-    margin[None] = 1e-9
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = ti.sqrt(x[i] + margin[None]) if i == 0 else x[i]
-
-    assert check_jacobian(k, x, y)
-    margin[None] = 1e-30
-    report = check_jacobian(k, x, y)
-    assert report.verdict == "cannot tell"
-    assert "the output is not finite on one side" in str(report)
-    assert report.not_finite == ()
-
-
-# --- check_jacobian: what it refuses ----------------------------------------------------------------------------------
 
 
 # --- check_rule -------------------------------------------------------------------------------------------------------

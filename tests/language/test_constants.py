@@ -22,7 +22,6 @@ from taichi_ext import (
     UnsupportedError,
     check_jacobian,
     jacobian,
-    value_and_jacobian,
 )
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -50,25 +49,6 @@ def agrees(kernel, params, y, **kwargs):
 
 @pytest.mark.sweep
 class TestGlobals:
-    def test_numbers_that_python_folds(self):
-        x, y = scalars(X), outputs(3)
-
-        @ti.kernel
-        def k():
-            for i in y:
-                y[i] = 4 * gravity * whole * x[i] / single**2 + ti.sin(gravity) - (-whole)
-
-        k()
-        plain = read(y)
-        y.fill(0.0)
-        value, J = value_and_jacobian(k, ["gravity", "whole", "single"], y)
-        assert_array_equal(value, plain)
-        scale = 4 * X / 1.5**2
-        assert_allclose(J[0], scale * 2 + np.cos(3.0))
-        assert_allclose(J[1], scale * 3 + 1)
-        assert_allclose(J[2], -2 * scale * 3 * 2 / 1.5)
-        agrees(k, ["gravity", x, "whole"], y)
-
     def test_vectors_and_tuples(self):
         x, y = scalars(X), outputs(3)
 
@@ -161,24 +141,6 @@ class TestGlobals:
         assert_allclose(J[0], X / (2 * np.sqrt(1.5)) + np.cos(0.4) * 0.4 / apart + 0.4 * power / 1.5 + 0.4 * decay)
         by_angle = -np.sin(0.4) * np.arctan2(1.5, 0.4) - np.cos(0.4) * 1.5 / apart + np.log(1.5) * power - decay
         assert_allclose(J[1], np.full(3, by_angle))
-
-    def test_closures(self):
-        x, y = scalars(X), outputs(3)
-
-        def make(rate):
-            @ti.kernel
-            def k():
-                for i in y:
-                    y[i] = ti.exp(rate * x[i])
-
-            return k
-
-        J = agrees(make(0.5), "rate", y)
-        ends = []
-        for rate in (0.5 + 1e-6, 0.5 - 1e-6):
-            make(rate)()
-            ends.append(read(y))
-        assert_allclose(J, (ends[0] - ends[1]) / 2e-6, rtol=1e-6)
 
 
 @dataclasses.dataclass

@@ -75,49 +75,6 @@ def test_matrix_classes_as_annotations_of_results_say_nothing():
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
-def test_pyfunc():
-    x, y = scalars(FIVE), outputs(2)
-
-    @ti.pyfunc
-    def f(a, b):
-        c = a * b
-        return c + a
-
-    assert f(2.0, 3.0) == 8.0
-
-    @ti.kernel
-    def k():
-        y[0] = f(x[0], x[1])
-        y[1] = f(f(x[2], 2.0), x[3])
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-@pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
-def test_plain_python_functions():
-    """Taichi calls them while it traces, on numbers and on values with tangents; see test_language_python.py."""
-    x, y = scalars(FIVE), outputs(1)
-
-    def number(n):
-        return n * 2.5
-
-    def half(a):
-        return a * 0.5
-
-    @ti.kernel
-    def constant():
-        y[0] = x[0] * number(3) * ti.static(number(2))
-
-    @ti.kernel
-    def active():
-        y[0] = half(x[0])
-
-    check_jacobian(constant, x, y)
-    check_jacobian(active, x, y)
-
-
 def test_items_of_a_list_at_run_time_are_refused():
     x, y = scalars(FIVE), outputs(2)
 
@@ -202,17 +159,6 @@ def test_data_oriented_classes(kind):
         other.run()
 
     check_jacobian(both, [s.x, other.k], [s.y, other.y])
-
-
-@pytest.mark.sweep
-def test_a_bound_kernel_with_an_argument_and_a_result():
-    s = Springs(4)
-    x, k = s.x.to_numpy(), s.k[0]
-    J = jacobian(s.run_with, [s.k, s.x, "factor"], args=(0.5,))
-    d = x - x[0] - 0.25 * 1.5
-    np.testing.assert_allclose(J[0], [-0.5 * 2 * d.sum()], rtol=1e-12)
-    np.testing.assert_allclose(J[1], -k * np.array([1 - 4, 1, 1, 1]), rtol=1e-12)
-    np.testing.assert_allclose(J[2], -k * 2 * d.sum(), rtol=1e-12)
 
 
 def test_recursion_decided_at_run_time_is_refused():

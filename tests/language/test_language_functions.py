@@ -240,30 +240,6 @@ def test_smoothstep_inside_and_outside(point):
 # --- conversions and choices ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
-def test_casts_to_real_types_are_linear():
-    x, y = scalars([0.625, -1.25]), outputs(2, 9)
-
-    @ti.kernel
-    def k():
-        for i in range(2):
-            y[i, 0] = ti.cast(x[i], ti.f64) * x[i]
-            y[i, 1] = ti.cast(x[i], ti.f32) * x[i]
-            y[i, 2] = ti.f64(x[i]) * 2.0
-            y[i, 3] = float(x[i]) * x[1 - i]
-            y[i, 4] = ti.cast(x[i], float) * 3.0
-            y[i, 5] = ti.f32(x[i] * x[i])
-            y[i, 6] = ti.cast(ti.Vector([x[i], 2.0 * x[i]]), ti.f64)[1]
-            y[i, 7] = ti.Vector([x[i], 2.0 * x[i]]).cast(ti.f64).sum()
-            y[i, 8] = ti.cast(x[i], dtype=ti.f64)
-
-    expected = np.zeros((2, 9, 2))
-    for i, v in enumerate(x.to_numpy()):
-        expected[i, :, i] = [2 * v, 2 * v, 2, x[1 - i], 3, 2 * v, 2, 3, 1]
-        expected[i, 3, 1 - i] = v
-    check_jacobian(k, x, y, expected=expected)
-
-
 def test_bits_of_a_value_that_become_a_number_again_are_refused():
     x, y, n = scalars([0.3]), outputs(2), ti.field(ti.i64, 1)
 

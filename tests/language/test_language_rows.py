@@ -42,78 +42,6 @@ def many(n=MANY):
     return scalars(np.random.default_rng(0).uniform(0.2, 1.0, n))
 
 
-@pytest.mark.sweep
-def test_local_vectors_in_many_iterations():
-    n = 60
-    x, y = many(n), outputs(2000)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            v = ti.Vector([0.0] * 12)
-            for j in range(n):
-                v[j % 12] = v[(j + i) % 12] * 0.5 + x[j] * x[(i + j) % n]
-            s = 0.0
-            for j in range(12):
-                s += v[j] * v[(j + 3) % 12]
-            y[i] = s
-
-    check_columns(k, x, [y], (0, 7, 59))
-
-
-@pytest.mark.sweep
-@pytest.mark.cpu_only("Mesa's llvmpipe leaves loops after 65536 iterations in all")
-def test_locals_and_functions_in_many_iterations():
-    x, y, z, w = many(), outputs(300), outputs(300), outputs(1)
-
-    @ti.func
-    def f(a, i):
-        s = a
-        for j in range(20):
-            s = s * 0.9 + x[(i * 7 + j * 31) % MANY] * a
-        return s
-
-    @ti.kernel
-    def k():
-        for i in y:
-            acc = x[i]
-            b = 0.0
-            for j in range(40):
-                if (i + j) % 3 == 0:
-                    continue
-                t = acc
-                acc = f(acc, j) * 0.5 + x[(i + j) % MANY]
-                b = max(b * 0.9, t * x[j])
-                if acc > 50.0:
-                    break
-            y[i] = acc + b
-            z[i] = b * acc
-            w[0] += acc * 0.001
-
-    check_columns(k, x, [y, z, w])
-
-
-@pytest.mark.sweep
-def test_locals_of_the_kernel_itself():
-    x, y = many(), outputs(4)
-
-    @ti.kernel
-    def k():
-        s = 0.0
-        for i in x:
-            s += x[i] * x[(i * 7) % MANY]
-        t = s * x[0]
-        for i in x:
-            t += x[i] * 0.1
-        y[0] = s
-        y[1] = t
-        y[2] = s * t
-        for i in x:
-            y[3] += s * x[i] * 1e-3 + t * 1e-3
-
-    check_columns(k, x, [y], rtol=1e-5)
-
-
 def cells():
     """A sparse field of 64 cells, five of which are active."""
     s = ti.field(ti.f64)
@@ -121,23 +49,6 @@ def cells():
     for i in (3, 17, 18, 40, 63):
         s[i] = 1.0
     return s
-
-
-@pytest.mark.sweep
-def test_iterations_over_a_sparse_field():
-    x, y, s = many(), outputs(64), cells()
-
-    @ti.kernel
-    def k():
-        for i in s:
-            acc = 0.0
-            for j in range(MANY):
-                acc += x[j] * x[(i + j) % MANY]
-            before = acc
-            acc *= 0.5
-            y[i] = acc * before * 1e-3
-
-    check_columns(k, x, [y])
 
 
 def test_a_serial_loop():
@@ -154,34 +65,6 @@ def test_a_serial_loop():
             z[0] = acc * 0.5 + x[i]
 
     check_columns(k, x, [y, z])
-
-
-@pytest.mark.sweep
-def test_kernels_in_turn():
-    x, y, z = many(), outputs(10), outputs(10)
-
-    @ti.kernel
-    def first():
-        for i in range(10):
-            acc = y[i]
-            for j in range(MANY):
-                acc += x[j] * x[(i + j) % MANY] * 0.01
-            z[i] = acc
-
-    @ti.kernel
-    def second():
-        for i in range(10):
-            acc = 0.0
-            for j in range(10):
-                acc += z[j] * x[j + i]
-            y[i] += acc * 0.1
-
-    def run():
-        for _ in range(3):
-            first()
-            second()
-
-    check_columns(run, x, [y, z])
 
 
 def test_a_sum_that_all_iterations_add_to():

@@ -98,20 +98,3 @@ def test_single_accumulators_of_double_values():
         return [(x * x[0]).sum() * x[1], x.prod()]
 
     assert_allclose(jacobian(k, x, y), differences(f, FIVE), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.sweep
-def test_single_value_arguments_and_results():
-    x = scalars(FIVE, ti.f32)
-
-    @ti.kernel
-    def k(a: float, n: int) -> float:
-        s = 0.0
-        for i in range(n):
-            s += x[i] * a**2
-        return s * a
-
-    J = jacobian(k, ["a", x], args=(0.5, 4))
-    assert J[0].dtype == np.float32
-    assert_allclose(J[0], 3 * 0.25 * FIVE[:4].sum(), rtol=1e-5)
-    assert_allclose(J[1], [0.125] * 4 + [0], rtol=1e-6)

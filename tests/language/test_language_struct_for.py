@@ -9,8 +9,6 @@ from taichi_ext import Jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
-
 
 @pytest.mark.mostly_sweep("ordered")
 @pytest.mark.parametrize("kind", ["dense", "pointer", "bitmasked", "dense pointer", "hash-like", "ordered"])
@@ -53,50 +51,6 @@ def test_struct_for_on_placements(kind):
 def is_active_block(kind, i):
     blocks = {"pointer": 2, "hash-like": 2}
     return any(i // blocks[kind] == j // blocks[kind] for j in (1, 2, 5, 7)) if kind in blocks else False
-
-
-@pytest.mark.sweep
-def test_struct_for_activates_what_it_stores():
-    x, y = scalars(FIVE), outputs(3)
-    s = ti.field(ti.f64)
-    ti.root.pointer(ti.i, 8).place(s)
-
-    @ti.kernel
-    def scatter():
-        for i in range(3):
-            s[2 * i] = x[i] * x[0]
-
-    @ti.kernel
-    def gather():
-        for i in s:
-            y[0] += s[i] * x[4]
-            y[1] += 1.0
-        y[2] = s[2] * s[5]
-
-    def run():
-        scatter()
-        gather()
-
-    check_jacobian(run, x, y)
-    assert [i for i in range(8) if s[i] != 0] == [0, 2, 4]
-
-
-@pytest.mark.sweep
-def test_fields_with_offsets():
-    x = ti.field(ti.f64, shape=(3, 2), offset=(-1, 4))
-    y = ti.field(ti.f64, shape=3, offset=10)
-    x.from_numpy(np.array([[0.3, 0.8], [0.5, 1.1], [0.7, 0.2]]))
-
-    @ti.kernel
-    def k():
-        for i, j in x:
-            y[i + 11] += x[i, j] * x[-1, 4] * j
-        for i in y:
-            y[i] *= x[i - 11, 5]
-        for I in ti.grouped(x):
-            y[10] += x[I] * I[1]
-
-    check_jacobian(k, x, y)
 
 
 def test_hierarchical_blocks():

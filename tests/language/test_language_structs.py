@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, outputs, scalars
 
 from taichi_ext import InvalidArgumentError, jacobian
 
@@ -12,34 +12,8 @@ pytestmark = pytest.mark.usefixtures("ti64")
 FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
 Pair = ti.types.struct(a=ti.f64, b=ti.f64)
 vec2 = ti.types.vector(2, ti.f64)
-vec3 = ti.types.vector(3, ti.f64)
 Mixed = ti.types.struct(n=ti.i32, v=vec2, m=ti.types.matrix(2, 2, ti.f64), s=ti.f32)
 Nested = ti.types.struct(first=Pair, second=Pair, w=vec2)
-
-
-@ti.dataclass
-class Ball:
-    center: vec3
-    radius: ti.f64
-    kind: ti.i32
-
-    @ti.func
-    def distance(self, p):
-        return (p - self.center).norm() - self.radius
-
-    @ti.func
-    def move(self, step):
-        self.center += step * self.radius
-        self.radius *= 1.1
-
-    @ti.func
-    def normal(self, p):
-        d = p - self.center
-        return d / self.distance(p)
-
-    @ti.func
-    def larger(self, factor):
-        return Ball(self.center, self.radius * factor, self.kind)
 
 
 # --- locals -----------------------------------------------------------------------------------------------------------
@@ -81,30 +55,6 @@ def test_structs_built_read_and_changed():
     check_jacobian(k, x, y)
 
 
-# --- dataclasses ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_methods_of_dataclasses():
-    x, y, w = scalars(FIVE), outputs(4), vector_outputs(3, 1)
-
-    @ti.kernel
-    def k():
-        ball = Ball(center=vec3(x[0], x[1], x[2]), radius=x[3], kind=2)
-        p = vec3(4.0, x[4], 3.0)
-        y[0] = ball.distance(p)
-        ball.move(p * x[0])
-        y[1] = ball.distance(p) * ball.radius * ball.kind
-        w[0] = ball.normal(p)
-        other = ball.larger(x[1]).larger(2.0)
-        y[2] = other.radius * other.center.x
-        for i in range(3):
-            ball.move(vec3(0.1 * i, x[i], 0.0))
-        y[3] = ball.distance(ball.center + p)
-
-    check_jacobian(k, x, [y, w])
-
-
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
@@ -131,21 +81,3 @@ def test_a_struct_field_with_integers_means_its_real_members():
         jacobian(k, x.n, y)
     with pytest.raises(InvalidArgumentError, match="real numbers"):
         jacobian(k, x.tag, y)
-
-
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_struct_arguments_of_kernels():
-    x, y = vectors([[0.3, 0.8, 0.5]]), outputs(2)
-
-    @ti.kernel
-    def k(ball: Ball, pair: Pair, nested: Nested):
-        y[0] = ball.distance(x[0]) * pair.a + nested.first.b * nested.w.y * x[0].y
-        b = ball
-        b.move(x[0])
-        y[1] = b.center.sum() * pair.b + ball.kind * x[0].z
-
-    args = (Ball(vec3(0.1, 0.2, 0.3), 0.7, 3), Pair(1.5, 2.5), Nested(Pair(1, 2), Pair(3, 4), vec2(5, 6)))
-    check_jacobian(k, x, y, args=args)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import check_jacobian, read
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
@@ -117,53 +116,6 @@ def test_placements_with_gradient_flag(flag):
 # --- sparse layouts
 
 
-@pytest.mark.sweep
-def test_reading_an_inactive_entry_gives_zero_and_activates_nothing():
-    x, t, y = ti.field(ti.f64, shape=2), ti.field(ti.f64), ti.field(ti.f64, shape=4)
-    ti.root.pointer(ti.i, 4).dense(ti.i, 1).place(t)
-    x[0], x[1] = 1.5, 2.5
-
-    @ti.kernel
-    def run():
-        for i in x:
-            t[2 * i] = x[i] ** 2
-        for i in y:
-            y[i] = t[i] * 3
-
-    J = jacobian(run, x, y)
-    assert_allclose(J, [[9, 0], [0, 0], [0, 15], [0, 0]], rtol=1e-14)
-
-    @ti.kernel
-    def count() -> ti.i32:
-        n = 0
-        for i in t:
-            n += 1
-        return n
-
-    assert count() == 2
-
-
-@pytest.mark.sweep
-def test_is_active_as_condition():
-    x, t, y = ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64, shape=3)
-    node = ti.root.bitmasked(ti.i, 3)
-    node.place(t)
-    for i in range(3):
-        x[i] = 1.0 + i
-
-    @ti.kernel
-    def run():
-        for i in x:
-            if x[i] > 1.5:
-                t[i] = x[i] * x[0]
-        for i in y:
-            if ti.is_active(node, [i]):
-                y[i] = t[i] ** 2
-
-    J = jacobian(run, x, y)
-    assert_allclose(J, [[0, 0, 0], [2 * 2 * 2, 2 * 2, 0], [2 * 3 * 3, 0, 2 * 3]], rtol=1e-14)
-
-
 def test_hash_is_refused_by_taichi_or_works():
     """``hash`` nodes exist on some backends only; where Taichi places one, its Jacobian is right."""
     t = ti.field(ti.f64)
@@ -205,80 +157,3 @@ def test_quantised_fields_are_refused():
     except (UnsupportedError, ValueError):
         return
     assert_allclose(J, np.diag(2 * x.to_numpy()), rtol=1e-4)
-
-
-# --- offsets, orders, structs
-
-
-@pytest.mark.sweep
-def test_offsets_of_intermediates():
-    x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
-    t = ti.Matrix.field(2, 2, ti.f64, shape=(2, 2), offset=(3, -2))
-    x.from_numpy(np.array([0.4, 0.7, -0.3, 1.2]))
-
-    @ti.kernel
-    def run():
-        for i, j in ti.ndrange((3, 5), (-2, 0)):
-            t[i, j] = ti.Matrix([[x[0], x[1]], [x[2], x[3]]]) * (i + j)
-        for k in y:
-            m = t[3 + k // 2, -2 + k % 2]
-            y[k] = (m @ m)[0, 1] + m.determinant()
-
-    check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
-def test_struct_fields(layout):
-    Particle = ti.types.struct(pos=ti.types.vector(2, ti.f64), mass=ti.f64, kind=ti.i32)
-    p = Particle.field(shape=3, layout=layout)
-    y = ti.field(ti.f64, shape=3)
-    rng = np.random.default_rng(3)
-    p.pos.from_numpy(rng.standard_normal((3, 2)))
-    p.mass.from_numpy(rng.standard_normal(3))
-    p.kind.from_numpy(np.array([0, 1, 1], np.int32))
-
-    @ti.kernel
-    def run():
-        for i in p:
-            p[i].mass *= 1.5
-            y[i] = p[i].mass * p[i].pos.norm() + p[0].pos[1] * p[i].kind
-
-    check_jacobian(run, [p.pos, p.mass], [y, p.mass])
-
-
-@pytest.mark.sweep
-def test_fields_of_different_axes_in_one_tree():
-    a, b = ti.field(ti.f64), ti.field(ti.f64)
-    block = ti.root.dense(ti.i, 2)
-    block.place(a)
-    block.dense(ti.j, 3).place(b)
-    b.from_numpy(np.random.default_rng(5).standard_normal((2, 3)))
-
-    @ti.kernel
-    def run():
-        for i, j in b:
-            a[i] += b[i, j] ** 2
-
-    check_jacobian(run, b, a)
-
-
-@pytest.mark.sweep
-def test_fields_placed_after_the_first_launch():
-    x = ti.field(ti.f64, shape=2)
-
-    @ti.kernel
-    def first():
-        for i in x:
-            x[i] += 1.0
-
-    first()
-    y = ti.field(ti.f64)
-    ti.root.dense(ti.i, 2).place(y)
-
-    @ti.kernel
-    def second():
-        for i in x:
-            y[i] = x[i] ** 2
-
-    assert_allclose(jacobian(second, x, y), np.diag(2 * read(x)), rtol=1e-14)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars
+from differences import outputs, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Jacobian
@@ -56,33 +56,6 @@ def test_no_first_value_runs():
         condition, name, _ = lines[n].replace(":", "=").split("=")
         assert condition.strip() == "if False"
         assert lines[n - 1].strip() == f"({name.strip()} := None)"
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("n", [12, MANY, 300])
-def test_sums_that_loops_of_the_kernel_share(n):
-    """Locals of the kernel itself: written in one parallel loop, used in the next, between them in single statements."""
-    x, y, z = scalars(np.linspace(0.3, 1.2, n)), outputs(5), outputs(2)
-
-    @ti.kernel
-    def k():
-        mean = 0.0
-        for j in x:
-            mean += x[j] / n
-        spread = 1.0 + mean * x[1]
-        for j in x:
-            spread += (x[j] - mean) ** 2
-        scale = ti.sqrt(spread)
-        for i in y:
-            y[i] = mean * i + scale * x[i]
-        if n > 20:
-            inner = 0.0
-            for j in range(n):
-                inner += x[j] * scale
-            z[1] = inner
-        z[0] = scale * mean
-
-    check_jacobian(k, x, [y, z], rtol=1e-5, atol=1e-6)
 
 
 def test_sums_of_repeated_launches():

@@ -62,24 +62,6 @@ def test_text():
     )
 
 
-@pytest.mark.sweep
-def test_fields(nested):
-    x, y = scalars(X), outputs(4, 3)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            if (i + j) % 3 == 1:
-                continue
-            s = 0.0
-            for n in range(i + 1):
-                s += x[n % 3] * x[j]
-            y[i, j] = s * s
-
-    check_jacobian(k, x, y)
-    assert ((4, 3) in nested) == is_row_by_row()
-
-
 def test_ranges(nested):
     x, y = scalars(X), outputs(3, 2, 4)
 
@@ -102,60 +84,6 @@ def test_sums_and_vectors(nested):
             ti.atomic_max(y[1], v[i, j].dot(v[i, 0]))
 
     check_jacobian(k, v, y)
-
-
-@pytest.mark.sweep
-def test_many_columns(nested):
-    """Rows of a local, in place in J and in memory of each thread."""
-    x, y, z = scalars(np.linspace(0.1, 0.9, 40)), outputs(3, 4), outputs(3, 4)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            total, through = 0.0, 1.0
-            for n in range(40):
-                total += x[n] * (i + n * j)
-                through *= 1.0 - 0.1 * x[n]
-            y[i, j] = total
-            z[i, j] = through * total
-
-    check_jacobian(k, x, [y, z])
-
-
-@pytest.mark.sweep
-def test_layouts_that_stay(nested):
-    x = scalars(X)
-    shifted, tiled = ti.field(ti.f64), ti.field(ti.f64)
-    ti.root.dense(ti.ij, (3, 2)).place(shifted, offset=(-1, 2))
-    ti.root.dense(ti.ij, 2).dense(ti.ij, 2).place(tiled)
-
-    @ti.kernel
-    def k():
-        for i, j in shifted:
-            shifted[i, j] = x[i + 1] * x[j - 2]
-        for i, j in tiled:
-            tiled[i, j] = x[i % 3] * x[j % 3]
-
-    check_jacobian(k, x, [shifted, tiled])
-    assert not nested
-
-
-@pytest.mark.sweep
-def test_one_loop_over_several_fields(nested):
-    """In a static loop, the same lines run over fields of other shapes and layouts."""
-    x, a, b = scalars(X), outputs(3, 2), outputs(2, 4)
-    sparse = ti.field(ti.f64)
-    ti.root.pointer(ti.ij, (2, 3)).place(sparse)
-    sparse[1, 2] = 1.0
-
-    @ti.kernel
-    def k():
-        for f in ti.static((a, sparse, b)):
-            for i, j in f:
-                f[i, j] = x[i % 3] * x[j % 3]
-
-    check_jacobian(k, x, [a, b, sparse])
-    assert ({(3, 2), (2, 4)} <= set(nested)) == is_row_by_row()
 
 
 def test_a_parallel_loop_that_is_left_is_refused_by_taichi():
@@ -202,20 +130,3 @@ def test_variables_that_a_function_changes(nested):
             y[i, j] = x[i] * x[j]
 
     check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_ranges_of_nothing(nested):
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(0, 3):
-            y[j] += x[i]
-        for i, j in ti.ndrange(3, 0):
-            y[i] += x[j]
-        for i in range(0, 3):
-            y[i] += x[i]
-
-    check_jacobian(k, x, y)
-    assert not nested

@@ -11,29 +11,11 @@ from printed_programs import text
 
 from taichi_ext import Jacobian
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read
-from taichi_ext.schedule.loops import serial, spread
+from taichi_ext.schedule.loops import serial
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
 
 X = [0.3, 0.8, 0.5]
-
-
-@pytest.mark.sweep
-def test_text():
-    x = Container("x", F64, 2, shape=(3, 40))
-    i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
-    loop = For("field", (i, j), (x,), (Assign(Load(x, (Read(i), Read(j))), Const(1.0, F64)),))
-    program = Program("k", (), (), (spread(loop, (3, 40), 1024),), (x,))
-    assert text(program) == textwrap.dedent(
-        """\
-        program k():
-            for piece in range(1024:i32):
-                for flat in range(((piece * 120:i32) // 1024:i32), (((piece + 1:i32) * 120:i32) // 1024:i32)):
-                    i: i32 = (flat // 40:i32)
-                    j: i32 = (flat % 40:i32)
-                    x[i, j] = 1.0:f64
-        """
-    )
 
 
 def test_text_of_a_serial_loop():
@@ -115,25 +97,6 @@ def test_kernels(name):
     assert plan.explain().count("spread over all threads") == SPREAD.get(name, 0)
 
 
-@pytest.mark.sweep
-@spread_only
-def test_loops_that_are_long_enough_stay():
-    x, short, long = scalars(X), outputs(1023), outputs(1024)
-    for y, is_spread in ((short, True), (long, False)):
-
-        @ti.kernel
-        def k(y: ti.template()):
-            for i in y:
-                for n in range(3):
-                    y[i] = x[n] * i
-
-        plan = Jacobian(k, x, y, args=(y,))
-        expected = np.zeros((*y.shape, 3))
-        expected[:, 2] = np.arange(len(expected))
-        np.testing.assert_array_equal(plan(), expected)
-        assert ("spread" in plan.explain()) == is_spread
-
-
 @pytest.mark.mostly_sweep("511-True")
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
 @pytest.mark.parametrize(("size", "is_serial"), [(1, True), (511, True), (512, True), (513, False)])
@@ -151,45 +114,6 @@ def test_loops_of_one_thread_are_serial(size, is_serial):
     plan = Jacobian(k, x, y)
     plan()
     assert ("serialize=True" in plan.source) == is_serial
-
-
-@pytest.mark.sweep
-@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
-def test_serial_loops_over_two_indices_and_sums():
-    x, y, z, total = scalars(X), outputs(5, 9), outputs(4, 3), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            y[i, j] = ti.sin(x[i % 3] * j)
-        for i, j in ti.ndrange(4, 3):
-            if j == 1:
-                continue
-            z[i, j] = y[i + 1, j] * x[j]
-            total[i % 2] += y[i, j] * y[i, j + 1]
-
-    check_jacobian(k, x, [y, z, total], state=[total])
-    plan = Jacobian(k, x, [y, z, total])
-    plan()
-    assert plan.source.count("serialize=True") == 2
-
-
-@pytest.mark.sweep
-@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size", "--by-column")
-def test_configured_loops_stay():
-    """With blocks of one iteration, Taichi gives short loops to all threads."""
-    x, y = scalars(X), outputs(12)
-
-    @ti.kernel
-    def k():
-        ti.loop_config(block_dim=1)
-        for i in y:
-            y[i] = ti.exp(x[0] * i) + x[i % 3]
-
-    check_jacobian(k, x, y)
-    plan = Jacobian(k, x, y)
-    plan()
-    assert "serialize" not in plan.source
 
 
 @pytest.mark.sweep

@@ -200,20 +200,6 @@ class TestDestroyedTree:
         assert_allclose(jacobian(cube, x2, y2), np.diag([3.0, 12.0, 27.0]))
         second.destroy()
 
-    @pytest.mark.sweep
-    def test_fields_that_are_not_laid_out_yet_exist(self):
-        tree, x, y = self.make()
-        late = ti.Vector.field(2, ti.f64, 3, needs_grad=True)
-
-        @ti.kernel
-        def k():
-            for i in late:
-                y[i] = late[i][0] + 2 * late[i][1]
-
-        J = jacobian(k, late, y)
-        assert_allclose(J[1, 1], [1.0, 2.0])
-        tree.destroy()
-
 
 class TestRecording:
     @pytest.mark.mostly_sweep("True-check_jacobian")

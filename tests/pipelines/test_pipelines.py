@@ -57,30 +57,6 @@ def shift(a: ti.template()):
 
 
 @pytest.mark.sweep
-def test_two_kernels():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-        square(t, y)
-
-    check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
-def test_same_kernel_with_different_fields_and_numbers():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-        add(t, y, 0.5)
-        add(x, y, 2.0)
-        add(y, y, -0.25)
-
-    check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
 def test_number_of_steps_can_change_between_calls():
     x = scalars(X)
     steps = 1
@@ -115,32 +91,6 @@ def test_in_place_steps():
             shift(x)
 
     check_jacobian(run, x, x)
-
-
-@pytest.mark.sweep
-def test_method_as_pipeline():
-    @ti.data_oriented
-    class Program:
-        def __init__(self):
-            self.x, self.t, self.y = scalars(X), outputs(3), outputs(3)
-            self.factor = 1.5
-
-        @ti.kernel
-        def first(self):
-            for i in self.x:
-                self.t[i] = self.factor * self.x[i] * self.x[0]
-
-        @ti.kernel
-        def second(self, offset: ti.f64):
-            for i in self.t:
-                self.y[i] = ti.exp(self.t[i] - offset)
-
-        def run(self, offset):
-            self.first()
-            self.second(offset)
-
-    program = Program()
-    check_jacobian(program.run, program.x, program.y, args=(0.2,), state=[program.t])
 
 
 def test_several_params_and_outputs_in_structures():
@@ -185,19 +135,6 @@ def test_returned_values_of_kernels_are_numbers_to_python():
 # --- stores of the host between kernels
 
 
-@pytest.mark.sweep
-def test_copy_from_carries_the_tangent():
-    x, t, y = scalars(X), outputs(3), outputs(3)
-
-    def run():
-        square(x, t)
-        y.copy_from(t)
-        t.fill(0)
-        add(x, y, 3.0)
-
-    check_jacobian(run, x, y, state=[t])
-
-
 def test_copy_from_of_a_vector_field():
     x, t = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]])
 
@@ -222,29 +159,6 @@ def test_from_torch_clears():
         add(t, y, 1.0)
         t.from_torch(torch.ones(3, dtype=torch.float64))
         add(t, y, 1.0)
-
-    check_jacobian(run, x, y, state=[t])
-
-
-@pytest.mark.sweep
-def test_assignment_to_a_field_with_offset():
-    x, y = scalars(X), outputs(3)
-    t = ti.field(ti.f64, shape=3, offset=-1)
-
-    @ti.kernel
-    def first():
-        for i in x:
-            t[i - 1] = x[i] ** 2
-
-    @ti.kernel
-    def second():
-        for i in x:
-            y[i] = t[i - 1] * 2
-
-    def run():
-        first()
-        t[-1] = 7.0
-        second()
 
     check_jacobian(run, x, y, state=[t])
 
@@ -589,30 +503,6 @@ def test_an_atomic_statement_in_a_kernel_that_is_launched_again():
         k()
 
     assert_allclose(jacobian(run, x, total), [-0.3 - 0.09] * 3, rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_fields_that_a_pipeline_makes():
-    x, y = scalars([0.3, 0.8, 0.5]), outputs(3)
-
-    @ti.kernel
-    def square(t: ti.template()):
-        for i in t:
-            t[i] = x[i] * x[i]
-
-    @ti.kernel
-    def add(t: ti.template()):
-        for i in y:
-            y[i] += t[i]
-
-    def run():
-        t = ti.field(ti.f64, 3)
-        square(t)
-        add(t)
-
-    plan = Jacobian(run, x, y)
-    for _ in range(3):
-        assert_allclose(plan(), np.diag([0.6, 1.6, 1.0]))
 
 
 @pytest.mark.sweep
