@@ -16,7 +16,7 @@ from taichi_program import end_program
 from taichi_ext import backend
 
 pytestmark = pytest.mark.double_only("differences in float64")
-SEEDS = (0, 1, 2, 9, 30, 44, 50)  # loops are accumulated backwards in 0, 9 and 50
+SEEDS = (0, 9, 30, 44, 50)  # loops are accumulated backwards in 0, 9 and 50
 
 
 @pytest.fixture(scope="module")

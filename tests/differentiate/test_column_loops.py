@@ -96,47 +96,6 @@ def test_stays(target, columns):
     assert same == changed
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("size", [5, 16, 17, 40])
-def test_jacobian(size):
-    """Rows that are stored, added to, multiplied in place and copied, in branches and in loops: y = W x² and more."""
-    x, y, z = (ti.field(ti.f64, size) for _ in range(3))
-    squares = ti.field(ti.f64, size)
-    weights = ti.field(ti.f64, (size, size))
-
-    @ti.kernel
-    def square():
-        for i in x:
-            squares[i] = x[i] * x[i]
-
-    @ti.kernel
-    def combine():
-        for i in y:
-            y[i] = 0.0
-            for j in range(size):
-                if weights[i, j] > 0:
-                    y[i] += weights[i, j] * squares[j]
-            if i % 2 == 0:
-                y[i] *= 3.0
-            z[i] = squares[i] * y[i]
-
-    rng = np.random.default_rng(0)
-    point, matrix = rng.normal(size=size), rng.normal(size=(size, size))
-    x.from_numpy(point)
-    weights.from_numpy(matrix)
-
-    def run():
-        square()
-        combine()
-
-    dy, dz = Jacobian(run, x, [y, z])()
-    scale = np.where(np.arange(size) % 2 == 0, 3.0, 1.0)[:, None] * np.maximum(matrix, 0)
-    expected = scale * (2 * point)
-    assert_allclose(dy, expected, rtol=1e-13)
-    values = scale @ point**2
-    assert_allclose(dz, (point**2)[:, None] * expected + np.diag(2 * point * values), rtol=1e-13, atol=1e-13)
-
-
 # --- loops that are made one
 
 

@@ -6,7 +6,7 @@ import textwrap
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, integers, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, integers, outputs, scalars, vector_outputs
 from forced_lanes import force_lanes
 from kernel_texts import kernels_of, names_of
 from taichi_program import initialise
@@ -146,32 +146,6 @@ def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
     assert "for number in range(9)" in plan.source
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("columns", [9, 33])
-def test_rows_that_are_added_up_are_copied_from_their_array(columns, lanes):
-    """More than 32 numbers by ``while`` loops."""
-    x, y, z = scalars(np.linspace(0.2, 0.8, columns)), outputs(2, 11), outputs(2, 11)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            s = 0.5
-            for n in range(columns):
-                s += ti.sin(s * x[n] + 0.1 * j) * x[(n * n + i) % columns]
-            y[i, j] = s
-            z[i, j] = 2.0 * s
-
-    check_jacobian(k, x, [y, z])
-    plan = Jacobian(k, x, [y, z])
-    plan()
-    lines = [line.strip() for line in plan.source.replace("lane_1", "lane").splitlines()]
-    copied = {line for line in lines if line.startswith(("d_y[", "d_z["))}
-    row = f"[start + lane * {columns}]"
-    assert copied == {f"d_y{row} = d_s[number * 4 + lane]", f"d_z{row} = d_z_of[number * 4 + lane]"}
-    assert ("while lane < min(4, d_y.shape[0])" in plan.source) == (columns > 32)
-    assert lanes
-
-
 @pytest.mark.mostly_sweep("4-0")
 @pytest.mark.parametrize(("count", "bits"), [(4, 0), (5, 1), (16, 3), (17, 7)])
 def test_llvm_knows_the_range_of_a_stretch(count, bits, lanes):
@@ -254,25 +228,6 @@ def test_loops_that_stay(is_own, lanes):
 
     check_jacobian(k, x, y)
     assert ("LLVM does not vectorise round" if is_own else "not its own") in lanes.reasons[-1]
-
-
-@pytest.mark.sweep
-def test_arrays_and_other_numbers_of_columns(lanes):
-    """Vectors among the parameters, values of an array, an array of outputs; J in blocks of columns."""
-    v, y, w = vectors([[0.3, 0.8], [0.5, -0.2], [0.1, 0.9]]), np.zeros((2, 9)), np.linspace(0.2, 0.9, 9)
-
-    @ti.kernel
-    def k(y: ti.types.ndarray(dtype=ti.f64, ndim=2), w: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i, j in ti.ndrange(2, 9):
-            s = 0.0
-            for n in range(3):
-                s += ti.log(v[n].norm_sqr() + w[j] * i) * v[n].x
-            y[i, j] = s
-
-    check_jacobian(k, v, y, args=(y, w))
-    assert lanes[-1], lanes.reasons
-    whole = Jacobian(k, v, y, args=(y, w))()
-    np.testing.assert_allclose(Jacobian(k, v, y, args=(y, w), chunk_size=4)(), whole, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

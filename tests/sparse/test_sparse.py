@@ -1,8 +1,6 @@
 """Sparse Jacobians: against dense ones, central differences, and patterns that are known."""
 
-import gc
 import sys
-import weakref
 
 import numpy as np
 import pytest
@@ -87,19 +85,6 @@ def test_two_entries_whose_order_is_not_that_of_the_rows():
     assert_allclose(jacobian(k, x, y, format="csr").toarray(), [[0, 4], [1, 0]])
 
 
-@pytest.mark.sweep
-def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
-    network.force.fill(0)
-    plan = Jacobian(network.run, network.params, network.outs, format="csr")
-    found = plan()
-    require_equal(found, network.run, network.params, network.outs)
-    assert (
-        found[1][0].nnz == network.pattern().sum()
-    )  # what happens to be zero stays in: the third spring has no length
-    assert found[0][1].nnz == 4
-    assert "force" in plan.explain()
-
-
 def test_other_integers_give_another_pattern(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     before = plan()[1][0].nnz
@@ -110,31 +95,6 @@ def test_other_integers_give_another_pattern(network):
     assert found[1][0].nnz == network.pattern().sum() != before
     write(network.ends, held)
     assert plan()[1][0].nnz == before
-
-
-@pytest.mark.sweep
-def test_results_are_freed_with_their_last_name(network):
-    """Nothing of a call lives on in a cycle: memory is used again by the next call."""
-    plan = Jacobian(network.run, network.params, network.outs, format="csr")
-    plan()
-    gc.collect()
-    gc.disable()
-    try:
-        watched = weakref.ref(plan()[0][0])
-        assert watched() is None
-    finally:
-        gc.enable()
-
-
-@pytest.mark.sweep
-def test_formats(network):
-    csr = jacobian(network.run, network.x, network.force, format="csr")
-    coo = jacobian(network.run, network.x, network.force, format="coo")
-    bsr = jacobian(network.run, network.x, network.force, format="bsr")
-    assert (coo.format, bsr.format, bsr.blocksize) == ("coo", "bsr", (2, 2))
-    assert_array_equal(coo.toarray(), csr.toarray())
-    assert_array_equal(bsr.toarray(), csr.toarray())
-    assert coo.nnz == bsr.nnz == csr.nnz
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # says torch
@@ -413,22 +373,6 @@ def test_an_entry_is_read_after_the_row_that_it_was_stored_with_has_changed():
     found = jacobian(run, [x], [y], format="csr")
     y.fill(0)
     require_equal(found, run, [x], [y], [y])
-
-
-@pytest.mark.sweep
-def test_what_cannot_be_sparse_is_dense_and_says_so():
-    x, y = scalars(random(4)), outputs(4)
-
-    @ti.kernel
-    def run():
-        ti.loop_config(serialize=True)
-        for i in range(1, 4):
-            y[i] = y[i - 1] * x[i] + x[0]
-
-    plan = Jacobian(run, x, y, format="csr")
-    found = plan()
-    require_equal([[found]], run, [x], [y])
-    assert "read in the loop that writes it" in plan.explain()
 
 
 @pytest.mark.sweep

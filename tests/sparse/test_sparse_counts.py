@@ -154,38 +154,6 @@ def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_groupe
 
 
 @pytest.mark.sweep
-def test_steps_of_a_pipeline(lists):
-    """Each launch counts for itself; what was stored before it stays."""
-    w, y, starts, nodes, u = lists.w, lists.y, lists.starts, lists.nodes, outputs(P)
-
-    @ti.kernel
-    def gather():
-        for i in y:
-            for k in range(starts[i], starts[i + 1]):
-                y[i] += u[nodes[k]] * w[i]
-
-    @ti.kernel
-    def start():
-        for i in u:
-            u[i] = w[i] * w[(i + 1) % P]
-        for i in y:
-            y[i] = 0.0
-
-    @ti.kernel
-    def step(first: ti.i32):
-        for k in range(first):
-            u[nodes[k]] += 0.5
-
-    def run():
-        start()
-        gather()
-        step(3)
-        gather()
-
-    check(Jacobian(run, [w], [y], format="csr"), run, [w], [y], [u])
-
-
-@pytest.mark.sweep
 def test_sparse_layouts():
     """A loop over a sparse field visits some of its entries: there is room for all."""
     y, s = outputs(16), ti.field(ti.f64)

@@ -105,26 +105,6 @@ def test_tetrahedra_neo_hookean():
 
 
 @pytest.mark.sweep
-def test_neighbours_in_lists_of_any_length():
-    rng = np.random.default_rng(11)
-    x, energy = vectors(rng.normal(size=(12, 2))), scalars(0.0)
-    lists = [rng.choice(12, rng.integers(0, 6), replace=False) for _ in range(12)]
-    starts = integers(np.concatenate([[0], np.cumsum([len(found) for found in lists])]))
-    others = integers(np.concatenate(lists))
-
-    @ti.kernel
-    def pairs():
-        for i in x:
-            total = 0.0
-            for k in range(starts[i], starts[i + 1]):
-                d = (x[i] - x[others[k]]).norm_sqr() + 0.1
-                total += 1 / d
-            energy[None] += 0.5 * total
-
-    require_like_dense(pairs, x, energy)
-
-
-@pytest.mark.sweep
 def test_energies_that_are_stored_from_themselves():
     """``energy = 1 / energy``: the gradient so far is a part of the tangent that is stored."""
     x, scale, energy = scalars([0.9, 1.3, 0.6, 1.1]), scalars(1.2), scalars(0.0)

@@ -6,9 +6,8 @@ import taichi as ti
 from differences import central_differences, integers, outputs, scalars, vector_outputs, vectors
 from forced_lanes import force_lanes
 from numpy.testing import assert_allclose
-from taichi_program import initialise
 
-from taichi_ext import Jacobian, jacobian
+from taichi_ext import jacobian
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -151,47 +150,3 @@ def test_columns_that_differ_by_lane_are_not_in_lanes(lanes):
     require_equal(k, [x], [y])
     assert lanes[-1] is None
     assert "places that only the kernel knows" in lanes.reasons[-1]
-
-
-@pytest.mark.sweep
-def test_float64_without_loops_stays(monkeypatch):
-    """With numbers that each lane reads, a stretch of float64 takes longer than its iterations one after the other."""
-    found = force_lanes(monkeypatch, VECTORS_OF_FLOAT64=True)
-    x, y = scalars(random(16)), outputs(16)
-
-    @ti.kernel
-    def read():
-        for i in y:
-            y[i] = x[i] / (1.0 + x[i] * x[i])
-
-    @ti.kernel
-    def call():
-        for i in y:
-            s = 0.0
-            for n in range(3):
-                s += ti.exp(-x[i] * n)
-            y[i] = s
-
-    require_equal(read, [x], [y])
-    require_equal(call, [x], [y])
-    assert "reads float64 for each lane" in found.reasons[0]
-    assert "functions of float64" in found.reasons[-1]
-
-
-@pytest.mark.sweep
-def test_few_iterations_are_spread_over_threads():
-    initialise(default_fp=ti.f64, cpu_max_num_threads=2)
-    x, w, y = scalars(random(40)), scalars(random(8)), outputs(40)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            s = 0.0
-            for n in range(8):
-                s = s * x[i] + w[n] * x[39 - i]
-            y[i] = s
-
-    require_equal(k, [x], [y])
-    plan = Jacobian(k, [x], [y], format="csr")
-    plan()
-    assert "for piece in range(1024)" in plan.source
