@@ -126,7 +126,8 @@ def _paths(
             return numbers[memory][0] if memory in numbers else None
         return RETURN if memory is None else infos[memory].key if memory in infos else id(memory.object) or id(memory)
 
-    return functools.cache(lambda: find_paths(program, key_of))
+    has_source = not backend.is_library_kernel(launch.kernel)
+    return functools.cache(lambda: find_paths(program, key_of, has_source=has_source))
 
 
 def _completed(

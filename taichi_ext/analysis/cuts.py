@@ -6,7 +6,7 @@ conditions too, in which cuts are sources of what is computed from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -98,9 +98,12 @@ def has_cuts(program: ir.Program) -> bool:
     return any(_is_cut(node) for value in values for node in ir.walk(value))
 
 
-def find_paths(program: ir.Program, key_of: Callable[[Memory | None], Hashable]) -> Paths:
-    """The paths of a kernel; ``key_of`` gives the key of a container or parameter, or of what the kernel returns."""
-    found = _Edges(key_of)
+def find_paths(program: ir.Program, key_of: Callable[[Memory | None], Hashable], *, has_source: bool = True) -> Paths:
+    """The paths of a kernel; ``key_of`` gives the key of a container or parameter, or of what the kernel returns.
+
+    Where the user has no source of it (``copy_from``), cuts have no place.
+    """
+    found = _Edges(key_of, has_source)
     for s, around in ir.inherited(program.body, frozenset(), lambda s, around: around | found.sources(s)):
         found.add(s, around)
     for cut, part, sources in found.stores:
@@ -128,8 +131,8 @@ def _smooth_operands(value: ir.Value) -> tuple[ir.Value, ...]:
 class _Edges:
     """The edges of one kernel, and stores of values that may not depend on what they replace."""
 
-    def __init__(self, key_of: Callable[[Memory | None], Hashable]) -> None:
-        self.key_of = key_of
+    def __init__(self, key_of: Callable[[Memory | None], Hashable], has_source: bool) -> None:
+        self.key_of, self.has_source = key_of, has_source
         self.smooth: dict[Edge, None] = {}
         self.any: dict[Edge, None] = {}
         self.parts: dict[Hashable, set[Component]] = {}
@@ -138,8 +141,8 @@ class _Edges:
     def add(self, s: ir.Statement, around: frozenset[Hashable]) -> None:
         """The edges of a statement, whose blocks around depend on some sources."""
         values = ir.values_of(s)
-        for node in filter(_is_cut, ir.through(values, _operands)):
-            self._link(self.smooth, self._read(node.args, _smooth_operands), _cut_at(node, s))  # type: ignore[attr-defined]
+        for node, cut in self._cuts(s):
+            self._link(self.smooth, self._read(node.args, _smooth_operands), cut)
         every = around | self.sources(s)
         if isinstance(s, ir.Boundary) and s.kind in _CARRIERS:
             values = s.sources(_CARRIERS[s.kind]) if _CARRIERS[s.kind] else []
@@ -151,13 +154,21 @@ class _Edges:
                 self._link(self.smooth, self._read(values, _smooth_operands), node)
             self._link(self.any, every, node)
         if isinstance(s, ir.Assign) and isinstance(s.target, ir.Load) and s.target.dtype.is_real:
-            self.stores.append((Cut(s.place, _STORE), self._part(s.target), self._read([s.value], _smooth_operands)))
+            cut, sources = self._cut(s.place, _STORE), self._read([s.value], _smooth_operands)
+            self.stores.append((cut, self._part(s.target), sources))
 
     def sources(self, s: ir.Statement) -> frozenset[Hashable]:
         """What the values of a statement depend on, in any way."""
-        values = ir.values_of(s)
-        cuts = (_cut_at(node, s) for node in ir.through(values, _operands) if _is_cut(node))
-        return frozenset(chain(self._read(values, _operands), cuts))
+        return frozenset(chain(self._read(ir.values_of(s), _operands), (cut for _, cut in self._cuts(s))))
+
+    def _cuts(self, s: ir.Statement) -> Iterator[tuple[ir.Op, Cut]]:
+        """The operations of a statement that are cuts."""
+        for node in ir.through(ir.values_of(s), _operands):
+            if isinstance(node, ir.Op) and _is_cut(node):
+                yield node, self._cut(node.place or s.place, node.name)
+
+    def _cut(self, place: ir.Place | None, name: str) -> Cut:
+        return Cut(place if self.has_source else None, name)
 
     def _read(self, values: Iterable[ir.Value], operands: Callable[[ir.Value], Iterable[ir.Value]]) -> set[Hashable]:
         """What values are read from, through the operands that count."""
@@ -176,7 +187,3 @@ class _Edges:
     @staticmethod
     def _link(edges: dict[Edge, None], sources: Iterable[Hashable], target: Hashable) -> None:
         edges.update(dict.fromkeys((source, target) for source in sources))
-
-
-def _cut_at(node: ir.Value, s: ir.Statement) -> Cut:
-    return Cut(node.place or s.place, node.name)  # type: ignore[attr-defined]

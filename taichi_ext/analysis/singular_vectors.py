@@ -61,7 +61,8 @@ def vectors_read(body: ir.Body, calls: list[Decomposition], locals_: Iterable[ir
     """For values that other statements read of ``locals_``, which are computed from decompositions, their vectors."""
     slice_ = frozenset(locals_)
     givers = (s for s in ir.statements(body) if isinstance(s, (ir.Declare, ir.Store)))
-    uses = ((to, x) for s in givers for to, _ in ir.flows(s) for v in ir.values_of(s) for x in v.contents.locals)
+    given = ((to, s) for s in givers for to, _ in ir.flows(s) if isinstance(to, ir.Local))
+    uses = ((to, local) for to, s in given for v in ir.values_of(s) for local in v.contents.locals)
     computed = frozenset(ir.reached(slice_, uses))  # such as the bounds of a clamp, the same for all values
     found: dict[ir.Value, Vectors] = {}
     for n, call in enumerate(calls):

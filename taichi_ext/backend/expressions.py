@@ -13,6 +13,7 @@ from taichi_ext.backend.opaque import DataType
 from taichi_ext.backend.runtime import (
     RUNTIME,
     Expr,
+    StructType,
     all_types,
     compiling,
     core,
@@ -192,4 +193,10 @@ def named_type(name: str) -> DataType:
 
 
 def type_names(kinds: Any) -> str:
-    return ", ".join(k.to_string() if isinstance(k, DataType) else str(k) for k in kinds)
+    return ", ".join(map(_type_name, kinds))
+
+
+def _type_name(kind: Any) -> str:
+    if isinstance(kind, StructType):
+        return f"a struct with {type_names(kind.members.values())}"
+    return kind.to_string() if isinstance(kind, DataType) else str(kind)

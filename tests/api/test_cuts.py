@@ -149,6 +149,23 @@ def test_a_param_that_is_overwritten_beside_another():
     assert said(in_place, [a, b], [a, b]) == []
 
 
+def test_a_param_that_another_one_is_copied_to():
+    """The kernel of copy_from is Taichi's: there is no line of the user's in it."""
+    a, b, y = scalars([2.6, 1.0]), scalars([1.7, 2.0]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = a[i] ** 2
+
+    def run():
+        a.copy_from(b)
+        k()
+
+    (message,) = said(run, [a, b], y)
+    assert "params[0]" in message and "paths end at a store that replaces it" in message
+
+
 @pytest.mark.sweep
 def test_explain_and_the_check_name_the_cut():
     a, b, y = scalars([2.6]), scalars([1.7]), outputs(1)

@@ -17,7 +17,7 @@ from differences import outputs, read, scalars, vectors, write
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import DerivativeWarning, Jacobian, hessian, jacobian, jvp, vjp
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, hessian, jacobian, jvp, vjp
 from taichi_ext.api.runs.arbiter import only_launches
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("programs of the host's memory")]
@@ -397,6 +397,54 @@ def test_all_calls_warn(scene, call):
     scene.reset()
     with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
         call(lambda: loses(scene), scene)
+
+
+@pytest.mark.mostly_sweep("forward-torch", "reverse-torch")
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_parameter_that_python_reads_from_an_array(scene, kind, mode):
+    """Before a kernel reads it, or after; where none does, it is an error."""
+    array = np.array(AT) if kind == "numpy" else pytest.importorskip("torch").tensor(AT, dtype=float)
+
+    def loses(a):
+        scene.add_array(a)
+        scene.add(float(a[0]) * 2.0)
+
+    def loses_before(a):
+        scene.add(float(a[0]) * 2.0)
+        scene.add_array(a)
+
+    def twice(a):
+        scene.add_array(a)
+        scene.add_array(a)
+
+    def reads_only_here(a):
+        scene.add(float(a[0]) * 2.0)
+
+    def found(run):
+        scene.reset()
+        return jacobian(run, array, scene.s, args=(array,), mode=mode)
+
+    for run, line in ((loses, 2), (loses_before, 1)):
+        with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params") as caught:
+            found(run)
+        lines = [w.lineno - run.__code__.co_firstlineno for w in caught if "passed to" in str(w.message)]
+        assert lines == [line]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DerivativeWarning)
+        assert_allclose(np.ravel(found(twice)), AT, rtol=1e-12)
+    with pytest.raises(InvalidArgumentError, match="what Python computes from an array has no derivative"):
+        found(reads_only_here)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_parameter_that_python_only_compares(scene, mode):
+    def run():
+        scene.add(1.0 if scene.y[0] > 0.0 else 2.0)
+
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="does not depend on any of the params"):
+        assert not jacobian(run, scene.y, scene.s, mode=mode).any()
 
 
 @pytest.mark.parametrize("product", ["vjp", "jvp"])

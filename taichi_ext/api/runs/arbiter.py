@@ -96,6 +96,8 @@ class Arbiter:
         is_free = not only_launches(call.function, call.args)
         known = reachable(call.function, call.args) if is_free else frozenset[int]()
         self.trace = Trace(along, sees_arrays=is_free, known=known)
+        if is_free and any(is_host_array(self._call.value(p.target)) for p in self._params):
+            self.trace.note_read()  # Python may read a parameter before any kernel does
 
     def _values(self, p: Placed) -> np.ndarray:
         """A copy of the current value of a parameter."""

@@ -29,6 +29,12 @@ def check_accesses(call: KernelCall, layout: Layout, read: set[Key], written: se
     where = f"in {call.name}" if call.kernel is not None else f"by the kernels that {call.name} launched"
     params, outputs = ([(p.target, p.container) for p in placed] for placed in (layout.params, layout.outputs))
     check_read([target for target, _ in params], read, call, where)
+    for target, key in params if call.kernel is None else ():
+        if key not in read | written and target.variable is None and backend.is_array(call.value(target)):
+            raise InvalidArgumentError(
+                f"{target.name} is not read {where}, and what Python computes from an array has no derivative. Read it "
+                "in a kernel."
+            )
     check_active(params, outputs, read, written, where)
 
 

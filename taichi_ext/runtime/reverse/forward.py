@@ -321,6 +321,7 @@ class Forward(DualFollower):
         self._has_reads |= self._roots.lost.read(place[0].key, value) or place[0].carries()
         if not place[0].carries():
             return value
+        self.read.add(place[0].key)
         row = place[2] if isinstance(place[2], int) else np.ravel(place[2])
         is_number = isinstance(value, float) and np.size(row) == 1
         return self._number(float(value), place[0], int(np.ravel(row)[0])) if is_number else value  # type: ignore[arg-type]
