@@ -12,6 +12,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
+from taichi_ext.analysis.affine import Affine, linear_form, value_of
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
 from taichi_ext.errors import UnsupportedError
@@ -256,14 +257,24 @@ class Block:
         """
         array = self.sweep.arrays[load.container]
         load, clamped, others = self._clamped(load)
-        number: Value = array.number(load)
+        number = array.number(load)
+        form = linear_form(number, self._atom)
+        first: Coefficient = multiply(number if form is None else value_of(form), array.width)
         condition: Value | None = None
         if others:
             condition = self._inside(reduce(_and, others))
-            number = select(condition, number, 0)
+            first = select(condition, first, 0)
         if clamped:
             condition = reduce(_and, (*clamped, *(() if condition is None else (condition,))))
-        return self._neighbours(array.container, multiply(number, array.width)), condition
+        return self._neighbours(array.container, first), condition
+
+    def _atom(self, value: Value) -> Affine | None:
+        """The normal form of a local, by what it was computed from: see ``multiply``."""
+        if not isinstance(value, Read) or value.index or value.dtype != ir.I32:
+            return None
+        found = self._definition(value)
+        known = None if found is value else linear_form(found, self._atom)
+        return Affine(((value.local, 1),)) if known is None else known
 
     def _inside(self, condition: Value) -> Value:
         """A local with this condition; entries at the same indices share it where no memory is read."""

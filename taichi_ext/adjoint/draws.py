@@ -40,7 +40,8 @@ def recorded_draws(
     if not counts:
         return None
     if loop is not None and bounds is None:
-        raise UnsupportedError(f"{ir.cited(loop.place)}How many numbers this loop draws is not known.")
+        why = "Numbers drawn here are recorded for the adjoint, and how many they are is not known."
+        raise UnsupportedError(ir.cited(loop.place) + why)
     number = literal(0, I32) if loop is None or bounds is None else number_of(loop, bounds)
     iterations = math.prod(b - a for a, b in bounds or ())
     recording, reading = body, body
@@ -85,7 +86,8 @@ def _counts(body: ir.Body) -> Counter[ir.Type]:
             if local.shape:
                 raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of this call is not known.")
             if times is None:
-                raise UnsupportedError(f"{ir.cited(s.place)}How many numbers the loop around this draws is not known.")
+                why = "This is recorded for the adjoint, and how often the loop around it runs is not known."
+                raise UnsupportedError(ir.cited(s.place) + why)
             found[local.dtype] += times
     return +found
 

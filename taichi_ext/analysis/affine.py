@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import taichi_ext.program as ir
 from taichi_ext.cached import cached_property
+from taichi_ext.program.build import Coefficient, add, cast, multiply
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -175,6 +176,14 @@ def atom_value(atom: Atom) -> ir.Value:
     if isinstance(atom, ir.Local):
         return ir.Read(atom)
     return ir.Read(atom.local, atom.entry) if isinstance(atom, VectorEntry) else atom
+
+
+def value_of(affine: Affine) -> ir.Value:
+    """A normal form as a value."""
+    total: Coefficient = 0
+    for atom, factor in affine.terms:
+        total = add(total, multiply(factor, cast(atom_value(atom), ir.I32)))
+    return cast(add(total, affine.constant), ir.I32)
 
 
 def loop_atoms(s: ir.For) -> tuple[Atom, ...]:

@@ -123,10 +123,21 @@ def multiply(a: Coefficient, b: Coefficient) -> Coefficient:
     if isinstance(b, ir.Op) and b.name == "neg":
         return negative(multiply(a, b.args[0]))
     for one, other in ((a, b), (b, a)):
+        shifted = _shifted(one) if isinstance(number_of(other), int) else None
+        if shifted is not None:  # LLVM 15 may extend (x - 1) * n without its sign, although x is 1 at least
+            return add(multiply(shifted[0], other), multiply(shifted[1], other))
         if is_number_or_zero(one):
             product = cast(multiply(one.args[1], other), other.dtype if isinstance(other, ir.Value) else one.dtype)
             return select(one.args[0], product, 0)  # 0, even where the other is infinite
     return operation("mul", a, b)
+
+
+def _shifted(x: Coefficient) -> tuple[ir.Value, Number] | None:
+    """A whole number that is a value and a constant."""
+    if not isinstance(x, ir.Op) or x.name not in ("add", "sub") or x.dtype.is_real:
+        return None
+    number = number_of(x.args[1])
+    return None if number is None else (x.args[0], number if x.name == "add" else -number)
 
 
 def is_number_or_zero(x: Coefficient) -> TypeGuard[ir.Op]:

@@ -52,6 +52,40 @@ def test_draws_of_an_iteration_are_recorded():
     assert_allclose(found, read(y) / read(x), rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["by_index", "by_local", "by_function"])
+def test_neighbours_behind_a_condition(name):
+    """LLVM 15 took the entry before the first one, which no iteration touches, for one 32 GiB further on."""
+    x, y = fields(16)
+
+    @ti.func
+    def value(i):
+        return x[i] if 0 <= i < 16 else 0.0
+
+    @ti.kernel
+    def by_index():
+        for i in x:
+            for j in ti.static((-1, 0, 1)):
+                if 0 <= i + j < 16:
+                    y[i] += x[i + j] * x[i]
+
+    @ti.kernel
+    def by_local():
+        for i in x:
+            for j in ti.static((-1, 0, 1)):
+                a = i + j
+                if 0 <= a < 16:
+                    y[i] += x[a] * x[i]
+
+    @ti.kernel
+    def by_function():
+        for i in x:
+            y[i] = (value(i - 1) + x[i] + value(i + 1)) * x[i]
+
+    X = np.pad(read(x), 1)
+    expected = np.diag(X[:-2] + 2 * X[1:-1] + X[2:]) + (np.eye(16, k=1) + np.eye(16, k=-1)) * X[1:-1, None]
+    assert_allclose(jacobian(locals()[name], x, y, mode="reverse"), expected, rtol=1e-12)
+
+
 @pytest.mark.sweep
 def test_places_in_lists_are_recorded():
     x, _ = fields()

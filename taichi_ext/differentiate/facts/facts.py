@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.activity import Activity
-from taichi_ext.analysis.affine import Indices
+from taichi_ext.analysis.affine import Indices, value_of
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest
@@ -290,9 +290,7 @@ def is_inside(naming: Naming, entry: Load | Read) -> Condition:
     name = tuple((naming.normal(n), check.first, check.end) for n, check in checked)
     known = builder.evaluated.get(name)
     if known is None:
-        parts = (
-            _lies_within(naming.value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True)
-        )
+        parts = (_lies_within(value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True))
         known = builder.evaluated[name] = builder.keep(functools.reduce(_and, parts), INSIDE)
     else:
         builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=builder.place))  # read by watched programs

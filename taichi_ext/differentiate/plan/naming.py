@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, atom_value, source_of
+from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, source_of, value_of
 from taichi_ext.analysis.loops import Extent, Loop, span
 from taichi_ext.differentiate.forms.forms import Form, Scope, Seed, columns_of
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
-from taichi_ext.program import I32, Const, FoldedConst, Local, Read, Type, Value
-from taichi_ext.program.build import Builder, Coefficient, add, cast, literal, multiply, operation
+from taichi_ext.program import Const, FoldedConst, Local, Read, Type, Value
+from taichi_ext.program.build import Builder, Coefficient, operation
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,6 @@ class Naming:
         self.named(kept)
         return kept
 
-    def value_of(self, affine: Affine) -> Value:
-        """A normal form as a value."""
-        total: Coefficient | None = None
-        for atom, factor in affine.terms:
-            term = multiply(factor, cast(atom_value(atom), I32))
-            total = term if total is None else add(total, term)
-        if total is None:
-            return literal(affine.constant, I32)
-        return cast(add(total, affine.constant), I32)
-
     def column(self, seed: Seed) -> Value:
         """The number of a seed's column, kept in range even for a condition that does not hold.
 
@@ -94,7 +84,7 @@ class Naming:
         """A seed's column, counted from ``first`` and kept within the ``size`` columns from there."""
         if not isinstance(seed, Seed):
             raise TypeError(f"{seed} is no column")
-        number = self.value_of(seed.column + Affine((), -first))
+        number = value_of(seed.column + Affine((), -first))
         if seed not in self.conditional or not (self.is_held is None or self.is_held(seed.column)):
             return number
         return operation("max", 0, operation("min", number, size - 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.affine import Affine, value_of
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.differentiate.facts.decisions import Role, size_of
@@ -121,7 +121,7 @@ class ContainerTangents:
     def row_number(self, load: Load) -> tuple[Affine, Value]:
         """The number of an entry's row, in normal form and as a value."""
         affine = self.row(load)
-        return affine, self.walk.naming.value_of(affine)
+        return affine, value_of(affine)
 
     def row(self, load: Load) -> Affine:
         """The number of an entry's row."""
@@ -168,7 +168,7 @@ class ContainerTangents:
             if component.is_constant:
                 weight: Coefficient = int(component.constant == number)
             else:
-                known = known or self.walk.builder.keep(self.walk.naming.value_of(component), "component")
+                known = known or self.walk.builder.keep(value_of(component), "component")
                 dtype = self.container.dtype
                 weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
             for seed, factor in self._seed(entry, column, self.size // self.components, condition).items():
@@ -187,7 +187,7 @@ class ContainerTangents:
             return where(condition, {Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
         if not is_asked and blocks.has(first, size):
             return self._guarded(condition, {Seed(column): 1})
-        k = self.walk.naming.value_of(column + Affine((), blocks.first or 0))
+        k = value_of(column + Affine((), blocks.first or 0))
         if blocks.first is not None:
             k = operation("sub", k, self.walk.arguments.first_of_block())
         k = self.walk.builder.keep(k, "column")

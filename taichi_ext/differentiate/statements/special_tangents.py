@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.affine import Affine, value_of
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.cached import cached_property
@@ -163,7 +163,7 @@ class IntermediateTangents(EnergyTangents):
             if form:
                 row = self.row(target) + Affine((), first or 0)
                 array = walk.arguments.find(ADJOINTS, "adjoints", self.gradient.sums.dtype)
-                adjoint = self.walk.builder.keep(element(array, walk.naming.value_of(row)), "w")
+                adjoint = self.walk.builder.keep(element(array, value_of(row)), "w")
                 adjoint = cast(adjoint if sign > 0 else negative(adjoint), self.container.dtype)
                 self.gradient.add({leaf: times(c, adjoint) for leaf, c in form.items()})
         self.version += 1

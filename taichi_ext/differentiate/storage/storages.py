@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from taichi_ext.analysis.affine import atom_value
+from taichi_ext.analysis.affine import atom_value, value_of
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.facts import Declaration, PassState, ShadowMatrix, clamped, is_inside, where
@@ -151,7 +151,7 @@ class Storages:
         if decision.container is not None:
             matrix, extent = self.matrices[decision.container], facts.seeds.extents[decision.container]
             number = walk.naming.entry_number(extent, map(atom_value, walk.cursor.loops[0].atoms))
-            value = walk.naming.value_of(number)
+            value = value_of(number)
             return placed_row(builder, value, matrix, is_filled=is_filled)
         size = math.prod(local.shape) * facts.columns
         is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # shared by loops, so in memory in any case
@@ -314,7 +314,7 @@ class LocalForms:
             flat = add(multiply(flat, n), i)
         if isinstance(flat, Value):
             affine = self._walk.facts.indices.form(flat)
-            return self._walk.builder.keep(flat, "index") if affine is None else self._walk.naming.value_of(affine)
+            return self._walk.builder.keep(flat, "index") if affine is None else value_of(affine)
         return int(flat)
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
