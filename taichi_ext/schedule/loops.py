@@ -13,7 +13,7 @@ Loops over many columns within them are not written out (``private_sums``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -36,7 +36,7 @@ from taichi_ext.schedule.machine import LEAST_ITERATIONS, Machine
 from taichi_ext.schedule.masks import keys_of, with_masks
 from taichi_ext.schedule.private_sums import is_serial, with_counted_columns
 from taichi_ext.schedule.stretches import in_lanes, stretches
-from taichi_ext.simplify.usage import all_values, assigned_locals
+from taichi_ext.simplify.usage import assigned_locals
 
 
 def with_iterations_together(body: ir.Body, machine: Machine) -> ir.Body:
@@ -139,7 +139,7 @@ def schedule(
             body.append(serial(s, domain))
         else:
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
-    made = with_counted_columns(with_joined_columns(tuple(body)))
+    made = with_counted_columns(tuple(body))
     return Scheduled(replace(program, body=made), tuple(choices))
 
 
@@ -244,94 +244,3 @@ def by_rows(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
     place = operation("floordiv", ir.Read(piece), pieces) if pieces > 1 else ir.Read(piece)
     inner = ir.For("range", (second,), bounds, body, place=loop.place)
     return _outer(loop, piece, domain[0] * pieces, (ir.Declare(row, (place,), place=loop.place), inner))
-
-
-# Join successive loops over columns: a statement with several tangents costs LLVM one loop.
-#
-# A loop moves down to the next one over the same columns, if nothing in between accesses its writes or changes its
-# reads. Both may store to the same array if they only access its entry k in iteration k.
-
-MOST_STORES = 16  # in one loop
-
-
-def with_joined_columns(body: ir.Body) -> ir.Body:
-    """The block with fewer loops over columns."""
-    made: list[ir.Statement] = []
-    last: _Columns | None = None  # a loop over columns that can still move down
-    for s in body:
-        s = ir.with_blocks(s, with_joined_columns)
-        columns = _Columns.of(s)
-        if last is not None and columns is not None and last.can_join(columns):
-            made.remove(last.loop)
-            columns = last.joined(columns)
-            s = columns.loop
-        elif last is not None and not last.is_apart(s):
-            last = None
-        last = columns or last
-        made.append(s)
-    return tuple(made)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """A loop over columns of simple statements, and the memory that it writes and touches."""
-
-    loop: ir.For
-    count: int
-    written: frozenset[ir.Local | ir.Container]
-    touched: frozenset[ir.Local | ir.Container]
-
-    @staticmethod
-    def of(s: ir.Statement) -> _Columns | None:
-        if not is_over_columns(s):
-            return None
-        (count,) = s.domain
-        if (
-            not isinstance(count, ir.Const)
-            or not isinstance(count.value, int)
-            or any(ir.bodies(inner) for inner in s.body)
-        ):
-            return None
-        return _Columns(s, count.value, *map(frozenset, _memory(s.body)))
-
-    def can_join(self, later: _Columns) -> bool:
-        targets = [s.target for s in (*self.loop.body, *later.loop.body) if isinstance(s, ir.Store)]
-        # a loop that stores to local memory only is vectorised
-        is_alike = len({isinstance(t, ir.Load) for t in targets}) == 1 and len(targets) <= MOST_STORES
-        if self.count != later.count or not is_alike:
-            return False
-        shared = (self.written & later.touched) | (self.touched & later.written)
-        return _is_in_column(self.loop, shared) and _is_in_column(later.loop, shared)
-
-    def joined(self, later: _Columns) -> _Columns:
-        """One loop with the statements of both."""
-        (old,), (new,) = self.loop.variables, later.loop.variables
-
-        def rename(value: ir.Value) -> ir.Value:
-            return ir.Read(new) if isinstance(value, ir.Read) and value.local is old else value
-
-        moved = tuple(ir.with_nodes(s, rename) for s in self.loop.body)
-        loop = replace(later.loop, body=(*moved, *later.loop.body), place=self.loop.place)
-        return _Columns(loop, self.count, self.written | later.written, self.touched | later.touched)
-
-    def is_apart(self, s: ir.Statement) -> bool:
-        """Whether it makes no difference which of the two comes first."""
-        if any(isinstance(x, (ir.Jump, ir.Return, ir.Effect, ir.Boundary, ir.Call, ir.While)) for x in (s, *s.within)):
-            return False
-        written, touched = _memory((s,))
-        return not (written & self.touched or touched & self.written)
-
-
-def _memory(body: Iterable[ir.Statement]) -> tuple[set[ir.Local | ir.Container], set[ir.Local | ir.Container]]:
-    """The locals and containers that statements write, and all that they touch."""
-    written = set().union(*(s.written for s in body))
-    return written, written.union(*(s.reads for s in body))
-
-
-def _is_in_column(loop: ir.For, shared: Set[ir.Local | ir.Container]) -> bool:
-    """Whether all that a loop accesses of some memory is in the column of the iteration."""
-    (k,) = loop.variables
-    accesses = [v for s in loop.body for v in (*all_values(s), *([s.target] if isinstance(s, ir.Store) else []))]
-    shared_ones = (v for v in accesses if isinstance(v, (ir.Read, ir.Load)) and v.memory in shared)
-    indices = (v.indices if isinstance(v, ir.Load) else v.index for v in shared_ones)
-    return all(len(i) == 1 and isinstance(i[0], ir.Read) and i[0].local is k for i in indices)

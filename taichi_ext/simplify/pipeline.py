@@ -19,22 +19,23 @@ from taichi_ext.simplify.usage import all_values, assigned_locals, kept_locals, 
 def simplify(program: Program) -> Program:
     """Vectors as scalars, a name for each version of a local, constants folded, temporaries put where they are used."""
     body = program.body
-    for step in (as_scalars, with_first_values, with_versions, without_dead_code, folded):
+    for step in (as_scalars, with_versions, without_dead_code, folded):
         body = step(body)
     return replace(program, body=body)
 
 
-# A name for each version of a local, and none for a first value that nothing reads.
+# A name for each version of a local: it begins where the local is assigned in the block of its declaration.
 
 
 def with_versions(body: ir.Body) -> ir.Body:
-    """The block in which such locals are never assigned."""
-    candidates = _candidates(body) - kept_locals(body)
-    return _block(body, candidates, {}) if candidates else body
+    """The block in which such assignments are declarations."""
+    candidates, elsewhere = _candidates(body)
+    candidates -= kept_locals(body)
+    return _block(body, candidates, elsewhere, {}) if candidates else body
 
 
-def _candidates(body: ir.Body) -> set[ir.Local]:
-    """Scalars that are assigned, always as statements of the block of their declaration."""
+def _candidates(body: ir.Body) -> tuple[set[ir.Local], set[ir.Local]]:
+    """Scalars that are assigned in the block of their declaration, and those that are changed in another way, too."""
     assigned: set[ir.Local] = set()
     elsewhere: set[ir.Local] = set()
     blocks: dict[ir.Local, tuple[ir.Statement, ...]] = {}  # of their declarations
@@ -43,15 +44,15 @@ def _candidates(body: ir.Body) -> set[ir.Local]:
             blocks[s.local] = around
         elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
             local = s.target.local
-            assigned.add(local)
             is_simple = isinstance(s, ir.Assign) or (isinstance(s, ir.Update) and local.dtype.bits >= 32)
-            if blocks.get(local) != around or not is_simple:
-                elsewhere.add(local)
-    return assigned - elsewhere
+            (assigned if is_simple and blocks.get(local) == around else elsewhere).add(local)
+    return assigned, elsewhere
 
 
-def _block(body: ir.Body, candidates: set[ir.Local], outer: dict[ir.Local, ir.Local]) -> ir.Body:
-    current = dict(outer)
+def _block(
+    body: ir.Body, candidates: set[ir.Local], elsewhere: set[ir.Local], outer: dict[ir.Local, ir.Local]
+) -> ir.Body:
+    current, own = dict(outer), {s.local for s in body if isinstance(s, ir.Declare)}
 
     def now(node: ir.Value) -> ir.Value:
         found = current.get(node.local) if isinstance(node, ir.Read) else None
@@ -61,50 +62,23 @@ def _block(body: ir.Body, candidates: set[ir.Local], outer: dict[ir.Local, ir.Lo
     for s in body:
         if not s.contents.locals.isdisjoint(current):
             s = ir.with_nodes(s, now)
-        s = ir.with_blocks(s, lambda block: _block(block, candidates, current))
-        target = s.target if isinstance(s, (ir.Assign, ir.Update)) else None
-        if not isinstance(target, ir.Read) or target.local not in candidates:
+        s = ir.with_blocks(s, lambda block: _block(block, candidates, elsewhere, current))
+        local = s.target.local if isinstance(s, ir.Store) and isinstance(s.target, ir.Read) else None
+        if local not in candidates:
             made.append(s)
             continue
-        assert isinstance(s, (ir.Assign, ir.Update))
-        local = target.local
+        assert isinstance(s, ir.Store)
+        if local not in own or not (isinstance(s, ir.Assign) or local not in elsewhere):
+            made.append(replace(s, target=now(s.target)))
+            continue
         value = s.value
         if isinstance(s, ir.Update):
-            value = ir.Op(s.op, (now(target), value), local.dtype, place=s.place)
+            value = ir.Op(s.op, (now(s.target), value), local.dtype, place=s.place)
         elif value.dtype != local.dtype:
             value = ir.Op("cast", (value,), local.dtype, place=s.place)
         current[local] = ir.Local(local.name, local.dtype, (), local.kind)
         made.append(ir.Declare(current[local], (value,), place=s.place))
     return tuple(made)
-
-
-def with_first_values(body: ir.Body) -> ir.Body:
-    """The block without declarations that the next use of the local, in the same block, overwrites."""
-    return _with_first_values(body, assigned_locals(body) - kept_locals(body))
-
-
-def _with_first_values(body: ir.Body, candidates: set[ir.Local]) -> ir.Body:
-    made: list[ir.Statement | None] = []
-    unused: dict[ir.Local, int] = {}  # declarations of which nothing has been read yet, by their places in the block
-    for s in body:
-        s = ir.with_blocks(s, lambda block: _with_first_values(block, candidates))
-        target = s.target.local if isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) else None
-        if isinstance(s, ir.Assign) and target in unused and target not in _named(s, values_only=True):
-            made[unused.pop(target)] = None
-            value = s.value if s.value.dtype == target.dtype else ir.Op("cast", (s.value,), target.dtype, place=s.place)
-            s = ir.Declare(target, (value,), place=s.place)
-        for local in _named(s) if unused else ():
-            unused.pop(local, None)
-        if isinstance(s, ir.Declare) and s.local in candidates and not s.local.shape and s.contents.is_pure:
-            unused[s.local] = len(made)
-        made.append(s)
-    return tuple(s for s in made if s is not None)
-
-
-def _named(statement: ir.Statement, *, values_only: bool = False) -> set[ir.Local]:
-    """The locals that a statement reads or assigns, blocks in it included."""
-    found = statement.reads if values_only else statement.reads | statement.written
-    return {memory for memory in found if isinstance(memory, ir.Local)}
 
 
 # Vectors and matrices of which only constant entries are read and written become scalars.

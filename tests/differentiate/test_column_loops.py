@@ -9,8 +9,7 @@ from numpy.testing import assert_allclose
 from printed_programs import text
 
 from taichi_ext import Hessian, Jacobian
-from taichi_ext.program import F64, I32, Assign, Const, Container, Declare, For, Jump, Load, Local, Op, Program, Read
-from taichi_ext.schedule.loops import with_joined_columns
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read
 from taichi_ext.schedule.private_sums import with_counted_columns
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("on a GPU, other threads compute other columns")]
@@ -94,58 +93,6 @@ def test_stays(target, columns):
     body = cleared(target, columns)
     same, changed = (text(Program("clear", (), (), b, ())) for b in (body, with_counted_columns(body)))
     assert same == changed
-
-
-# --- loops that are made one
-
-
-def column_loop(target, source, columns=8, shift=0):
-    """``target[k] = 2 * source[k + shift]``."""
-    k = Local("k", I32, kind="column")
-    index = Op("add", (Read(k), Const(shift, I32)), I32) if shift else Read(k)
-    value = Op("mul", (Const(2.0, F64), Read(source, (index,))), F64)
-    return For("range", (k,), (Const(columns, I32),), (Assign(Read(target, (Read(k),)), value),))
-
-
-def loops_of(*body):
-    joined = with_joined_columns(body)
-    return sum(isinstance(s, For) for s in joined), text(Program("p", (), (), joined, ()))
-
-
-A, B, C = (Local(name, F64, (8,)) for name in "abc")
-NUMBER = Local("x", F64)
-
-
-def test_joined():
-    """A loop moves down to the next, across what does not touch its memory."""
-    count, printed = loops_of(column_loop(B, A), Declare(NUMBER, (Const(1.0, F64),)), column_loop(C, B))
-    assert count == 1
-    assert printed == textwrap.dedent(
-        """\
-        program p():
-            x: f64 = 1.0:f64
-            for k in range(8:i32):
-                b[k] = (2.0:f64 * a[k])
-                c[k] = (2.0:f64 * b[k])
-        """
-    )
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        (column_loop(B, A), column_loop(C, B, shift=1)),  # reads another column of what the first stores
-        (column_loop(B, A), column_loop(A, C, shift=0), column_loop(C, A, shift=2)),
-        (column_loop(B, A), column_loop(C, A, columns=4)),
-        (column_loop(B, A), Declare(NUMBER, (Read(B, (Const(0, I32),)),)), column_loop(C, A)),
-        (column_loop(B, A), Assign(Read(A, (Const(0, I32),)), Const(0.0, F64)), column_loop(C, A)),
-        (column_loop(B, A), Jump("break"), column_loop(C, A)),
-    ],
-    ids=("another column", "two of three", "other columns", "read between", "written between", "left between"),
-)
-def test_not_joined(body):
-    count, _ = loops_of(*body)
-    assert count == 2
 
 
 @pytest.mark.sweep
