@@ -11,42 +11,11 @@ from taichi_ext import Jacobian, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-COUNTS = pytest.mark.parametrize("count", [3, 5, 40], ids=["unrolled rows", "registers", "rows"])
-
-
-def parameters(count):
-    return scalars(np.linspace(0.3, 1.2, count)), outputs(4)
-
-
-@pytest.mark.mostly_sweep("unrolled rows")
-@COUNTS
-def test_nearest_and_second_nearest(count):
-    x, y = parameters(count)
-
-    @ti.kernel
-    def k():
-        for i in range(4):
-            best = 1e9
-            second = 1e9
-            which = -1
-            for j in range(count):
-                d = (x[j] - 0.253 * i - 0.26) ** 2
-                if d < best:
-                    second = best
-                    best = d
-                    which = j
-                elif d < second:
-                    second = d
-            best += x[0] * second
-            y[i] = best * 2.0 + second * x[which]
-
-    check_jacobian(k, x, y)
-
 
 @pytest.mark.sweep
 def test_terms_that_come_after_a_loop_are_none_in_it():
     """Else two locals that are given to each other take a slot more in each walk, without an end."""
-    x, y = parameters(40)
+    x, y = scalars(np.linspace(0.3, 1.2, 40)), outputs(4)
 
     @ti.kernel
     def k():
@@ -68,24 +37,6 @@ def test_terms_that_come_after_a_loop_are_none_in_it():
     assert_allclose(plan().toarray(), dense, rtol=1e-9)
     assert "local best" in plan.explain()
     assert "1 fixed columns and 2 indexed columns" in plan.explain()
-
-
-@pytest.mark.mostly_sweep("rows")
-@COUNTS
-def test_one_accumulator_stored_to_two_fields(count):
-    x, y = parameters(count)
-    z = outputs(4)
-
-    @ti.kernel
-    def k():
-        for i in range(4):
-            acc = x[0] * x[1]
-            for j in range(count):
-                acc += x[j] * x[i % count]
-            y[i] = acc + x[1]
-            z[i] = acc * 3.0
-
-    check_jacobian(k, x, [y, z])
 
 
 @pytest.mark.chosen_only("rows are multiplied as they are: zero times infinity is NaN", "--tangents")

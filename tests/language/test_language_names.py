@@ -48,27 +48,6 @@ def test_globals_and_inlined_functions():
     check_jacobian(k, x, y)
 
 
-def test_attributes_and_methods():
-    @ti.data_oriented
-    class Model:
-        def __init__(self):
-            self._ad = scalars(X)
-            self._shadow0 = outputs(3)
-            self.primal = 2.0
-
-        @ti.func
-        def load(self, a):
-            return a * self.primal
-
-        @ti.kernel
-        def call(self, _ad: ti.f64):
-            for i in self._ad:
-                self._shadow0[i] = self.load(self._ad[i] * _ad) * self._ad[0]
-
-    model = Model()
-    check_jacobian(model.call, model._ad, model._shadow0, args=(0.5,))
-
-
 @pytest.mark.sweep
 def test_the_text_tells_the_users_names_from_generated_ones():
     x, y = scalars(X), outputs(3)

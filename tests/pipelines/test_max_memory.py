@@ -78,23 +78,6 @@ def test_several_runs_give_what_one_gives(simulation):
             assert runs >= 5
 
 
-@pytest.mark.sweep
-def test_blocks_of_a_prepared_form_are_found_once(simulation):
-    run, p, _, y, _ = simulation
-    runs = 0
-
-    def counted():
-        nonlocal runs
-        runs += 1
-        run()
-
-    plan = Jacobian(counted, p, y, max_memory=1)
-    plan()
-    first, runs = runs, 0
-    plan()
-    assert runs == 5 <= first
-
-
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_limit_does_not_count_the_jacobian_itself():
     x, y = scalars(np.ones(50)), outputs(40)

@@ -277,39 +277,6 @@ def test_temporary_with_constants_at_the_address_of_one_with_tangents():
 # --- sparse fields
 
 
-@pytest.mark.sweep
-def test_deactivation_in_a_kernel():
-    x, y = scalars(X), outputs(3)
-    t = ti.field(ti.f64)
-    block = ti.root.pointer(ti.i, 3)
-    block.dense(ti.i, 1).place(t)
-
-    @ti.kernel
-    def spread():
-        for i in x:
-            t[i] = x[i] ** 2
-
-    @ti.kernel
-    def drop():
-        ti.deactivate(block, [1])
-
-    @ti.kernel
-    def gather():
-        for i in x:
-            y[i] += t[i]
-
-    def run():
-        spread()
-        drop()
-        gather()
-
-    try:
-        J = jacobian(run, x, y)
-    except UnsupportedError:
-        return  # not supported so far, and said so
-    assert_allclose(J, np.diag([2 * X[0], 0, 2 * X[2]]), rtol=1e-14)
-
-
 # --- decorators of Taichi's own differentiation
 
 

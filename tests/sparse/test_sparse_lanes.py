@@ -135,18 +135,3 @@ def test_rows_of_columns_are_written_in_lanes(count, lanes):
 
     require_equal(k, [x], [y])
     assert lanes[-1] is not None, lanes.reasons
-
-
-@pytest.mark.sweep
-def test_columns_that_differ_by_lane_are_not_in_lanes(lanes):
-    """A tangent is added to a place within the row that is another one in each lane."""
-    x, w, y, column = scalars(random(5)), scalars(random(8)), outputs(8), integers([0, 3, 3, 1, 4, 2, 0, 1])
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = polynomial(w[i], x, i) * x[column[i]]
-
-    require_equal(k, [x], [y])
-    assert lanes[-1] is None
-    assert "places that only the kernel knows" in lanes.reasons[-1]
