@@ -18,7 +18,7 @@ import taichi as ti
 from report import markdown_table
 from timing import time_first, time_in_turn
 
-from taichi_ext import Jacobian, add_visible_edge, mesh_edges, stop_gradient, vjp
+from taichi_ext import Jacobian, add_edge, mesh_edges, stop_gradient, vjp
 
 SIZE, CELL, MOST = 256, 4, 256
 SIDE = {"sheet": 101, "torus": 100}  # corners along it
@@ -128,7 +128,8 @@ class Mesh:
         for i, j in self.image:
             self.image[i, j] = self.seen(float(i), float(j))
         for e in range(self.edges.shape[0] if ti.static(self.has_edges) else 0):
-            add_visible_edge(self.image, self.points, self.edges[e], self.seen)
+            row = self.edges[e]
+            add_edge(self.image, self.points[row[0]], self.points[row[1]], self.seen, faces=(self.points, row))
 
     def render(self) -> None:
         self.place()

@@ -3,7 +3,7 @@
 import numpy as np
 import taichi as ti
 
-from taichi_ext import add_visible_edge, mesh_edges, stop_gradient
+from taichi_ext import add_edge, mesh_edges, stop_gradient
 
 WIDTH, HEIGHT = 64, 48
 POSE = np.array([0.43, 0.71, -0.26, 0.12, -0.07, 5.0, 62.0])  # rotation vector, translation, focal length
@@ -101,7 +101,8 @@ class Mesh:
         for i, j in self.image:
             self.image[i, j] = self.mean_seen(i, j, SAMPLES)
         for e in range(self.edges.shape[0] if ti.static(self.has_edges) else 0):
-            add_visible_edge(self.image, self.points, self.edges[e], self.seen)
+            row = self.edges[e]
+            add_edge(self.image, self.points[row[0]], self.points[row[1]], self.seen, faces=(self.points, row))
 
     def render(self) -> None:
         self.project()

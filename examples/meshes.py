@@ -1,6 +1,6 @@
 """A box that turns and a sphere of triangles, before a background: every edge of a mesh carries its boundary term.
 
-``mesh_scene.py`` projects the corners and draws the image; ``add_visible_edge`` adds the boundary term of each edge to
+``mesh_scene.py`` projects the corners and draws the image; ``add_edge`` adds the boundary term of each edge to
 the pixels that it crosses.  Hidden edges do not count, and the borders of faces count as much as their brightness
 differs.  The derivatives are compared with finite differences of a supersampled image.
 

@@ -1,4 +1,4 @@
-"""Two overlapping discs, one of them tilted: ``nearest`` shares each pixel between them, nested edges only nearly.
+"""Two overlapping discs, one of them tilted: ``layers`` shares each pixel between them, nested edges only nearly.
 
 The image has three edges: the visible rim of each disc, and the line along which the tilted disc passes through the
 other one.  The derivatives are compared with finite differences of a supersampled image.
@@ -15,20 +15,20 @@ import taichi as ti
 from compare import Comparison
 from supersampling import Supersampled, all_differences, differences, mean_derivative, mean_jacobian, relative
 
-from taichi_ext import Jacobian, edge, nearest
+from taichi_ext import Jacobian, edge, layers
 
 WIDTH, HEIGHT = 160, 120
 PARAMETERS, SHOWN = ("x1", "y1", "r1", "x2", "y2", "r2", "depth1"), ("x1", "x2", "depth1")
 CROSSING = np.array([62.217, 57.733, 33.413, 92.642, 66.381, 37.178, -12.0])
 FIRST, SECOND, NOTHING = 0.4, 1.0, 0.1  # colours
 LEAN, STEPS = (0.6, 0.3), [0.25] * 7  # depth of the second disc per pixel from its centre; steps of the differences
-WAYS = {"render": "nearest", "edges": "nested edges"}
+WAYS = {"render": "layers", "edges": "nested edges"}
 DETAIL = (slice(46, 82), slice(66, 96))  # where all three edges meet, for the picture
 
 
 @ti.data_oriented
 class Discs(Supersampled):
-    """The image with ``nearest``, with nested edges, and supersampled without any."""
+    """The image with ``layers``, with nested edges, and supersampled without any."""
 
     def __init__(self) -> None:
         self.p, self.image = ti.field(ti.f64, shape=len(PARAMETERS)), ti.field(ti.f64, shape=(WIDTH, HEIGHT))
@@ -53,7 +53,7 @@ class Discs(Supersampled):
     @ti.kernel
     def render(self):
         for i, j in self.image:
-            self.image[i, j] = nearest(self.surface, 2, NOTHING, at=(float(i), float(j)))
+            self.image[i, j] = layers(self.surface, 2, NOTHING, at=(float(i), float(j)), order="depth")
 
     @ti.kernel
     def edges(self):
@@ -93,13 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"       error of every pixel (L2, %), by  {''.join(f'{name:>8}' for name in PARAMETERS)}")
     for name, title in WAYS.items():
         print(f"       {title:<34}" + "".join(f"{100 * error:>8.2f}" for error in off[name]))
-    compared.holds("nearest agrees with finite differences to 2 %", off["render"].max() < 0.02)
+    compared.holds("layers agrees with finite differences to 2 %", off["render"].max() < 0.02)
     compared.holds("nested edges are further off, where edges cross", (off["edges"] > off["render"]).all())
     discs.p.from_numpy(np.array([*CROSSING[:3], *CROSSING[:3], -100.0]))  # one just behind the other
     double = differences(discs.supersample, discs.p, discs.image, 2, STEPS[2])
     both = [100 * relative(mean_derivative(plan(discs, name), discs.p, 2, STEPS[2]), double) for name in WAYS]
     text = f"off by {both[0]:.1f} %; nested edges by {both[1]:.0f} %"
-    compared.holds("where edges coincide, nearest agrees to 3 %", both[0] < 3, text)
+    compared.holds("where edges coincide, layers agrees to 3 %", both[0] < 3, text)
     if (figure := plotting.new_figure(12, 5.5)) is not None:
         panels, scale = figure.subplots(2, 1 + len(SHOWN)), plotting.signed_scale(1)
         discs.p.from_numpy(CROSSING)

@@ -16,7 +16,7 @@ import taichi as ti
 from compare import Comparison, percents
 from supersampling import Supersampled, differences, mean_derivative, relative
 
-from taichi_ext import Jacobian, segment_edge, step
+from taichi_ext import Jacobian, edge, segment_edge
 
 WIDTH, HEIGHT = 64, 48
 CORNERS = np.array([[6.317, 5.142], [56.213, 13.718], [20.642, 41.357]])  # round to the left
@@ -51,7 +51,7 @@ class Triangle(Supersampled):
     def minimum(self):
         for i, j in self.image:
             px, py = float(i), float(j)
-            self.image[i, j] = step(self.level(px, py), at=(px, py))
+            self.image[i, j] = edge(self.level(px, py), 1.0, 0.0, at=(px, py))
 
     @ti.kernel
     def segments(self):

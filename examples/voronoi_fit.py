@@ -1,4 +1,4 @@
-"""A Voronoi diagram of 3 x 3 cells, fitted to a picture: ``nearest`` shares each pixel between its cells.
+"""A Voronoi diagram of 3 x 3 cells, fitted to a picture: ``layers`` shares each pixel between its cells.
 
 Gauss-Newton with small damping on the whole image.  The target is supersampled, so the fit also shows how exact the
 areas of the cells are.
@@ -14,7 +14,7 @@ import picture_fits
 import plotting
 import taichi as ti
 
-from taichi_ext import nearest
+from taichi_ext import layers
 
 GRID = np.stack(np.meshgrid([8, 24, 40], [6, 18, 30], indexing="ij"), -1).reshape(-1, 2)
 
@@ -41,7 +41,7 @@ class Voronoi(picture_fits.Picture):
     @ti.kernel
     def render(self):
         for i, j in self.image:
-            self.image[i, j] = nearest(self.cell, 9, 0.0, at=(i, j))
+            self.image[i, j] = layers(self.cell, 9, 0.0, at=(i, j), order="depth")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

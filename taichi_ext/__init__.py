@@ -6,11 +6,11 @@ from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import jvp, vjp
 from taichi_ext.api.reverse_mode import GradientLaunch
-from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
+from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
-from taichi_ext.boundary.layers import layers, nearest
+from taichi_ext.boundary.layers import layers
 from taichi_ext.boundary.mesh_table import mesh_edges
-from taichi_ext.boundary.meshes import add_visible_edge, visible_edge
+from taichi_ext.boundary.meshes import add_edge
 from taichi_ext.boundary.pixels import pixel
 from taichi_ext.boundary.rays import ray_level
 from taichi_ext.boundary.registry import boundary_gradient, registry
@@ -55,7 +55,7 @@ __all__ = [
     "ShardError",
     "UnsupportedError",
     "__version__",
-    "add_visible_edge",
+    "add_edge",
     "boundary_gradient",
     "check_hessian",
     "check_jacobian",
@@ -76,7 +76,6 @@ __all__ = [
     "map_jacobian",
     "mark",
     "mesh_edges",
-    "nearest",
     "newton",
     "normal_equations",
     "pixel",
@@ -88,13 +87,11 @@ __all__ = [
     "replace_gradient",
     "segment_edge",
     "sqrt_edge",
-    "step",
     "stop_gradient",
     "torch_function",
     "value_and_gradient",
     "value_and_jacobian",
     "value_gradient_and_hessian",
-    "visible_edge",
     "vjp",
 ]
 

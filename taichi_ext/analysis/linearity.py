@@ -166,7 +166,7 @@ class _Check:
 
     def boundary(self, s: ir.Boundary) -> None:
         """Of all that has a derivative of its own, only an edge is linear, in its two sides."""
-        is_edge = s.kind in ("edge", "step", "coverage")
+        is_edge = s.kind in ("edge", "coverage")
         sides = [e for name in s.given if is_edge and name in _SIDES for e in s.sources(name)]
         others = [e for name in s.given if name not in (*_SIDES, "returned") for e in s.sources(name)]
         what = _APPLIED.get(s.kind, f"{s.kind!r} is applied to a tangent here.")

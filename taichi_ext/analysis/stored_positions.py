@@ -262,7 +262,7 @@ class _Positions:
                 own = self._joined(value for name in s.inner for value in s.sources(name))
                 kept = s.numbers if s.options["keeps_automatic"] else [None] * count
                 return [own if value is None else own.union(self.sources(value)) for value in kept]
-            case "edge" | "step" | "coverage" | "sqrt_edge":
+            case "edge" | "coverage" | "sqrt_edge":
                 names = ("level", *_SIDES)
                 return [self._joined(e for name in names if name in s.given for e in ir.entries(s.given[name]))] * count
         return [_NOTHING] * count

@@ -1,4 +1,4 @@
-"""Discontinuities that carry their derivative: edge, step, coverage, sqrt_edge, segment_edge.
+"""Discontinuities that carry their derivative: edge, coverage, sqrt_edge, segment_edge.
 
 A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reynolds' theorem, the derivative
 
@@ -64,37 +64,6 @@ def edge(
         75.4 of 75.4
     """
     leave_to_engine("edge", level)
-
-
-@recorded
-def step(level: object, *, at: object = None, antialias: bool = False) -> Any:
-    """1 where level > 0, else 0, with the boundary term of the derivative: ``edge(level, 1, 0)``.
-
-    Args:
-        level, at, antialias: see ``edge``.
-
-    Returns:
-        A real number: 0 or 1, or from 0 to 1 with ``antialias=True``.  Its tangent is ``kappa level_dot / g``: the
-        length of the edge in the pixel times its outward speed.
-
-    Example:
-        >>> import taichi as ti
-        >>> from taichi_ext import jacobian, step
-        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
-        >>> disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(40, 40))
-        >>> disc[0], disc[1], disc[2] = 19.7, 20.1, 12.0  # centre and radius, in pixels
-        >>> @ti.kernel
-        ... def draw():
-        ...     for i, j in image:
-        ...         px = float(i)
-        ...         py = float(j)
-        ...         level = disc[2] - ti.sqrt((px - disc[0]) ** 2 + (py - disc[1]) ** 2)
-        ...         image[i, j] = step(level, at=(px, py))
-        >>> by_x = jacobian(draw, disc, image)[..., 0]
-        >>> print(f"{abs(by_x.sum()):.2f} of {abs(by_x).sum():.0f}")  # a disc that moves does not grow
-        0.00 of 48
-    """
-    leave_to_engine("step", level)
 
 
 @recorded
@@ -196,6 +165,6 @@ def segment_edge(start: object, end: object, jump: object, *, at: object, antial
     leave_to_engine("segment_edge", start)
 
 
-for _function in (edge, step, coverage, sqrt_edge):
+for _function in (edge, coverage, sqrt_edge):
     _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # the recorder walks this if needed
 segment_edge.boundary_body = term_of_side  # type: ignore[attr-defined]

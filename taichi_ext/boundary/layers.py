@@ -1,4 +1,4 @@
-"""Shapes over each other in one pixel: layers, nearest.
+"""Shapes over each other in one pixel: layers.
 
 Within a pixel the edge of a shape is a straight line, so each shape is seen in a convex polygon: the pixel, cut by its
 own edge, by the edges of the shapes before it, and by the lines along which two surfaces swap their order.  The mean of
@@ -71,8 +71,8 @@ _NEAR = 0.1  # of the square: how far the middle of a chord may be from its edge
 
 
 @recorded
-def layers(shape: object, count: object, background: object, *args: object, at: object) -> Any:
-    """The mean of a pixel with overlapping shapes, later ones on top of earlier ones.
+def layers(shape: object, count: object, background: object, *args: object, at: object, order: str = "index") -> Any:
+    """The mean of a pixel with overlapping shapes, later ones on top of earlier ones, or the nearest on top.
 
     Areas are shared exactly where edges are straight, also where they cross, touch or coincide.  A pixel in which an
     edge bends, or which more than 6 shapes share, is divided, down to 1/32.  Use it instead of ``edge`` in a loop over
@@ -84,15 +84,19 @@ def layers(shape: object, count: object, background: object, *args: object, at: 
             is a scalar, vector or matrix.  It must be finite everywhere, and must not store to anything.  A ti.func
             sees no arguments and variables of the kernel: pass them as ``args``.  For transparent shapes, return
             ``(level, value, alpha)``: alpha is a scalar from 0, which shows what is behind, to 1, which is opaque.
+            With ``order="depth"`` it returns ``(level, depth, value)``.
         count: the number of shapes; n runs from 0 to count - 1.
         background: the value where no shape is, of the same shape.
         args: further arguments of the shape: ``shape(n, x, y, *args)``.
         at: the pixel centre, ``(px, py)``, in pixels.
+        order: which shape is on top: ``"index"``, the last one, or ``"depth"``, the one with the smallest depth, of
+            equal ones the first.  The line along which two depths swap their order is an edge, too.
 
     Returns:
         The mean value of the pixel.
 
     Raises:
+        InvalidRuleError: order is neither of the two.
         UnsupportedError: the shape is not a ti.func or does not return two or three values, alpha is no number, or a
             level does not depend on (x, y).
 
@@ -112,48 +116,22 @@ def layers(shape: object, count: object, background: object, *args: object, at: 
         >>> by_radius = jacobian(draw, discs, image)[..., 2].sum((0, 1))
         >>> print(by_radius.round(1))  # of the first, only the part of its rim that is seen counts
         [34.2 90.8]
-    """
-    leave_to_engine("layers", count)
 
+        The cells of two sites; a level of 1.0 is everywhere:
 
-@recorded
-def nearest(shape: object, count: object, background: object, *args: object, at: object) -> Any:
-    """The mean of a pixel that shows the nearest of several surfaces.
-
-    Like ``layers``, but a depth decides which shape is before which.  The line along which two surfaces swap their
-    order is an edge, too.
-
-    Args:
-        shape: a ti.func ``shape(n, x, y)`` that returns ``(level, depth, value)`` of surface n at the position (x, y)
-            in pixels.  The smallest depth is seen, of equal ones the first.
-        count: the number of surfaces.
-        background: the value where no surface is.
-        args: further arguments of the shape: ``shape(n, x, y, *args)``.
-        at: the pixel centre, ``(px, py)``, in pixels.
-
-    Returns:
-        The mean value of the pixel.
-
-    Raises:
-        UnsupportedError: see ``layers``.
-
-    Example:
-        >>> import taichi as ti
-        >>> from taichi_ext import jacobian, nearest
-        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
-        >>> sites, image = ti.Vector.field(2, ti.f64, shape=2), ti.field(ti.f64, shape=(20, 10))
+        >>> sites, cells = ti.Vector.field(2, ti.f64, shape=2), ti.field(ti.f64, shape=(20, 10))
         >>> sites[0], sites[1] = [5.2, 4.5], [13.6, 4.5]
         >>> @ti.func
         ... def cell(n, x, y):
         ...     return 1.0, ti.sqrt((x - sites[n].x) ** 2 + (y - sites[n].y) ** 2), float(n)
         >>> @ti.kernel
-        ... def draw():
-        ...     for i, j in image:
-        ...         image[i, j] = nearest(cell, 2, 0.0, at=(float(i), float(j)))
-        >>> print(jacobian(draw, sites, image).sum((0, 1))[:, 0].round(1))  # the border moves by half a pixel
+        ... def draw_cells():
+        ...     for i, j in cells:
+        ...         cells[i, j] = layers(cell, 2, 0.0, at=(float(i), float(j)), order="depth")
+        >>> print(jacobian(draw_cells, sites, cells).sum((0, 1))[:, 0].round(1))  # the border moves by half a pixel
         [-5. -5.]
     """
-    leave_to_engine("nearest", count)
+    leave_to_engine("layers", count)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------
@@ -443,5 +421,4 @@ def put_order(shape: ti.template(), i, j, e, x, y, size, sides, seen: ti.templat
             g = new
 
 
-for _function in (layers, nearest):
-    _function.boundary_body = mean_of_shapes  # type: ignore[attr-defined]  # the recorder walks this instead
+layers.boundary_body = mean_of_shapes  # type: ignore[attr-defined]  # the recorder walks this instead

@@ -11,7 +11,7 @@ _DIRECTION = np.array([0.6180, 0.5411, 0.5704])  # corners are sorted along it; 
 _MOST_PAIRS = 4_000_000  # of corners and edges that are compared at once
 
 
-def mesh_edges(triangles: object, corners: object = None) -> np.ndarray:
+def mesh_edges(triangles: object, corners: object) -> np.ndarray:
     """The edges of a triangle mesh, each with the corners of its faces that lie opposite.
 
     In an image an edge is part of the silhouette if it has one face, or if all opposite corners lie on the same side
@@ -20,27 +20,26 @@ def mesh_edges(triangles: object, corners: object = None) -> np.ndarray:
     Args:
         triangles: the numbers of each face's corners, integers of shape (faces, 3).
         corners: their positions, real numbers of shape (corners, 3) or (corners, 2).  Corners that are nearer to each
-            other than 1e-6 of the mesh's extent are then one, the first of them.  Faces without area (lower than that)
-            and faces that occur twice are left out.  An edge on which other corners lie is split there.  Needed for
-            meshes with a corner for each face, normal or texture coordinate; and with T-junctions.
+            other than 1e-6 of the mesh's extent are one, the first of them, as in meshes with a corner for each face,
+            normal or texture coordinate.  Faces without area (lower than that) and faces that occur twice are left
+            out.  An edge on which other corners lie (T-junctions) is split there.
 
     Returns:
         int32 array of shape (edges, 2 + n): both ends and the opposite corner in each face, -1 where there are fewer
         than n faces.  n is the largest number of faces at an edge, at least 2.
 
     Raises:
-        InvalidArgumentError: a shape or type is wrong, a corner is negative or missing, a corner is not finite; or,
-            without ``corners``, a triangle has a corner twice.
+        InvalidArgumentError: a shape or type is wrong, or a corner is negative, missing or not finite.
 
     Example:
         >>> from taichi_ext import mesh_edges
-        >>> mesh_edges([[0, 1, 2], [2, 1, 3]])
+        >>> mesh_edges([[0, 1, 2], [2, 1, 3]], [[0, 0], [1, 0], [0, 1], [1, 1]])
         array([[ 0,  1,  2, -1],
                [ 0,  2,  1, -1],
                [ 1,  2,  0,  3],
                [ 1,  3,  2, -1],
                [ 2,  3,  1, -1]], dtype=int32)
-        >>> len(mesh_edges([[0, 1, 2], [3, 4, 5]], corners=[[0, 0], [1, 0], [0, 1], [0, 1], [1, 0], [1, 1]]))
+        >>> len(mesh_edges([[0, 1, 2], [3, 4, 5]], [[0, 0], [1, 0], [0, 1], [0, 1], [1, 0], [1, 1]]))  # in one place
         5
     """
     faces = np.asarray(triangles)
@@ -52,16 +51,7 @@ def mesh_edges(triangles: object, corners: object = None) -> np.ndarray:
     faces = faces.astype(np.int64)
     if faces.size and faces.min() < 0:
         raise InvalidArgumentError(f"mesh_edges: face {int(np.argmin(faces.min(1)))} has a negative corner number.")
-    if corners is not None:
-        return _table(*_welded_sides(faces, _checked(corners, faces)))
-    is_twice = (faces == np.roll(faces, 1, axis=1)).any(1)
-    if is_twice.any():
-        number = int(np.argmax(is_twice))
-        raise InvalidArgumentError(
-            f"mesh_edges: face {number} has the corners {faces[number].tolist()}, one of them twice; leave out such "
-            "triangles, or give corners=, their positions."
-        )
-    return _table(*_sides(faces))
+    return _table(*_welded_sides(faces, _checked(corners, faces)))
 
 
 def _checked(corners: object, faces: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The table of the shapes that a square shows, as code in the kernel of ``layers`` and ``nearest``."""
+"""The table of the shapes that a square shows, as code in the kernel of ``layers``."""
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
 # pyright: reportInvalidTypeForm=false, reportOptionalCall=false, reportOptionalOperand=false

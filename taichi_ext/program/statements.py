@@ -197,7 +197,7 @@ class Effect(Statement):
 class Boundary(Statement):
     """Values whose derivative is not that of their expression: ``results`` take ``values``, entry by entry.
 
-    ``kind`` is ``stop_gradient``, ``replace_gradient``, ``rule``, ``edge``, ``step``, ``coverage``, ``sqrt_edge``
+    ``kind`` is ``stop_gradient``, ``replace_gradient``, ``rule``, ``edge``, ``coverage``, ``sqrt_edge``
     or ``gradient`` (of a value by the position of a pixel); a replaced gradient is that of ``given["surrogate"]``,
     perhaps times ``given["weights"]``; ``weighted`` (the tangent is the sum of those of
     ``given["arguments"]``, times ``given["weights"]``) in a program for adjoints; while a kernel is recorded also

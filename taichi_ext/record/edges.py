@@ -32,7 +32,7 @@ class Level:
 
 
 def edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
-    """``edge``, ``step`` and ``coverage``."""
+    """``edge`` and ``coverage``."""
     kind = function.boundary_kind
     level = real_level(kind, given["level"])
     antialias = kind == "coverage" or is_antialiased(kind, given)

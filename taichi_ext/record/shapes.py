@@ -1,4 +1,4 @@
-"""``layers``, ``nearest``, ``visible_edge`` and ``ray_level`` in a recorded kernel: code that is walked in place."""
+"""``layers``, ``add_edge`` and ``ray_level`` in a recorded kernel: code that is walked in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import F64, I32, Const, For, Local, Read, Tensor, Value, entries, statements, values_of, walk
 from taichi_ext.record.assignments import assign_to, declare, frozen
 from taichi_ext.record.boundaries import stopped
@@ -35,7 +35,7 @@ _THIN = {True: 1e-9, False: 2e-4}
 
 @dataclass
 class Shapes:
-    """The arguments of ``layers`` and ``nearest``, as their kernel code passes it on."""
+    """The arguments of ``layers``, as its kernel code passes it on."""
 
     kind: str
     function: Callback
@@ -46,7 +46,6 @@ class Shapes:
 
 
 def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> object:
-    """``layers`` and ``nearest``."""
     kind, shape, background = function.boundary_kind, given["shape"], given["background"]
     require_function(kind, "shape", shape, "n, x and y")
     x, y = position(kind, given["at"])
@@ -54,7 +53,10 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     r.blocks.append(OpenBlock())  # recorded once more for the number of its results; not kept
     found = value_of(call(called, Const(0, I32), x, y))
     r.blocks.pop()
-    has_depth = kind == "nearest"
+    order = given["order"]
+    if order not in ("index", "depth"):
+        raise InvalidRuleError(f'{kind}: order is {shown_value(order)}; expected "index" or "depth".')
+    has_depth = order == "depth"
     has_alpha = not has_depth and isinstance(found, (tuple, list)) and len(found) == 3
     shapes = Shapes(kind, called, shape_of(background), has_depth, has_alpha)
     real = default_types()[0]
@@ -100,17 +102,6 @@ def _beside(kind: str, given: object, seen: Seen) -> Value | int | float:
     return given
 
 
-def visible_edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
-    kind = function.boundary_kind
-    seen = seen_values(r, call, kind, given["seen"])
-    ends = [_homogeneous(kind, name, given[name]) for name in ("start", "end")]
-    x, y = position(kind, given["at"])
-    beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
-    if not (r.rules.takes_derivative or antialias):
-        return seen.zeros
-    return call(function.boundary_body, given["seen"], *ends, seen.zeros, beside, x, y, antialias)
-
-
 def segment_edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
     kind, jump = function.boundary_kind, given["jump"]
     for name in ("start", "end"):
@@ -135,20 +126,41 @@ def _homogeneous(kind: str, name: str, end: object) -> Tensor:
     return typed_tensor([*end.entries, as_value(1.0)][:3], (3,))
 
 
-def add_visible_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> None:
-    kind, edge = function.boundary_kind, given["edge"]
-    seen = seen_values(r, call, kind, given["seen"])
-    shape = shape_of(edge)
-    if len(shape) != 1 or shape[0] < 2 or any(e.dtype.is_real for e in entries(edge)):
-        raise UnsupportedError(
-            f"{kind}: edge must be a row of mesh_edges, a vector of integers; {shown_value(edge)} is given. Write "
-            "edges[e], where edges is a ti.Vector.field(n, ti.i32, shape=...) that holds the table."
-        )
+def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> None:
+    kind, jump, image = function.boundary_kind, given["jump_or_seen"], given["image"]
+    ends = [_homogeneous(kind, name, given[name]) for name in ("start", "end")]
+    points, row = _faces(kind, given["faces"])
+    is_given = isinstance(jump, (Value, Tensor, int, float))
+    if is_given:
+        zeros = operate(r, "mul", jump, as_value(0.0))
+        seen = Seen(zeros, is_fine=all(e.dtype == F64 for e in entries(zeros)))
+        jump = operate(r, "add", jump, zeros)
+    else:
+        seen = seen_values(r, call, kind, jump, "jump_or_seen")
     beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
     if r.rules.takes_derivative or antialias:
-        thin, image, points = as_value(_THIN[seen.is_fine]), given["image"], given["points"]
-        is_number = not isinstance(seen.zeros, Tensor)
-        call(function.boundary_body, image, points, edge, given["seen"], seen.zeros, is_number, beside, thin, antialias)
+        thin, is_number = as_value(_THIN[seen.is_fine]), not isinstance(seen.zeros, Tensor)
+        faces = points, row, seen.zeros, is_number
+        call(function.boundary_body, image, *ends, jump, is_given, *faces, beside, thin, antialias)
+
+
+def _faces(kind: str, given: object) -> tuple[object, Tensor]:
+    """The corners of a mesh and a row of its table; a row without faces where there are none."""
+    if given is None:
+        return None, Tensor((as_value(0), as_value(0)), (2,))
+    points, row = given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
+    if (
+        not isinstance(row, Tensor)
+        or len(row.shape) != 1
+        or row.shape[0] < 2
+        or any(e.dtype.is_real for e in row.entries)
+    ):
+        raise UnsupportedError(
+            f"{kind}: faces is {shown_value(given)}; expected the corners in the image and a row of mesh_edges, a "
+            "vector of integers. Write faces=(points, edges[e]), where edges is a ti.Vector.field(n, ti.i32, "
+            "shape=...) that holds the table."
+        )
+    return points, row
 
 
 def seen_together(r: Recording, call: Call, function: object, given: dict[str, Any]) -> tuple[object, ...]:
@@ -176,7 +188,7 @@ def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) ->
 
 
 def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> tuple[Any, ...]:
-    """Level, depth, value and alpha of one of the shapes of ``layers`` or ``nearest``."""
+    """Level, depth, value and alpha of one of the shapes of ``layers``."""
     shapes, n = given["shape"], given["n"]
     found = value_of(call(shapes.function, n, given["x"], given["y"]))
     names = ["level", *["depth"] * shapes.has_depth, "value", *["alpha"] * shapes.has_alpha]

@@ -18,8 +18,8 @@ from taichi_ext.api.inputs import types
 pytestmark = pytest.mark.usefixtures("ti64")
 
 IN_KERNELS = {  # tested where kernels are
-    "add_visible_edge", "coverage", "edge", "layers", "mark", "nearest", "pixel", "ray_level", "replace_gradient",
-    "segment_edge", "sqrt_edge", "step", "stop_gradient", "visible_edge",
+    "add_edge", "coverage", "edge", "layers", "mark", "pixel", "ray_level", "replace_gradient",
+    "segment_edge", "sqrt_edge", "stop_gradient",
 }  # fmt: skip
 RESULTS = {"LeastSquaresIteration", "LeastSquaresResult", "NewtonIteration", "NewtonResult", "NormalEquations"}
 
@@ -113,7 +113,7 @@ CALLS = [
     ("plot_jacobian(v, unit='m')", "unit", "'m'", "Did you mean 'units'?"),
     ("plot_sparsity(v, plan=3)", "plan", "3", "Jacobian(kernel, params, outputs)"),
     ("plot_fit(3)", "result", "3", "least_squares"),
-    ("mesh_edges('a')", "triangles", "<U1", "shape (faces, 3)"),
+    ("mesh_edges('a', 'b')", "triangles", "<U1", "shape (faces, 3)"),
     ("torch_function(of_arrays, 'q', 'b')", "inputs", "'q'", "'a', 'b'"),
     ("torch_function(of_arrays, 'a', 'b', shape={'b': 3})", "shape", "{'b': 3}", "Did you mean 'shapes'?"),
     ("Manifold(3, 1, (2,))", "retract", "3", "ti.func"),

@@ -88,7 +88,7 @@ def test_an_edge_on_the_border_of_pixels_is_shared(antialias):
         for i, j in image:
             px = float(i)
             py = float(j)
-            image[i, j] = step(p[0] - direction[0] * px - direction[1] * py, at=(px, py), antialias=antialias)
+            image[i, j] = edge(p[0] - direction[0] * px - direction[1] * py, 1.0, 0.0, at=(px, py), antialias=antialias)
 
     for normal, rows in (([1.0, 0.0], H), ([0.0, 1.0], W)):
         write(direction, np.array(normal))
@@ -152,7 +152,7 @@ def test_disc(antialias, squared, r):
             py = float(j)
             d = ti.Vector([px - p[0], py - p[1]])
             level = p[2] - d.norm() if ti.static(not squared) else p[2] ** 2 - d.norm_sqr()
-            image[i, j] = step(level, at=(px, py), antialias=antialias)
+            image[i, j] = edge(level, 1.0, 0.0, at=(px, py), antialias=antialias)
 
     value, J = value_and_jacobian(k, p, image)
     assert_allclose(J.sum((0, 1)), [0, 0, 2 * np.pi * r], rtol=0.1 / r, atol=0.1)
@@ -760,7 +760,7 @@ def test_atomics_and_returned_values_hold_no_positions():
         for i, j in image:
             px = float(i)
             py = float(j)
-            e = step(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
+            e = edge(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), 1.0, 0.0, at=(px, py))
             ti.atomic_add(total[1], e)
             ti.atomic_sub(total[2], 2.0 * e)
 
@@ -768,7 +768,7 @@ def test_atomics_and_returned_values_hold_no_positions():
     def returned(i: ti.i32, j: ti.i32) -> ti.f64:
         px = float(i)
         py = float(j)
-        return step(p[2] - 0.6 * (px - p[0]) - 0.8 * (py - p[1]), at=(px, py))
+        return edge(p[2] - 0.6 * (px - p[0]) - 0.8 * (py - p[1]), 1.0, 0.0, at=(px, py))
 
     J = jacobian(k, p, total)
     assert_array_equal(J[0], 0)
@@ -917,7 +917,7 @@ def three_positions_of_a_segment(x: ti.template(), i, j, px, py):
 def antialias_of_the_kernel(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias=px > 1.0)
 def constant_level(x: ti.template(), i, j, px, py):
-    return step(3, at=(px, py))
+    return edge(3, 1.0, 0.0, at=(px, py))
 def covered_integer(x: ti.template(), i, j, px, py):
     return coverage(i - 3, at=(px, py))
 def integer_root(x: ti.template(), i, j, px, py):
@@ -925,7 +925,7 @@ def integer_root(x: ti.template(), i, j, px, py):
 def unequal_jump(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - px, 1.0, x[0], at=(px, py), jump=ti.Vector([1.0, 2.0]))
 def position_of_vectors(x: ti.template(), i, j, px, py):
-    return step(8 * x[0] - px, at=(ti.Vector([px, py]), ti.Vector([px, py])))
+    return edge(8 * x[0] - px, 1.0, 0.0, at=(ti.Vector([px, py]), ti.Vector([px, py])))
 def root_without_position(x: ti.template(), i, j, px, py):
     return sqrt_edge(8 * x[0] - px)
 # fmt: on

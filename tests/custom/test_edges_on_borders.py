@@ -8,7 +8,7 @@ import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, nearest, pixel, vjp
+from taichi_ext import Jacobian, layers, pixel, vjp
 
 W, H = 12, 5
 PLACES = [3.5, 4.5, 6.5, 7.5, 8.5, 5.5, 3.4999998, 6.5000005, 4.0, 4.25, 5.37]
@@ -77,7 +77,7 @@ def by_depth(level, image, first):
     @ti.kernel
     def k():
         for i, j in image:
-            image[i, j] = nearest(surface, 2, 0.0, at=(float(i + first), float(j + first)))
+            image[i, j] = layers(surface, 2, 0.0, at=(float(i + first), float(j + first)), order="depth")
 
     return k
 
@@ -116,7 +116,7 @@ def test_cells_whose_border_is_that_of_pixels(dtype, axis):
     @ti.kernel
     def k():
         for i, j in image:
-            image[i, j] = nearest(cell, 2, 0.0, at=(float(i), float(j)))
+            image[i, j] = layers(cell, 2, 0.0, at=(float(i), float(j)), order="depth")
 
     plan = Jacobian(k, sites, image)
     for a, b in ((2.0, 5.0), (2.0, 4.0), (1.0, 4.5), (1.3, 3.7), (2.1, 4.0)):

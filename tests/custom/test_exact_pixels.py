@@ -7,7 +7,7 @@ import taichi as ti
 from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, coverage, layers, nearest, pixel, vjp
+from taichi_ext import Jacobian, coverage, layers, pixel, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -302,12 +302,12 @@ def test_two_straight_edges_of_one_shape_in_layers(kind):
         else:
             return sign * level(x, y), 1.0
 
-    function = nearest if kind == "nearest" else layers
+    order = "depth" if kind == "nearest" else "index"
 
     @ti.kernel
     def k():
         for i, j in image:
-            image[i, j] = function(shape, 1, 0.0, at=(float(i), float(j)))
+            image[i, j] = layers(shape, 1, 0.0, at=(float(i), float(j)), order=order)
 
     plan = Jacobian(k, p, image)
     for width in (0.5, 0.1, 0.02):

@@ -16,7 +16,6 @@ from taichi_ext import (
     coverage,
     jacobian,
     layers,
-    nearest,
     stop_gradient,
     value_and_jacobian,
 )
@@ -47,7 +46,7 @@ def planes_kernel(p, image, has_depth):
     @ti.kernel
     def by_depth():
         for i, j in image:
-            image[i, j] = nearest(tilted, PLANES, 0.1, at=(float(i), float(j)))
+            image[i, j] = layers(tilted, PLANES, 0.1, at=(float(i), float(j)), order="depth")
 
     return by_depth if has_depth else by_order
 
@@ -194,15 +193,15 @@ def test_shaded_balls():
         level, value = ball(0, x, y)
         return ti.select(level > 0, value, 0.05)
 
-    def drawn(shape, call):
+    def drawn(shape, order="index"):
         @ti.kernel
         def k():
             for i, j in image:
-                image[i, j] = call(shape, 1, 0.05, at=(float(i), float(j)))
+                image[i, j] = layers(shape, 1, 0.05, at=(float(i), float(j)), order=order)
 
         return k
 
-    plan = Jacobian(drawn(edge_alone, layers), p, image)
+    plan = Jacobian(drawn(edge_alone), p, image)
     found, expected = 0, 0
     for by in np.linspace(-0.2, 0.2, 9):  # where pixels meet the edge at other places
         disc = np.array([6.3 + by, 5.7, 3.0 + 0.7 * by])
@@ -211,8 +210,8 @@ def test_shaded_balls():
     columns = np.linalg.norm(expected, axis=(0, 1))
     assert_allclose(np.linalg.norm(found - expected, axis=(0, 1)), 0, atol=0.001 * columns.min())
     write(p, np.array([6.3, 5.7, 3.0]))
-    for shape, call in ((ball, layers), (with_depth, nearest)):
-        errors = errors_by_column(drawn(shape, call), p, image, sampler(colour, image, 20_000), 0.2, 12)
+    for shape, order in ((ball, "index"), (with_depth, "depth")):
+        errors = errors_by_column(drawn(shape, order), p, image, sampler(colour, image, 20_000), 0.2, 12)
         assert errors.max() < 0.045
 
 
@@ -401,13 +400,13 @@ def test_edges_that_coincide_in_float32():
 # --- what cannot be used ----------------------------------------------------------------------------------------------
 
 
-def draws(shape, call=layers, background=0.0):
+def draws(shape, order="index", background=0.0):
     image = outputs(5, 4)
 
     @ti.kernel
     def k():
         for i, j in image:
-            image[i, j] = call(shape, 2, background, at=(float(i), float(j)))
+            image[i, j] = layers(shape, 2, background, at=(float(i), float(j)), order=order)
 
     return k, image
 
@@ -439,18 +438,19 @@ def test_bad_input():
     def vector_alpha(n, px, py):
         return x[0] - px, 1.0, ti.Vector([0.5, x[1]])
 
-    for shape, call, message in (
-        (of_number, layers, r"of_number takes the arguments \(n\); the call passes 3"),
-        (vector_alpha, layers, "layers: alpha is .*; expected a number from 0 to 1"),
-        (alone, layers, "layers: shape must return level, value; it returns"),
-        (vector, nearest, "nearest: shape must return level, depth, value; it returns a tuple of 2"),
-        (without_position, layers, "layers: level does not depend on x and y"),
-        (whole, layers, "layers: level must be a real scalar .* a value of type i32"),
-        (vector, layers, r"layers: shape returns a value of shape \(2,\), and background has shape \(\)"),
-        (abs, layers, "layers: shape is .*; expected a ti.func that takes n, x and y"),
+    for shape, order, message in (
+        (of_number, "index", r"of_number takes the arguments \(n\); the call passes 3"),
+        (vector_alpha, "index", "layers: alpha is .*; expected a number from 0 to 1"),
+        (alone, "index", "layers: shape must return level, value; it returns"),
+        (vector, "depth", "layers: shape must return level, depth, value; it returns a tuple of 2"),
+        (without_position, "index", "layers: level does not depend on x and y"),
+        (whole, "index", "layers: level must be a real scalar .* a value of type i32"),
+        (vector, "index", r"layers: shape returns a value of shape \(2,\), and background has shape \(\)"),
+        (abs, "index", "layers: shape is .*; expected a ti.func that takes n, x and y"),
+        (alone, "near", 'layers: order is \'near\'; expected "index" or "depth"'),
     ):
-        k, image = draws(shape, call)
-        with pytest.raises(UnsupportedError, match=message) as error:
+        k, image = draws(shape, order)
+        with pytest.raises((UnsupportedError, InvalidRuleError), match=message) as error:
             jacobian(k, x, image)
         assert "test_layers.py" in str(error.value)
         assert "line" in str(error.value)
@@ -479,7 +479,7 @@ def test_reverse_mode():
     @ti.kernel
     def added():
         for i, j in image:
-            image[i, j] += nearest(surface, 2, 0.0, at=(float(i), float(j))) ** 2
+            image[i, j] += layers(surface, 2, 0.0, at=(float(i), float(j)), order="depth") ** 2
 
     @ti.func
     def pane(n, px, py):

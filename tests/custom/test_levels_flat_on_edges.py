@@ -9,7 +9,7 @@ import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
 
-from taichi_ext import coverage, edge, jacobian, layers, nearest, pixel
+from taichi_ext import coverage, edge, jacobian, layers, pixel
 
 SIDE = 20
 PLACES = {  # centre, half of the sides, angle
@@ -115,7 +115,7 @@ def make_kernel(level, image, name):
     @ti.kernel
     def by_nearest():
         for i, j in image:
-            image[i, j] = nearest(surface, 1, 1.0, at=(i, j))
+            image[i, j] = layers(surface, 1, 1.0, at=(i, j), order="depth")
 
     @ti.kernel
     def by_pixel():

@@ -8,7 +8,7 @@ from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
 
-from taichi_ext import DerivativeWarning, coverage, edge, jacobian, layers, nearest, sqrt_edge, step, value_and_jacobian
+from taichi_ext import DerivativeWarning, coverage, edge, jacobian, layers, sqrt_edge, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -132,7 +132,7 @@ def draws_nearest(surface, count, image):
     @ti.kernel
     def k():
         for i, j in image:
-            image[i, j] = nearest(surface, count, 0.1, at=(float(i), float(j)))
+            image[i, j] = layers(surface, count, 0.1, at=(float(i), float(j)), order="depth")
 
     return k
 
@@ -221,7 +221,7 @@ def test_half_a_ball_in_a_pixel():
             root = sqrt_edge(level, at=(px, py))
             image[i, j, 0] = root
             image[i, j, 1] = edge(level, 2.0 - root, 0.0, at=(px, py), antialias=True)
-            image[i, j, 2] = step(level, at=(px, py))
+            image[i, j, 2] = edge(level, 1.0, 0.0, at=(px, py))
 
     J = jacobian(k, p, image).sum((0, 1))
     slope = 2 * np.pi * r**2

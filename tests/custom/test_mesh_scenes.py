@@ -8,7 +8,7 @@ from mesh_scenes import FOCAL, H, Scene, W, cube, linked_tori
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import add_visible_edge, jacobian, mesh_edges, visible_edge, vjp
+from taichi_ext import add_edge, jacobian, mesh_edges, vjp
 
 POSE = (0.43, 0.71, -0.26, 0.12, -0.07, 5.0)
 STEPS = (0.03, 0.0, 0.0, 0.04, 0.0, 0.1)
@@ -96,7 +96,7 @@ def flat_area(corners, z):
 def test_thin_faces_have_their_area(scene, width):
     """A plate of 2 x width, seen from its front: its sides are nearer than what is looked at beside an edge."""
     corners = np.array([[-1, 0, 0], [1, 0, 0], [1, width, 0], [-1, width, 0.0]])
-    edges = mesh_edges([[0, 1, 2], [0, 2, 3]])
+    edges = mesh_edges([[0, 1, 2], [0, 2, 3]], [[-1, 0], [1, 0], [1, 1], [-1, 1]])
     scene.load(corners, [[0, 1, 2], [0, 2, 3]], [0.6, 0.6], (0, 0, 0, 0.013, 0.021, 5.0), edges)
     total = scene.derivative().sum((0, 1))
     assert total[5] == pytest.approx(-2 / 5.0 * flat_area(corners, 5.0), rel=1e-5)
@@ -161,8 +161,8 @@ def chords_kernel(disc, image, count, beside):
     def draw():
         for i, j in image:
             image[i, j] = seen(float(i), float(j))
-            for k in range(count):
-                image[i, j] += visible_edge(corner(k), corner(k + 1), seen, at=(i, j), beside=beside)
+        for k in range(count):
+            add_edge(image, corner(k), corner(k + 1), seen, beside=beside)
 
     return draw
 
@@ -191,10 +191,9 @@ def test_edges_along_the_border_of_pixels_and_ends_that_are_not_finite(ti64, dty
         for i, j in image:
             image[i, j] = seen(float(i), float(j))
             other[i, j] = image[i, j]
-            for k in range(2):
-                other[i, j] += visible_edge(ends[2 * k], ends[2 * k + 1], seen, at=(i, j))
         for k in range(2):
-            add_visible_edge(image, ends, ti.Vector([2 * k, 2 * k + 1]), seen)
+            add_edge(image, ends[2 * k], ends[2 * k + 1], seen)
+            add_edge(other, ends[2 * k], ends[2 * k + 1], 1.5)
 
     expected = np.zeros((8, 6))
     expected[3:5] = 0.75  # two pixels share the edge; each end counts for a half

@@ -6,7 +6,7 @@ import taichi as ti
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import add_visible_edge, jacobian, mesh_edges, vjp
+from taichi_ext import add_edge, jacobian, mesh_edges, vjp
 
 W, H, CELL, MOST = 20, 16, 2, 40
 
@@ -29,7 +29,7 @@ class Sheet:
     def __init__(self, real, channels):
         corners, near, faces = sheet()
         dtype = np.float64 if real == ti.f64 else np.float32
-        self.table = mesh_edges(faces)
+        self.table = mesh_edges(faces, corners)
         self.channels = channels
         self.points = ti.Vector.field(2, real, shape=len(corners))
         self.near = ti.field(real, shape=len(near))
@@ -123,7 +123,8 @@ class Sheet:
             for i, j in self.image:
                 self.image[i, j] = seen(float(i), float(j))
             for e in self.edges:
-                add_visible_edge(self.image, self.points, self.edges[e], seen)
+                row = self.edges[e]
+                add_edge(self.image, self.points[row[0]], self.points[row[1]], seen, faces=(self.points, row))
 
         return draw
 

@@ -136,12 +136,11 @@ def run():
         image[i, j] = USE
 """
 USES = {
-    "step": "step(level_at(x, y), at=(x, y))",
     "edge": "edge(level_at(x, y), x * 0.1 + p[0, 0], p[1, 1] * y, at=(x, y))",
     "root": "sqrt_edge(level_at(x, y), at=(x, y))",
     "root in an edge": "edge(level_at(x, y), sqrt_edge(level_at(x, y), at=(x, y)), 0.1, at=(x, y))",
     "layers": "layers(shape, 2, 0.0, at=(i, j))",
-    "nearest": "nearest(deep_shape, 2, 0.0, at=(i, j))",
+    "nearest": "layers(deep_shape, 2, 0.0, at=(i, j), order='depth')",
     "ray": "coverage(ray_level(distance, ti.Vector([x, y, 0.0]), ti.Vector([0.0, 0.0, 1.0]), 0.0, 9.0), at=(x, y))",
     "flattened": "coverage(ti.log(1.0 + ti.exp(level_at(x, y))) - 0.7, at=(x, y))",
     "replaced": "coverage(replace_gradient(ti.round(level_at(x, y)), level_at(x, y) * 1.5) + 0.3, at=(x, y))",

@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 from numpy.testing import assert_allclose
 
-from taichi_ext import UnsupportedError, coverage, edge, jacobian, layers, nearest, ray_level, stop_gradient
+from taichi_ext import UnsupportedError, coverage, edge, jacobian, layers, ray_level, stop_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 N, X, Y, R = 40, 19.7, 20.1, 12.0
@@ -215,7 +215,7 @@ def test_shapes_take_further_arguments(scene):
     def before(scale: ti.f64):
         for i, j in image:
             colour = ti.Vector([1.0, 2.0])
-            image[i, j] = nearest(surface, 2, 0.0, scale, colour, at=(i, j))
+            image[i, j] = layers(surface, 2, 0.0, scale, colour, at=(i, j), order="depth")
 
     for k, height in ((over, 3.0), (before, 1.0)):  # of two discs the last, or the nearest, is seen
         J = jacobian(k, "scale", image, args=(1.0,))

@@ -12,7 +12,7 @@ from printed_programs import text
 from reemission import Reemission
 from taichi_program import end_program, initialise
 
-from taichi_ext import UnsupportedError, backend, engine, mark, replace_gradient, step, stop_gradient
+from taichi_ext import UnsupportedError, backend, edge, engine, mark, replace_gradient, stop_gradient
 from taichi_ext.emit import build, emit
 from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements, values_of, walk
 from taichi_ext.record import record
@@ -341,7 +341,7 @@ def kernels(f):
         for i in range(N):
             px = float(i)
             y[i] = mark("named", x[i], by=y[i]) * stop_gradient(x[i]) + replace_gradient(ti.round(x[i]), x[i])
-            y[i] += step(px - x[i] * 3.0, at=(px, 0.5 * px))
+            y[i] += edge(px - x[i] * 3.0, 1.0, 0.0, at=(px, 0.5 * px))
 
     given = [
         (locals_and_types,),
@@ -456,7 +456,7 @@ def test_functions_with_a_rule(f):
 def test_positions_of_pixels_stay_locals(f):
     @ti.func
     def inside(px, py, radius):
-        return step(radius - px - py, at=(px, py))
+        return edge(radius - px - py, 1.0, 0.0, at=(px, py))
 
     @ti.kernel
     def k():

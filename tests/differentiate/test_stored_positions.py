@@ -97,7 +97,7 @@ def distance(q):
 """
 REFUSED = {
     "a field": "tmp[i, j] = p[0] - 2 * x\nimage[i, j] = coverage(tmp[i, j] + x - 0.3 * y, at=(x, y))",
-    "by y alone": "tmp[i, j] = p[0] - 2 * y\nimage[i, j] = step(tmp[i, j] + x - 0.3 * y, at=(x, y))",
+    "by y alone": "tmp[i, j] = p[0] - 2 * y\nimage[i, j] = edge(tmp[i, j] + x - 0.3 * y, 1.0, 0.0, at=(x, y))",
     "a level kept": """level = p[0] - x + 0.2 * y
 tmp[i, j] = level
 image[i, j] = edge(tmp[i, j] + 0.1 * level, x, p[1], at=(x, y), antialias=True)""",
@@ -177,7 +177,7 @@ image[i, j] = edge(p[0] - x + 0.2 * y, p[1], tmp[i, j], at=(x, y))""",
 tmp[i, j] = at[0] * p[0]
 image[i, j] = coverage(tmp[i, j] - at[1], at=at)""",
     "layers": "tmp[i, j] = x\nimage[i, j] = layers(shape, 2, 0.0, at=(x, y))",
-    "nearest": "tmp[1, 1] = x\nimage[i, j] = nearest(surface, 2, 0.0, at=(x, y))",
+    "nearest": "tmp[1, 1] = x\nimage[i, j] = layers(surface, 2, 0.0, at=(x, y), order='depth')",
     "pixel": "tmp[i, j] = x\nimage[i, j] = pixel(shade, at=(x, y))",
     "a ray": """tmp[1, 1] = 0.1 * x
 level = ray_level(distance, ti.Vector([x, y, 0.0]), ti.Vector([0.0, 0.0, 1.0]), 0.0, 9.0)
@@ -222,7 +222,7 @@ def test_a_plain_launch_of_an_antialiased_value():
 @pytest.mark.sweep
 def test_a_plain_launch_that_needs_no_gradient():
     scene = Scene()
-    scene.kernel("tmp[i, j] = p[0] - 2 * x\nimage[i, j] = step(tmp[i, j] + x, at=(x, y))")()
+    scene.kernel("tmp[i, j] = p[0] - 2 * x\nimage[i, j] = edge(tmp[i, j] + x, 1.0, 0.0, at=(x, y))")()
     wanted = np.broadcast_to(1.737 - np.arange(W)[:, None] > 0, (W, H))
     assert_allclose(scene.image.to_numpy(), wanted)
 

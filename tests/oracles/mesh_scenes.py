@@ -6,7 +6,7 @@ import numpy as np
 import taichi as ti
 from supersampled import errors_by_column, sampler
 
-from taichi_ext import Jacobian, add_visible_edge, mesh_edges, stop_gradient
+from taichi_ext import Jacobian, add_edge, mesh_edges, stop_gradient
 
 W, H = 32, 24
 FOCAL = 26.0
@@ -98,7 +98,7 @@ def kernels(scene: Scene) -> tuple[Any, Any, Any]:
         for i, j in image:
             image[i, j] = seen(float(i), float(j))
         for e in range(counts[1]):
-            add_visible_edge(image, points, edges[e], seen)
+            add_edge(image, points[edges[e][0]], points[edges[e][1]], seen, faces=(points, edges[e]))
 
     return place, draw, seen
 

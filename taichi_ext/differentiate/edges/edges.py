@@ -134,7 +134,7 @@ class _RuleTangents:
         return self.forms[leaf]
 
 
-_LEVELS = ("edge", "step", "coverage", "sqrt_edge")
+_LEVELS = ("edge", "coverage", "sqrt_edge")
 
 
 class RuleOperand:
@@ -162,7 +162,7 @@ class _Edge:
 
 
 def edge(ctx: RuleContext, s: Boundary) -> None:
-    """``edge``, ``step`` and ``coverage``."""
+    """``edge`` and ``coverage``."""
     antialias = s.options["antialias"]
     if not ctx.walk.facts.seeds.takes_derivative and not antialias:
         for result, value in zip(s.results, s.numbers, strict=True):
@@ -445,7 +445,6 @@ _KINDS = {
     "replace_gradient": _replace,
     "rule": rule,
     "edge": edge,
-    "step": edge,
     "coverage": edge,
     "sqrt_edge": sqrt_edge,
     "gradient": gradient,
