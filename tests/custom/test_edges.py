@@ -20,7 +20,6 @@ from taichi_ext import (
     jacobian,
     segment_edge,
     sqrt_edge,
-    step,
     value_and_jacobian,
 )
 
@@ -515,7 +514,7 @@ def test_in_plain_kernels_they_are_their_values():
             py = float(j)
             level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
             image[i, j, 0] = edge(level, 2.0, 0.5)
-            image[i, j, 1] = step(level)
+            image[i, j, 1] = edge(level, 1.0, 0.0)
             image[i, j, 2] = sqrt_edge(level)
             image[i, j, 3] = segment_edge(ti.Vector([1.0, 2.0]), ti.Vector([p[0], 4.0]), 1.0, at=(px, py))
             image[i, j, 4] = edge(level, 2, 1, at=(px, py))
@@ -936,14 +935,14 @@ BAD = {  # what the message says; whether a plain run of the kernel is refused, 
     root_without_position: (r"sqrt_edge needs at=\(px, py\)", False),
     antialiased_without_position: (r"edge needs at=\(px, py\)", True),
     integer_level: ("edge: level must be a real scalar .* a value of type i32 is given", True),
-    constant_level: ("step: level must be a real scalar .* 3 is given", True),
+    constant_level: ("edge: level must be a real scalar .* 3 is given", True),
     covered_integer: ("coverage: level must be a real scalar .* a value of type i32 is given", True),
     integer_root: ("sqrt_edge: level must be a real scalar .* a value of type i32 is given", True),
     vector_level: (r"edge: level must be a real scalar .* a value of shape \(2,\) is given", True),
     integer_position: ("at must be two real variables", False),
     position_written_in_place: ("at must be two real variables", False),
     single_position: (r"edge: at must be a pair of real numbers, at=\(px, py\); a tuple of 1 is given", False),
-    position_of_vectors: (r"step: at must be a pair of real numbers", False),
+    position_of_vectors: (r"edge: at must be a pair of real numbers", False),
     scalar_position_of_a_segment: ("segment_edge: at must be a pair .* a value of type f[36][24] is given", True),
     three_positions_of_a_segment: ("segment_edge: at must be a pair .* a tuple of 3 is given", True),
     independent_level: (r"level does not depend on at=\(px, py\); compute it in the same kernel", False),
@@ -981,7 +980,6 @@ def test_bad_input(body):
     [
         ("edge", lambda: edge(1.0, 2.0, 3.0)),
         ("edge", lambda: edge(1.0, 2.0, 3.0, at=(0.0, 0.0), antialias=True)),
-        ("step", lambda: step(1.0)),
         ("coverage", lambda: coverage(1.0)),
         ("coverage", lambda: coverage(np.ones(3), at=(0.0, 0.0))),
         ("sqrt_edge", lambda: sqrt_edge(1.0)),

@@ -11,6 +11,7 @@ from supersampled import errors_by_column, sampler
 from taichi_program import initialise
 
 from taichi_ext import (
+    InvalidRuleError,
     Jacobian,
     UnsupportedError,
     coverage,
