@@ -162,12 +162,7 @@ def add_term_of_edge(
     thin,
     antialias: ti.template(),
 ):
-    """The boundary terms of an edge in all pixels that it crosses, piece by piece.
-
-    The jump is the same all along a piece, but for 1 %.  Samples are ``spacing`` apart; where two differ, the place
-    between them at which the jump changes is found by bisection.  With ``antialias``, or where the
-    jump is given, the edge is one piece.
-    """
+    """The boundary terms of an edge in all pixels that it crosses: one piece, or those whose jumps are seen."""
     width, height = image.shape[0], image.shape[1]
     x = 0.5 * (width - 1)
     y = 0.5 * (height - 1)
@@ -203,68 +198,98 @@ def add_term_of_edge(
                 antialias,
             )
         else:
-            step = spacing(points, edge, edge.n - 2, a, b, length, x, y)
-            place = ti.select(length > DENSE, ti.min(_INSET, 0.1 * length), 0.5 * length)  # of the next sample
-            final = length - place
-            known = -1.0 + 0.0 * length  # the last sample in the piece, if there is one
-            origin = place  # its first sample
-            jump = zeros  # there
-            change = zeros  # from there to the last one
-            ahead = known  # a sample that was taken with the last one
-            jump_ahead = zeros
-            rounding_ahead = zeros
-            begin = 0.0 * length
-            while begin < length:
-                stop = length
-                following = ti.min(place + step, final)
-                found = jump_ahead
-                rounding = rounding_ahead
-                if place != ahead:
-                    ahead = following
-                    found, rounding, jump_ahead, rounding_ahead = jumps_at(
-                        seen, points, edge, start, end, p + place * along, p + ahead * along, zeros, beside, thin
-                    )
-                if known < 0:
-                    jump = found
-                is_other = largest(abs(found - jump) - _ALIKE * ti.max(abs(found), abs(jump)) - rounding, is_number) > 0
-                if is_other:
-                    stop = 0.5 * (known + place)
-                    if place - known > _FINEST:
-                        following = stop
-                        stop = begin
-                elif place < final:
-                    stop = begin
-                if not is_other:
-                    known = place
-                    change = found - jump
-                if stop > begin:
-                    rate = change / ti.max(known - origin, _FINEST)
-                    if is_seen(jump, change, is_number):
-                        add_piece(
-                            image,
-                            points,
-                            edge,
-                            seen,
-                            is_given,
-                            start,
-                            end,
-                            p,
-                            along,
-                            begin,
-                            stop,
-                            jump - origin * rate,
-                            rate,
-                            zeros,
-                            beside,
-                            thin,
-                            antialias,
-                        )
-                    begin = stop
-                    known = place
-                    origin = place
-                    jump = found
-                    change = zeros
-                place = following
+            add_seen_pieces(
+                image, points, edge, seen, start, end, a, b, p, along, length, zeros, is_number, beside, thin, x, y
+            )
+
+
+@ti.func
+def add_seen_pieces(
+    image: ti.template(),
+    points: ti.template(),
+    edge: ti.template(),
+    seen: ti.template(),
+    start,
+    end,
+    a,
+    b,
+    p,
+    along,
+    length,
+    zeros,
+    is_number: ti.template(),
+    beside,
+    thin,
+    x,
+    y,
+):
+    """The boundary terms of the pieces of an edge whose jump is seen.
+
+    The jump is the same all along a piece, but for 1 %.  Samples are ``spacing`` apart; where two differ, the place
+    between them at which the jump changes is found by bisection.
+    """
+    step = spacing(points, edge, edge.n - 2, a, b, length, x, y)
+    place = ti.select(length > DENSE, ti.min(_INSET, 0.1 * length), 0.5 * length)  # of the next sample
+    final = length - place
+    known = -1.0 + 0.0 * length  # the last sample in the piece, if there is one
+    origin = place  # its first sample
+    jump = zeros  # there
+    change = zeros  # from there to the last one
+    ahead = known  # a sample that was taken with the last one
+    jump_ahead = zeros
+    rounding_ahead = zeros
+    begin = 0.0 * length
+    while begin < length:
+        stop = length
+        following = ti.min(place + step, final)
+        found = jump_ahead
+        rounding = rounding_ahead
+        if place != ahead:
+            ahead = following
+            found, rounding, jump_ahead, rounding_ahead = jumps_at(
+                seen, points, edge, start, end, p + place * along, p + ahead * along, zeros, beside, thin
+            )
+        if known < 0:
+            jump = found
+        is_other = largest(abs(found - jump) - _ALIKE * ti.max(abs(found), abs(jump)) - rounding, is_number) > 0
+        if is_other:
+            stop = 0.5 * (known + place)
+            if place - known > _FINEST:
+                following = stop
+                stop = begin
+        elif place < final:
+            stop = begin
+        if not is_other:
+            known = place
+            change = found - jump
+        if stop > begin:
+            rate = change / ti.max(known - origin, _FINEST)
+            if is_seen(jump, change, is_number):
+                add_piece(
+                    image,
+                    points,
+                    edge,
+                    seen,
+                    False,
+                    start,
+                    end,
+                    p,
+                    along,
+                    begin,
+                    stop,
+                    jump - origin * rate,
+                    rate,
+                    zeros,
+                    beside,
+                    thin,
+                    False,
+                )
+            begin = stop
+            known = place
+            origin = place
+            jump = found
+            change = zeros
+        place = following
 
 
 @ti.func

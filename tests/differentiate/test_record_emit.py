@@ -465,7 +465,7 @@ def test_positions_of_pixels_stay_locals(f):
             f.y[i] = inside(px, px * 0.5, f.x[i])
 
     made = simplify(program_of(k))
-    boundary = next(s for s in statements(made.body) if isinstance(s, Boundary) and s.kind == "step")
+    boundary = next(s for s in statements(made.body) if isinstance(s, Boundary) and s.kind == "edge")
     px, py = boundary.given["at"].entries
     assert px.local.name == "px" and px.local.kind == "user"
     assert py.local.name == "py"
