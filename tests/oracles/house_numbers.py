@@ -1,0 +1,96 @@
+"""Print how the package is put together, in numbers that should get smaller.
+
+    python tests/oracles/house_numbers.py
+
+Lines by district; functions that descend into the blocks of statements by themselves; modules in circles of imports, those for types included; the largest numbers of attributes of a
+class; how often ``Any`` is named; functions between a call of ``jacobian`` and the first one that knows a derivative.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import taichi as ti
+from package_modules import MODULES, name_of, own_imports, tree_of
+
+from taichi_ext import jacobian
+from taichi_ext.differentiate.rules import table
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The names of the attributes of instances of a class: fields of a dataclass, and attributes set on ``self``."""
+    fields = {s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)}
+    stored = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    return fields | {n.attr for n in stored if isinstance(n.value, ast.Name) and n.value.id == "self"}
+
+
+def functions_that_descend() -> list[str]:
+    """The functions that go into the blocks of statements by themselves: by ``then`` and ``orelse``, or these names."""
+    names = {"bodies", "with_blocks", "with_bodies", "mapped", "then", "orelse"}
+    found = []
+    for module in MODULES:
+        tree = tree_of(module)
+        if "taichi_ext.program" not in module.read_text(encoding="utf-8"):
+            continue
+        for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+            used = {n.attr if isinstance(n, ast.Attribute) else getattr(n, "id", "") for n in ast.walk(function)}
+            found += [f"{name_of(module)}.{function.name}"] * bool(names & used)
+    return found
+
+
+def functions_to_a_derivative() -> list[str]:
+    """The package's functions that are running when the first rule of the table is looked up."""
+    ti.init(arch=ti.cpu, offline_cache=False, log_level=ti.ERROR)
+    x, y = ti.field(ti.f32, 2), ti.field(ti.f32, 2)
+
+    @ti.kernel
+    def sine():
+        for i in x:
+            y[i] = ti.sin(x[i])
+
+    found: list[list[str]] = []
+    rule_of = table.rule_of
+    code = rule_of.__code__
+
+    def noted(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is code and not found:
+            files = ((f.function, f.filename) for f in inspect.getouterframes(frame, 0))
+            found.append([name for name, file in files if "taichi_ext" in file and "tests" not in file])
+
+    sys.setprofile(noted)
+    try:
+        jacobian(sine, x, y)
+    finally:
+        sys.setprofile(None)
+    return found[0][::-1]
+
+
+def main() -> None:
+    lines: Counter[str] = Counter()
+    any_count, classes = 0, []
+    for module in MODULES:
+        tree = tree_of(module)
+        lines[name_of(module).split(".")[0] or "taichi_ext"] += len(module.read_text(encoding="utf-8").splitlines())
+        any_count += sum(isinstance(n, ast.Name) and n.id == "Any" for n in ast.walk(tree))
+        found = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+        classes += [(len(attributes(n)), f"{name_of(module)}.{n.name}") for n in found]
+    print(f"{lines.total()} lines:", ", ".join(f"{name} {count}" for name, count in lines.most_common()))
+    try:
+        TopologicalSorter({name_of(m): own_imports(m) for m in MODULES}).prepare()
+        print("no circles of imports")
+    except CycleError as error:
+        print("a circle of imports:", " -> ".join(error.args[1]))
+    print("attributes:", ", ".join(f"{name} {count}" for count, name in sorted(classes, reverse=True)[:10]))
+    print(f"Any: {any_count} times")
+    print(f"{len(functions_that_descend())} functions descend into the blocks of statements")
+    steps = functions_to_a_derivative()
+    print(f"{len(steps)} functions from jacobian to a derivative:", " > ".join(steps))
+
+
+if __name__ == "__main__":
+    main()
