@@ -59,7 +59,7 @@ _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since valu
 
 
 @recorded
-def pixel(shade: object, *, at: object, antialias: bool = False) -> Any:
+def pixel(shade: object, *args: object, at: object, antialias: bool = False) -> Any:
     """The value of a pixel of a function of the position, with the boundary terms of all its edges, which are found.
 
     Edges are where a condition in ``shade`` changes: ``if``, ``select``, comparisons, conversions to integers,
@@ -69,7 +69,9 @@ def pixel(shade: object, *, at: object, antialias: bool = False) -> Any:
 
     Args:
         shade: a ti.func ``shade(x, y)`` that returns the value of the image at the position (x, y) in pixels: a
-            scalar, vector or matrix.  It must only read.  Conditions must be computed from x and y in ``shade``.
+            scalar, vector or matrix.  It must only read.  Conditions must be computed from x and y in ``shade``.  A
+            ti.func sees no arguments and variables of the kernel: pass them as ``args``.
+        args: further arguments of the function: ``shade(x, y, *args)``.
         at: the pixel centre, ``(px, py)``, in pixels.
         antialias: False takes the value at the pixel's centre; True the mean of the pixel.
 

@@ -78,9 +78,8 @@ class Seen:
     is_fine: bool  # computed in float64
 
 
-def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str = "seen") -> Seen:
+def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str) -> Seen:
     """The result of a function of a position; it is recorded separately, and not kept."""
-    require_function(kind, name, seen, "x and y")
     real = default_types()[0]
     r.blocks.append(OpenBlock())
     value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
@@ -136,6 +135,7 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
         seen = Seen(zeros, is_fine=all(e.dtype == F64 for e in entries(zeros)))
         jump = operate(r, "add", jump, zeros)
     else:
+        require_function(kind, "jump_or_seen", jump, "x and y")
         seen = seen_values(r, call, kind, jump, "jump_or_seen")
     beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
     if r.rules.takes_derivative or antialias:
@@ -231,10 +231,10 @@ def level_gradient(r: Recording, call: Call, function: object, given: dict[str, 
     return gradient(r, shapes.kind, value, given["at"], may_be_flat=may_be_flat)
 
 
-def pixel(r: Recording, call: Call, function: Any, given: dict[str, object]) -> Any:
-    shade = given["shade"]
-    antialias = is_antialiased("pixel", given)
-    seen = seen_values(r, call, "pixel", shade, name="shade")
+def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+    require_function("pixel", "shade", given["shade"], "x and y")
+    shade, antialias = callback(r, given["shade"], given["args"]), is_antialiased("pixel", given)
+    seen = seen_values(r, call, "pixel", shade, "shade")
     zeros = seen.zeros
     x, y = position("pixel", given["at"])
     if not r.rules.takes_derivative and not antialias:

@@ -13,7 +13,17 @@ from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
 from taichi_program import initialise
 
-from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, pixel, ray_level, stop_gradient, value_and_jacobian
+from taichi_ext import (
+    Jacobian,
+    UnsupportedError,
+    edge,
+    jacobian,
+    pixel,
+    ray_level,
+    stop_gradient,
+    value_and_jacobian,
+    vjp,
+)
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -37,6 +47,39 @@ def check(shade, p, image, steps, nodes=24, antialias=True):
     k()
     if antialias:
         assert_allclose(read(image), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_arguments_of_the_kernel_reach_the_function(antialias):
+    """A disc whose centre is a local vector, radius an argument and colours an array: sums against closed forms."""
+    centre, image = scalars([6.3, 5.2]), outputs(14, 12)
+    colours, radius = np.array([5.0, 2.0]), 3.1
+
+    @ti.func
+    def shade(x, y, middle, r, values, outside):
+        value = outside
+        if (ti.Vector([x, y]) - middle).norm() < r:
+            value = values[0]
+        return value
+
+    @ti.kernel
+    def draw(colour: ti.types.ndarray(), r: ti.f64):
+        for i, j in image:
+            middle = ti.Vector([centre[0], centre[1]])
+            at = (float(i), float(j))
+            image[i, j] = pixel(shade, middle, r, colour, colour[1], at=at, antialias=antialias)
+
+    params, args = [centre, "r", colours], (colours, radius)
+    by_centre, by_radius, by_colour = jacobian(draw, params, image, args=args)
+    x = np.arange(14)[:, None] - 6.3 + 0 * np.arange(12)
+    assert_allclose(by_radius.sum(), 3.0 * 2 * np.pi * radius, rtol=1e-4)
+    assert_allclose(by_centre.sum((0, 1)), 0, atol=1e-3)
+    assert_allclose((by_centre[..., 0] * x).sum(), 3.0 * np.pi * radius**2, rtol=1e-2)  # by places of pixels
+    covered = np.pi * radius**2 if antialias else (read(image) == 5.0).sum()
+    assert_allclose(by_colour.sum((0, 1)), [covered, 14 * 12 - covered], rtol=1e-4)
+    weights = np.random.default_rng(0).normal(size=image.shape)
+    for back, J in zip(vjp(draw, params, image, weights, args=args), (by_centre, by_radius, by_colour), strict=True):
+        assert_allclose(back, np.tensordot(weights, J, 2), rtol=1e-9, atol=1e-12)
 
 
 # functions of the position (x, y) with parameters p
