@@ -220,7 +220,10 @@ class Captures:
         """A value that has changed."""
         if self._used is None:
             self._used = [c for c in self._all.values() if c.uses > 0]
-        return next((c for c in self._used if c.has_changed()), None)
+        for capture in self._used:  # at each launch
+            if capture.has_changed():
+                return capture
+        return None
 
     def are_current(self, kernel: Kernel) -> bool:
         """Whether a kernel that was compiled with them computes what the plain kernel would; False: compile it again.
