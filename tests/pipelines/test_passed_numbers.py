@@ -122,6 +122,9 @@ OPERATIONS = {
     "tests of values": lambda s: s if np.isfinite(s) and not np.isnan(s) else 2 * s,
     "truth": lambda s: s * (s > 0.5) + True * s - np.bool_(True) * s * 0.5,
     "quotients": lambda s: divmod(3 * s, 2)[1] + divmod(5.5, s)[1] + s.real,
+    "remainders": lambda s: (
+        math.remainder(1.9, s) + math.remainder(7 * s, 2 * s + 1) + math.fmod(-5.5, s) + np.fmod(5.5, -s) + -5.5 % s
+    ),
     "copies": lambda s: s * copy.copy(s) + copy.deepcopy({"s": [s]})["s"][0],
     "powers of zero": lambda s: s + 0.0**s + (-s) ** 2,
     "inverses": lambda s: np.arcsin(s) + np.arccos(s) + np.arctan(s) + np.deg2rad(s) + np.degrees(s),

@@ -22,8 +22,8 @@ PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
     "mul": (lambda y, a, b: b, lambda y, a, b: a),
     "truediv": (lambda y, a, b: 1 / b, lambda y, a, b: -y / b),
     "pow": (lambda y, a, b: b * a ** (b - 1) if b else 0.0, _by_exponent),
-    "mod": (lambda y, a, b: 1.0, lambda y, a, b: -float(a // b)),
-    "fmod": (lambda y, a, b: 1.0, lambda y, a, b: -float(math.trunc(a / b))),
+    # with whole quotients that are rounded down, to zero, or to the nearest (that of ``math``)
+    **dict.fromkeys(("mod", "fmod", "remainder"), (lambda y, a, b: 1.0, lambda y, a, b: (y - a) / b)),
     "floordiv": (lambda y, a, b: 0.0, lambda y, a, b: 0.0),
     "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
     "hypot": (lambda y, a, b: a / y if y else 0.0, lambda y, a, b: b / y if y else 0.0),
@@ -67,7 +67,7 @@ PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
 }
 # other names of the same functions: of NumPy, then of ``math``
 _SAME = {"subtract": "sub", "multiply": "mul", "divide": "truediv", "true_divide": "truediv", "power": "pow"}
-_SAME |= {"remainder": "mod", "floor_divide": "floordiv", "negative": "neg", "positive": "pos", "absolute": "abs"}
+_SAME |= {"floor_divide": "floordiv", "negative": "neg", "positive": "pos", "absolute": "abs"}
 _SAME |= {"fabs": "abs", "fmax": "maximum", "fmin": "minimum", "float_power": "pow", "degrees": "rad2deg"}
 _SAME |= {"radians": "deg2rad", "acos": "arccos", "asin": "arcsin", "atan": "arctan", "atan2": "arctan2"}
 _SAME |= {"acosh": "arccosh", "asinh": "arcsinh", "atanh": "arctanh"}
