@@ -26,7 +26,8 @@ from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_shor
 from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import plain_number, reachable_arrays, warn_at_user
-from taichi_ext.solvers.newton_directions import Cholmod, superlu
+from taichi_ext.runtime.sparse.matrices import positive_factors
+from taichi_ext.solvers.newton_directions import Cholmod
 from taichi_ext.solvers.operator import linear_operator, require_scipy
 
 Solve = Callable[..., np.ndarray]  # takes columns of right-hand sides; transposed=, for that of dr/dx; is_rough=
@@ -341,7 +342,7 @@ def _symmetric_factors(matrix: Any) -> Any:
     """The factors of a CSR array: by CHOLMOD where CVXOPT is installed; None unless it is symmetric and positive."""
     if abs(matrix - matrix.T).max() > 8 * np.finfo(np.float64).eps * abs(matrix).max():
         return None
-    return (Cholmod() if importlib.util.find_spec("cvxopt") else superlu)(matrix)
+    return (Cholmod() if importlib.util.find_spec("cvxopt") else positive_factors)(matrix)
 
 
 def _is_real(x: Any) -> bool:

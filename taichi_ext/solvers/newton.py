@@ -27,6 +27,7 @@ from taichi_ext.api.inputs.options import (
 )
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.runtime.sparse.matrices import positive_factors
 from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.newton_directions import (
     Cholmod,
@@ -34,7 +35,6 @@ from taichi_ext.solvers.newton_directions import (
     Directions,
     FactoredDirections,
     Method,
-    superlu,
 )
 from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.problem import Problem
@@ -339,4 +339,4 @@ def _directions_by(method: str, problem: Problem, fixed: Fixed, prepared: Callab
     plain, projected = (prepared(Options(format="csr"), use)[0] for use in ("hessian", "projected"))
     if method == "cg":
         return ConjugateDirections(problem, prepared(Options(), "hvp")[0], projected, fixed)
-    return FactoredDirections(problem, plain, projected, fixed, superlu if method == "splu" else Cholmod())
+    return FactoredDirections(problem, plain, projected, fixed, positive_factors if method == "splu" else Cholmod())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.second_order import point_along, point_of, with_choices
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.runtime.sparse.projection import positive_factors
 from taichi_ext.solvers.operator import require_scipy, required
 from taichi_ext.solvers.problem import Problem
 
@@ -25,28 +24,6 @@ Method = Literal["splu", "cholmod", "cg"]
 _SHIFTS = (1e-4, 1e-2, 1.0, 100.0)  # of the diagonal of H, over the sums of the absolute values of its rows
 _MOST_SOLVES = 30  # of an inverse iteration, or of random products, for a direction of negative curvature
 _LEAST_EIGENVALUE = 1e-8  # of a block on the diagonal, over its largest
-
-
-class Directions(Protocol):
-    """The energy and its gradient at points, and directions from there along which the energy falls.
-
-    Attributes:
-        hessians: how often H was computed, or multiplied with a vector.
-    """
-
-    hessians: int
-
-    def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """The energy and its gradient."""
-        ...
-
-    def directions(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        """Directions from the last point, each more cautious, and whether H was not positive definite there."""
-        ...
-
-    def escape(self, x: np.ndarray) -> tuple[np.ndarray, float] | None:
-        """A direction of negative curvature at the last point, and that; None where H is positive semidefinite."""
-        ...
 
 
 class FactoredDirections:
@@ -58,6 +35,9 @@ class FactoredDirections:
         projected: that of H with projected blocks.
         fixed: entries that do not move.
         factorise: takes H and gives something that has ``solve``; None where H is not positive definite.
+
+    Attributes:
+        hessians: how often H was computed, or multiplied with a vector.
     """
 
     def __init__(
@@ -69,6 +49,7 @@ class FactoredDirections:
         self.hessians = 0
 
     def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """The energy and its gradient."""
         value, gradient, self._H = self._evaluated(x, self._plain, None)
         return value, gradient
 
@@ -79,6 +60,7 @@ class FactoredDirections:
         return value, gradient, blocks[0][0] if is_single else require_scipy("sparse", "newton").block_array(blocks)
 
     def directions(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
+        """Directions from the last point, each more cautious, and whether H was not positive definite there."""
         H, downhill = self._H, self._fixed.free(-gradient)
         factors = self._factorise(H)
         if factors is not None:
@@ -98,7 +80,7 @@ class FactoredDirections:
         return (H + diagonal).tocsr()
 
     def escape(self, x: np.ndarray) -> tuple[np.ndarray, float] | None:
-        """By inverse iteration."""
+        """A direction of negative curvature, by inverse iteration, and that; None where H is positive semidefinite."""
         H, shift = self._H, self._problem.noise
         if self._factorise(self._shifted(H, shift)) is not None:
             return None
@@ -127,6 +109,8 @@ class ConjugateDirections:
         plan: that of products with H.
         projected: that of H in format="csr" with projected blocks, of which those on the diagonal are kept.
         fixed: entries that do not move.
+
+    Attributes and methods are those of ``FactoredDirections``.
     """
 
     def __init__(self, problem: Problem, plan: Plan, projected: Plan, fixed: Fixed) -> None:
@@ -205,6 +189,9 @@ class ConjugateDirections:
         return multiply
 
 
+Directions = FactoredDirections | ConjugateDirections
+
+
 def _row_sums(H: Any) -> np.ndarray:
     """The sums of the absolute values of rows; 1 for rows of zeros."""
     sums = np.asarray(abs(H).sum(axis=1)).reshape(-1)
@@ -223,11 +210,6 @@ def _inverse_blocks(H: Any, size: int) -> np.ndarray:
     largest = values[:, -1:]
     values = np.where(largest > 0, np.maximum(values, _LEAST_EIGENVALUE * largest), 1.0)
     return (vectors / values[:, None, :]) @ vectors.transpose(0, 2, 1)
-
-
-def superlu(H: Any) -> object:
-    """The factors of H by SciPy's SuperLU; CSR and CSC are the same where it is symmetric."""
-    return positive_factors(H.T)
 
 
 class Cholmod:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from taichi_ext.api.inputs.options import checked_options
-from taichi_ext.api.inputs.progress import check_progress, progress_bar
+from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.results import joined
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import block_size, matrices, side_by_side
@@ -25,7 +25,8 @@ from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.problem import output_parts, residual_vector
-from taichi_ext.solvers.shards import AnyExecutor, Shards, Workers, check_shard_options
+from taichi_ext.solvers.shard_worker import Sums
+from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 
 _MEMORY = 2**28  # bytes of J in memory at once
 _ROWS = 16384  # rows of J in one product
@@ -127,7 +128,10 @@ def normal_equations(
     of_kernels = {"params": params, "residuals": residuals, "weights": weights, "args": args or None, "dtype": dtype}
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
     if shards is not None:
-        return _of_shards(Shards(kernel, shards, at, "at", init, format), executor, progress)
+        check_progress(progress)
+        found = Shards(kernel, shards, at, "at", init, format)
+        total = found.total(executor, ("linear", 1.0, "entries"), Sums.plus, progress)
+        return NormalEquations(total.JtJ, total.Jtr, 2 * total.cost, found.split)
     plan, call = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
@@ -148,17 +152,6 @@ def normal_equations(
         return plan.prepared.question.rebuild_params(pieces_of(vector, parameter_shapes))
 
     return NormalEquations(JtJ, Jtr, rtr, split)
-
-
-def _of_shards(shards: Shards, executor: AnyExecutor, progress: bool | None) -> NormalEquations:
-    check_progress(progress)
-    with Workers(executor) as workers, progress_bar(progress, "shards", len(shards)) as advance:
-        totals = shards.sums(workers, ("linear", 1.0, "entries"), shards.x, is_finite=True)
-        total = next(totals)
-        advance(1)
-        for total in totals:  # noqa: B007
-            advance(1)
-    return NormalEquations(total.JtJ, total.Jtr, 2 * total.cost, shards.split)
 
 
 def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]) -> np.ndarray | None:

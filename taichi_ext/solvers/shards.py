@@ -90,11 +90,13 @@ class Shards:
             recipe = Recipe(self._factory, arguments, self.options, self._places, self._shapes, self._format)
             yield Task(n, recipe, x, loss, is_finite)
 
-    def sums(
-        self, workers: Workers, loss: tuple[object, object, str], x: np.ndarray, *, is_finite: bool
-    ) -> Iterator[Sums]:
-        """The sums over the first shards, then one more, and so on, added in their order."""
-        return accumulate(workers.answers(self.tasks(x, loss, is_finite=is_finite)), Sums.plus)
+    def total(self, executor: AnyExecutor, loss: Any, plus: Callable[[Any, Any], Any], progress: bool | None) -> Any:
+        """The sum over all shards at the given values, added in their order."""
+        total = None
+        with Workers(executor) as workers, progress_bar(progress, "shards", len(self)) as advance:
+            for total in accumulate(workers.answers(self.tasks(self.x, loss, is_finite=True)), plus):  # noqa: B007
+                advance(1)
+        return total
 
 
 class ShardedProblem:
@@ -148,7 +150,8 @@ class ShardedProblem:
 
     def _sums(self, x: np.ndarray, *, is_finite: bool) -> Sums:
         try:
-            *_, total = self._shards.sums(self._workers, self._loss, x, is_finite=is_finite)
+            tasks = self._shards.tasks(x, self._loss, is_finite=is_finite)
+            *_, total = accumulate(self._workers.answers(tasks), Sums.plus)
         except ShardError as error:
             error.best = None if self.best is None else self._shards.split(self.best)
             raise
@@ -484,18 +487,12 @@ def value_and_gradient(
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
     check_progress(progress)
     if shards is not None:
-        return _of_shards(Shards(kernel, shards, at, "at", init, None), executor, progress)
+        found = Shards(kernel, shards, at, "at", init, None)
+        total = found.total(executor, GRADIENT, GradientSum.plus, progress or False)
+        return total.value, found.split(total.gradient)
     plan, call = prepared_form(
         kernel, params, energy, args, checked_options(max_memory, "auto", None, None), "gradient"
     )
     evaluation = plan.start(call, progress="stages" if progress is None else progress)
     value, row = value_and_row(evaluation)
     return value, in_structure(plan, evaluation, pieces_of(row, evaluation.parameter_shapes()), "params")
-
-
-def _of_shards(shards: Shards, executor: AnyExecutor, progress: bool | None) -> tuple[float, Any]:
-    with Workers(executor) as workers, progress_bar(progress or False, "shards", len(shards)) as advance:
-        total = GradientSum(0.0, 0 * shards.x)
-        for total in accumulate(workers.answers(shards.tasks(shards.x, GRADIENT)), GradientSum.plus):  # noqa: B007
-            advance(1)
-    return total.value, shards.split(total.gradient)

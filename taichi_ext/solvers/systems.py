@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.runtime.sparse.matrices import symmetric_factors
+from taichi_ext.runtime.sparse.matrices import positive_factors
 from taichi_ext.solvers.bounds import Part, entry_name
 from taichi_ext.solvers.operator import require_scipy
 
@@ -117,7 +117,7 @@ def solve_symmetric(A: Any, damping: np.ndarray, b: np.ndarray) -> np.ndarray | 
         return None if solved is None else scale * solved
     sparse = require_scipy("sparse", "least_squares with format='csr'")
     D = sparse.diags_array(scale)
-    factor = symmetric_factors(D @ (A + sparse.diags_array(damping)) @ D)
+    factor = positive_factors(D @ (A + sparse.diags_array(damping)) @ D)
     return None if factor is None else scale * factor.solve(scale * b)
 
 
@@ -162,7 +162,7 @@ def inverse_part(system: JacobianSystem | NormalSystem, entries: np.ndarray, par
 
 def _sparse_part(JtJ: object, scale: np.ndarray, entries: np.ndarray, parts: list[Part]) -> np.ndarray:
     D = require_scipy("sparse", "format='csr'").diags_array(scale)
-    factor = symmetric_factors(D @ JtJ @ D)
+    factor = positive_factors(D @ JtJ @ D)
     if factor is None:
         return _check_determined(np.arange(len(scale)), parts)
     pivots = factor.U.diagonal()

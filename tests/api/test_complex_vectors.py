@@ -100,15 +100,6 @@ def test_vectors_that_are_no_numbers(problem, vector):
         problem[0] @ vector
 
 
-@pytest.mark.parametrize(
-    ("method", "shape"), [("matvec", (7, 2)), ("matmat", (7,)), ("rmatvec", (4, 2)), ("rmatmat", (4,))]
-)
-def test_methods_for_one_vector_or_for_a_matrix(problem, method, shape):
-    other = method[:-3] + ("vec" if method.endswith("mat") else "mat")
-    with pytest.raises(InvalidArgumentError, match=f"^{method} takes .* use {other}, or @ for both"):
-        getattr(problem[0], method)(np.ones(shape))
-
-
 @pytest.mark.double_only("the tolerances of float64")
 def test_solvers_of_scipy(ti64):
     linalg = pytest.importorskip("scipy.sparse.linalg", reason="SciPy is not installed")

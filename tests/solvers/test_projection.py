@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, value_gradient_and_hessian
 from taichi_ext.api.runs import sparse_form
-from taichi_ext.runtime.sparse.projection import positive_factors
+from taichi_ext.runtime.sparse.matrices import positive_factors
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -25,9 +25,8 @@ from taichi_ext.runtime.launching.sparse_target import EnergyAdjoints, SparseEnt
 from taichi_ext.runtime.launching.tangents import Output
 from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory, numpy_dtype
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.sparse.matrices import scipy_sparse
+from taichi_ext.runtime.sparse.matrices import positive_factors, scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
-from taichi_ext.runtime.sparse.projection import positive_factors
 from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse.streams import Streams
 
@@ -97,7 +96,7 @@ class SparseForm(DenseForm):
         blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         if self._projection == "on_demand":
             assert isinstance(target, SparseEntries)
-            if target.indefinite and positive_factors(scipy_sparse().block_array(blocks, format="csc")) is None:
+            if target.indefinite and positive_factors(scipy_sparse().block_array(blocks, format="csr")) is None:
                 rows = target.project_saved(arithmetic)
                 blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         return blocks

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from taichi_ext import backend
 from taichi_ext.errors import DerivativeWarning
 from taichi_ext.labels import outside_names
 from taichi_ext.runtime.python.partials import PARTIALS, of_logarithm, ratios
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(eq=False)

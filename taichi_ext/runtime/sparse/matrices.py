@@ -27,18 +27,23 @@ def scipy_sparse() -> Any:
     return scipy.sparse
 
 
-def symmetric_factors(matrix: Any) -> Any:
-    """SciPy's LU of a sparse matrix in symmetric mode, a SuperLU; None unless the matrix is positive definite."""
+def positive_factors(matrix: Any) -> Any:
+    """The factors of a symmetric CSR array, a SuperLU of SciPy; None unless it is positive definite.
+
+    Without pivots, in an order for symmetric patterns, LU is LDL', and the signs of D are those of the eigenvalues
+    (Sylvester's law of inertia).
+    """
     from scipy.sparse.linalg import splu
 
     options = {"SymmetricMode": True}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            factors = splu(matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
+            factors = splu(matrix.T.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
         except RuntimeError:  # exactly singular
             return None
-    return factors if (factors.U.diagonal() > 0).all() else None
+    is_positive = (factors.U.diagonal() > 0).all() and np.array_equal(factors.perm_r, factors.perm_c)
+    return factors if is_positive else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.entry_sites import Site
-from taichi_ext.runtime.sparse.matrices import symmetric_factors
 from taichi_ext.runtime.sparse.streams import Streams
 
 Projection = Literal["clamp", "abs", "on_demand"]
@@ -102,13 +101,3 @@ def semidefinite(blocks: np.ndarray, way: str) -> np.ndarray:
     values = np.abs(values) if way == "abs" else np.maximum(values, 0)
     found = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
     return 0.5 * (found + found.transpose(0, 2, 1))
-
-
-def positive_factors(matrix: Any) -> object:
-    """The factors of a symmetric sparse matrix, a SuperLU of SciPy; None unless it is positive definite.
-
-    Without pivots, in an order for symmetric patterns, LU is LDL', and the signs of D are those of the eigenvalues
-    (Sylvester's law of inertia).
-    """
-    factors = symmetric_factors(matrix)
-    return factors if factors is not None and np.array_equal(factors.perm_r, factors.perm_c) else None
