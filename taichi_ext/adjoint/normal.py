@@ -211,7 +211,8 @@ class _Normal:
             case ir.For():
                 body = self.block(s.body)
                 variable, domain, declares = lower_loop(s, hoist, lambda x: _kept(x, out))
-                out.append(ir.For("range", (variable,), domain, (*declares, *body), place=s.place))
+                body = (*declares, *body)
+                out.append(ir.For("range", (variable,), domain, body, is_together=s.is_together, place=s.place))
             case ir.Jump():
                 out.append(s)
             case _:

@@ -27,6 +27,8 @@ from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Use
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import I32, U1, Container, Load, Local, Op, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
+from taichi_ext.schedule.loops import with_iterations_together
+from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify import simplify
 
 
@@ -100,6 +102,8 @@ def staged(
         UnsupportedError: a derivative is not known.
     """
     program = lowered(program, extents)
+    machine = Machine(threads, extents=extents)
+    program = replace(program, body=ir.mapped(program.body, lambda s: _together(s, machine)))
     order = Order(program, extents, threads, is_fixed)
     found = Staged(program, order)
     groups: list[list[ir.Statement]] = []
@@ -254,6 +258,21 @@ def _may_be_active(groups: list[list[ir.Statement]]) -> frozenset[Local]:
     containers = [m for m in used if isinstance(m, Container)]
     declared = {local for s in ir.statements(program.body) for local in ir.declared(s)}
     return find_activity(program, containers, (m for m in used if isinstance(m, Local) and m not in declared)).locals
+
+
+def _together(s: ir.Statement, machine: Machine) -> ir.Statement:
+    """A loop without derivatives whose iterations go through its body together, as they do in forward mode."""
+    if not isinstance(s, ir.For) or not s.is_together:
+        return s
+    body = ir.mapped(s.body, lambda x: _values(x) if isinstance(x, ir.Boundary) else x)
+    (made,) = with_iterations_together((replace(s, body=body),), machine)
+    assert isinstance(made, ir.For)
+    return replace(made, is_together=True)
+
+
+def _values(s: ir.Boundary) -> ir.Body:
+    """The values of a boundary, without what it says of their derivatives."""
+    return tuple([ir.Declare(r, (v,), place=s.place) for r, v in zip(s.results, s.numbers, strict=True)])
 
 
 def _stores(local: Local, array: Container, start: int) -> list[ir.Statement]:

@@ -59,7 +59,9 @@ def find_activity(
 
     ``own`` are locals with seeds of their own, such as the position of a pixel, which no container carries.
     """
-    given = (flow for s in statements(program.body) if not isinstance(s, ir.Effect) for flow in flows(s, _CARRIERS))
+    every = [s for s in statements(program.body) if not isinstance(s, ir.Effect)]
+    without = {s for loop in every if isinstance(loop, ir.For) and loop.is_together for s in loop.within}
+    given = (flow for s in every if s not in without for flow in flows(s, _CARRIERS))
     edges = [(source, to) for to, values in given if to.dtype.is_real for source in _sources(values)]
     found = reached((*containers, *locals_), edges).keys()
     found |= reached((*found, *own), [(a, b) for a, b in edges if isinstance(b, ir.Local) or b in found]).keys()

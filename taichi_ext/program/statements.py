@@ -139,7 +139,8 @@ class For(Statement):
     body: Body
     config: Mapping[str, Any] = field(default_factory=dict)  # for ti.loop_config
     is_function: bool = False  # whether its body is a function of its own: see ``schedule.lanes``
-    is_together: bool = False  # whether its few iterations go through the body together: see ``schedule.loops``
+    # whether its few iterations go through the body together, without derivatives: see ``schedule.loops``
+    is_together: bool = False
 
 
 @dataclass(frozen=True, eq=False)
