@@ -146,8 +146,10 @@ def frozen(value: Any, depth: int = 0) -> Any:
 def _frozen_function(value: Any, depth: int) -> Any:
     """The code of a function and the values that it has from around it; functions of Taichi and our own as objects."""
     function: Any = inspect.unwrap(value)
-    if is_taichi(function) or hasattr(function, "_is_wrapped_kernel") or not hasattr(function, "__code__"):
+    if is_taichi(function) or hasattr(function, "_is_wrapped_kernel"):
         return _Same(value)
+    if not hasattr(function, "__code__"):  # of C, also behind a stand-in that takes dual numbers
+        return _Same(function)
     cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
     values = (*cells, *(function.__defaults__ or ()), function.__kwdefaults__)
     return ("function", function.__code__, frozen(values, depth))
