@@ -105,6 +105,15 @@ class Block:
         is_kept = isinstance(x, Read) and not x.index and x.local.kind in _FROZEN
         return x if is_kept else self.declare(name, x.dtype, x, "weight")
 
+    def keep_weight(self, w: Coefficient, name: str = "w") -> Coefficient:
+        """An adjoint that is used more than once, and stays a choice where choices may leave it out."""
+        condition = _taken(w)
+        if condition is None:
+            return self.keep(w, name)
+        while (part := _choice(w)) is not None:
+            w = part
+        return select(self._inside(condition), self.keep(w, name), 0)
+
     def adjoint_array(self, local: Local) -> None:
         """Make the adjoints of a local array."""
         arrays = [Local(f"b_{local.name}", local.dtype, local.shape, "tangent") for _ in range(self.sweep.width)]
@@ -130,7 +139,7 @@ class Block:
         for a, w in zip(self.adjoints.get(local) or self.sweep.none(), ws, strict=True):
             total = add(a, _typed(w, local.dtype))
             is_long = isinstance(total, Op) and total.contents.size > 2
-            made.append(self.keep(total, f"b_{local.name}") if is_long else total)
+            made.append(self.keep_weight(total, f"b_{local.name}") if is_long else total)
         self.adjoints[local] = made
 
     def spread(self, root: Value, ws: Weights, local: Local | None = None) -> None:
@@ -195,7 +204,7 @@ class Block:
         if rule.kind == "unknown":
             raise UnsupportedError(f"{ir.cited(node.place)}The derivative of {node.name} is not known.")
         if len(active) > 1 or rule.kind != "smooth":
-            ws = [self.keep(w) for w in ws]
+            ws = [self.keep_weight(w) for w in ws]
         if rule.kind == "choice":
             return [(a, part) for a, part in self._choices(node, rule, ws, values) if self.sweep.has(a)]
         found = [*partials_of_operation(node, rule, lambda v, dtype: self._value(v, dtype, values), self.sweep.has)]
@@ -237,18 +246,21 @@ class Block:
         is_singular = is_singular or is_guarded
         if self.sweep.width > 1 or is_guarded:
             partial = self.keep(partial, "partial")
-        found: Weights = []
-        for w in ws:
+
+        def product(w: Coefficient) -> Coefficient:
+            if _choice(w) is not None:  # where it is left out, the partial may be infinite
+                assert isinstance(w, Op)
+                return select(w.args[0], *(0 if is_number(x, 0) else product(x) for x in w.args[1:]))
             if self.sweep.is_again and isinstance(w, Value) and isinstance(partial, Value) and is_singular:
-                found.append(operation(GUARDED_BOTH if is_guarded else GUARDED, w, partial))
-                continue
+                return operation(GUARDED_BOTH if is_guarded else GUARDED, w, partial)
             total = multiply(w, partial)
             zeros = [*([w] if is_singular else ()), *([partial] if is_guarded else ())]
             for factor in zeros:
                 if isinstance(total, Value) and isinstance(factor, Value):
                     total = select(operation("eq", factor, 0.0), 0, total)
-            found.append(total)
-        return found
+            return total
+
+        return [product(w) for w in ws]
 
     def entries(self, load: Load) -> tuple[list[Load], Value | None]:
         """The adjoints of an entry, and whether its indices are in range; None if they always are.
@@ -343,6 +355,28 @@ class Block:
         for local, w in zip(gather.sums[key], ws, strict=True):  # type: ignore[index]
             if not is_number(w, 0):
                 self.emit(ir.Assign(Read(local), cast(add(Read(local), w), dtype)))
+
+
+def _choice(w: Coefficient) -> Value | None:
+    """What an adjoint is where a choice takes it; None if it is none, as a product that is 0 where a factor is."""
+    if not isinstance(w, Op) or w.name != "select" or not isinstance(w.args[0], Read):
+        return None
+    return next((a for a, b in (w.args[1:], w.args[:0:-1]) if is_number(b, 0)), None)
+
+
+def _taken(w: Coefficient) -> Value | None:
+    """Whether choices leave in an adjoint, or some of its terms; None: always."""
+    if not isinstance(w, Op):
+        return None
+    if w.name in ("add", "sub", "neg"):
+        terms = [x for x in map(_taken, w.args) if x is not None]
+        return reduce(lambda a, b: ir.Op("bit_or", (a, b), ir.U1), terms) if len(terms) == len(w.args) else None
+    part = _choice(w)
+    if part is None:
+        return None
+    condition = w.args[0] if part is w.args[1] else operation("logical_not", w.args[0])
+    inner = _taken(part)
+    return condition if inner is None else _and(condition, inner)
 
 
 def _and(a: Value, b: Value) -> Value:

@@ -1,5 +1,7 @@
 """Rows of J by adjoints of compiled kernels, against columns in forward mode: constructs that need something special."""
 
+import textwrap
+
 import numpy as np
 import pytest
 import taichi as ti
@@ -8,6 +10,7 @@ from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import edge, jacobian, sqrt_edge, stop_gradient, vjp
+from taichi_ext.runtime.reverse.kernels import StagedKernel
 
 pytestmark = pytest.mark.usefixtures("ti64")
 N = 8
@@ -322,7 +325,36 @@ def test_infinite_values_that_are_not_used(name, start):
     assert_allclose(vjp(run, q, y, np.ones((2, 1))), np.repeat(by_columns, 2, axis=0), rtol=1e-12, atol=1e-300)
 
 
+@pytest.mark.parametrize("name", ["limited", "selected", "norm", "powers", "twice"])
+def test_choices_leave_out_infinite_values_without_another_way_back(name, monkeypatch):
+    text = """\
+    norm:
+        r = ti.sqrt(q[0] ** 2 + q[1] ** 2)
+        y[0] = ti.select(r > 0, q[0] / r, q[2]) + ti.select(r > 0, r * ti.log(r), 0.0)
+    powers:
+        a = ti.min(1 / q[1], 2.0) * q[2]
+        y[0] = ti.max(a ** 3, q[2] * ti.select(q[1] > 0, (q[0] / q[1]) ** 2 + ti.sqrt(q[0] / q[1]), 1.0))
+    twice:
+        r = q[0] / q[1]
+        s = ti.select(q[1] > 0, r, q[2])
+        y[0] = s * ti.sin(s) + ti.select(q[1] > 0, ti.exp(-r), q[2])
+    """
+    q, y, z = scalars([0.0, 0.0, 3.0]), outputs(1), outputs(3)
+    run = kernels_of(UNUSED + textwrap.dedent(text), q=q, y=y, z=z)[name]
+    guarded = []
+    monkeypatch.setattr(StagedKernel, "guarded", lambda *args: guarded.append(args))
+    by_rows, by_columns = (jacobian(run, q, y, mode=mode) for mode in ("reverse", "forward"))
+    assert np.isfinite(by_columns).all() and not guarded
+    assert_allclose(by_rows, by_columns, rtol=1e-12)
+
+
 INFINITE = """\
+rooted:
+    y[0] = 1 / ti.sqrt(1 / q[0])
+chosen:
+    y[0] = 1 / ti.max(1 / q[0], 1.0)
+chosen_root:
+    y[0] = ti.max(1 / ti.sqrt(1 / q[0]), -1.0)
 harmonic:
     y[0] = 1 / (1 / q[0] + 1 / q[1])
 product:

@@ -35,7 +35,7 @@ OPERATIONS = {
     "logical_not": operator.not_,
     "ne": operator.ne,
     "floor": math.floor,
-    **{"bit_and": operator.and_, "shift_right": operator.rshift},
+    **{"bit_and": operator.and_, "bit_or": operator.or_, "shift_right": operator.rshift},
     "global_thread_idx": lambda: 0,
     "bit_cast": lambda a: int(np.float64(a).view(np.int64)),
 }

@@ -203,9 +203,16 @@ def _is_sum_of_squares(x: Value, definition: Callable[[Value], Value]) -> bool:
         x = definition(pending.pop())
         if isinstance(x, Op) and x.name == "add":
             pending += x.args
-        elif not isinstance(x, Op) or x.name != "mul" or not is_same(*x.args):
+        elif not _is_square(x):
             return False
     return True
+
+
+def _is_square(x: Value) -> bool:
+    if not isinstance(x, Op) or x.name not in ("mul", "pow"):
+        return False
+    a, b = x.args
+    return is_number(b, 2) if x.name == "pow" else is_same(a, b)
 
 
 def sign_of(x: Value, definition: Callable[[Value], Value]) -> float:
@@ -217,7 +224,5 @@ def sign_of(x: Value, definition: Callable[[Value], Value]) -> float:
         if x.name == "add":
             signs = [sign_of(a, definition) for a in x.args]
             return max(signs) if min(signs) >= 0 else -1
-        if x.name == "mul" and is_same(*x.args):
-            return 0
-        return 0 if x.name in ("abs", "sqrt", "exp") else -1
+        return 0 if _is_square(x) or x.name in ("abs", "sqrt", "exp") else -1
     return -1
