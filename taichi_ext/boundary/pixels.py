@@ -15,7 +15,7 @@ square whose edges are no such arcs is divided; the smallest ones take the mean 
 from typing import Any
 
 from taichi_ext.backend import ti
-from taichi_ext.boundary.arcs import match, meeting_of, meets, part_from, put_arcs, put_without_arcs, region_from
+from taichi_ext.boundary.arcs import GAUSS, match, meeting_of, meets, part_from, put_arcs, put_without_arcs, region_from
 from taichi_ext.boundary.crossings import (
     ALL,
     ALONG,
@@ -29,11 +29,13 @@ from taichi_ext.boundary.crossings import (
     PX,
     PY,
     SEEN,
+    SLOPE_NORM,
     VALUE,
     WEIGHT,
     WHICH,
     bit_of,
     corner_of,
+    jumps_row,
     probe,
     search_side,
 )
@@ -43,19 +45,23 @@ from taichi_ext.boundary.polygons import (
     CURVED,
     SIDES,
     WHOLE,
-    is_curved,
     is_wide,
     middle_of_square,
     off_border,
     sample_beside,
     side_of_square,
     value_at_corner,
+    variation_of,
 )
 
-UNIFORM, ARCS, STAR, DIVIDED = range(4)  # what a square is
+UNIFORM, ARCS, STAR, BENT, DIVIDED, STEEP = range(6)  # what a square is; the last two are divided
+# By how much a value may differ from linear, and at opposite corners, of the sum over corners and centre: from where on
+# a square has four samples, and from where on it is divided; small ones may differ by more, as they count less.
+_APART, _MUCH_CURVED, _SMALL = 0.05, 0.003, 0.25
 _LEAST = 0.1  # of a pixel: squares are divided down to it where outcomes change, though no value jumps
 _FLAT = 1e-4  # as CURVED, with a hidden edge, such as that at which the number of steps of a march changes
-_SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values are not linear in them
+_SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values beside an edge are not linear
+_MUCH, _SHARE, _MOST_BENT = 2.0, 0.2, 8  # unresolved: length of edges, in pixels and of all; squares with bent values
 
 
 @recorded
@@ -65,7 +71,8 @@ def pixel(shade: object, *args: object, at: object, antialias: bool = False) -> 
     Edges are where a condition in ``shade`` changes: ``if``, ``select``, comparisons, conversions to integers,
     rounding, remainders; also in loops, in functions that it calls, and on values that it reads from fields.  A pixel
     near which no condition changes costs six calls of ``shade``, others eight more and about twelve for each place
-    where an edge crosses a side.  Pixels whose edges are not smooth arcs are divided into squares, each with its sides.
+    where an edge crosses a side.  Pixels whose edges are not smooth arcs are divided into squares, each with its sides;
+    a ``DerivativeWarning`` says where the smallest ones, of 1/32, do not do.
 
     Args:
         shade: a ti.func ``shade(x, y)`` that returns the value of the image at the position (x, y) in pixels: a
@@ -110,12 +117,16 @@ def pixel(shade: object, *args: object, at: object, antialias: bool = False) -> 
 
 @ti.func
 def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.template()):
-    """The value, its entries as a vector; ``fine`` is a rounding."""
+    """The value, its entries as a vector, and whether the smallest squares did not do; ``fine`` is a rounding."""
     total = zeros + 0.0
     if ti.static(not antialias):
         total += probe(shade, x, y, 0, "value")[VALUE]
     sx = x + off_border(x, y, fine)
     sy = y + 1.3 * off_border(x, y, fine)
+    edges = 0.0 * sx
+    rough = 0.0 * sx
+    bent = 0
+    scale = 0.0 * sx
     place = 0
     side = WHOLE
     while place < WHOLE**2:
@@ -125,11 +136,15 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
         cy = sy + middle[1]
         table = ti.Matrix([[0.0] * COLUMNS] * MOST)
         jumps = ti.Matrix([[0.0] * zeros.n] * MOST)
-        kind, count, meeting = find_edges(shade, zeros, cx, cy, size, fine, antialias, table, jumps)
-        if (kind == DIVIDED) & (side > 1):
+        kind, count, meeting, scale = find_edges(shade, zeros, cx, cy, size, fine, scale, antialias, table, jumps)
+        if (kind >= DIVIDED) & (side > 1):
             side = side // 2
         else:
+            bent += ti.select(kind == STEEP, 1, 0)
             for r in range(count):
+                length = table[r, WEIGHT] * table[r, SLOPE_NORM]
+                edges += length
+                rough += ti.select(kind == DIVIDED, length, 0.0)
                 if table[r, WEIGHT] > 0:
                     level = probe(shade, table[r, PX], table[r, PY], int(table[r, WHICH]), "level")[LEVEL]
                     moved = table[r, WEIGHT] * (level - stop_gradient(level))
@@ -139,7 +154,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
                 total += mean_of_regions(shade, zeros, cx, cy, size, kind, count, meeting, table)
             place += side * side
             side = side_of_square(place)
-    return total
+    return total, (rough > _MUCH + _SHARE * edges) | (bent > _MOST_BENT)
 
 
 @ti.func
@@ -151,13 +166,13 @@ def mean_of_regions(shade: ti.template(), zeros, x, y, size, kind, count, meetin
     total = zeros + 0.0
     done = 0
     along = table[0, ALONG]
-    parts = ti.Vector([1, count, count + SIDES, 4])  # by kind
+    parts = ti.Vector([1, count, count + SIDES, 4, 4, 4])  # by kind
     for k in range(parts[kind]):
         at = ti.Vector([0.0, 0.0, 1.0])
         two = False
         edge = ti.Vector([0.0, 0.0])
-        if kind == DIVIDED:
-            at = ti.Vector([0.25 - 0.5 * (k % 2), 0.25 - 0.5 * (k // 2), 0.25])
+        if kind >= BENT:  # the points of Gauss' rule
+            at = ti.Vector([(0.5 - GAUSS) * (1 - 2 * (k % 2)), (0.5 - GAUSS) * (1 - 2 * (k // 2)), 0.25])
         elif kind == ARCS:
             at, edge, done = region_from(k, count, done, table)
             two = is_wide(edge, ti.Vector([at[0], at[1]]))
@@ -181,14 +196,19 @@ def find_edges(
     y,
     size,
     fine,
+    before,
     antialias: ti.template(),
     table: ti.template(),
     jumps: ti.template(),
 ):
-    """Put the edges of a square into the tables; returns what it is, the number of rows, and where edges meet."""
+    """Put the edges of a square into the tables; returns what it is, the number of rows, and where edges meet.
+
+    Also returns the scale of values in the pixel, which is ``before`` that of earlier squares.
+    """
     kind = UNIFORM
     count = 0
     meeting = ti.Vector([0.0, 0.0])
+    scale = before + 0.0
     centre = probe(shade, x, y, ALL, "near", reach=0.5 * size)
     near = centre[FOUND]
     middle = stop_gradient(centre[VALUE])
@@ -246,10 +266,13 @@ def find_edges(
                 meeting, apart = meeting_of(count, table)
                 put_without_arcs(count, x, y, size, meeting, apart, table)
     if ti.static(antialias):
-        if (kind == UNIFORM) & ((size > _SMOOTH) | is_hidden):  # noqa: SIM102
-            if is_curved(zeros, middle, values, ti.select(is_hidden, _FLAT, CURVED)):
-                kind = DIVIDED
-        if (UNIFORM < kind) & (kind < DIVIDED) & (size > _SMOOTH):
+        off, apart, scale = variation_of(before, zeros, middle, values)
+        if kind == UNIFORM:
+            kind = kind_by_values(off, apart, scale, size, is_hidden)
+        if ((kind == ARCS) | (kind == STAR)) & (size > _SMOOTH):
+            for r in range(count):
+                if jumps_row(r, jumps).norm() == 0:  # where the value ends as a root
+                    kind = DIVIDED
             for c in range(SIDES):
                 if seen[c] == seen[(c + 1) % SIDES]:  # noqa: SIM102
                     if is_bent(shade, zeros, c, x, y, size, values):
@@ -261,7 +284,19 @@ def find_edges(
                 found = probe(shade, x + size * at[0], y + size * at[1], ALL, "near", reach=size)[FOUND]
                 if (found | crossed) != crossed:
                     kind = DIVIDED
-    return kind, count, meeting
+    return kind, count, meeting, scale
+
+
+@ti.func
+def kind_by_values(off, apart, scale, size, is_hidden):
+    """What a square without edges is, by how much its values vary: see ``variation_of``."""
+    kind = UNIFORM
+    much = ti.max(1.0, _SMALL / size) * scale
+    if (off > CURVED * scale) | (apart > _APART * scale):
+        kind = BENT
+    if (off > _MUCH_CURVED * much) | (apart > _APART * much) | (is_hidden & (off > _FLAT * scale)):
+        kind = STEEP
+    return kind
 
 
 @ti.func

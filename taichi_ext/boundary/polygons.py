@@ -159,15 +159,17 @@ def value_at_corner(zeros, c, values: ti.template()):
 
 
 @ti.func
-def is_curved(zeros, centre, values: ti.template(), least):
-    """Whether the value at the centre of a square is not the mean of those at its corners; ``least`` as ``CURVED``."""
+def variation_of(before, zeros, centre, values: ti.template()):
+    """How far a value at the centre is from the mean of corners, how far opposite ones are apart; sum, or `before`."""
     off = centre + 0.0
     scale = centre.norm()
+    apart = 0.0 * scale
     for c in range(SIDES):
         corner = value_at_corner(zeros, c, values)
         off -= 0.25 * corner
         scale += corner.norm()
-    return off.norm() > least * scale
+        apart = ti.max(apart, (corner - value_at_corner(zeros, (c + 2) % SIDES, values)).norm())
+    return off.norm(), apart, ti.max(before, scale)
 
 
 @ti.func

@@ -250,8 +250,8 @@ def record(
         backend.materialize()
         throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
         throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
-        body, own = with_tangents_at(r.body())
-        containers = (*r.containers.values(), *own)
+        body = with_tangents_at(r.with_alerts(r.body()), r.alert)
+        containers = tuple(r.containers.values())
         returns = tuple(map(annotation_text, backend.returned_types(kernel)))
         body, file = with_levels(body), rewritten.source[0]
         return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())

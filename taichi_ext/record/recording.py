@@ -18,6 +18,7 @@ from taichi_ext.record.variables import Constants
 
 _DEEPEST = 4  # parts of a name: a.b[0].c
 _MOST_ITEMS = 64  # of a list that are searched for a field
+_ALERT = "alert"  # a statement in the place of one that raises it
 _POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
 
 
@@ -77,6 +78,7 @@ class Recording:
         # the source of each local, with an index, that was declared as a copy
         self.copies: dict[Any, Any] = {}
         self.stopped: list[object] = []  # the functions and marks whose rules are being walked
+        self.has_alerts = False
         self._places: dict[Any, ir.Place | None] = {}
 
     @property
@@ -170,6 +172,38 @@ class Recording:
                 )
             self.containers[id(obj)] = field_container(obj, self._name(obj))  # which keeps it alive
         return self.containers[id(obj)]
+
+    def alert_later(self, what: str, is_raised: ir.Value) -> None:
+        """Record an alert; its field cannot be made while Taichi compiles a kernel."""
+        self.has_alerts = True
+        self.blocks[-1].statements.append(ir.Effect(_ALERT, (what, is_raised), place=self.place()))
+
+    def with_alerts(self, body: ir.Body) -> ir.Body:
+        """The block with the statements that raise its alerts."""
+
+        def raising(s: ir.Statement) -> ir.Statement:
+            if not isinstance(s, ir.Effect) or s.function != _ALERT:
+                return s
+            what, is_raised = s.args
+            return self.alert(what, is_raised, s.place)
+
+        return ir.mapped(body, raising) if self.has_alerts else body
+
+    def alert(
+        self,
+        what: str,
+        is_raised: ir.Value,
+        place: ir.Place | None,
+        stored: object = None,
+        *,
+        is_undefined: bool = False,
+    ) -> ir.If:
+        """A statement that notes what a kernel has to say: see ``backend.alert_number``."""
+        field = backend.alert_field()
+        container = self.containers.setdefault(id(field), field_container(field, "alerts"))
+        number = backend.alert_number(what, place, stored, is_undefined=is_undefined)
+        entry = ir.Load(container, (ir.Const(number, ir.I32),))
+        return ir.If(is_raised, (ir.Assign(entry, ir.Const(1, ir.I32), place=place),), place=place)
 
     def _name(self, obj: object) -> str:
         """The user's name of a field: a variable, or an attribute, member or item of one."""

@@ -31,6 +31,10 @@ _FINE = {32: 1e-7, 64: 1e-15}  # by the bits of positions: roundings
 # is that has no area.
 _BESIDE = {True: 1e-6, False: 1e-3}
 _THIN = {True: 1e-9, False: 2e-4}
+_UNRESOLVED = (
+    "J and the value are several per cent off in some pixels: edges follow each other too closely, or the value "
+    "varies too fast, for squares of 1/32 pixel. Draw a larger image, or let fine patterns fade into their mean."
+)
 
 
 @dataclass
@@ -241,7 +245,9 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
         return call(shade, x, y)
     fine = _FINE[default_types()[0].bits]
     flat = typed_tensor(list(entries(zeros)), (len(entries(zeros)),))
-    found = value_of(call(function.boundary_body, shade, flat, x, y, fine, antialias))
+    found, is_unresolved = map(value_of, call(function.boundary_body, shade, flat, x, y, fine, antialias))
+    if r.rules.takes_derivative and not r.stopped:  # a rule stores nothing
+        r.alert_later(_UNRESOLVED, is_unresolved)
     return Tensor(found.entries, zeros.shape) if isinstance(zeros, Tensor) else found.entries[0]
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext import backend
 from taichi_ext.analysis.singular_vectors import Decomposition, Vectors, vectors_read
-from taichi_ext.record.recording import field_container
 
 AT = "_at"  # ends the name of a call whose results are its other arguments, with the derivative of the decomposition
 TIE = (
@@ -41,19 +39,19 @@ class _Facts:
     is_wrong: tuple[ir.Local, ...]
 
 
-def with_tangents_at(body: ir.Body) -> tuple[ir.Body, tuple[ir.Container, ...]]:
-    """The block in which all that is computed from decompositions is computed again, and containers that it needs."""
+def with_tangents_at(body: ir.Body, alert: Callable[..., ir.If]) -> ir.Body:
+    """The block in which all that is computed from decompositions is computed again; ``alert`` as in ``Recording``."""
     calls = [s for s in ir.statements(body) if isinstance(s, ir.Call) and _is_at(s)]
-    return _Twins(body, calls).body() if calls else (body, ())
+    return _Twins(body, calls, alert).body() if calls else body
 
 
 class _Twins:
     """The parts of one kernel."""
 
-    def __init__(self, body: ir.Body, calls: list[ir.Call]) -> None:
+    def __init__(self, body: ir.Body, calls: list[ir.Call], alert: Callable[..., ir.If]) -> None:
         self._whole = body
+        self._alert = alert
         self._again: dict[ir.Local, ir.Local] = {}  # from a local to the one with tangents
-        self._alerts: ir.Container | None = None
         self._facts: list[_Facts] = []
         self._calls: dict[ir.Statement, ir.Body] = {}  # without the facts, which statements behind it note
         decompositions = [self._decomposition(s) for s in calls]
@@ -63,12 +61,12 @@ class _Twins:
         self._names = [s.function.removesuffix(AT) for s in calls]
         self._vectors = vectors_read(body, decompositions, self._again)
 
-    def body(self) -> tuple[ir.Body, tuple[ir.Container, ...]]:
+    def body(self) -> ir.Body:
         made = ir.mapped(self._whole, self._with_twin)
         for facts in self._facts:
             for local in (*facts.ties, *facts.is_wrong):
                 made = _declared(made, local)
-        return made, () if self._alerts is None else (self._alerts,)
+        return made
 
     def _decomposition(self, s: ir.Call) -> Decomposition:
         """A call; from now on its results take the place of those without tangents."""
@@ -132,10 +130,10 @@ class _Twins:
         """The factor of a tangent, NaN where it does not exist; ``before`` takes the statements that it needs."""
         vectors = self._vectors.get(value, Vectors())
         for n in sorted(vectors.calls):
-            self._alert(s, WRONG.format(self._names[n]), self._facts[n].is_wrong, before, is_undefined=False)
+            self._note(s, WRONG.format(self._names[n]), self._facts[n].is_wrong, before, is_undefined=False)
         for n in sorted({n for n, _ in vectors.tied}):
             ties = tuple(self._facts[n].ties[k] for k in range(len(self._facts[n].ties)) if (n, k) in vectors.tied)
-            self._alert(s, TIE.format(self._names[n]), ties, before, is_undefined=True)
+            self._note(s, TIE.format(self._names[n]), ties, before, is_undefined=True)
         every = [self._facts[n].ties[k] for n, k in sorted(vectors.tied)]
         if not every:
             return {}
@@ -144,20 +142,14 @@ class _Twins:
         before.append(ir.Declare(weight, (ir.Op("select", (_any(every), *numbers), value.dtype),), place=s.place))
         return {"weights": ir.Read(weight)}
 
-    def _alert(
+    def _note(
         self, s: ir.Statement, what: str, facts: tuple[ir.Local, ...], before: list[ir.Statement], *, is_undefined: bool
     ) -> None:
         """Note that one of the facts is so, where a value is stored that depends on it."""
-        if not facts:
-            return
-        if self._alerts is None:
-            self._alerts = field_container(backend.alert_field(), "alerts")
-        target = s.target.memory if isinstance(s, ir.Store) else None
-        where = target.is_argument or target.object if isinstance(target, ir.Container) else None
-        number = backend.alert_number(what, s.place, where, is_undefined=is_undefined)
-        entry = ir.Load(self._alerts, (ir.Const(number, ir.I32),))
-        note = ir.Assign(entry, ir.Const(1, ir.I32), place=s.place)
-        before.append(ir.If(_any(facts), (note,), place=s.place))
+        if facts:
+            target = s.target.memory if isinstance(s, ir.Store) else None
+            where = target.is_argument or target.object if isinstance(target, ir.Container) else None
+            before.append(self._alert(what, _any(facts), s.place, where, is_undefined=is_undefined))
 
 
 def _any(facts: Collection[ir.Local]) -> ir.Value:

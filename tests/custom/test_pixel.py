@@ -2,6 +2,7 @@
 
 import linecache
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from supersampled import errors_by_column, sampler
 from taichi_program import initialise
 
 from taichi_ext import (
+    DerivativeWarning,
     Jacobian,
     UnsupportedError,
     edge,
@@ -623,3 +625,80 @@ def test_a_mask_beside_numbers_of_another_unit(scale):
     J = jacobian(drawing(shade, image, True), p, image).sum((0, 1))
     assert_allclose(J[0], [0.0, 0.0, 2 * np.pi * 3.2, 0.0], rtol=2e-3, atol=5e-3)
     assert_allclose(J[1] / scale, [0.0, 0.0, 0.0, 14 * 12], rtol=1e-9, atol=1e-9)
+
+
+def across_sides(value, shape, points=20_000):
+    """J of an image of ``value(x - p[0], y)`` by p[0]: what leaves a pixel at one side and enters at the other."""
+    places = (np.arange(points) + 0.5) / points - 0.5
+    sides, rows = np.arange(shape[0] + 1) - 0.5, np.arange(shape[1])[:, None] + places
+    flow = np.stack([value(x, rows).mean(-1) for x in sides])
+    return flow[:-1] - flow[1:]
+
+
+def test_a_ramp_that_is_narrower_than_a_pixel():
+    """A value without an edge that varies within a tenth of a pixel, also in the middle of a pixel and at its border."""
+    p, image = scalars([0.0, 0.4]), outputs(6, 2)
+
+    @ti.func
+    def shade(x, y):
+        return 0.2 + 0.7 * ti.math.smoothstep(0.0, p[1], x + 0.2 * y - p[0])
+
+    plan = Jacobian(drawing(shade, image, True), p, image)
+    for width in (0.4, 0.1):
+        for start in (1.8, 2.0, 2.27, 2.46):
+            p.from_numpy(np.array([start, width]))
+
+            def value(x, y, start=start, width=width):
+                u = np.clip((x + 0.2 * y - start) / width, 0, 1)
+                return 0.7 * u * u * (3 - 2 * u)
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", DerivativeWarning)
+                J = plan()[..., 0]
+            assert_allclose(J, across_sides(value, (6, 2)), atol=0.025)
+
+
+def test_a_shaded_ball_in_each_pixel():
+    """Its value ends as a root at the rim."""
+    p, image = scalars([3.3, 3.1, 2.6]), outputs(7, 7)
+
+    @ti.func
+    def shade(x, y):
+        inner = p[2] ** 2 - (x - p[0]) ** 2 - (y - p[1]) ** 2
+        value = 0.2
+        if inner > 0:
+            value += ti.sqrt(inner) / p[2]
+        return value
+
+    def value(x, y):
+        return np.sqrt(np.maximum(2.6**2 - (x - 3.3) ** 2 - (y - 3.1) ** 2, 0)) / 2.6
+
+    k = drawing(shade, image, True)
+    assert_allclose(jacobian(k, p, image)[..., 0], across_sides(value, (7, 7)), atol=0.025)
+    nodes = (np.arange(300) + 0.5) / 300 - 0.5
+    X, Y = np.meshgrid(*[(np.arange(7)[:, None] + nodes).ravel()] * 2, indexing="ij")
+    assert_allclose(read(image), 0.2 + value(X, Y).reshape(7, 300, 7, 300).mean((1, 3)), atol=4e-3)
+
+
+@pytest.mark.parametrize("by", ["jacobian", "vjp"])
+def test_patterns_that_are_too_fine_give_a_warning(by):
+    """Checkers up to their horizon, and a value that varies within a smallest square."""
+    p, image = scalars([0.3, 0.002]), outputs(4, 3)
+
+    @ti.func
+    def checkers(x, y):
+        t = 1.2 / ti.max(0.15 * (y + 0.35), 1e-6)
+        u = int(ti.floor(p[0] + 0.13 * t * (x - 2))) + int(ti.floor(t))
+        return ti.select(u % 2 == 0, 0.2, 0.6)
+
+    @ti.func
+    def ramp(x, y):
+        return ti.math.smoothstep(0.0, p[1], x - 1.0 - p[0])
+
+    for shade in (checkers, ramp):
+        k = drawing(shade, image, True)
+        with pytest.warns(DerivativeWarning, match="test_pixel.py:.*off in some pixels"):
+            if by == "jacobian":
+                jacobian(k, p, image)
+            else:
+                vjp(k, p, image, np.ones((4, 3)))
