@@ -1,5 +1,6 @@
 """Python values that kernels name: Taichi compiles them in once; where they have changed since, J is refused."""
 
+import math
 import types
 
 import numpy as np
@@ -497,3 +498,27 @@ def test_functions_that_are_replaced(decorate, is_nested):
     f = power(2, decorate)  # another object that is the same function
     g = inner if is_nested else f
     assert_allclose(plan().diagonal(), [2.0, 4.0, 6.0])
+
+
+@pytest.mark.parametrize("is_plain_first", [True, False])
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
+def test_functions_of_math_in_a_pipeline(is_plain_first, mode):
+    """There, stand-ins that take dual numbers are in the module ``math``."""
+    x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] += x[i] ** 2 * math.exp(-0.5) * math.hypot(3.0, 4.0)
+
+    def pipeline():
+        k()
+        k()
+
+    if is_plain_first:
+        pipeline()
+    expected = 2 * math.exp(-0.5) * 5.0 * np.array([2.0, 4.0, 6.0])
+    for _ in range(2):
+        assert_allclose(jacobian(pipeline, x, y, mode=mode), np.diag(expected))
+        k()
