@@ -53,22 +53,6 @@ def is_active_block(kind, i):
     return any(i // blocks[kind] == j // blocks[kind] for j in (1, 2, 5, 7)) if kind in blocks else False
 
 
-def test_hierarchical_blocks():
-    x, y = ti.field(ti.f64), ti.field(ti.f64)
-    ti.root.dense(ti.ij, (2, 2)).dense(ti.ij, (2, 2)).place(x, y)
-    x.from_numpy(np.arange(1.0, 17.0).reshape(4, 4) / 9.0)
-
-    @ti.kernel
-    def k():
-        for i, j in x:
-            y[i, j] = x[i, j] * x[j, i]
-            for di, dj in ti.static([(-1, 0), (0, 1)]):
-                if 0 <= i + di < 4 and 0 <= j + dj < 4:
-                    y[i, j] += x[i + di, j + dj] * x[i, j]
-
-    check_jacobian(k, x, y)
-
-
 @pytest.mark.sweep
 def test_indices_of_grouped_loops():
     """A component that gravity leaves alone, ``v[I][0] += 0.0``: Taichi drops it, and aborted on what was left."""

@@ -116,26 +116,6 @@ def test_placements_with_gradient_flag(flag):
 # --- sparse layouts
 
 
-def test_hash_is_refused_by_taichi_or_works():
-    """``hash`` nodes exist on some backends only; where Taichi places one, its Jacobian is right."""
-    t = ti.field(ti.f64)
-    try:
-        ti.root.hash(ti.i, 8).dense(ti.i, 2).place(t)
-        t[3] = 1.0
-    except (RuntimeError, AttributeError, ti.TaichiCompilationError) as error:
-        pytest.skip(f"this Taichi has no hash nodes: {error}")
-    x = ti.field(ti.f64, shape=2)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            t[i + 4] = x[i] ** 2
-
-    x[0], x[1] = 1.5, 2.0
-    J = jacobian(run, x, t)
-    assert_allclose(J[4:6], np.diag([3.0, 4.0]), rtol=1e-14)
-
-
 @pytest.mark.sweep
 def test_quantised_fields_are_refused():
     qf = ti.types.quant.fixed(bits=16, max_value=2.0)
