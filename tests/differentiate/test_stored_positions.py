@@ -199,7 +199,7 @@ NAMES = {"a component": "vec", "an array": "a", "two fields": "other", "entries 
 ARGUMENTS = {"an array": lambda: (np.zeros((W, H)),), "a position that is an argument": lambda: (1.0, 2.0)}
 
 
-@pytest.mark.mostly_sweep("a product", "entries of a list", "a component")
+@pytest.mark.mostly_sweep("a product", "entries of a list", "a component", "the next iteration")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     scene = Scene()

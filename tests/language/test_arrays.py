@@ -216,10 +216,10 @@ def test_parameter_is_output(kind):
 
 
 def test_array_and_number_as_parameters():
-    x = X.copy()
-    J = jacobian(step_in_place, {"x": "x", "k": "k"}, "x", args=(x, 0.5))
-    assert_allclose(J["x"], np.diag(1 + X), rtol=1e-14)
-    assert_allclose(J["k"], X**2, rtol=1e-14)
+    for chunk_size in (None, 3):  # the number is a column of the second block
+        J = jacobian(step_in_place, {"x": "x", "k": "k"}, "x", args=(X.copy(), 0.5), chunk_size=chunk_size)
+        assert_allclose(J["x"], np.diag(1 + X), rtol=1e-14)
+        assert_allclose(J["k"], X**2, rtol=1e-14)
 
 
 @ti.kernel
