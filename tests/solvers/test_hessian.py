@@ -15,11 +15,11 @@ from taichi_ext import (
     InvalidArgumentError,
     UnsupportedError,
     boundary_gradient,
+    edge,
     hessian,
     hvp,
     registry,
     replace_gradient,
-    step,
     stop_gradient,
     value_and_gradient,
     value_gradient_and_hessian,
@@ -373,12 +373,12 @@ def test_rules_and_edges_have_no_second_derivative(program):
         energy[None] = bump(x[0])
 
     @ti.kernel
-    def with_step():
+    def with_edge():
         for i, j in ti.ndrange(2, 2):
-            energy[None] += step(i + j - x[0])
+            energy[None] += edge(i + j - x[0], 1.0, 0.0)
 
     try:
-        for kernel, name in ((with_rule, "a function with a rule"), (with_step, "step")):
+        for kernel, name in ((with_rule, "a function with a rule"), (with_edge, "edge")):
             with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
                 hessian(kernel, x, energy)
             with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
