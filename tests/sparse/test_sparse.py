@@ -116,22 +116,6 @@ def test_torch_formats():
 
 
 @pytest.mark.sweep
-def test_value_structure_and_out(network):
-    network.force.fill(0)
-    values, found = value_and_jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
-    assert_array_equal(values["f"], read(network.force))
-    kept = found["f"]["x"]
-    out = {"f": {"x": kept.copy()}}
-    out["f"]["x"].data[:] = 0
-    plan = Jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
-    assert plan(out=out) is out
-    assert_array_equal(out["f"]["x"].toarray(), kept.toarray())
-    builder = ti.linalg.SparseMatrixBuilder(12, 12, max_num_triplets=200, dtype=ti.f64)
-    with pytest.raises(InvalidArgumentError, match=r"out\['f'\]\['x'\] is .*Builder.*; with format= expected a scipy"):
-        plan(out={"f": {"x": builder}})
-
-
-@pytest.mark.sweep
 def test_out_that_cannot_be_filled():
     x, z, y = scalars(random(4)), scalars(random(4)), outputs(4)
 
@@ -164,38 +148,6 @@ def test_float32_and_arrays():
     assert_allclose(found[0].toarray(), expected, rtol=1e-6)
     assert_allclose(found[1].toarray()[:, 0], x * np.roll(x, -1), rtol=1e-6)
     assert found[0].nnz == 10
-
-
-@pytest.mark.sweep
-def test_float16_becomes_float32():
-    """SciPy has no float16."""
-    x, y, z = (ti.field(dtype, shape=3) for dtype in (ti.f16, ti.f16, ti.f64))
-    write(x, np.array([1.5, 2.5, 3.5], np.float16))
-
-    @ti.kernel
-    def square():
-        for i in x:
-            y[i] = x[i] * x[i]
-
-    @ti.kernel
-    def cube():
-        for i in x:
-            z[i] = y[i] * x[i]
-
-    def run():
-        square()
-        cube()
-
-    for kind in ("csr", "csc", "coo", "bsr"):
-        found = jacobian(square, x, y, format=kind)
-        assert found.format == kind
-        assert found.dtype == np.float32
-        assert_array_equal(found.toarray(), np.diag([3.0, 5.0, 7.0]))
-    after_two, after_one = jacobian(run, x, [z, y], format="csr")
-    assert (after_two.dtype, after_one.dtype) == (np.float64, np.float32)
-    assert_allclose(after_two.toarray(), np.diag(3 * np.array([1.5, 2.5, 3.5]) ** 2), rtol=2e-3)
-    filled = jacobian(square, x, y, format="csr", out=jacobian(square, x, y, format="csr"))
-    assert_array_equal(filled.data, [3.0, 5.0, 7.0])
 
 
 @pytest.mark.sweep

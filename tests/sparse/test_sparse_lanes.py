@@ -113,25 +113,3 @@ def test_entries_of_another_iteration_are_not_in_lanes(lanes):
 
     require_equal(k, [x], [y])
     assert lanes[-1] is None
-
-
-@ti.func
-def polynomial(s, x: ti.template(), i):
-    for n in range(3):
-        s = s * x[(i + n) % 5] + n
-    return s
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("count", [8, 11])
-def test_rows_of_columns_are_written_in_lanes(count, lanes):
-    """A row is stored whole; a tangent by one of its columns is added to it behind."""
-    x, w, y = scalars(random(5)), scalars(random(count)), outputs(count)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = polynomial(w[i], x, i) * x[2]
-
-    require_equal(k, [x], [y])
-    assert lanes[-1] is not None, lanes.reasons
