@@ -84,7 +84,8 @@ def add_edge(
         Nothing.
 
     Raises:
-        UnsupportedError: ``jump_or_seen`` is neither a value nor a ti.func, or ``faces`` or an end has another shape.
+        UnsupportedError: ``jump_or_seen`` is neither a value nor a ti.func, ``beside`` is not positive, or the image,
+            the jump, ``faces`` or an end has another shape or type.
 
     Example:
         >>> import taichi as ti

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from taichi_ext import backend
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import F64, I32, Const, For, Local, Read, Tensor, Value, entries, statements, values_of, walk
 from taichi_ext.record.assignments import assign_to, declare, frozen
@@ -96,13 +99,13 @@ def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str) ->
     return Seen(typed_tensor([zero] * len(value.entries), value.shape) if isinstance(value, Tensor) else zero, is_fine)
 
 
-def _beside(kind: str, given: object, seen: Seen) -> Value | int | float:
+def _beside(kind: str, given: object, seen: Seen) -> Value:
     """The distance from an edge at which its sides are evaluated."""
     if given is None:
         return as_value(_BESIDE[seen.is_fine])
-    if shape_of(given) != () or not isinstance(given, (Value, int, float)):
-        raise UnsupportedError(f"{kind}: beside is {shown_value(given)}; expected a number, in pixels.")
-    return given
+    if not isinstance(given, Value) and not (isinstance(given, (int, float, np.number)) and given > 0):
+        raise UnsupportedError(f"{kind}: beside is {shown_value(given)}; expected a positive number, in pixels.")
+    return as_value(given)
 
 
 def segment_edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
@@ -132,15 +135,21 @@ def _homogeneous(kind: str, name: str, end: object) -> Tensor:
 def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> None:
     kind, jump, image = function.boundary_kind, given["jump_or_seen"], given["image"]
     ends = [_homogeneous(kind, name, given[name]) for name in ("start", "end")]
-    points, row = _faces(kind, given["faces"])
-    is_given = isinstance(jump, (Value, Tensor, int, float))
+    points, row = _faces(r, kind, given["faces"])
+    is_given = isinstance(jump, (Value, Tensor, int, float, np.generic))
     if is_given:
         zeros = operate(r, "mul", jump, as_value(0.0))
         seen = Seen(zeros, is_fine=all(e.dtype == F64 for e in entries(zeros)))
         jump = operate(r, "add", jump, zeros)
     else:
-        require_function(kind, "jump_or_seen", jump, "x and y")
+        require_function(kind, "jump_or_seen", jump, "x and y, or the jump itself: a number, vector or matrix")
         seen = seen_values(r, call, kind, jump, "jump_or_seen")
+    shape = _entry_shape(r, kind, "image", image, 2)
+    if shape_of(seen.zeros) not in ((), shape):
+        raise UnsupportedError(
+            f"{kind}: the jump has shape {shape_of(seen.zeros)}, the entries of image have {shape}; give it the same "
+            "shape, or a number."
+        )
     beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
     if r.rules.takes_derivative or antialias:
         thin, is_number = as_value(_THIN[seen.is_fine]), not isinstance(seen.zeros, Tensor)
@@ -148,11 +157,28 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
         call(function.boundary_body, image, *ends, jump, is_given, *faces, beside, thin, antialias)
 
 
-def _faces(kind: str, given: object) -> tuple[object, Tensor]:
+def _entry_shape(r: Recording, kind: str, name: str, given: object, axes: int) -> tuple[int, ...]:
+    """The shape of the entries of a field or array; raises unless it has so many axes, and real numbers."""
+    found = None
+    if isinstance(given, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
+        found = r.container(given)
+        if found.ndim == axes and found.dtype.is_real and not any(found.offset):
+            return found.element_shape
+    what = shown_value(given)
+    if found is not None:
+        what = f"{found.name}, of type {found.dtype.name}, with {found.ndim} axes and offset {found.offset or 0}"
+    raise UnsupportedError(
+        f"{kind}: {name} is {what}; expected real numbers in a field or an array argument of the kernel, whose axes, "
+        f"{axes} in number, start at 0."
+    )
+
+
+def _faces(r: Recording, kind: str, given: object) -> tuple[object, Tensor]:
     """The corners of a mesh and a row of its table; a row without faces where there are none."""
     if given is None:
         return None, Tensor((as_value(0), as_value(0)), (2,))
-    points, row = given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
+    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
+    points, row = given if is_pair else (None, None)
     if (
         not isinstance(row, Tensor)
         or len(row.shape) != 1
@@ -160,9 +186,15 @@ def _faces(kind: str, given: object) -> tuple[object, Tensor]:
         or any(e.dtype.is_real for e in row.entries)
     ):
         raise UnsupportedError(
-            f"{kind}: faces is {shown_value(given)}; expected the corners in the image and a row of mesh_edges, a "
-            "vector of integers. Write faces=(points, edges[e]), where edges is a ti.Vector.field(n, ti.i32, "
-            "shape=...) that holds the table."
+            f"{kind}: faces is {shown_value(given)}{f', with the row {shown_value(row)}' if is_pair else ''}; expected "
+            "the corners in the image and a row of mesh_edges, a vector of integers. Write faces=(points, edges[e]), "
+            "where edges is a ti.Vector.field(n, ti.i32, shape=...) that holds the table."
+        )
+    shape = _entry_shape(r, kind, "points in faces", points, 1)
+    if shape not in ((2,), (3,)):
+        raise UnsupportedError(
+            f"{kind}: points in faces has entries of shape {shape}; expected vectors of 2, x and y in pixels, or of 3, "
+            "(x w, y w, w)."
         )
     return points, row
 

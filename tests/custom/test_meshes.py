@@ -139,7 +139,7 @@ def test_an_edge_that_is_hidden_in_part(ti64):
 
 
 def test_bad_input(ti64):
-    x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
+    x, image, points = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4))), ti.Vector.field(2, ti.f64, 3)
 
     @ti.func
     def seen(px, py):
@@ -149,20 +149,54 @@ def test_bad_input(ti64):
         @ti.kernel
         def k():
             end = ti.Vector([x[0], x[1]])
-            add_edge(image, end if ti.static(start) else x[0], end, how, faces=(x, row))
+            add_edge(image, end if ti.static(start) else x[0], end, how, faces=(points, row))
 
         return k
 
     row = ti.Vector([0, 1])
     for how, start, row, message in (
-        (abs, True, row, "add_edge: jump_or_seen is .*; expected a ti.func that takes x and y"),
+        (abs, True, row, "add_edge: jump_or_seen is .*; expected a ti.func that takes x and y, or the jump itself"),
         (seen, False, row, "add_edge: start must be a vector of 2, x and y in pixels, or of 3"),
-        (seen, True, 3, "add_edge: faces is a tuple of 2; expected the corners in the image and a row of mesh_edges"),
+        (seen, True, 3, "add_edge: faces is a tuple of 2, with the row 3; expected the corners in the image and a row"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             jacobian(kernel(how, start, row), x, outputs(5, 4))
     with pytest.raises(UnsupportedError, match="add_edge is called from Python"):
         add_edge(image, [0.0, 0.0], [1.0, 1.0], seen)
+
+
+def test_arguments_that_do_not_fit_are_named(ti64):
+    p, image = gradient_field([[0.3, 0.8], [3.1, 2.2], [1.4, 2.9]], 1), outputs(5, 4)
+    vectors, flat, shifted = vector_outputs(3, 5, 4), outputs(5), ti.field(ti.f64, shape=(5, 4), offset=(-2, 0))
+    row, longer = ti.Vector([0, 1, 2, -1]), ti.Vector.field(4, ti.f64, shape=3)
+
+    def kernel(image, jump, points, row, beside):
+        @ti.kernel
+        def k():
+            add_edge(image, p[0], p[1], jump, faces=(points, row), beside=beside)
+
+        return k
+
+    pair = ti.Vector([1.0, 2.0])
+    for image_, jump, points, row_, beside, message in (
+        (flat, 1.0, p, row, 1e-6, "image is image, of type f64, with 1 axes and offset 0; expected real numbers in a"),
+        (shifted, 1.0, p, row, 1e-6, r"image is image, of type f64, with 2 axes and offset \(-2, 0\); expected"),
+        (image, pair, p, row, 1e-6, r"the jump has shape \(2,\), the entries of image have \(\); give it the same"),
+        (vectors, pair, p, row, 1e-6, r"the jump has shape \(2,\), the entries of image have \(3,\); give it"),
+        (image, 1.0, None, row, 1e-6, "points in faces is None; expected real numbers in a field"),
+        (image, 1.0, image, row, 1e-6, "points in faces is image, of type f64, with 2 axes"),
+        (image, 1.0, longer, row, 1e-6, r"points in faces has entries of shape \(4,\); expected vectors of 2"),
+        (image, 1.0, p, pair, 1e-6, r"faces is a tuple of 2, with the row a value of shape \(2,\); expected"),
+        (image, 1.0, p, row, 0.0, "beside is 0.0; expected a positive number, in pixels"),
+        (image, 1.0, p, row, -1e-6, "beside is -1e-06; expected a positive number, in pixels"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"add_edge: {message}"):
+            jacobian(kernel(image_, jump, points, row_, beside), p, image_)
+    ones, by_numpy = (
+        jacobian(kernel(vectors, jump, p, row, 1e-6), p, vectors) for jump in (ti.Vector([2.0] * 3), np.int32(2))
+    )
+    assert_array_equal(ones, by_numpy)
+    assert ones.any()
 
 
 @pytest.mark.parametrize("antialias", [False, True])
