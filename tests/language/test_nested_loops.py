@@ -50,7 +50,7 @@ def test_text():
         program p():
             for piece in range(6:i32):
                 i: i32 = (piece // 3:i32)
-                for j in range((((piece % 3:i32) * 6:i32) // 3:i32), ((((piece % 3:i32) + 1:i32) * 6:i32) // 3:i32)):
+                for j in range((((piece % 3:i32) * 6:i32) // 3:i32), ((((piece % 3:i32) * 6:i32) + 6:i32) // 3:i32)):
                     for k in range(5:i32):
                         x[i, j, k] = 1.0:f64
             for piece.2 in range(2:i32):
