@@ -118,13 +118,14 @@ def _misfit(function: Callable[..., object], args: Sequence[object], kwargs: Map
     places = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     known, given = {p.name for p in parameters}, {*places[: len(args)], *kwargs}
     name = _name(function)
-    texts = (f"{p.name}=" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters if p.name != "self")
+    forms = {inspect.Parameter.KEYWORD_ONLY: "{}=", inspect.Parameter.VAR_POSITIONAL: "*{}"}
+    texts = (forms.get(p.kind, "{}").format(p.name) for p in parameters if p.name != "self")
     takes = f"{name}({', '.join(texts)})"
     unknown = next((k for k in kwargs if k not in known), None)
     if unknown is not None:
         advice = f" {_ELSEWHERE[unknown]}" if unknown in _ELSEWHERE else suggestion(unknown, known)
         return f"{unknown}={shown(kwargs[unknown])} is no argument of {name}.{advice} It is called as {takes}."
-    if len(args) > len(places):
+    if len(args) > len(places) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return f"{shown(args[len(places)])} is given to {name} by position; name the argument: {takes}."
     twice = [k for k in places[: len(args)] if k in kwargs]
     if twice:

@@ -72,8 +72,10 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
 
 
 def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
-    """A function with the current values of its further arguments."""
-    kept = (declare(r, "passed", a, "argument") if isinstance(a, (Value, Tensor, Record)) else a for a in args)
+    """A function with the current values of its further arguments, to which it cannot store."""
+    kept = (
+        value_of(declare(r, "passed", a, "argument")) if isinstance(a, (Value, Tensor, Record)) else a for a in args
+    )
     return Callback(function, tuple(kept))
 
 
@@ -177,8 +179,7 @@ def _faces(r: Recording, kind: str, given: object) -> tuple[object, Tensor]:
     """The corners of a mesh and a row of its table; a row without faces where there are none."""
     if given is None:
         return None, Tensor((as_value(0), as_value(0)), (2,))
-    is_pair = isinstance(given, (tuple, list)) and len(given) == 2
-    points, row = given if is_pair else (None, None)
+    points, row = given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
     if (
         not isinstance(row, Tensor)
         or len(row.shape) != 1
@@ -186,9 +187,9 @@ def _faces(r: Recording, kind: str, given: object) -> tuple[object, Tensor]:
         or any(e.dtype.is_real for e in row.entries)
     ):
         raise UnsupportedError(
-            f"{kind}: faces is {shown_value(given)}{f', with the row {shown_value(row)}' if is_pair else ''}; expected "
-            "the corners in the image and a row of mesh_edges, a vector of integers. Write faces=(points, edges[e]), "
-            "where edges is a ti.Vector.field(n, ti.i32, shape=...) that holds the table."
+            f"{kind}: faces is {shown_value(given)}{'' if row is None else f', with the row {shown_value(row)}'}; "
+            "expected the corners in the image and a row of mesh_edges, a vector of integers. Write "
+            "faces=(points, edges[e]), where edges is a ti.Vector.field(n, ti.i32, shape=...) that holds the table."
         )
     shape = _entry_shape(r, kind, "points in faces", points, 1)
     if shape not in ((2,), (3,)):

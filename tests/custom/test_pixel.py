@@ -16,10 +16,12 @@ from taichi_program import initialise
 
 from taichi_ext import (
     DerivativeWarning,
+    InvalidRuleError,
     Jacobian,
     UnsupportedError,
     edge,
     jacobian,
+    layers,
     pixel,
     ray_level,
     stop_gradient,
@@ -82,6 +84,44 @@ def test_arguments_of_the_kernel_reach_the_function(antialias):
     weights = np.random.default_rng(0).normal(size=image.shape)
     for back, J in zip(vjp(draw, params, image, weights, args=args), (by_centre, by_radius, by_colour), strict=True):
         assert_allclose(back, np.tensordot(weights, J, 2), rtol=1e-9, atol=1e-12)
+
+
+def test_arguments_that_are_passed_on_cannot_be_stored_to():
+    """The function is called several times for each pixel, so a store would change what the next call sees."""
+    x, image = scalars([6.3, 5.2]), outputs(14, 12)
+
+    @ti.func
+    def shade(px, py, middle: ti.template()):
+        middle += 1.0
+        return ti.select((ti.Vector([px, py]) - middle).norm() < 4.0, 1.0, 0.0)
+
+    @ti.func
+    def shape(n, px, py, middle: ti.template()):
+        middle += 1.0
+        return 3.0 - (ti.Vector([px, py]) - middle).norm(), 1.0
+
+    @ti.kernel
+    def by_pixel():
+        for i, j in image:
+            middle = ti.Vector([x[0], x[1]])
+            image[i, j] = pixel(shade, middle, at=(float(i), float(j)))
+
+    @ti.kernel
+    def by_layers():
+        for i, j in image:
+            middle = ti.Vector([x[0], x[1]])
+            image[i, j] = layers(shape, 1, 0.0, middle, at=(float(i), float(j)))
+
+    @ti.kernel
+    def without_at():
+        for i, j in image:
+            image[i, j] = pixel(shade, (i, j), x[0], x[1])
+
+    for kernel in (by_pixel, by_layers):
+        with pytest.raises(UnsupportedError, match=r"middle \+= 1.0\nA value of shape \(2,\) is assigned to"):
+            jacobian(kernel, x, image)
+    with pytest.raises(InvalidRuleError, match=r"at is missing: pixel is called as pixel\(shade, \*args, at="):
+        jacobian(without_at, x, image)
 
 
 # functions of the position (x, y) with parameters p
