@@ -205,15 +205,18 @@ def _array(name: str, value: object) -> object:
         raise InvalidArgumentError(f"inputs[{name!r}] is a struct, which check_rule does not take.")
     if isinstance(value, (bool, str)) or not isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
         return value
+    problem = backend.array_problem(value) if isinstance(value, np.ndarray) else ""
     try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        array = np.asarray(value)
     except ValueError:
-        raise InvalidArgumentError(f"inputs[{name!r}] has rows of different lengths.") from None
-    if array.dtype.kind not in "fiuc" and not isinstance(value, np.ndarray):
-        return value  # a list of other objects
-    problem = backend.array_problem(array)
-    if not problem and (array.dtype.kind not in "fiu" or array.ndim > 3 or not array.size):
-        problem = f"has shape {array.shape} and elements of type {array.dtype}; expected numbers, see check_rule"
+        array, problem = np.zeros(1), "has rows of different lengths"
+    if array.ndim > 3 or not array.size:
+        problem = problem or ("is empty" if not array.size else f"has shape {array.shape}; see check_rule")
+    if array.dtype.kind not in "fiu":
+        if not problem and not isinstance(value, np.ndarray) and array.dtype.kind != "c":
+            return value
+        kind = "has complex numbers" if array.dtype.kind == "c" else f"has elements of type {array.dtype}"
+        problem = problem or f"{kind}; expected real numbers or integers"
     if problem:
         raise InvalidArgumentError(f"inputs[{name!r}] {problem}.")
     return array

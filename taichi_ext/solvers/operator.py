@@ -226,8 +226,8 @@ def _started(plan: Plan, call: KernelCall) -> Generator[Any, None, None]:
         state.restore()
 
 
-def _checked_operand(given: object, columns: int) -> np.ndarray:
-    """The vector, or the vectors as columns of a matrix, that an operator is multiplied with."""
+def _checked_operand(given: object, columns: int, method: str = "") -> np.ndarray:
+    """The vector, or the vectors as columns of a matrix, that an operator is multiplied with, by a method of SciPy."""
     try:
         vectors = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU
@@ -238,6 +238,12 @@ def _checked_operand(given: object, columns: int) -> np.ndarray:
     if vectors.ndim not in (1, 2) or len(vectors) != columns:
         raise InvalidArgumentError(
             f"The vector has the shape {vectors.shape}; expected ({columns},), or ({columns}, n) for n columns."
+        )
+    takes_matrix = method.endswith("mat")
+    if method and (vectors.ndim == 1 if takes_matrix else vectors.size != columns):
+        expected, other = ("a matrix", "vec") if takes_matrix else ("one vector", "mat")
+        raise InvalidArgumentError(
+            f"{method} takes {expected}, and got the shape {vectors.shape}; use {method[:-3]}{other}, or @ for both."
         )
     return vectors
 
@@ -272,6 +278,18 @@ def _operator_class() -> Any:
         def dot(self, x: Any) -> Any:
             is_factor = isinstance(x, (base, numbers.Number))
             return super().dot(x if is_factor else _checked_operand(x, self.shape[1]))
+
+        def matvec(self, x: object) -> np.ndarray:
+            return super().matvec(_checked_operand(x, self.shape[1], "matvec"))
+
+        def matmat(self, X: object) -> np.ndarray:
+            return super().matmat(_checked_operand(X, self.shape[1], "matmat"))
+
+        def rmatvec(self, x: object) -> np.ndarray:
+            return super().rmatvec(_checked_operand(x, self.shape[0], "rmatvec"))
+
+        def rmatmat(self, X: object) -> np.ndarray:
+            return super().rmatmat(_checked_operand(X, self.shape[0], "rmatmat"))
 
         def _transpose(self) -> JacobianOperator:  # J is real, so that this is the adjoint, too
             own = self._products
