@@ -55,9 +55,11 @@ from taichi_ext.boundary.polygons import (
 )
 
 UNIFORM, ARCS, STAR, BENT, DIVIDED, STEEP = range(6)  # what a square is; the last two are divided
-# By how much a value may differ from linear, and at opposite corners, of the sum over corners and centre: from where on
-# a square has four samples, and from where on it is divided; small ones may differ by more, as they count less.
-_APART, _MUCH_CURVED, _SMALL = 0.05, 0.003, 0.25
+# Of the sum of values over corners and centre: how far that of a corner may be from the centre's before a value between
+# them is looked at, and how far values may be from linear before a square is divided; small ones, which count less, by
+# more.
+_APART, _MUCH_CURVED, _SMALL = 0.025, 0.003, 0.25
+_ON_WAY = 0.6  # from the centre to the corner: where ramps through the centre are farthest from linear
 _LEAST = 0.1  # of a pixel: squares are divided down to it where outcomes change, though no value jumps
 _FLAT = 1e-4  # as CURVED, with a hidden edge, such as that at which the number of steps of a march changes
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values beside an edge are not linear
@@ -266,9 +268,14 @@ def find_edges(
                 meeting, apart = meeting_of(count, table)
                 put_without_arcs(count, x, y, size, meeting, apart, table)
     if ti.static(antialias):
-        off, apart, scale = variation_of(before, zeros, middle, values)
+        off, apart, farthest, scale = variation_of(before, zeros, middle, values)
         if kind == UNIFORM:
-            kind = kind_by_values(off, apart, scale, size, is_hidden)
+            if apart > _APART * scale:  # a ramp through the centre, which may be steeper than between corners
+                corner = value_at_corner(zeros, farthest, values)
+                at = _ON_WAY * size * corner_of(farthest)
+                there = stop_gradient(probe(shade, x + at[0], y + at[1], ALL, "seen")[VALUE])
+                off = ti.max(off, (there - middle - _ON_WAY * (corner - middle)).norm())
+            kind = kind_by_values(off, scale, size, is_hidden)
         if ((kind == ARCS) | (kind == STAR)) & (size > _SMOOTH):
             for r in range(count):
                 if jumps_row(r, jumps).norm() == 0:  # where the value ends as a root
@@ -288,13 +295,12 @@ def find_edges(
 
 
 @ti.func
-def kind_by_values(off, apart, scale, size, is_hidden):
-    """What a square without edges is, by how much its values vary: see ``variation_of``."""
+def kind_by_values(off, scale, size, is_hidden):
+    """What a square without edges is, by how far its values are from linear."""
     kind = UNIFORM
-    much = ti.max(1.0, _SMALL / size) * scale
-    if (off > CURVED * scale) | (apart > _APART * scale):
+    if off > CURVED * scale:
         kind = BENT
-    if (off > _MUCH_CURVED * much) | (apart > _APART * much) | (is_hidden & (off > _FLAT * scale)):
+    if (off > _MUCH_CURVED * ti.max(1.0, _SMALL / size) * scale) | (is_hidden & (off > _FLAT * scale)):
         kind = STEEP
     return kind
 

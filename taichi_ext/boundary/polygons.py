@@ -160,16 +160,19 @@ def value_at_corner(zeros, c, values: ti.template()):
 
 @ti.func
 def variation_of(before, zeros, centre, values: ti.template()):
-    """How far a value at the centre is from the mean of corners, how far opposite ones are apart; sum, or `before`."""
+    """How far a value at the centre is from the mean of corners; the corner farthest from it; sum, or ``before``."""
     off = centre + 0.0
     scale = centre.norm()
     apart = 0.0 * scale
+    farthest = 0
     for c in range(SIDES):
         corner = value_at_corner(zeros, c, values)
         off -= 0.25 * corner
         scale += corner.norm()
-        apart = ti.max(apart, (corner - value_at_corner(zeros, (c + 2) % SIDES, values)).norm())
-    return off.norm(), apart, ti.max(before, scale)
+        if (corner - centre).norm() > apart:
+            apart = (corner - centre).norm()
+            farthest = c
+    return off.norm(), apart, farthest, ti.max(before, scale)
 
 
 @ti.func
