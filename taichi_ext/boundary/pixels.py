@@ -268,14 +268,7 @@ def find_edges(
                 meeting, apart = meeting_of(count, table)
                 put_without_arcs(count, x, y, size, meeting, apart, table)
     if ti.static(antialias):
-        off, apart, farthest, scale = variation_of(before, zeros, middle, values)
-        if kind == UNIFORM:
-            if apart > _APART * scale:  # a ramp through the centre, which may be steeper than between corners
-                corner = value_at_corner(zeros, farthest, values)
-                at = _ON_WAY * size * corner_of(farthest)
-                there = stop_gradient(probe(shade, x + at[0], y + at[1], ALL, "seen")[VALUE])
-                off = ti.max(off, (there - middle - _ON_WAY * (corner - middle)).norm())
-            kind = kind_by_values(off, scale, size, is_hidden)
+        kind, scale = kind_by_values(shade, zeros, middle, values, x, y, size, before, kind, is_hidden)
         if ((kind == ARCS) | (kind == STAR)) & (size > _SMOOTH):
             for r in range(count):
                 if jumps_row(r, jumps).norm() == 0:  # where the value ends as a root
@@ -295,14 +288,21 @@ def find_edges(
 
 
 @ti.func
-def kind_by_values(off, scale, size, is_hidden):
-    """What a square without edges is, by how far its values are from linear."""
-    kind = UNIFORM
-    if off > CURVED * scale:
-        kind = BENT
-    if (off > _MUCH_CURVED * ti.max(1.0, _SMALL / size) * scale) | (is_hidden & (off > _FLAT * scale)):
-        kind = STEEP
-    return kind
+def kind_by_values(shade: ti.template(), zeros, middle, values: ti.template(), x, y, size, before, kind, is_hidden):
+    """What a square without edges is, by how far its values are from linear; and the scale of values in the pixel."""
+    found = kind
+    off, apart, farthest, scale = variation_of(before, zeros, middle, values)
+    if (kind == UNIFORM) & (apart > _APART * scale):  # a ramp through the centre may be steeper than between corners
+        corner = value_at_corner(zeros, farthest, values)
+        at = _ON_WAY * size * corner_of(farthest)
+        there = stop_gradient(probe(shade, x + at[0], y + at[1], ALL, "seen")[VALUE])
+        off = ti.max(off, (there - middle - _ON_WAY * (corner - middle)).norm())
+    if (kind == UNIFORM) & (off > CURVED * scale):
+        found = BENT
+    is_steep = off > _MUCH_CURVED * ti.max(1.0, _SMALL / size) * scale
+    if (kind == UNIFORM) & (is_steep | (is_hidden & (off > _FLAT * scale))):
+        found = STEEP
+    return found, scale
 
 
 @ti.func
