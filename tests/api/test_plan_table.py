@@ -283,6 +283,16 @@ class TestNothingIsLeft:
             check_jacobian(function, x, y, args=args)
         assert [set(vars(obj)) - names for obj, names in zip(objects, before, strict=True)] == [set()] * len(objects)
 
+    @pytest.mark.sweep
+    def test_owners_are_copied_and_pickled_as_before(self, simulation, fields):
+        owner = simulation(1.0)
+        before = pickle.dumps(owner)
+        jacobian(owner.run, *fields)
+        least_squares(owner.run, *fields, max_iterations=0)
+        fields[0].fill(2.0)
+        assert pickle.dumps(owner) == before
+        assert vars(copy.deepcopy(owner)) == {"dt": 1.0}
+
 
 def use_forms(owner, x, y):
     """Dense and sparse forms, the shortest ways to repeat a launch among them, and products."""
@@ -380,6 +390,29 @@ class TestLifetime:
         value_and_jacobian(owner.run, *fields)
         assert mine["owner"] is owner
 
+    @pytest.mark.sweep
+    def test_a_number_of_its_owner_does_not_keep_it(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.data_oriented
+        class Model:
+            def __init__(self, dt):
+                self.dt = dt
+
+            @ti.kernel
+            def k(self):
+                y[0] = self.dt * x[0]
+
+        def made(dt):
+            model = Model(dt)
+            by_x, by_dt = jacobian(model.k, [x, "self.dt"], y)
+            assert_allclose([by_x.item(), by_dt.item()], [dt, 0.3])
+            return weakref.ref(model)
+
+        references = [made(2.0), made(3.0)]
+        gc.collect()
+        assert [reference() for reference in references] == [None, None]
+
     def test_a_function_that_goes_takes_its_form_along(self, fields, scaled, traces):
         class Owner:
             pass
@@ -390,6 +423,16 @@ class TestLifetime:
             assert_allclose(jacobian(method, *fields).diagonal(), 4 * factor)
             del method
         assert traces == ["k"] * 3
+
+    @pytest.mark.sweep
+    def test_new_objects_at_the_address_of_old_ones(self, fields, simulation):
+        addresses = set()
+        for n in range(20):
+            owner = simulation(float(n + 1))
+            addresses.add(id(owner))
+            assert_allclose(jacobian(owner.run, *fields).diagonal(), 4.0 * (n + 1))
+            del owner
+        assert len(addresses) < 20, "no address was used again, so that this shows nothing"
 
     @pytest.mark.sweep
     def test_a_program_that_ends_takes_all_forms_along(self):
@@ -465,6 +508,15 @@ def test_threads_share_one_form(fields, simulation, traces):
     assert traces == ["k"]
 
 
+@pytest.mark.sweep
+def test_objects_come_and_go_in_threads(fields, simulation):
+    def work(number):
+        for n in range(5):
+            assert_allclose(jvp(simulation(float(n + number)).run, fields[0], np.zeros(3), fields[1]), 0.0)
+
+    in_threads(work, 4)
+
+
 class TestSolvers:
     """Solvers, operators and checks find what was prepared before."""
 
@@ -504,6 +556,21 @@ class TestSolvers:
             call(function, x, y)
         x.fill(2.0)
         assert len(traces) == built
+
+    @pytest.mark.sweep
+    def test_fields_of_template_arguments_are_those_of_the_call(self):
+        @ti.kernel
+        def k(x: ti.template(), y: ti.template()):
+            for i in x:
+                y[i] = x[i] ** 2 - 4.0
+
+        for start in (1.0, 3.0):
+            x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
+            x.fill(start)
+            assert check_jacobian(k, "x", "y", args=(x, y))
+            assert_allclose(linear_operator(k, "x", "y", args=(x, y)) @ np.ones(2), 2 * start)
+            assert_allclose(least_squares(k, "x", "y", args=(x, y)).x, 2.0)
+            assert_allclose(x.to_numpy(), 2.0)
 
     @pytest.mark.sweep
     def test_an_operator_outlives_what_is_kept(self, fields, scaled):
@@ -552,6 +619,22 @@ class TestManyPreparations:
         assert [(w.filename, linecache.getline(w.filename, w.lineno).strip()[:11]) for w in caught] == [
             (__file__, "pool.submit")
         ]
+
+    def test_no_warning_where_nothing_could_be_found(self, recwarn):
+        def made(factor):
+            x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
+            x.fill(1.0)
+
+            @ti.kernel
+            def k():
+                for i in x:
+                    y[i] = factor * x[i]
+
+            return jacobian(lambda: k(), x, y)
+
+        for n in range(EVERY + 2):  # other fields each time
+            assert_allclose(made(n + 1.0), (n + 1.0) * np.eye(2))
+        assert not [w for w in recwarn if "times" in str(w.message)]
 
     def test_no_warning_for_one_function(self, scaled, fields, recwarn):
         for n in range(3 * EVERY):

@@ -11,13 +11,15 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import outputs, scalars
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from taichi.lang import impl
 from taichi.lang.kernel_impl import Kernel
 from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry
 from taichi_ext.backend import kernels
+from taichi_ext.runtime.launching import session
 
 KEEPS = pytest.mark.taichi_only("Quadrants keeps what is decorated for ever, too")
 
@@ -124,6 +126,49 @@ class TestCalls:
         kind = f"ti.{ti.f64.to_string()}"  # ti.f32 where the tests run in it
         assert f"def wave_jacobian(a: {kind}, d_y: ti.types.ndarray(dtype={kind}, ndim=1)):" in lines
 
+    @pytest.mark.sweep
+    def test_kernels_of_all_blocks_are_kept(self, traces, monkeypatch):
+        monkeypatch.setattr(session, "MOST_KERNELS", 2)
+        x, y = scalars([0.3, 0.5, 0.7, 0.2, 0.4]), outputs(5)
+
+        @ti.kernel
+        def k(n: ti.template()):
+            for i in y:
+                y[i] = x[0] * x[1] + x[2] * x[3] + x[4] * x[n]  # so that each block has a kernel of its own
+
+        def run():
+            k(0)
+            k(1)
+
+        for f, args, count in ((k, (2,), 5), (run, (), 10)):
+            plan = Jacobian(f, x, y, args=args, chunk_size=1)
+            traces.clear()
+            first = plan()
+            assert_array_equal(plan(), first)
+            assert traces == ["k"] * count
+
+    @pytest.mark.sweep
+    def test_source_of_a_pipeline_has_each_kernel_once(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def first():
+            x[0] = ti.sin(x[0])
+
+        @ti.kernel
+        def second():
+            y[0] = x[0] ** 2
+
+        def run():
+            for _ in range(3):
+                first()
+            second()
+
+        plan = Jacobian(run, x, y)
+        plan()
+        assert plan.source.count("def first_jacobian(") == 1
+        assert plan.source.count("def second_jacobian(") == 1
+
     def test_source_is_the_same_in_each_run(self):
         x, y = scalars([0.3]), [outputs(1) for _ in range(6)]
         one, two, three, four, five, six = y
@@ -159,6 +204,37 @@ class TestCache:
         jacobian(k, x, y, args=(1.0,))
         jacobian(k, [x, "a"], y, args=(1.0,))
         assert traces == ["k", "k"]
+
+    @pytest.mark.sweep
+    def test_methods_pipelines_and_arrays_build_once(self, traces):
+        @ti.data_oriented
+        class Model:
+            def __init__(self):
+                self.x, self.y = scalars([0.3]), outputs(1)
+
+            @ti.kernel
+            def k(self):
+                self.y[0] = self.x[0] ** 2
+
+            def run(self):
+                self.k()
+
+        @ti.kernel
+        def arrays(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in o:
+                o[i] = a[i] ** 2
+
+        model = Model()
+        for _ in range(3):
+            jacobian(model.k, model.x, model.y)
+        assert traces == ["k"]
+        for _ in range(3):
+            jacobian(model.run, model.x, model.y)
+        assert traces == ["k"] * 2
+        for _ in range(3):
+            a, o = real([0.3, 0.5]), real(np.zeros(2))
+            assert_allclose(jacobian(arrays, a, o, args=(a, o)), np.diag([0.6, 1.0]))
+        assert traces == ["k", "k", "arrays"]
 
     def test_steps_of_a_simulation_build_once(self, traces):
         x, v, p = scalars([0.3, 0.5]), outputs(2), scalars([1.5])
@@ -227,8 +303,38 @@ class TestCache:
         assert_allclose(jacobian(k, x, y), [[0.6]])
 
 
+def forget_kernels(name):
+    """Take kernels out of Taichi's own list, which holds every kernel for ever."""
+    kernels = impl.get_runtime().kernels
+    kernels[:] = [k for k in kernels if k.func.__name__ != name]
+
+
 @pytest.mark.usefixtures("ti64")
 class TestLifetime:
+    @pytest.mark.sweep
+    @KEEPS
+    def test_a_kernel_that_is_dropped_is_freed(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        def use():
+            @ti.func
+            def helper(a):
+                return a * a
+
+            @ti.kernel
+            def short_lived():
+                y[0] = helper(x[0])
+
+            assert_allclose(jacobian(short_lived, x, y), [[0.6]])
+            Jacobian(short_lived, x, y)()
+            primal = short_lived._primal
+            return [weakref.ref(o) for o in (short_lived, primal, primal.func, helper)]
+
+        references = use()
+        forget_kernels("short_lived")
+        gc.collect()
+        assert [r() for r in references] == [None] * 4
+
     @KEEPS
     def test_what_was_prepared_goes_with_the_decorated_function(self):
         """Taichi keeps the kernel itself for ever; its plan, fused kernels and arguments do not stay with it."""
@@ -262,6 +368,18 @@ class TestInitAgain:
         return k, fields
 
     @pytest.mark.sweep
+    def test_the_cache_survives(self):
+        k, _ = self.module_kernel()
+        for default, dtype in ((ti.f64, ti.f64), (ti.f32, ti.f32), (ti.f64, ti.f64)):
+            initialise(default_fp=default)
+            x, y = scalars([0.3, 0.5], dtype), outputs(2, dtype=dtype)
+            for _ in range(2):
+                result = jacobian(k, x, y, args=(x, y))
+                assert result.dtype == y.to_numpy().dtype
+                assert_allclose(result, np.diag([1.8, 3.0]), rtol=1e-6)
+        ti.reset()
+
+    @pytest.mark.sweep
     def test_a_prepared_form_of_the_last_program_is_refused(self):
         initialise(default_fp=ti.f64)
         k, _ = self.module_kernel()
@@ -288,6 +406,32 @@ def tasks_of(run):
 
 @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
 class TestLaunches:
+    @pytest.mark.sweep
+    @pytest.mark.chosen_only("counts the launches of one run", "--chunk-size")
+    def test_one_launch_of_one_kernel_whatever_the_number_of_parameters(self):
+        initialise(kernel_profiler=True)
+        for count in (1, 4, 70, 300):
+            x, y = scalars(np.linspace(0, 1, count), ti.f32), outputs(6, dtype=ti.f32)
+
+            @ti.kernel
+            def k():
+                for i in y:
+                    total = 0.0
+                    for j in range(x.shape[0]):
+                        total += x[j] * (i + 1)
+                    y[i] = total
+
+            k()
+            (primal,) = tasks_of(k)
+            plan = Jacobian(k, x, y)
+            plan()
+            (fused,) = tasks_of(plan)
+            assert "jacobian" in fused
+            assert "range_for" in primal
+            assert "range_for" in fused
+            assert_allclose(plan(), np.repeat(np.arange(1.0, 7.0)[:, None], count, axis=1))
+        ti.reset()
+
     @pytest.mark.sweep
     @pytest.mark.chosen_only("counts the launches of one run", "--chunk-size")
     def test_as_many_launches_as_the_pipeline_has(self):

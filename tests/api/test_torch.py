@@ -8,6 +8,7 @@ import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
 from kernel_texts import kernels_of
+from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
@@ -175,6 +176,26 @@ def test_the_same_tensor_for_two_inputs():
     close(torch.autograd.grad(g(x, x.detach()).sum(), x)[0], torch.sin(x).detach())  # the other is a constant
     rows = tensor(2, 3)
     close(torch.autograd.grad(f(rows[0], rows[1]).sum(), rows)[0][1], (rows[0] * torch.cos(rows[1])).detach())
+
+
+@pytest.mark.sweep
+def test_inside_a_network():
+    """A kernel between two layers, trained for a few steps like the same network in torch."""
+    f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1})
+    losses = []
+    for middle in (lambda a, b: f(a, b, 1), lambda a, b: mix_in_torch(a, b, 1)):
+        torch.manual_seed(0)
+        first, last = torch.nn.Linear(3, 4).double(), torch.nn.Linear(4, 1).double()
+        b = torch.nn.Parameter(torch.tensor([0.5, 1.5], dtype=torch.float64))
+        optimiser = torch.optim.SGD([*first.parameters(), *last.parameters(), b], lr=0.01)
+        for _ in range(4):
+            optimiser.zero_grad()
+            out, total = middle(first(torch.tensor([0.2, -0.3, 0.9], dtype=torch.float64)), b)
+            loss = (last(out) - 2).pow(2).sum() + total.pow(2).sum()
+            loss.backward()
+            optimiser.step()
+        losses.append(loss.detach())
+    close(*losses)
 
 
 def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
@@ -406,6 +427,15 @@ def test_shapes_can_change_from_call_to_call():
         x = tensor(*shape)
         close(f(x), 3 * x)
         close(torch.autograd.grad(f(x).sum(), x)[0], torch.full(shape, 3.0, dtype=torch.float64))
+
+
+@pytest.mark.sweep
+def test_after_another_init():
+    f = torch_function(triple, "x", "y")
+    close(f(tensor(3)), 3 * tensor(3))
+    initialise(default_fp=ti.f64)
+    x = tensor(3)
+    close(torch.autograd.grad(f(x).sum(), x)[0], torch.full((3,), 3.0, dtype=torch.float64))
 
 
 # --- large arrays, and state that the kernel uses

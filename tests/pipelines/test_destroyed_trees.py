@@ -190,6 +190,13 @@ class TestTreesOfThePipeline:
         assert check_jacobian(pipeline, x, y)
         assert least_squares(pipeline, x, y, max_iterations=3).cost < 0.5  # 141 at the start
 
+    def test_prepared_form(self):
+        x, y = fields(X, 0.0)
+        plan = Jacobian(lambda a, b: by_fields(a, b), x, y, args=(x, y))
+        for _ in range(3):
+            assert_allclose(plan(), np.diag(4 * X**3))
+            assert_allclose(plan.value(), X**4)
+
     def test_error_after_the_tree_is_gone(self):
         x, y, z = fields(X, 0.25, 0.0)
 
@@ -435,6 +442,27 @@ class TestTreesFromBefore:
         tree(new)
         refused(lambda: torch_function(square, inputs=x, outputs=old), r"outputs \(field old\) " + ENDED)
         refused(lambda: torch_function(square, inputs=old, outputs=x), r"inputs \(field old\) " + ENDED)
+
+    @pytest.mark.sweep
+    def test_same_layout_again(self):
+        """Prepared once; its argument is a field of another tree in each call."""
+        (y,) = fields(0.0)
+        plan = None
+        for round_ in range(4):
+            a = ti.field(ti.f64)
+            own = tree(a, shape=N + round_ % 2)
+            a.fill(float(round_ + 1))
+            plan = plan or Jacobian(first_ones, "a", y, args=(a, y))
+            expected = np.zeros((N, N + round_ % 2))
+            expected[:, :N] = 2 * (round_ + 1) * np.eye(N)
+            assert_allclose(plan(args=(a, y)), expected)
+            own.destroy()
+
+
+@ti.kernel
+def first_ones(a: ti.template(), b: ti.template()):
+    for i in b:
+        b[i] = a[i] ** 2
 
 
 class TestPrograms:

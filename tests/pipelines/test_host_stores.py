@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.filterwarnings("ignor
 
 N = 3
 A1 = ti.types.ndarray(dtype=ti.f64, ndim=1)
+V1 = ti.types.ndarray(dtype=ti.types.vector(2, ti.f64), ndim=1)
 each_chunk = pytest.mark.parametrize("chunk_size", [None, 1])
 
 
@@ -255,6 +256,34 @@ def test_an_entry_object_made_before_the_pipeline(vector_scene, struct_scene):
     vector_scene.check(lambda c: vector.__setitem__(0, 5.0), [(2, 0)])
 
 
+@pytest.mark.sweep
+@each_chunk
+def test_stores_before_any_kernel_has_used_the_field(chunk_size):
+    """Nothing is known of the field yet; a store is undone all the same."""
+    x, y = ti.field(ti.f64, N), ti.field(ti.f64, N)
+    s, v, c = ti.types.struct(m=ti.f64).field(shape=N), ti.Vector.field(2, ti.f64, N), ti.field(ti.f64, N)
+    write(x, 1.0)
+
+    @ti.kernel
+    def read():
+        for i in x:
+            y[i] = x[i] * s[i].m * v[i][1] * c[i]
+
+    def pipeline():
+        s[1].m = s[1].m + 1.0
+        v[2][1] = v[2][1] * 3.0
+        v.get_scalar_field(1)[0] = v[0][1] + 3.0
+        c[0] = c[0] + 1.0
+        read()
+
+    for field in (s.m, v, c):
+        write(field, 1.0)
+    assert_allclose(jacobian(pipeline, x, y, chunk_size=chunk_size), np.diag([8.0, 2.0, 3.0]))
+    assert_array_equal(values_of(s.m), [1, 2, 1])
+    assert_array_equal(values_of(v)[:, 1], [4, 1, 3])
+    assert_array_equal(values_of(c), [2, 1, 1])
+
+
 WITHOUT_DIMENSIONS = {
     "from_numpy": lambda s, other: s.from_numpy(np.full((), 0.2)),
     "copy_from": lambda s, other: s.copy_from(other),
@@ -287,6 +316,60 @@ def test_stores_to_a_field_without_dimensions(way):
         read()
 
     assert_allclose(jacobian(pipeline, x, x), 0.2 * np.eye(N))
+
+
+@pytest.mark.sweep
+@each_chunk
+@pytest.mark.parametrize("is_vector", [False, True])
+def test_stores_to_ndarrays(is_vector, chunk_size):
+    x = ti.field(ti.f64, N)
+    write(x, np.array([0.5, 1.5, 2.5]))
+    y = ti.field(ti.f64, N)
+
+    @ti.kernel
+    def load(a: A1):
+        for i in x:
+            a[i] += x[i]
+
+    @ti.kernel
+    def load_vectors(a: V1):
+        for i in x:
+            a[i] += ti.Vector([1.0, x[i]])
+
+    @ti.kernel
+    def read(a: A1):
+        for i in x:
+            y[i] += a[i] * a[i]
+
+    @ti.kernel
+    def read_vectors(a: V1):
+        for i in x:
+            y[i] += a[i][1] ** 2
+
+    a = ti.Vector.ndarray(2, ti.f64, N) if is_vector else ti.ndarray(ti.f64, N)
+
+    def pipeline(a):
+        load_vectors(a) if is_vector else load(a)
+        if is_vector:
+            a[1] = [4.0, 5.0]
+            a[0][0] = 7.0
+        else:
+            a[1] = a[1] + 1.0
+        read_vectors(a) if is_vector else read(a)
+        a.fill(2.0)
+        load_vectors(a) if is_vector else load(a)
+        read_vectors(a) if is_vector else read(a)
+
+    write(a, 1.0)
+    write(y, 0.0)
+    J = jacobian(pipeline, x, y, args=(a,), chunk_size=chunk_size)
+    first = 2 * (1.0 + values_of(x) + [0, 1, 0]) * ([1, 0, 1] if is_vector else [1, 1, 1])
+    assert_allclose(J, np.diag(first + 2 * (2.0 + values_of(x))))
+    expected = values_of(a)
+    write(a, 1.0)
+    write(y, 0.0)
+    pipeline(a)
+    assert_array_equal(values_of(a), expected)
 
 
 class Arrays:

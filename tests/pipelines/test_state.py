@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import sys
+import warnings
 import weakref
 
 import numpy as np
@@ -83,6 +85,21 @@ def test_state_is_that_of_one_plain_run(max_memory):
     assert jac[6] == 123
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("max_memory", [300, 150])
+def test_blocks_give_the_same_jacobian(max_memory):
+    program = Everything()
+    start = Snapshot(program.containers)
+    outs = [program.y, program.total, program.best]
+    whole = jacobian(program.run, program.x, outs)
+    start.restore()
+    program.runs = 0
+    parts = jacobian(program.run, program.x, outs, max_memory=max_memory)
+    assert program.runs > 1
+    for a, b in zip(whole, parts, strict=True):
+        assert_allclose(b, a, rtol=1e-13, atol=1e-15)
+
+
 def test_jacobian_of_everything():
     program = Everything()
     check_jacobian(program.run, program.x, program.reals, state=[program.count, program.log])
@@ -139,6 +156,63 @@ def test_arrays_that_share_memory_are_put_back_before_each_block():
     assert_allclose(a, start * 0.8**times, rtol=1e-14)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["pipeline", "kernel"])
+def test_repeated_calls_go_on_from_the_state(kind):
+    """An accumulator grows with each call, as with plain launches; J is at the state before the call."""
+    x, y = scalars(X), outputs(4)
+
+    @ti.kernel
+    def grow():
+        for i in x:
+            y[i] += x[i] ** 2
+            x[i] *= 2.0
+
+    plan = Jacobian(grow if kind == "kernel" else lambda: grow(), x, [y, x])
+    for n in range(4):
+        J_y, J_x = plan()
+        assert_allclose(J_y, np.diag(2 * X * 2**n), rtol=1e-14)
+        assert_allclose(J_x, 2 * np.eye(4), rtol=1e-14)
+        assert_allclose(y.to_numpy(), X**2 * (4 ** (n + 1) - 1) / 3, rtol=1e-14)
+        assert_allclose(x.to_numpy(), X * 2 ** (n + 1), rtol=1e-15)
+
+
+@pytest.mark.sweep
+def test_same_field_as_parameter_and_output_among_others():
+    x, v = scalars(X), scalars(X[::-1])
+
+    @ti.kernel
+    def verlet():
+        for i in x:
+            v[i] -= 0.1 * ti.sin(x[i])
+        for i in x:
+            x[i] += 0.1 * v[i]
+
+    def run():
+        for _ in range(3):
+            verlet()
+
+    check_jacobian(run, [x, v], [x, v])
+
+
+@pytest.mark.sweep
+def test_tangents_of_one_call_do_not_reach_the_next():
+    x, t, y = scalars(X), outputs(4), outputs(4)
+
+    @ti.kernel
+    def first():
+        for i in x:
+            t[i] = x[i] ** 2
+
+    @ti.kernel
+    def second():
+        for i in x:
+            y[i] = t[i] + x[i]
+
+    jacobian(lambda: (first(), second()), x, y)
+    assert_allclose(jacobian(second, x, y), np.eye(4), rtol=0)  # t is a constant here
+
+
 def test_values_are_those_after_the_run():
     x, y = scalars(X), outputs(4)
 
@@ -152,6 +226,48 @@ def test_values_are_those_after_the_run():
     second, _ = value_and_jacobian(run, x, y)
     assert_array_equal(first, kept)  # not a view of the field
     assert_array_equal(second, 2 * X)
+
+
+@pytest.mark.sweep
+def test_results_are_independent_arrays():
+    x, y = scalars(X), outputs(4)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = x[i] ** 2
+
+    plan = Jacobian(run, x, y)
+    first = plan()
+    kept = first.copy()
+    x.fill(3.0)
+    second = plan()
+    assert_array_equal(first, kept)
+    assert_allclose(second, 6 * np.eye(4), rtol=1e-15)
+
+
+@pytest.mark.sweep
+def test_gradient_fields_are_left_alone():
+    x = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)
+    y = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)
+    x.from_numpy(X)
+    x.grad.fill(5.0)
+    y.grad.fill(6.0)
+    x.dual.fill(7.0)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = x[i] ** 2
+
+    jacobian(run, x, y)
+    assert_array_equal(x.grad.to_numpy(), np.full(4, 5.0))
+    assert_array_equal(y.grad.to_numpy(), np.full(4, 6.0))
+    assert_array_equal(x.dual.to_numpy(), np.full(4, 7.0))
+    y.grad.fill(1.0)
+    x.grad.fill(0.0)
+    run.grad()  # Taichi's own reverse mode still works on the same kernel
+    assert_allclose(x.grad.to_numpy(), 2 * X, rtol=1e-15)
 
 
 @pytest.mark.sweep
@@ -221,6 +337,75 @@ def test_nothing_is_kept_of_kernels_that_are_bound_anew():
 
 
 @pytest.mark.sweep
+@pytest.mark.cpu_only("tracemalloc sees the memory of the host only")
+@pytest.mark.chosen_only("the memory is that of all columns", "--chunk-size")
+def test_shadows_are_freed_after_the_call():
+    import tracemalloc
+
+    n = 5000
+    x, t, y = scalars(np.ones(20)), outputs(n), outputs()
+
+    @ti.kernel
+    def first():
+        for i in t:
+            t[i] = x[i % 20] * x[(i + 1) % 20]
+
+    @ti.kernel
+    def second():
+        for i in t:
+            y[None] += t[i]
+
+    def run():
+        first()
+        second()
+
+    plan = Jacobian(run, x, y)
+    plan()
+    gc.collect()
+    tracemalloc.start()
+    plan()
+    gc.collect()
+    left, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak > n * 20 * 8  # the tangents of t were there
+    assert left < n * 8
+
+
+@pytest.mark.sweep
+def test_program_that_starts_again():
+    """ti.init in between: what was prepared for the old program is not used for the new one."""
+    from taichi_program import initialise
+
+    for factor in (2.0, 3.0):
+        x, y = scalars(X), outputs(4)
+
+        @ti.kernel
+        def run():
+            for i in x:
+                y[i] = factor * x[i]
+
+        assert_allclose(jacobian(run, x, y), factor * np.eye(4), rtol=0)
+        initialise(default_fp=ti.f64)
+
+
+@pytest.mark.sweep
+def test_kernel_defined_once_and_used_over_several_programs():
+    from taichi_program import initialise
+
+    @ti.kernel
+    def double(a: ti.template(), b: ti.template()):
+        for i in a:
+            b[i] = 2 * a[i]
+
+    for n in (2, 3):
+        initialise(default_fp=ti.f64)
+        x, y = scalars(np.ones(n)), outputs(n)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_array_equal(jacobian(double, x, y, args=(x, y)), 2 * np.eye(n))
+
+
+@pytest.mark.sweep
 def test_program_ends_with_init_although_jacobians_are_kept():
     """Its threads, memory and arrays are not held, nor freed in the midst of what the next program does."""
     from taichi_program import initialise
@@ -275,6 +460,22 @@ def test_program_ends_with_init_although_jacobians_are_kept():
         for use in (plan, plan.value):
             with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again"):
                 use()
+
+
+@pytest.mark.sweep
+def test_arrays_are_not_kept_for_the_next_call():
+    @ti.kernel
+    def square(source: ti.types.ndarray(), result: ti.types.ndarray()):
+        for i in source:
+            result[i] = source[i] ** 2
+
+    a, b = np.ones(4), np.ones(4)
+    gc.collect()
+    before = sys.getrefcount(a), sys.getrefcount(b)
+    jacobian(square, a, b, args=(a, b))
+    value_and_jacobian(square, a, b, args=(a, b))
+    gc.collect()
+    assert (sys.getrefcount(a), sys.getrefcount(b)) == before
 
 
 @pytest.mark.sweep
@@ -354,3 +555,23 @@ def test_fields_in_every_layout_are_put_back():
         assert_allclose(J, np.diag(runs * (2 * x.to_numpy() * (1 + 2 + 3 + 4 + 5) + (6 + 7 + 8 + 9 + 10 + 11))))
         values(found)
         assert_array_equal(found, runs * np.arange(1.0, 12.0) * np.ones((3, 1)))
+
+
+@pytest.mark.sweep
+def test_a_tree_in_the_place_of_another_is_put_back():
+    x, y = scalars([0.5, -1.5, 2.0]), outputs(3)
+    for size in (3, 5000):
+        builder, count = ti.FieldsBuilder(), ti.field(ti.f64)
+        builder.dense(ti.i, size).place(count)
+        tree = builder.finalize()
+
+        @ti.kernel
+        def add(count: ti.template()):
+            for i in range(3):
+                count[i] += 1.0
+                y[i] = x[i] ** 2 * count[i]
+
+        J = jacobian(add, x, y, args=(count,), chunk_size=1)
+        assert_allclose(J, np.diag(2 * np.array([0.5, -1.5, 2.0])))
+        assert [count[0], count[2]] == [1, 1]
+        tree.destroy()

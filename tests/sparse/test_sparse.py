@@ -1,6 +1,8 @@
 """Sparse Jacobians: against dense ones, central differences, and patterns that are known."""
 
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -85,6 +87,19 @@ def test_two_entries_whose_order_is_not_that_of_the_rows():
     assert_allclose(jacobian(k, x, y, format="csr").toarray(), [[0, 4], [1, 0]])
 
 
+@pytest.mark.sweep
+def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
+    network.force.fill(0)
+    plan = Jacobian(network.run, network.params, network.outs, format="csr")
+    found = plan()
+    require_equal(found, network.run, network.params, network.outs)
+    assert (
+        found[1][0].nnz == network.pattern().sum()
+    )  # what happens to be zero stays in: the third spring has no length
+    assert found[0][1].nnz == 4
+    assert "force" in plan.explain()
+
+
 def test_other_integers_give_another_pattern(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     before = plan()[1][0].nnz
@@ -95,6 +110,31 @@ def test_other_integers_give_another_pattern(network):
     assert found[1][0].nnz == network.pattern().sum() != before
     write(network.ends, held)
     assert plan()[1][0].nnz == before
+
+
+@pytest.mark.sweep
+def test_results_are_freed_with_their_last_name(network):
+    """Nothing of a call lives on in a cycle: memory is used again by the next call."""
+    plan = Jacobian(network.run, network.params, network.outs, format="csr")
+    plan()
+    gc.collect()
+    gc.disable()
+    try:
+        watched = weakref.ref(plan()[0][0])
+        assert watched() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.sweep
+def test_formats(network):
+    csr = jacobian(network.run, network.x, network.force, format="csr")
+    coo = jacobian(network.run, network.x, network.force, format="coo")
+    bsr = jacobian(network.run, network.x, network.force, format="bsr")
+    assert (coo.format, bsr.format, bsr.blocksize) == ("coo", "bsr", (2, 2))
+    assert_array_equal(coo.toarray(), csr.toarray())
+    assert_array_equal(bsr.toarray(), csr.toarray())
+    assert coo.nnz == bsr.nnz == csr.nnz
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # says torch
@@ -113,6 +153,22 @@ def test_torch_formats():
         assert_array_equal(found.to_dense().numpy(), [[2.0, 1.0, 0.0], [0.0, 3.0, 2.0]])
         assert_array_equal((found @ a).numpy(), 2 * values.numpy())
         assert found.values().numel() == 4
+
+
+@pytest.mark.sweep
+def test_value_structure_and_out(network):
+    network.force.fill(0)
+    values, found = value_and_jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
+    assert_array_equal(values["f"], read(network.force))
+    kept = found["f"]["x"]
+    out = {"f": {"x": kept.copy()}}
+    out["f"]["x"].data[:] = 0
+    plan = Jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
+    assert plan(out=out) is out
+    assert_array_equal(out["f"]["x"].toarray(), kept.toarray())
+    builder = ti.linalg.SparseMatrixBuilder(12, 12, max_num_triplets=200, dtype=ti.f64)
+    with pytest.raises(InvalidArgumentError, match=r"out\['f'\]\['x'\] is .*Builder.*; with format= expected a scipy"):
+        plan(out={"f": {"x": builder}})
 
 
 @pytest.mark.sweep
@@ -148,6 +204,38 @@ def test_float32_and_arrays():
     assert_allclose(found[0].toarray(), expected, rtol=1e-6)
     assert_allclose(found[1].toarray()[:, 0], x * np.roll(x, -1), rtol=1e-6)
     assert found[0].nnz == 10
+
+
+@pytest.mark.sweep
+def test_float16_becomes_float32():
+    """SciPy has no float16."""
+    x, y, z = (ti.field(dtype, shape=3) for dtype in (ti.f16, ti.f16, ti.f64))
+    write(x, np.array([1.5, 2.5, 3.5], np.float16))
+
+    @ti.kernel
+    def square():
+        for i in x:
+            y[i] = x[i] * x[i]
+
+    @ti.kernel
+    def cube():
+        for i in x:
+            z[i] = y[i] * x[i]
+
+    def run():
+        square()
+        cube()
+
+    for kind in ("csr", "csc", "coo", "bsr"):
+        found = jacobian(square, x, y, format=kind)
+        assert found.format == kind
+        assert found.dtype == np.float32
+        assert_array_equal(found.toarray(), np.diag([3.0, 5.0, 7.0]))
+    after_two, after_one = jacobian(run, x, [z, y], format="csr")
+    assert (after_two.dtype, after_one.dtype) == (np.float64, np.float32)
+    assert_allclose(after_two.toarray(), np.diag(3 * np.array([1.5, 2.5, 3.5]) ** 2), rtol=2e-3)
+    filled = jacobian(square, x, y, format="csr", out=jacobian(square, x, y, format="csr"))
+    assert_array_equal(filled.data, [3.0, 5.0, 7.0])
 
 
 @pytest.mark.sweep
@@ -325,6 +413,22 @@ def test_an_entry_is_read_after_the_row_that_it_was_stored_with_has_changed():
     found = jacobian(run, [x], [y], format="csr")
     y.fill(0)
     require_equal(found, run, [x], [y], [y])
+
+
+@pytest.mark.sweep
+def test_what_cannot_be_sparse_is_dense_and_says_so():
+    x, y = scalars(random(4)), outputs(4)
+
+    @ti.kernel
+    def run():
+        ti.loop_config(serialize=True)
+        for i in range(1, 4):
+            y[i] = y[i - 1] * x[i] + x[0]
+
+    plan = Jacobian(run, x, y, format="csr")
+    found = plan()
+    require_equal([[found]], run, [x], [y])
+    assert "read in the loop that writes it" in plan.explain()
 
 
 @pytest.mark.sweep

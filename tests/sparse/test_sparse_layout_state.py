@@ -330,6 +330,27 @@ def test_lists_of_structs():
     assert_allclose(y.to_numpy()[3:], [a**3, 2 * b**2 * a, 3 * c**2 * a], rtol=1e-13)
 
 
+@pytest.mark.sweep
+def test_numbers_that_python_stores():
+    x, y, t = numbers(X), ti.field(ti.f64, shape=4), ti.field(ti.f64)
+    ti.root.pointer(ti.i, 4).place(t)
+    t[1] = 4.0
+
+    @ti.kernel
+    def sums():
+        for i in t:
+            y[i] += x[0] * x[2] * t[i]
+
+    def run():
+        sums()
+        t[3] = 2.0
+        sums()
+        t.fill(1.0)
+
+    assert_allclose(jacobian(run, x, y, chunk_size=1)[:, [0, 2]], np.outer([0, 8, 0, 2], [2, 0.5]), rtol=1e-14)
+    assert active(t) == [(1, 1), (3, 1)]
+
+
 # --- what else runs again ---------------------------------------------------------------------------------------------
 
 
