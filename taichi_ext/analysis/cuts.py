@@ -70,7 +70,8 @@ class Paths:
         """All cuts of numbers that are read from containers or parameters, without comparisons, which are many."""
         smooth = ir.reached((part for part, _ in self.smooth if isinstance(part, Component)), self.smooth)
         found = [cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth]
-        return [cut for cut in found if cut.name not in ir.COMPARISONS]
+        found = [cut for cut in found if cut.name not in ir.COMPARISONS]
+        return [] if all(cut.is_store for cut in found) else found  # nearly all kernels store what they do not add to
 
 
 def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: Hashable) -> list[Cut]:
