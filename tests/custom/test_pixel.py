@@ -53,6 +53,7 @@ def check(shade, p, image, steps, nodes=24, antialias=True):
         assert_allclose(read(image), expected, atol=1e-3)
 
 
+@pytest.mark.mostly_sweep("False")
 @pytest.mark.parametrize("antialias", [False, True])
 def test_arguments_of_the_kernel_reach_the_function(antialias):
     """A disc whose centre is a local vector, radius an argument and colours an array: sums against closed forms."""
@@ -720,6 +721,7 @@ def test_a_shaded_ball_in_each_pixel():
     assert_allclose(read(image), 0.2 + value(X, Y).reshape(7, 300, 7, 300).mean((1, 3)), atol=4e-3)
 
 
+@pytest.mark.mostly_sweep("jacobian")
 @pytest.mark.parametrize("by", ["jacobian", "vjp"])
 def test_patterns_that_are_too_fine_give_a_warning(by):
     """Checkers up to their horizon, and a value that varies within a smallest square."""
