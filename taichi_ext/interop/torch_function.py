@@ -125,6 +125,10 @@ class TorchFunction:
         names = [i if isinstance(i, str) else "field" for i in self.inputs]
         return f"torch_function({self.__name__}, inputs={names})"
 
+    def __deepcopy__(self, _: object) -> TorchFunction:
+        """Itself, as of Python's functions: a module that calls one can be copied, its tensors alone are new."""
+        return self
+
     def _check(self) -> None:
         for what, items in (("inputs", self.inputs), ("outputs", self._outputs), ("shapes", list(self._shapes))):
             for item in items:

@@ -1,5 +1,6 @@
 """torch_function at its borders: without a program, under torch.compile, with tensors that the kernel does not take."""
 
+import copy
 import subprocess
 import sys
 import warnings
@@ -120,6 +121,21 @@ class Layer(torch.nn.Module):
         for _ in range(2):
             x = self.function(x * self.w) + 1
         return x
+
+
+def test_a_copy_of_a_module_has_weights_of_its_own_and_the_same_function(doubled):
+    layer, x = Layer(doubled), torch.tensor([0.5, 1.0, 2.0])
+    copied = copy.deepcopy(layer)
+    assert copied.function is layer.function
+    with torch.no_grad():
+        copied.w.fill_(3.0)
+    copied(x).sum().backward()
+    value = layer(x)
+    assert layer.w.grad is None
+    value.sum().backward()
+    for module, w in ((layer, 2.0), (copied, 3.0)):
+        inner = (w * x) ** 2 + 1  # the result is (w inner)^2 + 1
+        torch.testing.assert_close(module.w.grad, 2 * w * inner**2 + 4 * w**3 * x**2 * inner)
 
 
 @pytest.mark.sweep
