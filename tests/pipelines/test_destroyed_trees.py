@@ -152,6 +152,33 @@ PIPELINES = {
 }
 
 
+def test_nodes_of_other_trees_are_deactivated():
+    x, y = fields(X, 0.0)
+    other = ti.field(ti.f64)
+    node = ti.root.pointer(ti.i, N)
+    node.place(other)
+
+    @ti.kernel
+    def squares(a: ti.template()):
+        for i in x:
+            a[i] = x[i] ** 2
+            y[i] = a[i] ** 2
+
+    @ti.kernel
+    def deactivate_first():
+        ti.deactivate(node, [0])
+
+    def pipeline():
+        t = ti.field(ti.f64)
+        own = tree(t, kind="pointer")
+        squares(t)
+        own.destroy()
+        deactivate_first()
+        node.deactivate_all()
+
+    assert_allclose(jacobian(pipeline, x, y, chunk_size=2), np.diag(4 * X**3))
+
+
 @pytest.mark.sweep
 class TestTreesOfThePipeline:
     @pytest.mark.parametrize("name", PIPELINES)
@@ -206,30 +233,6 @@ class TestTreesOfThePipeline:
 
         for options in OPTIONS:
             refused(lambda options=options: jacobian(pipeline, x, z, **options), "is not written by the kernels")
-
-    def test_nodes_of_other_trees_are_deactivated(self):
-        x, y = fields(X, 0.0)
-        other = ti.field(ti.f64)
-        node = ti.root.pointer(ti.i, N)
-        node.place(other)
-
-        @ti.kernel
-        def deactivate_first():
-            ti.deactivate(node, [0])
-
-        def pipeline():
-            t = ti.field(ti.f64)
-            own = tree(t, kind="pointer")
-            for i in range(N):
-                t[i] = 1.0
-            square(x, t)
-            square(t, y)
-            own.destroy()
-            deactivate_first()
-            node.deactivate_all()
-
-        for options in ({}, {"chunk_size": 2}):
-            assert_allclose(jacobian(pipeline, x, y, **options), np.diag(4 * X**3))
 
     def test_arrays_that_are_deleted(self):
         x, y = fields(X, 0.0)

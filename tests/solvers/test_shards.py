@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -212,7 +212,19 @@ def test_the_cores_are_shared_between_workers(pool):
     assert J.item() == max(1, os.cpu_count() // 2)
 
 
+class Broken(ThreadPoolExecutor):
+    """Loses its workers before they answer."""
+
+    def submit(self, *_):
+        raise BrokenExecutor("gone")
+
+
 class TestLostWorkers:
+    def test_the_shard_that_is_lost_again_is_named(self):
+        with pytest.raises(ShardError, match="^shard 0 has lost its worker 4 times, the last time alone: gone") as info:
+            list(map_jacobian(decay, SHARDS, at=START, executor=partial(Broken, 1)))
+        assert info.value.shard == 0
+
     @pytest.mark.sweep
     def test_a_fit(self, tmp_path):
         """A worker is killed in the first pass over the shards, and one later; the digits are those of a serial run."""
