@@ -1,6 +1,7 @@
 """``custom_root``, ``implicit_jacobian``: against differences of converged solves, closed forms and unrolled solvers."""
 
 import functools
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -601,6 +602,25 @@ def test_what_else_a_solver_changes_is_a_constant(kind, call):
     with pytest.warns(DerivativeWarning, match="other of shape .* was changed by"):
         found = call(run, p, other if kind == "output" else y, *given)
     np.testing.assert_allclose(found, 0 if kind == "output" else 1 / 12, rtol=1e-6)
+
+
+def test_what_a_solver_changes_and_python_stores_afterwards_is_known():
+    p, x, r, other, y, solve, residual = cube_root()
+
+    @ti.kernel
+    def after():
+        y[None] = x[None] * other[None]
+
+    root = custom_root(solve, residual, x, r)
+
+    def run():
+        root()
+        other[None] = 2.0
+        after()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose([jacobian(run, p, y), vjp(run, p, y, 1.0)], 2 / 12, rtol=1e-6)
 
 
 @pytest.mark.sweep

@@ -280,6 +280,8 @@ class Forward(DualFollower):
             cell, _, rows = place
             event = self._pending
             event.rows, event.redo = rows, Copy(cell, event.box).put_back
+            if isinstance(rows, slice) or cell.size == 1:
+                self._roots.lost.note(set(), {cell.key})
             self.written.add(cell.key)
             self._set_form(event, value)
             numbers = entries_of(value) if index is ... and isinstance(value, backend.Matrix) else []
