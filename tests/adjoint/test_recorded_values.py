@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 from reverse_calls import Prepared
 from taichi_program import share_program
@@ -34,39 +35,26 @@ def arrays(monkeypatch):
     return found
 
 
-def loops(x, w, y, z):
-    """Kernels, each with the sizes of the arrays that it records."""
-
-    @ti.func
-    def depth(i, k):
-        return x[(2 * i + k) % 5] * w[k % 4] + x[i]
-
-    @ti.kernel
-    def march():
+KERNELS = """
+    march:
         for i in range(5):
             a = 0.0
             for k in range(STEPS):
                 a += (1 - a) * (1 - ti.exp(-depth(i, k)))
             y[i] = a
-
-    @ti.kernel
-    def two_variables():
+    two_variables:
         for i, j in z:
             s = x[i]
             for k, m in ti.ndrange((1, 4), 2):
                 s += ti.sin(s * x[k] + w[m])
             z[i, j] = s
-
-    @ti.kernel
-    def an_inner_grouped_loop():
+    an_inner_grouped_loop:
         for i in range(1, 4):
             s = 0.0
             for j in ti.grouped(ti.ndrange(2, (1, 4))):
                 s += ti.tanh(x[i] * w[j[0]] + x[j[1]])
             y[i] = s
-
-    @ti.kernel
-    def two_loops():
+    two_loops:
         for i in range(5):
             s = 0.0
             for k in range(3):
@@ -75,36 +63,27 @@ def loops(x, w, y, z):
                     t += ti.exp(x[m] * w[k] * x[i])
                 s += ti.sqrt(t) * x[k]
             y[i] = s
-
-    @ti.kernel
-    def overwritten():  # the name that the value is computed from changes before its way back
+    overwritten:
+         # the name that the value is computed from changes before its way back
         for i in range(5):
             v = w[0]
             for k in range(STEPS):
                 v = x[i] * ti.exp(-v * depth(i, k))
             y[i] = v
-
-    @ti.kernel
-    def grouped():
+    grouped:
         for i in ti.grouped(y):
             s = 0.0
             for k in range(STEPS):
                 s += ti.cos(s + x[i[0]] * w[k % 4] * x[k % 5])
             y[i] = s
-
-    # Nothing is recorded.
-
-    @ti.kernel
-    def in_a_branch():
+    in_a_branch:
         for i in range(5):
             a = 0.0
             for k in range(STEPS):
                 if x[k % 5] > 0.4:
                     a += (1 - a) * ti.exp(-depth(i, k))
             y[i] = a
-
-    @ti.kernel
-    def ends_early():
+    ends_early:
         for i in range(5):
             a = 0.0
             for k in range(STEPS):
@@ -112,9 +91,7 @@ def loops(x, w, y, z):
                 if a > 1.5:
                     break
             y[i] = a
-
-    @ti.kernel
-    def left_out():
+    left_out:
         for i in range(5):
             if x[i] < 0.4:
                 continue
@@ -122,26 +99,31 @@ def loops(x, w, y, z):
             for k in range(STEPS):
                 a += ti.exp(-a * depth(i, k))
             y[i] = a
-
-    @ti.kernel
-    def as_long_as_given(n: ti.i32):
+    as_long_as_given(n: ti.i32):
         for i in range(5):
             a = 0.0
             for k in range(n):
                 a += ti.exp(-a * depth(i, k))
             y[i] = a
-
-    @ti.kernel
-    def in_lanes():
+    in_lanes:
         for i, j in ti.ndrange(2, 16):
             s = 0.0
             for k in range(2):
                 s += ti.exp(w[k] * x[k] * u[k, j])
             v[i, j] = s
+"""
 
+
+def loops(x, w, y, z):
+    """Kernels, each with the sizes of the arrays that it records."""
     u, v = ti.field(ti.f64, (2, 16)), ti.field(ti.f64, (2, 16))
     u.from_numpy(np.linspace(0.2, 0.9, 32).reshape(2, 16))
-    return locals()
+
+    @ti.func
+    def depth(i, k):
+        return x[(2 * i + k) % 5] * w[k % 4] + x[i]
+
+    return {**kernels_of(KERNELS, **locals(), STEPS=STEPS), "v": v}
 
 
 RECORDED = {

@@ -159,58 +159,45 @@ def test_locals_that_are_bound_again_in_a_pipeline():
         np.testing.assert_allclose(jacobian(pipeline, p, o, chunk_size=1), expected)
 
 
+@ti.func
+def square(a):
+    return a * a if a > 0 else a
+
+
 class TestVectorsInArrays:
     """Taichi aborts where the address of their entries lives on from one parallel loop to the next."""
 
     P = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
-    def kernels(self, p, y):
-        @ti.func
-        def square(a):
-            return a * a if a > 0 else a
-
-        @ti.kernel
-        def stored_twice(a: PAIRS):
+    KERNELS = """
+        stored_twice:
             a[1][0] = p[3] if p[0] > 0 else a[0][0]
             a[1][1] = p[3]
             a[1][1] = p[4] * p[1]
-
-        @ti.kernel
-        def read_in_a_loop(a: PAIRS):
+        read_in_a_loop:
             a[1][0] = p[0] * p[1]
             for i in y:
                 y[i] = a[1][0] * p[i]
-
-        @ti.kernel
-        def stored_around_a_loop(a: PAIRS):
+        stored_around_a_loop:
             v = a[1]
             for i in y:
                 y[i] = 1.0
             a[1][0] = v[0] * p[1]
-
-        @ti.kernel
-        def updated(a: PAIRS):
+        updated:
             ti.atomic_max(a[1][0], p[0] * p[1])
             a[1][0] -= p[1] * a[1][1]
             a[1][0] *= p[2]
-
-        @ti.kernel
-        def of_functions(a: PAIRS):
+        of_functions:
             a[1][0] = square(p[0])
             a[1][0] += square(a[1][0]) * square(a[2][1])
-
-        @ti.kernel
-        def chosen_at_run_time(a: PAIRS):
+        chosen_at_run_time:
             n = ti.cast(p[0] * 3, ti.i32)
             a[1][n] = p[1] * p[2]
             a[1][n] = a[1][n] * p[3] if p[2] > 0 else a[1][1 - n]
-
-        return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
-
-    NAMES = "stored_twice read_in_a_loop stored_around_a_loop updated of_functions chosen_at_run_time".split()
+    """
 
     @pytest.mark.mostly_sweep(every=2)
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", names_of(KERNELS))
     @pytest.mark.parametrize("is_numpy", [False, True])
     def test_entries(self, name, is_numpy):
         p, y = scalars(self.P), outputs(6)
@@ -219,7 +206,13 @@ class TestVectorsInArrays:
         if not is_numpy:
             a = ti.Vector.ndarray(2, ti.f64, 4)
             a.from_numpy(start)
-        check_jacobian(self.kernels(p, y)[name], p, a, args=(a,), state=[y])
+        check_jacobian(
+            kernels_of(self.KERNELS, arguments="(a: PAIRS)", p=p, y=y, square=square, PAIRS=PAIRS)[name],
+            p,
+            a,
+            args=(a,),
+            state=[y],
+        )
 
     def test_matrices(self):
         p, v, m = scalars(self.P), vectors([[0.2, 0.4]]), real(np.linspace(0.1, 1.2, 24).reshape(2, 2, 2, 3))

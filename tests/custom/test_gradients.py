@@ -8,7 +8,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, read, scalars, vector_outputs, vectors, write
-from kernel_texts import kernels_of
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
 from reverse_mode import check_transpose, gradient_field
@@ -896,61 +896,42 @@ def test_stores_in_functions_that_a_rule_calls(what):
     assert log[0] == 0.0
 
 
-LOOPS = ("a while loop", "break", "continue", "bounds that are no constants", "many iterations")
-
-
-@pytest.mark.mostly_sweep("bounds that are no constants")
-@pytest.mark.parametrize("what", LOOPS)
-def test_loops_of_rules_in_both_modes(what):
-    f, _, _, _ = product_kernel()
-
-    @ti.func
-    def counted(d_a):
-        t = 0.0
+LOOPS = """
+    a_while_loop:
         while t < 3.0:
             t += 1.0
-        return t * d_a
-
-    @ti.func
-    def left_early(d_a):
-        t = 0.0
+        t *= d_a
+    left_early:
         for n in range(4):
             if n == 3:
                 break
             t += d_a
-        return t
-
-    @ti.func
-    def with_gaps(d_a):
-        t = 0.0
+    with_gaps:
         for n in range(4):
             if n == 3:
                 continue
             t += d_a
-        return t
-
-    @ti.func
-    def by_value(d_a):
-        t = 0.0
+    bounds_that_are_no_constants:
         for _ in range(int(x[0] * 10.5)):
             t += d_a
-        return t
-
-    @ti.func
-    def long(d_a):
-        t = 0.0
+    many_iterations:
         for i, j in ti.ndrange(30, 60):
             if i + j < 2:
                 t += d_a
-        return t
+"""
 
-    helper = dict(zip(LOOPS, (counted, left_early, with_gaps, by_value, long), strict=True))[what]
+
+@pytest.mark.mostly_sweep("bounds_that_are_no_constants")
+@pytest.mark.parametrize("what", names_of(LOOPS))
+def test_loops_of_rules_in_both_modes(what):
+    f, _, _, _ = product_kernel()
+    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0, 0.0])
+    frame = "t = 0.0\n...\nreturn t\n"
+    helper = kernels_of(LOOPS, frame, decorator="@ti.func", arguments="(d_a)", x=x)[what]
 
     @boundary_gradient(f, name="with a helper")
     def _(d_a, auto):
         return auto + helper(d_a)
-
-    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0, 0.0])
 
     @ti.kernel
     def k():

@@ -5,52 +5,36 @@ import pytest
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 
+from taichi_ext import program as ir
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Device, DifferentiationRequest, Role
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, Line
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.watch import watched
-from taichi_ext.program import (
-    F64,
-    I32,
-    Assign,
-    Const,
-    Container,
-    Declare,
-    FoldedConst,
-    For,
-    Load,
-    Local,
-    Op,
-    Place,
-    Program,
-    Read,
-    Update,
-)
 from taichi_ext.program.keys import VALUES
 
 P = 3
-x, y = Container("x", F64, 1, shape=(P,)), Container("y", F64, 1, shape=(P,))
-i, n = (Local(name, I32, kind="loop") for name in "in")
-a, s = Local("a", F64), Local("s", F64)
-rate = Local("rate", F64, (), "parameter")
+x, y = ir.Container("x", ir.F64, 1, shape=(P,)), ir.Container("y", ir.F64, 1, shape=(P,))
+i, n = (ir.Local(name, ir.I32, kind="loop") for name in "in")
+a, s = ir.Local("a", ir.F64), ir.Local("s", ir.F64)
+rate = ir.Local("rate", ir.F64, (), "parameter")
 EXTENTS = {c: Extent(c.shape, ()) for c in (x, y)}
 X = np.array([0.5, 1.0, 2.0])
 
 
 def op(name, *args, place=None):
-    return Op(name, args, F64, place=place)
+    return ir.Op(name, args, ir.F64, place=place)
 
 
 def at(container, index):
-    return Load(container, (index,))
+    return ir.Load(container, (index,))
 
 
 def made_from(body, **seeds):
     roles = {x: Role(first_column=seeds.pop("first", 0)), y: Role()}
     columns = seeds.pop("columns", P)
     return differentiate(
-        Program("k", (), (), tuple(body), (x, y)), DifferentiationRequest(columns, roles, EXTENTS, **seeds)
+        ir.Program("k", (), (), tuple(body), (x, y)), DifferentiationRequest(columns, roles, EXTENTS, **seeds)
     )
 
 
@@ -66,9 +50,9 @@ def ran(made, columns, **given):
 
 def with_a_number():
     """``y[i] = x[i] * (2 * rate) ** 2`` for rate = 3, which Python has folded."""
-    twice = FoldedConst(6, I32, op("mul", Const(2, I32), FoldedConst(3.0, F64, Read(rate))))
-    square = FoldedConst(36.0, F64, op("pow", twice, Const(2, I32)))
-    return [For("field", (i,), (y,), (Assign(at(y, Read(i)), op("mul", at(x, Read(i)), square)),))]
+    twice = ir.FoldedConst(6, ir.I32, op("mul", ir.Const(2, ir.I32), ir.FoldedConst(3.0, ir.F64, ir.Read(rate))))
+    square = ir.FoldedConst(36.0, ir.F64, op("pow", twice, ir.Const(2, ir.I32)))
+    return [ir.For("field", (i,), (y,), (ir.Assign(at(y, ir.Read(i)), op("mul", at(x, ir.Read(i)), square)),))]
 
 
 def test_a_number_is_folded_and_has_the_derivative_of_its_source():
@@ -88,9 +72,9 @@ def test_a_number_that_is_no_parameter_of_the_run_is_a_constant():
 def test_given_tangents(by_column):
     rows, columns = 2, 4
     given = np.arange(8.0).reshape(rows, columns)
-    seeds = {"arguments": {rate: 1}, "values": (F64, rows), "device": Device(by_column=by_column)}
+    seeds = {"arguments": {rate: 1}, "values": (ir.F64, rows), "device": Device(by_column=by_column)}
     made = differentiate(
-        Program("k", (), (), tuple(with_a_number()), (x, y)),
+        ir.Program("k", (), (), tuple(with_a_number()), (x, y)),
         DifferentiationRequest(columns, {y: Role()}, EXTENTS, **seeds),
     )
     arrays = {x: X.copy(), y: np.zeros(P)}
@@ -102,17 +86,17 @@ def test_given_tangents(by_column):
 
 
 def at_line(number):
-    return Place("k.py", number, function="k")
+    return ir.Place("k.py", number, function="k")
 
 
 def test_storages_and_costs_are_reported():
-    inner = Update(Read(s), "add", op("mul", at(x, Read(n)), at(x, Read(n))), place=at_line(3))
+    inner = ir.Update(ir.Read(s), "add", op("mul", at(x, ir.Read(n)), at(x, ir.Read(n))), place=at_line(3))
     body = [
-        Declare(s, (Const(0.0, F64),), place=at_line(1)),
-        For("range", (n,), (Const(P, I32),), (inner,), place=at_line(2)),
-        Assign(at(y, Read(i)), op("sin", Read(s)), place=at_line(4)),
+        ir.Declare(s, (ir.Const(0.0, ir.F64),), place=at_line(1)),
+        ir.For("range", (n,), (ir.Const(P, ir.I32),), (inner,), place=at_line(2)),
+        ir.Assign(at(y, ir.Read(i)), op("sin", ir.Read(s)), place=at_line(4)),
     ]
-    report = made_from([For("field", (i,), (y,), tuple(body))]).report
+    report = made_from([ir.For("field", (i,), (y,), tuple(body))]).report
     (choice,) = report.locals
     assert (choice.name, choice.line, choice.registers, choice.row) == ("s", Line(1), 0, LOCAL_ARRAY)
     assert report.costs.by_line[Line(4)] == P  # a product for each column
@@ -120,14 +104,14 @@ def test_storages_and_costs_are_reported():
 
 
 def test_what_is_not_finite_is_counted_by_its_place():
-    counts = Container("counts", I32, 1, shape=(9,))
-    large = Const(1e200, F64)
+    counts = ir.Container("counts", ir.I32, 1, shape=(9,))
+    large = ir.Const(1e200, ir.F64)
     body = [
-        Declare(a, (op("mul", op("mul", at(x, Read(i)), large), large),), place=at_line(2)),
-        Declare(s, (op("mul", at(x, Read(i)), at(x, Read(i))),), place=at_line(3)),
-        Assign(at(y, Read(i)), op("add", Read(a), Read(s)), place=at_line(4)),
+        ir.Declare(a, (op("mul", op("mul", at(x, ir.Read(i)), large), large),), place=at_line(2)),
+        ir.Declare(s, (op("mul", at(x, ir.Read(i)), at(x, ir.Read(i))),), place=at_line(3)),
+        ir.Assign(at(y, ir.Read(i)), op("add", ir.Read(a), ir.Read(s)), place=at_line(4)),
     ]
-    made = made_from([For("field", (i,), (y,), tuple(body))])
+    made = made_from([ir.For("field", (i,), (y,), tuple(body))])
     program = watched(made, counts, lambda place, of_index=False: None if place is None or of_index else place.line)
     arrays = {x: X.copy(), y: np.zeros(P), counts: np.zeros(9, int)}
     arrays |= {shadow: np.zeros(P * P) for _, shadow in made.shadows}

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import UnsupportedError, coverage, edge, jacobian, layers, ray_level, stop_gradient
@@ -26,93 +27,61 @@ def disc_level(disc: ti.template(), x, y):
     return disc[2] - ti.sqrt((x - disc[0]) ** 2 + (y - disc[1]) ** 2)
 
 
-def with_indices(disc, image):
-    @ti.kernel
-    def k():
+def kernel(table, name, disc, image):
+    @ti.func
+    def shape(n, x, y, i):
+        return disc_level(disc, i, y), 3.0
+
+    scope = {"N": N, "disc_level": disc_level, "edge": edge, "coverage": coverage, "layers": layers}
+    return kernels_of(table, **scope, disc=disc, image=image, shape=shape)[name]
+
+
+POSITIONS = """
+    with_indices:
         for i, j in image:
             image[i, j] = edge(disc_level(disc, float(i), float(j)), 5.0, 2.0, at=(i, j))
-
-    return k
-
-
-def with_indices_in_arithmetic(disc, image):
-    @ti.kernel
-    def k():
+    with_indices_in_arithmetic:
         for i, j in image:
             level = disc[2] - ti.sqrt((i - disc[0]) ** 2 + (j - disc[1]) ** 2)
             image[i, j] = edge(level, 5.0, 2.0, at=(i, j))
-
-    return k
-
-
-def with_a_grouped_index(disc, image):
-    @ti.kernel
-    def k():
+    with_a_grouped_index:
         for I in ti.grouped(image):
             level = disc[2] - (I - ti.Vector([disc[0], disc[1]])).norm()
             image[I] = edge(level, 5.0, 2.0, at=I)
-
-    return k
-
-
-def with_serial_loops(disc, image):
-    @ti.kernel
-    def k():
+    with_serial_loops:
         for i in range(N):
             for j in range(N):
                 image[i, j] = edge(disc_level(disc, i, j), 5.0, 2.0, at=(i, j))
-
-    return k
-
-
-def with_a_copy_of_an_index(disc, image):
-    @ti.kernel
-    def k():
+    with_a_copy_of_an_index:
         for i, j in image:
             p, q = i, j
             image[i, j] = edge(disc_level(disc, float(i), float(j)), 5.0, 2.0, at=(p, q))
-
-    return k
+"""
 
 
 @pytest.mark.mostly_sweep("with_a_copy_of_an_index")
-@pytest.mark.parametrize(
-    "make", [with_indices, with_indices_in_arithmetic, with_a_grouped_index, with_serial_loops, with_a_copy_of_an_index]
-)
-def test_indices_of_a_loop_are_a_position(scene, make):
-    J = jacobian(make(*scene), *scene)
+@pytest.mark.parametrize("name", names_of(POSITIONS))
+def test_indices_of_a_loop_are_a_position(scene, name):
+    J = jacobian(kernel(POSITIONS, name, *scene), *scene)
     assert_allclose(J[..., 2].sum(), 3.0 * 2 * math.pi * R, rtol=ACCURACY)  # jump * circumference
     for axis in range(2):  # a disc that moves does not grow, and its halves take opposite parts
         assert abs(J[..., axis].sum()) < 0.01 * abs(J[..., axis]).sum()
         assert_allclose(abs(J[..., axis]).sum(), 3.0 * 4 * R, rtol=ACCURACY)  # twice the width, on both sides
 
 
-def index_for_x(disc, image):
-    @ti.kernel
-    def k():
+REFUSED = """
+    index_for_x:
         for i, j in image:
             px = float(i)
             py = float(j)
             image[i, j] = edge(disc_level(disc, float(i), py), 5.0, 2.0, at=(px, py))
-
-    return k
-
-
-def index_beside_x(disc, image):
-    @ti.kernel
-    def k():
+    index_beside_x:
         for i, j in image:
             px = float(i)
             py = float(j)
             level = disc[2] - ti.sqrt((i - disc[0]) * (px - disc[0]) + (py - disc[1]) ** 2)
             image[i, j] = edge(level, 5.0, 2.0, at=(px, py))
-
-    return k
-
-
-def index_by_way_of_locals(disc, image):
-    @ti.kernel
-    def k():
+    index_by_way_of_locals:
         for i, j in image:
             px = i + 0.5
             py = j + 0.5
@@ -120,22 +89,10 @@ def index_by_way_of_locals(disc, image):
             p = ti.Vector([0.5 * twice, py])
             moved = p - ti.Vector([disc[0], disc[1]])
             image[i, j] = edge(disc[2] - moved.norm(), 5.0, 2.0, at=(px, py))
-
-    return k
-
-
-def index_plus_one(disc, image):
-    @ti.kernel
-    def k():
+    index_plus_one:
         for i, j in image:
             image[i, j] = edge(disc_level(disc, i + 1, j), 5.0, 2.0, at=(i, j))
-
-    return k
-
-
-def index_in_a_choice(disc, image):
-    @ti.kernel
-    def k():
+    index_in_a_choice:
         for i, j in image:
             px = float(i)
             py = float(j)
@@ -143,30 +100,17 @@ def index_in_a_choice(disc, image):
             if py > disc[1]:
                 x = i + 0.0
             image[i, j] = coverage(disc_level(disc, x, py), at=(px, py))
-
-    return k
-
-
-def index_in_a_shape(disc, image):
-    @ti.func
-    def shape(n, x, y, i):
-        return disc_level(disc, i, y), 3.0
-
-    @ti.kernel
-    def k():
+    index_in_a_shape:
         for i, j in image:
             image[i, j] = layers(shape, 1, 0.0, float(i), at=(i, j))
-
-    return k
+"""
 
 
 @pytest.mark.mostly_sweep(every=2)
-@pytest.mark.parametrize(
-    "make", [index_for_x, index_beside_x, index_by_way_of_locals, index_plus_one, index_in_a_choice, index_in_a_shape]
-)
-def test_a_level_that_takes_the_index_itself_raises(scene, make):
-    with pytest.raises(UnsupportedError, match=r"(?s)test_position_indices.*level depends on the loop index i itself"):
-        jacobian(make(*scene), *scene)
+@pytest.mark.parametrize("name", names_of(REFUSED))
+def test_a_level_that_takes_the_index_itself_raises(scene, name):
+    with pytest.raises(UnsupportedError, match=r"(?s)kernels.*level depends on the loop index i itself"):
+        jacobian(kernel(REFUSED, name, *scene), *scene)
 
 
 def test_what_is_constant_within_a_pixel_is_taken(scene):

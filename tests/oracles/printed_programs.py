@@ -6,23 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from taichi_ext.program.statements import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Declare,
-    Effect,
-    For,
-    If,
-    Jump,
-    Program,
-    Return,
-    Statement,
-    Update,
-    While,
-)
+from taichi_ext import program as ir
 from taichi_ext.program.values import Const, Container, FoldedConst, Format, Load, Local, Op, Read, Size, Struct, Tensor
 
 SIGNS = {
@@ -33,7 +17,7 @@ SIGNS = {
 }
 
 
-def text(program: Program) -> str:
+def text(program: ir.Program) -> str:
     """The whole program; numbers distinguish locals of one name."""
     printer = _Printer()
     arguments = ", ".join(a.name for a in program.arguments)
@@ -92,7 +76,7 @@ class _Printer:
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
 
-    def block(self, body: Body) -> None:
+    def block(self, body: ir.Body) -> None:
         self.depth += 1
         for statement in body:
             self.statement(statement)
@@ -103,45 +87,45 @@ class _Printer:
     def locals(self, locals_: tuple[Local, ...]) -> str:
         return ", ".join(f"{self.name(l)}: {_type_text(l)}" for l in locals_)
 
-    def statement(self, s: Statement) -> None:
+    def statement(self, s: ir.Statement) -> None:
         match s:
-            case Declare(local=local, values=values):
+            case ir.Declare(local=local, values=values):
                 given = f"[{self.list(values)}]" if local.shape else self.value(values[0])
                 self.line(f"{self.locals((local,))} = {given}")
-            case Assign(target=target, value=value):
+            case ir.Assign(target=target, value=value):
                 self.line(f"{self.value(target)} = {self.value(value)}")
-            case Update(target=target, op=op, value=value):
+            case ir.Update(target=target, op=op, value=value):
                 self.line(f"{self.value(target)} {SIGNS.get(op, op)}= {self.value(value)}")
-            case Atomic(function=function, target=target, value=value, result=result):
+            case ir.Atomic(function=function, target=target, value=value, result=result):
                 start = "" if result is None else f"{self.locals((result,))} = "
                 self.line(f"{start}{function}({self.value(target)}, {self.value(value)})")
-            case If() | While() | For():
+            case ir.If() | ir.While() | ir.For():
                 self.compound(s)
-            case Jump(kind=kind):
+            case ir.Jump(kind=kind):
                 self.line(kind)
-            case Return(values=values):
+            case ir.Return(values=values):
                 self.line(f"return {self.list(values)}")
-            case Call(function=function, args=args, results=results):
+            case ir.Call(function=function, args=args, results=results):
                 self.line(f"{self.locals(results)} = {function}({self.list(args)})")
-            case Effect(function=function, args=args, results=results, keywords=keywords):
+            case ir.Effect(function=function, args=args, results=results, keywords=keywords):
                 start = f"{self.locals(results)} = " if results else ""
                 named = [f"{k}={self.value(v)}" for k, v in keywords.items()]
                 self.line(f"{start}effect {self.value(function)}({', '.join([*map(self.value, args), *named])})")
-            case Boundary(kind=kind, target=target, given=given, values=values, results=results):
+            case ir.Boundary(kind=kind, target=target, given=given, values=values, results=results):
                 start = f"{self.locals(results)} = " if results else ""
                 named = [f"{k}={self.value(v)}" for k, v in given.items()]
                 what = kind if target is None else f"{kind} {self.value(target)}"
                 self.line(f"{start}boundary {what}({', '.join(named)}) of {self.value(values)}")
 
-    def compound(self, s: If | While | For) -> None:
-        if isinstance(s, If):
+    def compound(self, s: ir.If | ir.While | ir.For) -> None:
+        if isinstance(s, ir.If):
             self.line(f"if {self.value(s.condition)}:")
             self.block(s.then)
             if s.orelse:
                 self.line("else:")
                 self.block(s.orelse)
             return
-        if isinstance(s, While):
+        if isinstance(s, ir.While):
             self.line(f"while {True if s.condition is None else self.value(s.condition)}:")
         else:
             names = ", ".join(map(self.name, s.variables))

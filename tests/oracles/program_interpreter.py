@@ -5,23 +5,7 @@ import operator
 
 import numpy as np
 
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Const,
-    Container,
-    Declare,
-    FoldedConst,
-    For,
-    If,
-    Jump,
-    Load,
-    Op,
-    Read,
-    Size,
-    Update,
-    While,
-)
+from taichi_ext import program as ir
 
 OPERATIONS = {
     **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv},
@@ -62,29 +46,29 @@ class Interpreter:
 
     def statement(self, s):
         match s:
-            case Declare(local=local, values=()):
+            case ir.Declare(local=local, values=()):
                 self.locals[local] = np.full(local.shape, np.nan if local.dtype.is_real else 10**6)  # nothing yet
-            case Declare(local=local, values=values):
+            case ir.Declare(local=local, values=values):
                 found = [self.value(v) for v in values]
                 self.locals[local] = np.array(found).reshape(local.shape) if local.shape else found[0]
-            case Assign(target=target, value=value):
+            case ir.Assign(target=target, value=value):
                 self.store(target, self.value(value))
-            case Update(target=target, op=op, value=value):
+            case ir.Update(target=target, op=op, value=value):
                 self.store(target, OPERATIONS[op](self.value(target), self.value(value)))
-            case Atomic(function=function, target=target, value=value, result=result):
+            case ir.Atomic(function=function, target=target, value=value, result=result):
                 old = self.value(target)
                 if result is not None:
                     self.locals[result] = old
                 self.store(target, OPERATIONS[function.removeprefix("atomic_")](old, self.value(value)))
-            case If(condition=condition, then=then, orelse=orelse):
+            case ir.If(condition=condition, then=then, orelse=orelse):
                 self.run(then if self.value(condition) else orelse)
-            case For(kind="range", variables=(variable,), domain=domain, body=body):
+            case ir.For(kind="range", variables=(variable,), domain=domain, body=body):
                 self.loop(variable, range(*[self.value(d) for d in domain]), body)
-            case For(kind="field", variables=variables, domain=(container,), body=body):
+            case ir.For(kind="field", variables=variables, domain=(container,), body=body):
                 for index in np.ndindex(self.arrays[container].shape[: container.ndim]):
                     self.locals.update(zip(variables, index, strict=True))
                     self.run(body)
-            case While(condition=condition, body=body):
+            case ir.While(condition=condition, body=body):
                 for _ in range(MOST_ROUNDS):
                     if condition is not None and not self.value(condition):
                         break
@@ -95,7 +79,7 @@ class Interpreter:
                             break
                 else:
                     raise RuntimeError(f"a loop has not ended after {MOST_ROUNDS} rounds")
-            case Jump(kind=kind):
+            case ir.Jump(kind=kind):
                 raise _Jumped(kind)
             case _:
                 raise NotImplementedError(type(s).__name__)
@@ -114,12 +98,12 @@ class Interpreter:
 
     def place(self, target):
         """The array that an entry is in, and its index."""
-        if isinstance(target, Load):
+        if isinstance(target, ir.Load):
             return self.arrays[target.container], (*self.index(target.indices), *self.index(target.component))
         return self.locals[target.local], self.index(target.index)
 
     def store(self, target, value):
-        if isinstance(target, Read) and not target.index:
+        if isinstance(target, ir.Read) and not target.index:
             self.locals[target.local] = value
             return
         array, index = self.place(target)
@@ -129,24 +113,24 @@ class Interpreter:
         match v:
             case int():
                 return v
-            case Const(value=value) | FoldedConst(value=value):
+            case ir.Const(value=value) | ir.FoldedConst(value=value):
                 return value
-            case Read(local=local, index=()):
+            case ir.Read(local=local, index=()):
                 return self.locals[local]
-            case Read() | Load():
+            case ir.Read() | ir.Load():
                 array, index = self.place(v)
                 assert all(0 <= i < n for i, n in zip(index, array.shape, strict=False)), f"index {index}"
                 return array[index]
-            case Op(name="cast", args=(a,), dtype=dtype):
+            case ir.Op(name="cast", args=(a,), dtype=dtype):
                 return float(self.value(a)) if dtype.is_real else int(self.value(a))
-            case Op(name="random"):
+            case ir.Op(name="random"):
                 return self.generator.random()
-            case Op(name="ifte", args=(c, a, b)):
+            case ir.Op(name="ifte", args=(c, a, b)):
                 return self.value(a) if self.value(c) else self.value(b)
-            case Op(name=name, args=args):
+            case ir.Op(name=name, args=args):
                 return OPERATIONS[name](*map(self.value, args))
-            case Size(container=container, axis=axis):
+            case ir.Size(container=container, axis=axis):
                 return self.arrays[container].shape[axis]
-            case Container():
+            case ir.Container():
                 return v
         raise NotImplementedError(type(v).__name__)

@@ -27,61 +27,46 @@ ARRAY = ti.types.ndarray(dtype=ti.f64, ndim=1)
 Pair = namedtuple("Pair", "first second")
 
 
+KERNELS = """
+    square:
+        for i in x:
+            y[i] = x[i] ** 2
+            v[i] = ti.Vector([x[i] ** 2, 3.0 * x[i]])
+    add(a: ti.f64):
+        s[0] = 0.0
+        for i in x:
+            s[0] += a * x[i]
+    add_array(a: ARRAY):
+        s[0] = 0.0
+        for i in x:
+            s[0] += a[i] * x[i]
+    load(a: ARRAY):
+        for i in x:
+            a[i] = x[i] ** 2
+    add_vector(a: ti.types.vector(2, ti.f64)):
+        s[0] = 0.0
+        for i in x:
+            s[0] += a[0] * x[i] + a[1] ** 2
+    add_field:
+        s[0] = 0.0
+        for i in x:
+            s[0] += y[i] ** 2 * x[0]
+    cubes() -> ti.f64:
+        total = 0.0
+        for i in x:
+            total += x[i] ** 3
+        return total
+    pair() -> ti.types.vector(2, ti.f64):
+        return ti.Vector([x[0] * x[1], x[2]])
+"""
+
+
 class Scene:
     """Squares of the parameters in ``y`` and ``v``; sums over the parameters, with numbers that Python has computed."""
 
     def __init__(self):
         self.x, self.y, self.v, self.s = scalars(AT), outputs(3), vectors([[0.0, 0.0]] * 3), outputs(1)
-        x, y, v, s = self.x, self.y, self.v, self.s
-
-        @ti.kernel
-        def square():
-            for i in x:
-                y[i] = x[i] ** 2
-                v[i] = ti.Vector([x[i] ** 2, 3.0 * x[i]])
-
-        @ti.kernel
-        def add(a: ti.f64):
-            s[0] = 0.0
-            for i in x:
-                s[0] += a * x[i]
-
-        @ti.kernel
-        def add_array(a: ARRAY):
-            s[0] = 0.0
-            for i in x:
-                s[0] += a[i] * x[i]
-
-        @ti.kernel
-        def load(a: ARRAY):
-            for i in x:
-                a[i] = x[i] ** 2
-
-        @ti.kernel
-        def add_vector(a: ti.types.vector(2, ti.f64)):
-            s[0] = 0.0
-            for i in x:
-                s[0] += a[0] * x[i] + a[1] ** 2
-
-        @ti.kernel
-        def add_field():
-            s[0] = 0.0
-            for i in x:
-                s[0] += y[i] ** 2 * x[0]
-
-        @ti.kernel
-        def cubes() -> ti.f64:
-            total = 0.0
-            for i in x:
-                total += x[i] ** 3
-            return total
-
-        @ti.kernel
-        def pair() -> ti.types.vector(2, ti.f64):
-            return ti.Vector([x[0] * x[1], x[2]])
-
-        self.square, self.add, self.add_array, self.load = square, add, add_array, load
-        self.add_vector, self.add_field, self.cubes, self.pair = add_vector, add_field, cubes, pair
+        vars(self).update(kernels_of(KERNELS, **vars(self), ARRAY=ARRAY))
 
     def reset(self):
         write(self.x, AT)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, jacobian
@@ -23,6 +24,40 @@ PAIR = ti.types.vector(2, ti.f64)
 STATE = ti.types.struct(a=ti.f64, n=ti.i32)
 
 
+KERNELS = """
+    number(s: ti.f64):
+        for i in x:
+            y[i] = s * x[i]
+    vector(v: PAIR):
+        for i in x:
+            y[i] = v[1] * x[i]
+    struct(s: STATE):
+        for i in x:
+            y[i] = s.a * s.n * x[i]
+    field:
+        for i in x:
+            y[i] = c[i] * x[i]
+    fields(a: ti.template(), b: ti.template()):
+        for i in x:
+            y[i] = (a[i] + 2 * b[i]) * x[i]
+    of_array(a: ARRAY):
+        for i in x:
+            y[i] = a[i] * x[i]
+    indices(a: INDICES):
+        for i in x:
+            y[i] = x[a[i]]
+    load(a: ARRAY):
+        for i in x:
+            a[i] = 2.0 * x[i]
+    template(f: ti.template()):
+        for i in x:
+            y[i] = f[i] * x[i]
+    other(s: ti.f64):
+        for i in x:
+            y[i] = 2.0 * s * x[i]
+"""
+
+
 class Scene:
     """Kernels that take what Python gives them, and a state of Python's that changes from run to run."""
 
@@ -31,63 +66,11 @@ class Scene:
         self.swapped = [self.c, self.d]
         self.array, self.out = np.ones(3), np.zeros(3)
         self.draws, self.counter, self.time = np.random.default_rng(1), itertools.count(1), 0.0
-        x, y, c = self.x, self.y, self.c
-
-        @ti.kernel
-        def number(s: ti.f64):
-            for i in x:
-                y[i] = s * x[i]
-
-        @ti.kernel
-        def vector(v: PAIR):
-            for i in x:
-                y[i] = v[1] * x[i]
-
-        @ti.kernel
-        def struct(s: STATE):
-            for i in x:
-                y[i] = s.a * s.n * x[i]
-
-        @ti.kernel
-        def field():
-            for i in x:
-                y[i] = c[i] * x[i]
-
-        @ti.kernel
-        def fields(a: ti.template(), b: ti.template()):
-            for i in x:
-                y[i] = (a[i] + 2 * b[i]) * x[i]
-
-        @ti.kernel
-        def array(a: ARRAY):
-            for i in x:
-                y[i] = a[i] * x[i]
-
-        @ti.kernel
-        def indices(a: INDICES):
-            for i in x:
-                y[i] = x[a[i]]
-
-        @ti.kernel
-        def load(a: ARRAY):
-            for i in x:
-                a[i] = 2.0 * x[i]
-
-        @ti.kernel
-        def template(f: ti.template()):
-            for i in x:
-                y[i] = f[i] * x[i]
-
-        @ti.kernel
-        def other(s: ti.f64):
-            for i in x:
-                y[i] = 2.0 * s * x[i]
-
-        self.template, self.numbers = template, [number, other]
+        x, y = self.x, self.y
+        vars(self).update(kernels_of(KERNELS, **globals(), x=x, y=y, c=self.c))
+        self.numbers = [self.number, self.other]
         self.arrays = [ti.ndarray(ti.f64, 3) for _ in range(2)]
         self.models = [Model(2.0, x, y), Model(3.0, x, y)]
-        self.number, self.vector, self.struct, self.field = number, vector, struct, field
-        self.fields, self.of_array, self.indices, self.load = fields, array, indices, load
 
     def next(self):
         return float(next(self.counter))
