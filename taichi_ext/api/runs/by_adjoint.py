@@ -125,20 +125,20 @@ def _compare(fused: JacobianKernel, rows: int) -> None:
 def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = None) -> list[list[np.ndarray]] | None:
     """The blocks of J by its rows; None if there is no adjoint. ``after`` is called after each run."""
     layout, chunk_size = evaluation.layout, evaluation.prepared.question.options.chunk_size
-    sizes = [o.size for o in layout.outputs]
+    sizes, dtypes = [o.size for o in layout.outputs], [o.result_dtype for o in layout.outputs]
     total, parts = sum(sizes), []
     count = max(1, min(total, chunk_size or MOST_ROWS))
     ends = np.cumsum(sizes)[:-1]
     for first in range(0, max(1, total), count):
-        block = np.eye(total, min(count, total - first), -first)
+        block = np.eye(total, min(count, total - first), -first, np.result_type(*dtypes))
         part = rows_by_adjoint(evaluation, np.split(block, ends), restores=first + count < total, after=after)
         if part is None:
             return None
         parts.append(part)
-    rows = np.split(np.concatenate(parts), ends)
+    rows = np.split(np.concatenate(parts) if len(parts) > 1 else parts[0], ends)
     return [
-        by_parameter(np.ascontiguousarray(values, o.result_dtype), o.shape, layout)
-        for values, o in zip(rows, layout.outputs, strict=True)
+        by_parameter(np.ascontiguousarray(values, dtype), o.shape, layout)
+        for values, o, dtype in zip(rows, layout.outputs, dtypes, strict=True)
     ]
 
 

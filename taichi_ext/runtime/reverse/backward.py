@@ -91,6 +91,12 @@ class CellAdjoints:
         if any(map(self.has, cell.all)):
             self.store(cell, rows, 0)
 
+    def clear_all(self) -> None:
+        """Let all adjoints be 0."""
+        self.numbers.clear()
+        for array in self._arrays.values():
+            array.fill(0)
+
     def move(self, replaced: Iterable[Region], cell: Cell) -> None:
         """Take the rows of regions that the region of an array has replaced."""
         for region in replaced:
@@ -153,7 +159,7 @@ class Backward:
         is_guarded: bool = False,
         moved: CellAdjoints | None = None,
     ) -> None:
-        self.adjoints, self._moved = adjoints, moved
+        self.adjoints, self.moved = adjoints, moved
         self._stores = [adjoints] if moved is None else [adjoints, moved]
         self.is_guarded = is_guarded
         self.final: dict[Hashable, Copy] = {}
@@ -164,6 +170,12 @@ class Backward:
         self._tapes: dict[Hashable, np.ndarray] = {}
         self._own: dict[Hashable, np.ndarray] = {}
         self._repeated: dict[Hashable, tuple[AdjointKernel, list[Launcher]]] = {}  # launches with the same arrays
+
+    def begin_again(self) -> None:
+        """Be ready for another way back over the same events."""
+        self._keeps_final = True
+        for store in self._stores:
+            store.clear_all()
 
     def event(self, event: Event) -> None:
         """Go back over one event: memory is afterwards as before it, as far as adjoints read it."""
@@ -197,9 +209,9 @@ class Backward:
         for key, partial in form.items():
             number = float(partial)
             self.adjoints.add_number(key, _times(number, values))
-            if self._moved is not None:
+            if self.moved is not None:
                 change = partial.tangent * values if is_dual(partial) else 0.0  # type: ignore[attr-defined]
-                self._moved.add_number(key, _times(number, moved[0]) + change)
+                self.moved.add_number(key, _times(number, moved[0]) + change)
 
     def keep_final(self, cells: Iterable[Cell]) -> None:
         """Keep what cells hold now: nothing else will be undone."""
@@ -265,8 +277,8 @@ class Backward:
         what = adjoint.stage.tangents.get(c)
         if what is None:
             store = self.adjoints
-        elif isinstance(what, Container) and self._moved is not None:
-            c, store = what, self._moved
+        elif isinstance(what, Container) and self.moved is not None:
+            c, store = what, self.moved
         else:
             return lent.tangents(c, event.cell)
         primal = next((p for p, array in adjoint.arrays.items() if array is c), None)

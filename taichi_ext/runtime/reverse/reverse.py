@@ -116,8 +116,10 @@ class Reverse:
         with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
             alerts = backend.raised_alerts()
-        is_undefined = any(alert.is_undefined for alert in alerts)
-        parts: list[np.ndarray] = []
+        may_be_guarded = not any(alert.is_undefined for alert in alerts)
+        ways = WaysBack(forward, self._kernels, may_be_guarded=may_be_guarded)
+        dtype = np.result_type(*(c.dtype for c in cotangents)) if cotangents else np.dtype(np.float64)
+        rows = np.zeros((total, request.block.count), dtype)
         moved: np.ndarray | None = None
         with _undone(log, *([BaseException] if restores else [])):
             if check is not None:
@@ -133,16 +135,12 @@ class Reverse:
                 count = block[0].shape[1]
                 if count < width:
                     block = [np.pad(c, ((0, 0), (0, width - count))) for c in block]
-                found, moved = self._back(forward, block, told, may_be_guarded=not is_undefined)
-                parts.append(found[:, :count])
+                moved = ways.back(block, rows[first : first + count], told)
         backend.raised_alerts()  # of what was run again
         if restores:
             log.undo()
-        if total > width:
-            parts = [np.concatenate(parts, axis=1)]
-        rows = parts[0] if parts else np.zeros((request.block.count, 0))
         products = CotangentProducts(
-            rows,
+            rows.T,
             moved,
             returned,
             len(schedule.events),
@@ -169,23 +167,36 @@ class Reverse:
             return forward.run(run)
         return forward.launch(run.kernel, run.args)
 
-    def _back(
-        self, forward: Forward, cotangents: list[np.ndarray], advance: Any, *, may_be_guarded: bool
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """One way back; another one if a tape was too short, or numbers are not finite.
+
+class WaysBack:
+    """Ways back over one run, for blocks of cotangents; they share memory for adjoints, and prepared launches.
+
+    Args:
+        forward: the run.
+        kernels: those of the prepared form.
+        may_be_guarded: whether there is a derivative everywhere, so that a product of 0 with what is not finite is meant
+            to be 0.
+    """
+
+    def __init__(self, forward: Forward, kernels: Kernels, *, may_be_guarded: bool) -> None:
+        self._forward, self._kernels, self._may_be_guarded = forward, kernels, may_be_guarded
+        self._backward: Backward | None = None
+
+    def back(self, cotangents: list[np.ndarray], rows: np.ndarray, advance: Any) -> np.ndarray | None:
+        """One way back, which stores rows of J; another one if a tape was too short, or numbers are not finite.
 
         They may be products with 0: of a value that is not used, as ``a / b`` where ``b == 0`` is asked for later, or
         of one that is not moved. These are 0, as in a Jacobian, and the other way back takes them so.
 
-        ``may_be_guarded``: whether there is a derivative everywhere, so that such a product is meant to be 0.
+        Returns:
+            Second derivatives, a column for each direction.
         """
-        schedule, capacity = forward.schedule, self._kernels.capacity
-        is_guarded = may_be_guarded and self._kernels.is_guarded
+        forward, kernels = self._forward, self._kernels
+        schedule = forward.schedule
+        is_guarded = self._may_be_guarded and kernels.is_guarded
         while True:
-            adjoints, dots = CellAdjoints(schedule.cells, forward.width), schedule.cells.dots
-            moved = None if dots is None else CellAdjoints(schedule.cells, forward.width * dots.width)
-            backward = Backward(adjoints, capacity, is_guarded=is_guarded, moved=moved)
-            _seed(forward, adjoints, cotangents)
+            backward = self._ready(is_guarded)
+            _seed(forward, backward.adjoints, cotangents)
             with backend.exclusive, backend.suspend_following():
                 try:
                     schedule.back(backward, advance)
@@ -193,15 +204,30 @@ class Reverse:
                     backward.restore()
             if any(backward.missing):
                 for part, missing in enumerate(backward.missing):
-                    capacity[part] += int(missing * 1.25)
+                    kernels.capacity[part] += int(missing * 1.25)
+                self._backward = None
                 continue
-            is_final = is_guarded or not may_be_guarded
-            del backward  # and the sums of threads
-            found = _gradient(forward, adjoints, cotangents)
-            second = None if moved is None else _gradient(forward, moved, cotangents)
-            if is_final or all(np.isfinite(part).all() for part in (found, second) if part is not None):
-                return found, second
-            is_guarded = self._kernels.is_guarded = True
+            second = None
+            _gradient(forward, backward.adjoints, rows.T)
+            if backward.moved is not None:
+                second = np.zeros((forward.request.block.count, backward.moved.width), rows.dtype)
+                _gradient(forward, backward.moved, second)
+            is_final = is_guarded or not self._may_be_guarded
+            if is_final or all(np.isfinite(part).all() for part in (rows, second) if part is not None):
+                return second
+            is_guarded = kernels.is_guarded = True
+
+    def _ready(self, is_guarded: bool) -> Backward:
+        """The way back with adjoints that are 0."""
+        known, forward = self._backward, self._forward
+        if known is not None and known.is_guarded == is_guarded:
+            known.begin_again()
+            return known
+        cells = forward.schedule.cells
+        moved = None if cells.dots is None else CellAdjoints(cells, forward.width * cells.dots.width)
+        adjoints = CellAdjoints(cells, forward.width)
+        self._backward = Backward(adjoints, self._kernels.capacity, is_guarded=is_guarded, moved=moved)
+        return self._backward
 
 
 @contextlib.contextmanager
@@ -225,16 +251,13 @@ def _seed(forward: Forward, adjoints: CellAdjoints, cotangents: list[np.ndarray]
             adjoints.add(forward.cell_of(output.key), forward.rows_of(output.key), given)
 
 
-def _gradient(forward: Forward, adjoints: CellAdjoints, cotangents: list[np.ndarray]) -> np.ndarray:
-    """The adjoints of the parameters, a row for each column of J."""
-    request = forward.request
-    dtype = np.result_type(*(c.dtype for c in cotangents)) if cotangents else np.dtype(np.float64)
-    found = np.zeros((request.block.count, adjoints.width), dtype)
-    for seed in request.seeds:
+def _gradient(forward: Forward, adjoints: CellAdjoints, found: np.ndarray) -> None:
+    """Store the adjoints of the parameters, a row for each column of J, to zeros."""
+    count = found.shape[1]
+    for seed in forward.request.seeds:
         cell, rows = forward.cell_of(seed.key), forward.rows_of(seed.key)
         if seed.size and adjoints.has(cell):
-            found[seed.first : seed.first + seed.size] = adjoints.of(cell)[rows]
+            found[seed.first : seed.first + seed.size] = adjoints.of(cell)[rows, :count]
     for column, number in adjoints.numbers.items():
-        if column < request.block.count:  # others were read in between
-            found[column] = number
-    return found
+        if column < len(found):  # others were read in between
+            found[column] = number[:count]
