@@ -390,23 +390,23 @@ class TestModes:
 
     @staticmethod
     def programs():
-        w, y, t = scalars(np.linspace(0.1, 0.9, 600)), outputs(2), outputs(600)
-        nearest = ti.field(ti.i32, 600)
-        nearest.from_numpy(np.arange(600, dtype=np.int32)[::-1].copy())
+        w, y, t = scalars(np.linspace(0.1, 0.9, 900)), outputs(2), outputs(900)
+        nearest = ti.field(ti.i32, 900)
+        nearest.from_numpy(np.arange(900, dtype=np.int32)[::-1].copy())
 
         @ti.kernel
         def absorb():
             for r in y:
                 a = 0.0
-                for k in range(600):
+                for k in range(900):
                     if a < 0.5:
-                        a += (1 - a) * (1 - ti.exp(-0.01 * w[nearest[(7 * k + r) % 600]]))
+                        a += (1 - a) * (1 - ti.exp(-0.01 * w[nearest[(7 * k + r) % 900]]))
                 y[r] = a
 
         @ti.kernel
         def spread():
             for i in w:
-                t[i] = w[i] * w[(i + 1) % 600]
+                t[i] = w[i] * w[(i + 1) % 900]
 
         @ti.kernel
         def total():
@@ -430,13 +430,13 @@ class TestModes:
                 y.fill(0)
                 found[mode] = plan()
             state = read(y)
-            out = np.zeros((2, 600))
+            out = np.zeros((2, 900))
             y.fill(0)
             assert plan(out=out) is out
             assert_array_equal(out, found[mode])
         assert_allclose(found["reverse"], found["forward"], rtol=1e-10, atol=1e-14)
         assert_allclose(found[None], found["forward"], rtol=1e-10, atol=1e-14)
-        assert "reverse mode: J has 2 rows and 600 columns" in plan.explain()
+        assert "reverse mode: J has 2 rows and 900 columns" in plan.explain()
         assert "_adjoint" in plan.source
         with pytest.raises(UnsupportedError, match=r"(mode=.forward.|single kernel)"):
             plan.export("never_written.py")
@@ -478,7 +478,7 @@ class TestModes:
         assert "_adjoint" not in plan.source
         assert len(runs) == 3
 
-    @pytest.mark.parametrize("rows", [16, 200])
+    @pytest.mark.parametrize("rows", [32, 200])
     def test_more_rows(self, rows):
         """Reverse mode is chosen for tens of rows, where tangents between kernels would have many columns."""
         n = 32 * rows
@@ -504,6 +504,51 @@ class TestModes:
             y.fill(0)
             assert_allclose(plan(), 3 * np.linspace(0.1, 0.9, n) ** 2 * own, rtol=1e-10)
         assert plan.explain().startswith(f"reverse mode: J has {rows} rows")
+
+    @pytest.mark.parametrize("name", ["kernels", "Python"])
+    @pytest.mark.parametrize("readers", [8, 4096])
+    def test_few_numbers_between_params_and_outputs(self, name, readers):
+        """Tangents of one sum have all columns, which is little work where few iterations read it."""
+        w, s, y = scalars(np.linspace(0.1, 0.9, 1024)), outputs(1), outputs(8)
+
+        @ti.kernel
+        def add() -> float:
+            total = 0.0
+            for i in range(1024):
+                total += w[i] ** 2
+            return total
+
+        @ti.kernel
+        def spread(factor: float):
+            for r in range(readers):
+                y[r % 8] += ti.sin(factor * (r % 8))
+
+        @ti.kernel
+        def add_in_place():
+            for i in w:
+                s[0] += w[i] ** 2
+
+        @ti.kernel
+        def spread_in_place():
+            for r in range(readers):
+                y[r % 8] += ti.sin(s[0] * (r % 8))
+
+        def run():
+            y.fill(0)
+            s.fill(0)
+            if name == "Python":
+                spread(add())
+            else:
+                add_in_place()
+                spread_in_place()
+
+        plan, w0, r = Jacobian(run, w, y), np.linspace(0.1, 0.9, 1024), np.arange(8.0)
+        expected = readers / 8 * (r * np.cos((w0 @ w0) * r))[:, None] * 2 * w0
+        for _ in range(3):
+            assert_allclose(plan(), expected, rtol=1e-10, atol=1e-9)
+        assert plan.explain().startswith(
+            "forward mode from the second" if readers == 8 else "reverse mode: J has 8 rows"
+        )
 
     def test_loops_of_known_length_count_for_each_iteration(self):
         """A line that computes one column each time it runs is no reason for rows, however often it runs."""

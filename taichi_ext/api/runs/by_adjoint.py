@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 COLUMNS_PER_ROW = 32  # from which on reverse mode is taken into account
 FEW_COLUMNS = 512  # below which forward mode takes less time than the bookkeeping of reverse mode
 OPERATIONS_PER_ROW = 16  # on tangents, each time a line runs, that cost as much as a row of the adjoint
+BOOKKEEPING = 1 << 20, 32  # operations on tangents between kernels that take as long as that of so many rows
 MOST_ROWS = 256  # of J in one run
 MOST_DIRECTIONS = 8  # of products with H in one run
 
@@ -90,20 +92,23 @@ class RowsOrColumns(DenseForm):
         blocks = _all_rows(evaluation, runs.append)
         if blocks is None:
             return super().blocks(evaluation)
-        launches, reason = runs[0].direct_launches(), "tangents between kernels would have all columns"
-        if launches is not None:
-            try:
-                session = evaluation.session(DenseRows(), 0, evaluation.layout.count)
-                for kernel, args in launches:
-                    session.build(kernel, args, lambda fused, _: _compare(fused, rows))
-            except (_PrefersRows, UnsupportedError) as error:
-                launches, reason = None, str(error)
-                prepared.fused.clear()
-        prepared.is_reverse = launches is None
+        work, launches = runs[0].tangents_between()
+        reason = "tangents between kernels would have all columns"
+        reason += f", in {work:.2g} operations" if work < math.inf else ""
+        little, share = BOOKKEEPING
+        prepared.is_reverse = work > little * -(-rows // share)
+        try:
+            session = evaluation.session(DenseRows(), 0, evaluation.layout.count)
+            for kernel, args in [] if prepared.is_reverse else launches:
+                session.build(kernel, args, lambda fused, _: _compare(fused, rows))
+        except (_PrefersRows, UnsupportedError) as error:
+            prepared.is_reverse, reason = True, str(error)
+            prepared.fused.clear()
         if prepared.is_reverse:
             prepared.mode = f"reverse mode: {sizes}, and {reason}"
         else:
-            prepared.mode = "forward mode from the second call on: only outputs depend on params, with little work"
+            few = f"tangents between kernels take {work:.2g} operations" if work else "only outputs depend on params"
+            prepared.mode = f"forward mode from the second call on: {few}, and kernels have little work"
             prepared.reverse = None
         return blocks
 

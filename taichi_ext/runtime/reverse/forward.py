@@ -33,7 +33,7 @@ from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
-from taichi_ext.runtime.reverse.history import LaunchEvent, NumberForm, ReadEvent, Stored
+from taichi_ext.runtime.reverse.history import LaunchCall, LaunchEvent, NumberForm, ReadEvent, Stored
 from taichi_ext.runtime.reverse.roots import Roots
 
 
@@ -97,15 +97,24 @@ class Forward(DualFollower):
         """Whether Python may have read numbers that depend on parameters, and lost their derivatives."""
         return self._has_reads or any(cell.carries() for cell in self.cells if isinstance(cell.key, View))
 
-    def direct_launches(self) -> list[tuple[backend.Kernel, tuple[Any, ...]]] | None:
-        """The launches of kernels, one of each kind; None if more than params and outputs depends on params."""
+    def tangents_between(self) -> tuple[float, list[tuple[backend.Kernel, tuple[Any, ...]]]]:
+        """What a run with tangents of all columns would do with those of other numbers than params and outputs.
+
+        Returns:
+            The operations on them, infinity if that is not known; and the launches of kernels, one of each kind, that
+            read none of them.
+        """
         ends = {container_key(part.key) for part in (*self.request.seeds, *self.request.outputs)}
-        events = self.schedule.events
-        has_numbers = any(isinstance(e, ReadEvent) or getattr(e, "given", ()) for e in events)
-        if has_numbers or any(cell.carries() and cell.key not in ends for cell in self.cells):
-            return None
-        calls = {event.call: event.args for event in events if isinstance(event, LaunchEvent)}
-        return [(call.kernel.kernel, args) for call, args in calls.items()]
+        total, calls = 0.0, dict[LaunchCall, tuple[Any, ...]]()
+        for event in self.schedule.events:
+            if not isinstance(event, LaunchEvent):  # of a number in Python, or a solver
+                total += self.request.block.count if isinstance(event, (ReadEvent, Stored)) else math.inf
+                continue
+            reading = [n for n, step in enumerate(event.steps) if any(event.cell(c).key not in ends for c in step.seen)]
+            total += sum(map(event.call.kernel.work, reading)) * self.request.block.count
+            if not reading:
+                calls[event.call] = event.args
+        return total, [(call.kernel.kernel, args) for call, args in calls.items()]
 
     # --- runs
 

@@ -128,6 +128,12 @@ class Step:
     reads: Parts
     writes: Parts
 
+    @property
+    def seen(self) -> frozenset[Container]:
+        """What the stage reads that depends on parameters."""
+        adjoint = self.plan.adjoint
+        return frozenset() if adjoint is None else adjoint.before & self.plan.forward.reads
+
 
 def accesses(kernel: StageKernel, containers: frozenset[Container], *, is_store: bool) -> list[Access]:
     """The parts of containers that a stage loads, or stores to."""

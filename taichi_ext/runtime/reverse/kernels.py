@@ -27,7 +27,7 @@ from taichi_ext.adjoint import (
 from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.cuts import Paths, find_paths
-from taichi_ext.analysis.loops import Extent
+from taichi_ext.analysis.loops import Extent, iterations
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.edges.edges import check_again
@@ -46,6 +46,7 @@ from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.schedule import without_atomics
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify import simplify
+from taichi_ext.simplify.usage import all_values
 
 _UNSURE = (
     "Iterations of this parallel loop may read or replace entries of {} that others store to. With several threads, "
@@ -226,6 +227,18 @@ class StagedKernel:
         own = [n.start + math.prod(n.shape) for n in self.numbers if n.container is c]
         names = [name for name, array in self.staged.crossing.items() if array is c]
         return max(1, *own) if own else max(1, self.staged.sizes[names[0]])
+
+    def work(self, n: int) -> float:
+        """The operations on real numbers of a stage; infinity if it has a loop whose length is not known."""
+
+        def times(s: ir.Statement, around: float) -> float:
+            count = 1 if isinstance(s, ir.If) else iterations(s, self.extents) if isinstance(s, ir.For) else None
+            return math.inf if count is None else count * around
+
+        found = ir.inherited(self.staged.stages[n].original, 1.0, times)
+        return sum(
+            count * sum(isinstance(v, (ir.Op, Load)) and v.dtype.is_real for v in all_values(s)) for s, count in found
+        )
 
     def forward(
         self,

@@ -174,8 +174,8 @@ class WaysBack:
     Args:
         forward: the run.
         kernels: those of the prepared form.
-        may_be_guarded: whether there is a derivative everywhere, so that a product of 0 with what is not finite is meant
-            to be 0.
+        may_be_guarded: whether there is a derivative everywhere, so that a product of 0 with what is not finite is
+            meant to be 0.
     """
 
     def __init__(self, forward: Forward, kernels: Kernels, *, may_be_guarded: bool) -> None:
