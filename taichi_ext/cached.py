@@ -1,11 +1,29 @@
-"""Properties that are computed once."""
+"""Properties, and functions of objects, that are computed once."""
 
 from __future__ import annotations
 
 import functools
+import weakref
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 Value = TypeVar("Value")
+Key = TypeVar("Key")
+
+
+def kept_weakly(function: Callable[[Key], Value]) -> Callable[[Key], Value]:
+    """A function whose results are kept for as long as its argument lives."""
+    known: weakref.WeakKeyDictionary[Key, Value] = weakref.WeakKeyDictionary()
+    missing: Any = object()
+
+    @functools.wraps(function)
+    def call(key: Key) -> Value:
+        found: Any = known.get(key, missing)
+        if found is missing:
+            found = known[key] = function(key)
+        return found
+
+    return call
 
 
 class cached_property(functools.cached_property[Value]):  # as the one of Python

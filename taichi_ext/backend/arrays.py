@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from taichi_ext.backend.runtime import (
     to_numpy_type,
     to_taichi_type,
 )
+from taichi_ext.cached import kept_weakly
 
 if TYPE_CHECKING:
     from taichi_ext.backend.opaque import Array, Device, Tensor, TypeIs
@@ -388,18 +388,11 @@ class LeafArgument:
         return value
 
 
-_leaves: weakref.WeakKeyDictionary[Kernel, tuple[LeafArgument, ...]] = weakref.WeakKeyDictionary()
-
-
+@kept_weakly
 def leaf_arguments(kernel: Kernel) -> tuple[LeafArgument, ...]:
     """The arguments of a kernel, with the members of structs and packs in place of these, in order."""
-    known = _leaves.get(kernel)
-    if known is None:
-        known = tuple(
-            leaf for n, a in enumerate(arguments(kernel)) for leaf in _parts(LeafArgument(a.name, a.annotation, n))
-        )
-        _leaves[kernel] = known
-    return known
+    whole = (LeafArgument(a.name, a.annotation, n) for n, a in enumerate(arguments(kernel)))
+    return tuple(leaf for argument in whole for leaf in _parts(argument))
 
 
 def _parts(leaf: LeafArgument) -> Iterator[LeafArgument]:
@@ -487,16 +480,10 @@ def is_array_annotation(annotation: object) -> bool:
     return isinstance(annotation, ndarray_type.NdarrayType) or annotation is getattr(ti, "Tensor", None)
 
 
-_array_positions: weakref.WeakKeyDictionary[Kernel, tuple[int, ...]] = weakref.WeakKeyDictionary()
-
-
+@kept_weakly
 def array_positions(kernel: Kernel) -> tuple[int, ...]:
     """The positions of the arrays among the leaf arguments of a kernel."""
-    known = _array_positions.get(kernel)
-    if known is None:
-        known = tuple(n for n, leaf in enumerate(leaf_arguments(kernel)) if is_array_annotation(leaf.annotation))
-        _array_positions[kernel] = known
-    return known
+    return tuple(n for n, leaf in enumerate(leaf_arguments(kernel)) if is_array_annotation(leaf.annotation))
 
 
 def array_values(kernel: Kernel, values: Sequence[Any]) -> list[tuple[LeafArgument, int, Any]]:

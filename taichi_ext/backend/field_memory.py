@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.backend.expressions import is_host_arch
-from taichi_ext.backend.lifetime import is_field_alive, layout_version
+from taichi_ext.backend.lifetime import is_field_alive, known_of_layout
 from taichi_ext.backend.opaque import tree_of
-from taichi_ext.backend.runtime import RUNTIME, Field, core, ti, to_numpy_type
+from taichi_ext.backend.runtime import RUNTIME, core, ti, to_numpy_type
 from taichi_ext.backend.threads import materialize
+from taichi_ext.cached import kept_weakly
+
+_ADDRESSES = "addresses"  # of trees of fields
 
 
 class _Layout(NamedTuple):
@@ -25,22 +28,10 @@ class _Layout(NamedTuple):
     dtype: np.dtype
 
 
-class _Trees(NamedTuple):
-    """Where the trees of fields of a program begin."""
-
-    program: Callable[[], object]  # a weak reference
-    version: int
-    addresses: dict[int, int]
-
-
-_known = _Trees(lambda: None, 0, {})
-_layouts: weakref.WeakKeyDictionary[Field, _Layout | None] = weakref.WeakKeyDictionary()
-
-
 def find_memory(fields: Iterable[object]) -> None:
     """Find where fields lie, with one kernel for all those of whose trees nothing is known yet."""
     layouts = [(field, layout) for field in fields if (layout := _layout(field)) is not None]
-    addresses = _addresses()
+    addresses = known_of_layout(_ADDRESSES)
     unknown = {layout.tree: (field, layout) for field, layout in layouts if layout.tree not in addresses}
     if unknown:
         found = _first_bytes([field for field, _ in unknown.values()])
@@ -56,30 +47,20 @@ def memory_of_field(field: object) -> np.ndarray | None:
     find_memory([field])
     _, offset, shape, strides, dtype = layout
     size = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-    memory = (ctypes.c_char * size).from_address(_addresses()[layout.tree] + offset)
+    memory = (ctypes.c_char * size).from_address(known_of_layout(_ADDRESSES)[layout.tree] + offset)
     buffer: Any = memory  # which stubs only say from Python 3.12 on
     return np.ndarray(shape, dtype, buffer, strides=strides)
-
-
-def _addresses() -> dict[int, int]:
-    """The known addresses of the field trees of the current program."""
-    global _known
-    program, version = RUNTIME.program(), layout_version()
-    if _known.program() is not program or _known.version != version:
-        _known = _Trees(weakref.ref(program), version, {})
-    return _known.addresses
 
 
 def _layout(field: object) -> _Layout | None:
     if not is_host_arch() or not isinstance(field, (ti.ScalarField, ti.MatrixField)) or not is_field_alive(field):
         return None
-    if field not in _layouts:
-        materialize()
-        _layouts[field] = _layout_of_placed(field)
-    return _layouts[field]
+    return _layout_of_placed(field)
 
 
+@kept_weakly
 def _layout_of_placed(field: ti.ScalarField | ti.MatrixField) -> _Layout | None:
+    materialize()
     nodes, kinds = [part.ptr.snode() for part in field.vars], core.SNodeType
     block = nodes[0].parent
     if any(n.parent.id != block.id for n in nodes) or block.type != kinds.dense or block.parent.type != kinds.root:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ class _ProgramFields:
         self.program = program
         self.destroyed: set[int] = set()  # numbers of trees
         self.version = next(_counter)  # changes when a tree is destroyed, and is another one in each program
+        self.known: defaultdict[str, dict[int, Any]] = defaultdict(dict)  # until a tree is destroyed
         self.lost: list[tuple[int, str]] = []  # destroyed trees: serial numbers, and texts about their contents
         self._addresses: set[int] = set()
         self._ended: list[object] = []  # components of trees that were destroyed before Taichi laid out all fields
@@ -71,6 +73,7 @@ class _ProgramFields:
         self.destroyed.add(tree)
         self.lost.append((self._serials.pop(tree, 0), text))
         self.version = next(_counter)
+        self.known.clear()
         self._addresses = set()
 
     def _placed(self, trees: Iterable[int]) -> set[int]:
@@ -105,6 +108,11 @@ def _layout() -> _ProgramFields:
 def layout_version() -> int:
     """A number that changes when a tree of fields is destroyed, and with the program."""
     return _layout().version
+
+
+def known_of_layout(what: str) -> dict[int, Any]:
+    """What is known of trees or nodes, by their numbers, until a tree is destroyed or the program ends."""
+    return _layout().known[what]
 
 
 def tree_serial(node: CoreNode) -> int:

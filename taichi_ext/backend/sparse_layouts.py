@@ -4,7 +4,6 @@ A part is everything below the outermost node that is not dense. It is copied as
 clears the entries of all fields in it.
 """
 
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext.backend.lifetime import InTree, check_not_ended, layout_version, tree_serial
+from taichi_ext.backend.lifetime import InTree, check_not_ended, known_of_layout, tree_serial
 from taichi_ext.backend.opaque import CoreNode
-from taichi_ext.backend.runtime import RUNTIME, Expr, all_types, core, ti
+from taichi_ext.backend.runtime import Expr, all_types, core, ti
 
 # Taichi's stubs of kernels differ from the arguments that it takes.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
@@ -216,19 +215,12 @@ class PartCopy:
             fields.write(held)
 
 
-_parts: tuple[Any, int, dict[int, SparsePart]] = (lambda: None, 0, {})  # of one program, while its layout is the same
-
-
 def sparse_part(node: CoreNode | ti.SNode) -> SparsePart | None:
     """The part that a node (a ``ti.SNode``, or as Taichi's core has it) lies in; None where all above it is dense."""
-    global _parts
     outer = [n for n in _upwards(node.ptr if isinstance(node, ti.SNode) else node) if n.type not in _DENSE]
     if not outer:
         return None
-    program, version = RUNTIME.program(), layout_version()
-    if _parts[0]() is not program or _parts[1] != version:
-        _parts = weakref.ref(program), version, {}
-    top = outer[-1]
-    if top.id not in _parts[2]:
-        _parts[2][top.id] = SparsePart(top)
-    return _parts[2][top.id]
+    top, parts = outer[-1], known_of_layout("sparse parts")
+    if top.id not in parts:
+        parts[top.id] = SparsePart(top)
+    return parts[top.id]
