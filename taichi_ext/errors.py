@@ -18,6 +18,14 @@ _LONGEST = 100  # characters of a value that a message shows
 _RECORDED = ("taichi_ext.program.", "taichi_ext.record.")  # whose values stand for those of a kernel
 INNER = ("taichi_ext", RUNTIME.name, "contextlib")  # packages whose frames say nothing to users
 
+_SHOWN = {  # parameters by kind
+    inspect.Parameter.POSITIONAL_ONLY: "{}",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "{}",
+    inspect.Parameter.VAR_POSITIONAL: "*{}",
+    inspect.Parameter.KEYWORD_ONLY: "{}=",
+    inspect.Parameter.VAR_KEYWORD: "**{}",
+}
+
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
@@ -114,30 +122,39 @@ def bound_arguments(
 
 def _misfit(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Why arguments do not fit a signature, and what it is."""
-    parameters = inspect.signature(function).parameters.values()
-    places = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    known, given = {p.name for p in parameters}, {*places[: len(args)], *kwargs}
-    name = _name(function)
-    forms = {inspect.Parameter.KEYWORD_ONLY: "{}=", inspect.Parameter.VAR_POSITIONAL: "*{}"}
-    texts = (forms.get(p.kind, "{}").format(p.name) for p in parameters if p.name != "self")
+    parameters = inspect.signature(function).parameters
+    by_kind = {kind: [n for n, p in parameters.items() if p.kind is kind] for kind in _SHOWN}
+    places, name = _places(function), _name(function)
+    texts = (_SHOWN[p.kind].format(n) for n, p in parameters.items() if n != "self")
     takes = f"{name}({', '.join(texts)})"
-    unknown = next((k for k in kwargs if k not in known), None)
-    if unknown is not None:
-        advice = f" {_ELSEWHERE[unknown]}" if unknown in _ELSEWHERE else suggestion(unknown, known)
-        return f"{unknown}={shown(kwargs[unknown])} is no argument of {name}.{advice} It is called as {takes}."
-    if len(args) > len(places) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    unknown = [k for k in kwargs if k not in parameters]
+    if unknown and not by_kind[inspect.Parameter.VAR_KEYWORD]:
+        first = unknown[0]
+        advice = f" {_ELSEWHERE[first]}" if first in _ELSEWHERE else suggestion(first, parameters)
+        return f"{first}={shown(kwargs[first])} is no argument of {name}.{advice} It is called as {takes}."
+    if len(args) > len(places) and not by_kind[inspect.Parameter.VAR_POSITIONAL]:
         return f"{shown(args[len(places)])} is given to {name} by position; name the argument: {takes}."
     twice = [k for k in places[: len(args)] if k in kwargs]
     if twice:
         return f"{twice[0]} is given to {name} by position, and again as {shown(kwargs[twice[0]])}; give one: {takes}."
-    needed = (p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-    missing = ", ".join(p.name for p in needed if p.name not in given)
-    return f"{missing} is missing: {name} is called as {takes}."
+    given = {*places[: len(args)], *kwargs}
+    single = [
+        n
+        for n in (*places, *by_kind[inspect.Parameter.KEYWORD_ONLY])
+        if parameters[n].default is inspect.Parameter.empty
+    ]
+    return f"{', '.join(n for n in single if n not in given)} is missing: {name} is called as {takes}."
+
+
+def _places(function: Callable[..., object]) -> list[str]:
+    """The names of the parameters that can be given by position."""
+    parameters = inspect.signature(function).parameters
+    return [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _order(function: Callable[..., object], message: str, count: int) -> str:
     """A sentence with the order of arguments, for a message about one of ``count`` that were passed by position."""
-    places = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    places = _places(function)
     if not message.startswith(tuple(f"{place}{end}" for place in places[:count] for end in (" ", "["))):
         return ""
     return f" The order is {_name(function)}({', '.join(place for place in places if place != 'self')})."

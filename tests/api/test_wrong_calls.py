@@ -14,6 +14,7 @@ from differences import outputs, scalars
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError
 from taichi_ext.api.inputs import types
+from taichi_ext.errors import bound_arguments
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -143,6 +144,27 @@ def test_what_fits_no_signature_is_a_type_error_too(things, call):
     with pytest.raises(TypeError) as error:
         eval(f"te.{call}", {**things, "te": te})
     assert isinstance(error.value, InvalidArgumentError)
+
+
+def of_all_kinds(a, /, b, *rest, c, **more): ...
+
+
+def of_two(a, *, c=1): ...
+
+
+@pytest.mark.parametrize(
+    "function,args,keywords,message",
+    [
+        (of_all_kinds, (1,), {"c": 2}, "b is missing: of_all_kinds is called as of_all_kinds(a, b, *rest, c=, **more)"),
+        (of_all_kinds, (1, 2, 3), {"x": 1}, "c is missing"),
+        (of_all_kinds, (1, 2), {"b": 3, "c": 4}, "b is given to of_all_kinds by position, and again as 3"),
+        (of_two, (1, 2), {}, "2 is given to of_two by position; name the argument: of_two(a, c=)"),
+        (of_two, (1,), {"d": 2}, "d=2 is no argument of of_two"),
+    ],
+)
+def test_each_kind_of_parameter(function, args, keywords, message):
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        bound_arguments(function, args, keywords)
 
 
 def test_a_wrong_call_in_a_kernel():
