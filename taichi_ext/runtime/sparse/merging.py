@@ -17,7 +17,7 @@ NO_OVERFLOW = 2**30 - 1  # so that LLVM adds constants to a place as part of the
 
 @functools.cache
 def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
-    """Kernels that gather numbers, and add up stretches of them, of vectors, and of blocks of a symmetric matrix."""
+    """Kernels that gather numbers, and add up stretches of vectors of them, and of blocks of a symmetric matrix."""
     array: Any = ti.types.ndarray(ndim=1)
     table: Any = ti.types.ndarray(ndim=2)
 
@@ -27,15 +27,7 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
             found[k] = numbers[order[k]]
 
     @ti.kernel
-    def add_up(numbers: array, order: array, starts: array, found: array):
-        for k in found:
-            total = numbers[order[starts[k]]]
-            for n in range(starts[k] + 1, starts[k + 1]):
-                total += numbers[order[n]]
-            found[k] = total
-
-    @ti.kernel
-    def add_up_vectors(numbers: array, order: array, starts: array, found: array, length: ti.template()):
+    def add_up(numbers: array, order: array, starts: array, found: array, length: ti.template()):
         for k in range(starts.shape[0] - 1):
             first = order[starts[k]]
             totals = ti.Vector([numbers[first + c] for c in ti.static(range(length))])
@@ -60,7 +52,7 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
                 found[places[i] + j] = totals[length * i + j]
                 found[places[length + j] + i] = totals[length * i + j]
 
-    return gather, add_up, add_up_vectors, add_up_blocks
+    return gather, add_up, add_up_blocks
 
 
 def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> np.ndarray:
@@ -68,17 +60,14 @@ def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> 
 
     If ``length`` is more than 1, each place in the order stands for ``length`` contiguous numbers.
     """
-    gather, add_up, add_up_vectors, _ = _kernels(backend.RUNTIME.module)
+    gather, add_up, _ = _kernels(backend.RUNTIME.module)
     with backend.suspend_following():
         if starts is None:
             found = np.empty(len(order), numbers.dtype)
             gather(numbers, order, found)
-        elif length == 1:
-            found = np.empty(len(starts) - 1, numbers.dtype)
-            add_up(numbers, order, starts, found)
         else:
             found = np.empty(length * (len(starts) - 1), numbers.dtype)
-            add_up_vectors(numbers, order, starts, found, length)
+            add_up(numbers, order, starts, found, length)
     return found
 
 
@@ -89,5 +78,5 @@ def merged_blocks(numbers: np.ndarray, order: np.ndarray, blocks: np.ndarray, le
     """
     found = np.empty(count, numbers.dtype)
     with backend.suspend_following(), backend.without_fast_math():  # LLVM would add up each fourth number in a lane
-        _kernels(backend.RUNTIME.module)[3](numbers, order, blocks, found, length)
+        _kernels(backend.RUNTIME.module)[2](numbers, order, blocks, found, length)
     return found
