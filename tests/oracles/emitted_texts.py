@@ -5,8 +5,8 @@
     python -m pytest -p emitted_texts --emitted-texts FOLDER tests/custom/test_edges.py   # the kernels of tests
     diff -r BEFORE AFTER
 
-There is one file for each program or test: the text of its kernels with tangents and the lines of ``explain()``. A
-single kernel is not compiled: its text is written and its launch given up. The seeds are fixed.
+There is one file for each program or test: the text of its kernels with tangents and of adjoints, and the lines of
+``explain()``. A single kernel is not compiled: its text is written and its launch given up. The seeds are fixed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pytest
 import taichi as ti
 
 from taichi_ext import Jacobian, engine
+from taichi_ext.runtime.reverse import kernels
 
 HERE = Path(__file__).resolve().parent
 PER_START = 50  # programs in one Taichi program
@@ -65,11 +66,11 @@ class Texts:
                 raise StoppedError
             return emitted
 
-        engine.differentiate, engine.build = noted, written
+        engine.differentiate, engine.build, kernels.build = noted, written, written
         try:
             yield
         finally:
-            engine.differentiate, engine.build = differentiate, build
+            engine.differentiate, engine.build, kernels.build = differentiate, build, build
 
     def write(self, name: str) -> None:
         """A file of what came since the last one."""
@@ -79,7 +80,8 @@ class Texts:
             r"\b(0x[0-9a-f]{8,}|\d{12,})\b", lambda m: numbers.setdefault(m[0], f"object {len(numbers)}"), text
         )
         if text:
-            (self.folder / re.sub(r"[^\w.=,-]+", "_", name)[:200]).with_suffix(".txt").write_text(text)
+            file = re.sub(r"[^\w.=,-]+", "_", name)[:200]
+            (self.folder / f"{file}.txt").write_text(text)
         self.parts.clear()
 
     def take(self, name: str, run: Callable[[], object], *, stops: bool = True) -> None:
