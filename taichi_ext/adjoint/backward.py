@@ -373,25 +373,15 @@ def _needed(body: ir.Body) -> set[Local]:
     """The locals that a block reads for something that lasts: memory, locals from before it, control."""
     everything = ir.statements(body)
     declared = {local for s in everything for local in ir.declared(s)}
-    sources: dict[Local, list[Value]] = {}
-    pending: list[Value] = []
-    for s in everything:
-        target = s.target if isinstance(s, ir.Store) else None
-        if isinstance(s, ir.Declare):
-            sources.setdefault(s.local, []).extend(ir.values_of(s))
-        elif isinstance(target, Read) and target.local in declared:
-            sources.setdefault(target.local, []).extend(ir.values_of(s))
-        elif isinstance(s, ir.Call):
-            for local in s.results:
-                sources.setdefault(local, []).extend(ir.values_of(s))
-        else:
-            pending += [*ir.values_of(s), *([target] if isinstance(target, Read) else ())]
     needed: set[Local] = set()
-    while pending:
-        for local in pending.pop().contents.locals - needed:
-            needed.add(local)
-            pending += sources.pop(local, ())
-    return needed
+    edges: list[tuple[ir.Memory, Local]] = []
+    for s in everything:
+        given = [] if isinstance(s, ir.Effect) else [memory for memory, _ in ir.flows(s)]
+        if given and declared.issuperset(given):
+            edges += ((memory, source) for memory in given for source in s.contents.locals)
+        else:
+            needed |= s.contents.locals
+    return {x for x in ir.reached(needed, edges) if isinstance(x, Local)}
 
 
 _BACK: dict[type, Callable[[Block, Any], None]] = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.block import Block, Later
-from taichi_ext.adjoint.plain import Plain, exact, kept_boundary, renamed_call
+from taichi_ext.adjoint.plain import Plain, exact, with_new_results
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.loops import leaves
 from taichi_ext.errors import UnsupportedError
@@ -243,7 +243,7 @@ def _loop(block: Block, s: ir.For | ir.While) -> None:
 
 
 def _call(block: Block, s: ir.Call) -> None:
-    made = renamed_call(s, block.sub)
+    made = with_new_results(s, block.sub)
     block.emit(made)
     is_active = any(map(block.sweep.has, ir.values_of(made)))
     for old, new in zip(s.results, made.results, strict=True):
@@ -263,7 +263,7 @@ def _boundary(block: Block, s: ir.Boundary) -> None:
     """Values whose derivative is not that of their expression."""
     numbers = [block.sub(v) for v in s.numbers]
     if block.sweep.is_again:
-        made = kept_boundary(s, block.sub)
+        made = with_new_results(s, block.sub)
         block.emit(made)
         numbers = list(map(Read, made.results))
     for n, (result, value) in enumerate(zip(s.results, numbers, strict=True)):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.changes import written_containers
@@ -46,9 +45,7 @@ def with_own_entries(loop: ir.For, extents: Extents) -> ir.Body:
         return Read(found.setdefault(name, (v, Local(f"own_{v.container.name}", v.dtype, (), "user")))[1])
 
     def change(s: ir.Statement, is_inner: bool) -> ir.Statement:
-        s = ir.with_nodes(s, lambda v: local_of(v, is_inner) or v)
-        if isinstance(s, ir.Store):
-            s = replace(s, target=local_of(s.target, False) or s.target)
+        s = ir.with_places(s, lambda v: local_of(v, is_inner) or v)
         is_inner = is_inner or isinstance(s, (ir.For, ir.While))
         return ir.with_blocks(s, lambda block: tuple([change(x, is_inner) for x in block]))
 

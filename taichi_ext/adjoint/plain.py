@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.sweep import Sweep, substitution
@@ -11,12 +12,7 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Local, Op, Read, Value
 from taichi_ext.program.build import operation
 
-
-def with_groups(x: object, change: object) -> object:
-    """An argument of a call with changed values."""
-    if isinstance(x, (Value, ir.Tensor, ir.Struct)):
-        return ir.regrouped(x, tuple(map(change, ir.entries(x))))  # type: ignore[arg-type]
-    return x
+_WithResults = TypeVar("_WithResults", bound=ir.Call | ir.Boundary)
 
 
 def exact(value: Value, dtype: ir.Type) -> Value:
@@ -24,19 +20,10 @@ def exact(value: Value, dtype: ir.Type) -> Value:
     return value if value.dtype == dtype else Op("cast", (value,), dtype)
 
 
-def renamed_call(s: ir.Call, change: object) -> ir.Call:
-    """A call with results of its own."""
-    return replace(s, args=tuple([with_groups(a, change) for a in s.args]), results=_renewed(s.results))
-
-
-def kept_boundary(s: ir.Boundary, change: Callable[[Value], Value]) -> ir.Boundary:
-    """A boundary with results of its own, for an adjoint that is differentiated again."""
-    return replace(ir.with_values(s, change), results=_renewed(s.results))  # type: ignore[arg-type]
-
-
-def _renewed(results: tuple[Local, ...]) -> tuple[Local, ...]:
-    """Other locals with the same names and types."""
-    return tuple([Local(r.name, r.dtype, r.shape, r.kind) for r in results])
+def with_new_results(s: _WithResults, change: Callable[[Value], Value]) -> _WithResults:
+    """The statement with changed values, and results of its own with the same names and types."""
+    results = tuple([Local(r.name, r.dtype, r.shape, r.kind) for r in s.results])
+    return replace(ir.with_values(s, change), results=results)  # type: ignore[return-value, call-arg]
 
 
 @dataclass(eq=False)
@@ -81,18 +68,13 @@ class Plain:
                 return (ir.For("range", (variable,), domain, self.block(s.body)),)
             case ir.While():
                 return (ir.While(None, self.block(s.body)),)
-            case ir.Call():
-                made = renamed_call(s, change)
+            case ir.Boundary() if not self.sweep.is_again:
+                return tuple([x for d in s.declarations for x in self.statement(d)])
+            case ir.Call() | ir.Boundary():
+                made = with_new_results(s, change)
                 for old, new in zip(s.results, made.results, strict=True):
                     self._name(old, new)
                 return (made,)
-            case ir.Boundary():
-                if self.sweep.is_again:
-                    kept = kept_boundary(s, change)
-                    self.env.update(zip(s.results, map(Read, kept.results), strict=True))
-                    return (kept,)
-                values = [change(v) for v in s.numbers]
-                return tuple([ir.Declare(self._own(r), (v,)) for r, v in zip(s.results, values, strict=True)])
             case ir.Jump():
                 return (s,)
             case ir.Effect():

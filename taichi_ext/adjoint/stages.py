@@ -25,7 +25,7 @@ from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_reach
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Use
 from taichi_ext.differentiate.transform.forward import differentiate
-from taichi_ext.program import I32, U1, Container, Load, Local, Op, Read, Value
+from taichi_ext.program import I32, U1, Container, Load, Local, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
 from taichi_ext.schedule.loops import with_iterations_together
 from taichi_ext.schedule.machine import Machine
@@ -116,7 +116,7 @@ def staged(
         else:
             groups.append([s])
         is_open = not is_parallel
-    parts = _with_crossing(groups, found)
+    parts = _with_crossing(groups, found.reserve)
     crossing = frozenset(found.crossing.values())
     found.stages += [_with_draws(_stage(part, crossing, extents), found, extents) for part in parts]
     return found
@@ -203,55 +203,38 @@ def _entry(array: Container, number: Coefficient) -> Load:
     return Load(array, (whole(number),))
 
 
-def _with_crossing(groups: list[list[ir.Statement]], found: Staged) -> list[ir.Body]:
-    """The stages, where locals that several of them use are entries of arrays.
+# Locals of a kernel that several of its stages use, as entries of arrays.
+
+_Groups = list[list[ir.Statement]]  # the statements of each stage
+
+
+def _with_crossing(groups: _Groups, reserve: Callable[[ir.Type, int, str], tuple[Container, int]]) -> list[ir.Body]:
+    """The stages, where locals that several of them use are entries of arrays, for which ``reserve`` makes room.
 
     Those that never have a derivative, such as the results of ``ti.sym_eig`` of a stopped matrix, have arrays of their
     own: whether an array has an adjoint is asked of all of it.
     """
-    by_name = operator.attrgetter("name")
-    owner = {
-        local: n
-        for n, group in enumerate(groups)
-        for s in group
-        if not isinstance(s, ir.For)
-        for local in ir.declared(s)
-    }
-    used = ((n, m) for n, group in enumerate(groups) for s in group for m in sorted(s.reads | s.written, key=by_name))
-    shared = dict.fromkeys(m for n, m in used if isinstance(m, Local) and owner.get(m, n) != n)
+    shared = _shared(groups)
     if not shared:
         return [tuple(group) for group in groups]
-    moved = _may_be_active(groups)
-    crossing = {x: found.reserve(x.dtype, max(1, math.prod(x.shape)), "" if x in moved else "fixed_") for x in shared}
-
-    def entry_of(v: Read) -> Load:
-        array, start = crossing[v.local]
-        number: Coefficient = 0
-        for i, size in zip(v.index, v.local.shape, strict=True):
-            number = add(multiply(number, size), unwrapped(i))
-        return _entry(array, add(number, start))
-
-    def change(v: Value) -> Value:
-        if not isinstance(v, Read) or v.local not in crossing:
-            return v
-        entry = entry_of(v)
-        return entry if v.dtype == entry.dtype else Op("cast", (entry,), v.dtype)
-
-    def statement(s: ir.Statement) -> ir.Statement | ir.Body:
-        s = ir.with_nodes(s, change)
-        if isinstance(s, ir.Declare) and s.local in crossing:
-            array, start = crossing[s.local]
-            stores = [ir.Assign(_entry(array, start + k), v, place=s.place) for k, v in enumerate(s.values)]
-            return tuple(stores)
-        if isinstance(s, ir.Store) and isinstance(s.target, Read) and s.target.local in crossing:
-            return replace(s, target=entry_of(s.target))
-        results = ir.declared(s) if isinstance(s, (ir.Call, ir.Boundary, ir.Atomic, ir.Effect)) else ()
-        return (s, *(store for r in results if r in crossing for store in _stores(r, *crossing[r])))
-
-    return [ir.mapped(tuple(group), statement) for group in groups]
+    active = _may_be_active(groups)
+    places = {x: reserve(x.dtype, max(1, math.prod(x.shape)), "" if x in active else "fixed_") for x in shared}
+    crossing = _Crossing(places)
+    return [ir.mapped(tuple(group), crossing.statement) for group in groups]
 
 
-def _may_be_active(groups: list[list[ir.Statement]]) -> frozenset[Local]:
+def _shared(groups: _Groups) -> list[Local]:
+    """The locals that are declared at the top of one stage, and used in others."""
+    owner = {local: n for n, s in _numbered(groups) if not isinstance(s, ir.For) for local in ir.declared(s)}
+    used = ((n, m) for n, s in _numbered(groups) for m in sorted(s.reads | s.written, key=operator.attrgetter("name")))
+    return list(dict.fromkeys(m for n, m in used if isinstance(m, Local) and owner.get(m, n) != n))
+
+
+def _numbered(groups: _Groups) -> list[tuple[int, ir.Statement]]:
+    return [(n, s) for n, group in enumerate(groups) for s in group]
+
+
+def _may_be_active(groups: _Groups) -> frozenset[Local]:
     """The locals that carry tangents if all that a kernel is given does."""
     program = ir.Program("", (), (), tuple(s for group in groups for s in group), ())
     used = {m for s in program.body for m in s.reads | s.written}
@@ -260,25 +243,49 @@ def _may_be_active(groups: list[list[ir.Statement]]) -> frozenset[Local]:
     return find_activity(program, containers, (m for m in used if isinstance(m, Local) and m not in declared)).locals
 
 
+@dataclass(frozen=True)
+class _Crossing:
+    """Statements with entries in place of locals; each local has an array and its first entry there."""
+
+    places: dict[Local, tuple[Container, int]]
+
+    def statement(self, s: ir.Statement) -> ir.Statement | ir.Body:
+        s = ir.with_nodes(s, self._value)
+        if isinstance(s, ir.Declare) and s.local in self.places:
+            array, start = self.places[s.local]
+            return tuple([ir.Assign(_entry(array, start + k), v, place=s.place) for k, v in enumerate(s.values)])
+        if isinstance(s, ir.Store) and isinstance(s.target, Read) and s.target.local in self.places:
+            s = replace(s, target=self._entry(s.target))
+        results = () if isinstance(s, (ir.Declare, ir.For)) else ir.declared(s)
+        return (s, *(store for r in results if r in self.places for store in self._stores(r)))
+
+    def _value(self, v: Value) -> Value:
+        if not isinstance(v, Read) or v.local not in self.places:
+            return v
+        return cast(self._entry(v), v.dtype)
+
+    def _entry(self, v: Read) -> Load:
+        array, start = self.places[v.local]
+        number: Coefficient = 0
+        for i, size in zip(v.index, v.local.shape, strict=True):
+            number = add(multiply(number, size), unwrapped(i))
+        return _entry(array, add(number, start))
+
+    def _stores(self, local: Local) -> list[ir.Statement]:
+        """Stores of all numbers of a local to its entries."""
+        array, start = self.places[local]
+        entries = (Read(local, index) for index in product(*map(range, local.shape)))
+        return [ir.Assign(_entry(array, start + k), cast(e, array.dtype)) for k, e in enumerate(entries)]
+
+
 def _together(s: ir.Statement, machine: Machine) -> ir.Statement:
     """A loop without derivatives whose iterations go through its body together, as they do in forward mode."""
     if not isinstance(s, ir.For) or not s.is_together:
         return s
-    body = ir.mapped(s.body, lambda x: _values(x) if isinstance(x, ir.Boundary) else x)
+    body = ir.mapped(s.body, lambda x: x.declarations if isinstance(x, ir.Boundary) else x)
     (made,) = with_iterations_together((replace(s, body=body),), machine)
     assert isinstance(made, ir.For)
     return replace(made, is_together=True)
-
-
-def _values(s: ir.Boundary) -> ir.Body:
-    """The values of a boundary, without what it says of their derivatives."""
-    return tuple([ir.Declare(r, (v,), place=s.place) for r, v in zip(s.results, s.numbers, strict=True)])
-
-
-def _stores(local: Local, array: Container, start: int) -> list[ir.Statement]:
-    """Stores of all numbers of a local to an array."""
-    entries = (Read(local, index) for index in product(*map(range, local.shape)))
-    return [ir.Assign(_entry(array, start + k), cast(e, array.dtype)) for k, e in enumerate(entries)]
 
 
 def is_entry(load: Load, variable: Local | None) -> bool:

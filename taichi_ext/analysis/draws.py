@@ -45,7 +45,7 @@ def _without_dead_stores(body: ir.Body) -> ir.Body:
         if changed and changed.isdisjoint(liveness.after[s]):
             return _as_zero(s) if isinstance(s, ir.Declare) and s.local in assigned else ()
         # an empty loop stays, with the draws of its bound
-        is_empty = isinstance(s, ir.If) and not s.then and not s.orelse
+        is_empty = isinstance(s, ir.If) and not s.within
         return () if is_empty or s in overwritten else s
 
     return ir.mapped(body, change)

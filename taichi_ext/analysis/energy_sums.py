@@ -47,7 +47,7 @@ class _Uses:
             place = _Occurrence(number, path, s)
             if isinstance(s, ir.Declare) and not s.local.shape and s.local.dtype.is_real:
                 self.declared[s.local] = place
-            for what in () if ir.bodies(s) else s.written:
+            for what in () if s.within else s.written:
                 self.writes.setdefault(what, []).append(place)
             for what in s.contents.locals | s.contents.containers:
                 self.reads.setdefault(what, []).append(place)

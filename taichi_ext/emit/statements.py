@@ -475,8 +475,7 @@ class Lines:
                 f"{ir.cited(s.place)}{s.kind} is antialiased: its value depends on the derivative "
                 "of level, which a kernel without derivatives does not have."
             )
-        groups = s.values if isinstance(s.values, tuple) else (s.values,)
-        for local, value in zip(s.results, (e for g in groups for e in ir.entries(g)), strict=True):
+        for local, value in zip(s.results, s.numbers, strict=True):
             self.line(f"{self.names.declare(local)} = {self.expressions.text(value)}", s.place)
 
 

@@ -34,7 +34,7 @@ from taichi_ext.launches.launch import (
     NumberArgument,
     NumberColumns,
 )
-from taichi_ext.program import Container, Effect, Load, Local, Program, Read, Store, entries, mapped, with_nodes
+from taichi_ext.program import Container, Effect, Load, Local, Program, Read, Store, entries, mapped, with_places
 from taichi_ext.program.build import written_out
 from taichi_ext.program.keys import ADJOINTS, RETURN, TERMS, Key, Purpose, Scratch
 from taichi_ext.record.literals import type_of
@@ -113,7 +113,7 @@ class GradientProgram:
 
     def completed(self, found: Differentiated) -> Differentiated:
         """The program with tangents of the second order, of operations that Taichi has."""
-        body = mapped(found.program.body, lambda s: with_nodes(s, written_out))
+        body = mapped(found.program.body, lambda s: with_places(s, written_out))
         if self.unneeded is not None and self.unneeded not in read_containers(body):
             body = mapped(body, lambda s: () if isinstance(s, Store) and s.target.memory is self.unneeded else s)
         arrays: list[tuple[Purpose, Container]] = [(array.name, c) for c, array in self.arrays.items()]
@@ -382,9 +382,7 @@ def _with_parts(program: Program, parts: dict[Container, tuple[Container, tuple[
         return value
 
     def changed(s: Any) -> Any:
-        s = with_nodes(s, change)
-        if isinstance(s, Store):
-            return replace(s, target=change(s.target))
+        s = with_places(s, change)
         if isinstance(s, Effect):
             return replace(s, writes=tuple(dict.fromkeys(parts[c][0] if c in parts else c for c in s.writes)))
         return s

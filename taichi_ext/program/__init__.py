@@ -29,6 +29,7 @@ from taichi_ext.program.statements import (
     with_blocks,
     with_bodies,
     with_nodes,
+    with_places,
     with_values,
 )
 from taichi_ext.program.values import (

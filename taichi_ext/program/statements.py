@@ -226,6 +226,11 @@ class Boundary(Statement):
         """The values, entry by entry."""
         return _flat(self.values)
 
+    @property
+    def declarations(self) -> tuple[Declare, ...]:
+        """The results with their values, without what is said of their derivatives."""
+        return tuple([Declare(r, (v,), place=self.place) for r, v in zip(self.results, self.numbers, strict=True)])
+
     def sources(self, name: str) -> list[Value]:
         """The values behind the tangents of one name, entry by entry: the arguments, or the results (of autodiff)."""
         return _flat(self.given.get(name, self.values))
@@ -384,6 +389,12 @@ def with_nodes(statement: Statement, change: Callable[[Value], Value]) -> Statem
     """The statement with ``change`` applied to each node of its expressions, operands first; blocks stay."""
     known: dict[Value, Value] = {}
     return with_values(statement, lambda value: rebuilt(value, change, known))
+
+
+def with_places(statement: Statement, change: Callable[[Value], Value]) -> Statement:
+    """``with_nodes``, and the change of what the statement stores to."""
+    new = with_nodes(statement, change)
+    return replace(new, target=change(new.target)) if isinstance(new, Store) else new  # type: ignore[arg-type]
 
 
 def mapped(body: Body, change: Callable[[Statement], Statement | Body]) -> Body:

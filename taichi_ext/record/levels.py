@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -250,7 +250,7 @@ def _pruned(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
 
 def _kept_part(s: ir.Statement, needed: set[ir.Local]) -> ir.Statement:
     def keep(one: ir.Statement) -> ir.Body:
-        if isinstance(one, ir.Jump) or any(ir.bodies(one)):
+        if isinstance(one, ir.Jump) or one.within:
             return (one,)
         if not needed.intersection(written_locals(one)):
             return ()
@@ -266,7 +266,7 @@ def _changed(s: ir.Statement, keep: Any, *, is_guarded: bool) -> ir.Statement:
     """A statement with changed values; values that are not always evaluated may not be evaluated before it."""
     names = {n.name for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, ir.Op)}
     is_guarded = is_guarded or isinstance(s, ir.While) or not names.isdisjoint(ir.LAZY)
-    s = _substituted(s, lambda node: keep(node, is_guarded))
+    s = ir.with_places(s, lambda node: keep(node, is_guarded))
     return ir.with_blocks(s, lambda block: tuple([_changed(i, keep, is_guarded=True) for i in block]))
 
 
@@ -284,16 +284,10 @@ def _copied(s: ir.Statement, names: Mapping[ir.Local, ir.Local], new: Mapping[_E
         return node if own is None else ir.Read(own, node.index, place=node.place)
 
     blocks = tuple(tuple(_copied(i, names, new) for i in block) for block in ir.bodies(s))
-    s = _renamed(_substituted(s, change), names)
+    s = _renamed(ir.with_places(s, change), names)
     if isinstance(s, ir.For):
         s = replace(s, variables=tuple(names[v] for v in s.variables))
     return ir.with_bodies(s, blocks)
-
-
-def _substituted(s: ir.Statement, change: Callable[[ir.Value], ir.Value]) -> ir.Statement:
-    """The statement with ``change`` applied to each node of its expressions, and to its target."""
-    s = ir.with_nodes(s, change)
-    return replace(s, target=change(s.target)) if isinstance(s, ir.Store) else s  # type: ignore[arg-type]
 
 
 def _renamed(s: ir.Statement, names: Mapping[ir.Local, ir.Local]) -> ir.Statement:

@@ -106,10 +106,8 @@ class _Masker:
 
     def _needs_mask(self, s: ir.If) -> bool:
         """Whether a branch is more than a choice of numbers."""
-        inner = (*s.then, *s.orelse)
-        return self.work_of(inner) >= LEAST_GUARDED or any(
-            isinstance(x, (ir.For, ir.While, ir.Jump)) or _is_to_memory(x) for x in ir.statements(inner)
-        )
+        is_more = (isinstance(x, (ir.For, ir.While, ir.Jump)) or _is_to_memory(x) for x in s.within)
+        return self.work_of((*s.then, *s.orelse)) >= LEAST_GUARDED or any(is_more)
 
     def mask(self, name: str) -> ir.Local:
         found = ir.Local(name, ir.U1, (), "temporary")

@@ -102,14 +102,12 @@ def as_scalars(body: ir.Body) -> ir.Body:
         return node
 
     def change(statement: ir.Statement) -> ir.Statement | ir.Body:
-        statement = ir.with_nodes(statement, entry)
+        statement = ir.with_places(statement, entry)
         if isinstance(statement, ir.Declare) and statement.local in made:
             pairs = zip(made[statement.local], statement.values, strict=True)
             return tuple(ir.Declare(local, (v,), place=statement.place) for local, v in pairs)
         if isinstance(statement, ir.For) and statement.kind in _PLAIN and statement.variables[0] in made:
             return replace(statement, kind=_PLAIN[statement.kind], variables=made[statement.variables[0]])
-        if isinstance(statement, ir.Store):
-            return replace(statement, target=entry(statement.target))
         if isinstance(statement, ir.Boundary) and statement.inner:
             inner = {k: tuple(e for l in v for e in made.get(l, (l,))) for k, v in statement.inner.items()}
             return replace(statement, inner=inner)
@@ -154,9 +152,8 @@ def without_dead_code(body: ir.Body) -> ir.Body:
             return ()
         if isinstance(s, ir.Boundary) and s.inner:
             return _with_used_tangents(s, needed)
-        if isinstance(s, ir.If) and not s.then and not s.orelse and s.contents.is_pure:
-            return ()
-        return () if isinstance(s, ir.For) and not s.body else s
+        is_empty = not s.within and (isinstance(s, ir.For) or (isinstance(s, ir.If) and s.contents.is_pure))
+        return () if is_empty else s
 
     return ir.mapped(body, change)
 
@@ -394,7 +391,7 @@ class _Folding:
             return False
         rest = body[n + 1 : self.last_reads(body).get(local, n) + 1]
         changes = next((m for m, s in enumerate(rest) if source in s.written), len(rest))
-        return changes == len(rest) or (changes == len(rest) - 1 and not ir.bodies(rest[-1]))
+        return changes == len(rest) or (changes == len(rest) - 1 and not rest[-1].within)
 
     def is_in_branches(self, s: ir.If, local: ir.Local) -> bool:
         """Whether a use is in a statement of a branch itself, not in a loop or branch in it."""

@@ -307,15 +307,7 @@ def _products(
         return None
     if prepared.reverse is None:
         prepared.reverse = Reverse(prepared.fields)
-    request = Request(
-        block=ColumnBlock(layout.count),
-        seeds=layout.seeds,
-        arrays=layout.arrays,
-        outputs=evaluation.subject.outputs(layout),
-        numbers=layout.numbers(None),
-        directions=directions,
-        wants_return=any(o.target.kind == "return" for o in layout.outputs),
-    )
+    request, memory, reverse = _request(evaluation, directions), prepared.question.options.max_memory, prepared.reverse
 
     def check(forward: Forward) -> None:
         if not evaluation.is_judged and forward.may_lose:
@@ -325,7 +317,6 @@ def _products(
         if after is not None:
             after(forward)
 
-    memory, reverse = prepared.question.options.max_memory, prepared.reverse
     both = zip(cotangents, layout.outputs, strict=True)
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
 
@@ -359,13 +350,33 @@ def _products(
         return None
     prepared.note_judged(evaluation.path)
     if found.alerts:
-        results = [numbers for numbers in (found.rows, found.moved) if numbers is not None]
-        has_nan = any(np.isnan(numbers).any() for numbers in results)  # second derivatives have it elsewhere, too
-        if warn_of_alerts(found.alerts, prepared.fields, layout, None if has_nan else reverse.paths):
-            for numbers in results:  # an adjoint that happens to be 0 says nothing
-                numbers[:] = np.nan
+        _take_alerts(evaluation, found, reverse)
     evaluation.returned = found.returned
     return found
+
+
+def _request(evaluation: Evaluation, directions: np.ndarray | None) -> Request:
+    """What one run with its way back computes."""
+    layout = evaluation.layout
+    return Request(
+        block=ColumnBlock(layout.count),
+        seeds=layout.seeds,
+        arrays=layout.arrays,
+        outputs=evaluation.subject.outputs(layout),
+        numbers=layout.numbers(None),
+        directions=directions,
+        wants_return=any(o.target.kind == "return" for o in layout.outputs),
+    )
+
+
+def _take_alerts(evaluation: Evaluation, found: CotangentProducts, reverse: Reverse) -> None:
+    """Warn of what kernels have noted; products that it makes doubtful become NaN."""
+    results = [numbers for numbers in (found.rows, found.moved) if numbers is not None]
+    has_nan = any(np.isnan(numbers).any() for numbers in results)  # second derivatives have it elsewhere, too
+    paths = None if has_nan else reverse.paths
+    if warn_of_alerts(found.alerts, evaluation.prepared.fields, evaluation.layout, paths):
+        for numbers in results:  # an adjoint that happens to be 0 says nothing
+            numbers[:] = np.nan
 
 
 class _WayBack(contextlib.ExitStack):

@@ -502,9 +502,7 @@ def _with_shapes(
         return replace(v, container=new[v.container]) if is_one else v  # type: ignore[attr-defined]
 
     def changed(s: ir.Statement) -> ir.Statement:
-        s = ir.with_nodes(s, change)
-        if isinstance(s, ir.Store) and isinstance(s.target, Load):
-            s = replace(s, target=change(s.target))
+        s = ir.with_places(s, change)
         if isinstance(s, ir.For) and s.domain and isinstance(s.domain[0], Container) and s.domain[0] in new:
             s = replace(s, domain=(new[s.domain[0]],))
         return s
