@@ -9,7 +9,7 @@ import taichi as ti
 from differences import check_jacobian, integers, outputs, scalars, vector_outputs
 from forced_lanes import force_lanes
 from kernel_texts import kernels_of, names_of
-from taichi_program import initialise
+from taichi_program import initialise, share_program
 
 from taichi_ext import Jacobian
 from taichi_ext.schedule import lanes as schedule_lanes
@@ -235,7 +235,8 @@ def test_loops_that_stay(is_own, lanes):
     [(ti.sqrt, 10, 3, False), (ti.tanh, 500, 3, True), (ti.tanh, 100, 3, False), (ti.tanh, 100, 1000, True)],
 )
 def test_long_bodies_stay(lanes, monkeypatch, function, most, compiled, has_lanes):
-    """Functions that are written out count as what they write."""
+    """Functions that are written out, with ``fast_math``, count as what they write."""
+    share_program(default_fp=ti.f64, fast_math=True)
     monkeypatch.setattr(schedule_lanes, "MOST_OPERATIONS", most)
     monkeypatch.setattr(schedule_lanes, "COMPILED", compiled)
     x, y = scalars(X), outputs(2, 11)

@@ -318,7 +318,7 @@ def test_stores_to_a_field_without_dimensions(way):
     assert_allclose(jacobian(pipeline, x, x), 0.2 * np.eye(N))
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("False-None")
 @each_chunk
 @pytest.mark.parametrize("is_vector", [False, True])
 def test_stores_to_ndarrays(is_vector, chunk_size):
