@@ -92,6 +92,8 @@ DISTRICTS = {
     "runtime/launching": [
         *PIPELINES,
         "pipelines/test_host_stores.py",
+        "pipelines/test_arbiter.py",
+        "solvers/test_implicit.py",
         "sparse/test_sparse_versions.py",
         "solvers/test_projection.py",
         "api/test_bad_input.py",
