@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from more_garbow_hillstrom import PROBLEMS
-from more_garbow_hillstrom_kernels import ROWS, kernel_of
+from more_garbow_hillstrom_kernels import NAMES, kernel_of
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
@@ -145,7 +145,7 @@ def program():
 
 
 @pytest.mark.mostly_sweep("penalty_1")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in KERNELS else pytest.mark.sweep) for n in ROWS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in KERNELS else pytest.mark.sweep) for n in NAMES])
 def test_kernels(program, name):
     """The same residuals and J as in NumPy, and fits by the public function."""
     problem, kernel = PROBLEMS[name], kernel_of(name)
