@@ -50,7 +50,7 @@ def test_polar_decompose(n):
     check_jacobian(k, x, [r, p], expected=[[rotation], [stretch]], atol=1e-7)
 
 
-@pytest.mark.mostly_sweep("2")
+@pytest.mark.mostly_sweep("3")
 @SIZES
 def test_sym_eig(n):
     x, values, q = matrices([SYMMETRIC[n]]), vector_outputs(n, 1), matrix_outputs(n, n, 1)
