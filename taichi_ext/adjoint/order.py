@@ -89,7 +89,7 @@ class Order:
         self._indices, self._changed = Indices(program.body), frozenset(written(program.body))
         declares = (s for s in ir.statements(program.body) if isinstance(s, ir.Declare) and not s.local.shape)
         self._values = {s.local: s.values[0] for s in declares}
-        self._numbers, self._named = ValueNumbers(), dict[int, Value]()
+        self._numbers = ValueNumbers()
         self._fixed: dict[Atom, bool] = {}
 
     def matters(self, loop: ir.For) -> bool:
@@ -147,10 +147,8 @@ class Order:
         form = self._indices.form(index)
         if form is not None:
             return form
-        contents = index.contents
-        if contents.is_pure and self._changed.isdisjoint(contents.locals | contents.containers):
-            index = self._named.setdefault(self._numbers.of(index), index)
-        return Affine(((index, 1),))
+        is_unchanging = index.contents.is_same(self._changed, self._changed)
+        return Affine(((self._numbers.first(index) if is_unchanging else index, 1),))
 
     def _is_range(self, condition: Value) -> bool:
         if isinstance(condition, Read) and condition.local in self._values:

@@ -53,6 +53,14 @@ class Affine:
             return Affine()
         return Affine(tuple((a, f * factor) for a, f in self.terms), self.constant * factor)
 
+    def between(self, interval: Callable[[Atom], tuple[int, int]]) -> tuple[int, int]:
+        """The least and the greatest value where none wraps around, from those of its atoms."""
+        low = high = self.constant
+        for atom, factor in self.terms:
+            ends = sorted(factor * end for end in interval(atom))
+            low, high = low + ends[0], high + ends[1]
+        return low, high
+
 
 _ranks: weakref.WeakKeyDictionary[ir.Local | ir.Value, int] = weakref.WeakKeyDictionary()
 _count = itertools.count()

@@ -7,7 +7,7 @@ known: ``x[j - i]`` under ``i <= j`` counts as possibly out of range, and gets a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from taichi_ext.analysis.affine import NARROW, Affine, Atom, VectorEntry, linear_form, source_of
@@ -58,7 +58,7 @@ class IndexFacts:
 
     def of(self, form: Affine) -> Interval:
         """Between which numbers a sum lies, as computed in i32."""
-        found = _sum(form, self._of_atom)
+        found = form.between(self._of_atom)
         found = found if fits(found) else RANGE
         for terms, sign in ((form.terms, 1), ((form * -1).terms, -1)):
             for constant, (low, high) in self._intervals.get(terms, {}).items():
@@ -94,7 +94,7 @@ class IndexFacts:
         form = self.expressions.linear(value)
         if form is None or not self.is_reached or any(atom not in self.exact for atom, _ in form.terms):
             return None
-        found = _sum(form, self.exact.__getitem__)
+        found = form.between(self.exact.__getitem__)
         return found if fits(found) else None
 
     # --- new facts
@@ -212,15 +212,6 @@ class IndexFacts:
             low, high = (max(low, end), high) if sign > 0 else (low, min(high, end))
         self.exact[atom] = low, high
         return low <= high
-
-
-def _sum(form: Affine, interval: Callable[[Atom], Interval]) -> Interval:
-    """Between which numbers a sum lies that does not wrap around, from the intervals of its parts."""
-    low = high = form.constant
-    for atom, factor in form.terms:
-        ends = sorted(factor * end for end in interval(atom))
-        low, high = low + ends[0], high + ends[1]
-    return low, high
 
 
 def _is_truth(value: Value) -> bool:
@@ -351,7 +342,6 @@ class IntegerForms:
         self.definitions: dict[Local, Affine] = {}  # of locals that do not change
         self.conditions: dict[Local, Value] = {}
         self._numbers = ValueNumbers()
-        self._atoms: dict[int, Value] = {}  # by their numbers
         self._lasting: set[Value] = set()
         self.pending: set[Value] = set()  # operations that are being looked at
 
@@ -388,7 +378,7 @@ class IntegerForms:
                 return Affine(((VectorEntry(local, tuple(i for i in index if isinstance(i, int))), 1),))
         if not self._is_unchanging(value):
             return Affine(((value, 1),))
-        known = self._atoms.setdefault(self._numbers.of(value), value)
+        known = self._numbers.first(value)
         self._lasting.add(known)
         return Affine(((known, 1),))
 

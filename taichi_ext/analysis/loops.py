@@ -136,15 +136,9 @@ def number(x: object, extents: Extents) -> int | None:
 
 def span(column: Affine, loops: Iterable[Loop]) -> tuple[int, int] | None:
     """The least and the greatest value of an index in these loops, None where the kernel alone knows them."""
-    bounds = {a: b for loop in loops if loop.bounds for a, b in zip(loop.atoms, loop.bounds, strict=True)}
-    least = greatest = column.constant
-    for atom, factor in column.terms:
-        if atom not in bounds:
-            return None
-        first, end = bounds[atom]
-        ends = factor * first, factor * (end - 1)
-        least, greatest = least + min(ends), greatest + max(ends)
-    return least, greatest
+    bounds = ((a, b) for loop in loops if loop.bounds for a, b in zip(loop.atoms, loop.bounds, strict=True))
+    taken = {atom: (first, end - 1) for atom, (first, end) in bounds}
+    return column.between(taken.__getitem__) if all(atom in taken for atom, _ in column.terms) else None
 
 
 def leaves(body: Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:

@@ -20,6 +20,11 @@ class ValueNumbers:
         self._definition = definition
         self._numbers: dict[Hashable, int] = {}
         self._known: dict[Value, int] = {}
+        self._first: dict[int, Value] = {}
+
+    def first(self, value: Value) -> Value:
+        """The first value asked for with its number."""
+        return self._first.setdefault(self.of(value), value)
 
     def of(self, value: Value) -> int:
         """The number of a value."""
