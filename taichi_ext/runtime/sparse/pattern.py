@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,7 @@ from taichi_ext.differentiate.forms.entry_sites import Group, Site
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.shadows import array_of, to_numpy
 from taichi_ext.runtime.sparse.matrices import Pattern
-from taichi_ext.runtime.sparse.merging import merged, merged_blocks
-from taichi_ext.runtime.sparse.symmetric_blocks import symmetric_blocks
+from taichi_ext.runtime.sparse.merging import NO_OVERFLOW, merged, merged_blocks
 
 
 class SiteSlots:
@@ -146,11 +146,9 @@ def block_of(
     if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
         return PatternBlock(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
     if is_symmetric and shape[0] == shape[1] and not has_rows and len(key) >= LONG:
-        found = symmetric_blocks(key, kept, shape[0])
+        found = _symmetric(key, kept, shape[0])
         if found is not None:
-            return PatternBlock(
-                found.indptr, found.indices, found.order, None, shape, False, found.length, found.blocks
-            )
+            return found
     numbers = None if kept.all() else np.flatnonzero(kept)
     key = key if numbers is None else key[numbers]
     order, key = _sorted(key, max(1, shape[0]) * width)
@@ -171,6 +169,60 @@ def block_of(
             ends = np.append(0, np.cumsum(counts)).astype(dtype)
             return PatternBlock(indptr, indices, order[first], ends, shape, has_rows, length)
     return PatternBlock(indptr, indices, order, None if is_first.all() else ends, shape, has_rows)
+
+
+# A symmetric matrix whose numbers come in square blocks: only those above the diagonal are added up.
+
+
+def _symmetric(key: np.ndarray, kept: np.ndarray, size: int) -> PatternBlock | None:
+    """The arrays for numbers at ``row * size + column``; None if they are no square blocks of kept numbers."""
+    for length in (4, 3, 2):
+        square, step = length * length, PART // 16
+        if size % length == 0 and len(key) % square == 0 and len(key) <= NO_OVERFLOW // 2:
+            keys, is_kept = key.reshape(-1, square), kept.reshape(-1, square)
+            if all(_are_blocks(keys[n : n + step], is_kept[n : n + step], size) for n in range(0, len(keys), step)):
+                return _in_blocks(keys[:, 0], np.flatnonzero(is_kept[:, 0]), size, length)
+    return None
+
+
+def _are_blocks(keys: np.ndarray, kept: np.ndarray, size: int) -> bool:
+    steps = np.arange(keys.shape[1])
+    length = math.isqrt(len(steps))
+    is_same = keys - keys[:, :1] == steps // length * size + steps % length
+    return bool((kept == kept[:, :1]).all() and (is_same | ~kept).all())
+
+
+def _in_blocks(first: np.ndarray, numbers: np.ndarray, size: int, length: int) -> PatternBlock | None:
+    rows, columns = np.divmod(first[numbers], size)
+    if (rows % length).any() or (columns % length).any():
+        return None
+    rows, columns, width = rows // length, columns // length, size // length
+    is_upper = rows <= columns
+    places, numbers = (rows * width + columns)[is_upper], numbers[is_upper]
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    starts = np.flatnonzero(np.append(True, places[1:] != places[:-1])[: len(places)])
+    upper = places[starts]
+    rows, columns = np.divmod(upper, width)
+    mirrored = columns * width + rows
+    every = np.sort(np.concatenate([upper, mirrored[rows < columns]]))
+    count = np.bincount(every // width, minlength=width)  # of the blocks in a row of them
+    before = np.cumsum(count) - count
+
+    def rows_of(places: np.ndarray) -> list[np.ndarray]:
+        row = places // width
+        first = length * ((length - 1) * before[row] + np.searchsorted(every, places))
+        return [first + n * length * count[row] for n in range(length)]
+
+    dtype: Any = np.int32
+    ends = np.append(starts, len(order))
+    blocks = np.stack([*rows_of(upper), *rows_of(mirrored), ends[:-1], ends[1:]], axis=1).astype(dtype)
+    in_row = np.repeat(count, length)
+    indptr = np.append(0, np.cumsum(length * in_row)).astype(dtype)
+    block = np.arange(in_row.sum()) + np.repeat(np.repeat(before, length) - (np.cumsum(in_row) - in_row), in_row)
+    indices = (length * (every % width)).astype(dtype)[block][:, None] + np.arange(length, dtype=dtype)
+    numbers = (length * length * numbers[order]).astype(dtype)
+    return PatternBlock(indptr, indices.reshape(-1), numbers, None, (size, size), False, length, blocks)
 
 
 def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarray:
