@@ -7,6 +7,7 @@ where its sides lie on borders of pixels or of squares in them, or a rounding be
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import coverage, edge, jacobian, layers, pixel
@@ -82,6 +83,22 @@ def kernel_of(scene, form, name):
     return kernels[form, name]
 
 
+KERNELS = """
+    by_edge:
+        x, y = float(i), float(j)
+        image[i, j] = edge(level(x, y), 3.0, 1.0, at=(x, y))
+    by_coverage:
+        x, y = float(i), float(j)
+        image[i, j] = 1.0 + 2.0 * coverage(level(x, y), at=(x, y))
+    by_layers:
+        image[i, j] = layers(layer, 1, 1.0, at=(i, j))
+    by_nearest:
+        image[i, j] = layers(surface, 1, 1.0, at=(i, j), order="depth")
+    by_pixel:
+        image[i, j] = pixel(shade, at=(i, j))
+"""
+
+
 def make_kernel(level, image, name):
     @ti.func
     def layer(n, x, y):
@@ -95,36 +112,8 @@ def make_kernel(level, image, name):
     def shade(x, y):
         return ti.select(level(x, y) > 0, 3.0, 1.0)
 
-    @ti.kernel
-    def by_edge():
-        for i, j in image:
-            x, y = float(i), float(j)
-            image[i, j] = edge(level(x, y), 3.0, 1.0, at=(x, y))
-
-    @ti.kernel
-    def by_coverage():
-        for i, j in image:
-            x, y = float(i), float(j)
-            image[i, j] = 1.0 + 2.0 * coverage(level(x, y), at=(x, y))
-
-    @ti.kernel
-    def by_layers():
-        for i, j in image:
-            image[i, j] = layers(layer, 1, 1.0, at=(i, j))
-
-    @ti.kernel
-    def by_nearest():
-        for i, j in image:
-            image[i, j] = layers(surface, 1, 1.0, at=(i, j), order="depth")
-
-    @ti.kernel
-    def by_pixel():
-        for i, j in image:
-            image[i, j] = pixel(shade, at=(i, j))
-
-    return {"edge": by_edge, "coverage": by_coverage, "layers": by_layers, "nearest": by_nearest, "pixel": by_pixel}[
-        name
-    ]
+    scope = {f.__name__: f for f in (coverage, edge, layers, pixel, layer, surface, shade)}
+    return kernels_of(KERNELS, "for i, j in image:\n    ...\n", level=level, image=image, **scope)[f"by_{name}"]
 
 
 def assert_sums(scene, kernel, place, atol):

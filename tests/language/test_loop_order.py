@@ -5,6 +5,7 @@ import textwrap
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 from printed_programs import text
 from taichi_program import end_program, initialise
@@ -46,6 +47,27 @@ def test_a_loop_over_a_field_as_one_over_a_number():
     )
 
 
+KERNELS = """
+    over_field:
+        for i in c:
+            ti.atomic_min(least[None], c[i] * p[(i - offset) % P])
+    over_two_indices:
+        for i, j in c:
+            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
+    over_groups:
+        for I in ti.grouped(c):
+            ti.atomic_min(least[None], c[I] * p[(I[0] * shape[1] + I[1]) % P])
+    over_ndrange:
+        for i, j in ti.ndrange(*shape):
+            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
+    over_range:
+        for k in range(N):
+            ti.atomic_min(least[None], c[k // shape[1], k % shape[1]] * p[k % P])
+    in_a_function:
+        minimum()
+"""
+
+
 def loops(kind):
     """A kernel that takes the minimum of ``c[i] * p[i % P]``; ``c``, ``p`` and the minimum."""
     p, least = ti.field(ti.f64, P), ti.field(ti.f64, ())
@@ -68,60 +90,19 @@ def loops(kind):
         shape = (64, N // 64)
         ti.root.dense(ti.ij, shape).place(c)
 
-    @ti.kernel
-    def over_field():
-        least[None] = 1e5
-        for i in c:
-            ti.atomic_min(least[None], c[i] * p[(i - offset) % P])
-
-    @ti.kernel
-    def over_two_indices():
-        least[None] = 1e5
-        for i, j in c:
-            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
-
-    @ti.kernel
-    def over_groups():
-        least[None] = 1e5
-        for I in ti.grouped(c):
-            ti.atomic_min(least[None], c[I] * p[(I[0] * shape[1] + I[1]) % P])
-
-    @ti.kernel
-    def over_ndrange():
-        least[None] = 1e5
-        for i, j in ti.ndrange(*shape):
-            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
-
-    @ti.kernel
-    def over_range():
-        least[None] = 1e5
-        for k in range(N):
-            ti.atomic_min(least[None], c[k // shape[1], k % shape[1]] * p[k % P])
-
     @ti.func
     def minimum():
         for i in c:
             ti.atomic_min(least[None], c[i] * p[i % P])
 
-    @ti.kernel
-    def in_a_function():
-        least[None] = 1e5
-        minimum()
-
-    kernels = {
-        "two indices": over_two_indices,
-        "grouped": over_groups,
-        "ndrange": over_ndrange,
-        "range": over_range,
-        "function": in_a_function,
-    }
-    if kind == "function":
+    if kind == "in_a_function":
         c, shape = ti.field(ti.f64, N), (N,)
-    return kernels.get(kind, over_field), c, p, least, shape, offset
+    kernels = kernels_of(KERNELS, "least[None] = 1e5\n...\n", **locals(), P=P, N=N)
+    return kernels.get(kind, kernels["over_field"]), c, p, least, shape, offset
 
 
 FIELDS = ["dense", "two levels", "offset", "pointer", "bitmasked", "dynamic"]
-OTHERS = ["two indices", "grouped", "ndrange", "range", "function"]
+OTHERS = names_of(KERNELS)[1:]
 
 
 @pytest.mark.sweep
@@ -220,8 +201,8 @@ class TestOnAGpu:
         monkeypatch.setattr(backend, "is_host_arch", lambda: False)
         monkeypatch.setattr(backend, "thread_count", lambda: 8)
 
-    @pytest.mark.mostly_sweep("grouped")
-    @pytest.mark.parametrize("kind", ["dense", "two levels", "offset", "two indices", "grouped"])
+    @pytest.mark.mostly_sweep("over_groups")
+    @pytest.mark.parametrize("kind", ["dense", "two levels", "offset", "over_two_indices", "over_groups"])
     def test_over_a_range(self, kind):
         kernel, c, p, least, shape, _ = loops(kind)
         values = (2.0 - np.arange(N) / N).reshape(shape)
