@@ -55,6 +55,21 @@ def test_draws_of_an_iteration_are_recorded():
     assert_allclose(found, read(y) / read(x), rtol=1e-12)
 
 
+def test_a_loop_over_a_part_of_a_field_touches_no_other_rows():
+    values, u = np.linspace(0.3, 1.4, 36).reshape(9, 4), np.linspace(-1.0, 2.0, 36).reshape(9, 4)
+    x, y = ti.field(ti.f64, (9, 4)), outputs(9, 4)
+    write(x, values)
+
+    @ti.kernel
+    def run():
+        for i, j in ti.ndrange((2, 5), (1, 4)):
+            y[i, j] = x[i, j] ** 2
+
+    expected = np.zeros((9, 4))
+    expected[2:5, 1:] = (2 * values * u)[2:5, 1:]
+    assert_allclose(vjp(run, x, y, u), expected, rtol=1e-14)
+
+
 @pytest.mark.parametrize("name", ["by_index", "by_local", "by_function"])
 def test_neighbours_behind_a_condition(name):
     """LLVM 15 took the entry before the first one, which no iteration touches, for one 32 GiB further on."""
