@@ -23,6 +23,7 @@ from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
 from taichi_ext.api.inputs.options import check_count
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import real_array
+from taichi_ext.checks.differences import entry_text
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 from taichi_ext.labels import Labels
 from taichi_ext.solvers.operator import required
@@ -185,7 +186,7 @@ def _units(units: object, blocks: list[BlockPicture]) -> list[str]:
 def _label(axes: Any, block: BlockPicture) -> None:
     """Name the entries of a matrix as the user does; an axis with many has the name of the output or parameter."""
     if block.output is None or block.param is None:
-        count = min(2, len(block.values.shape) if hasattr(block.values, "shape") else 0)
+        count = min(2, len(_shape_of(block.values)))
         numbered = [*(f"axis {n}" for n in reversed(range(count))), "", ""]
         names = ["parameter", "output"] if _is_sparse(block.values) else numbered
         axes.set_xlabel(names[0], fontsize=TEXT)
@@ -233,7 +234,7 @@ def _pictures(block: BlockPicture, matrix: np.ndarray, most: int) -> list[list[t
     total = images.shape[3]
     rows: list[list[tuple[str, np.ndarray, bool]]] = []
     for c, index in enumerate(components[:most]):
-        name = f"∂{output.name}{output.component(list(index))}"
+        name = f"∂{output.name}{output.component(index)}"
         more = f"\n({most} of {total} entries)" if total > most else ""
         titles = [f"{name} / ∂{param.entry(k)}" for k in range(min(most, total))]
         titles[-1] += more
@@ -370,16 +371,15 @@ class Side:
 
     def entry(self, number: int) -> str:
         """The name of an entry, by its number in C order: ``x[1].y``."""
-        index = [int(i) for i in np.unravel_index(number, self.full_shape)] if self.full_shape else []
-        count = len(index) - len(self.element)
-        outer = f"[{', '.join(map(str, index[:count]))}]" if count else ""
-        return f"{self.name}{outer}{self.component(index[count:])}"
+        index = tuple([int(i) for i in np.unravel_index(number, self.full_shape)])
+        count = len(self.shape)
+        return f"{self.name}{entry_text(index[:count])}{self.component(index[count:])}"
 
-    def component(self, index: list[int]) -> str:
+    def component(self, index: tuple[int, ...]) -> str:
         """The suffix for the name of an element: ``.y``, ``[1, 2]``."""
         if len(index) == 1 and self.element[0] <= len("xyzw"):
             return f".{'xyzw'[index[0]]}"
-        return f"[{', '.join(map(str, index))}]" if index else ""
+        return entry_text(index)
 
 
 @dataclass(frozen=True)
@@ -404,8 +404,7 @@ class BlockPicture:
     @property
     def matrix_shape(self) -> tuple[int, int]:
         if self.output is None or self.param is None:
-            shape = self.values.shape if hasattr(self.values, "shape") else np.shape(self.values)
-            rows, columns = (1, 1, *shape)[-2:]
+            rows, columns = (1, 1, *_shape_of(self.values))[-2:]
             return rows, columns
         return math.prod(self.output.full_shape), math.prod(self.param.full_shape)
 
