@@ -3,7 +3,8 @@
 * An entry that one iteration owns needs no atomics, nor does any entry in a loop of one thread.
 * Where a loop adds often to few entries, each thread has sums of its own.
 * Where all entries lie within a fixed distance of a loop variable (stencils), the loop runs in *two colours*: the even
-  pieces of the range of that variable first, then the odd ones. No two pieces of a colour touch the same entry.
+  pieces of the range of that variable first, then the odd ones. No two pieces of a colour touch the same entry. A small
+  loop is serial: to wake threads twice takes longer.
 * Otherwise adjoints are added to atomically.
 """
 
@@ -20,9 +21,10 @@ from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import loop_bounds, trips
 from taichi_ext.program import Container, Load, Local, Value
 from taichi_ext.schedule.machine import Machine
-from taichi_ext.simplify.usage import accesses
+from taichi_ext.simplify.usage import accesses, all_values
 
 MOST_OWN = 1 << 24  # numbers in the sums of all threads
+LITTLE_WORK = 1 << 16  # loads and operations of a loop that one thread does before two runs of all threads are over
 _UNKNOWN_TRIPS = 16
 
 Bounds = tuple[tuple[int, int], ...]
@@ -70,6 +72,8 @@ def contention(
     own = {c for c, n in sizes.items() if c not in free | stored and _is_often(stage, c, n * machine.threads, machine)}
     shared = {c for c in sizes if c not in free and c not in own and c in touched}
     colours = _colours(stage, shared, touched, machine) if shared else None
+    if colours is not None and not own and _is_little(stage, machine):
+        return Contention(frozenset(), frozenset(), None, True)
     return Contention(frozenset(free), frozenset(own), colours, False)
 
 
@@ -114,6 +118,16 @@ def _is_often(stage: Stage, c: Container, size: int, machine: Machine) -> bool:
         return False
     bounds = bounds_of(stage, machine)
     return bounds is None or _additions(stage.body, c, math.prod(b - a for a, b in bounds)) >= 2 * size
+
+
+def _is_little(stage: Stage, machine: Machine) -> bool:
+    """Whether a loop without loops in it is over soon."""
+    bounds, inside = bounds_of(stage, machine), ir.statements(stage.body)
+    if bounds is None or any(isinstance(s, (ir.For, ir.While)) for s in inside):
+        return False
+    nodes = (v for s in inside for v in all_values(s))
+    counted = sum(isinstance(v, (ir.Op, Load)) and v.dtype.is_real for v in nodes)
+    return counted * math.prod(b - a for a, b in bounds) <= LITTLE_WORK
 
 
 def _additions(body: ir.Body, c: Container, times: int) -> int:

@@ -99,7 +99,9 @@ class _Loops:
     """The loops around an iteration and its way back."""
 
     def __init__(self, sweep: Sweep, bounds: Bounds | None, machine: Machine) -> None:
-        self.sweep, self.bounds, self.threads, self.extents = sweep, bounds, machine.threads, machine.extents
+        self.sweep, self.bounds, self.extents = sweep, bounds, machine.extents
+        self.threads = 1 if sweep.contention.is_serial else machine.threads
+        self.config = {"serialize": True} if self.threads < machine.threads else {}
 
     def body(self) -> ir.Body:
         loop, colours = self.sweep.stage.loop, self.sweep.contention.colours
@@ -111,7 +113,7 @@ class _Loops:
         if self.bounds is not None and any(isinstance(s, ir.For) for s in self.sweep.stage.body):
             with contextlib.suppress(CannotError):
                 return (self._in_lanes(loop, self.bounds),)
-        if self.bounds is not None and len(loop.variables) > 1:
+        if self.bounds is not None and (len(loop.variables) > 1 or self.config):
             return (self._by_rows(loop, self.bounds),)
         variables = _variables(loop)
         env: dict[Local, Value] = {v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}
@@ -180,7 +182,7 @@ class _Loops:
             a, b = (whole(add(e, start)) for e in ends)
             domains[1] = a, b
         body = self._loops(loop, domains, rest, {0: whole(add(row, first))})
-        return ir.For("range", (piece,), (literal(max(0, last - first) * parts, I32),), body)
+        return ir.For("range", (piece,), (literal(max(0, last - first) * parts, I32),), body, self.config)
 
     def _coloured(self, loop: ir.For, bounds: Bounds, k: int, reach: int, colour: int) -> ir.For:
         """Every other piece of a loop, so that no two of them touch the same entries."""

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from program_interpreter import Interpreter
 
-from taichi_ext.adjoint import adjoint_array, adjoint_of, gather, lanes, staged
+from taichi_ext.adjoint import adjoint_array, adjoint_of, contention, gather, lanes, staged
 from taichi_ext.adjoint import costly as costly_values
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.loops import Extent
@@ -349,11 +349,17 @@ def test_a_tape_that_is_too_small_says_what_is_missing(make):
     assert_allclose(np.concatenate(found), differences(stages) @ cotangents, rtol=1e-7, atol=1e-8)
 
 
-def test_a_loop_over_neighbours_runs_in_two_colours_without_atomics():
+@pytest.mark.parametrize("little", [0, contention.LITTLE_WORK], ids=["two colours", "serial"])
+def test_a_loop_over_neighbours_runs_in_two_colours_or_one_thread_without_atomics(monkeypatch, little):
+    monkeypatch.setattr(contention, "LITTLE_WORK", little)
     stages = Stages(stencil, 4)
     made, _ = stages.adjoint(stages.staged.stages[0], frozenset((x, y)))
-    assert [s.kind for s in made.body] == ["range", "range"]
+    assert [(s.kind, s.config) for s in made.body] == (
+        [("range", {"serialize": True})] if little else [("range", {})] * 2
+    )
     assert not [s for s in statements(made.body) if isinstance(s, Update)]
+    test_adjoints_are_those_of_differences(stencil, 4)
+    test_several_cotangents_go_back_together(stencil)
 
 
 def test_few_entries_have_sums_of_each_thread():
