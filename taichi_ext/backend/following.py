@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -16,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel
-from taichi_ext.backend.lifetime import InTree, check_not_ended, tree_serial
+from taichi_ext.backend.lifetime import InTree, check_not_ended, layout_version, tree_serial
 from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, process_args, ti
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import is_inside_kernel
 from taichi_ext.errors import INNER, InvalidArgumentError, UnsupportedError
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class FieldEntry(InTree):
     """One number of a field, as Python reads it and stores to it."""
 
@@ -35,8 +36,11 @@ class FieldEntry(InTree):
     @classmethod
     def of(cls, accessor: Any, index: tuple[int, ...]) -> FieldEntry:
         """The entry that an accessor of Taichi's reads and writes, of a field that exists."""
-        node = _node(accessor)
-        return cls(accessor, index, int(node.id), tree_serial(node))
+        known, version = accessor.__dict__.get(_PLACE, _NOWHERE), layout_version()
+        if known[0] != version:
+            node = _node(accessor)
+            known = accessor.__dict__[_PLACE] = version, int(node.id), tree_serial(node)
+        return cls(accessor, index, known[1], known[2])
 
     @property
     def name(self) -> Any:
@@ -53,6 +57,10 @@ class FieldEntry(InTree):
     def write(self, value: object) -> None:
         check_not_ended(self)
         self.accessor.setter(value, *self.index)
+
+
+_PLACE = "_taichi_ext_place"  # of an accessor: the version of the layout, and the node and tree that it had then
+_NOWHERE = None, 0, 0
 
 
 def _node(accessor: Any) -> Any:
@@ -218,10 +226,12 @@ Place = tuple[object, object]  # where an access reads or stores: an entry or ar
 
 
 def _of_field(field: ti.ScalarField, key: object, *_: object) -> Place:
-    check_not_ended(field)
-    field._initialize_host_accessors()
     accessors: Any = field.host_accessors
-    return FieldEntry.of(accessors[0], tuple(field._pad_key(key))), None
+    known = accessors[0].__dict__.get(_PLACE, _NOWHERE) if accessors else _NOWHERE
+    if known[0] != layout_version():
+        _of_existing(field)
+        return _of_field(field, key)
+    return FieldEntry(accessors[0], tuple(field._pad_key(key)), known[1], known[2]), None
 
 
 def _of_proxy(proxy: Any, key: object, *_: object) -> Place:
@@ -247,9 +257,16 @@ def _of_whole(obj: object, *_: object) -> Place:
     return obj, ...
 
 
-def _of_existing(obj: object, *_: object) -> None:
+def _of_existing(obj: Any, *_: object) -> None:
     """Access to entries of a vector, matrix or struct field: the accessor reads and writes them."""
+    accessors = getattr(obj, "host_accessors", None)
+    if accessors and accessors[0].__dict__.get(_PLACE, _NOWHERE)[0] == layout_version():
+        return
     check_not_ended(obj)
+    if isinstance(obj, (ti.ScalarField, ti.MatrixField)):
+        obj._initialize_host_accessors()
+        made: Any = obj.host_accessors
+        FieldEntry.of(made[0], ())
 
 
 def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., object]:
@@ -257,7 +274,13 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
 
     def read(self: object, *args: object, **keywords: object) -> object:
         found, follower = place(self, *args), _follower()
-        value = _originals[name](self, *args, **keywords)
+        entry = None if found is None else found[0]
+        try:
+            value = entry.accessor.getter(*entry.index) if type(entry) is FieldEntry else None
+        except TypeError:  # of an index, for which Taichi has words
+            value = None
+        if value is None:
+            value = _originals[name](self, *args, **keywords)
         if follower is None:
             _note_unfollowed(found)
             return value
@@ -292,14 +315,17 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
         value = [*args, *keywords.values()][-1]
         if isinstance(self, ti.ScalarField):
             follower.note_field(self)
+        entry = found[0]
         with ending:
-            follower.before_host_write(found[0], value)
-        if name.endswith("from_numpy"):
-            _originals[name](self, *args, **keywords)  # launches kernels, which are followed
-            return
-        with suspend_following():
-            _originals[name](self, *args, **keywords)
-        with ending:
+            follower.before_host_write(entry, value)
+            if type(entry) is FieldEntry:
+                entry.accessor.setter(value, *entry.index)
+            elif not name.endswith("from_numpy"):
+                with suspend_following():
+                    _originals[name](self, *args, **keywords)
+            else:  # it launches kernels, which are followed
+                _originals[name](self, *args, **keywords)
+                return
             follower.host_write(*found, value)
 
     return write
@@ -473,6 +499,13 @@ def is_recorded() -> bool:
     return (runtime.target_tape is not None or runtime.fwd_mode_manager is not None) and not runtime.grad_replaced
 
 
+@functools.lru_cache(maxsize=1024)
+def _kind(name: str) -> bool | None:
+    """Of a module, whether it belongs to the standard library, or to Taichi or this package; None for neither."""
+    module = name.split(".")[0]
+    return False if module in INNER else True if module != "__main__" and module in sys.stdlib_module_names else None
+
+
 def user_frame(frame: types.FrameType | None = None) -> types.FrameType | None:
     """The innermost frame, from the caller's or a given one on, that is neither Taichi's nor this package's.
 
@@ -480,10 +513,10 @@ def user_frame(frame: types.FrameType | None = None) -> types.FrameType | None:
     """
     frame, library = sys._getframe(1) if frame is None else frame, None
     while frame is not None:
-        module = str(frame.f_globals.get("__name__")).split(".")[0]
-        if module not in INNER and (module == "__main__" or module not in sys.stdlib_module_names):
+        kind = _kind(str(frame.f_globals.get("__name__")))
+        if kind is None:
             return frame
-        library = library or (None if module in INNER else frame)
+        library = library or (frame if kind else None)
         frame = frame.f_back
     return library
 

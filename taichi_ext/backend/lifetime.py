@@ -128,6 +128,7 @@ def is_tree_alive(serial: int) -> bool:
 class InTree:
     """Something of ours that reads and writes a part of a tree of fields."""
 
+    __slots__ = ()
     tree_serial: int
 
 

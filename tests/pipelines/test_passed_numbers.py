@@ -5,6 +5,7 @@ import functools
 import math
 import pickle
 import statistics
+import sys
 import warnings
 
 import numpy as np
@@ -812,3 +813,53 @@ def test_an_entry_of_a_vector_field_is_passed_with_its_tangents(call):
         else:
             J = jacobian(run, x, s, chunk_size=None if call == "jacobian" else 3)[0]
     assert_allclose(J, [[6.0, 36.0], [24.0, 0.0]])
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_entries_outside_of_a_field_or_array_raise_where_python_accesses_them(mode, is_stored):
+    x, y, total = (ti.field(ti.f64, shape=n) for n in (2, 5, ()))
+    array = ti.ndarray(ti.f64, shape=5)
+
+    @ti.kernel
+    def fill(array: ti.types.ndarray()):
+        for i in y:
+            y[i] = x[0] * i
+            array[i] = x[1] * i
+
+    for owner, index in ((y, -1), (y, 5), (array, -1)):
+
+        def pipeline(owner=owner, index=index):
+            fill(array)
+            if is_stored:
+                owner[index] = 2.0 * y[1]
+            else:
+                total[None] = owner[index]
+
+        with pytest.raises(InvalidArgumentError, match=rf"entry \({index},\) .* of shape \(5,\).* outside"):
+            jacobian(pipeline, x, total, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_loop_that_reads_entries_makes_few_calls_more_than_outside(mode):
+    x, y = ti.field(ti.f64, shape=1), ti.field(ti.f64, shape=10)
+    calls = []
+
+    @ti.kernel
+    def fill():
+        for i in y:
+            y[i] = x[0] * i
+
+    def pipeline():
+        fill()
+        count = [0]
+        sys.setprofile(lambda frame, event, arg: count.__setitem__(0, count[0] + event.endswith("call")))
+        for i in range(200):
+            y[i % 10]
+        sys.setprofile(None)
+        calls.append(count[0])
+
+    pipeline()
+    for _ in range(2):
+        jacobian(pipeline, x, y, mode=mode)
+    assert max(calls) <= 3 * calls[0]

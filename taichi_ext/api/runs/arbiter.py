@@ -193,7 +193,7 @@ class Arbiter:
         """Whether more happens than in an earlier call, or entries that Python stored to then keep their numbers."""
         if len(self.trace.events) > known.events:
             return True
-        events = dict(enumerate(self.trace.events, self.trace.start or 0))
+        events = {event.at: event for event in self.trace.events}
         for n, entries in known.seen.items():
             changed = events[n].changed if n in events else None
             if changed is not None and entries[-1] < changed.size and not changed[entries].all():
@@ -341,12 +341,12 @@ class ArrayStores:
 def _stores(first: Trace, moved: list[TraceEvent]) -> ArrayStores:
     """The entries that change by Python where the params are as they are, or where they are moved."""
     found = ArrayStores(events=len(first.events))
-    for n, (r, m) in enumerate(zip(first.events, moved, strict=False), first.start or 0):
+    for r, m in zip(first.events, moved, strict=False):
         if not r.is_like(m):
             break
         if r.is_active and r.changed is not None and m.changed is not None:
             for kind, mask in ((found.seen, m.changed | r.changed), (found.equal, m.changed & ~r.changed)):
-                kind.update({n: np.flatnonzero(mask)} if mask.any() else {})
+                kind.update({r.at: np.flatnonzero(mask)} if mask.any() else {})
     return found
 
 

@@ -235,12 +235,13 @@ class Pipeline(DualFollower):
         info = self._session.table.infos.get(key)
         if isinstance(rows, slice) or (info is not None and info.size == 1):
             self._session.accesses.lost.note(set(), {key})
-        if self._tangents.clear(key, rows):  # the entries are constants from now on
-            self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
+        is_changed = self._tangents.clear(key, rows)  # the entries are constants from now on
         if self.is_own(value):
             self._numbers.passed |= value.names
             self._session.accesses.note(set(), self._tangents.arrays.shared([key]))
             self._tangents.store_row(key, rows, value.tangent)
+        elif is_changed:
+            self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
 
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""
@@ -252,7 +253,7 @@ class Pipeline(DualFollower):
         if place is not None and self._tangents.is_active(place[0]):
             if trace is not None:
                 trace.note_read()
-            self._session.accesses.note(self._tangents.arrays.shared([place[0]]), set())
+            self._session.accesses.note_read(place[0])
             if isinstance(value, float):
                 tangent, column = self._tangents.row(place[0], int(place[1]))
                 value = DualNumber(value, tangent, self._numbers, column=column)
@@ -278,8 +279,7 @@ class Pipeline(DualFollower):
             self._tangents.arrays.include(obj, key)
         if index is ...:
             return key, slice(None)
-        rows = rows_of_index(obj, index)
-        return key, int(rows[0]) if rows.size == 1 else rows
+        return key, rows_of_index(obj, index)
 
     def _follow_host_arrays(self) -> None:
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""

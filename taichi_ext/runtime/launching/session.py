@@ -118,6 +118,11 @@ class Accesses:
         self.lost.note(read, written)
         self.note_overwritten(written)
 
+    def note_read(self, key: Key) -> None:
+        """Note that Python reads a container."""
+        if self.lost or key not in self.read:
+            self.note(self._tangents.arrays.shared([key]), set())
+
     def note_overwritten(self, containers: Iterable[Key]) -> None:
         """Note containers that were overwritten."""
         stored = set(containers)
@@ -544,6 +549,8 @@ class Lost:
 
     def read(self, key: object, value: object) -> bool:
         """Python reads a number, or a whole field or array; whether that is one of them."""
+        if not self._found:
+            return False
         is_lost = any(is_among(found, {key}) for found in self._found)
         if isinstance(value, float):
             self.note({key}, set())

@@ -131,7 +131,7 @@ class Tangents:
         """Whether a field, or memory that an array has a part of, may carry tangents."""
         if isinstance(key, View):
             return any(region.is_active for region in self.arrays.regions.overlapping(key))
-        carrier = self.fields.carriers.get(container_key(key))
+        carrier = self.fields.find(key)
         return carrier is not None and carrier.is_active
 
     @property

@@ -29,9 +29,10 @@ Along = Callable[[View, np.ndarray], "np.ndarray | None"]
 
 @dataclass(eq=False)
 class TraceEvent:
-    """Numbers that Python passes to a kernel, stores or reads, or an array that it passes.
+    """Numbers that Python passes to a kernel or stores, or reads one after the other, or an array that it passes.
 
     Attributes:
+        at: its number in the run.
         use: the use, as messages name it.
         kernel: the code of the kernel, if any.
         place: the user's file and line.
@@ -42,6 +43,7 @@ class TraceEvent:
         is_active: of an array, whether it has tangents.
     """
 
+    at: int
     use: str
     kernel: object
     place: tuple[str, int] | None
@@ -67,7 +69,6 @@ class Trace:
         known: the identities of objects that the pipeline can reach before it runs.
         stores: entries of arrays that Python stores to, though they may have the stored numbers already, by event.
         start: the event at the first such read; None before.
-        events: the events from there on.
         facts: of each launch, the code of the kernel and the facts about it.
     """
 
@@ -76,9 +77,11 @@ class Trace:
     known: Set[int] = frozenset()
     stores: Mapping[int, np.ndarray] = field(default_factory=dict)
     start: int | None = None
-    events: list[TraceEvent] = field(default_factory=list)
     facts: list[tuple[object, KernelFacts]] = field(default_factory=list)
+    _events: list[TraceEvent] = field(default_factory=list)
+    _reads: tuple[TraceEvent, list[float], list[float]] | None = None  # with numbers and moves so far
     _at: int = 0
+    _count: int = 0  # of events that were kept in this run
     _kernels: int = 0  # made before the run
     _along: np.ndarray = field(default_factory=lambda: np.zeros(0))
     _arrays: dict[View, tuple[Any, np.ndarray]] = field(default_factory=dict)  # with their numbers after a launch
@@ -86,7 +89,8 @@ class Trace:
 
     def begin(self, first: int = 0, count: int = 0) -> None:
         """Start a run for some of the columns; the moves of all of them are added up."""
-        self._at, self._kernels = 0, backend.kernels_made()
+        self._end_reads()
+        self._at, self._count, self._kernels = 0, 0, backend.kernels_made()
         self._along = self._along if self.direction is None else self.direction[first : first + count]
         self._arrays.clear()
         self.facts.clear()
@@ -96,14 +100,32 @@ class Trace:
         self.start = self._at if self.start is None else self.start
 
     @property
+    def events(self) -> list[TraceEvent]:
+        """The events from the start on."""
+        self._end_reads()
+        return self._events
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing was passed or stored after the first read."""
         return all(event.use == READ for event in self.events)
 
     def read(self, value: object) -> None:
         """Python has read a number of a field or array."""
-        if isinstance(value, float) and threading.get_ident() == self._thread:
-            self._add(READ, None, [value])
+        if not isinstance(value, float) or threading.get_ident() != self._thread or not self._is_kept():
+            return
+        if self._reads is None:
+            self._reads = TraceEvent(self._at, READ, None, _place(), _NONE, _NONE), [], []
+        self._reads[1].append(float(value))
+        self._reads[2].append(self._move(value) if is_dual(value) else 0.0)
+
+    def _end_reads(self) -> None:
+        """What Python reads next is another event."""
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            event, *numbers = reads
+            event.numbers, event.moves = map(np.array, numbers)
+            self._keep(event)
 
     def store(self, value: object) -> None:
         """Python is about to store a number."""
@@ -193,39 +215,39 @@ class Trace:
         floats = [n for n in numbers if isinstance(n, (float, np.floating))]
         if not floats:
             return
-        at = self._next()
-        if at is not None:
+        self._end_reads()
+        if self._is_kept():
             moves = [self._move(n) if is_dual(n) else 0.0 for n in floats]
-            self._keep(at, TraceEvent(use, kernel, _place(), np.array(floats, np.float64), np.array(moves)))
+            self._keep(TraceEvent(self._at, use, kernel, _place(), np.array(floats, np.float64), np.array(moves)))
 
     def _move(self, number: Any) -> float:
         is_known = isinstance(number.tangent, np.ndarray) and not number.is_stopped
         return float(number.tangent @ self._along) if is_known else np.nan
 
     def _add_array(self, use: str, kernel: object, array: Any, along: Along) -> Iterable[tuple[View, np.ndarray]]:
-        view, index = view_of(array), self._at
-        at = self._next()
-        if at is not None:
+        view = view_of(array)
+        self._end_reads()
+        if self._is_kept():
             numbers, known = _numbers(array), self._known(view)
             changed = None if known is None else (numbers != known) & ~(np.isnan(numbers) & np.isnan(known))
             moves = along(view, self._along)
             parts = _sums(numbers), _sums(np.zeros(numbers.shape) if moves is None else moves)
             self._keep(
-                at, TraceEvent(use, kernel, _place(), *parts, changed, is_array=True, is_active=moves is not None)
+                TraceEvent(self._at, use, kernel, _place(), *parts, changed, is_array=True, is_active=moves is not None)
             )
-        return ((view, self.stores[index]),) if index in self.stores else ()
+        return ((view, self.stores[self._at]),) if self._at in self.stores else ()
 
-    def _next(self) -> int | None:
-        """The number of this event among those that are kept; None if it is not."""
+    def _is_kept(self) -> bool:
+        """Count an event; whether it is kept."""
         self._at += 1
-        is_kept = self.direction is not None and self.start is not None and self._at > self.start
-        return self._at - 1 - (self.start or 0) if is_kept else None
+        return self.direction is not None and self.start is not None and self._at > self.start
 
-    def _keep(self, at: int, event: TraceEvent) -> None:
-        if at >= len(self.events):
-            self.events.append(event)
-        elif self.events[at].moves.shape == event.moves.shape:  # other columns of the same run
-            self.events[at].moves += event.moves
+    def _keep(self, event: TraceEvent) -> None:
+        if self._count >= len(self._events):
+            self._events.append(event)
+        elif self._events[self._count].moves.shape == event.moves.shape:  # other columns of the same run
+            self._events[self._count].moves += event.moves
+        self._count += 1
 
 
 def _place() -> tuple[str, int] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,11 +115,25 @@ def view_of(array: backend.Array, name: str = "An array") -> View:
     return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
 
 
-def rows_of_index(array: backend.Array, index: Any) -> np.ndarray:
-    """The rows of an entry of a ti.ndarray; the index of a component may follow."""
+def rows_of_index(array: backend.Array, index: Any) -> Any:
+    """The row of an entry of a ti.ndarray, or its rows; the index of a component may follow."""
     index = index if isinstance(index, tuple) else () if index is None else (index,)
     shape = backend.full_shape(array)
-    return np.arange(math.prod(shape)).reshape(shape)[tuple(int(i) for i in index)].reshape(-1)
+    width, row = math.prod(shape[len(index) :]), row_at(index, shape)
+    return row if width == 1 else np.arange(row * width, (row + 1) * width)
+
+
+def row_at(index: Iterable[Any], shape: Sequence[int]) -> int:
+    """The number of an entry, or of a part that the first indices name."""
+    index, row = tuple(index), 0
+    for i, size in zip(index, shape, strict=False):
+        if not 0 <= i < size:
+            raise InvalidArgumentError(
+                f"Python accesses entry {index} of a field or array of shape {(*shape,)}. It is outside, and Taichi "
+                "accesses other memory there: its indices do not count from the end."
+            )
+        row = row * size + int(i)
+    return row
 
 
 def array_info(key: Key, name: Label | str, value: Any, element_shape: tuple[int, ...]) -> ContainerInfo | None:
@@ -295,11 +311,14 @@ class FieldTangents:
         """The tangents that are stored."""
         return {key: carrier.shadow for key, carrier in self.carriers.items() if carrier.shadow is not None}
 
+    def find(self, key: Key) -> Carrier | None:
+        """What carries the tangents of a field or component, if there is something."""
+        return self.carriers.get(key) or self.carriers.get(container_key(key))
+
     def carrier(self, key: Key) -> Carrier:
         """What carries the tangents of a field or component."""
-        key = container_key(key)
-        found = self.carriers.get(key)
-        return self.add(key, self._table.infos[key]) if found is None else found
+        whole = container_key(key)
+        return self.find(key) or self.add(whole, self._table.infos[whole])
 
     def add(self, key: Key, info: Any) -> Carrier:
         """A container, or an output, that may carry tangents."""
@@ -314,9 +333,7 @@ class FieldTangents:
 
 def row_of_entry(info: ContainerInfo, component: int, index: tuple[int, ...]) -> int:
     """The row of one number; its index may be padded with zeros."""
-    row = 0
-    for i, first, size in zip(index, info.offset or (0,) * len(info.shape), info.shape, strict=False):
-        row = row * size + i - first
+    row = row_at(map(operator.sub, index, info.offset) if info.offset else index[: len(info.shape)], info.shape)
     return row * math.prod(info.element_shape) + component
 
 

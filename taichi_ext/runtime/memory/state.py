@@ -49,7 +49,7 @@ class State:
             self._save_memory(obj)
         else:
             for part in backend.leaf_fields(obj):
-                for stored in backend.storage_parts(part):
+                for stored in () if _name(part) in self._log else backend.storage_parts(part):
                     self._keep(stored)
 
     def save_fields(self, fields: Sequence[object], nodes: Iterable[backend.SNode] = ()) -> None:
@@ -76,7 +76,8 @@ class State:
 
     def save_entry(self, entry: backend.FieldEntry) -> None:
         """Save one number of a field before Python stores to it; in a sparse layout, its part of the layout."""
-        self._keep(entry.sparse_part() or entry)
+        if entry.name not in self._log:
+            self._keep(entry.sparse_part() or entry)
 
     def _save_memory(self, array: Any) -> None:
         space, start, end = backend.memory_span(array)

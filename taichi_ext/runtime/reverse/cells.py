@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.memory.regions import Regions, View
-from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.memory.shadows import numpy_dtype, row_at
 from taichi_ext.runtime.memory.state import State, copied, put_back
 
 Box = tuple[int, ...]  # the first indices of the entries of a field or array that are meant; () for all
@@ -138,7 +139,7 @@ class Cells:
         self.version = 0
         self.dots: Any = None
         self._known: dict[Hashable, Cell] = {}
-        self._nodes: dict[int, tuple[Cell, int]] = {}  # by the node of a component: its field, and its number
+        self._nodes: dict[int, tuple[Cell, Box, Box]] = {}  # of a component: its field, the offset, and its own index
         self._parts: dict[object, list[Cell]] = {}  # the fields in each part of the layout that is not dense
         self.regions = Regions()  # of the memory of arrays, for adjoints
 
@@ -159,8 +160,10 @@ class Cells:
         if known is None:
             shape, dtype = backend.full_field_shape(whole), backend.numpy_dtype_of(whole)
             known = Cell(key, whole, shape, dtype, dots=self.dots)
-            for number, component in enumerate(backend.field_components(whole)):
-                self._nodes[backend.node_of(component)] = known, number
+            offset = tuple(backend.field_offset(whole) or (0,) * len(whole.shape))
+            within = np.ndindex(shape[len(offset) :])
+            for component, index in zip(backend.field_components(whole), within, strict=True):
+                self._nodes[backend.node_of(component)] = known, offset, index
             for part in backend.storage_parts(whole):  # fields in one part of the layout share what is active
                 if isinstance(part, backend.SparsePart):
                     known.related += self._parts.setdefault(part, [])
@@ -178,12 +181,9 @@ class Cells:
         found = self._nodes.get(entry.node)
         if found is None:
             return None
-        cell, component = found
-        rank = len(cell.obj.shape)
-        offset = backend.field_offset(cell.obj) or (0,) * rank
-        index = tuple(i - o for i, o in zip(entry.index, offset, strict=False))[:rank]
-        index += tuple(int(i) for i in np.unravel_index(component, cell.shape[rank:])) if cell.shape[rank:] else ()
-        return cell, index, int(np.ravel_multi_index(index, cell.shape)) if index else 0
+        cell, offset, component = found
+        index = (*map(operator.sub, entry.index, offset), *component)
+        return cell, index, row_at(index, cell.shape)
 
     def of_array(self, view: View, name: object, obj: Any) -> Cell:
         """The cell of an array."""

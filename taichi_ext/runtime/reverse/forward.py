@@ -329,13 +329,13 @@ class Forward(DualFollower):
         place = self._place(obj, index)
         if place is None:
             return value
-        self._has_reads |= self._roots.lost.read(place[0].key, value) or place[0].carries()
-        if not place[0].carries():
+        cell, _, rows = place
+        carries = cell.carries()
+        self._has_reads |= self._roots.lost.read(cell.key, value) or carries
+        if not carries:
             return value
-        self.read.add(place[0].key)
-        row = place[2] if isinstance(place[2], int) else np.ravel(place[2])
-        is_number = isinstance(value, float) and np.size(row) == 1
-        return self._number(float(value), place[0], int(np.ravel(row)[0])) if is_number else value  # type: ignore[arg-type]
+        self.read.add(cell.key)
+        return self._number(value, cell, rows) if isinstance(value, float) and isinstance(rows, int) else value
 
 
 def _matrix(values: list[Any], shape: tuple[int, ...]) -> backend.Matrix:

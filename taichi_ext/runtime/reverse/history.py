@@ -43,6 +43,9 @@ class NumberForm(dict[int, float]):
         return NumberForm(partials, self.dots + other.dots)
 
 
+_CONSTANT = NumberForm()
+
+
 class Event:
     """Something that has happened in a run; by default, nothing of it is kept and nothing has changed."""
 
@@ -311,7 +314,7 @@ class Stored(Event):
     redo: Callable[[], object]
     box: Box = ()
     saved: list[Copy] = field(default_factory=list)
-    form: NumberForm = field(default_factory=NumberForm)
+    form: NumberForm = field(default_factory=lambda: _CONSTANT)
 
     def again(self, log: Log) -> None:
         """Make the change once more."""

@@ -23,7 +23,7 @@ from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.runtime.reverse.backward import Backward
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
-from taichi_ext.runtime.reverse.history import Event, LaunchEvent
+from taichi_ext.runtime.reverse.history import Event, LaunchEvent, ReadEvent
 
 _SHARE = 4  # of the memory, that the log of one unit takes
 _ENDLESS = 1 << 30  # the level of the state at the start
@@ -109,7 +109,7 @@ class Schedule:
     def add(self, event: Event) -> None:
         """An event happens now; more of it may follow until ``end``."""
         self.events.append(event)
-        if not isinstance(event, LaunchEvent):
+        if not isinstance(event, (LaunchEvent, ReadEvent)):
             self._account(event)
 
     def end(self) -> None:
