@@ -16,7 +16,6 @@ from taichi_ext.adjoint.costly import cone_of, find_costly, single_declarations
 from taichi_ext.adjoint.forward import (
     ArrayDefinition,
     BranchRecord,
-    Called,
     Compound,
     Definition,
     LoopRecord,
@@ -28,11 +27,8 @@ from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.sweep import Weights, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, MOST_LOCAL, REAL, converted
-from taichi_ext.differentiate.rules.decompositions import AT_A_POINT, partials_of
-from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
 from taichi_ext.program.build import (
-    Builder,
     add,
     cast,
     is_number,
@@ -103,37 +99,6 @@ def _stored(block: Block, r: StoreRecord) -> None:
     if is_value:
         is_less = isinstance(r.statement, ir.Update) and r.statement.op == "sub"
         block.spread(r.value, [negative(w) for w in ws] if is_less else ws)
-
-
-def _called(block: Block, r: Called) -> None:
-    call, has = r.call, block.sweep.has
-    args = [ir.entries(a) for a in call.args if isinstance(a, (Value, ir.Tensor, ir.Struct))]
-    weights: list[Weights] = []
-    for local in call.results:
-        if local.shape:
-            weights += [block.array_weights(local, index) for index in entry_indices(local)]
-        else:
-            weights.append([block.keep(w) for w in block.take(local)])
-    builder = Builder()
-    partials = partials_of(builder, call, [tuple([block.keep(e, "t") for e in group]) for group in args])  # type: ignore[misc]
-    if partials is None:
-        raise UnsupportedError(f"{ir.cited(call.place)}The derivative of {call.function} is not known.")
-    passed: list[tuple[Value, Weights]] = []
-    movable = args[:1] if call.function in AT_A_POINT else args
-    for number, e in enumerate(e for group in movable for e in group):
-        if has(e):
-            totals = block.sweep.none()
-            found = partials(number)
-            block.emit(*builder.body)
-            builder.body.clear()
-            for ws, p in zip(weights, found, strict=True):
-                if p is not None:
-                    products = block.times(ws, p.value, is_singular=False)
-                    totals = [add(t, w) for t, w in zip(totals, products, strict=True)]
-            passed.append((e, [block.keep(t) for t in totals]))
-    block.emit(*builder.body)
-    for e, ws in passed:
-        block.spread(e, ws)
 
 
 # --- compound statements
@@ -389,7 +354,6 @@ _BACK: dict[type, Callable[[Block, Any], None]] = {
     ArrayDefinition: _array,
     WeightedRecord: _weighted,
     StoreRecord: _stored,
-    Called: _called,
     BranchRecord: _branch,
     LoopRecord: _loop,
 }

@@ -13,9 +13,10 @@ from taichi_ext.adjoint.block import Block, Later
 from taichi_ext.adjoint.plain import Plain, exact, with_new_results
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.loops import leaves
+from taichi_ext.differentiate.rules.decompositions import equations
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Const, Container, Load, Local, Op, Read, Value
-from taichi_ext.program.build import literal, operation
+from taichi_ext.program.build import literal, operation, plain
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -44,13 +45,6 @@ class StoreRecord:
     value: Value
     old: Value | None
     is_active: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Called:
-    """A function of the library."""
-
-    call: ir.Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,10 +140,10 @@ def fresh(block: Block, local: Local, value: Value, *, is_own: bool = True, plac
     ``is_own``: whether its derivative is that of the value; ``place``: where the value can be loaded.
     """
     new = Local(local.name, local.dtype, (), "temporary" if local.kind != "parameter" else "user")
-    block.emit(ir.Declare(new, (exact(value if place is None else block.sub(place), local.dtype),)))
+    block.emit(ir.Declare(new, (exact(plain(value) if place is None else block.sub(place), local.dtype),)))
     block.env[local] = Read(new)
     if is_own:
-        block.definitions[new] = value
+        block.definitions[new] = plain(value)
         if local.dtype.is_real and block.sweep.has(value):
             block.sweep.active.add(new)
             block.records.append(Definition(new, value))
@@ -160,7 +154,7 @@ def _declare_array(block: Block, s: ir.Declare) -> None:
     new = Local(s.local.name, s.local.dtype, s.local.shape, s.local.kind)
     values = tuple(map(block.sub, s.values))
     block.arrays[s.local] = new
-    block.emit(ir.Declare(new, values))
+    block.emit(ir.Declare(new, tuple(map(plain, values))))
     if s.local in block.sweep.activity.locals and s.local.dtype.is_real:
         block.adjoint_array(new)
         block.records.append(ArrayDefinition(new, values))
@@ -243,20 +237,20 @@ def _loop(block: Block, s: ir.For | ir.While) -> None:
 
 
 def _call(block: Block, s: ir.Call) -> None:
+    """A function of the library, with the equations that give the derivatives of its results."""
     made = with_new_results(s, block.sub)
-    block.emit(made)
-    is_active = any(map(block.sweep.has, ir.values_of(made)))
+    if any(map(block.sweep.has, ir.values_of(made))):
+        body = equations(s)
+        if s in body:
+            raise UnsupportedError(f"{ir.cited(s.place)}The derivative of {s.function} is not known.")
+        run_forward(block, body)
+        return
+    block.emit(ir.with_values(made, plain))
     for old, new in zip(s.results, made.results, strict=True):
         if new.shape:
             block.arrays[old] = new
-            if is_active:
-                block.adjoint_array(new)
         else:
             block.env[old] = Read(new)
-            if is_active:
-                block.sweep.active.add(new)
-    if is_active:
-        block.records.append(Called(made))
 
 
 def _boundary(block: Block, s: ir.Boundary) -> None:

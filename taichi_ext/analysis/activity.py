@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.program import Body, Op, Read, Statement, Value, flows, reached, statements, through, values_of
+from taichi_ext.program.build import REPLACED
 
 # The derivative of these is zero wherever it exists.
 CONSTANT = frozenset(("floor", "ceil", "round", "floordiv", "random", "bit_cast", "zero", "one"))
@@ -39,7 +40,7 @@ def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
         case ir.FoldedConst(source=source):
             return (source,)
         case ir.Op(name=name, args=args, dtype=dtype) if dtype.is_real and name not in CONSTANT:
-            return args
+            return args[1:] if name == REPLACED else args
     return ()
 
 

@@ -17,6 +17,7 @@ from taichi_ext.program import FoldedConst, Read, Type, Value, with_children
 # are 0 where the first factor is 0, or where either factor is.
 GUARDED, GUARDED_BOTH = "guarded", "guarded both"
 INVERSE = "inverse"  # 1 / x, and 0 where x is 0
+REPLACED = "replaced"  # the first operand, with the tangent of the second in this differentiation alone
 
 LARGEST_EXACT = 2048  # float16 holds all whole numbers up to this one
 Number = int | float
@@ -201,6 +202,11 @@ def select(condition: ir.Value, a: Coefficient, b: Coefficient) -> ir.Value:
     return operation("select", condition, a, b)
 
 
+def plain(x: ir.Value) -> ir.Value:
+    """The value, without the tangent of another one."""
+    return x.args[0] if isinstance(x, ir.Op) and x.name == REPLACED else x
+
+
 def written_out(x: ir.Value) -> ir.Value:
     """An operation that only occurs before a second differentiation, written with other operations."""
     if not isinstance(x, ir.Op) or x.name not in (GUARDED, GUARDED_BOTH, INVERSE):
@@ -359,6 +365,8 @@ class Expressions:
             return self.kept[node]
         if isinstance(node, FoldedConst) and not self.is_again:
             return node.constant
+        if isinstance(node, ir.Op) and node.name == REPLACED:
+            return self.primal(node.args[0])
         return with_children(node, self.primal)
 
     def keep(self, node: Value, dtype: Type | None = None, name: str = "t") -> Value:

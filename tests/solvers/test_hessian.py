@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, vectors, write
-from energies import as_matrix, products_with_units, require_right, sparse_matrix
+from differences import matrices, outputs, read, scalars, vectors, write
+from energies import as_matrix, differences_of_gradients, products_with_units, require_right, sparse_matrix
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import (
@@ -247,6 +247,42 @@ def test_decompositions():
             energy[None] += (S[0, 0] - 1) ** 2 * S[1, 1] + U[0, 0] * V[0, 1] + (F - R).norm_sqr()
 
     require_right(run, [x], energy)
+
+
+@pytest.mark.sweep
+def test_vectors_read_by_an_index_of_a_loop():
+    x, energy = scalars([0.4, 0.3, -0.2, 0.9]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(1):
+            U, S, V = ti.svd(ti.Matrix([[1 + x[i], x[1]], [x[2], 2 + x[3]]]))
+            b = ti.solve(ti.Matrix([[2.0, x[0]], [x[1], 3.0]]), ti.Vector([x[2], 1.0]))
+            for k in range(2):
+                energy[None] += S[k, k] ** 2 * U[1, k] * V[0, k] ** 3 * ti.exp(b[k])
+
+    require_right(run, [x], energy)
+
+
+def test_vectors_of_a_decomposition():
+    """The equations of the decomposition are differentiated once more, rather than 162 partials nine times each."""
+    rng = np.random.default_rng(3)
+    x, energy = matrices(rng.normal(size=(1, 3, 3)) + np.diag([1.0, 2.0, 3.0])), scalars(0.0)
+    weights = ti.Matrix(rng.normal(size=(3, 3)))
+
+    @ti.kernel
+    def run():
+        for i in range(1):
+            U, S, V = ti.svd(x[i])
+            energy[None] += ti.sin(((x[i] - U @ V.transpose()) * weights).sum()) + ti.log(S[0, 0]) * U[0, 1] * V[1, 0]
+
+    expected = differences_of_gradients(run, [x], energy)
+    plan = Hessian(run, x, energy)
+    H = plan().reshape(9, 9)
+    assert_allclose(H, expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
+    assert plan.source.count("\n") < 1400
+    v = rng.normal(size=(1, 3, 3))
+    assert_allclose(hvp(run, x, v, energy).ravel(), H @ v.ravel(), rtol=1e-9, atol=1e-9 * np.abs(H).max())
 
 
 @pytest.mark.sweep

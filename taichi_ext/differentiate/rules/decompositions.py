@@ -10,191 +10,193 @@ its derivative where singular values are equal.)  For a symmetric A = Q L Q^T, `
 For A = R P, ``R^T dA - dA^T R = Omega P + P Omega`` with ``dR = R Omega``.  For A x = b, ``A dx = db - dA x``, and
 ``d(A^-1) = -A^-1 dA A^-1``.
 
-Equal values are told apart where a kernel is recorded (``record/decompositions.py``).
+The equations become statements of the program, in ``dA``, whose value is 0 and whose tangent is that of A. The call
+itself counts as a constant beside them. In a program that is differentiated again, they are written as what they give,
+and the call is there once more. Equal values are told apart where a kernel is recorded (``record/decompositions.py``).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import reduce
+from itertools import product
 from typing import Any
 
+import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.formula import Formula, Term
-from taichi_ext.program import Call, Local, Place, Read, Tensor, Value
-from taichi_ext.program.build import Builder
+from taichi_ext.program import Call, Declare, Local, Op, Read, Tensor, Value
+from taichi_ext.program.build import REPLACED, Builder, literal
+from taichi_ext.simplify.pipeline import as_scalars
 
-AT_A_POINT = ("svd_at", "sym_eig_at")  # take a matrix, and constants: where its decomposition is differentiated
+_AT_A_POINT = ("svd_at", "sym_eig_at")  # take a matrix, and constants: where its decomposition is differentiated
 Grid = list[list[Any]]
-Partials = Callable[[int], list[Any]]  # of all results, in order, with respect to entry n of the arguments; None for 0
 
 
-def partials_of(builder: Builder, call: Call, args: list[tuple[Value, ...]]) -> Partials | None:
-    """The partials of a call whose results are already computed; None for an unknown function."""
+def with_equations(body: ir.Body, has: Callable[[Value], bool]) -> ir.Body:
+    """The block in which equations give the tangents of calls; ``has``: whether a value has a tangent."""
+    calls = (s for s in ir.statements(body) if isinstance(s, Call) and any(map(has, ir.values_of(s))))
+    made: dict[ir.Statement, ir.Body] = {s: equations(s) for s in calls}
+    return as_scalars(ir.mapped(body, lambda s: made.get(s, s))) if made else body
+
+
+def equations(call: Call) -> ir.Body:
+    """A call, and what gives the tangents of its results; an unknown function stays as it is."""
     rule = _RULES.get(call.function)
     if rule is None:
-        return None
-    return rule(_RuleInputs(builder, call, args))
+        return (call,)
+    c = _Equations(call)
+    for local, tangents in zip(call.results, rule(c), strict=True):
+        values = tuple([_moved(x.value, t) for x, t in zip(c.entries(local), tangents, strict=True)])
+        c.builder.emit(Declare(local, values, place=call.place))
+    return tuple(c.builder.body)
 
 
-class _RuleInputs:
-    """The inputs of a rule: the results, the arguments, and formulas of their type."""
+def _moved(value: Any, tangent: Any) -> Value:
+    """A value with the tangent of another one."""
+    tangent = tangent.value if isinstance(tangent, Term) else tangent
+    dtype = value.dtype if isinstance(value, Value) else tangent.dtype
+    return Op(REPLACED, tuple([x if isinstance(x, Value) else literal(x, dtype) for x in (value, tangent)]), dtype)
 
-    def __init__(self, builder: Builder, call: Call, args: list[tuple[Value, ...]]) -> None:
-        self.builder = builder
-        self.call = call
-        self.args = args
-        self.formula = Formula(builder, call.results[0].dtype)
+
+class _Equations:
+    """One call as a constant, with results of its own, and the tangents of its arguments."""
+
+    def __init__(self, call: Call) -> None:
+        self.builder, self.call = Builder(), call
+        self.builder.place = call.place
+        self.formula = Formula(self.builder, call.results[0].dtype)
         self.n = call.results[0].shape[0]
+        self._own = {x: Local(x.name, x.dtype, x.shape, x.kind) for x in call.results}
+        self._known: dict[Local, list[Term]] = {}
+        made = ir.with_values(call, lambda v: _moved(v, 0.0))
+        assert isinstance(made, Call)
+        self.builder.emit(replace(made, results=tuple(self._own.values())))
+        groups = [ir.entries(a) for a in call.args if isinstance(a, (Value, Tensor))]
+        self._args = groups[:1] if call.function in _AT_A_POINT else groups
+        self.tangents = [[self.given(self.formula.term(v)) for v in group] for group in self._args]
 
-    def entry(self, x: Any) -> Term:
-        return self.formula.term(x)
+    def fixed(self) -> list[list[Term]]:
+        """The arguments as constants."""
+        return [[self.formula.term(_moved(v, 0.0)).kept() for v in group] for group in self._args]
 
-    def grid(self, local: Local) -> Grid:
-        rows, columns = local.shape
-        return [[self.entry(Read(local, (i, j))) for j in range(columns)] for i in range(rows)]
+    def given(self, tangent: Term) -> Term:
+        """0, with a tangent; it has a name."""
+        return self.formula.term(_moved(0.0, tangent)).kept("d")
 
-    def vector(self, local: Local) -> list[Term]:
-        return [self.entry(Read(local, (i,))) for i in range(local.shape[0])]
+    def entries(self, local: Local) -> list[Term]:
+        """The entries of a result, each of which has a name."""
+        if local not in self._known:
+            own = self._own[local]
+            reads = [Read(own, index) for index in product(*map(range, own.shape))]
+            self._known[local] = [self.formula.term(read).kept(local.name) for read in reads]
+        return self._known[local]
 
-    def inverse(self, entries: Sequence[object], n: int, place: Place | None) -> Grid:
-        """The inverse of a matrix, in a local."""
-        local = Local("inverse", self.formula.dtype, (n, n), "temporary")
-        values: list[Any] = [e.value if isinstance(e, Term) else e for e in entries]
-        matrix = Tensor(tuple(values), (n, n))
-        self.builder.emit(Call("inverse", (matrix,), (local,), place=place))
-        return self.grid(local)
+    def grids(self) -> list[Grid]:
+        """The results that are matrices."""
+        return [self.grid(self.entries(local)) for local in self.call.results if len(local.shape) == 2]
 
+    def grid(self, entries: list[Term]) -> Grid:
+        """Numbers as a matrix."""
+        return [entries[k : k + self.n] for k in range(0, self.n * self.n, self.n)]
 
-def _antisymmetric(n: int, pair: Callable[[int, int], Any]) -> Grid:
-    grid: Grid = [[None] * n for _ in range(n)]
-    for i in range(n):
-        for j in range(i + 1, n):
-            grid[i][j] = pair(i, j).kept()
-            grid[j][i] = -grid[i][j]
-    return grid
+    def times(self, a: Grid, b: Grid, *, is_named: bool = False) -> Grid:
+        """The product of two matrices whose entries may be None (zero); ``is_named``: a tangent used more than once."""
+        result: Grid = []
+        for row in a:
+            line = []
+            for j in range(len(b[0])):
+                terms = [x * b[k][j] for k, x in enumerate(row) if x is not None and b[k][j] is not None]
+                total = reduce(operator.add, terms) if terms else None
+                line.append(self.given(total) if is_named and total is not None else total)
+            result.append(line)
+        return result
 
+    def turn(self, pair: Callable[[int, int], Term]) -> Grid:
+        """An antisymmetric matrix of tangents."""
+        n = self.n
+        above = {(i, j): self.given(pair(i, j)) for i in range(n) for j in range(i + 1, n)}
+        return [[None if i == j else above[i, j] if i < j else -above[j, i] for j in range(n)] for i in range(n)]
 
-def _times(a: Grid, b: Grid) -> Grid:
-    """Product of two matrices whose entries may be None (zero)."""
-    result: Grid = []
-    for row in a:
-        line = []
-        for j in range(len(b[0])):
-            terms = [x * b[k][j] for k, x in enumerate(row) if x is not None and b[k][j] is not None]
-            line.append(sum(terms[1:], terms[0]) if terms else None)
-        result.append(line)
-    return result
-
-
-def _flat(grid: Grid) -> list[object]:
-    return [x for row in grid for x in row]
-
-
-def _svd(c: _RuleInputs) -> Partials:
-    n = c.n
-    u, s, v = map(c.grid, c.call.results)
-    sums = {(i, j): (s[i][i] + s[j][j]).kept() for i in range(n) for j in range(i + 1, n)}
-    gaps = {(i, j): (s[j][j] - s[i][i]).kept() for i in range(n) for j in range(i + 1, n)}
-
-    def differential(entry: int) -> list[object]:
-        row, column = divmod(entry, n)
-        w = [[(u[row][k] * v[column][m]).kept() for m in range(n)] for k in range(n)]
-        odd = _antisymmetric(n, lambda i, j: (w[i][j] - w[j][i]) / sums[i, j])
-        even = _antisymmetric(n, lambda i, j: (w[i][j] + w[j][i]) / gaps[i, j])
-        turn_u = [[None if i == j else (even[i][j] + odd[i][j]) * 0.5 for j in range(n)] for i in range(n)]
-        turn_v = [[None if i == j else (even[i][j] - odd[i][j]) * 0.5 for j in range(n)] for i in range(n)]
-        ds = [[w[i][i] if i == j else None for j in range(n)] for i in range(n)]
-        return _flat(_times(u, turn_u)) + _flat(ds) + _flat(_times(v, turn_v))
-
-    return differential
+    def inverse(self, entries: Iterable[Any]) -> Grid:
+        """The inverse of a matrix."""
+        local = Local("inverse", self.formula.dtype, (self.n, self.n), "temporary")
+        matrix = Tensor(tuple([e.value for e in entries]), local.shape)
+        self.builder.emit(Call("inverse", (matrix,), (local,), place=self.call.place))
+        self._own[local] = local
+        return self.grid(self.entries(local))
 
 
-def _sym_eig(c: _RuleInputs) -> Partials:
-    n = c.n
-    values, vectors = c.call.results
-    lam, q = c.vector(values), c.grid(vectors)
-    gaps = {(i, j): (lam[j] - lam[i]).kept() for i in range(n) for j in range(i + 1, n)}
-
-    def differential(entry: int) -> list[object]:
-        row, column = divmod(entry, n)
-        w = [[(q[row][k] * q[column][m]).kept() for m in range(n)] for k in range(n)]
-        turn = _antisymmetric(n, lambda i, j: (w[i][j] + w[j][i]) * 0.5 / gaps[i, j])
-        return [w[i][i] for i in range(n)] + _flat(_times(q, turn))
-
-    return differential
+Tangents = list[list[Any]]  # of the entries of all results, in order
 
 
-def _polar(c: _RuleInputs) -> Partials:
-    n, f = c.n, c.formula
-    r, p = map(c.grid, c.call.results)
-    trace = reduce(operator.add, (p[i][i] for i in range(n))).kept()
-    if n == 3:
-        shifted = [(trace if i == j else 0) - p[i][j] for i in range(3) for j in range(3)]
-        inverse = c.inverse([e.kept() for e in shifted], 3, c.call.place)
-
-    def differential(entry: int) -> list[object]:
-        row, column = divmod(entry, n)
-        # M = R^T dA has one column: M[k][column] = R[row][k]
-        m: Grid = [[r[row][k] if j == column else 0 for j in range(n)] for k in range(n)]
-        odd = lambda i, j: f.term(0) + m[i][j] - m[j][i]  # noqa: E731
-        if n == 2:
-            turn = _antisymmetric(2, lambda i, j: f.ratio(odd(i, j).value or 0, trace))
-        else:
-            axis = [odd(2, 1), odd(0, 2), odd(1, 0)]
-            w = [sum((inverse[i][k] * axis[k] for k in range(3)), f.term(0)).kept() for i in range(3)]
-            turn = [[None, -w[2], w[1]], [w[2], None, -w[0]], [-w[1], w[0], None]]
-        turned = _times(turn, p)
-        dp = [m[i][j] - turned[i][j] for i in range(n) for j in range(n)]
-        return _flat(_times(r, turn)) + dp
-
-    return differential
+def _flat(grid: Grid) -> list[Any]:
+    return [0.0 if x is None else x for row in grid for x in row]
 
 
-def _solve(c: _RuleInputs) -> Partials:
-    n = c.n
-    x = c.vector(c.call.results[0])
-    inverse = c.inverse(list(c.args[0]), n, c.call.place)
-
-    def differential(entry: int) -> list[object]:
-        if entry >= n * n:
-            return [inverse[k][entry - n * n] for k in range(n)]
-        row, column = divmod(entry, n)
-        return [-(inverse[k][row] * x[column]) for k in range(n)]
-
-    return differential
+def _transposed(grid: Grid) -> Grid:
+    return [list(column) for column in zip(*grid, strict=True)]
 
 
-def _inverse(c: _RuleInputs) -> Partials:
-    n = c.n
-    inverse = c.grid(c.call.results[0])
+def _svd(c: _Equations) -> Tangents:
+    u, s, v = c.grids()
+    w = c.times(_transposed(u), c.times(c.grid(c.tangents[0]), v, is_named=True), is_named=True)
 
-    def differential(entry: int) -> list[object]:
-        row, column = divmod(entry, n)
-        return [-(inverse[i][row] * inverse[column][j]) for i in range(n) for j in range(n)]
+    pairs = [(i, j) for i in range(c.n) for j in range(i + 1, c.n)]
+    odd = {(i, j): c.given((w[i][j] - w[j][i]) * (0.5 / (s[i][i] + s[j][j])).kept()) for i, j in pairs}
+    even = {(i, j): c.given((w[i][j] + w[j][i]) * (0.5 / (s[j][j] - s[i][i])).kept()) for i, j in pairs}
+    turn_u, turn_v = c.turn(lambda i, j: even[i, j] + odd[i, j]), c.turn(lambda i, j: even[i, j] - odd[i, j])
+    ds = [[w[i][i] if i == j else None for j in range(c.n)] for i in range(c.n)]
+    return [_flat(c.times(u, turn_u)), _flat(ds), _flat(c.times(v, turn_v))]
 
-    return differential
+
+def _sym_eig(c: _Equations) -> Tangents:
+    values, (q,) = c.entries(c.call.results[0]), c.grids()
+    w = c.times(_transposed(q), c.times(c.grid(c.tangents[0]), q, is_named=True), is_named=True)
+    turn = c.turn(lambda i, j: (w[i][j] + w[j][i]) * (0.5 / (values[j] - values[i])).kept())
+    return [[w[i][i] for i in range(c.n)], _flat(c.times(q, turn))]
 
 
-def _atan2(c: _RuleInputs) -> Partials:
+def _polar(c: _Equations) -> Tangents:
+    r, p = c.grids()
+    m = c.times(_transposed(r), c.grid(c.tangents[0]), is_named=True)
+    trace = reduce(operator.add, (p[i][i] for i in range(c.n))).kept()
+    if c.n == 2:
+        over = c.formula.ratio(1.0, trace).kept()
+        turn = c.turn(lambda i, j: (m[i][j] - m[j][i]) * over)
+    else:
+        inverse = c.inverse([(trace if i == j else 0.0) - p[i][j] for i in range(3) for j in range(3)])
+        axis = [c.given(m[i][j] - m[j][i]) for i, j in ((2, 1), (0, 2), (1, 0))]
+        x, y, z = (c.given(line[0]) for line in c.times(inverse, [[a] for a in axis]))
+        turn = [[None, -z, y], [z, None, -x], [-y, x, None]]
+    turned = c.times(turn, p)
+    dp = [[m[i][j] - turned[i][j] for j in range(c.n)] for i in range(c.n)]
+    return [_flat(c.times(r, turn)), _flat(dp)]
+
+
+def _solve(c: _Equations) -> Tangents:
+    x, da = [[e] for e in c.entries(c.call.results[0])], c.grid(c.tangents[0])
+    inverse = c.inverse(c.fixed()[0])
+    rest = [[c.given(b - line[0])] for b, line in zip(c.tangents[1], c.times(da, x), strict=True)]
+    return [_flat(c.times(inverse, rest))]
+
+
+def _inverse(c: _Equations) -> Tangents:
+    (inverse,) = c.grids()
+    moved = c.times(c.grid(c.tangents[0]), inverse, is_named=True)
+    return [[-x for x in _flat(c.times(inverse, moved))]]
+
+
+def _atan2(c: _Equations) -> Tangents:
     """Entry by entry; Taichi computes it for vectors in float32, so it stays a call on vectors."""
-    first, second = ([c.entry(v).kept() for v in group] for group in c.args)
-    count = max(len(first), len(second))
-
-    def differential(entry: int) -> list[object]:
-        group, is_first = (first, True) if entry < len(first) else (second, False)
-        k = entry if is_first else entry - len(first)
-        partials: list[Any] = [None] * count
-        for n in range(count) if len(group) == 1 else [k]:
-            a, b = first[n % len(first)], second[n % len(second)]
-            over = 1.0 / (a * a + b * b)
-            partials[n] = b * over if is_first else -(a * over)
-        return partials
-
-    return differential
+    given, count = (c.fixed(), c.tangents), max(map(len, c.tangents))
+    (a, b), (da, db) = ([[x[k % len(x)] for k in range(count)] for x in group] for group in given)
+    over = [(1.0 / (x * x + y * y)).kept() for x, y in zip(a, b, strict=True)]
+    return [[(da[k] * b[k] - db[k] * a[k]) * over[k] for k in range(count)]]
 
 
-_RULES: dict[str, Callable[[_RuleInputs], Partials]] = {
+_RULES: dict[str, Callable[[_Equations], Tangents]] = {
     "svd_at": _svd,
     "sym_eig_at": _sym_eig,
     "polar_decompose": _polar,

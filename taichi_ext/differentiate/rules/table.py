@@ -24,6 +24,7 @@ from taichi_ext.program.build import (
     GUARDED,
     GUARDED_BOTH,
     INVERSE,
+    REPLACED,
     Coefficient,
     add,
     is_number,
@@ -122,6 +123,7 @@ _TABLE = [
     Rule(GUARDED, (None, None), kind="guarded"),
     Rule(GUARDED_BOTH, (None, None), kind="guarded"),
     # not 0 at 0: there the second derivative is infinite, and must not become 0
+    Rule(REPLACED, (None, 1), takes=""),
     Rule(INVERSE, (lambda a, o: negative(_div(1.0, _square(a))),)),
 ]
 RULES = {rule.name: rule for rule in _TABLE}

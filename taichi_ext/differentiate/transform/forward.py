@@ -36,6 +36,7 @@ from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_plan import PlanState, StoragePlan
+from taichi_ext.differentiate.rules.decompositions import with_equations
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer
@@ -200,7 +201,8 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
     if own:
         check_positions(program.body, takes_derivative=seeds.takes_derivative)
     activity = find_activity(program, seeds.start, seeds.arguments, own)
-    program = replace(program, body=ir.mapped(program.body, lambda s: _split(s, activity)))
+    body = with_equations(program.body, activity.has)
+    program = replace(program, body=ir.mapped(body, lambda s: _split(s, activity)))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     ignored = seeds.ignored
     activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
@@ -408,7 +410,7 @@ class Transform:
                         special.returned(context, self.writer, self.storages.gradient, s)
                     case ir.Boundary():
                         boundary(context, s)
-                    case ir.Call() if any(map(facts.is_active, ir.values_of(s))):
+                    case ir.Call():
                         special.call(context, s)
                     case ir.Effect():
                         self._effect(s)

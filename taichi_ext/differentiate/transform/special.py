@@ -14,7 +14,6 @@ from taichi_ext.differentiate.facts.facts import PassState, ShadowMatrix
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import (
     Form,
-    accumulate,
     coefficient,
     columns_of,
     columns_only,
@@ -22,7 +21,6 @@ from taichi_ext.differentiate.forms.forms import (
     materialize,
     row_value,
 )
-from taichi_ext.differentiate.rules.decompositions import partials_of
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.linearize import ContainerStores, raise_unknown
 from taichi_ext.differentiate.storage.storages import GradientTerms, Storages
@@ -119,27 +117,10 @@ def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[i
 
 
 def call(ctx: RuleContext, s: ir.Call) -> None:
-    """A function of Taichi's library: the tangents of its results follow from its equations."""
-    args = [ir.entries(a) for a in s.args if isinstance(a, (ir.Value, ir.Tensor))]
-    kept = [tuple(ctx.walk.expressions.keep(e) for e in group) for group in args]
-    forms = [ctx.form(e) for group in args for e in group]
-    rest = iter(kept)
-    given = tuple(ir.regrouped(a, next(rest)) if isinstance(a, (ir.Value, ir.Tensor)) else a for a in s.args)
-    ctx.walk.builder.emit(replace(s, args=given))
-    partials = partials_of(ctx.walk.builder, s, kept)
-    if partials is None:
+    """A function of Taichi's library: equations give the tangents of its results, see ``with_equations``."""
+    if any(map(ctx.walk.facts.is_active, ir.values_of(s))):
         raise_unknown(s.function, s.place)
-    totals: list[Form] = [{} for r in s.results for _ in range(math.prod(r.shape))]
-    for n, form in enumerate(forms):
-        if not form:
-            continue
-        for total, partial in zip(totals, partials(n), strict=True):
-            if partial is not None:
-                accumulate(total, form, ctx.walk.builder.keep(partial.value, "partial"))
-    for result in s.results:
-        count = math.prod(result.shape)
-        own, totals = totals[:count], totals[count:]
-        ctx.forms.keep(result, [materialize(ctx.walk.builder, form) for form in own])
+    ctx.walk.builder.emit(ir.with_values(s, ctx.primal))
 
 
 def raise_effect(s: ir.Effect) -> None:
