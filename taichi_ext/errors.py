@@ -18,14 +18,6 @@ _LONGEST = 100  # characters of a value that a message shows
 _RECORDED = ("taichi_ext.program.", "taichi_ext.record.")  # whose values stand for those of a kernel
 INNER = ("taichi_ext", RUNTIME.name, "contextlib")  # packages whose frames say nothing to users
 
-_SHOWN = {  # parameters by kind
-    inspect.Parameter.POSITIONAL_ONLY: "{}",
-    inspect.Parameter.POSITIONAL_OR_KEYWORD: "{}",
-    inspect.Parameter.VAR_POSITIONAL: "*{}",
-    inspect.Parameter.KEYWORD_ONLY: "{}=",
-    inspect.Parameter.VAR_KEYWORD: "**{}",
-}
-
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
@@ -122,28 +114,24 @@ def bound_arguments(
 
 def _misfit(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Why arguments do not fit a signature, and what it is."""
-    parameters = inspect.signature(function).parameters
-    by_kind = {kind: [n for n, p in parameters.items() if p.kind is kind] for kind in _SHOWN}
-    places, name = _places(function), _name(function)
-    texts = (_SHOWN[p.kind].format(n) for n, p in parameters.items() if n != "self")
-    takes = f"{name}({', '.join(texts)})"
-    unknown = [k for k in kwargs if k not in parameters]
-    if unknown and not by_kind[inspect.Parameter.VAR_KEYWORD]:
-        first = unknown[0]
-        advice = f" {_ELSEWHERE[first]}" if first in _ELSEWHERE else suggestion(first, parameters)
-        return f"{first}={shown(kwargs[first])} is no argument of {name}.{advice} It is called as {takes}."
-    if len(args) > len(places) and not by_kind[inspect.Parameter.VAR_POSITIONAL]:
+    parameters, places, name = inspect.signature(function).parameters, _places(function), _name(function)
+    kinds = {p.kind for p in parameters.values()}
+    bare = (p.replace(annotation=p.empty, default=p.empty) for n, p in parameters.items() if n != "self")
+    takes = f"{name}({', '.join(f'{p}=' if p.kind is p.KEYWORD_ONLY else str(p) for p in bare)})"
+    unknown = next((k for k in kwargs if k not in parameters), None)
+    if unknown is not None and inspect.Parameter.VAR_KEYWORD not in kinds:
+        advice = f" {_ELSEWHERE[unknown]}" if unknown in _ELSEWHERE else suggestion(unknown, parameters)
+        return f"{unknown}={shown(kwargs[unknown])} is no argument of {name}.{advice} It is called as {takes}."
+    if len(args) > len(places) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         return f"{shown(args[len(places)])} is given to {name} by position; name the argument: {takes}."
     twice = [k for k in places[: len(args)] if k in kwargs]
     if twice:
         return f"{twice[0]} is given to {name} by position, and again as {shown(kwargs[twice[0]])}; give one: {takes}."
     given = {*places[: len(args)], *kwargs}
-    single = [
-        n
-        for n in (*places, *by_kind[inspect.Parameter.KEYWORD_ONLY])
-        if parameters[n].default is inspect.Parameter.empty
-    ]
-    return f"{', '.join(n for n in single if n not in given)} is missing: {name} is called as {takes}."
+    needed = (
+        n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    )
+    return f"{', '.join(n for n in needed if n not in given)} is missing: {name} is called as {takes}."
 
 
 def _places(function: Callable[..., object]) -> list[str]:
