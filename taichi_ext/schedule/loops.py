@@ -115,7 +115,7 @@ def schedule(
             continue
         domain, number = _domain(s, machine), numbers.get(s.variables[0], 0)
         if domain is None:
-            body.append(_from_below_zero(s, machine))
+            body.append(from_below_zero(s, machine))
             if number and not is_serialized(s):
                 choices.append(LoopChoice(number, f"does not run in lanes: {UNKNOWN}"))
             continue
@@ -148,21 +148,33 @@ def _domain(s: ir.For, machine: Machine) -> tuple[int, ...] | None:
     return None if is_kept else machine.domain(s)
 
 
-def _from_below_zero(loop: ir.For, machine: Machine) -> ir.For:
+def from_below_zero(loop: ir.For, machine: Machine) -> ir.For:
     """A loop that begins below zero as a serial one if it is short, else as one from zero on.
 
     LLVM 15 may extend an index below zero without its sign, also that of a short parallel loop minus a constant.
     """
-    first = number_of(loop.domain[0]) if loop.kind == "range" and len(loop.domain) == 2 else None
-    if first is None or first >= 0 or is_serialized(loop) or loop.variables[0] in assigned_locals(loop.body):
-        return loop
-    count = iterations(loop, machine.extents)
-    if count is not None and is_alone(loop, (count,), machine):
+    if is_short_below_zero(loop, machine):
         return replace(loop, config={"serialize": True})
+    if not _begins_below_zero(loop):
+        return loop
+    first, end = loop.domain
+    assert isinstance(end, ir.Value)
     flat = ir.Local("flat", ir.I32, (), "loop")
     declare = ir.Declare(loop.variables[0], (cast(add(ir.Read(flat), first), ir.I32),), place=loop.place)
-    end = cast(subtract(loop.domain[1], first), ir.I32)
-    return replace(loop, variables=(flat,), domain=(end,), body=(declare, *loop.body))
+    return replace(loop, variables=(flat,), domain=(cast(subtract(end, first), ir.I32),), body=(declare, *loop.body))
+
+
+def is_short_below_zero(loop: ir.For, machine: Machine) -> bool:
+    """Whether a loop begins below zero, and Taichi gives it to one thread."""
+    count = iterations(loop, machine.extents) if _begins_below_zero(loop) else None
+    return count is not None and is_alone(loop, (count,), machine)
+
+
+def _begins_below_zero(loop: ir.For) -> bool:
+    first = number_of(loop.domain[0]) if loop.kind == "range" and len(loop.domain) == 2 else None
+    if first is None or first >= 0:
+        return False
+    return not is_serialized(loop) and loop.variables[0] not in assigned_locals(loop.body)
 
 
 def _is_better_as_function(loop: ir.For) -> bool:

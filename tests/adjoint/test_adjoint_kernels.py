@@ -104,6 +104,57 @@ def test_neighbours_behind_a_condition(name):
     assert_allclose(jacobian(locals()[name], x, y, mode="reverse"), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["at_own_entry", "at_two_entries", "in_two_dimensions"])
+def test_loops_that_begin_below_zero(name):
+    """Conditions keep indices within arrays; LLVM 15 took those of iterations before that for some 32 GiB further on."""
+    x, y = fields(6)
+    y.from_numpy(np.linspace(0.5, 1.5, 6))
+    z, w = ti.field(ti.f64, shape=(4, 6)), ti.Vector.field(3, ti.f64, shape=(2, 4))
+
+    @ti.kernel
+    def at_own_entry():
+        for k in range(-1, 7):
+            if not (0 <= k and k <= 2):
+                continue
+            if y[k] >= 10:
+                if k - 2 >= 0:
+                    for _ in range(3):
+                        w[k - 1, k - 2][k - 2] += x[k - 2]
+            else:
+                y[k] *= x[k + 1] if 0.3 * k < x[min(k, 5)] else y[k]
+
+    @ti.kernel
+    def at_two_entries():
+        for k in range(-1, 7):
+            if not (0 <= k and k <= 2):
+                continue
+            if k * 2 >= 0:
+                if y[k] >= 10:
+                    if k - 2 >= 0:
+                        for _ in range(3):
+                            w[k - 1, k - 2][k - 2] += x[k - 2]
+                else:
+                    y[k] *= x[k + 1] if 0.3 * k < x[k] else y[k]
+
+    @ti.kernel
+    def in_two_dimensions():
+        for k, j in ti.ndrange((-2, 4), (-1, 6)):
+            if 0 <= k and 0 <= j:
+                z[k, j] = x[j] * y[k]
+        for k, j in ti.ndrange((-2, 4), (-1, 6)):
+            if 0 <= k and 0 <= j - 1:
+                y[k] += z[k, j - 1] * x[j]
+
+    kernel = locals()[name]
+    X, Y = read(x), read(y)
+    expected = jacobian(kernel, [x, y], y, mode="forward")
+    x.from_numpy(X)
+    y.from_numpy(Y)
+    for by_rows, by_columns in zip(jacobian(kernel, [x, y], y, mode="reverse"), expected, strict=True):
+        assert np.abs(by_columns).max() > 0.1
+        assert_allclose(by_rows, by_columns, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.sweep
 def test_places_in_lists_are_recorded():
     x, _ = fields()

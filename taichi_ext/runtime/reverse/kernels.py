@@ -43,8 +43,7 @@ from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at
 from taichi_ext.runtime.reverse.boxes import Places
-from taichi_ext.schedule import without_atomics
-from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule import Machine, from_below_zero, is_short_below_zero, without_atomics
 from taichi_ext.simplify import simplify
 from taichi_ext.simplify.usage import all_values
 
@@ -328,6 +327,8 @@ class StagedKernel:
             shape = (self.size_of(c),) if c in self.own_containers else c.shape or ()
             arrays[c] = adjoint_array(c, f"adj_{k}_{c.name}" if c.name.isidentifier() else f"adj_{k}", shape, width)
         rows = _rows_written_out(stage.body, width)
+        if backend.is_host_arch() and stage.loop is not None and is_short_below_zero(stage.loop, machine):
+            machine = replace(machine, threads=1)
         made = adjoint_of(stage, activity, arrays, machine, rows, is_guarded=is_guarded, is_again=self.columns > 0)
         tape = made.tape
         body = simplify(replace(self.program, body=made.body)).body
@@ -399,6 +400,9 @@ class StagedKernel:
             extra = (*extra, *tangents)
         if backend.thread_count() == 1:
             body = without_atomics(body, writes | set(extra))
+        if backend.is_host_arch():
+            machine = Machine(backend.thread_count(), extents=self.extents)
+            body = tuple([from_below_zero(s, machine) if isinstance(s, ir.For) else s for s in body])
         program = replace(
             self.program,
             name=name,
