@@ -4,7 +4,7 @@
 so that it can be computed at other positions (``record/levels.py``).  Near an edge, levels and slopes at the corners of
 the pixel tell where its sides are crossed: Newton's steps from both ends find the places, also of an edge that comes in
 between two corners and goes out again.  Edges are arcs between these places (``arcs.py``).  A pixel whose edges are no
-such arcs is divided into four squares, and these again.
+such arcs, nor meet in one corner, is divided into four squares, and these again.
 
 The area follows from Green's theorem: a quarter of the length of the border that is inside, and for each arc the
 triangle that it spans with the centre.  Its derivative is the integral of ``level_dot / |grad level|`` along the arcs.
@@ -19,7 +19,7 @@ triangle that it spans with the centre.  Its derivative is the integral of ``lev
 from typing import Any
 
 from taichi_ext.backend import ti
-from taichi_ext.boundary.arcs import GAUSS, OFF, STEEPEST, border_place, chord_of, point_of_arc
+from taichi_ext.boundary.arcs import GAUSS, OFF, STEEPEST, border_place, chord_of, meeting_of, meets, point_of_arc
 from taichi_ext.boundary.crossings import BX, BY, NX, NY, corner_of
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
@@ -41,6 +41,7 @@ _ASIDE = (0.5, 0.2)  # where a level is taken that may be flat at the centre; th
 _TIE = 1e-15  # of the level at the centre
 _FLAT = 1e-6  # of the same: a slope that is none
 _LEAST = 1e-20
+_OTHER = 0.1  # of the square: by how much tangent planes may miss a corner, else there are other edges
 _ALONG = 0.9  # of the slope: its component across a side along which an edge runs
 SHARED = 2e-6  # of a pixel, a few roundings of float32: an edge that is so near to a side lies on it
 _NARROW = 1e-2  # a normal along an axis counts as turned by this much, where a formula divides by its component
@@ -105,18 +106,24 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
             if count > 0:
                 is_divided = can_divide and abs(kink) > ti.max(bent, ti.select(is_arcs, _KINKED / size * g, 0.0))
             is_divided = is_divided or (side > 1 and count > 0 and not is_arcs)
-            if not is_divided:
-                is_tied = False  # whether an edge lies on a side, so that the other square sees it, too
-                for c in range(SIDES):
-                    tie = -_TIE * level_here
-                    is_tied = is_tied or (here[c, 0] == tie and here[(c + 1) % SIDES, 0] == tie)
-                own, change, is_there = area_by_arcs(
-                    level, middle, size, zero, count, first, step, is_arcs, is_tied, table
-                )
-                is_divided = side > 1 and not is_there
-                if not is_divided:
-                    area += size * size * ti.max(0.0, ti.min(1.0, own + 0.25 * inside))
-                    motion += change
+            is_tied = False  # whether an edge lies on a side, so that the other square sees it, too
+            for c in range(SIDES):
+                tie = -_TIE * level_here
+                is_tied = is_tied or (here[c, 0] == tie and here[(c + 1) % SIDES, 0] == tie)
+            is_there = False
+            meeting, apart = meeting_of(ti.min(count, 2), table)
+            may_meet = count == 2 and abs(kink) > bent and meets(meeting, apart) and is_cone(meeting, here)
+            is_divided = is_divided or (may_meet and side == WHOLE)  # a small shape beside a corner is seen so
+            for attempt in range(2):  # a corner, and arcs
+                is_corner = attempt == 0
+                if ti.select(is_corner, may_meet and side < WHOLE, not is_divided and not is_there):
+                    own, change, is_there = area_by_arcs(
+                        level, middle, size, zero, count, first, step, is_arcs, is_corner, meeting, is_tied, table
+                    )
+                    if is_there or (side == 1 and not is_corner):
+                        area += size * size * ti.max(0.0, ti.min(1.0, own + 0.25 * inside))
+                        motion += change
+            is_divided = side > 1 and not is_there
         if is_divided:
             side = side // 2
         else:
@@ -288,24 +295,60 @@ def step_to_mate(count, first, table: ti.template()):
 
 
 @ti.func
-def area_by_arcs(level: ti.template(), middle, size, zero, count, first, step, is_arcs, is_tied, table: ti.template()):
+def is_cone(tip, here: ti.template()):
+    """Whether tangent planes of the level at the corners and the centre of a square are 0 at a point within it.
+
+    So it is where a level is made of two linear ones that are 0 there, and also for the distance from that point.
+    """
+    is_one = True
+    for c in range(SIDES + 1):
+        at = corner_of(c) * ti.select(c == SIDES, 0.0, 1.0)
+        slope = ti.Vector([here[c, 1], here[c, 2]])
+        is_one = is_one and abs(here[c, 0] + slope.dot(tip - at)) <= _OTHER * slope.norm() + _LEAST
+    return is_one
+
+
+@ti.func
+def area_by_arcs(
+    level: ti.template(),
+    middle,
+    size,
+    zero,
+    count,
+    first,
+    step,
+    is_arcs,
+    is_corner,
+    meeting,
+    is_tied,
+    table: ti.template(),
+):
     """The area between arcs and the centre, 0 with its tangent, and whether edges are there.
 
     The terms of an arc are at the two points of Gauss' rule for its chord, one on each side of it.  The edge is off its
-    arc by ``t^2 (1 - t)^2`` times a number.  Without arcs, the sides are scan lines, for the mean length of edges.
+    arc by ``t^2 (1 - t)^2`` times a number.  At a corner, two straight edges end in ``meeting``.  Without arcs, the
+    sides are scan lines, for the mean length of edges.
     """
     area = 0.0 * size
     motion = zero
-    is_there = is_arcs or count == 0
+    is_there = is_arcs or is_corner or count == 0
     is_flat = False
-    for n in range(TRIES * ti.min(count, ROWS)):
+    for n in range(TRIES * (ti.min(count, ROWS) + ti.select(is_corner, 1, 0))):
         r = n // TRIES
         k = n % TRIES
         if k == 0 or is_flat:
             at = border_place(r, table)
             way = ti.Vector([table[r, NX], table[r, NY]])
             leaves = (r + first) % 2 == 0
-            if is_arcs:
+            if is_corner:
+                if r == count:
+                    at = meeting + 0.0
+                arm = meeting - at
+                way = ti.Vector([-arm[1], arm[0]])
+                if k == 0:
+                    area += ti.select(leaves, 0.5, -0.5) * at.cross(meeting)
+                at += 0.5 * arm
+            elif is_arcs:
                 mate = (r + ti.select(leaves, step, count - step)) % count
                 chord, slopes = chord_of(r, mate, table)
                 way = ti.Vector([-chord[1], chord[0]])
@@ -321,15 +364,15 @@ def area_by_arcs(level: ti.template(), middle, size, zero, count, first, step, i
             g = ti.max(slope.norm(), _LEAST)
             is_flat = k + 1 < TRIES and stop_gradient(there) == 0 and slope.norm() == 0
             weight = 0.0 * size
-            if is_arcs and not is_flat:
+            if (is_arcs or is_corner) and not is_flat:
                 across = way.norm_sqr() / ti.max(abs(way.dot(slope)), _LEAST)
                 beside = stop_gradient(there) / size - aside.dot(slope)
-                weight = 0.5 * size * across
-                area += 0.6 * beside * across
+                weight = ti.select(is_corner, 1.0, 0.5) * size * across
+                area += ti.select(is_corner, 0.0, 0.6) * beside * across
                 is_there = is_there and abs(beside) * size < OFF * g
             elif not is_flat:  # the side on which the place is
                 weight = 0.5 * size * ti.select(abs(at[0]) > abs(at[1]), abs(way[1]), abs(way[0])) / g
-            if is_tied and is_arcs and k < 2 and ti.max(abs(at[0]), abs(at[1])) > 0.5 - _ON_SIDE:
+            if is_tied and (is_arcs or is_corner) and k < 2 and ti.max(abs(at[0]), abs(at[1])) > 0.5 - _ON_SIDE:
                 weight *= 0.5
             if weight > 0:
                 motion += weight * (there - stop_gradient(there))
