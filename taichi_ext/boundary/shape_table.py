@@ -8,11 +8,11 @@
 from typing import Any
 
 from taichi_ext.backend import ti
-from taichi_ext.boundary.arcs import border_place, chord_of
+from taichi_ext.boundary.arcs import border_place, chord_of, meeting_of, meets
 from taichi_ext.boundary.crossings import NX as NORMAL_X
 from taichi_ext.boundary.crossings import NY as NORMAL_Y
 from taichi_ext.boundary.crossings import corner_of
-from taichi_ext.boundary.divided import ROWS, SHARED, cross_sides, put_levels, step_to_mate
+from taichi_ext.boundary.divided import ROWS, SHARED, cross_sides, is_cone, put_levels, step_to_mate
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import PARALLEL, SIDES
@@ -23,6 +23,7 @@ MOST = 6  # shapes of which parts can be seen in one square; the row after them 
 S, NX, NY, BULGE, INDEX, COVERS, DEPTH, DX, DY, BEND, COLUMNS = range(11)
 SIGN = COVERS  # of a second edge: 1 where the larger of two distances from edges counts, -1 where the smaller one does
 _BENT = 0.04  # of a square: from where on an edge is not straight
+_TURNED = 2.0  # slope of an arc with respect to its chord, in the smallest squares
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 _FLAT = 1e-5  # of a square: a bulge that is none, and an angle
 _TOUCHING = 4.0 * PARALLEL  # by which depths may swap beyond a square: where they do on its side, two squares see it
@@ -150,6 +151,9 @@ def lines_of(count, here: ti.template(), table: ti.template()):
     start = ti.select(here[0, 0] > 0, 0, 1)
     step, turned = step_to_mate(count, start, table)
     is_straight = turned < 4.0 * _BENT and (count == 2 or count == 4)
+    meeting, apart = meeting_of(2, table)
+    is_arc = count == 2 and turned < _TURNED and not (meets(meeting, apart) and is_cone(meeting, here))
+    is_arc = is_straight or is_arc
     first = ti.Vector([0.0] * 4)
     second = ti.Vector([0.0] * 4)
     at = ti.Vector([0.0, 0.0])
@@ -160,9 +164,9 @@ def lines_of(count, here: ti.template(), table: ti.template()):
         n = ti.Vector([table[a, NORMAL_X], table[a, NORMAL_Y]])
         line = ti.Vector([-n.dot(at), n[0], n[1], 0.0])
         chord, slopes = chord_of(a, b, table)
-        if (is_straight or count > 2 or n.norm_sqr() == 0) and chord.norm() > _SHORT:
+        if (is_arc or count > 2 or n.norm_sqr() == 0) and chord.norm() > _SHORT:
             bulge = ti.select(chord.cross(n) > 0, 1.0, -1.0) * (slopes[1] - slopes[0]) / 8.0 * chord.norm()
-            bulge = ti.select(is_straight, bulge, 0.0)
+            bulge = ti.select(is_arc, bulge, 0.0)
             line = line_through(at, at + chord, n, bulge)
             is_cap = count == 2 and abs(bulge) > _FLAT and line[NX] * line[NY] == 0  # along a side
             if is_cap:
