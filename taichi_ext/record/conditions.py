@@ -50,7 +50,7 @@ class Probe:
         """A body with its conditions noted.
 
         Raises:
-            UnsupportedError: the body has an effect or a construct that a function of a position must not have.
+            UnsupportedError: the body has a construct that a function of a position must not have.
         """
         moving = _depending(body, self.at)
         probe = replace(self, has_kinks=any(_is_equality(v) for s in ir.statements(body) for v in ir.values_of(s)))
@@ -264,14 +264,8 @@ def _reads(value: ir.Value, locals_: set[ir.Local]) -> bool:
 
 
 def _require_supported(s: ir.Statement) -> None:
-    """Raise if a statement has an effect, a custom derivative, or a construct in which no edge can be found."""
+    """Raise if a statement has a custom derivative, or a construct in which no edge can be found."""
     what = "the function of a position"
-    stores = isinstance(s, ir.Store) and isinstance(s.target, ir.Load)
-    if stores or isinstance(s, ir.Effect):
-        raise UnsupportedError(
-            f"{ir.cited(s.place)}pixel: {what} must only read and compute; it is called at several positions for each "
-            "pixel. Store and print in the kernel."
-        )
     if isinstance(s, ir.Boundary) and s.kind not in ("stop_gradient", "replace_gradient"):
         name = s.options.get("what", s.kind)
         raise UnsupportedError(

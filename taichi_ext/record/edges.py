@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidRuleError, UnsupportedError, shown
-from taichi_ext.program import Const, Read, Tensor, Value
+from taichi_ext.program import Body, Const, Effect, Load, Read, Store, Tensor, Value, cited, statements
 from taichi_ext.record.assignments import frozen
 from taichi_ext.record.boundaries import by_number, statement
 from taichi_ext.record.handles import Record, shape_of, value_of
@@ -181,7 +182,26 @@ def shown_value(x: object) -> str:
     return f"a value of type {x.dtype.name}" if isinstance(x, Value) else repr(x)
 
 
-def require_function(kind: str, name: str, given: object, takes: str) -> None:
-    """Raise unless a ti.func is given."""
-    if backend.taichi_func(getattr(given, "__func__", given)) is None:
-        raise UnsupportedError(f"{kind}: {name} is {shown(given)}; expected a ti.func that takes {takes}.")
+def require_function(kind: str, name: str, given: object, passed: str, more: int = 0, instead: str = "") -> None:
+    """Raise unless a ti.func of the arguments that are passed is given; ``more`` are those that the user passes on."""
+    func = backend.taichi_func(getattr(given, "__func__", given))
+    if func is None:
+        raise UnsupportedError(f"{kind}: {name} is {shown(given)}; expected a ti.func that takes {passed}{instead}.")
+    takes = [a.name for a in backend.arguments(func)][backend.bound(given) is not None :]
+    count = len(re.split(", | and ", passed)) + more
+    if len(takes) != count:
+        further = ", and further arguments" if more else ""
+        raise UnsupportedError(
+            f"{kind}: {name} is {func.func.__name__}({', '.join(takes)}), which takes {len(takes)} arguments; {kind} "
+            f"passes {count}: {passed}{further}."
+        )
+
+
+def require_reading(kind: str, name: str, body: Body) -> None:
+    """Raise if the code of a function that is called at several positions stores or prints."""
+    for s in statements(body):
+        if (isinstance(s, Store) and isinstance(s.target, Load)) or isinstance(s, Effect):
+            raise UnsupportedError(
+                f"{cited(s.place)}{kind}: {name} must only read and compute; it is called at several positions for "
+                "each pixel. Store and print in the kernel."
+            )

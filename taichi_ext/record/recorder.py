@@ -41,6 +41,7 @@ from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Frame, Recording
 from taichi_ext.record.rewriter import BINARY, RECORDER, rewrite
 from taichi_ext.record.rules import NoRules, Rules
+from taichi_ext.record.shapes import warn_of_lost_edges
 from taichi_ext.record.twins import with_tangents_at
 from taichi_ext.record.variables import Constants
 
@@ -253,6 +254,7 @@ def record(
         body = with_tangents_at(r.with_alerts(r.body()), r.alert)
         containers = tuple(r.containers.values())
         returns = tuple(map(annotation_text, backend.returned_types(kernel)))
+        warn_of_lost_edges(body)
         body, file = with_levels(body), rewritten.source[0]
         return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,28 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.errors import InvalidRuleError, UnsupportedError
-from taichi_ext.program import F64, I32, Const, For, Local, Read, Tensor, Value, entries, statements, values_of, walk
+from taichi_ext.errors import DerivativeWarning, InvalidRuleError, UnsupportedError
+from taichi_ext.program import (
+    F64,
+    I32,
+    Assign,
+    Body,
+    Boundary,
+    Const,
+    Container,
+    For,
+    Load,
+    Local,
+    Read,
+    Store,
+    Tensor,
+    Value,
+    cited,
+    entries,
+    statements,
+    values_of,
+    walk,
+)
 from taichi_ext.record.assignments import assign_to, declare, frozen
 from taichi_ext.record.boundaries import stopped
 from taichi_ext.record.conditions import HASH_START, Probe
@@ -21,6 +42,7 @@ from taichi_ext.record.edges import (
     position,
     real_level,
     require_function,
+    require_reading,
     shown_value,
 )
 from taichi_ext.record.edges import level_at as level_of_edge
@@ -54,12 +76,12 @@ class Shapes:
 
 def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> object:
     kind, shape, background = function.boundary_kind, given["shape"], given["background"]
-    require_function(kind, "shape", shape, "n, x and y")
+    require_function(kind, "shape", shape, "n, x and y", len(given["args"]))
     x, y = position(kind, given["at"])
     called = callback(r, shape, given["args"])
     r.blocks.append(OpenBlock())  # recorded once more for the number of its results; not kept
     found = value_of(call(called, Const(0, I32), x, y))
-    r.blocks.pop()
+    require_reading(kind, "shape", tuple(r.blocks.pop().statements))
     order = given["order"]
     if order not in ("index", "depth"):
         raise InvalidRuleError(f'{kind}: order is {shown_value(order)}; expected "index" or "depth".')
@@ -92,10 +114,11 @@ def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str) ->
     real = default_types()[0]
     r.blocks.append(OpenBlock())
     value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
-    body = r.blocks.pop().statements
+    body = tuple(r.blocks.pop().statements)
+    require_reading(kind, name, body)
     if not isinstance(value, (Value, Tensor, int, float)):
         raise UnsupportedError(f"{kind}: {name} returns {shown_value(value)}; expected a number, vector or matrix.")
-    values = [v for s in statements(tuple(body)) for given in values_of(s) for v in walk(given)]
+    values = [v for s in statements(body) for given in values_of(s) for v in walk(given)]
     is_fine = real == F64 and all(v.dtype == F64 for v in values if v.dtype.is_real)
     zero = Const(0.0, real)
     return Seen(typed_tensor([zero] * len(value.entries), value.shape) if isinstance(value, Tensor) else zero, is_fine)
@@ -144,7 +167,8 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
         seen = Seen(zeros, is_fine=all(e.dtype == F64 for e in entries(zeros)))
         jump = operate(r, "add", jump, zeros)
     else:
-        require_function(kind, "jump_or_seen", jump, "x and y, or the jump itself: a number, vector or matrix")
+        jump_itself = ", or the jump itself: a number, vector or matrix"
+        require_function(kind, "jump_or_seen", jump, "x and y", instead=jump_itself)
         seen = seen_values(r, call, kind, jump, "jump_or_seen")
     shape = _entry_shape(r, kind, "image", image, 2)
     if shape_of(seen.zeros) not in ((), shape):
@@ -157,6 +181,30 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
         thin, is_number = as_value(_THIN[seen.is_fine]), not isinstance(seen.zeros, Tensor)
         faces = points, row, seen.zeros, is_number
         call(function.boundary_body, image, *ends, jump, is_given, *faces, beside, thin, antialias)
+
+
+def warn_of_lost_edges(body: Body) -> None:
+    """Warn where the values of an image replace the terms that ``add_edge`` added to it before."""
+    terms: set[Local] = set()
+    added: set[Container] = set()
+    for s in statements(body):
+        nodes = [v for value in values_of(s) for v in walk(value)]
+        added -= {v.container for v in nodes if isinstance(v, Load)}  # it is read: they may be in what is stored
+        if isinstance(s, Boundary) and s.options.get("what") == "add_edge":
+            terms.update(s.results)
+        elif isinstance(s, Store) and isinstance(s.target, Load):
+            image = s.target.container
+            if any(isinstance(v, Read) and v.local in terms for v in nodes):
+                added.add(image)
+            elif isinstance(s, Assign) and image in added:
+                added.remove(image)
+                warnings.warn(
+                    f"{cited(s.place)}The kernel stores to {image.name} after add_edge has added the terms of edges to "
+                    "it. They are lost where it stores, so the derivative is wrong. Call add_edge after the image is "
+                    "drawn.",
+                    DerivativeWarning,
+                    stacklevel=2,
+                )
 
 
 def _entry_shape(r: Recording, kind: str, name: str, given: object, axes: int) -> tuple[int, ...]:
@@ -219,7 +267,7 @@ def seen_together(r: Recording, call: Call, function: object, given: dict[str, A
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    require_function("ray_level", "distance", given["distance"], "a position")
+    require_function("ray_level", "distance", given["distance"], "a position", len(given["args"]))
     distance = callback(r, given["distance"], given["args"])
     return call(function.boundary_body, distance, *(given[name] for name in ("origin", "direction", "near", "far")))
 
@@ -269,7 +317,7 @@ def level_gradient(r: Recording, call: Call, function: object, given: dict[str, 
 
 
 def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    require_function("pixel", "shade", given["shade"], "x and y")
+    require_function("pixel", "shade", given["shade"], "x and y", len(given["args"]))
     shade, antialias = callback(r, given["shade"], given["args"]), is_antialiased("pixel", given)
     seen = seen_values(r, call, "pixel", shade, "shade")
     zeros = seen.zeros

@@ -424,6 +424,11 @@ def test_bad_input():
         return x[n], 1.0
 
     @ti.func
+    def stores(n, px, py):
+        x[1] += px
+        return x[0] - px, px, 1.0
+
+    @ti.func
     def without_position(n, px, py):
         return x[0] * (n + 1), 1.0
 
@@ -440,7 +445,8 @@ def test_bad_input():
         return x[0] - px, 1.0, ti.Vector([0.5, x[1]])
 
     for shape, order, message in (
-        (of_number, "index", r"of_number takes the arguments \(n\); the call passes 3"),
+        (of_number, "index", r"layers: shape is of_number\(n\), which takes 1 arguments; layers passes 3: n, x and y"),
+        (stores, "depth", "layers: shape must only read and compute"),
         (vector_alpha, "index", "layers: alpha is .*; expected a number from 0 to 1"),
         (alone, "index", "layers: shape must return level, value; it returns"),
         (vector, "depth", "layers: shape must return level, depth, value; it returns a tuple of 2"),

@@ -1,5 +1,7 @@
 """Edges of meshes: the table of edges, and edges that are visible in part."""
 
+import warnings
+
 import numpy as np
 import pytest
 import taichi as ti
@@ -10,6 +12,7 @@ from planar import area_in_pixels, clip, line_in_pixels
 from reverse_mode import check_transpose, gradient, gradient_field
 
 from taichi_ext import (
+    DerivativeWarning,
     InvalidArgumentError,
     Jacobian,
     UnsupportedError,
@@ -197,6 +200,47 @@ def test_arguments_that_do_not_fit_are_named(ti64):
     )
     assert_array_equal(ones, by_numpy)
     assert ones.any()
+
+
+def test_an_image_that_is_drawn_after_its_edges(ti64):
+    """Terms that are replaced are said; not those that a later loop computes with."""
+    p, image = gradient_field([[0.3, 0.8], [3.1, 2.2]], 1), outputs(5, 4)
+
+    @ti.func
+    def stores(x, y):
+        image[0, 0] = x
+        return y
+
+    @ti.kernel
+    def late():
+        for n in range(1):
+            add_edge(image, p[n], p[n + 1], 1.0)
+        for i, j in image:
+            image[i, j] = p[0][0]
+
+    @ti.kernel
+    def squared():
+        for i, j in image:
+            image[i, j] = 0.5
+        for n in range(1):
+            add_edge(image, p[n], p[n + 1], 1.0)
+        for i, j in image:
+            value = image[i, j]
+            image[i, j] = value**2
+
+    @ti.kernel
+    def storing():
+        for n in range(1):
+            add_edge(image, p[n], p[n + 1], stores)
+
+    with pytest.warns(DerivativeWarning, match=r"line \d+.*\n.*p\[0\]\[0\]\nThe kernel stores to image after add_edge"):
+        jacobian(late, p, image)
+    across = 0.5 * np.array([2.2 - 0.8, 0.3 - 3.1])  # of the area to the left, by each end
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_allclose(jacobian(squared, p, image).sum((0, 1)), [across, across], rtol=1e-9)
+    with pytest.raises(UnsupportedError, match="add_edge: jump_or_seen must only read and compute"):
+        jacobian(storing, p, image)
 
 
 @pytest.mark.parametrize("antialias", [False, True])

@@ -452,11 +452,16 @@ def test_what_cannot_be_treated_is_refused():
     def has_an_edge(x, y):
         return edge(p[0] - x, 1.0, 0.0, at=(x, y))
 
+    @ti.func
+    def takes_three(x, y, z):
+        return x * p[0] + y * z
+
     for shade, message in (
         (stores, "must only read and compute"),
         (draws, "pixel: random in the function of a position has no level"),
         (has_an_edge, "pixel: edge in the function of a position has a derivative of its own"),
         (abs, "pixel: shade is .*; expected a ti.func that takes x and y"),
+        (takes_three, r"pixel: shade is takes_three\(x, y, z\), which takes 3 arguments; pixel passes 2: x and y"),
     ):
         with pytest.raises(UnsupportedError, match=message) as error:
             jacobian(drawing(shade, image, False), p, image)
