@@ -175,29 +175,10 @@ def add_term_of_edge(
         side = on_image(last) + ti.Vector([x, y]) - p
         length = distance(p, p + side)
         along = side / length
-        if ti.static(is_given or antialias):
-            jump = zeros
-            if ti.static(is_given):
-                jump += stop_gradient(seen)
-            add_piece(
-                image,
-                points,
-                edge,
-                seen,
-                is_given,
-                start,
-                end,
-                p,
-                along,
-                0.0 * length,
-                length,
-                jump,
-                zeros,
-                zeros,
-                beside,
-                thin,
-                antialias,
-            )
+        if ti.static(antialias):
+            add_means(image, points, edge, seen, is_given, start, end, p, p + side, zeros, beside, thin)
+        elif ti.static(is_given):
+            add_piece(image, start, end, p, along, 0.0 * length, length, zeros + stop_gradient(seen), zeros)
         else:
             add_seen_pieces(
                 image, points, edge, seen, start, end, a, b, p, along, length, zeros, is_number, beside, thin, x, y
@@ -266,25 +247,7 @@ def add_seen_pieces(
         if stop > begin:
             rate = change / ti.max(known - origin, _FINEST)
             if is_seen(jump, change, is_number):
-                add_piece(
-                    image,
-                    points,
-                    edge,
-                    seen,
-                    False,
-                    start,
-                    end,
-                    p,
-                    along,
-                    begin,
-                    stop,
-                    jump - origin * rate,
-                    rate,
-                    zeros,
-                    beside,
-                    thin,
-                    False,
-                )
+                add_piece(image, start, end, p, along, begin, stop, jump - origin * rate, rate)
             begin = stop
             known = place
             origin = place
@@ -294,41 +257,17 @@ def add_seen_pieces(
 
 
 @ti.func
-def add_piece(
-    image: ti.template(),
-    points: ti.template(),
-    edge: ti.template(),
-    seen: ti.template(),
-    is_given: ti.template(),
-    start,
-    end,
-    p,
-    along,
-    begin,
-    stop,
-    jump,
-    rate,
-    zeros,
-    beside,
-    thin,
-    antialias: ti.template(),
-):
+def add_piece(image: ti.template(), start, end, p, along, begin, stop, jump, rate):
     """The boundary term of the part of an edge between two distances from its point p, in all pixels that it crosses.
 
     The jump at a distance is ``jump + rate * distance``.
     """
-    width, height = image.shape[0], image.shape[1]
     s = p + begin * along
     e = p + stop * along
-    for i in range(pixel_of(ti.min(s[0], e[0]) - _MARGIN, width), pixel_of(ti.max(s[0], e[0]) + _MARGIN, width) + 1):
-        low = ti.min(s[1], e[1])
-        high = ti.max(s[1], e[1])
-        if abs(e[0] - s[0]) > _MARGIN:
-            slope = along[1] / along[0]
-            here = s[1] + (i - s[0]) * slope
-            low = ti.max(low, here - 0.5 * abs(slope))
-            high = ti.min(high, here + 0.5 * abs(slope))
-        for j in range(pixel_of(low - _MARGIN, height), pixel_of(high + _MARGIN, height) + 1):
+    columns = crossed_columns(image, s, e)
+    for i in range(columns[0], columns[1] + 1):
+        rows = crossed_rows(image, s, e, i)
+        for j in range(rows[0], rows[1] + 1):
             a = centred(start, i, j)
             b = centred(end, i, j)
             a0 = stop_gradient(a)
@@ -336,21 +275,69 @@ def add_piece(
             first, last, share = part_within(a0, b0, 0.5, 0.5)
             if share > 0:
                 p1 = on_image(first)
-                q1 = on_image(last)
-                if ti.static(antialias):
-                    mx, my, m1 = moments(
-                        image, seen, is_given, points, edge, a0, b0, p1, q1, share, zeros, beside, thin, i, j
-                    )
-                    image[i, j] += boundary_term("add_edge", moved_line(a, b, mx, my, m1))
-                else:
-                    shift = ti.Vector([i, j]) - p
-                    origin = (p1 + shift).dot(along)
-                    low = ti.max(begin, origin)
-                    high = ti.min(stop, (q1 + shift).dot(along))
-                    if high > low:
-                        m = p1 + (0.5 * (low + high) - origin) * along
-                        weight = share * (high - low) / slope_of(a0, b0) * (jump + 0.5 * (low + high) * rate)
-                        image[i, j] += boundary_term("add_edge", moved_line(a, b, weight * m[0], weight * m[1], weight))
+                shift = ti.Vector([i, j]) - p
+                origin = (p1 + shift).dot(along)
+                low = ti.max(begin, origin)
+                high = ti.min(stop, (on_image(last) + shift).dot(along))
+                if high > low:
+                    m = p1 + (0.5 * (low + high) - origin) * along
+                    weight = share * (high - low) / slope_of(a0, b0) * (jump + 0.5 * (low + high) * rate)
+                    image[i, j] += boundary_term("add_edge", moved_line(a, b, weight * m[0], weight * m[1], weight))
+
+
+@ti.func
+def add_means(
+    image: ti.template(),
+    points: ti.template(),
+    edge: ti.template(),
+    seen: ti.template(),
+    is_given: ti.template(),
+    start,
+    end,
+    s,
+    e,
+    zeros,
+    beside,
+    thin,
+):
+    """The contribution of the part of an edge from s to e to the means of all pixels that it crosses, and its term."""
+    columns = crossed_columns(image, s, e)
+    for i in range(columns[0], columns[1] + 1):
+        rows = crossed_rows(image, s, e, i)
+        for j in range(rows[0], rows[1] + 1):
+            a = centred(start, i, j)
+            b = centred(end, i, j)
+            a0 = stop_gradient(a)
+            b0 = stop_gradient(b)
+            first, last, share = part_within(a0, b0, 0.5, 0.5)
+            if share > 0:
+                p = on_image(first)
+                q = on_image(last)
+                mx, my, m1 = moments(
+                    image, seen, is_given, points, edge, a0, b0, p, q, share, zeros, beside, thin, i, j
+                )
+                image[i, j] += boundary_term("add_edge", moved_line(a, b, mx, my, m1))
+
+
+@ti.func
+def crossed_columns(image: ti.template(), s, e):
+    """The first and the last column of pixels that the way from s to e crosses."""
+    width = image.shape[0]
+    low = ti.min(s[0], e[0]) - _MARGIN
+    return ti.Vector([pixel_of(low, width), pixel_of(ti.max(s[0], e[0]) + _MARGIN, width)])
+
+
+@ti.func
+def crossed_rows(image: ti.template(), s, e, i):
+    """The first and the last pixel of column i that the way from s to e crosses."""
+    low = ti.min(s[1], e[1])
+    high = ti.max(s[1], e[1])
+    if abs(e[0] - s[0]) > _MARGIN:
+        slope = (e[1] - s[1]) / (e[0] - s[0])
+        here = s[1] + (i - s[0]) * slope
+        low = ti.max(low, here - 0.5 * abs(slope))
+        high = ti.min(high, here + 0.5 * abs(slope))
+    return ti.Vector([pixel_of(low - _MARGIN, image.shape[1]), pixel_of(high + _MARGIN, image.shape[1])])
 
 
 @ti.func

@@ -252,31 +252,13 @@ def find_edges(
                 is_hidden = (crossed & (crossed - 1) == 0) & (most <= FLAGGED) & (not is_closed) & (not is_small)
                 kind = ti.select(is_small | is_hidden, UNIFORM, DIVIDED)
         else:
-            apart = 0.0
-            for attempt in range(2):
-                if (kind == DIVIDED) & is_known & (not is_over) & (not is_closed):
-                    is_found = False
-                    if attempt == 0:
-                        is_found = match(count, table, jumps)
-                    else:
-                        meeting, apart = meeting_of(count, table)
-                        is_found = meets(meeting, apart)
-                    if is_found:  # noqa: SIM102  # `and` would call it in any case
-                        if put_arcs(shade, count, attempt == 1, meeting, x, y, size, rounding, table):
-                            kind = ARCS + attempt
-            if kind == DIVIDED:
-                meeting, apart = meeting_of(count, table)
-                put_without_arcs(count, x, y, size, meeting, apart, table)
+            may_be_arcs = is_known & (not is_over) & (not is_closed)
+            kind, meeting = put_edges(shade, count, may_be_arcs, x, y, size, rounding, table, jumps)
     if ti.static(antialias):
         kind, scale = kind_by_values(shade, zeros, middle, values, x, y, size, before, kind, is_hidden)
-        if ((kind == ARCS) | (kind == STAR)) & (size > _SMOOTH):
-            for r in range(count):
-                if jumps_row(r, jumps).norm() == 0:  # where the value ends as a root
-                    kind = DIVIDED
-            for c in range(SIDES):
-                if seen[c] == seen[(c + 1) % SIDES]:  # noqa: SIM102
-                    if is_bent(shade, zeros, c, x, y, size, values):
-                        kind = DIVIDED
+        if ((kind == ARCS) | (kind == STAR)) & (size > _SMOOTH):  # noqa: SIM102  # `and` would call it in any case
+            if is_rough(shade, zeros, count, seen, x, y, size, values, jumps):
+                kind = DIVIDED
     if (kind == UNIFORM) & is_hidden:
         for c in range(SIDES):  # behind the edge there may be others, which do not exist at the centre
             if seen[c] != centre[SEEN]:
@@ -285,6 +267,34 @@ def find_edges(
                 if (found | crossed) != crossed:
                     kind = DIVIDED
     return kind, count, meeting, scale
+
+
+@ti.func
+def put_edges(
+    shade: ti.template(), count, may_be_arcs, x, y, size, rounding, table: ti.template(), jumps: ti.template()
+):
+    """Put the terms of edges into the table: as arcs, as arms to the point in which they meet, or by the sides alone.
+
+    Returns which of them the square has, and that point.
+    """
+    kind = DIVIDED
+    meeting = ti.Vector([0.0, 0.0])
+    apart = 0.0
+    for attempt in range(2):
+        if (kind == DIVIDED) & may_be_arcs:
+            is_found = False
+            if attempt == 0:
+                is_found = match(count, table, jumps)
+            else:
+                meeting, apart = meeting_of(count, table)
+                is_found = meets(meeting, apart)
+            if is_found:  # noqa: SIM102  # `and` would call it in any case
+                if put_arcs(shade, count, attempt == 1, meeting, x, y, size, rounding, table):
+                    kind = ARCS + attempt
+    if kind == DIVIDED:
+        meeting, apart = meeting_of(count, table)
+        put_without_arcs(count, x, y, size, meeting, apart, table)
+    return kind, meeting
 
 
 @ti.func
@@ -303,6 +313,19 @@ def kind_by_values(shade: ti.template(), zeros, middle, values: ti.template(), x
     if (kind == UNIFORM) & (is_steep | (is_hidden & (off > _FLAT * scale))):
         found = STEEP
     return found, scale
+
+
+@ti.func
+def is_rough(shade: ti.template(), zeros, count, seen, x, y, size, values: ti.template(), jumps: ti.template()):
+    """Whether the value of a square with edges ends as a root at one of them, or is bent along a side without any."""
+    found = False
+    for r in range(count):
+        found |= jumps_row(r, jumps).norm() == 0
+    for c in range(SIDES):
+        if seen[c] == seen[(c + 1) % SIDES]:  # noqa: SIM102
+            if is_bent(shade, zeros, c, x, y, size, values):
+                found = True
+    return found
 
 
 @ti.func
