@@ -375,3 +375,7 @@ def test_layers_of_discs_and_their_caps():
         if n >= 15:
             covered = np.where((x - given[0]) ** 2 + (y - given[1]) ** 2 < radius**2, value(x, y), 0.0)
             assert_allclose(read(image), covered.reshape(8, 100, 7, 100).mean((1, 3)), atol=0.01)
+    for _ in range(10):  # squares of 1/32 pixel are smaller than its arcs
+        given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), 0.03])
+        write(p, given)
+        assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.08, given
