@@ -107,14 +107,18 @@ def returning_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | Non
         return memory | {v for v in casts if activity.has(v.args[0])}
 
     everything = [(s, values_of(s)) for s in statements(body)]
+    casts_back = [
+        (v, s)
+        for s, values in everything
+        for v in through(values)
+        if isinstance(v, Op) and v.name == "bit_cast" and v.dtype.is_real
+    ]
+    if not casts_back:
+        return None
     given = [flow for s, _ in everything for flow in flows(s) if not flow[0].dtype.is_real]
     casts = (x for _, values in everything for x in sources(through(values)) if isinstance(x, Op))
     holders = reached(casts, [(source, to) for to, values in given for source in sources(values)])
-    for s, values in everything:
-        for node in (v for v in through(values) if isinstance(v, Op) and v.name == "bit_cast" and v.dtype.is_real):
-            if not sources(node.args).isdisjoint(holders):
-                return node, s
-    return None
+    return next((found for found in casts_back if not sources(found[0].args).isdisjoint(holders)), None)
 
 
 def _whole_operands(value: Value) -> tuple[Value, ...]:
