@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 _FACTOR = 4.0  # from step to step
-_LEAST = 256.0  # roundings of the entry: the smallest step
+_LEAST = 256.0  # roundings of the entry: the smallest step that decides
+_FINER = 4  # how many steps are smaller, and show whether the output varies within those that decide
 _WIDEST = 0.25  # the largest step, relative to the entry, to the others of the parameter, or to 1
 _MOST_STUDIED = 8  # entries of a parameter that are tried with all steps and still do not agree
 _ROUNDING = 16.0  # how much larger a rounding error may be than those that were seen, or than an output's last place
@@ -59,7 +60,13 @@ class Verdict:
 
 
 def verdict_of(
-    J: np.ndarray, centre: np.ndarray, samples: Sequence[Sample], rtol: float, floor: float, precision: float
+    J: np.ndarray,
+    centre: np.ndarray,
+    samples: Sequence[Sample],
+    rtol: float,
+    floor: float,
+    precision: float,
+    finer: int = 0,
 ) -> Verdict:
     """Compare a column of J with differences at steps that grow by 4.
 
@@ -70,6 +77,7 @@ def verdict_of(
         rtol: relative tolerance.
         floor: absolute tolerance.
         precision: the relative rounding of a number.
+        finer: how many of the steps are too small to decide.
     """
     with np.errstate(all="ignore"):
         up, down = (np.array([getattr(s, side) for s in samples])[:, None] for side in ("up", "down"))
@@ -81,13 +89,13 @@ def verdict_of(
         rank, is_open = np.full(J.shape, _UNDECIDED), np.full(J.shape, True)
         derivative, least = np.zeros(J.shape), np.full(J.shape, np.inf)
         has_changed = np.logical_or.accumulate(change != 0)  # smaller steps may be lost in rounding
-        for k in range(1, len(R) - 1):
+        for k in range(1 + finer, len(R) - 1):
             off, gap = (np.abs(change[:k] - width[:k] * slope) for slope in (R[k], J))
             seen = off.max(0)
             size = np.maximum(np.abs(high[k]), np.abs(low[k]))
-            # where a smaller step is as J has it, and nothing like R has it, the output varies within this one
-            part = np.abs(width[:k] * J)
-            is_finer = ((off > 0.5 * part) & (gap < 0.1 * part)).any(0)
+            # where two smaller steps are as J has it, and not as R has it, the output varies within this one
+            part = np.abs(width[:k] * (J - R[k]))
+            is_finer = ((off > 0.5 * part) & (gap < 0.25 * part) & (change[:k] != 0)).sum(0) > 1
             rounding = _ROUNDING * (seen + precision * size) / width[k]
             error = np.abs(R[k] - R[k + 1]) + rounding
             bound, distance = floor + rtol * np.maximum(np.abs(J), np.abs(R[k])), np.abs(J - R[k])
@@ -144,12 +152,12 @@ class MovedEntry:
             self._samples[power] = [Sample(high - self._x, self._x - low, a.ravel(), b.ravel()) for a, b in sides]
         return self._samples[power]
 
-    def powers(self) -> Iterator[range]:
-        """The powers to try: a few of them, then all."""
+    def powers(self) -> Iterator[tuple[range, int]]:
+        """The powers to try, a few of them, then all; and how many are of steps too small to decide."""
         if math.isfinite(self._x):
             highest = max(3, math.floor(math.log(self._widest / self._step, _FACTOR)))
-            yield range(-2, 4)
-            yield range(-self._smaller, highest + 1)
+            yield range(-2, 4), 0
+            yield range(-self._smaller - _FINER, highest + 1), _FINER
 
 
 class ComparedColumns:
@@ -205,9 +213,11 @@ class ComparedColumns:
     def _study(self, entry: MovedEntry, n: int, at: np.ndarray, J: np.ndarray, rtol: float, floor: float) -> Verdict:
         """The verdict of differences at more steps on some entries of a column."""
         found = Verdict(np.full(at.size, _UNDECIDED), J)
-        for powers in entry.powers():
+        for powers, finer in entry.powers():
             samples = [entry.samples(power)[n].of(at) for power in powers]
-            found = verdict_of(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision)
+            samples = samples[sum(min(s.up, s.down) <= 0 for s in samples[:finer]) :]
+            finer -= len(powers) - len(samples)
+            found = verdict_of(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision, finer)
             if not found.rank.any():
                 break
         else:

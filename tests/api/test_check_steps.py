@@ -204,3 +204,23 @@ def test_an_offset_hides_an_output_that_oscillates():
     for scale in (1e-12, 1e-5, 10.0):
         write(q, scale * np.array([1.0, -0.7]))
         assert check_jacobian(offset, q, r, progress=False).verdict != "disagrees"
+
+
+@pytest.mark.parametrize(("width", "at"), [(1e6, 7e7), (1e9, 1.0), (1e5, 1e8)])
+def test_an_output_that_oscillates_within_the_steps_is_undecided(width, at):
+    q, y = scalars([at]), outputs(1)
+
+    @ti.kernel
+    def kernel():
+        y[0] = mark("value", ti.sin(width * q[0]) / width + q[0])
+
+    assert check_jacobian(kernel, q, y).verdict == "cannot tell"
+
+    @boundary_gradient("value")
+    def _(auto):
+        return -auto
+
+    try:
+        assert check_jacobian(kernel, q, y).verdict == "disagrees"
+    finally:
+        registry.clear()
