@@ -9,7 +9,7 @@ import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
 
-from taichi_ext import DerivativeWarning, hvp, vjp
+from taichi_ext import DerivativeWarning, hvp, jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -643,3 +643,30 @@ def test_matrices_by_value():
         squares(ti.Matrix([[y[0], y[1], 2.0], [y[2] * y[3], 1.0, y[4]]]), ti.Matrix([[1, 0], [2, 1]]))
 
     require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))
+
+
+@pytest.mark.parametrize("call", ["vjp", "rows", "blocks of rows"])
+def test_arrays_that_no_kernel_uses_change_once(call):
+    """The first call runs the pipeline again, to see which numbers depend on the params."""
+    x, y = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N)
+    gain, runs, parts = np.ones(N), np.zeros(3), {"history": np.zeros((2, N))}
+
+    @ti.kernel
+    def squares(a: ti.types.ndarray()):
+        for i in x:
+            y[i] = x[i] * x[i] * a[i]
+            a[i] = x[i]
+
+    def run():
+        squares(gain)
+        runs[1] += 1
+        parts["history"][1:] += 0.5
+
+    x.from_numpy(drawn(N))
+    if call == "vjp":
+        vjp(run, x, y, np.ones(N))
+    else:
+        jacobian(run, x, y, mode="reverse", chunk_size=2 if "blocks" in call else None)
+    assert_array_equal(runs, [0, 1, 0])
+    assert_array_equal(parts["history"], [[0] * N, [0.5] * N])
+    assert_array_equal(gain, x.to_numpy())

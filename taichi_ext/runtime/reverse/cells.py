@@ -220,7 +220,7 @@ class Log:
         is_keeping: whether copies are made.
         first: a copy of each cell from before it was first written in the run, in that order.
         first_nbytes: the memory of these.
-        others: entries, and parts of the layout, of fields that no kernel had used when Python changed them.
+        others: arrays, and entries and parts of the layout of fields, that no kernel had used when Python changed them.
         keeps_first: whether the run can be undone.
         whole: takes a copy of each cell before it is written next; None for none.
         room: the memory that values of stages may take; None if none are recorded any more.

@@ -15,7 +15,7 @@ from taichi_ext.analysis.cuts import Paths
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable
-from taichi_ext.runtime.python.dual_numbers import Run
+from taichi_ext.runtime.python.dual_numbers import Run, reachable_arrays
 from taichi_ext.runtime.reverse.backward import Backward, CellAdjoints
 from taichi_ext.runtime.reverse.calls import Kernels
 from taichi_ext.runtime.reverse.cells import Cells, Log
@@ -113,6 +113,9 @@ class Reverse:
             cells.dots = CellAdjoints(cells, request.directions.shape[1])
         schedule = Schedule(cells, log, max_memory)
         forward = Forward(request, self._kernels, schedule, width, known)
+        if run.kernel is None and (restores or known is not None):  # it runs again
+            for array in reachable_arrays(run.function, run.args):
+                log.others.save(array)
         with _undone(log, InvalidArgumentError, UnsupportedError):
             returned = self._forward(forward, run)
             alerts = backend.raised_alerts()
