@@ -32,6 +32,7 @@ PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
     **dict.fromkeys(("maximum", "minimum"), (lambda y, a, b: float(y == a), lambda y, a, b: float(y != a))),
     "copysign": (lambda y, a, b: y / a if a else 0.0, lambda y, a, b: 0.0),
     "logaddexp": (lambda y, a, b: math.exp(a - y), lambda y, a, b: math.exp(b - y)),
+    "logaddexp2": (lambda y, a, b: 2.0 ** (a - y), lambda y, a, b: 2.0 ** (b - y)),
     "neg": (lambda y, x: -1.0,),
     "pos": _ONE,
     "conjugate": _ONE,
