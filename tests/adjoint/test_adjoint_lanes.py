@@ -7,6 +7,7 @@ import pytest
 import taichi as ti
 from differences import read, scalars
 from numpy.testing import assert_allclose
+from taichi_program import share_program
 
 from taichi_ext import Jacobian, hvp, jacobian, vjp
 from taichi_ext.adjoint import lanes, stage_adjoint
@@ -17,8 +18,9 @@ INNER = 3
 
 
 @pytest.fixture(autouse=True)
-def tried(monkeypatch, ti64):
-    """Whether loops ran in lanes, or why they did not."""
+def tried(monkeypatch):
+    """Whether loops ran in lanes, or why they did not, with two threads."""
+    share_program(default_fp=ti.f64, cpu_max_num_threads=2)
     found = []
 
     def noted(*args):

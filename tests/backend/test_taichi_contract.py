@@ -132,7 +132,7 @@ def test_program_changes_with_init():
 def test_configuration():
     configuration = impl.current_cfg()
     assert configuration.arch in (ti.x64, ti.arm64)
-    assert configuration.cpu_max_num_threads == 2
+    assert configuration.cpu_max_num_threads > 0
     assert configuration.debug is False
     assert core.arch_name(configuration.arch) in ("x64", "arm64")
     assert core.Arch.cuda == ti.cuda

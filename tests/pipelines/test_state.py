@@ -15,6 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+from taichi_ext.runtime.memory.state import State
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -154,6 +155,16 @@ def test_arrays_that_share_memory_are_put_back_before_each_block():
     J = jacobian(run, x, y, chunk_size=1)
     assert_allclose(J, (start * times * 0.8 ** (times - 1))[:, None] * np.ones(2), rtol=1e-13)
     assert_allclose(a, start * 0.8**times, rtol=1e-14)
+
+
+def test_memory_that_was_saved_in_part_is_saved_between_the_parts():
+    a, state = np.linspace(1.0, 2.0, 8), State()
+    start = a.copy()
+    for view in (a[5:6], a[2:4], a):
+        state.save(view)
+        view *= 3.0
+    state.restore()
+    assert_array_equal(a, start)
 
 
 @pytest.mark.sweep
