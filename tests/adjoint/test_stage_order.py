@@ -133,7 +133,8 @@ MEETING = """
                 x[3 * i + k] = w[i] * x[3 * i + k] + w[k]
     quotients:
         for k in range(6):
-            z[k // 3, k % 3] = w[k] * z[k // 3, k % 3] + x[k]
+            i, j = k // 3, k % 3
+            z[i, j] = w[k] * z[i, j] + x[k]
     halves:
         for i in range(3):
             x[i] = w[i] * x[i + 3] + x[i]
