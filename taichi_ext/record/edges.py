@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -182,19 +182,24 @@ def shown_value(x: object) -> str:
     return f"a value of type {x.dtype.name}" if isinstance(x, Value) else repr(x)
 
 
-def require_function(kind: str, name: str, given: object, passed: str, more: int = 0, instead: str = "") -> None:
+def require_function(
+    kind: str, name: str, given: object, passed: tuple[str, ...], more: int = 0, instead: str = ""
+) -> None:
     """Raise unless a ti.func of the arguments that are passed is given; ``more`` are those that the user passes on."""
     func = backend.taichi_func(getattr(given, "__func__", given))
+    what = " and ".join([", ".join(passed[:-1]), passed[-1]] if passed[1:] else passed)
     if func is None:
-        raise UnsupportedError(f"{kind}: {name} is {shown(given)}; expected a ti.func that takes {passed}{instead}.")
-    takes = [a.name for a in backend.arguments(func)][backend.bound(given) is not None :]
-    count = len(re.split(", | and ", passed)) + more
-    if len(takes) != count:
+        raise UnsupportedError(f"{kind}: {name} is {shown(given)}; expected a ti.func that takes {what}{instead}.")
+    is_method, count = backend.bound(given) is not None, len(passed) + more
+    try:
+        inspect.signature(func.func).bind(*range(is_method + count))
+    except TypeError:
+        takes = [a.name for a in backend.arguments(func)][is_method:]
         further = ", and further arguments" if more else ""
         raise UnsupportedError(
             f"{kind}: {name} is {func.func.__name__}({', '.join(takes)}), which takes {len(takes)} arguments; {kind} "
-            f"passes {count}: {passed}{further}."
-        )
+            f"passes {count}: {what}{further}."
+        ) from None
 
 
 def require_reading(kind: str, name: str, body: Body) -> None:

@@ -76,7 +76,7 @@ class Shapes:
 
 def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> object:
     kind, shape, background = function.boundary_kind, given["shape"], given["background"]
-    require_function(kind, "shape", shape, "n, x and y", len(given["args"]))
+    require_function(kind, "shape", shape, ("n", "x", "y"), len(given["args"]))
     x, y = position(kind, given["at"])
     called = callback(r, shape, given["args"])
     r.blocks.append(OpenBlock())  # recorded once more for the number of its results; not kept
@@ -168,7 +168,7 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
         jump = operate(r, "add", jump, zeros)
     else:
         jump_itself = ", or the jump itself: a number, vector or matrix"
-        require_function(kind, "jump_or_seen", jump, "x and y", instead=jump_itself)
+        require_function(kind, "jump_or_seen", jump, ("x", "y"), instead=jump_itself)
         seen = seen_values(r, call, kind, jump, "jump_or_seen")
     shape = _entry_shape(r, kind, "image", image, 2)
     if shape_of(seen.zeros) not in ((), shape):
@@ -267,7 +267,7 @@ def seen_together(r: Recording, call: Call, function: object, given: dict[str, A
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    require_function("ray_level", "distance", given["distance"], "a position", len(given["args"]))
+    require_function("ray_level", "distance", given["distance"], ("a position",), len(given["args"]))
     distance = callback(r, given["distance"], given["args"])
     return call(function.boundary_body, distance, *(given[name] for name in ("origin", "direction", "near", "far")))
 
@@ -317,7 +317,7 @@ def level_gradient(r: Recording, call: Call, function: object, given: dict[str, 
 
 
 def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    require_function("pixel", "shade", given["shade"], "x and y", len(given["args"]))
+    require_function("pixel", "shade", given["shade"], ("x", "y"), len(given["args"]))
     shade, antialias = callback(r, given["shade"], given["args"]), is_antialiased("pixel", given)
     seen = seen_values(r, call, "pixel", shade, "shade")
     zeros = seen.zeros

@@ -61,9 +61,9 @@ def test_arguments_of_the_kernel_reach_the_function(antialias):
     colours, radius = np.array([5.0, 2.0]), 3.1
 
     @ti.func
-    def shade(x, y, middle, r, values, outside):
+    def shade(x, y, middle, r, values, outside, scale=1.0):
         value = outside
-        if (ti.Vector([x, y]) - middle).norm() < r:
+        if scale * (ti.Vector([x, y]) - middle).norm() < r:
             value = values[0]
         return value
 
