@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import pickle
+import re
 import statistics
 import sys
 import warnings
@@ -863,3 +864,55 @@ def test_a_loop_that_reads_entries_makes_few_calls_more_than_outside(mode):
     for _ in range(2):
         jacobian(pipeline, x, y, mode=mode)
     assert max(calls) <= 3 * calls[0]
+
+
+def calls_of_functions():
+    """A call of each function of ``math`` and each of NumPy's of numbers, where s is 0.7, as texts, and its value."""
+    found = {}
+    modules = {"math": math, "np": np}
+    names = [f"math.{name}" for name in dir(math) if callable(getattr(math, name)) and not name.startswith("_")]
+    names += [f"np.{name}" for name in dir(np) if isinstance(getattr(np, name), np.ufunc)]
+    for name in names:
+        for arguments in ("s", "s + 1", "s, 1.5", "1.5, s", "s, 2", "[s, 2.0]", "[s, 2.0], [1.0, s]", "s, s, 2.0"):
+            for entry in ("", "[0]", "[1]"):
+                text = f"{name}({arguments}){entry}"
+                try:
+                    value = eval(text, {**modules, "s": 0.7})
+                except (TypeError, ValueError, IndexError):
+                    continue
+                if isinstance(value, (float, np.floating)) and math.isfinite(value):
+                    found[text] = float(value)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_function_of_a_number_keeps_its_derivative_or_warns():
+    texts = list(calls_of_functions())
+    assert len(texts) > 150
+    x, y, results = outputs(1), outputs(1), outputs(len(texts))
+
+    @ti.kernel
+    def copy_number():
+        y[0] = x[0]
+
+    lines = [f"    results[{n}] = {text}" for n, text in enumerate(texts)]
+    source = "\n".join(["def pipeline():", "    copy_number()", "    s = y[0]", *lines])
+    scope = {"math": math, "np": np, "copy_number": copy_number, "y": y, "results": results}
+    exec(compile(source, "table.py", "exec"), scope)
+
+    def values(s):
+        write(x, [s])
+        scope["pipeline"]()
+        return read(results)
+
+    differences = (values(0.7 + 1e-6) - values(0.7 - 1e-6)) / 2e-6
+    write(x, [0.7])
+    for mode in ("forward", "reverse"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", DerivativeWarning)
+            found = jacobian(scope["pipeline"], x, results, mode=mode)[:, 0]
+        warned = {w.lineno - 4 for w in caught if w.filename == "table.py"}
+        wrong = np.flatnonzero(~np.isclose(found, differences, rtol=1e-5, atol=1e-7))
+        assert [texts[n] for n in wrong if n not in warned] == []
+        lost = {re.split(r"[.(]", texts[n])[1] for n in wrong if "([" not in texts[n]}
+        assert lost == {"gamma", "lgamma", "modf", "frexp", "nextafter", "divmod"}
