@@ -60,6 +60,20 @@ def test_springs_by_their_closed_form():
     assert_allclose(gradient, value_and_gradient(springs, x, energy)[1], rtol=1e-13, atol=1e-13)
 
 
+def test_parameters_that_the_kernel_overwrites():
+    x, e = scalars([0.5, 1.5, -2.0]), outputs()
+    start = read(x)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            x[i] = x[i] ** 2
+        for i in x:
+            e[None] += x[i] ** 3
+
+    np.testing.assert_allclose(hessian(k, x, e), np.diag(30 * start**4))
+
+
 @pytest.mark.sweep
 def test_every_kind_of_parameter():
     """A field, a component, an array, an argument, a Python number; a returned energy."""
