@@ -205,6 +205,7 @@ nan_that_is_real_is_kept: x, y, zero = scalars([1.0, 0.0]), outputs(2), scalars(
 ROWS = rows_of(KINKS)
 
 
+@pytest.mark.chosen_only("values at kinks", "--move-starts")
 @pytest.mark.parametrize("name", ROWS)
 def test_conventions(name):
     ROWS[name].is_right()
