@@ -760,3 +760,29 @@ def test_a_kernel_that_runs_with_tangents_and_without(mode):
     assert len(messages) == 1
     assert "of an array passed to" in messages[0]
     assert "depends on the params" in messages[0]
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_what_is_stored_right_after_the_launch_that_fills_an_array(is_argument):
+    x, y, total = scalars([2.0]), outputs(2), outputs(1)
+    filled = np.zeros(2)
+
+    @ti.kernel
+    def fill(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i in range(2):
+            a[i] = x[0] * (i + 1)
+
+    @ti.kernel
+    def add():
+        total[0] = y[0] + y[1] * x[0]
+
+    def pipeline(*args):
+        a = args[0] if args else filled
+        fill(a)
+        y[0] = 2.0 * a[1]
+        y[1] = 1.0
+        add()
+
+    for call in (jacobian, functools.partial(jacobian, mode="reverse")):
+        with pytest.warns(DerivativeWarning, match="stored to a field or array depends on the params"):
+            assert_allclose(call(pipeline, x, total, args=(filled,) if is_argument else ()), [[1.0]])

@@ -47,7 +47,7 @@ class Pipeline(DualFollower):
         if self._state is not None:
             for array in reachable_arrays(run.function, run.args):
                 self._state.save(array)
-        self._tangents.arrays.remember()
+        self._remember()
         if self._trace is not None:
             self._trace.remember(filter(is_host_array, run.args))
             if run.passed:
@@ -59,13 +59,18 @@ class Pipeline(DualFollower):
         session.accesses.lost.note({container_key(output.key) for output in session.request.outputs}, set())
         session.check_program()
         if self._trace is not None:
-            if self._trace.sees_arrays and self._tangents.arrays.has_host_memory():
-                self._trace.note_read()
             session.clear(self._trace.end(self._tangents.along))
         self._follow_host_arrays()
         if self._record is not None:
             self._record.end()
         return result
+
+    def _remember(self) -> None:
+        """Python goes on, and may read and change arrays."""
+        arrays = self._tangents.arrays
+        arrays.remember()
+        if self._trace is not None and self._trace.sees_arrays and arrays.has_host_memory():
+            self._trace.note_read()
 
     # --- launches
 
@@ -85,7 +90,7 @@ class Pipeline(DualFollower):
                 return None
             self._follow_host_arrays()
             launched = self._session.launch(kernel, args, run=self._numbers)
-            self._tangents.arrays.remember()  # before Python goes on
+            self._remember()  # before Python goes on
             if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
                 repeated = backend.RepeatedLaunch(launched.fused.kernel, dict(enumerate(launched.passed)))
                 # with its arguments, which stay alive: the name contains their identities
@@ -165,7 +170,7 @@ class Pipeline(DualFollower):
             with backend.suspend_following():
                 found = -root.step(values, right)
             TangentMatrix(root.unknowns, session).write(found)
-        tangents.arrays.remember()
+        self._remember()
         if self._trace is not None:
             self._trace.remember(filter(is_host_array, root.unknowns))
             if result is not None:

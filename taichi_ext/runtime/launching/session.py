@@ -210,8 +210,6 @@ class Session:
         trace, tangents = self.request.restart.trace, self.tangents
         if trace is None:
             return False
-        if trace.sees_arrays and tangents.arrays.has_host_memory():
-            trace.note_read()
         return self.clear(trace.launch(fused.primal, bound.values, fused.facts, bound.passed, tangents.along))
 
     def _bound(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun | None) -> _Bound:
