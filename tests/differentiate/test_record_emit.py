@@ -13,7 +13,7 @@ from printed_programs import text
 from reemission import Reemission
 from taichi_program import end_program, initialise
 
-from taichi_ext import UnsupportedError, backend, edge, engine
+from taichi_ext import UnsupportedError, backend, edge, engine, mark, replace_gradient, stop_gradient  # noqa: F401
 from taichi_ext.emit import build, emit
 from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements, values_of, walk
 from taichi_ext.record import record
