@@ -13,8 +13,9 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import reachable, warn_at
 
+_NONE = np.zeros(0)
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
 _LEAST_STEP = 1e-5  # so that numbers move that Python rounds to float32, in programs of float64, too
 _SMALLER = 8.0  # the second step is smaller by this factor
@@ -145,9 +147,7 @@ class Arbiter:
 
         try:
             moved = run(1.0)
-            is_suspect = any(
-                bad.any() for _, bad in _mismatches(first.events, moved, first.events, 1.0, self._precision)
-            )
+            is_suspect = _mismatches(first.events, moved, first.events, 1.0, self._precision).bad.any()
             smaller = run(1 / _SMALLER) if is_suspect else moved
             last = run(0.0, is_last=True)
             self._warn(moved, smaller, last)
@@ -206,27 +206,34 @@ class Arbiter:
         first, precision = self.trace.events, self._precision
         found = _mismatches(first, moved, last, 1.0, precision)
         again = _mismatches(first, smaller, last, 1 / _SMALLER, precision)
+        numbers, told = _all(first[: found.count], "numbers"), _all(first[: found.count], "moves")
+        before = _all(last[: found.count], "numbers")
+        known = min(found.ends[-1], again.ends[-1])  # numbers of runs that are alike so far
+        with np.errstate(all="ignore"):
+            size = np.maximum(np.abs(numbers), np.abs(before))
+            differs = np.abs(numbers - before) > max(_ROUNDING, 1e3 * precision) * size
+            differs &= (told == 0) & found.is_judged
+            ratio = _SMALLER * again.beyond[:known] / found.beyond[:known]  # 1 for a derivative, and not for a jump
+        lost = np.zeros(differs.shape, bool)
+        lost[:known] = found.bad[:known] & again.bad[:known] & (ratio > 0.5) & (ratio < 2.0)
+        is_due = np.logical_or.reduceat(np.append(differs | lost, False), found.ends[:-1]) if found.count else []
         for n, event in enumerate(first):
             if n >= len(last) or not event.is_like(last[n]):
                 warn_at(_DIFFERS.format("What this line does"), event.place)
                 return
-            if n >= len(found) or event.use == READ or (event.use == CHANGED and not _is_constant(event)):
+            if n >= found.count or event.use == READ or (event.use == CHANGED and not _is_constant(event)):
                 continue
-            size = np.maximum(np.abs(event.numbers), np.abs(last[n].numbers))
-            differs = np.abs(event.numbers - last[n].numbers) > max(_ROUNDING, 1e3 * precision) * size
-            differs &= (event.moves == 0) & _is_judged(event, moved[n])
+            if not is_due[n]:
+                continue
+            part = slice(found.ends[n], found.ends[n + 1])
             if event.use == CHANGED and event.changed is None:
-                differs[:] = False  # memory that was never written may have any numbers
-            if differs.any():
-                warn_at(_DIFFERS.format(_subject(event, differs)), event.place)
-            if n >= len(again):
-                continue
-            with np.errstate(all="ignore"):
-                ratio = _SMALLER * again[n][0] / found[n][0]  # 1 for a derivative, and not for a jump
-            lost = found[n][1] & again[n][1] & (ratio > 0.5) & (ratio < 2.0) & ~differs
-            if lost.any():
-                text = _LOST if not event.moves[lost].any() else _PARTLY
-                warn_at(text.format(_subject(event, lost)) + _ADVICE, event.place)
+                differs[part] = False  # memory that was never written may have any numbers
+            if differs[part].any():
+                warn_at(_DIFFERS.format(_subject(event, differs[part])), event.place)
+            is_lost = lost[part] & ~differs[part]
+            if is_lost.any():
+                text = _LOST if not event.moves[is_lost].any() else _PARTLY
+                warn_at(text.format(_subject(event, is_lost)) + _ADVICE, event.place)
 
     def _warn_of_all(self, reason: str) -> None:
         """Warn at the first line that passes a number without a tangent."""
@@ -279,29 +286,59 @@ def _stored(node: ast.expr, names: Mapping[str, object]) -> object:
     return getattr(owner, node.attr) if is_plain and stored is not None else None
 
 
+@dataclass(frozen=True)
+class Mismatches:
+    """How the numbers of all events of two runs, one after the other, differ from what their tangents say.
+
+    Attributes:
+        count: of the events that are alike, from the first on.
+        ends: of their numbers, after a 0.
+        beyond: how far each number moves beyond what its tangent says.
+        bad: whether that is more than rounding.
+        is_judged: whether it is asked for, see ``_is_judged``.
+    """
+
+    count: int
+    ends: np.ndarray
+    beyond: np.ndarray
+    bad: np.ndarray
+    is_judged: np.ndarray
+
+
 def _mismatches(
     first: list[TraceEvent], moved: list[TraceEvent], last: list[TraceEvent], factor: float, precision: float
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each event how far it moves beyond what its tangents say, and whether that is more than rounding.
+) -> Mismatches:
+    """Compare the moves of numbers with what their tangents say.
 
     ``factor`` is how far the params were moved, relative to the direction of the tangents.
     """
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    is_exact = True  # whether what Python has read moves as its tangents say
-    for r, m, n in zip(first, moved, last, strict=False):
-        if not (r.is_like(m) and r.is_like(n)):
-            break
-        with np.errstate(all="ignore"):
-            move, told = m.numbers - n.numbers, factor * r.moves
-            size, noise = np.maximum(np.abs(m.numbers), np.abs(n.numbers)), np.abs(n.numbers - r.numbers)
-            bound = _ROUNDINGS * precision * size + 4 * noise
-            bad = np.abs(move - told) > bound + _CURVATURE * np.maximum(np.abs(move), np.abs(told))
-        bad &= _is_judged(r, m) & (np.isfinite(told) & ((told == 0) | is_exact))
-        if r.use == READ:
-            is_exact = is_exact and not bad.any()
-            bad[:] = False
-        found.append((move - told, bad))
-    return found
+    alike = list(takewhile(lambda e: e[0].is_like(e[1]) and e[0].is_like(e[2]), zip(first, moved, last, strict=False)))
+    sizes = [r.numbers.size for r, _, _ in alike]
+    ends = np.cumsum([0, *sizes])
+    is_judged = np.ones(ends[-1], bool)
+    for n, (r, m, _) in enumerate(alike):
+        if r.is_array:
+            is_judged[ends[n] : ends[n + 1]] = _is_judged(r, m)
+    runs = list(zip(*alike, strict=True)) or [(), (), ()]
+    ours, theirs, now = (_all(events, "numbers") for events in runs)
+    with np.errstate(all="ignore"):
+        told = factor * _all(runs[0], "moves")
+        move = theirs - now
+        size, noise = np.maximum(np.abs(theirs), np.abs(now)), np.abs(now - ours)
+        bound = _ROUNDINGS * precision * size + 4 * noise
+        bad = np.abs(move - told) > bound + _CURVATURE * np.maximum(np.abs(move), np.abs(told))
+        bad &= is_judged & np.isfinite(told)
+        is_read = np.repeat([r.use == READ for r, _, _ in alike], sizes).astype(bool)
+        inexact = np.flatnonzero(bad & is_read)
+        if inexact.size:  # what Python has read moves otherwise than its tangents say: from then on, lost ones count
+            end = ends[np.searchsorted(ends, inexact[0], side="right")]
+            bad[end:] &= told[end:] == 0
+        return Mismatches(len(alike), ends, move - told, bad & ~is_read, is_judged)
+
+
+def _all(events: Iterable[TraceEvent], name: str) -> np.ndarray:
+    """The numbers or moves of events."""
+    return np.concatenate([_NONE, *(getattr(event, name) for event in events)])
 
 
 def _is_constant(event: TraceEvent) -> bool:
