@@ -30,7 +30,7 @@ from taichi_ext.program.keys import RETURN, Key, SiteArray
 from taichi_ext.record import record
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
 from taichi_ext.record.variables import Constants
-from taichi_ext.schedule import Machine, Scheduled, schedule, with_lower_triangle, with_private_sums
+from taichi_ext.schedule import Machine, Scheduled, from_below_zero, schedule, with_lower_triangle, with_private_sums
 from taichi_ext.simplify import simplify
 
 
@@ -63,8 +63,9 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
         differentiated = _completed(differentiated, launch, gradient, machine, watch)
         result = simplify(with_arguments(differentiated))
         scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
-        launches.check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
-        emitted = build(scheduled.program)
+        final = from_below_zero(scheduled.program, seeds.extents, is_host=seeds.device.is_host)
+        launches.check_buffers(launch.kernel, final, is_sparse=launch.sparse is not None)
+        emitted = build(final)
         kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
         stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.passes} rounds", start)
         rules.count_uses()
@@ -93,7 +94,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
                 differentiated.first_column is not None,
             ),
             entries=entries,
-            program=scheduled.program,
+            program=final,
             arrays=launch.arrays,
             first_order=() if gradient is None else tuple(gradient.arrays.values()),
             assumed=None if launch.sparse is not None else assumed,
@@ -185,7 +186,8 @@ def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         captures = backend.Captures()
         program = simplify(without_unused_draws(record(kernel, args, rules, captures)))
         seeds = DifferentiationRequest(0, {}, {}, device=Device(backend.is_host_arch()))
-        emitted = build(simplify(differentiate(program, seeds).program))
+        program = simplify(differentiate(program, seeds).program)
+        emitted = build(from_below_zero(program, {}, is_host=seeds.device.is_host))
         plain = compiled(kernel, args, emitted, like=kernel)
         plain.captures = captures
         return plain

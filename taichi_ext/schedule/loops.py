@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.changes import varying_locals, written_containers
-from taichi_ext.analysis.loops import is_serialized, iterations, leaves
+from taichi_ext.analysis.loops import Extents, is_serialized, iterations, leaves
 from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.program.build import (
     add,
@@ -115,7 +115,7 @@ def schedule(
             continue
         domain, number = _domain(s, machine), numbers.get(s.variables[0], 0)
         if domain is None:
-            body.append(from_below_zero(s, machine))
+            body.append(s)
             if number and not is_serialized(s):
                 choices.append(LoopChoice(number, f"does not run in lanes: {UNKNOWN}"))
             continue
@@ -148,12 +148,20 @@ def _domain(s: ir.For, machine: Machine) -> tuple[int, ...] | None:
     return None if is_kept else machine.domain(s)
 
 
-def from_below_zero(loop: ir.For, machine: Machine) -> ir.For:
-    """A loop that begins below zero as a serial one if it is short, else as one from zero on.
+def from_below_zero(program: ir.Program, extents: Extents, *, is_host: bool) -> ir.Program:
+    """The program whose loops that begin below zero are serial ones if they are short, else ones from zero on.
 
-    LLVM 15 may extend an index below zero without its sign, also that of a short parallel loop minus a constant.
+    On a CPU: LLVM 15 may extend an index below zero without its sign, also that of a short parallel loop minus a
+    constant.
     """
-    if is_short_below_zero(loop, machine):
+    if not is_host:
+        return program
+    body = [_from_below_zero(s, extents) if isinstance(s, ir.For) else s for s in program.body]
+    return replace(program, body=tuple(body))
+
+
+def _from_below_zero(loop: ir.For, extents: Extents) -> ir.For:
+    if is_short_below_zero(loop, extents):
         return replace(loop, config={"serialize": True})
     if not _begins_below_zero(loop):
         return loop
@@ -164,10 +172,10 @@ def from_below_zero(loop: ir.For, machine: Machine) -> ir.For:
     return replace(loop, variables=(flat,), domain=(cast(subtract(end, first), ir.I32),), body=(declare, *loop.body))
 
 
-def is_short_below_zero(loop: ir.For, machine: Machine) -> bool:
+def is_short_below_zero(loop: ir.For, extents: Extents) -> bool:
     """Whether a loop begins below zero, and Taichi gives it to one thread."""
-    count = iterations(loop, machine.extents) if _begins_below_zero(loop) else None
-    return count is not None and is_alone(loop, (count,), machine)
+    count = iterations(loop, extents) if _begins_below_zero(loop) else None
+    return count is not None and count <= LEAST_ITERATIONS and not loop.config
 
 
 def _begins_below_zero(loop: ir.For) -> bool:

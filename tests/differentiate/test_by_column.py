@@ -1,5 +1,8 @@
 """Tangents in memory column by column, as on a GPU, where neighbouring threads write neighbouring rows."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import taichi as ti
@@ -91,3 +94,39 @@ def test_entries_of_a_sparse_jacobian_lie_in_arrays_of_their_own(monkeypatch, fo
         for row, column, sign in [(a, a, -1), (a, b, 1), (b, a, 1), (b, b, -1)]:
             expected[row, :, column, :] += sign * block
     assert_allclose(jacobian(k, v, f, args=(ends,), format=format).toarray(), expected.reshape(6, 6), rtol=1e-6)
+
+
+BELOW_ZERO = """
+import numpy as np
+import taichi as ti
+from taichi_ext import backend, jacobian
+
+ti.init(arch=ti.cpu, log_level=ti.ERROR, offline_cache=False, default_fp=ti.f64, opt_level={level})
+backend.stores_by_column = lambda: True
+x, y, w = ti.field(ti.f64, 4), ti.field(ti.f64, 2), ti.Vector.field(2, ti.f64, 2)
+x.from_numpy(np.array([0.5, 0.7, 1.1, 1.3]))
+
+@ti.kernel
+def k():
+    for i in range(2):
+        y[i] = x[i] * x[i + 1]
+    for i in range(-1, {end}):
+        if i >= 0 and i < 2:
+            w[i] += y[i] * ti.Vector([y[i], x[3]])
+
+expected = np.zeros((2, 2, 4))
+expected[0] = [[0.49, 0.35, 0, 0], [0.91, 0.65, 0, 0.35]]
+expected[1] = [[0, 1.694, 1.078, 0], [0, 1.43, 0.91, 0.77]]
+np.testing.assert_allclose(jacobian(k, x, w), expected)
+"""
+
+
+@pytest.mark.mostly_sweep("0-5", "1-2000")
+@pytest.mark.parametrize("end", [5, 2000])
+@pytest.mark.parametrize("level", [0, 1])
+def test_loops_that_begin_below_zero(level, end, tmp_path):
+    """A condition keeps indices within arrays; LLVM 15 took those of iterations before that for some 32 GiB further on."""
+    program = tmp_path / "program.py"
+    program.write_text(BELOW_ZERO.format(level=level, end=end))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -327,7 +327,7 @@ class StagedKernel:
             shape = (self.size_of(c),) if c in self.own_containers else c.shape or ()
             arrays[c] = adjoint_array(c, f"adj_{k}_{c.name}" if c.name.isidentifier() else f"adj_{k}", shape, width)
         rows = _rows_written_out(stage.body, width)
-        if backend.is_host_arch() and stage.loop is not None and is_short_below_zero(stage.loop, machine):
+        if backend.is_host_arch() and stage.loop is not None and is_short_below_zero(stage.loop, self.extents):
             machine = replace(machine, threads=1)
         made = adjoint_of(stage, activity, arrays, machine, rows, is_guarded=is_guarded, is_again=self.columns > 0)
         tape = made.tape
@@ -400,9 +400,6 @@ class StagedKernel:
             extra = (*extra, *tangents)
         if backend.thread_count() == 1:
             body = without_atomics(body, writes | set(extra))
-        if backend.is_host_arch():
-            machine = Machine(backend.thread_count(), extents=self.extents)
-            body = tuple([from_below_zero(s, machine) if isinstance(s, ir.For) else s for s in body])
         program = replace(
             self.program,
             name=name,
@@ -412,7 +409,7 @@ class StagedKernel:
             containers=(*self.program.containers, *extra),
         )
         with backend.deep_recursion(self.kernel):
-            emitted = build(program)
+            emitted = build(from_below_zero(program, self.extents, is_host=backend.is_host_arch()))
             features = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for c in extra)
             args = tuple(reference() for reference in self.references)
             kernel = engine.compiled(self.kernel, args, emitted, features)
