@@ -51,7 +51,7 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
         CannotError: that is not possible, or does not pay.
     """
     *rows, size = (end for _, end in bounds)
-    if sweep.tape.is_used or sweep.dirty or sweep.is_again or any(first for first, _ in bounds):
+    if sweep.tape.is_used or sweep.dirty or any(first for first, _ in bounds):
         raise CannotError("it keeps numbers, or does not begin at 0")
     count = MOST
     while count > FEWEST and (size % count or math.prod(rows) * (size // count) < STRETCHES * threads):

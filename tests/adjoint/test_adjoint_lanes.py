@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 import taichi as ti
-from differences import read, scalars
+from differences import read, scalars, vectors, write
 from numpy.testing import assert_allclose
 from taichi_program import share_program
 
-from taichi_ext import Jacobian, hvp, jacobian, vjp
-from taichi_ext.adjoint import lanes, stage_adjoint
+from taichi_ext import Jacobian, hvp, jacobian, value_and_gradient, vjp
+from taichi_ext.adjoint import gather, lanes, stage_adjoint
 from taichi_ext.schedule.lanes import CannotError
 
 N = 10  # no multiple of the lanes: the last stretch is shorter
@@ -143,23 +143,85 @@ def test_loops_that_keep_many_numbers_have_fewer_lanes(tried, length, count):
     assert set(tried) == ({"it is long"} if count is None else {"in lanes"})
 
 
-def test_second_derivatives_are_not_in_lanes(tried):
-    a, b, y = field(5, INNER), field(INNER, N), field()
+@pytest.mark.parametrize("has_state", [False, True])
+def test_products_with_hessians_are_in_lanes(tried, has_state):
+    """The adjoint in lanes is differentiated: of sums along columns, which the same kernel reads or another one."""
+    a, b, z, y = field(5, INNER), field(INNER, N), field(5, N), field()
 
     @ti.kernel
-    def run():
-        for i, j in ti.ndrange(5, N):
+    def columns():
+        for i, j in z:
             s = 0.0
             for d in range(INNER):
                 s += a[i, d] * b[d, j]
-            y[None] += s**3
+            if ti.static(has_state):
+                z[i, j] += s**3 * (s if s > 1 else 1.0)
+            else:
+                z[i, j] = ti.tanh(s) if s > 1 else s**3
 
-    direction = np.random.default_rng(1).standard_normal(b.shape)
-    product = hvp(run, b, direction, y)
-    weights = 6 * np.einsum("id,dj->ij", read(a), read(b))
-    expected = np.einsum("id,ij,ie,ej->dj", read(a), weights, read(a), direction)
-    assert_allclose(product, expected, rtol=1e-10)
-    assert "in lanes" not in tried
+    @ti.kernel
+    def total():
+        for i, j in z:
+            y[None] += z[i, j] ** 2
+
+    def run():
+        y[None] = 0
+        if has_state:
+            z.fill(0.5)
+            columns()
+        columns()
+        total()
+
+    check_products(run, [a, b], y)
+    assert set(tried) == {"in lanes"}
+
+
+def test_products_with_hessians_of_pairs_are_in_lanes(tried, monkeypatch):
+    """Sums over pairs are gathered, and positions that they move are overwritten."""
+    monkeypatch.setattr(gather, "LEAST_PAIRS", N)
+    x, v, mass, y = vectors(read(field(3 * N)).reshape(N, 3)), vectors(np.zeros((N, 3))), field(N), field()
+    start = vectors(read(x))
+
+    @ti.kernel
+    def step():
+        for i in x:
+            force = ti.Vector.zero(ti.f64, 3)
+            for j in range(N):
+                d = x[j] - x[i]
+                r = d.norm_sqr() + 0.1
+                force += mass[j] * d / (r * ti.sqrt(r))
+            v[i] = force
+        for i in x:
+            x[i] += 0.05 * v[i]
+            y[None] += mass[i] * x[i].norm_sqr()
+
+    def run():
+        y[None] = 0
+        x.copy_from(start)
+        step()
+        step()
+
+    check_products(run, [start, mass], y)
+    assert set(tried) == {"in lanes"}
+    assert len(tried) >= 4  # of the gradient and of its derivative, both gathered and by itself
+
+
+def check_products(run, params, energy):
+    """A product with H, against central differences of gradients."""
+    values = [read(p) for p in params]
+    along = [np.random.default_rng(7).standard_normal(v.shape) for v in values]
+
+    def gradient(step):
+        for p, value, way in zip(params, values, along, strict=True):
+            write(p, value + step * way)
+        return value_and_gradient(run, params, energy)[1]
+
+    h = 1e-5
+    expected = [(a - b) / (2 * h) for a, b in zip(gradient(h), gradient(-h), strict=True)]
+    gradient(0.0)
+    for part, difference in zip(hvp(run, params, along, energy), expected, strict=True):
+        assert np.abs(difference).max() > 0.1
+        assert_allclose(part, difference, rtol=1e-6, atol=1e-7)
 
 
 def test_threads_in_functions_add_to_sums_of_their_own():
