@@ -692,6 +692,83 @@ def test_vectors_in_arrays_need_to_be_scalarized_early(is_scalarized, tmp_path):
     assert (done.returncode == 0) == is_scalarized, done.stderr
 
 
+START = """
+import numpy as np
+import taichi as ti
+ti.init(arch=ti.cpu, log_level=ti.CRITICAL, offline_cache=False, default_fp=ti.f64, {settings})
+y = ti.field(ti.f64, 2)
+"""
+FAULTS = {
+    "component, then another": """
+@ti.kernel
+def k(v: ti.types.ndarray(ti.types.vector(3, ti.f64), ndim=1)):
+    for i in range(2):
+        if i < 1:
+            y[i] = v[i][i]
+        v[i][2] += 1.0
+
+v = np.ones((2, 3))
+k(v)
+assert v.tolist() == [[1.0, 1.0, 2.0]] * 2 and y[0] == 1.0
+""",
+    "component, then the matrix": """
+M = ti.Matrix.field(3, 3, ti.f64, shape=2)
+M.fill(2.0)
+
+@ti.kernel
+def k():
+    for i in range(2):
+        L = ti.Matrix.zero(ti.f64, 3, 3)
+        for a in range(3):
+            L[a, a] = M[i][a, 1]
+        M[i] = L
+
+k()
+assert (M.to_numpy() == 2.0 * np.eye(3)).all()
+""",
+}
+RETURNED_STRUCT = """
+V = {vector}
+S = ti.types.struct(v=V)
+
+@ti.real_func
+def of(a: float) -> S:
+    return S(v=V(a, a, a))
+
+@ti.kernel
+def k():
+    for i in y:
+        y[i] = of(2.0).v[0]
+
+k()
+assert y[1] == 2.0
+"""
+
+
+def ends_well(text, folder):
+    """Whether a program of its own ends without an error."""
+    program = folder / "program.py"
+    program.write_text(text)
+    return subprocess.run([sys.executable, str(program)], capture_output=True, timeout=900).returncode == 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("is_scalarized", [True, False])
+@pytest.mark.parametrize("name", FAULTS)
+def test_components_found_at_run_time_need_to_be_scalarized_early(name, is_scalarized, tmp_path):
+    """Else Taichi 1.7.4 aborts."""
+    start = START.format(settings=f"force_scalarize_matrix={is_scalarized}")
+    assert ends_well(start + FAULTS[name], tmp_path) == is_scalarized
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("vector", ["ti.math.vec3", "ti.types.vector(3, ti.f64)"])
+def test_a_vector_of_the_default_type_in_a_struct_that_a_function_returns(vector, tmp_path):
+    """``ti.math.vec3`` is made before the default is float64: Taichi 1.7.4 aborts."""
+    text = START.format(settings="") + RETURNED_STRUCT.format(vector=vector)
+    assert ends_well(text, tmp_path) == (vector != "ti.math.vec3")
+
+
 @pytest.mark.sweep
 def test_vectors_in_fields_need_to_be_scalarized_early():
     """Where an index is only known at run time, Taichi 1.7.4 reads other entries from elsewhere."""
