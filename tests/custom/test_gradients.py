@@ -776,7 +776,9 @@ def test_misuse_of_mark_and_replace():
 
     with pytest.raises(InvalidArgumentError, match="name is 3; expected a string"):
         jacobian(number, x, y)
-    with pytest.raises(InvalidArgumentError, match=r"value is missing: mark is called as mark\(name, value, \*\*along\)"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"value is missing: mark is called as mark\(name, value, \*\*along\)"
+    ):
         jacobian(no_value, x, y)
     with pytest.raises(InvalidArgumentError, match=r"value has shape \(\), the surrogate \(2,\)"):
         jacobian(shapes, x, y)
