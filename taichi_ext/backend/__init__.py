@@ -96,6 +96,7 @@ from taichi_ext.backend.following import (
     is_recorded,
     local_variables,
     pipeline_follower,
+    storing,
     suspend_following,
     user_frame,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import sys
 import threading
 import types
@@ -57,6 +58,14 @@ class FieldEntry(InTree):
     def write(self, value: object) -> None:
         check_not_ended(self)
         self.accessor.setter(value, *self.index)
+
+
+def storing(obj: Any, index: Any, number: object) -> Callable[[], None]:
+    """Stores a number again, to an entry of a field or ti.ndarray: the index of a component may follow."""
+    if isinstance(obj, FieldEntry):
+        return functools.partial(obj.write, number)
+    obj._initialize_host_accessor()
+    return functools.partial(obj.host_accessor.setter, number, *map(int, obj._pad_key(index)))
 
 
 _PLACE = "_taichi_ext_place"  # of an accessor: the version of the layout, and the node and tree that it had then
@@ -316,6 +325,8 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
         if isinstance(self, ti.ScalarField):
             follower.note_field(self)
         entry = found[0]
+        if type(entry) is FieldEntry:  # which is kept: arrays without dimensions, as indices, change in place
+            entry.index = tuple(map(operator.index, entry.index))
         with ending:
             follower.before_host_write(entry, value)
             if type(entry) is FieldEntry:

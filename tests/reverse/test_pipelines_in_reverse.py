@@ -1,6 +1,7 @@
 """Gradients of pipelines in reverse mode: views, stores of Python, numbers; against J in forward mode and differences."""
 
 import operator
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -491,6 +492,77 @@ def test_numbers_that_python_computes_and_stores(max_memory):
         q.fill(0.4)
 
     require_same(run, [x, y, q], [y, x], reset, (a,), max_memory=max_memory)
+
+
+def test_stores_are_made_again_with_the_numbers_and_indices_of_then():
+    """Python adds to its index in place; fields with an offset and of pointers, and parts of vectors, are stored to."""
+    p, u = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=6)
+    f, s = ti.field(ti.f64, shape=6, offset=2), ti.field(ti.f64)
+    ti.root.pointer(ti.i, 3).dense(ti.i, 2).place(s)
+    a, w = ti.ndarray(ti.f32, shape=6), ti.Vector.ndarray(2, ti.f64, shape=6)
+
+    @ti.kernel
+    def advance(a: ti.types.ndarray(ti.f32, ndim=1), w: ti.types.ndarray(ti.types.vector(2, ti.f64), ndim=1)):
+        for i in u:
+            u[i] = ti.sin(p[i % 2] * u[i] + f[i + 2] * u[i] + a[i] * w[i][1] + s[i] ** 2) + w[i][0]
+
+    def run(a, w):
+        at = np.array(0)
+        for t in range(12):
+            advance(a, w)
+            number = u[1] * u[2]
+            f[at + 2] = number
+            a[at] = np.float32(0.1 * t)
+            w[(at,)][1] = 0.3 * number + t
+            s[at] = u[3] if t % 2 else 0.1
+            at += 5
+            at %= 6
+        advance(a, w)
+
+    def begin(move=0.0):
+        p.from_numpy(np.array([0.4, 0.9]) + move)
+        u.from_numpy(drawn(6))
+        for filled in (f, s, a, w):
+            filled.fill(0.0)
+
+    def plain(move):
+        begin(move)
+        run(a, w)
+        return u.to_numpy().sum()
+
+    want = [(plain(e) - plain(-e)) / 2e-6 for e in np.eye(2) * 1e-6]
+    for max_memory in (None, 1500):
+        begin()
+        (found,), how = Prepared(run, [p], [u], (a, w)).products([np.ones((1, 6))], (a, w), max_memory=max_memory)
+        assert_allclose(found[0], want, rtol=1e-6)
+    assert how.repeated
+    begin()
+    assert_allclose(jacobian(run, p, u, args=(a, w)).sum(0), want, rtol=1e-6)
+
+
+def test_stores_to_an_array_copy_none_of_it():
+    x, y, a = ti.field(ti.f64, shape=1), ti.field(ti.f64, shape=()), ti.ndarray(ti.f64, shape=1 << 16)
+
+    @ti.kernel
+    def add(a: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in range(1 << 16):
+            y[None] += a[i] * x[0]
+
+    def run(a):
+        for i in range(50):
+            a[i] = x[0] * i
+        add(a)
+
+    x[0] = 2.0
+    vjp(run, x, y, 1.0, args=(a,))
+    tracemalloc.start()
+    try:
+        found = vjp(run, x, y, 1.0, args=(a,))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert_allclose(found, [2 * 2.0 * 49 * 50 / 2])
+    assert peak < 10 * a.to_numpy().nbytes
 
 
 def test_the_last_of_many_cotangents_come_in_other_blocks():

@@ -79,6 +79,8 @@ def meet(a: Box, b: Box) -> bool:
 class Copy:
     """The numbers of a part of a cell, and their tangents, as they are when it is made, in so many bytes."""
 
+    __slots__ = "_dots", "_parts", "box", "cell", "nbytes"
+
     def __init__(self, cell: Cell, box: Box) -> None:
         self.cell, self.box = cell, box
         memory, self._dots = cell.memory, None

@@ -288,7 +288,10 @@ class Forward(DualFollower):
                 return
             cell, _, rows = place
             event = self._pending
-            event.rows, event.redo = rows, Copy(cell, event.box).put_back
+            number = plain_number(value)
+            is_number = index is not ... and isinstance(number, (int, float, np.generic))
+            event.redo = backend.storing(obj, index, number) if is_number else Copy(cell, event.box).put_back
+            event.rows = rows
             if isinstance(rows, slice) or cell.size == 1:
                 self._roots.lost.note(set(), {cell.key})
             self.written.add(cell.key)

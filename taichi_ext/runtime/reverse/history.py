@@ -49,6 +49,8 @@ _CONSTANT = NumberForm()
 class Event:
     """Something that has happened in a run; by default, nothing of it is kept and nothing has changed."""
 
+    __slots__ = ()
+
     def again(self, log: Log) -> object:
         """Let it happen once more, with everything as it was before."""
 
@@ -297,7 +299,7 @@ class Lent:
             after()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Stored(Event):
     """A store of Python to a field or array, or another change that no kernel of the user makes.
 
@@ -340,7 +342,7 @@ class Stored(Event):
         return self.cells
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class ReadEvent(Event):
     """A number that Python has read from an entry."""
 
