@@ -11,7 +11,7 @@ from taichi_program import initialise
 
 from taichi_ext import jacobian
 from taichi_ext.differentiate.rules.table import RULES
-from taichi_ext.program.build import GUARDED, GUARDED_BOTH, INVERSE
+from taichi_ext.program.build import GUARDED, GUARDED_BOTH, INVERSE, REPLACED
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -45,7 +45,7 @@ DOMAINS = {  # operation: the function, and where its arguments are drawn from
     "ceil": (ti.ceil, R),
     "round": (ti.round, R),
 }
-OF_PARTIALS = {GUARDED, GUARDED_BOTH, INVERSE}  # which partials are made of: tests/solvers/test_hessian.py
+OF_PARTIALS = {GUARDED, GUARDED_BOTH, INVERSE, REPLACED}  # which derivatives are made of: tests/solvers/test_hessian.py
 STEPS = {"floordiv", "floor", "ceil", "round"}  # whose derivative is 0
 UNARY = [name for name, (_, *domain) in DOMAINS.items() if len(domain) == 1]
 BINARY = [name for name, (_, *domain) in DOMAINS.items() if len(domain) == 2]
