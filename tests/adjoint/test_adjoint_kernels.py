@@ -104,6 +104,7 @@ def test_neighbours_behind_a_condition(name):
     assert_allclose(jacobian(locals()[name], x, y, mode="reverse"), expected, rtol=1e-12)
 
 
+@pytest.mark.mostly_sweep("at_two_entries")
 @pytest.mark.parametrize("name", ["at_own_entry", "at_two_entries", "in_two_dimensions"])
 def test_loops_that_begin_below_zero(name):
     """Conditions keep indices within arrays; LLVM 15 took those of iterations before that for some 32 GiB further on."""

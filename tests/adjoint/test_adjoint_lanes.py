@@ -143,6 +143,7 @@ def test_loops_that_keep_many_numbers_have_fewer_lanes(tried, length, count):
     assert set(tried) == ({"it is long"} if count is None else {"in lanes"})
 
 
+@pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("has_state", [False, True])
 def test_products_with_hessians_are_in_lanes(tried, has_state):
     """The adjoint in lanes is differentiated: of sums along columns, which the same kernel reads or another one."""

@@ -278,6 +278,7 @@ def test_vectors_read_by_an_index_of_a_loop():
     require_right(run, [x], energy)
 
 
+@pytest.mark.sweep
 def test_vectors_of_a_decomposition():
     """The equations of the decomposition are differentiated once more, rather than 162 partials nine times each."""
     rng = np.random.default_rng(3)
