@@ -177,6 +177,7 @@ def test_products_with_hessians_are_in_lanes(tried, has_state):
     assert set(tried) == {"in lanes"}
 
 
+@pytest.mark.sweep
 def test_products_with_hessians_of_pairs_are_in_lanes(tried, monkeypatch):
     """Sums over pairs are gathered, and positions that they move are overwritten."""
     monkeypatch.setattr(gather, "LEAST_PAIRS", N)

@@ -505,7 +505,7 @@ class TestModes:
             assert_allclose(plan(), 3 * np.linspace(0.1, 0.9, n) ** 2 * own, rtol=1e-10)
         assert plan.explain().startswith(f"reverse mode: J has {rows} rows")
 
-    @pytest.mark.mostly_sweep("8-Python", "4096-kernels")
+    @pytest.mark.mostly_sweep("8-Python")
     @pytest.mark.parametrize("name", ["kernels", "Python"])
     @pytest.mark.parametrize("readers", [8, 4096])
     def test_few_numbers_between_params_and_outputs(self, name, readers):

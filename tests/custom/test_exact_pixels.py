@@ -345,6 +345,7 @@ def test_two_straight_edges_of_one_shape_in_layers(kind):
     assert_allclose(vjp(k, p, image, image), np.tensordot(read(image), J, 2), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_layers_of_discs_and_their_caps():
     """Also of caps between two corners of a pixel, and of what is left of a pixel beside one; of a value that is linear."""
     p, image = scalars(np.array([3.0, 2.6, 1.0])), outputs(8, 7)

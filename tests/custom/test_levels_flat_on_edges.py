@@ -133,7 +133,6 @@ ATOL = {"edge": 0.3, "coverage": 0.3, "layers": 0.1, "nearest": 0.1, "pixel": 0.
     "float32-max-turned-coverage",
     "float32-max-through centres of pixels-layers",
     "float64-max-along borders of pixels-pixel",
-    "float64-max-turned-coverage",
 )
 @pytest.mark.parametrize("name", ATOL)
 @pytest.mark.parametrize("place", PLACES)

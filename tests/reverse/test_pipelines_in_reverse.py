@@ -717,6 +717,7 @@ def test_matrices_by_value():
     require_same(run, [x], [y], lambda: x.from_numpy(drawn(N)))
 
 
+@pytest.mark.mostly_sweep("vjp")
 @pytest.mark.parametrize("call", ["vjp", "rows", "blocks of rows"])
 def test_arrays_that_no_kernel_uses_change_once(call):
     """The first call runs the pipeline again, to see which numbers depend on the params."""
