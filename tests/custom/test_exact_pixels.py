@@ -266,9 +266,9 @@ def test_coverage_of_discs_and_their_caps():
         assert_allclose(read(image).sum(), np.pi * radius**2, atol=2e-4)
 
 
-@pytest.mark.sweep
-def test_coverage_of_slivers():
-    p, image = scalars(sliver(0.5).ravel()), outputs(12, H)
+def coverage_of_a_triangle(width, height):
+    """The kernel that draws a triangle's coverage, the triangle's corners and the image."""
+    p, image = scalars(sliver(0.5).ravel()), outputs(width, height)
     level = level_of(p)
 
     @ti.kernel
@@ -277,6 +277,12 @@ def test_coverage_of_slivers():
             px, py = float(i), float(j)
             image[i, j] = coverage(level(px, py), at=(px, py))
 
+    return k, p, image
+
+
+@pytest.mark.sweep
+def test_coverage_of_slivers():
+    k, p, image = coverage_of_a_triangle(12, H)
     plan = Jacobian(k, p, image)
     for width in (0.5, 0.1, 0.02):
         given = sliver(width).ravel()
@@ -287,15 +293,7 @@ def test_coverage_of_slivers():
 
 def test_coverage_of_corners_on_sides():
     """Corners of a triangle on the border of two pixels, and up to 0.03 pixels beside it: each column is right."""
-    p, image = scalars(sliver(0.5).ravel()), outputs(8, 7)
-    level = level_of(p)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            image[i, j] = coverage(level(px, py), at=(px, py))
-
+    k, p, image = coverage_of_a_triangle(8, 7)
     plan = Jacobian(k, p, image)
     generator = np.random.default_rng(0)
     for n in range(18):
