@@ -10,6 +10,7 @@ from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import edge, jacobian, sqrt_edge, stop_gradient, vjp
+from taichi_ext.errors import DerivativeWarning
 from taichi_ext.runtime.reverse.kernels import StagedKernel
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -436,8 +437,36 @@ def test_infinite_values_that_are_used(name):
     """A derivative that is not known is not 0: the first of these has 1 by the limit."""
     q, y = scalars([0.0] * 3), outputs(1)
     run = kernels_of(INFINITE, q=q, y=y)[name]
-    for mode in ("forward", "reverse"):
-        assert np.isnan(jacobian(run, q, y, mode=mode)).any(), mode
+    assert np.isnan(jacobian(run, q, y, mode="forward")).any()
+    with pytest.warns(DerivativeWarning, match="infinite derivatives of both signs"):
+        assert np.isnan(jacobian(run, q, y, mode="reverse")).any()
+
+
+def test_infinite_derivatives_that_cancel():
+    """The largest of numbers less each of them: at the largest it stays 0, but the way back sums before it cancels."""
+    x, z, y = scalars([1.0, 3.0, 2.0]), outputs(3), outputs(3)
+
+    @ti.kernel
+    def distances():
+        for i in z:
+            z[i] = ti.max(x[0], x[1], x[2]) - x[i]
+
+    @ti.kernel
+    def powers():
+        for i in y:
+            y[i] = z[i] ** 0.8
+
+    def run():
+        distances()
+        powers()
+
+    slope = 0.8 * 2.0**-0.2
+    by_columns = jacobian(run, x, y, mode="forward")
+    assert_allclose(by_columns, [[-slope, slope, 0], [0, 0, 0], [0, 0.8, -0.8]])
+    by_columns[1, 1] = np.nan
+    for compute in (lambda: jacobian(run, x, y, mode="reverse"), lambda: vjp(run, x, y, np.eye(3))):
+        with pytest.warns(DerivativeWarning, match="infinite derivatives of both signs"):
+            assert_allclose(compute(), by_columns)
 
 
 def differences(f, x, h=1e-6):

@@ -34,6 +34,11 @@ OPERATIONS_PER_ROW = 16  # on tangents, each time a line runs, that cost as much
 BOOKKEEPING = 1 << 20, 32  # operations on tangents between kernels that take as long as that of so many rows
 MOST_ROWS = 256  # of J in one run
 MOST_DIRECTIONS = 8  # of products with H in one run
+_NOT_A_NUMBER = (
+    "Entries of this gradient are NaN. If the values of the run are numbers, infinite derivatives of both signs meet in a "
+    "sum on the way back, as for (max(x) - x) ** 0.8 at the largest x. Forward mode, which adds before it multiplies, may "
+    "have a number there: see mode='forward'. check_jacobian names the line."
+)
 
 
 class _PrefersRows(Exception):
@@ -351,6 +356,9 @@ def _products(
     prepared.note_judged(evaluation.path)
     if found.alerts:
         _take_alerts(evaluation, found, reverse)
+    elif np.isnan(found.rows).any():
+        with evaluation.saying_once():
+            warn_at_user(_NOT_A_NUMBER)
     evaluation.returned = found.returned
     return found
 
