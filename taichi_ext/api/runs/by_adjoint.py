@@ -35,9 +35,9 @@ BOOKKEEPING = 1 << 20, 32  # operations on tangents between kernels that take as
 MOST_ROWS = 256  # of J in one run
 MOST_DIRECTIONS = 8  # of products with H in one run
 _NOT_A_NUMBER = (
-    "Entries of this gradient are NaN. If the values of the run are numbers, infinite derivatives of both signs meet in a "
-    "sum on the way back, as for (max(x) - x) ** 0.8 at the largest x. Forward mode, which adds before it multiplies, may "
-    "have a number there: see mode='forward'. check_jacobian names the line."
+    "Entries of this gradient are NaN. If the values of the run are numbers, infinite derivatives of both signs meet "
+    "in a sum on the way back, as for (max(x) - x) ** 0.8 at the largest x. Forward mode, which adds first, "
+    "may have a number there: see mode='forward'. check_jacobian names the line."
 )
 
 
