@@ -14,23 +14,6 @@ from taichi_ext.analysis.changes import read_locals, written_containers
 from taichi_ext.analysis.draws import is_draw
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    I32,
-    U1,
-    Const,
-    Container,
-    FoldedConst,
-    Load,
-    Local,
-    Op,
-    Program,
-    Read,
-    Size,
-    Struct,
-    Tensor,
-    Type,
-    Value,
-)
 from taichi_ext.program.build import cast
 from taichi_ext.program.values import Format
 from taichi_ext.schedule.elementary import ELEMENTARY, Elementary
@@ -54,52 +37,52 @@ Text = tuple[str, int]  # and how strongly its outermost operation binds
 class ExpressionWriter:
     """Writes the expressions of one program."""
 
-    def __init__(self, program: Program, names: Names) -> None:
+    def __init__(self, program: ir.Program, names: Names) -> None:
         self.program = program
         self.names = names
-        self.shared: dict[Value, str] = {}  # values of the current statement that have names
+        self.shared: dict[ir.Value, str] = {}  # values of the current statement that have names
         self.elementary: dict[str, Elementary] = {}  # the functions of the package that are called
         self.thread = ""  # the name of the thread's number, in a function that takes it
 
-    def text(self, value: Value, level: int = 0) -> str:
+    def text(self, value: ir.Value, level: int = 0) -> str:
         """An expression, in parentheses where something that binds as strongly as ``level`` is around it."""
         if value in self.shared:
             return self.shared[value]
         text, strength = self.unshared(value)
         return f"({text})" if strength < level else text
 
-    def unshared(self, value: Value) -> Text:
-        if isinstance(value, Const):
+    def unshared(self, value: ir.Value) -> Text:
+        if isinstance(value, ir.Const):
             return self.constant(value)
-        if isinstance(value, FoldedConst):
+        if isinstance(value, ir.FoldedConst):
             return self.constant(value.constant)
-        if isinstance(value, Read):
+        if isinstance(value, ir.Read):
             name = self.names.of(value.local)
             return (f"{name}[{self.local_index(value.index)}]" if value.index else name), _ATOM
-        if isinstance(value, Load):
+        if isinstance(value, ir.Load):
             text = f"{self.names.container(value.container)}[{self.index(value.indices) or 'None'}]"
             return (f"{text}[{self.index(value.component)}]" if value.component else text), _ATOM
-        if isinstance(value, Size):
+        if isinstance(value, ir.Size):
             return f"{self.names.container(value.container)}.shape[{value.axis}]", _ATOM
-        assert isinstance(value, Op)
+        assert isinstance(value, ir.Op)
         return self.operation(value)
 
-    def index(self, index: tuple[int | Value, ...]) -> str:
-        return ", ".join(self.text(i) if isinstance(i, Value) else str(i) for i in index)
+    def index(self, index: tuple[int | ir.Value, ...]) -> str:
+        return ", ".join(self.text(i) if isinstance(i, ir.Value) else str(i) for i in index)
 
-    def local_index(self, index: tuple[int | Value, ...]) -> str:
+    def local_index(self, index: tuple[int | ir.Value, ...]) -> str:
         """Of a local array: Taichi takes ti.i32 alone, whatever ``default_ip`` is."""
         texts = (self.index((i,)) for i in index)
-        wide = (isinstance(i, Value) and i.dtype != I32 for i in index)
+        wide = (isinstance(i, ir.Value) and i.dtype != ir.I32 for i in index)
         return ", ".join(f"ti.i32({text})" if is_wide else text for text, is_wide in zip(texts, wide, strict=True))
 
-    def type(self, kind: Type) -> str:
+    def type(self, kind: ir.Type) -> str:
         return f"ti.{kind.name}"
 
-    def constant(self, c: Const, is_explicit: bool = False) -> Text:
+    def constant(self, c: ir.Const, is_explicit: bool = False) -> Text:
         """A literal; with its type where that is not the one that literals have."""
         v = c.value
-        if isinstance(v, bool) and c.dtype == U1:
+        if isinstance(v, bool) and c.dtype == ir.U1:
             return repr(v), _ATOM
         text = repr(v)
         if isinstance(v, float) and not math.isfinite(v):
@@ -111,11 +94,11 @@ class ExpressionWriter:
 
     # --- operations
 
-    def operation(self, op: Op) -> Text:
-        special: Callable[[Op], Text] | None = getattr(self, f"_{op.name}", None)
+    def operation(self, op: ir.Op) -> Text:
+        special: Callable[[ir.Op], Text] | None = getattr(self, f"_{op.name}", None)
         if special is not None:
             return special(op)
-        if all(isinstance(a, Const) for a in op.args):
+        if all(isinstance(a, ir.Const) for a in op.args):
             return self._of_constants(op)
         if op.name in INFIX:
             return self._infix(op)
@@ -124,7 +107,7 @@ class ExpressionWriter:
             return f"{sign}{self.text(op.args[0], strength + (strength == 12))}", strength
         return f"{self._function(op.name)}({', '.join(map(self.text, op.args))})", _ATOM
 
-    def _infix(self, op: Op) -> Text:
+    def _infix(self, op: ir.Op) -> Text:
         sign, strength = INFIX[op.name]
         left, right = strength, strength + 1
         if strength in (2, 3, _POWER):  # nested to the right, as Taichi does
@@ -133,7 +116,7 @@ class ExpressionWriter:
             left = strength + 1
         return f"{self.text(op.args[0], left)} {sign} {self.text(op.args[1], right)}", strength
 
-    def _of_constants(self, op: Op) -> Text:
+    def _of_constants(self, op: ir.Op) -> Text:
         """An operation on literals, which Python would compute if the first had no type."""
         first, *rest = op.args
         texts = [self.constant(first, True)[0], *(self.constant(a)[0] for a in rest)]  # type: ignore[arg-type]
@@ -151,31 +134,31 @@ class ExpressionWriter:
             return name
         return f"ti.math.{name}" if name in _IN_MATH else f"ti.{name}"
 
-    def _random(self, op: Op) -> Text:
+    def _random(self, op: ir.Op) -> Text:
         return f"ti.random({self.type(op.dtype)})", _ATOM
 
-    def _global_thread_idx(self, op: Op) -> Text:
+    def _global_thread_idx(self, op: ir.Op) -> Text:
         return self.thread or _THREAD, _ATOM
 
-    def _bit_cast(self, op: Op) -> Text:
+    def _bit_cast(self, op: ir.Op) -> Text:
         return f"ti.bit_cast({self.text(op.args[0])}, {self.type(op.dtype)})", _ATOM
 
-    def _cast(self, op: Op) -> Text:
+    def _cast(self, op: ir.Op) -> Text:
         (x,) = op.args
-        if isinstance(x, Const):
+        if isinstance(x, ir.Const):
             return f"ti.cast({self.constant(x)[0]}, {self.type(op.dtype)})", _ATOM
         short = {self.program.default_real: "float", self.program.default_integer: "int"}.get(op.dtype)
         if short is not None:
             return f"{short}({self.text(x)})", _ATOM
         return f"ti.cast({self.text(x)}, {self.type(op.dtype)})", _ATOM
 
-    def _ifte(self, op: Op) -> Text:
+    def _ifte(self, op: ir.Op) -> Text:
         condition, then, orelse = op.args
         return f"{self.text(then, 2)} if {self.text(condition, 2)} else {self.text(orelse, 2)}", 1
 
     # --- groups and other arguments
 
-    def tensor(self, values: tuple[Value, ...], shape: tuple[int, ...], dtype: Type) -> str:
+    def tensor(self, values: tuple[ir.Value, ...], shape: tuple[int, ...], dtype: ir.Type) -> str:
         texts = [self.text(v) for v in values]
         kind = self.type(dtype)
         if len(shape) == 1 and len(texts) > 8 and len(set(texts)) == 1:
@@ -188,16 +171,16 @@ class ExpressionWriter:
     def argument(self, x: object) -> str:
         """Anything that a call can take."""
         match x:
-            case Value():
+            case ir.Value():
                 return self.text(x)
-            case Tensor(entries=entries, shape=shape):
+            case ir.Tensor(entries=entries, shape=shape):
                 return self.tensor(entries, shape, x.dtype)
-            case Struct(members=members, kind=kind):
+            case ir.Struct(members=members, kind=kind):
                 texts = ", ".join(f"{k}={self.argument(m)}" for k, m in members.items())
                 return f"{'ti.Struct' if kind is None else self.names.object(kind, 'Struct')}({texts})"
-            case Container():
+            case ir.Container():
                 return self.names.container(x)
-            case Type():
+            case ir.Type():
                 return self.type(x)
             case Format(template=template, args=args):
                 given = ", ".join(map(self.argument, args))
@@ -422,7 +405,7 @@ class Lines:
         """The body of a loop as a function: there LLVM knows that the addresses of arrays stay the same."""
         name = self.names.of_function(f"one_{s.variables[0].name}")
         values = (value for x in ir.statements(s.body) for value in ir.values_of(x))
-        if any(isinstance(n, Op) and n.name == "global_thread_idx" for value in values for n in ir.walk(value)):
+        if any(isinstance(n, ir.Op) and n.name == "global_thread_idx" for value in values for n in ir.walk(value)):
             thread = self.expressions.thread = self.names.of_function("own_thread")  # Taichi has none in functions
             self.line(f"    {thread} = {_THREAD}")
             arguments = {**arguments, thread: "ti.i32"}
@@ -440,7 +423,7 @@ class Lines:
         """The bounds of a loop; those of ``ti.ndrange`` give its variables their type, which is ti.i32."""
         if isinstance(x, tuple):
             return f"({', '.join(self.bound(part, is_narrow=is_narrow) for part in x)})"
-        return self.expressions.text(cast(x, I32) if is_narrow else x)
+        return self.expressions.text(cast(x, ir.I32) if is_narrow else x)
 
     def call(self, function: str, args: tuple[object, ...]) -> str:
         """A function of Taichi's library; the inverse is a method, and "_at" gives what is known already."""
@@ -496,7 +479,7 @@ class Names:
 
     def __init__(self, taken: set[str]) -> None:
         self.scopes: list[set[str]] = [set(taken)]
-        self.locals: dict[Local, str] = {}
+        self.locals: dict[ir.Local, str] = {}
         self.objects: dict[str, object] = {}  # that the factory takes
         self.counts: dict[str, int] = {}  # names with smaller numbers are taken
         self._outer: list[dict[str, int]] = []
@@ -523,11 +506,11 @@ class Names:
         self.counts[name] = number + 1
         return new
 
-    def declare(self, local: Local) -> str:
+    def declare(self, local: ir.Local) -> str:
         self.locals[local] = self.fresh(local.name)
         return self.locals[local]
 
-    def of(self, local: Local) -> str:
+    def of(self, local: ir.Local) -> str:
         return local.name if local.kind == "parameter" else self.locals[local]
 
     def of_function(self, name: str) -> str:
@@ -549,5 +532,5 @@ class Names:
         self.scopes[0].add(new)
         return new
 
-    def container(self, container: Container) -> str:
+    def container(self, container: ir.Container) -> str:
         return container.name if container.is_argument else self.object(container.object, container.name)

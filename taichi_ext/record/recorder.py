@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import taichi_ext.program as ir
 import taichi_ext.record.assignments as assignments
 import taichi_ext.record.calls as calls
 import taichi_ext.record.construct as construct
@@ -18,20 +19,6 @@ import taichi_ext.record.operations as operations
 import taichi_ext.record.subscripts as subscripts
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
-from taichi_ext.program import (
-    Argument,
-    Container,
-    Declare,
-    FoldedConst,
-    For,
-    Jump,
-    Local,
-    Program,
-    Read,
-    Return,
-    Tensor,
-    Value,
-)
 from taichi_ext.program.build import cast
 from taichi_ext.program.values import I32
 from taichi_ext.record.handles import Record, ScalarPlace, VectorPlace, flattened, group_of, place_of_local, value_of
@@ -49,7 +36,7 @@ from taichi_ext.record.variables import Constants
 def before_loop(r: Recording, kind: str, *domain: object) -> None:
     """The domain of a loop, and the one that Taichi walks instead."""
     given = tuple(value_of(d) for d in domain)
-    if any(isinstance(x, FoldedConst) for x in flattened(given)):
+    if any(isinstance(x, ir.FoldedConst) for x in flattened(given)):
         raise_baked("The bound of a loop")
     if given and backend.is_mesh_domain(given[0]):
         raise UnsupportedError(
@@ -62,7 +49,7 @@ def before_loop(r: Recording, kind: str, *domain: object) -> None:
     else:
         r.loop.domain = tuple(_native_bound(d) for d in given)
         shown = tuple(_domain_bound(d) for d in given)
-    r.loop.statement = For(kind, (), shown, (), r.loop.config, place=r.place())
+    r.loop.statement = ir.For(kind, (), shown, (), r.loop.config, place=r.place())
     r.loop.config = {}
 
 
@@ -71,7 +58,7 @@ def _domain_object(r: Recording, obj: object) -> object:
         obj = backend.leaf_fields(obj)[0]
     if isinstance(obj, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
         return r.container(obj)
-    if isinstance(obj, (Value, Tensor, list, tuple, dict)):
+    if isinstance(obj, (ir.Value, ir.Tensor, list, tuple, dict)):
         raise UnsupportedError(
             f"A loop runs over a {type(obj).__name__}. Write `for x in ti.static(...)`, or loop over indices."
         )
@@ -80,13 +67,13 @@ def _domain_object(r: Recording, obj: object) -> object:
 
 def _domain_bound(x: object) -> object:
     """A bound as a value; a pair of bounds as a pair."""
-    if isinstance(x, Tensor):
+    if isinstance(x, ir.Tensor):
         return tuple(x.entries)
     return tuple(map(_domain_bound, x)) if isinstance(x, (list, tuple)) else as_value(x)
 
 
 def _native_bound(x: object) -> object:
-    return [native(e) for e in x.entries] if isinstance(x, Tensor) else native(x)
+    return [native(e) for e in x.entries] if isinstance(x, ir.Tensor) else native(x)
 
 
 def enter_for(r: Recording, *names: str) -> None:
@@ -97,21 +84,21 @@ def enter_for(r: Recording, *names: str) -> None:
         bound = scope[name]
         is_matrix = isinstance(bound, backend.Matrix)
         shape = tuple(bound.get_shape() or ()) if is_matrix else backend.shape_of(bound)
-        variable, dtype = Local(name, I32, shape, "loop"), type_of(backend.dtype_of(bound))
+        variable, dtype = ir.Local(name, I32, shape, "loop"), type_of(backend.dtype_of(bound))
         variables.append(variable)
-        local = variable if dtype == I32 else Local(name, dtype, shape, "user")
+        local = variable if dtype == I32 else ir.Local(name, dtype, shape, "user")
         scope[name] = place_of_local(local)
         if local is not variable:  # of ``ti.ndrange`` with bounds of 64 bits
-            wide.append(Declare(local, (cast(Read(variable), dtype),), place=r.place()))
+            wide.append(ir.Declare(local, (cast(ir.Read(variable), dtype),), place=r.place()))
     loop = r.loop.statement
-    r.open_for(For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))
+    r.open_for(ir.For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))
     for declare in wide:
         r.add(declare)
 
 
 def jump(r: Recording, kind: str) -> None:
     if not r.context.is_in_static_for():
-        r.add(Jump(kind, place=r.place()))
+        r.add(ir.Jump(kind, place=r.place()))
 
 
 def _begin(r: Recording) -> None:
@@ -142,7 +129,7 @@ def _result(r: Recording, value: Any) -> Any:
     kinds = backend.returned_types(r.kernel)
     values = [value] if len(kinds) == 1 else list(value)
     typed = (construct.typed(r, kind, v) for kind, v in zip(kinds, values, strict=True))
-    r.add(Return(tuple(map(group_of, typed)), place=r.place()))
+    r.add(ir.Return(tuple(map(group_of, typed)), place=r.place()))
     return None
 
 
@@ -212,7 +199,7 @@ def record(
     constants: Constants | None = None,
     *,
     order: int = 1,
-) -> Program:
+) -> ir.Program:
     """The program of a kernel, for arguments of the types of these.
 
     Args:
@@ -256,7 +243,7 @@ def record(
         returns = tuple(map(annotation_text, backend.returned_types(kernel)))
         warn_of_lost_edges(body)
         body, file = with_levels(body), rewritten.source[0]
-        return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())
+        return ir.Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())
 
 
 # Arguments and results of a recorded kernel: as values of its program, and as text for the emitted one.
@@ -268,20 +255,20 @@ def bind_arguments(r: Recording) -> None:
     for argument in backend.arguments(r.kernel):
         name, annotation = argument.name, argument.annotation
         if backend.is_template(annotation):
-            made.append(Argument(name, annotation))
+            made.append(ir.Argument(name, annotation))
             continue
         place = _parameter(r, name, r.context.value_named(name), annotation)
         if place is None or isinstance(place, backend.Field):
-            made.append(Argument(name, annotation))
+            made.append(ir.Argument(name, annotation))
             continue
         if isinstance(place, backend.AnyArray):
             container = r.containers[id(place)]
-            made.append(Argument(name, array_annotation(container), container))
+            made.append(ir.Argument(name, array_annotation(container), container))
             continue
         for scope in r.context.local_scopes:
             if name in scope:
                 scope[name] = place
-        made.append(Argument(name, annotation_text(annotation), group_of(_numbers_in(place))))
+        made.append(ir.Argument(name, annotation_text(annotation), group_of(_numbers_in(place))))
     r.arguments = tuple(made)
 
 
@@ -305,7 +292,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
         return Record(members, getattr(kind, "methods", {}), kind)
     if isinstance(bound, backend.AnyArray):
         dtype, shape = backend.array_type(bound)
-        r.containers[id(bound)] = Container(name, type_of(dtype), len(bound.shape), shape, None, True)
+        r.containers[id(bound)] = ir.Container(name, type_of(dtype), len(bound.shape), shape, None, True)
         return bound
     if not isinstance(bound, backend.Expr):
         what = type(kind).__name__.removesuffix("Type")  # a Texture
@@ -314,7 +301,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
             "structs and argument packs of them, fields or arrays."
         )
     shape = backend.shape_of(bound)
-    return place_of_local(Local(name, type_of(backend.dtype_of(bound)), shape, "parameter"))
+    return place_of_local(ir.Local(name, type_of(backend.dtype_of(bound)), shape, "parameter"))
 
 
 def annotation_text(annotation: object) -> object:
@@ -335,7 +322,7 @@ def tensor_annotation(dtype: str, shape: tuple[int, ...]) -> str:
     return f"ti.types.{kind}({', '.join(map(str, shape))}, ti.{dtype})"
 
 
-def array_annotation(array: Container) -> str:
+def array_annotation(array: ir.Container) -> str:
     dtype = f"ti.{array.dtype}"
     if array.element_shape:
         dtype = tensor_annotation(array.dtype.name, array.element_shape)

@@ -9,29 +9,9 @@ from typing import Any
 
 import numpy as np
 
+import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.errors import DerivativeWarning, InvalidRuleError, UnsupportedError
-from taichi_ext.program import (
-    F64,
-    I32,
-    Assign,
-    Body,
-    Boundary,
-    Const,
-    Container,
-    For,
-    Load,
-    Local,
-    Read,
-    Store,
-    Tensor,
-    Value,
-    cited,
-    entries,
-    statements,
-    values_of,
-    walk,
-)
 from taichi_ext.record.assignments import assign_to, declare, frozen
 from taichi_ext.record.boundaries import stopped
 from taichi_ext.record.conditions import HASH_START, Probe
@@ -80,7 +60,7 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     x, y = position(kind, given["at"])
     called = callback(r, shape, given["args"])
     r.blocks.append(OpenBlock())  # recorded once more for the number of its results; not kept
-    found = value_of(call(called, Const(0, I32), x, y))
+    found = value_of(call(called, ir.Const(0, ir.I32), x, y))
     require_reading(kind, "shape", tuple(r.blocks.pop().statements))
     order = given["order"]
     if order not in ("index", "depth"):
@@ -89,14 +69,15 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     has_alpha = not has_depth and isinstance(found, (tuple, list)) and len(found) == 3
     shapes = Shapes(kind, called, shape_of(background), has_depth, has_alpha)
     real = default_types()[0]
-    fine = _FINE[real.bits] if has_depth and real != F64 else 0.0  # else two pixels see an edge on their border
+    fine = _FINE[real.bits] if has_depth and real != ir.F64 else 0.0  # else two pixels see an edge on their border
     return call(function.boundary_body, shapes, given["count"], background, x, y, fine, has_depth, has_alpha)
 
 
 def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
     """A function with the current values of its further arguments, to which it cannot store."""
     kept = (
-        value_of(declare(r, "passed", a, "argument")) if isinstance(a, (Value, Tensor, Record)) else a for a in args
+        value_of(declare(r, "passed", a, "argument")) if isinstance(a, (ir.Value, ir.Tensor, Record)) else a
+        for a in args
     )
     return Callback(function, tuple(kept))
 
@@ -113,22 +94,24 @@ def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str) ->
     """The result of a function of a position; it is recorded separately, and not kept."""
     real = default_types()[0]
     r.blocks.append(OpenBlock())
-    value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
+    value = value_of(call(seen, *(ir.Const(0.0, real) for _ in range(2))))
     body = tuple(r.blocks.pop().statements)
     require_reading(kind, name, body)
-    if not isinstance(value, (Value, Tensor, int, float)):
+    if not isinstance(value, (ir.Value, ir.Tensor, int, float)):
         raise UnsupportedError(f"{kind}: {name} returns {shown_value(value)}; expected a number, vector or matrix.")
-    values = [v for s in statements(body) for given in values_of(s) for v in walk(given)]
-    is_fine = real == F64 and all(v.dtype == F64 for v in values if v.dtype.is_real)
-    zero = Const(0.0, real)
-    return Seen(typed_tensor([zero] * len(value.entries), value.shape) if isinstance(value, Tensor) else zero, is_fine)
+    values = [v for s in ir.statements(body) for given in ir.values_of(s) for v in ir.walk(given)]
+    is_fine = real == ir.F64 and all(v.dtype == ir.F64 for v in values if v.dtype.is_real)
+    zero = ir.Const(0.0, real)
+    return Seen(
+        typed_tensor([zero] * len(value.entries), value.shape) if isinstance(value, ir.Tensor) else zero, is_fine
+    )
 
 
-def _beside(kind: str, given: object, seen: Seen) -> Value:
+def _beside(kind: str, given: object, seen: Seen) -> ir.Value:
     """The distance from an edge at which its sides are evaluated."""
     if given is None:
         return as_value(_BESIDE[seen.is_fine])
-    if not isinstance(given, Value) and not (isinstance(given, (int, float, np.number)) and given > 0):
+    if not isinstance(given, ir.Value) and not (isinstance(given, (int, float, np.number)) and given > 0):
         raise UnsupportedError(f"{kind}: beside is {shown_value(given)}; expected a positive number, in pixels.")
     return as_value(given)
 
@@ -148,8 +131,8 @@ def segment_edge(r: Recording, call: Call, function: Any, given: Mapping[str, ob
     return call(function.boundary_body, given["start"], given["end"], operate(r, "mul", jump, 1.0), x, y, antialias)
 
 
-def _homogeneous(kind: str, name: str, end: object) -> Tensor:
-    if not isinstance(end, Tensor) or end.shape not in ((2,), (3,)):
+def _homogeneous(kind: str, name: str, end: object) -> ir.Tensor:
+    if not isinstance(end, ir.Tensor) or end.shape not in ((2,), (3,)):
         raise UnsupportedError(
             f"{kind}: {name} must be a vector of 2, x and y in pixels, or of 3, (x w, y w, w); {shown_value(end)} is "
             "given. Write ti.Vector([x, y])."
@@ -161,10 +144,10 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
     kind, jump, image = function.boundary_kind, given["jump_or_seen"], given["image"]
     ends = [_homogeneous(kind, name, given[name]) for name in ("start", "end")]
     points, row = _faces(r, kind, given["faces"])
-    is_given = isinstance(jump, (Value, Tensor, int, float, np.generic))
+    is_given = isinstance(jump, (ir.Value, ir.Tensor, int, float, np.generic))
     if is_given:
         zeros = operate(r, "mul", jump, as_value(0.0))
-        seen = Seen(zeros, is_fine=all(e.dtype == F64 for e in entries(zeros)))
+        seen = Seen(zeros, is_fine=all(e.dtype == ir.F64 for e in ir.entries(zeros)))
         jump = operate(r, "add", jump, zeros)
     else:
         jump_itself = ", or the jump itself: a number, vector or matrix"
@@ -178,30 +161,30 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
         )
     beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
     if r.rules.takes_derivative or antialias:
-        thin, is_number = as_value(_THIN[seen.is_fine]), not isinstance(seen.zeros, Tensor)
+        thin, is_number = as_value(_THIN[seen.is_fine]), not isinstance(seen.zeros, ir.Tensor)
         faces = points, row, seen.zeros, is_number
         call(function.boundary_body, image, *ends, jump, is_given, *faces, beside, thin, antialias)
 
 
-def warn_of_lost_edges(body: Body) -> None:
+def warn_of_lost_edges(body: ir.Body) -> None:
     """Warn where the values of an image replace the terms that ``add_edge`` added to it before."""
-    terms: set[Local] = set()
-    added: set[Container] = set()
-    for s in statements(body):
-        nodes = [v for value in values_of(s) for v in walk(value)]
-        added -= {v.container for v in nodes if isinstance(v, Load)}  # it is read: they may be in what is stored
-        if isinstance(s, Boundary) and s.options.get("what") == "add_edge":
+    terms: set[ir.Local] = set()
+    added: set[ir.Container] = set()
+    for s in ir.statements(body):
+        nodes = [v for value in ir.values_of(s) for v in ir.walk(value)]
+        added -= {v.container for v in nodes if isinstance(v, ir.Load)}  # it is read: they may be in what is stored
+        if isinstance(s, ir.Boundary) and s.options.get("what") == "add_edge":
             terms.update(s.results)
-        elif isinstance(s, Store) and isinstance(s.target, Load):
+        elif isinstance(s, ir.Store) and isinstance(s.target, ir.Load):
             image = s.target.container
-            if any(isinstance(v, Read) and v.local in terms for v in nodes):
+            if any(isinstance(v, ir.Read) and v.local in terms for v in nodes):
                 added.add(image)
-            elif isinstance(s, Assign) and image in added:
+            elif isinstance(s, ir.Assign) and image in added:
                 added.remove(image)
                 warnings.warn(
-                    f"{cited(s.place)}The kernel stores to {image.name} after add_edge has added the terms of edges to "
-                    "it. They are lost where it stores, so the derivative is wrong. Call add_edge after the image is "
-                    "drawn.",
+                    f"{ir.cited(s.place)}The kernel stores to {image.name} after add_edge has added the terms of edges "
+                    "to it. They are lost where it stores, so the derivative is wrong. Call add_edge after the image "
+                    "is drawn.",
                     DerivativeWarning,
                     stacklevel=2,
                 )
@@ -223,13 +206,13 @@ def _entry_shape(r: Recording, kind: str, name: str, given: object, axes: int) -
     )
 
 
-def _faces(r: Recording, kind: str, given: object) -> tuple[object, Tensor]:
+def _faces(r: Recording, kind: str, given: object) -> tuple[object, ir.Tensor]:
     """The corners of a mesh and a row of its table; a row without faces where there are none."""
     if given is None:
-        return None, Tensor((as_value(0), as_value(0)), (2,))
+        return None, ir.Tensor((as_value(0), as_value(0)), (2,))
     points, row = given if isinstance(given, (tuple, list)) and len(given) == 2 else (None, None)
     if (
-        not isinstance(row, Tensor)
+        not isinstance(row, ir.Tensor)
         or len(row.shape) != 1
         or row.shape[0] < 2
         or any(e.dtype.is_real for e in row.entries)
@@ -252,18 +235,18 @@ def seen_together(r: Recording, call: Call, function: object, given: dict[str, A
     """The values of an image at several places, without tangents: a loop over the places."""
     zeros, places = given["zeros"], [given[name].entries for name in "abcd"]
     x, y = (declare(r, "place", typed_tensor(list(c), (len(places),)), "temporary") for c in zip(*places, strict=True))
-    count = len(entries(zeros))
+    count = len(ir.entries(zeros))
     size = count * len(places)
-    values = declare(r, "seen", typed_tensor([entries(zeros)[0]] * size, (size,)), "temporary")
-    sample = Read(Local("sample", I32, (), "loop"))
-    r.open_for(For("range", (sample.local,), (as_value(len(places)),), (), is_together=True, place=r.place()))
+    values = declare(r, "seen", typed_tensor([ir.entries(zeros)[0]] * size, (size,)), "temporary")
+    sample = ir.Read(ir.Local("sample", ir.I32, (), "loop"))
+    r.open_for(ir.For("range", (sample.local,), (as_value(len(places)),), (), is_together=True, place=r.place()))
     at = [declare(r, "at", c.at((sample,)), "kept") for c in (x, y)]
     found = value_of(stopped(r, value_of(call(given["seen"], *at))))
-    for n, value in enumerate(entries(found)):
+    for n, value in enumerate(ir.entries(found)):
         assign_to(r, values.at((operate(r, "add", sample, n * len(places)),)), value)
     r.end_loop()
     numbers = [[values.at((n * len(places) + k,)).target for n in range(count)] for k in range(len(places))]
-    return tuple(Tensor(tuple(v), zeros.shape) if isinstance(zeros, Tensor) else v[0] for v in numbers)
+    return tuple(ir.Tensor(tuple(v), zeros.shape) if isinstance(zeros, ir.Tensor) else v[0] for v in numbers)
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
@@ -290,7 +273,7 @@ def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) 
             f"{shapes.value_shape}; give both the same shape."
         )
     alpha = found[-1] if shapes.has_alpha else 1.0
-    if not isinstance(alpha, (Value, int, float)):
+    if not isinstance(alpha, (ir.Value, int, float)):
         raise UnsupportedError(f"{shapes.kind}: alpha is {shown_value(alpha)}; expected a number from 0 to 1.")
     depth = found[1] if shapes.has_depth else operate(r, "neg", convert(as_value(n), default_types()[0]))
     return level, depth, value, alpha
@@ -311,7 +294,7 @@ def level_gradient(r: Recording, call: Call, function: object, given: dict[str, 
     """The gradient of a level or a depth with respect to the position."""
     shapes, value = given["shape"], given["value"]
     may_be_flat = given["name"] != "level" or shapes.is_everywhere
-    if not isinstance(value, Value):
+    if not isinstance(value, ir.Value):
         value = as_value(value)
     return gradient(r, shapes.kind, value, given["at"], may_be_flat=may_be_flat)
 
@@ -325,31 +308,31 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
     if not r.rules.takes_derivative and not antialias:
         return call(shade, x, y)
     fine = _FINE[default_types()[0].bits]
-    flat = typed_tensor(list(entries(zeros)), (len(entries(zeros)),))
+    flat = typed_tensor(list(ir.entries(zeros)), (len(ir.entries(zeros)),))
     found, is_unresolved = map(value_of, call(function.boundary_body, shade, flat, x, y, fine, antialias))
     if r.rules.takes_derivative and not r.stopped:  # a rule stores nothing
         r.alert_later(_UNRESOLVED, is_unresolved)
-    return Tensor(found.entries, zeros.shape) if isinstance(zeros, Tensor) else found.entries[0]
+    return ir.Tensor(found.entries, zeros.shape) if isinstance(zeros, ir.Tensor) else found.entries[0]
 
 
 def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[object, ...]:
     """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near, ahead, level."""
     mode, real = given["mode"], default_types()[0]
-    at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
+    at = ir.Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
     r.blocks.append(OpenBlock())
     value = value_of(call(given["shade"], *at.entries))
-    group = tuple(frozen(r, e, "value") for e in (entries(value) if isinstance(value, Tensor) else [value]))
+    group = tuple(frozen(r, e, "value") for e in (ir.entries(value) if isinstance(value, ir.Tensor) else [value]))
     body = tuple(r.blocks.pop().statements)
     count, seen, level, near, behind, found, bits, *slopes = (
-        frozen(r, Const(start, dtype), name)
+        frozen(r, ir.Const(start, dtype), name)
         for name, start, dtype in (
-            ("count", 0, I32),
-            ("seen", HASH_START, I32),
+            ("count", 0, ir.I32),
+            ("seen", HASH_START, ir.I32),
             ("level", 0.0, real),
             ("near", 1e30, real),
             ("behind", -1e30, real),
-            ("found", 0, I32),
-            ("bits", 0, I32),
+            ("found", 0, ir.I32),
+            ("bits", 0, ir.I32),
             ("slope_x", 0.0, real),
             ("slope_y", 0.0, real),
         )
@@ -357,7 +340,7 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
     slope: Any = typed_tensor(list(slopes), (2,))
     if mode != "value":
         is_ahead = mode == "ahead"
-        along = Tensor(tuple(frozen(r, given[name], "along") for name in ("dx", "dy")), (2,)) if is_ahead else None
+        along = ir.Tensor(tuple(frozen(r, given[name], "along") for name in ("dx", "dy")), (2,)) if is_ahead else None
         probe = Probe(
             count.local,
             seen.local,

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
 from taichi_ext.differentiate.facts.facts import OwnSeeds, PassState
@@ -31,26 +32,11 @@ from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.storage.storages import LocalForms
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    Body,
-    Boundary,
-    Declare,
-    Local,
-    Op,
-    Read,
-    Statement,
-    Tensor,
-    Value,
-    cited,
-    entries,
-    statements,
-    with_values,
-)
 from taichi_ext.program.build import Coefficient, cast, is_number, literal
 
 # The parts of a walk that rules use, and rules of users: the form of a rule's result gives its partials.
 
-Parts = Sequence[tuple[Value, Coefficient]]
+Parts = Sequence[tuple[ir.Value, Coefficient]]
 
 
 @dataclass(frozen=True)
@@ -68,28 +54,28 @@ class RuleContext:
     forms: LocalForms
     locals: LocalTangents
 
-    def primal(self, value: Value) -> Value:
+    def primal(self, value: ir.Value) -> ir.Value:
         """A value, built on the temporaries of the statement."""
         return self.walk.expressions.primal(value)
 
-    def form(self, value: Value) -> Form:
+    def form(self, value: ir.Value) -> Form:
         """The tangent of a value, with coefficients that are evaluated."""
         return materialize(self.walk.builder, self.linearizer.form(value))
 
-    def declare(self, s: Boundary, result: Local, primal: Value, form: Form, parts: Parts = ()) -> None:
+    def declare(self, s: ir.Boundary, result: ir.Local, primal: ir.Value, form: Form, parts: Parts = ()) -> None:
         """Declare a result of a statement, with its value and its tangent.
 
         ``parts`` are the arguments and weights whose tangents this is the sum of, if it has to be known as such a sum.
         """
         if not self.walk.facts.seeds.use.is_lowered:
-            self.locals.declare_form(Declare(result, (primal,), place=s.place), form)
+            self.locals.declare_form(ir.Declare(result, (primal,), place=s.place), form)
             return
-        weights = tuple([w if isinstance(w, Value) else literal(w, result.dtype) for _, w in parts])
+        weights = tuple([w if isinstance(w, ir.Value) else literal(w, result.dtype) for _, w in parts])
         arguments = tuple([v for v, _ in parts])
-        given = {"arguments": Tensor(arguments, (len(parts),)), "weights": Tensor(weights, (len(parts),))}
-        self.keep(Boundary("weighted", None, given, primal, (result,), place=s.place), [form])
+        given = {"arguments": ir.Tensor(arguments, (len(parts),)), "weights": ir.Tensor(weights, (len(parts),))}
+        self.keep(ir.Boundary("weighted", None, given, primal, (result,), place=s.place), [form])
 
-    def keep(self, s: Boundary, forms: Sequence[Form]) -> None:
+    def keep(self, s: ir.Boundary, forms: Sequence[Form]) -> None:
         """Keep a statement, whose results have these forms."""
         for result, form in zip(s.results, forms, strict=True):
             self.walk.builder.frozen.add(result)
@@ -97,13 +83,13 @@ class RuleContext:
         self.walk.builder.emit(s)
 
 
-def rule(ctx: RuleContext, s: Boundary) -> None:
+def rule(ctx: RuleContext, s: ir.Boundary) -> None:
     """Declare results with the tangent from a rule, and from autodiff for arguments that the rule does not take."""
     tangents = _RuleTangents(ctx, s)
     is_lowered = ctx.walk.facts.seeds.use.is_lowered
     for result, value, given in zip(s.results, s.numbers, s.sources("returned"), strict=True):
         form: Form = {}
-        parts: list[tuple[Value, Coefficient]] = []
+        parts: list[tuple[ir.Value, Coefficient]] = []
         if result.dtype.is_real:
             if s.options["keeps_automatic"]:
                 accumulate(form, ctx.linearizer.form(value))
@@ -118,12 +104,12 @@ def rule(ctx: RuleContext, s: Boundary) -> None:
 class _RuleTangents:
     """The tangents that a rule takes, as forms."""
 
-    def __init__(self, ctx: RuleContext, s: Boundary) -> None:
+    def __init__(self, ctx: RuleContext, s: ir.Boundary) -> None:
         self._ctx = ctx
         own = ctx.walk.facts.own_seeds
         seeds = [seed for locals_ in s.inner.values() for local in locals_ for seed in own[local].values()]
         values = [e for name in s.inner for e in s.sources(name)]
-        self.sources: dict[Leaf, Value] = dict(zip(seeds, values, strict=True))
+        self.sources: dict[Leaf, ir.Value] = dict(zip(seeds, values, strict=True))
         self.forms: dict[Leaf, Form] = {}
 
     def form(self, leaf: Leaf) -> Form:
@@ -140,7 +126,7 @@ _LEVELS = ("edge", "coverage", "sqrt_edge")
 class RuleOperand:
     """An operand of a result: its value, evaluated, and its form."""
 
-    def __init__(self, ctx: RuleContext, value: Value) -> None:
+    def __init__(self, ctx: RuleContext, value: ir.Value) -> None:
         self.form: Form = ctx.form(value)
         self.value = ctx.walk.expressions.keep(value)
 
@@ -161,7 +147,7 @@ class _Edge:
     area: Term | None
 
 
-def edge(ctx: RuleContext, s: Boundary) -> None:
+def edge(ctx: RuleContext, s: ir.Boundary) -> None:
     """``edge`` and ``coverage``."""
     antialias = s.options["antialias"]
     if not ctx.walk.facts.seeds.takes_derivative and not antialias:
@@ -171,22 +157,22 @@ def edge(ctx: RuleContext, s: Boundary) -> None:
     motion, level = _motion(ctx, s), _kept_level(ctx, s)
     is_inside, area = (level > 0).kept("is_inside"), None
     if antialias and motion:
-        area = level.formula.term(ctx.walk.expressions.keep(entries(s.given["area"])[0]))
+        area = level.formula.term(ctx.walk.expressions.keep(ir.entries(s.given["area"])[0]))
     found = _Edge(motion, level, is_inside, area)
     jump, count = s.given.get("jump"), len(s.results)
-    jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
-    sides = zip(entries(s.given["inside"]), entries(s.given["outside"]), strict=True)
+    jumps = [None] * count if jump is None else list(ir.entries(jump)) * (count // len(ir.entries(jump)))
+    sides = zip(ir.entries(s.given["inside"]), ir.entries(s.given["outside"]), strict=True)
     for result, (inside, outside), own_jump in zip(s.results, sides, jumps, strict=True):
         _declare_mean(ctx, s, found, result, (RuleOperand(ctx, inside), RuleOperand(ctx, outside)), own_jump)
 
 
 def _declare_mean(
     ctx: RuleContext,
-    s: Boundary,
+    s: ir.Boundary,
     found: _Edge,
-    result: Local,
+    result: ir.Local,
     sides: tuple[RuleOperand, RuleOperand],
-    jump: Value | None,
+    jump: ir.Value | None,
 ) -> None:
     """Declare one number of the value, with the tangents of its two sides and of the edge."""
     formula = Formula(ctx.walk.builder, result.dtype)
@@ -214,22 +200,22 @@ def _declare_mean(
     _declare(ctx, s, result, value, parts)
 
 
-def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
+def sqrt_edge(ctx: RuleContext, s: ir.Boundary) -> None:
     """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
     (result,) = s.results
     seed = ctx.walk.facts.own_seeds[result][0]
     motion = _motion(ctx, s) if ctx.walk.facts.seeds.takes_derivative else ()
     level = _kept_level(ctx, s)
-    assert isinstance(level.value, Value)
+    assert isinstance(level.value, ir.Value)
     ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block, motion)
     value = level.formula.sqrt(level.formula.max(level, 0)).kept("root")
     _declare(ctx, s, result, value, [(m, level.formula.term(1.0)) for m in motion])
 
 
-def gradient(ctx: RuleContext, s: Boundary) -> None:
+def gradient(ctx: RuleContext, s: ir.Boundary) -> None:
     """The derivative of a value with respect to the position of the pixel."""
     value = s.given["value"]
-    assert isinstance(value, Value)
+    assert isinstance(value, ir.Value)
     form = ctx.form(value)
     found = _by_position(ctx, s, form)
     if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
@@ -238,11 +224,11 @@ def gradient(ctx: RuleContext, s: Boundary) -> None:
         ctx.declare(s, result, cast(coefficient(c, result.dtype), result.dtype), {})
 
 
-def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> OwnSeeds:
+def own_seeds(everything: Iterable[ir.Statement], *, takes_derivative: bool) -> OwnSeeds:
     """Seeds without a column, by local and entry: positions of pixels, tangents of rules, roots."""
-    found: dict[tuple[Local, int], None] = {}
+    found: dict[tuple[ir.Local, int], None] = {}
     for s in everything:
-        if not isinstance(s, Boundary):
+        if not isinstance(s, ir.Boundary):
             continue
         if takes_position(s, takes_derivative=takes_derivative):
             found.update(dict.fromkeys(position_entries(s)))
@@ -250,7 +236,7 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
             found[s.results[0], 0] = None
         tangents = (local for locals_ in s.inner.values() for local in locals_)
         found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
-    seeds: dict[Local, dict[int, LocalSeed]] = {}
+    seeds: dict[ir.Local, dict[int, LocalSeed]] = {}
     for local, n in found:
         seeds.setdefault(local, {})[n] = LocalSeed(local, n)
     return seeds
@@ -259,18 +245,18 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-def takes_position(s: Boundary, *, takes_derivative: bool) -> bool:
+def takes_position(s: ir.Boundary, *, takes_derivative: bool) -> bool:
     """Whether the derivative of a level by its position is taken; antialiased values need it, too."""
     return "at" in s.given and bool(takes_derivative or s.kind == "gradient" or s.options.get("antialias"))
 
 
-def check_positions(body: Body, *, takes_derivative: bool) -> None:
+def check_positions(body: ir.Body, *, takes_derivative: bool) -> None:
     """Raise if the gradient of a level would miss a part of its dependence on the position.
 
     Raises:
         UnsupportedError: a level reads values computed from the position from memory, or takes the index of the loop.
     """
-    boundaries = [s for s in statements(body) if isinstance(s, Boundary)]
+    boundaries = [s for s in ir.statements(body) if isinstance(s, ir.Boundary)]
     using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
     if not using:
         return
@@ -287,7 +273,7 @@ def check_positions(body: Body, *, takes_derivative: bool) -> None:
     if found.is_root:
         stored, reader = "a sqrt_edge of the same level", "inside or outside"
     raise UnsupportedError(
-        f"{cited(found.load.place or found.use.place)}"
+        f"{ir.cited(found.load.place or found.use.place)}"
         f"{what}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
         "keep such a dependence, so the derivative would be wrong. Keep the value in a local variable, and use that "
         f"variable here instead of {name}."
@@ -299,7 +285,7 @@ def _check_index(found: IndexInLevel | None) -> None:
         return
     name, what = found.index.name, found.use.name
     raise UnsupportedError(
-        f"{cited(found.read.place or found.use.place)}"
+        f"{ir.cited(found.read.place or found.use.place)}"
         f"{what}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
         "gradient of the level would lack this part, and the derivative would be wrong. Compute the level from the "
         f"real numbers in at=, for example px = float({name}), everywhere. If the level has one value in the whole "
@@ -307,49 +293,49 @@ def _check_index(found: IndexInLevel | None) -> None:
     )
 
 
-def position_entries(s: Boundary) -> list[tuple[Local, int]]:
+def position_entries(s: ir.Boundary) -> list[tuple[ir.Local, int]]:
     """The locals that hold the position of a pixel, each with the number of its entry.
 
     Raises:
         UnsupportedError: the position is neither real variables nor indices of a loop.
     """
     found = []
-    for value in entries(s.given["at"]):
-        number = value.number if isinstance(value, Read) and value.dtype.is_real else None
-        if not isinstance(value, Read) or number is None:
+    for value in ir.entries(s.given["at"]):
+        number = value.number if isinstance(value, ir.Read) and value.dtype.is_real else None
+        if not isinstance(value, ir.Read) or number is None:
             raise UnsupportedError(
-                f"{cited(s.place)}{s.name}: at must be two real variables, for example px = float(i), or the "
+                f"{ir.cited(s.place)}{s.name}: at must be two real variables, for example px = float(i), or the "
                 "indices of a loop, or one of these for an interval; level is computed from them."
             )
         found.append((value.local, number))
     return found
 
 
-def _kept_level(ctx: RuleContext, s: Boundary) -> Term:
-    (value,) = entries(s.given["level"])
+def _kept_level(ctx: RuleContext, s: ir.Boundary) -> Term:
+    (value,) = ir.entries(s.given["level"])
     return Formula(ctx.walk.builder, value.dtype).term(ctx.walk.expressions.keep(value))
 
 
-def _motion(ctx: RuleContext, s: Boundary) -> tuple[RuleOperand, ...]:
+def _motion(ctx: RuleContext, s: ir.Boundary) -> tuple[RuleOperand, ...]:
     """0, with the tangent of the part of the pixel that the level covers."""
     if "at" not in s.given:
         raise UnsupportedError(
-            f"{cited(s.place)}{s.name} needs at=(px, py), the position of the pixel, where a derivative is taken."
+            f"{ir.cited(s.place)}{s.name} needs at=(px, py), the position of the pixel, where a derivative is taken."
         )
     if "motion" not in s.given:  # a constant level
         _check_not_flat(ctx, s)
         return ()
-    return (RuleOperand(ctx, entries(s.given["motion"])[0]),)
+    return (RuleOperand(ctx, ir.entries(s.given["motion"])[0]),)
 
 
-def _check_not_flat(ctx: RuleContext, s: Boundary) -> None:
+def _check_not_flat(ctx: RuleContext, s: ir.Boundary) -> None:
     names, remedy = ("x and y", "compute it from them in the shape")
     if s.name in _LEVELS:
         names, remedy = "at=(px, py)", "compute it in the same kernel from the same variables"
-    ctx.walk.problems.append(f"{cited(s.place)}{s.name}: level does not depend on {names}; {remedy}.")
+    ctx.walk.problems.append(f"{ir.cited(s.place)}{s.name}: level does not depend on {names}; {remedy}.")
 
 
-def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:
+def _by_position(ctx: RuleContext, s: ir.Boundary, form: Form) -> tuple[Coefficient, Coefficient]:
     found = [bare(form.get(ctx.walk.facts.own_seeds[local][n], 0)) for local, n in position_entries(s)]
     return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
 
@@ -370,7 +356,7 @@ def _roots_within(ctx: RuleContext, form: Form, own_level: Term) -> list[_Root]:
         factor = bare(form.get(seed, 0))
         if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
             own = formula.select(formula.term(level).equals(own_level), factor, 0).kept("factor")
-            found.append(_Root(own, not isinstance(factor, Value), motion))
+            found.append(_Root(own, not isinstance(factor, ir.Value), motion))
     return found
 
 
@@ -381,7 +367,9 @@ def _is_not_zero(c: Weight) -> bool:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: list[tuple[RuleOperand, Term]]) -> None:
+def _declare(
+    ctx: RuleContext, s: ir.Boundary, result: ir.Local, value: Term, parts: list[tuple[RuleOperand, Term]]
+) -> None:
     """Declare a result with a value and a partial for each argument."""
     form: Form = {}
     for argument, partial in parts:
@@ -393,28 +381,28 @@ def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: l
 # Values whose derivative is not that of their expression: stopped, replaced, given by a rule or by an edge.
 
 
-def boundary(ctx: RuleContext, s: Boundary) -> None:
+def boundary(ctx: RuleContext, s: ir.Boundary) -> None:
     """Declare the results of a boundary."""
     if ctx.walk.facts.seeds.use.is_again:
         check_again(s)
     _KINDS[s.kind](ctx, s)
 
 
-def check_again(s: Boundary) -> None:
+def check_again(s: ir.Boundary) -> None:
     """Raise if a value has no second derivative."""
     if "what" in s.options or s.kind not in ("stop_gradient", "replace_gradient"):
         raise UnsupportedError(
-            f"{cited(s.place)}The second derivative of {_NAMES.get(s.name, s.name)} is not known: only its first "
+            f"{ir.cited(s.place)}The second derivative of {_NAMES.get(s.name, s.name)} is not known: only its first "
             "derivative is given. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
         )
 
 
-def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
+def _kept(ctx: RuleContext, s: ir.Boundary, forms: list[Form]) -> None:
     """Keep the statement, so that its results have this derivative in a second differentiation, too."""
-    ctx.keep(with_values(s, ctx.primal), forms)  # type: ignore[arg-type]
+    ctx.keep(ir.with_values(s, ctx.primal), forms)  # type: ignore[arg-type]
 
 
-def _stop(ctx: RuleContext, s: Boundary) -> None:
+def _stop(ctx: RuleContext, s: ir.Boundary) -> None:
     if ctx.walk.facts.seeds.use.is_again:
         _kept(ctx, s, [{} for _ in s.results])
         return
@@ -422,7 +410,7 @@ def _stop(ctx: RuleContext, s: Boundary) -> None:
         ctx.declare(s, result, ctx.primal(value), {})
 
 
-def _replace(ctx: RuleContext, s: Boundary) -> None:
+def _replace(ctx: RuleContext, s: ir.Boundary) -> None:
     if ctx.walk.facts.seeds.use.is_again:
         _kept(ctx, s, [ctx.linearizer.form(source) for source in _weighted(s)])
         return
@@ -431,12 +419,14 @@ def _replace(ctx: RuleContext, s: Boundary) -> None:
         ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source), [(kept, 1)])
 
 
-def _weighted(s: Boundary) -> list[Value]:
+def _weighted(s: ir.Boundary) -> list[ir.Value]:
     """The values whose tangents a replaced gradient takes, times their weights."""
     sources = s.sources("surrogate")
     if "weights" not in s.given:
         return sources
-    return [Op("mul", pair, pair[0].dtype, place=s.place) for pair in zip(sources, s.sources("weights"), strict=True)]
+    return [
+        ir.Op("mul", pair, pair[0].dtype, place=s.place) for pair in zip(sources, s.sources("weights"), strict=True)
+    ]
 
 
 _NAMES = {"rule": "a function with a rule of its own"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Indices, value_of
 from taichi_ext.analysis.loops import Loop, find_loops
@@ -17,28 +18,6 @@ from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Blocks
 from taichi_ext.differentiate.forms.forms import Cursor, Form, LocalSeed, Row, Scope, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.storage_plan import StoragePlan
-from taichi_ext.program import (
-    I32,
-    U1,
-    U32,
-    Argument,
-    Atomic,
-    Check,
-    Const,
-    Container,
-    Declare,
-    If,
-    Load,
-    Local,
-    Op,
-    Place,
-    Program,
-    Read,
-    Statement,
-    Type,
-    Value,
-    statements,
-)
 from taichi_ext.program.build import (
     Builder,
     Coefficient,
@@ -54,7 +33,7 @@ from taichi_ext.program.build import (
 from taichi_ext.program.keys import VALUES, Purpose, Scratch
 from taichi_ext.simplify.usage import assigned_locals
 
-OwnSeeds = Mapping[Local, Mapping[int, LocalSeed]]
+OwnSeeds = Mapping[ir.Local, Mapping[int, LocalSeed]]
 
 
 @dataclass(frozen=True)
@@ -74,38 +53,38 @@ class Facts:
         serial: the parallel loops that run serially.
     """
 
-    program: Program
+    program: ir.Program
     seeds: DifferentiationRequest
     activity: Activity
     own_seeds: OwnSeeds
-    olds: Mapping[Statement, Local]
-    changed: AbstractSet[Local]
+    olds: Mapping[ir.Statement, ir.Local]
+    changed: AbstractSet[ir.Local]
     indices: Indices
-    loops: Mapping[Statement, Loop]
+    loops: Mapping[ir.Statement, Loop]
     stores: Stores
     columns: int
-    serial: frozenset[Statement] = frozenset()
+    serial: frozenset[ir.Statement] = frozenset()
 
     @classmethod
-    def of(cls, program: Program, seeds: DifferentiationRequest, activity: Activity, own_seeds: OwnSeeds) -> Facts:
+    def of(cls, program: ir.Program, seeds: DifferentiationRequest, activity: Activity, own_seeds: OwnSeeds) -> Facts:
         """The facts before any loop is known to need its order."""
-        atomics = [s for s in statements(program.body) if isinstance(s, Atomic)]
-        olds: dict[Statement, Local] = {}
+        atomics = [s for s in ir.statements(program.body) if isinstance(s, ir.Atomic)]
+        olds: dict[ir.Statement, ir.Local] = {}
         for s in atomics:
-            olds[s] = s.result or Local("old", s.target.dtype, (), "temporary")
+            olds[s] = s.result or ir.Local("old", s.target.dtype, (), "temporary")
         active = {olds[s] for s in atomics if _carries_tangent(s, activity)}
         activity = replace(activity, locals=activity.locals | active)
         indices, loops = Indices(program.body), find_loops(program.body, seeds.extents)
         stores, changed = Stores(program, indices, loops, seeds.extents), assigned_locals(program.body)
         return cls(program, seeds, activity, own_seeds, olds, changed, indices, loops, stores, seeds.columns)
 
-    def with_serial(self, serial: AbstractSet[Statement]) -> Facts:
+    def with_serial(self, serial: AbstractSet[ir.Statement]) -> Facts:
         """The same facts, with these loops run serially."""
         loops = find_loops(self.program.body, self.seeds.extents, frozenset(serial))
         stores = Stores(self.program, self.indices, loops, self.seeds.extents)
         return replace(self, serial=frozenset(serial), loops=loops, stores=stores)
 
-    def is_active(self, value: Value) -> bool:
+    def is_active(self, value: ir.Value) -> bool:
         """Whether a value carries a tangent."""
         return self.activity.has(value)
 
@@ -114,7 +93,7 @@ class Facts:
         return 0 <= number < self.columns or (self.seeds.sparse is not None and number >= FIRST_SPARSE)
 
 
-def _carries_tangent(s: Atomic, activity: Activity) -> bool:
+def _carries_tangent(s: ir.Atomic, activity: Activity) -> bool:
     """Whether the old value that an atomic operation returns, or needs, has a tangent."""
     is_active = s.target.memory in (activity.locals | activity.containers)
     return is_active and (s.result is not None or s.function not in ("atomic_add", "atomic_sub"))
@@ -123,37 +102,37 @@ def _carries_tangent(s: Atomic, activity: Activity) -> bool:
 # The arguments of a differentiated kernel after the user's: shadows, and scratch memory for long rows.
 
 
-def shadow_argument(c: Container) -> Argument:
+def shadow_argument(c: ir.Container) -> ir.Argument:
     """The argument of a kernel for a shadow or scratch array."""
-    return Argument(c.name, f"ti.types.ndarray(dtype=ti.{c.dtype}, ndim=1)", c)
+    return ir.Argument(c.name, f"ti.types.ndarray(dtype=ti.{c.dtype}, ndim=1)", c)
 
 
-def first_column_argument(local: Local) -> Argument:
+def first_column_argument(local: ir.Local) -> ir.Argument:
     """The argument of a kernel for the first column of the computed block."""
-    return Argument(local.name, "ti.i32", Read(local))
+    return ir.Argument(local.name, "ti.i32", ir.Read(local))
 
 
 class Arguments:
     """The arguments of one walk: the purpose of each, and the array."""
 
-    def __init__(self, program: Program) -> None:
-        self.given: list[tuple[Purpose, Container]] = []
+    def __init__(self, program: ir.Program) -> None:
+        self.given: list[tuple[Purpose, ir.Container]] = []
         self.scratch_sizes: dict[Scratch, int] = {}
-        self.first_column: Local | None = None
-        self._scratch: dict[Scratch, Container] = {}
+        self.first_column: ir.Local | None = None
+        self._scratch: dict[Scratch, ir.Container] = {}
         self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
 
-    def add(self, what: Purpose, name: str, dtype: Type) -> Container:
+    def add(self, what: Purpose, name: str, dtype: ir.Type) -> ir.Container:
         """A new array of one dimension, with a unique name."""
-        argument = Container(self._unique(name if name.isidentifier() else "d_field"), dtype, 1, is_argument=True)
+        argument = ir.Container(self._unique(name if name.isidentifier() else "d_field"), dtype, 1, is_argument=True)
         self.given.append((what, argument))
         return argument
 
-    def first_of_block(self) -> Read:
+    def first_of_block(self) -> ir.Read:
         """The first column of the computed block, an argument of the kernel."""
         if self.first_column is None:
-            self.first_column = Local(self._unique("first_column"), I32, (), "parameter")
-        return Read(self.first_column)
+            self.first_column = ir.Local(self._unique("first_column"), ir.I32, (), "parameter")
+        return ir.Read(self.first_column)
 
     def _unique(self, name: str) -> str:
         unique, count = name, 1
@@ -162,12 +141,14 @@ class Arguments:
         self._taken.add(unique)
         return unique
 
-    def find(self, what: Purpose, name: str, dtype: Type) -> Container:
+    def find(self, what: Purpose, name: str, dtype: ir.Type) -> ir.Container:
         """The array for a purpose; a new one if there is none yet."""
         known = next((argument for key, argument in self.given if key == what), None)
         return self.add(what, name, dtype) if known is None else known
 
-    def reserve_scratch(self, size: int, dtype: Type, part: tuple[int, Coefficient]) -> tuple[Container, Coefficient]:
+    def reserve_scratch(
+        self, size: int, dtype: ir.Type, part: tuple[int, Coefficient]
+    ) -> tuple[ir.Container, Coefficient]:
         """Memory for a row: the array, and the start of the row in it.
 
         Args:
@@ -191,7 +172,7 @@ class ShadowMatrix:
     It has one index: with two, Taichi keeps S[i, i] in a register while S[i, j] is stored to.
     """
 
-    array: Container
+    array: ir.Container
     rows: int
     columns: int
     by_column: bool  # columns are contiguous in memory
@@ -201,7 +182,7 @@ class ShadowMatrix:
         """The number of its changes, as the tangents of numbers that do not change."""
         return 0
 
-    def entry(self, row: Coefficient, column: Coefficient) -> Load:
+    def entry(self, row: Coefficient, column: Coefficient) -> ir.Load:
         """One tangent."""
         outer, length, inner = row, self.columns, column
         if self.by_column:
@@ -228,10 +209,10 @@ def given_tangents(facts: Facts, arguments: Arguments) -> ShadowMatrix | None:
 class Declaration:
     """The declaration of a local: the block, the loops around it, the place in the source."""
 
-    local: Local
+    local: ir.Local
     block: Scope
     loops: tuple[Loop, ...]
-    place: Place | None
+    place: ir.Place | None
 
 
 @dataclass(frozen=True)
@@ -260,7 +241,7 @@ class PassState:
     arguments: Arguments
     problems: list[str] = field(default_factory=list)
 
-    def declaration(self, local: Local) -> Declaration:
+    def declaration(self, local: ir.Local) -> Declaration:
         """The declaration of a local that is declared at the current place."""
         return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)
 
@@ -270,21 +251,21 @@ class PassState:
 # The kernel itself reads whatever is in memory there; tangents are in separate memory.
 
 INSIDE = "inside"  # the name of locals that hold whether the indices of an entry are in range
-Condition = Value | bool  # a bool if it is known
+Condition = ir.Value | bool  # a bool if it is known
 
 
-def is_inside(naming: Naming, entry: Load | Read) -> Condition:
+def is_inside(naming: Naming, entry: ir.Load | ir.Read) -> Condition:
     """Whether the indices of an entry are in range, in a local that does not change."""
     if not entry.checks:
         return True
     builder = naming.builder
-    indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
-    numbers = [int(i.value) if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
+    indices = (*entry.indices, *entry.component) if isinstance(entry, ir.Load) else entry.index
+    numbers = [int(i.value) if isinstance(i, ir.Const) else i for i in (indices[check.axis] for check in entry.checks)]
     checked = list(zip(numbers, entry.checks, strict=True))
-    if not all(isinstance(n, Value) or _is_within(n, check) for n, check in checked):
-        builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # read only by watched programs
+    if not all(isinstance(n, ir.Value) or _is_within(n, check) for n, check in checked):
+        builder.keep(operation("lt", literal(0, ir.I32), 0), INSIDE)  # read only by watched programs
         return False
-    checked = [(n, check) for n, check in checked if isinstance(n, Value)]
+    checked = [(n, check) for n, check in checked if isinstance(n, ir.Value)]
     if not checked:
         return True
     name = tuple((naming.normal(n), check.first, check.end) for n, check in checked)
@@ -293,33 +274,37 @@ def is_inside(naming: Naming, entry: Load | Read) -> Condition:
         parts = (_lies_within(value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True))
         known = builder.evaluated[name] = builder.keep(functools.reduce(_and, parts), INSIDE)
     else:
-        builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=builder.place))  # read by watched programs
+        builder.emit(
+            ir.Declare(ir.Local(INSIDE, ir.U1, (), INSIDE), (known,), place=builder.place)
+        )  # read by watched programs
     return known
 
 
-def _is_within(index: int, check: Check) -> bool:
+def _is_within(index: int, check: ir.Check) -> bool:
     return (check.first is None or index >= check.first) and (check.end is None or index < check.end)
 
 
-def _and(a: Value, b: Value) -> Value:
-    return Op("bit_and", (a, b), U1)  # Taichi would branch for ``and``
+def _and(a: ir.Value, b: ir.Value) -> ir.Value:
+    return ir.Op("bit_and", (a, b), ir.U1)  # Taichi would branch for ``and``
 
 
-def _lies_within(index: Value, check: Check) -> Value:
+def _lies_within(index: ir.Value, check: ir.Check) -> ir.Value:
     if check.end is None:
         return operation("ge", index, check.first or 0)
     if check.first is None:
         return operation("lt", index, check.end)
     start = index if not check.first else operation("sub", index, check.first)
-    return operation("lt", cast(start, U32), literal(check.end - check.first, U32))  # less than 0: larger than all
+    return operation(
+        "lt", cast(start, ir.U32), literal(check.end - check.first, ir.U32)
+    )  # less than 0: larger than all
 
 
-def clamped(condition: Condition, index: Value) -> Value:
+def clamped(condition: Condition, index: ir.Value) -> ir.Value:
     """An index that is in range in any case."""
-    return index if isinstance(condition, bool) else select(condition, index, literal(0, I32))
+    return index if isinstance(condition, bool) else select(condition, index, literal(0, ir.I32))
 
 
-def where(condition: Condition, form: Form, dtype: Type) -> Form:
+def where(condition: Condition, form: Form, dtype: ir.Type) -> Form:
     """A form where a condition holds, and zero elsewhere, even if its rows are infinite there."""
     if isinstance(condition, bool):
         return form if condition else {}
@@ -331,7 +316,7 @@ def where(condition: Condition, form: Form, dtype: Type) -> Form:
 
 
 @contextlib.contextmanager
-def only_inside(naming: Naming, cursor: Cursor, entry: Load | Read) -> Iterator[bool]:
+def only_inside(naming: Naming, cursor: Cursor, entry: ir.Load | ir.Read) -> Iterator[bool]:
     """Within the context, emitted statements run only if the indices of an entry are in range; False if never."""
     builder = naming.builder
     condition = is_inside(naming, entry)
@@ -340,4 +325,4 @@ def only_inside(naming: Naming, cursor: Cursor, entry: Load | Read) -> Iterator[
         return
     with cursor.in_block(is_guard=True), builder.collecting() as body:
         yield True
-    builder.emit(If(condition, tuple(body), place=builder.place))
+    builder.emit(ir.If(condition, tuple(body), place=builder.place))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.analysis.stores import StoreSite, is_scattered
 from taichi_ext.differentiate.facts.facts import PassState
@@ -36,21 +37,6 @@ from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts, Written
 from taichi_ext.differentiate.storage.storages import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    Assign,
-    Const,
-    Container,
-    FoldedConst,
-    Load,
-    Local,
-    Op,
-    Place,
-    Read,
-    Statement,
-    Update,
-    Value,
-    cited,
-)
 from taichi_ext.program.build import GUARDED_BOTH, Coefficient, Number, literal, multiply, operation
 
 _QUOTIENTS = ("truediv", "raw_div")
@@ -61,9 +47,9 @@ _SINGULAR = "an operation in it may have an infinite partial"
 class Factor:
     """A power of a value; ``radicand`` is a if the value is ``sqrt(a)``."""
 
-    value: Value
+    value: ir.Value
     power: Number
-    radicand: Value | None = None
+    radicand: ir.Value | None = None
 
     @property
     def is_root(self) -> bool:
@@ -84,11 +70,14 @@ class ProductFactors:
     """
 
     def __init__(
-        self, definition: Callable[[Value], Value], unchanging: set[Local], has_tangent: Callable[[Value], bool]
+        self,
+        definition: Callable[[ir.Value], ir.Value],
+        unchanging: set[ir.Local],
+        has_tangent: Callable[[ir.Value], bool],
     ) -> None:
         self._definition, self._unchanging, self._has_tangent = definition, unchanging, has_tangent
-        self._rooted: dict[Value, bool] = {}
-        self._factors: dict[Value, Factors] = {}
+        self._rooted: dict[ir.Value, bool] = {}
+        self._factors: dict[ir.Value, Factors] = {}
         self._numbers = ValueNumbers(self._lasting)
 
     def begin_statement(self) -> None:
@@ -96,55 +85,55 @@ class ProductFactors:
         self._factors.clear()
         self._numbers = ValueNumbers(self._lasting)
 
-    def of_roots(self, node: Op) -> list[Factor]:
+    def of_roots(self, node: ir.Op) -> list[Factor]:
         """The factors of a product with a root among them more than once; [] for other nodes."""
         found = list(self._of(node).values()) if self._has_root(node) else []
         return found if any(f.is_root for f in found) else []
 
-    def _has_root(self, value: Value) -> bool:
+    def _has_root(self, value: ir.Value) -> bool:
         """Whether a root is among the factors, in a definition or out of it."""
         if value not in self._rooted:
             known, args = self._definition(value), ()
-            if isinstance(known, Op):
+            if isinstance(known, ir.Op):
                 args = known.args if known.name in ("mul", "neg", *_QUOTIENTS) else known.args[: known.name == "pow"]
             self._rooted[value] = _is_root(known) or any(map(self._has_root, args))
         return self._rooted[value]
 
-    def _of(self, value: Value) -> Factors:
+    def _of(self, value: ir.Value) -> Factors:
         if value not in self._factors:
             is_root = self._has_root(value)
             self._factors[value] = self._found(value) if is_root else {self._numbers.of(value): Factor(value, 1)}
         return self._factors[value]
 
-    def _found(self, value: Value) -> Factors:
+    def _found(self, value: ir.Value) -> Factors:
         known = self._definition(value)
         is_same = known is value or self._is_unchanging(known)
         match known if is_same else value:
-            case Op(name="mul", args=(a, b)):
+            case ir.Op(name="mul", args=(a, b)):
                 return _product(self._of(a), self._of(b))
-            case Op(name=name, args=(a, b)) if name in _QUOTIENTS:
+            case ir.Op(name=name, args=(a, b)) if name in _QUOTIENTS:
                 return _product(self._of(a), self._of(b), -1)
-            case Op(name="neg", args=(a,)):
+            case ir.Op(name="neg", args=(a,)):
                 return _product({"neg": Factor(literal(-1, value.dtype), 1)}, self._of(a))
-            case Op(name="pow", args=(a, Const(value=n))) if n == int(n) or _is_root(self._definition(a)):
+            case ir.Op(name="pow", args=(a, ir.Const(value=n))) if n == int(n) or _is_root(self._definition(a)):
                 return _product({}, self._of(a), n)
             case inner:
-                radicand = known.args[0] if isinstance(known, Op) and _is_root(known) else None
+                radicand = known.args[0] if isinstance(known, ir.Op) and _is_root(known) else None
                 if radicand is not None and not is_same and not self._has_tangent(radicand):
                     radicand = None
                 return {self._numbers.of(inner): Factor(value, 1, radicand)}
 
-    def _is_unchanging(self, value: Value) -> bool:
+    def _is_unchanging(self, value: ir.Value) -> bool:
         """Whether a definition has the same value wherever it is evaluated."""
         return not value.contents.containers and value.contents.locals <= self._unchanging
 
-    def _lasting(self, value: Value) -> Value:
+    def _lasting(self, value: ir.Value) -> ir.Value:
         """The definition of a local where it can stand for the local, else the value itself."""
         known = self._definition(value)
         return known if self._is_unchanging(known) else value
 
 
-def partial_of(factors: list[Factor], factor: Factor, keep: Callable[[Value], Value]) -> Coefficient:
+def partial_of(factors: list[Factor], factor: Factor, keep: Callable[[ir.Value], ir.Value]) -> Coefficient:
     """The partial of a product with respect to a factor, or to its radicand; ``keep`` evaluates a value."""
     scale = factor.power / 2 if factor.is_root else factor.power
     found: Coefficient = int(scale) if scale == int(scale) else scale
@@ -164,18 +153,18 @@ def _product(a: Factors, b: Factors, power: Number = 1) -> Factors:
     return found
 
 
-def _is_root(value: Value) -> bool:
-    return isinstance(value, Op) and value.name == "sqrt"
+def _is_root(value: ir.Value) -> bool:
+    return isinstance(value, ir.Op) and value.name == "sqrt"
 
 
-def _power(value: Value, power: Number) -> Coefficient:
+def _power(value: ir.Value, power: Number) -> Coefficient:
     if power < 0:
         return operation("truediv", 1.0, operation("pow", value, -power) if power != -1 else value)
     return value if power == 1 else operation("pow", value, power)
 
 
 SHORT = 12  # operations of a value that may be written more than once
-Step = tuple[Value, Coefficient]  # an argument that carries a tangent, and its partial
+Step = tuple[ir.Value, Coefficient]  # an argument that carries a tangent, and its partial
 
 
 class Linearizer:
@@ -191,7 +180,7 @@ class Linearizer:
         self,
         walk: PassState,
         locals_: LocalForms,
-        containers: Mapping[Container, ContainerTangents],
+        containers: Mapping[ir.Container, ContainerTangents],
         coverage: ShadowFacts,
     ) -> None:
         self._walk = walk
@@ -200,10 +189,10 @@ class Linearizer:
         self._coverage = coverage
         self.is_again = walk.facts.seeds.use.is_again
         self._rule = functools.partial(rule_of, definition=self.definition, is_again=self.is_again)
-        self.forms: dict[Value, Form] = {}  # forms of nodes that are not smooth
-        self.tapes: dict[Value, list[Step]] = {}
-        self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
-        self.lasting_tapes: dict[Value, list[Step]] = {}
+        self.forms: dict[ir.Value, Form] = {}  # forms of nodes that are not smooth
+        self.tapes: dict[ir.Value, list[Step]] = {}
+        self.lasting: dict[ir.Value, Form] = {}  # within the definitions of deferred locals
+        self.lasting_tapes: dict[ir.Value, list[Step]] = {}
         self.sweeps = 0
         self._products = ProductFactors(self.definition, walk.builder.frozen, self._has_tangent)
 
@@ -214,11 +203,11 @@ class Linearizer:
         self.tapes.clear()
         self._products.begin_statement()
 
-    def prepare(self, root: Value) -> bool:
+    def prepare(self, root: ir.Value) -> bool:
         """Evaluate the partials of a definition; False if they depend on values that may change before the use."""
-        stack: list[tuple[Value, bool]] = [(root, False)]
-        found: dict[Value, Form] = {}
-        tapes: dict[Value, list[Step]] = {}
+        stack: list[tuple[ir.Value, bool]] = [(root, False)]
+        found: dict[ir.Value, Form] = {}
+        tapes: dict[ir.Value, list[Step]] = {}
         known = (self.lasting, self.lasting_tapes, found, tapes)
         while stack:
             node, is_done = stack.pop()
@@ -241,7 +230,7 @@ class Linearizer:
 
     # --- forms
 
-    def form(self, node: Value) -> Form:
+    def form(self, node: ir.Value) -> Form:
         """The tangent of a value; its coefficients are not yet evaluated."""
         if not self._walk.facts.is_active(node):
             return {}
@@ -249,39 +238,39 @@ class Linearizer:
             return self._accumulated(node)
         return self.leaf_form(node)
 
-    def definition(self, node: Value) -> Value:
+    def definition(self, node: ir.Value) -> ir.Value:
         """The definition of a local that does not change, to find its sign."""
-        if isinstance(node, Read) and not node.index:
+        if isinstance(node, ir.Read) and not node.index:
             return self._locals.definitions.get(node.local, node)
         return node
 
-    def leaf_form(self, node: Value) -> Form:
+    def leaf_form(self, node: ir.Value) -> Form:
         """The form of a node at which reverse accumulation stops."""
         if node in self.lasting:
             return self.lasting[node]
-        if isinstance(node, (Read, Load)):
+        if isinstance(node, (ir.Read, ir.Load)):
             deferred = self._deferred(node)
             return self._accumulated(node) if deferred is not None else self._form_of(node)
         if node not in self.forms:
             self.forms[node] = self._forward(node)
         return self.forms[node]
 
-    def _deferred(self, node: Value) -> Deferred | None:
-        return self._locals.deferred.get(node.local) if isinstance(node, Read) and not node.index else None
+    def _deferred(self, node: ir.Value) -> Deferred | None:
+        return self._locals.deferred.get(node.local) if isinstance(node, ir.Read) and not node.index else None
 
-    def _form_of(self, value: Read | Load) -> Form:
+    def _form_of(self, value: ir.Read | ir.Load) -> Form:
         """The tangent of a value that is read."""
-        if isinstance(value, Read):
+        if isinstance(value, ir.Read):
             return self._locals.form(value)
         if self._walk.cursor.block.stops(value.container):
             return {}
         self._coverage.read.add(value.container)
         return self._containers[value.container].form(value)
 
-    def _accumulated(self, root: Value) -> Form:
+    def _accumulated(self, root: ir.Value) -> Form:
         self.sweeps += 1
         order, leaves = self._order(root)
-        weights: dict[Value | Local, Weight] = {self._name(root): 1}
+        weights: dict[ir.Value | ir.Local, Weight] = {self._name(root): 1}
         for node in reversed(order):
             weight = weights.pop(self._name(node), 0)
             tape = self.tape(node)
@@ -297,16 +286,16 @@ class Linearizer:
             accumulate(form, leaf, kept(self._walk.builder, weight) if len(leaf) > 1 else weight)
         return form
 
-    def _name(self, node: Value) -> Value | Local:
+    def _name(self, node: ir.Value) -> ir.Value | ir.Local:
         """The key of a node in an accumulation: for a deferred local, the local."""
         return node.local if self._deferred(node) is not None else node  # type: ignore[attr-defined]
 
-    def _order(self, root: Value) -> tuple[list[Value], dict[Value | Local, Form]]:
+    def _order(self, root: ir.Value) -> tuple[list[ir.Value], dict[ir.Value | ir.Local, Form]]:
         """Smooth nodes, arguments first, and the forms of the leaves."""
-        order: list[Value] = []
-        leaves: dict[Value | Local, Form] = {}
-        seen: set[Value | Local] = set()
-        stack: list[tuple[Value, bool]] = [(root, False)]
+        order: list[ir.Value] = []
+        leaves: dict[ir.Value | ir.Local, Form] = {}
+        seen: set[ir.Value | ir.Local] = set()
+        stack: list[tuple[ir.Value, bool]] = [(root, False)]
         while stack:
             node, is_done = stack.pop()
             if is_done:
@@ -329,30 +318,30 @@ class Linearizer:
                 leaves[name] = self.leaf_form(node)
         return order, leaves
 
-    def _parts(self, node: Value) -> list[Value]:
+    def _parts(self, node: ir.Value) -> list[ir.Value]:
         """The arguments that may be in a node's tape; of a long value, their tapes come first: it can name them."""
         is_known = node in self.lasting_tapes or node in self.tapes or node.contents.size <= SHORT
-        if is_known or not isinstance(node, Op) or (self.is_again and self._products.of_roots(node)):
+        if is_known or not isinstance(node, ir.Op) or (self.is_again and self._products.of_roots(node)):
             return [a for a, _ in self.tape(node)]
         pairs = zip(node.args, self._rule(node).partials, strict=False)
         return [a for a, partial in pairs if partial is not None and self._walk.facts.is_active(a)]
 
-    def tape(self, node: Value) -> list[Step]:
+    def tape(self, node: ir.Value) -> list[Step]:
         """The arguments that carry tangents, each with its partial."""
         deferred = self._deferred(node)
         if deferred is not None:
             return [(deferred.root, 1)]
-        if isinstance(node, FoldedConst):
+        if isinstance(node, ir.FoldedConst):
             return [(node.source, 1)]
         if node in self.lasting_tapes:
             return self.lasting_tapes[node]
         if node not in self.tapes:
-            assert isinstance(node, Op)
+            assert isinstance(node, ir.Op)
             with self._walk.builder.at(node.place):
                 self.tapes[node] = (self._of_roots(node) if self.is_again else []) or self._partials(node)
         return self.tapes[node]
 
-    def _of_roots(self, node: Op) -> list[Step]:
+    def _of_roots(self, node: ir.Op) -> list[Step]:
         """The steps of a product with a root as a factor more than once; [] for other nodes."""
         factors, steps = self._products.of_roots(node), []
         for factor in factors:
@@ -362,18 +351,18 @@ class Linearizer:
                 steps.append((arg, self._walk.builder.keep(made, "partial")))
         return steps
 
-    def _has_tangent(self, node: Value) -> bool:
+    def _has_tangent(self, node: ir.Value) -> bool:
         """Whether the tangent of a part of a definition is known from where that stands."""
         return node in self.lasting or node in self.lasting_tapes or self._deferred(node) is not None
 
-    def _partials(self, node: Op) -> list[Step]:
+    def _partials(self, node: ir.Op) -> list[Step]:
         found = partials_of_operation(node, self._rule(node), self._walk.expressions.keep, self._walk.facts.is_active)
         return [(arg, self._walk.builder.keep(partial, "partial")) for arg, partial in found]
 
-    def _forward(self, node: Value) -> Form:
+    def _forward(self, node: ir.Value) -> Form:
         rule = self._rule(node)
-        if rule.kind == "unknown" or not isinstance(node, Op):
-            raise_unknown(node.name if isinstance(node, Op) else type(node).__name__, node.place)
+        if rule.kind == "unknown" or not isinstance(node, ir.Op):
+            raise_unknown(node.name if isinstance(node, ir.Op) else type(node).__name__, node.place)
         if rule.kind == "choice":
             return self._choice(node, rule)
         if rule.kind == "guarded":
@@ -389,7 +378,7 @@ class Linearizer:
             accumulate(form, guarded_scale(inner, partial, is_again=self.is_again))
         return form
 
-    def _guarded(self, node: Op) -> Form:
+    def _guarded(self, node: ir.Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""
         a, b = (self._walk.expressions.keep(arg, node.dtype) for arg in node.args)
         first, second = map(self._settled, node.args)
@@ -400,15 +389,15 @@ class Linearizer:
             accumulate(form, first, b)
         return form
 
-    def _settled(self, node: Value) -> Form:
+    def _settled(self, node: ir.Value) -> Form:
         from_node = self.form(node)
         return {leaf: kept(self._walk.builder, c) for leaf, c in from_node.items()}
 
-    def _choice(self, node: Op, rule: Rule) -> Form:
+    def _choice(self, node: ir.Op, rule: Rule) -> Form:
         args = node.args[1:] if node.name == "select" else node.args
         forms = [self._settled(a) for a in args]
         if node.name == "select":
-            picks: tuple[Value | None, ...] = (self._walk.expressions.keep(node.args[0]), None)
+            picks: tuple[ir.Value | None, ...] = (self._walk.expressions.keep(node.args[0]), None)
             for seed in (seed for form in forms for seed in columns_of(form)):
                 self._walk.naming.note_conditional(seed, self._walk.cursor.loops)
         else:
@@ -419,11 +408,11 @@ class Linearizer:
         return chosen(picks, forms, node.dtype, is_again=self.is_again)
 
 
-def raise_unknown(name: str, place: Place | None) -> NoReturn:
+def raise_unknown(name: str, place: ir.Place | None) -> NoReturn:
     """Raise: a function or operation that takes a value with a tangent has no known derivative."""
     raise UnsupportedError(
-        f"{cited(place)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
-        "@ti.func, or call it in one that has a rule (boundary_gradient). Without a derivative: stop_gradient(x)."
+        f"{ir.cited(place)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as "
+        "a @ti.func, or call it in one that has a rule (boundary_gradient). Without a derivative: stop_gradient(x)."
     )
 
 
@@ -443,14 +432,14 @@ class ContainerStores:
 
     walk: PassState
     linearizer: Linearizer
-    containers: Mapping[Container, ContainerTangents]
+    containers: Mapping[ir.Container, ContainerTangents]
     coverage: ShadowFacts
     reversals: Reversals
 
-    def store(self, site: StoreSite, group: tuple[Statement, ...]) -> None:
+    def store(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
         """Assignments to components of one entry, or updates of it, evaluated before anything is stored."""
         walk, builder, tangents, s = self.walk, self.walk.builder, self.containers[site.container], group[0]
-        if isinstance(s, Update) and s.op not in ("add", "sub"):
+        if isinstance(s, ir.Update) and s.op not in ("add", "sub"):
             self._update(site, group)
             return
         targets = self._targets(group)
@@ -461,37 +450,37 @@ class ContainerStores:
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
         written = Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)
-        if isinstance(s, Update):
+        if isinstance(s, ir.Update):
             tangents.add(site, group, written, 1 if s.op == "add" else -1)
         else:
             tangents.store(site, group, written)
 
-    def _unguarded(self, value: Value, tangents: ContainerTangents, target: Load) -> Value:
+    def _unguarded(self, value: ir.Value, tangents: ContainerTangents, target: ir.Load) -> ir.Value:
         """A value without a condition that is needless for its tangent."""
         match value:
-            case Op(name="select", args=(condition, inner, Const(value=0))):
+            case ir.Op(name="select", args=(condition, inner, ir.Const(value=0))):
                 return inner if tangents.leaves_out(target, self.linearizer.definition(condition)) else value
             case _:
                 return value
 
-    def _update(self, site: StoreSite, group: tuple[Statement, ...]) -> None:
+    def _update(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
         """``entry *= value`` and the like, as assignments that read the entry."""
         self.coverage.read.add(site.container)
         for u in group:
-            assert isinstance(u, Update)
-            assert isinstance(u.target, Load)
-            value = Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
+            assert isinstance(u, ir.Update)
+            assert isinstance(u.target, ir.Load)
+            value = ir.Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
             component = self.containers[site.container].component(u.target)
-            self.store(replace(site, component=component), (Assign(u.target, value, place=u.place),))
+            self.store(replace(site, component=component), (ir.Assign(u.target, value, place=u.place),))
 
-    def _targets(self, group: tuple[Statement, ...]) -> list[Load]:
+    def _targets(self, group: tuple[ir.Statement, ...]) -> list[ir.Load]:
         """The entries, with evaluated indices."""
-        targets: list[Load] = []
+        targets: list[ir.Load] = []
         naming = self.walk.naming
         for s in group:
             load = s.target  # type: ignore[attr-defined]
             is_same = targets and not is_scattered(s)
             indices = targets[0].indices if is_same else tuple(naming.settled_index(i) for i in load.indices)
             component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
-            targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
+            targets.append(ir.Load(load.container, indices, component, checks=load.checks, place=load.place))
         return targets
