@@ -176,7 +176,9 @@ from taichi_ext.backend.lifetime import (
 from taichi_ext.backend.noting import note_function, read_member
 from taichi_ext.backend.opaque import Array, DataType
 from taichi_ext.backend.paths import values_read
-from taichi_ext.backend.runtime import (
+from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
+from taichi_ext.backend.threads import enter_thread, exclusive, is_inside_kernel, materialize, syntax_tree
+from taichi_ext.host import (
     ASCENDING_EIGENVALUES,
     RUNTIME,
     AnyArray,
@@ -223,5 +225,3 @@ from taichi_ext.backend.runtime import (
     unwrapped,
     unwrapped_args,
 )
-from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
-from taichi_ext.backend.threads import enter_thread, exclusive, is_inside_kernel, materialize, syntax_tree

@@ -9,31 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taichi_ext import host
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_scalar_type
 from taichi_ext.backend.lifetime import check_not_ended, ended_problem, is_field_alive
-from taichi_ext.backend.runtime import (
-    RUNTIME,
-    ArgPack,
-    ArgPackType,
-    Expr,
-    Field,
-    Kernel,
-    MatrixType,
-    StructType,
-    arguments,
-    concrete,
-    cook_dtype,
-    core,
-    is_passed,
-    member_of,
-    ndarray_type,
-    primitive_types,
-    ti,
-    to_numpy_type,
-    to_taichi_type,
-)
 from taichi_ext.cached import kept_weakly
+from taichi_ext.host import RUNTIME, Kernel, core, ndarray_type, primitive_types, ti
 
 if TYPE_CHECKING:
     from taichi_ext.backend.opaque import Array, Device, Tensor, TypeIs
@@ -142,12 +123,12 @@ def _on_device(tensor: Tensor, address: int, size: int) -> Tensor:
     return tensor.as_strided((size // width,), (1,), first)
 
 
-def field_components(field: Field) -> list[Expr]:
+def field_components(field: host.Field) -> list[host.Expr]:
     """The placed scalar components of a scalar or matrix field, in row-major order."""
     return list(field.vars)
 
 
-def shares_components(a: Field, b: Field) -> bool:
+def shares_components(a: host.Field, b: host.Field) -> bool:
     """Whether two fields, scalar or of matrices, have a placed component in common."""
     own = {id(v) for v in a.vars}
     return any(id(v) in own for v in b.vars)
@@ -160,16 +141,16 @@ def is_same_storage(a: object, b: object) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def given_name(field: Field) -> str:
+def given_name(field: host.Field) -> str:
     """Taichi's name of a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
     return field._name if is_field_alive(field) and is_placed(field) else ""
 
 
-def is_placed(field: Field) -> bool:
+def is_placed(field: host.Field) -> bool:
     return all(v.ptr.snode() is not None for v in field.vars)
 
 
-def field_offset(field: Field) -> tuple[int, ...]:
+def field_offset(field: host.Field) -> tuple[int, ...]:
     """First index of each axis; empty when all are 0."""
     while isinstance(field, ti.StructField):
         field = next(iter(field.field_dict.values()))
@@ -181,7 +162,7 @@ def array_element_shape(value: Any, annotation: object) -> tuple[int, ...]:
     if isinstance(value, ti.Ndarray):
         return tuple(value.element_shape)
     dtype = getattr(annotation, "dtype", None)
-    if isinstance(dtype, MatrixType):
+    if isinstance(dtype, host.MatrixType):
         return tuple(value.shape[-dtype.ndim :])
     return ()
 
@@ -189,7 +170,7 @@ def array_element_shape(value: Any, annotation: object) -> tuple[int, ...]:
 def outer_array_dtype(value: Any) -> Any:
     """Scalar type of an array outside a kernel; None where Taichi has none like it."""
     try:
-        return to_taichi_type(value.dtype)
+        return host.to_taichi_type(value.dtype)
     except (AttributeError, RuntimeError, AssertionError):  # errors of Taichi's own search
         return None
 
@@ -205,15 +186,15 @@ def full_shape(array: Array) -> tuple[int, ...]:
     return (*shape, *array.element_shape) if isinstance(array, ti.Ndarray) else tuple(shape)
 
 
-def full_field_shape(field: Field) -> tuple[int, ...]:
+def full_field_shape(field: host.Field) -> tuple[int, ...]:
     """Shape of a field, its element shape included."""
     if not isinstance(field, ti.MatrixField):
         return tuple(field.shape)
     return (*field.shape, field.n) if field.ndim == 1 else (*field.shape, field.n, field.m)
 
 
-def numpy_dtype_of(x: Field | Array) -> np.dtype:
-    return np.dtype(to_numpy_type(x.dtype))
+def numpy_dtype_of(x: host.Field | Array) -> np.dtype:
+    return np.dtype(host.to_numpy_type(x.dtype))
 
 
 def torch_from_numpy(values: object, device: Device) -> Tensor:
@@ -261,7 +242,7 @@ def _tensor_problem(tensor: Tensor) -> str:
 
 def argument_problem(annotation: Any, value: object) -> str:
     """The problem with passing a value to a kernel argument, or an empty text."""
-    problem, annotation = ended_problem(value), concrete(annotation, value)
+    problem, annotation = ended_problem(value), host.concrete(annotation, value)
     if problem:
         return problem
     number = (int, float, np.integer, np.floating)
@@ -271,12 +252,12 @@ def argument_problem(annotation: Any, value: object) -> str:
             return ""
         if isinstance(value, np.bool_):
             return "is a bool of NumPy, which Taichi does not take; pass bool(...)"
-        return f"is a {type(value).__name__}; expected {cook_dtype(annotation).to_string()}"
+        return f"is a {type(value).__name__}; expected {host.cook_dtype(annotation).to_string()}"
     if is_array_annotation(annotation):
         return _array_problem(annotation, value)
-    if isinstance(annotation, MatrixType) and is_torch_tensor(value):
+    if isinstance(annotation, host.MatrixType) and is_torch_tensor(value):
         return "is a tensor; a vector or matrix is passed by value as a ti.Vector, a ti.Matrix or a list"
-    if isinstance(annotation, MatrixType):
+    if isinstance(annotation, host.MatrixType):
         return _matrix_problem(annotation, value)
     return compound_problem(annotation, value) if isinstance(annotation, COMPOUND) else ""
 
@@ -312,12 +293,12 @@ def _array_problem(annotation: Any, value: Any) -> str:
         return "is a NumPy array that is not contiguous; pass np.ascontiguousarray(...)"
     if is_torch_tensor(value) and not value.is_contiguous():
         return "is a tensor that is not contiguous; pass .contiguous()"
-    wanted = annotation.dtype.dtype if isinstance(annotation.dtype, MatrixType) else annotation.dtype
-    if wanted is not None and outer_array_dtype(value) != cook_dtype(wanted):
+    wanted = annotation.dtype.dtype if isinstance(annotation.dtype, host.MatrixType) else annotation.dtype
+    if wanted is not None and outer_array_dtype(value) != host.cook_dtype(wanted):
         given = outer_array_dtype(value).to_string()
-        return f"has elements of type {given}; expected {cook_dtype(wanted).to_string()}"
+        return f"has elements of type {given}; expected {host.cook_dtype(wanted).to_string()}"
     element = array_element_shape(value, annotation)
-    if isinstance(annotation.dtype, MatrixType) and element != annotation.dtype.get_shape():
+    if isinstance(annotation.dtype, host.MatrixType) and element != annotation.dtype.get_shape():
         return f"has elements of shape {element}; expected {annotation.dtype.get_shape()}"
     if annotation.ndim is not None:
         dims = len(full_shape(value)) - len(element)
@@ -361,7 +342,7 @@ def put_back(obj: Any, copy: Any) -> None:
 
 # Arguments of kernels taken apart: the numbers, vectors and arrays in structs and argument packs, by name.
 
-COMPOUND = (StructType, ArgPackType)
+COMPOUND = (host.StructType, host.ArgPackType)
 
 
 @dataclass(frozen=True)
@@ -384,14 +365,14 @@ class LeafArgument:
         """Its value in a call with these arguments."""
         value = args[self.position]
         for member in self.path:
-            value = member_of(value, member)
+            value = host.member_of(value, member)
         return value
 
 
 @kept_weakly
 def leaf_arguments(kernel: Kernel) -> tuple[LeafArgument, ...]:
     """The arguments of a kernel, with the members of structs and packs in place of these, in order."""
-    whole = (LeafArgument(a.name, a.annotation, n) for n, a in enumerate(arguments(kernel)))
+    whole = (LeafArgument(a.name, a.annotation, n) for n, a in enumerate(host.arguments(kernel)))
     return tuple(leaf for argument in whole for leaf in _parts(argument))
 
 
@@ -412,7 +393,7 @@ def leaf_values(kernel: Kernel, args: tuple[object, ...]) -> tuple[object, ...]:
 def with_leaf_values(kernel: Kernel, values: Sequence[object]) -> tuple[object, ...]:
     """The arguments of a call whose leaf arguments have these values; structs and packs are new ones."""
     rest = iter(values)
-    return tuple(_rebuilt(a.annotation, rest) for a in arguments(kernel))
+    return tuple(_rebuilt(a.annotation, rest) for a in host.arguments(kernel))
 
 
 def _rebuilt(annotation: object, values: Iterator[object]) -> object:
@@ -430,26 +411,28 @@ def as_they_are(kernel: Kernel, args: tuple[Any, ...], values: Sequence[Any], la
     ``last``: those of the last call, by kernel and position, which are given again as long as their numbers are equal.
     """
     leaves = leaf_arguments(kernel)
-    if not any(leaf.path or isinstance(leaf.annotation, MatrixType) for leaf in leaves):
+    if not any(leaf.path or isinstance(leaf.annotation, host.MatrixType) for leaf in leaves):
         return args
     parts: dict[int, list[tuple[object, Any]]] = {}
     for leaf, value in zip(leaves, values, strict=True):
-        is_matrix = isinstance(leaf.annotation, MatrixType)
+        is_matrix = isinstance(leaf.annotation, host.MatrixType)
         part = leaf.annotation, np.array(as_numpy(value)).tolist() if is_matrix else value
         parts.setdefault(leaf.position, []).append(part)
-    return tuple(_as_it_is(a.annotation, parts.get(n, []), last, (kernel, n)) for n, a in enumerate(arguments(kernel)))
+    return tuple(
+        _as_it_is(a.annotation, parts.get(n, []), last, (kernel, n)) for n, a in enumerate(host.arguments(kernel))
+    )
 
 
 def _as_it_is(
     annotation: object, parts: list[tuple[object, Any]], last: PassedArguments, name: tuple[Kernel, int]
 ) -> object:
     """One argument, of the annotations and values of its leaves."""
-    if not isinstance(annotation, (MatrixType, *COMPOUND)):
+    if not isinstance(annotation, (host.MatrixType, *COMPOUND)):
         return parts[0][1]
     now = [_identity(*part) for part in parts]
     before, made = last.get(name, (None, None))
     if now != before:
-        values = (ti.Matrix(value) if isinstance(kind, MatrixType) else value for kind, value in parts)
+        values = (ti.Matrix(value) if isinstance(kind, host.MatrixType) else value for kind, value in parts)
         made = _rebuilt(annotation, values)
         last[name] = now, made  # which keeps alive what ``now`` identifies by its ``id``
     return made
@@ -466,9 +449,9 @@ def compound_problem(annotation: Any, value: object) -> str:
     """The problem with passing a value to an argument that is a struct or pack, or an empty text."""
     if isinstance(value, annotation):
         return ""
-    kind = "struct" if isinstance(annotation, StructType) else "argument pack"
+    kind = "struct" if isinstance(annotation, host.StructType) else "argument pack"
     found = type(value).__name__
-    if isinstance(value, (ti.Struct, ArgPack)):
+    if isinstance(value, (ti.Struct, host.ArgPack)):
         found = (
             f"{'struct' if isinstance(value, ti.Struct) else 'argument pack'} with the members {', '.join(value.keys)}"
         )
@@ -490,4 +473,4 @@ def array_values(kernel: Kernel, values: Sequence[Any]) -> list[tuple[LeafArgume
     """The arrays among the values of the leaf arguments, with these: some annotations allow fields, or None, too."""
     leaves = leaf_arguments(kernel)
     found = ((leaves[n], n, values[n]) for n in array_positions(kernel))
-    return [(leaf, n, value) for leaf, n, value in found if is_passed(leaf.annotation, value)]
+    return [(leaf, n, value) for leaf, n, value in found if host.is_passed(leaf.annotation, value)]

@@ -21,8 +21,8 @@ import numpy as np
 
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.paths import NUMBERS, Path, is_taichi, python_function, python_reads, reference_to
-from taichi_ext.backend.runtime import RUNTIME, Kernel, is_decorated, ti
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.host import RUNTIME, Kernel, is_decorated, ti
 
 CONTAINERS = (list, tuple, dict)
 _COMPARED = (*CONTAINERS, types.MethodType, np.ndarray, ti.Matrix, ti.Struct)  # by what they hold

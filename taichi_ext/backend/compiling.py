@@ -10,37 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext import host
 from taichi_ext.backend.arrays import as_numpy, is_placed, is_torch_tensor, put_back
 from taichi_ext.backend.captures import Captures, first_captures
 from taichi_ext.backend.contexts import function_context
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.noting import follow_captures, keep_function, note_function, noting
-from taichi_ext.backend.runtime import (
-    COMPILED_TABLES,
-    FUNCTION_TABLE,
-    RUNTIME,
-    TYPED_CONTEXT,
-    AutodiffMode,
-    CompilationError,
-    Field,
-    Func,
-    Kernel,
-    compiled_kernels,
-    compiling,
-    current_kernel,
-    finish,
-    forget_compiled,
-    impl,
-    keep_compiled,
-    keep_replaced,
-    refuses_reverse,
-    set_compiling,
-)
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
+from taichi_ext.host import RUNTIME, AutodiffMode, Func, Kernel, impl
 
 
-class NeedsEngine(CompilationError):
+class NeedsEngine(host.CompilationError):
     """Raised while Taichi compiles a kernel that only the engine can build, which it then does."""
 
 
@@ -99,12 +80,12 @@ def compile_with(
             compile_natively = partial(compile_kernel, self, key, args, arg_features)
             skip_empty_layout()
             if _again is not None:
-                for table in COMPILED_TABLES:
+                for table in host.COMPILED_TABLES:
                     _again.renew(self, table, {})
             if is_reverse(self) and compiled_with.get(self) != rules():
-                forget_compiled(self)
+                host.forget_compiled(self)
                 compiled_with[self] = rules()
-            if key in compiled_kernels(self):
+            if key in host.compiled_kernels(self):
                 compile_natively()
                 return
             captures = Captures()
@@ -113,11 +94,11 @@ def compile_with(
             try:
                 with noting(captures):
                     compile_natively()
-                finish(self, key)
+                host.finish(self, key)
                 if _again is None:
                     first_captures(self, arg_features, captures, is_plain=True)
-            except CompilationError as error:
-                is_refused = is_reverse(self) and refuses_reverse(error)
+            except host.CompilationError as error:
+                is_refused = is_reverse(self) and host.refuses_reverse(error)
                 if not isinstance(error, NeedsEngine) and not is_refused:
                     raise
                 if is_reverse(self):
@@ -127,11 +108,11 @@ def compile_with(
                 if _again is None:
                     first_captures(self, arg_features, traced.captures, is_plain=True)
                 traced.compile()
-                keep_compiled(self, key, traced)
+                host.keep_compiled(self, key, traced)
                 self.has_print |= traced.has_print
 
     def do_compile(self: Func, key: object, args: object, arg_features: object) -> None:
-        callable_before = compiling()
+        callable_before = host.compiling()
         captures = Captures()
         try:
             with noting(captures):
@@ -140,8 +121,8 @@ def compile_with(
                 keep_function(self, captures)
         except NeedsEngine:
             # Taichi would take the function for compiled when the next kernel calls it
-            set_compiling(callable_before)
-            for table in (self.compiled, getattr(self, FUNCTION_TABLE)):
+            host.set_compiling(callable_before)
+            for table in (self.compiled, getattr(self, host.FUNCTION_TABLE)):
                 del table[key.instance_id]  # type: ignore[attr-defined]
             self.func_id, Func.function_counter = Func.function_counter, Func.function_counter + 1
             raise
@@ -149,10 +130,10 @@ def compile_with(
     def call(self: Func, *args: object, **keywords: object) -> Any:
         if _again is not None and self.is_real_function:
             _again.renew(self, "compiled", {})
-            _again.renew(self, FUNCTION_TABLE, {})
+            _again.renew(self, host.FUNCTION_TABLE, {})
             _again.renew(self, "func_id", Func.function_counter)
             Func.function_counter += 1
-        is_users = impl.inside_kernel() and not isinstance(current_kernel(), FusedKernel)
+        is_users = impl.inside_kernel() and not isinstance(host.current_kernel(), FusedKernel)
         if is_users and has_rule(self) and is_gradient_kernel():
             raise NeedsEngine(self.func.__qualname__)
         result = call_function(self, *args, **keywords)
@@ -163,7 +144,7 @@ def compile_with(
     Func.__call__ = call  # type: ignore[method-assign]
     Kernel.materialize = materialize  # type: ignore[method-assign]
     Func.do_compile = do_compile  # type: ignore[method-assign]
-    setattr(*TYPED_CONTEXT, function_context)
+    setattr(*host.TYPED_CONTEXT, function_context)
 
 
 # Kernels that Taichi compiles for a gradient, their replacements, and gradients of fields and arrays.
@@ -171,10 +152,10 @@ def compile_with(
 
 def is_gradient_kernel() -> bool:
     """Whether a kernel is being compiled for Taichi's reverse mode; raises where it is for its forward mode."""
-    kernel = current_kernel()
+    kernel = host.current_kernel()
     mode = AutodiffMode.NONE if kernel is None else kernel.autodiff_mode
     if mode == AutodiffMode.FORWARD:
-        raise CompilationError(
+        raise host.CompilationError(
             "A custom gradient is used in a kernel that is compiled for ti.ad.FwdMode, which cannot take it; use "
             "taichi_ext.jacobian, or kernel.grad() and ti.ad.Tape."
         )
@@ -199,7 +180,7 @@ def replace_gradient_kernel(kernel: Kernel, key: object, args: tuple[Any, ...]) 
     """Launch our adjoint in place of a kernel for a gradient, for arguments of these types."""
     assert _gradient_of is not None
     primal = next(k for k in RUNTIME.state().kernels if k.grad is kernel)
-    keep_replaced(kernel, key, _gradient_of(primal, args))
+    host.keep_replaced(kernel, key, _gradient_of(primal, args))
 
 
 def gradient_of(x: Any) -> object:
@@ -207,7 +188,7 @@ def gradient_of(x: Any) -> object:
     if is_torch_tensor(x) and x.requires_grad and x.grad is None:
         x.grad = x.detach().clone().zero_()
     grad = getattr(x, "grad", None)
-    return None if isinstance(grad, Field) and not is_placed(grad) else grad
+    return None if isinstance(grad, host.Field) and not is_placed(grad) else grad
 
 
 def add_to(x: Any, values: np.ndarray, *, is_added: bool = True) -> None:

@@ -15,28 +15,17 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
+from taichi_ext import host
 from taichi_ext.backend.expressions import builder
 from taichi_ext.backend.kernels import FusedKernel, short_name, with_functions_in_key
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.runtime import (
-    RUNTIME,
-    ASTTransformerContext,
-    CompilationError,
-    Context,
-    Kernel,
-    brief_message,
-    context_options,
-    current_kernel,
-    global_variables,
-    ti,
-    walk_tree,
-)
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.host import RUNTIME, Kernel, ti
 
 _RECURSION_LIMIT = 10000
 
 
-class _Context(Context):
+class _Context(host.Context):
     """Places are file, line and the source line, without Taichi's marks, which take longer to write than all else.
 
     A matrix of Python numbers stays one, where Taichi would make an expression of it. Names are looked up once.
@@ -77,7 +66,7 @@ def make_context(
     arguments: Sequence[object] | None = None,
     argument_features: object = None,
     places: dict[Any, str],
-) -> ASTTransformerContext:
+) -> host.ASTTransformerContext:
     """The state of one walk over a function's tree: of ``kernel``, or of a function that is inlined.
 
     Its parameters have the ``names``, and are the ``arguments``.
@@ -85,20 +74,20 @@ def make_context(
     ``places`` keeps the texts of places in the source from one walk to the next.
     """
     own_builder = builder() if kernel is None else None
-    options = context_options(function, source, scope, kernel, names, arguments, argument_features, own_builder)
+    options = host.context_options(function, source, scope, kernel, names, arguments, argument_features, own_builder)
     return _Context(places, **options)
 
 
-def function_context(**options: Any) -> ASTTransformerContext:
+def function_context(**options: Any) -> host.ASTTransformerContext:
     """The state of a walk over a function, brief in a generated kernel."""
-    kernel = current_kernel()
+    kernel = host.current_kernel()
     is_generated = isinstance(kernel, FusedKernel) and kernel.lines > 0
-    return _Context({}, **options) if is_generated else ASTTransformerContext(**options)
+    return _Context({}, **options) if is_generated else host.ASTTransformerContext(**options)
 
 
-def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
+def walk(tree: ast.AST, ctx: host.ASTTransformerContext) -> Any:
     """Trace a rewritten tree; returns the function's result."""
-    walk_tree(tree, ctx)
+    host.walk_tree(tree, ctx)
     return ctx.return_data
 
 
@@ -109,8 +98,8 @@ def deep_recursion(kernel: Kernel) -> Iterator[None]:
     sys.setrecursionlimit(max(before, _RECURSION_LIMIT))
     try:
         yield
-    except (RecursionError, CompilationError) as error:
-        text = brief_message(str(error))
+    except (RecursionError, host.CompilationError) as error:
+        text = host.brief_message(str(error))
         lines = text.splitlines()
         if not isinstance(error, RecursionError) and not any(n.startswith("RecursionError:") for n in lines):
             brief = "".join(lines for lines, _ in groupby(re.split(r'^(?=File ")', text, flags=re.MULTILINE)))
@@ -160,7 +149,7 @@ class EmittedKernel(FusedKernel):
         context = make_context(
             kernel.func,
             (kernel.func.__code__.co_filename, self.text.split("\n"), 1),
-            dict(global_variables(kernel.func)),
+            dict(host.global_variables(kernel.func)),
             kernel=self,
             arguments=given,
             argument_features=features,

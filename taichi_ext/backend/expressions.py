@@ -9,26 +9,14 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from taichi_ext import host
 from taichi_ext.backend.opaque import DataType
-from taichi_ext.backend.runtime import (
-    RUNTIME,
-    Expr,
-    StructType,
-    all_types,
-    compiling,
-    core,
-    integer_types,
-    matrix,
-    matrix_ops,
-    primitive_types,
-    real_types,
-    ti,
-)
+from taichi_ext.host import RUNTIME, core, matrix, primitive_types, ti
 
 
 def builder() -> Any:
     """The AST builder of the kernel being traced."""
-    return compiling().ast_builder()
+    return host.compiling().ast_builder()
 
 
 def debug_info() -> object:
@@ -43,7 +31,7 @@ def source_location() -> str:
 
 
 def is_tensor(x: object) -> bool:
-    return isinstance(x, Expr) and x.ptr.is_tensor()
+    return isinstance(x, host.Expr) and x.ptr.is_tensor()
 
 
 def shape_of(x: object) -> tuple[int, ...]:
@@ -52,7 +40,7 @@ def shape_of(x: object) -> tuple[int, ...]:
 
 def dtype_of(x: object) -> DataType:
     """Element type of an expression, or the type a Python number gets in a kernel."""
-    if isinstance(x, Expr):
+    if isinstance(x, host.Expr):
         return x.ptr.get_rvalue_type().element_type() if x.ptr.is_tensor() else x.ptr.get_rvalue_type()
     if isinstance(x, bool):
         return primitive_types.u1
@@ -66,20 +54,20 @@ def default_type(kind: type) -> DataType:
 
 
 def is_real(dtype: object) -> bool:
-    return dtype in real_types
+    return dtype in host.real_types
 
 
 def is_integer(dtype: object) -> bool:
-    return dtype in integer_types or dtype == primitive_types.u1
+    return dtype in host.integer_types or dtype == primitive_types.u1
 
 
-def constant(x: float, dtype: DataType) -> Expr:
+def constant(x: float, dtype: DataType) -> host.Expr:
     """A literal of an exact type (literals in kernels otherwise get ``default_fp``)."""
-    return Expr(float(x), dtype=dtype) if is_real(dtype) else Expr(int(x), dtype=dtype)
+    return host.Expr(float(x), dtype=dtype) if is_real(dtype) else host.Expr(int(x), dtype=dtype)
 
 
-def tensor(entries: Sequence[object], shape: tuple[int, ...], dtype: DataType | None = None) -> Expr:
-    exprs = [e if isinstance(e, Expr) else Expr(e) for e in entries]
+def tensor(entries: Sequence[object], shape: tuple[int, ...], dtype: DataType | None = None) -> host.Expr:
+    exprs = [e if isinstance(e, host.Expr) else host.Expr(e) for e in entries]
     if dtype is None:
         dtype = exprs[0].ptr.get_rvalue_type()
         for e in exprs[1:]:
@@ -95,10 +83,10 @@ def temporary_field(dtype: Any, size: int) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def for_range(n: int) -> Iterator[Expr]:
+def for_range(n: int) -> Iterator[host.Expr]:
     """Emit ``for k in range(n)``; yields k."""
     b = builder()
-    k = Expr(b.make_id_expr(""))
+    k = host.Expr(b.make_id_expr(""))
     first, end = constant(0, ti.i32), constant(n, ti.i32)
     b.begin_frontend_range_for(k.ptr, first.ptr, end.ptr, debug_info())
     try:
@@ -108,7 +96,7 @@ def for_range(n: int) -> Iterator[Expr]:
 
 
 def is_matrix_expression_method(name: str) -> bool:
-    return hasattr(matrix_ops, name)
+    return hasattr(host.matrix_ops, name)
 
 
 def swizzle_indices(name: str) -> list[int] | None:
@@ -185,7 +173,7 @@ def block_size() -> int:
 _MOST_BLOCKS = 1 << 14  # Taichi takes 64 for each multiprocessor, of which no device has more than 256
 
 
-_NAMED_TYPES: dict[str, Any] = {dtype.to_string(): dtype for dtype in all_types if not isinstance(dtype, type)}
+_NAMED_TYPES: dict[str, Any] = {dtype.to_string(): dtype for dtype in host.all_types if not isinstance(dtype, type)}
 
 
 def named_type(name: str) -> DataType:
@@ -197,6 +185,6 @@ def type_names(kinds: Any) -> str:
 
 
 def _type_name(kind: Any) -> str:
-    if isinstance(kind, StructType):
+    if isinstance(kind, host.StructType):
         return f"a struct with {type_names(kind.members.values())}"
     return kind.to_string() if isinstance(kind, DataType) else str(kind)

@@ -11,9 +11,9 @@ import numpy as np
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.lifetime import is_field_alive, known_of_layout
 from taichi_ext.backend.opaque import tree_of
-from taichi_ext.backend.runtime import RUNTIME, core, ti, to_numpy_type
 from taichi_ext.backend.threads import materialize
 from taichi_ext.cached import kept_weakly
+from taichi_ext.host import RUNTIME, core, ti, to_numpy_type
 
 _ADDRESSES = "addresses"  # of trees of fields
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel
 from taichi_ext.backend.lifetime import InTree, check_not_ended, layout_version, tree_serial
-from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, process_args, ti
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import is_inside_kernel
 from taichi_ext.errors import INNER, InvalidArgumentError, UnsupportedError
+from taichi_ext.host import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, process_args, ti
 
 
 @dataclass(eq=False, slots=True)

@@ -15,42 +15,24 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from taichi_ext import host
 from taichi_ext.backend.captures import Captures
 from taichi_ext.backend.expressions import DataType, is_host_arch, source_location
 from taichi_ext.backend.lifetime import Uses
 from taichi_ext.backend.noting import noting
-from taichi_ext.backend.runtime import (
-    MARKS,
+from taichi_ext.backend.threads import exclusive
+from taichi_ext.host import (
     RUNTIME,
     ASTResolver,
     ASTTransformer,
-    ASTTransformerContext,
     AutodiffMode,
     Func,
     Kernel,
-    MatrixType,
-    StructType,
-    SyntaxFault,
-    arguments,
-    bound,
-    compile_kernel,
-    cook_dtype,
-    func_of,
-    getsourcefile,
-    getsourcelines,
-    is_marked,
-    launch_fused,
     mesh,
     position,
     primitive_types,
-    put_attributes,
-    sealed_with,
     ti,
-    to_numpy_type,
-    tracing,
-    walk_tree,
 )
-from taichi_ext.backend.threads import exclusive
 
 SECTIONS = ("graph_do_while", "graph_parallel", "graph_parallel_context", "stream_parallel", "checkpoint")
 STATIC_CALLS = (
@@ -73,8 +55,8 @@ def resolves_to_static_call(node: ast.AST, scope: Mapping[str, object]) -> str:
 
 def source_of(function: types.FunctionType) -> tuple[str, list[str], int]:
     """File, source lines and first line number."""
-    file = getsourcefile(function)
-    lines, start = getsourcelines(function)
+    file = host.getsourcefile(function)
+    lines, start = host.getsourcelines(function)
     return file, [line.expandtabs(4).rstrip() for line in lines], start
 
 
@@ -82,8 +64,8 @@ def taichi_func(function: Any) -> Func | None:
     """The ``Func`` behind a ``@ti.func``, looking through wrappers such as Taichi's own precondition checks."""
     seen = 0
     while seen < 8:
-        function = (bound(function) or (function,))[0]
-        func = func_of(function)
+        function = (host.bound(function) or (function,))[0]
+        func = host.func_of(function)
         if func is not None:
             return func
         if not hasattr(function, "__wrapped__"):
@@ -161,7 +143,7 @@ class FusedKernel(Kernel):
     """A kernel traced from a given tree rather than from a function's source; it is never found by name."""
 
     def __init__(self, primal: Kernel, *, hazards: frozenset[str] = frozenset()) -> None:
-        put_attributes(self, primal)
+        host.put_attributes(self, primal)
         self.cpp = None
         self.compiled: object = None
         self.captures = Captures()
@@ -173,7 +155,7 @@ class FusedKernel(Kernel):
         """Take note of the Python values that are named in the meantime."""
         return noting(self.captures)
 
-    def trace(self, tree: ast.Module, ctx: ASTTransformerContext, name: str, is_final: Callable[[], bool]) -> None:
+    def trace(self, tree: ast.Module, ctx: host.ASTTransformerContext, name: str, is_final: Callable[[], bool]) -> None:
         """Walk the tree once and keep the resulting kernel, not compiled to machine code before its first launch.
 
         Where ``is_final`` says no at the end of the walk, the kernel is dropped: a program keeps all others for ever.
@@ -182,12 +164,12 @@ class FusedKernel(Kernel):
 
         def generate(kernel_cxx: Any) -> None:
             if runtime.inside_kernel:
-                raise SyntaxFault("A Jacobian cannot be taken inside a kernel.")
+                raise host.SyntaxFault("A Jacobian cannot be taken inside a kernel.")
             self.kernel_cpp = kernel_cxx
-            with tracing(self, kernel_cxx, ctx):
+            with host.tracing(self, kernel_cxx, ctx):
                 ctx.ast_builder = kernel_cxx.ast_builder()
                 with self.noted():
-                    walk_tree(tree, ctx)
+                    host.walk_tree(tree, ctx)
                 if not is_final():
                     raise _DroppedError
 
@@ -199,13 +181,13 @@ class FusedKernel(Kernel):
         prog = self.runtime.prog
         if self.compiled is None:
             with careful_compilation(self.hazards, self.lines):
-                self.compiled = compile_kernel(prog, self.cpp)
+                self.compiled = host.compile_kernel(prog, self.cpp)
         return self.compiled
 
     def launch(self, *args: Any) -> Any:
         self.uses.check_not_ended()
         self.compile()
-        return launch_fused(self, args)
+        return host.launch_fused(self, args)
 
 
 def short_name(kernel: Kernel) -> str:
@@ -243,13 +225,13 @@ def is_library_kernel(kernel: Kernel) -> bool:
 
 def is_plain_call(kernel: Kernel) -> bool:
     """Whether a kernel takes only templates, returns and prints nothing, and can check nothing while it runs."""
-    is_bare = len(kernel.template_slot_locations) == len(arguments(kernel)) and kernel.return_type is None
+    is_bare = len(kernel.template_slot_locations) == len(host.arguments(kernel)) and kernel.return_type is None
     return is_bare and not kernel.has_print and not RUNTIME.config().debug and is_host_arch()
 
 
 def takes_numbers_alone(kernel: Kernel) -> bool:
     """Whether a kernel takes nothing but numbers, or nothing."""
-    return not kernel.template_slot_locations and all(is_scalar_type(a.annotation) for a in arguments(kernel))
+    return not kernel.template_slot_locations and all(is_scalar_type(a.annotation) for a in host.arguments(kernel))
 
 
 class RepeatedLaunch:
@@ -295,8 +277,8 @@ def return_shape(kernel: Kernel) -> tuple[int, ...]:
     kinds: Any = kernel.return_type
     if len(kinds) == 1:
         kind = kinds[0]
-        return tuple(kind.get_shape()) if isinstance(kind, MatrixType) else ()
-    return (sum(k.n * k.m if isinstance(k, MatrixType) else 1 for k in kinds),)
+        return tuple(kind.get_shape()) if isinstance(kind, host.MatrixType) else ()
+    return (sum(k.n * k.m if isinstance(k, host.MatrixType) else 1 for k in kinds),)
 
 
 _READING_KERNELS = ("tensor_to_ext_arr", "matrix_to_ext_arr", "ndarray_to_ext_arr", "ndarray_matrix_to_ext_arr")
@@ -315,9 +297,9 @@ def is_fill(kernel: Kernel) -> bool:
 def return_dtype(kernel: Kernel) -> DataType | None:
     """The scalar type of a kernel's return value; None when it mixes types."""
     returned: Any = kernel.return_type
-    if any(isinstance(k, StructType) for k in returned):
+    if any(isinstance(k, host.StructType) for k in returned):
         return None
-    kinds = [cook_dtype(k.dtype if isinstance(k, MatrixType) else k) for k in returned]
+    kinds = [host.cook_dtype(k.dtype if isinstance(k, host.MatrixType) else k) for k in returned]
     return kinds[0] if all(k == kinds[0] for k in kinds) else None
 
 
@@ -346,18 +328,20 @@ def deactivated_node(kernel: Kernel, args: tuple[Any, ...]) -> ti.SNode | None:
 
 def numpy_dtype_of_annotation(annotation: object) -> np.dtype:
     """The NumPy type of a scalar, vector or matrix argument."""
-    return np.dtype(to_numpy_type(cook_dtype(annotation.dtype if isinstance(annotation, MatrixType) else annotation)))
+    return np.dtype(
+        host.to_numpy_type(host.cook_dtype(annotation.dtype if isinstance(annotation, host.MatrixType) else annotation))
+    )
 
 
 def known_in_kernels(function: Any) -> Any:
     """A Python function that kernels may call: Taichi takes it for one of its own."""
-    setattr(function, MARKS[0], True)
+    setattr(function, host.MARKS[0], True)
     return function
 
 
 def is_known_in_kernels(function: object) -> bool:
     """Whether a function is a kernel, a ``ti.func`` or one that kernels may call."""
-    return is_marked(function)
+    return host.is_marked(function)
 
 
 def as_function(func: Func) -> object:
@@ -367,7 +351,7 @@ def as_function(func: Func) -> object:
         return func.__call__(*args)
 
     call.func = func  # type: ignore[attr-defined]
-    setattr(call, MARKS[1], True)
+    setattr(call, host.MARKS[1], True)
     call.wrapper = func  # type: ignore[attr-defined]
     return call
 
@@ -395,7 +379,7 @@ def settings_text(hazards: frozenset[str], lines: int, *, has_functions: bool) -
 # Attributes and calls as Taichi evaluates them in a kernel; calls that are kept from adding statements.
 
 
-def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[object, object]:
+def native_attribute(ctx: host.ASTTransformerContext, obj: Any, name: str) -> tuple[object, object]:
     """``obj.name`` as Taichi evaluates it in a kernel, and the object to pass first when it is called."""
     node: Any = ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load(), **no_position())
     node.value.lineno = node.value.col_offset = node.value.end_col_offset = node.value.end_lineno = 1
@@ -417,7 +401,7 @@ def no_position() -> Position:
     return {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 
 
-def native_call(ctx: ASTTransformerContext, function: object, args: Any, keywords: Mapping[str, object]) -> object:
+def native_call(ctx: host.ASTTransformerContext, function: object, args: Any, keywords: Mapping[str, object]) -> object:
     """``function(*args, **keywords)`` as Taichi evaluates it in a kernel."""
     match = re.search(r"line (\d+), in", source_location())
     line = int(match.group(1)) - ctx.lineno_offset if match else 1
@@ -462,4 +446,4 @@ class _Seal:
 
 def sealed() -> contextlib.AbstractContextManager[None]:
     """Within the context, called functions may only compute expressions."""
-    return sealed_with(_Seal())
+    return host.sealed_with(_Seal())

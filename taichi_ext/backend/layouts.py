@@ -9,8 +9,8 @@ from typing import Any
 from taichi_ext.backend.expressions import is_real
 from taichi_ext.backend.lifetime import is_field_alive
 from taichi_ext.backend.opaque import CoreNode, tree_of
-from taichi_ext.backend.runtime import RUNTIME, Expr, Field, core, ti
 from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part
+from taichi_ext.host import RUNTIME, Expr, Field, core, ti
 
 _WHOLE = "_taichi_ext_whole"  # of a component: the field that was made of it, which it does not keep alive
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.backend.opaque import CoreNode, tree_of
-from taichi_ext.backend.runtime import RUNTIME, Expr, Field, SNodeTree, foreign_problem, ti
 from taichi_ext.errors import EndedFieldError
+from taichi_ext.host import RUNTIME, Expr, Field, SNodeTree, foreign_problem, ti
 
 _counter = itertools.count(1)
 

@@ -11,7 +11,7 @@ from typing import Any
 from taichi_ext.backend.captures import CONTAINERS, Captures
 from taichi_ext.backend.opaque import TracingState
 from taichi_ext.backend.paths import Path, is_taichi
-from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Func, build_call, ti
+from taichi_ext.host import RUNTIME, ASTResolver, ASTTransformer, Func, build_call, ti
 
 _noting: list[Captures] = []
 _functions: weakref.WeakKeyDictionary[Func, tuple[Any, Captures]] = weakref.WeakKeyDictionary()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from taichi_ext.backend.runtime import RUNTIME, Ndarray
-from taichi_ext.backend.runtime import DataType as HostDataType
+from taichi_ext.host import RUNTIME, Ndarray
+from taichi_ext.host import DataType as HostDataType
 
 if TYPE_CHECKING:
     from torch import Tensor, device

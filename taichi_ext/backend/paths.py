@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext.backend.runtime import RUNTIME, bound, is_decorated, ti
+from taichi_ext.host import RUNTIME, bound, is_decorated, ti
 
 NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from taichi_ext.backend.lifetime import InTree, check_not_ended, known_of_layout, tree_serial
 from taichi_ext.backend.opaque import CoreNode
-from taichi_ext.backend.runtime import Expr, all_types, core, ti
+from taichi_ext.host import Expr, all_types, core, ti
 
 # Taichi's stubs of kernels differ from the arguments that it takes.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false

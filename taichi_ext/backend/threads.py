@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from taichi_ext.backend.runtime import RUNTIME, impl, ti
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.host import RUNTIME, impl, ti
 
 exclusive = RUNTIME.lock
 
