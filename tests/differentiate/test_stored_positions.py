@@ -194,6 +194,16 @@ for k in range(3):
     u = u + 0.25
     tmp[i, j] = p[0] - u
     image[i, j] += coverage(tmp[i, j] - 0.2 * v, at=(u, v))""",
+    # what a later store replaces may be refused, too: one search for all orders of statements
+    "replaced": """tmp[i, j] = p[0] - x
+tmp[i, j] = p[1]
+image[i, j] = coverage(tmp[i, j] + p[0] - x + 0.2 * y, at=(x, y))""",
+    "replaced in both branches": """tmp[i, j] = p[0] - x
+if i > 2:
+    tmp[i, j] = p[1]
+else:
+    tmp[i, j] = p[2] * 0.5
+image[i, j] = coverage(tmp[i, j] + p[0] - x + 0.2 * y, at=(x, y))""",
 }
 NAMES = {"a component": "vec", "an array": "a", "two fields": "other", "entries of a list": "list"}
 ARGUMENTS = {"an array": lambda: (np.zeros((W, H)),), "a position that is an argument": lambda: (1.0, 2.0)}
@@ -239,15 +249,6 @@ image[i, j] = coverage(vec[i, j][1] + p[0] - x + 0.2 * y, at=(x, y))""",
 image[i, j] = coverage(parts[i, j].b + p[0] - x + 0.2 * y, at=(x, y))""",
     "another entry": """list[i, j, 0] = p[0] - x
 image[i, j] = coverage(list[i, j, 1] + p[0] - x + 0.2 * y, at=(x, y))""",
-    "replaced": """tmp[i, j] = p[0] - x
-tmp[i, j] = p[1]
-image[i, j] = coverage(tmp[i, j] + p[0] - x + 0.2 * y, at=(x, y))""",
-    "replaced in both branches": """tmp[i, j] = p[0] - x
-if i > 2:
-    tmp[i, j] = p[1]
-else:
-    tmp[i, j] = p[2] * 0.5
-image[i, j] = coverage(tmp[i, j] + p[0] - x + 0.2 * y, at=(x, y))""",
     "of parameters alone": """tmp[i, j] = p[0] * p[1]
 image[i, j] = coverage(tmp[i, j] - x + 0.2 * y, at=(x, y))""",
     "stopped": """tmp[i, j] = stop_gradient(x) * 0.1 + p[0]

@@ -12,10 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
-from taichi_ext.analysis.stored_positions import find_stored_position
+from taichi_ext.analysis.pixel_positions import Origins
+from taichi_ext.analysis.same_values import SameValues
 from taichi_ext.differentiate.facts.facts import OwnSeeds, PassState
 from taichi_ext.differentiate.forms.forms import (
     Form,
@@ -260,33 +261,45 @@ def check_positions(body: ir.Body, *, takes_derivative: bool) -> None:
     using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
     if not using:
         return
-    slices = Slices(body)
-    positions = {s: frozenset(position_entries(s)) for s in using}
-    _check_index(find_index_in_level(slices, positions))
-    # the positions of shapes are computed from that of the pixel
-    shapes = {s: slices.origins(position) for s, position in positions.items() if s.kind == "gradient"}
-    found = find_stored_position(body, {**positions, **shapes})
-    if found is None:
-        return
-    name, what = found.load.container.name, found.use.name
-    stored, reader = "a value that depends on the position of the pixel", "level"
-    if found.is_root:
-        stored, reader = "a sqrt_edge of the same level", "inside or outside"
-    raise UnsupportedError(
-        f"{ir.cited(found.load.place or found.use.place)}"
-        f"{what}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
+    origins, same = Origins(body), SameValues(body)
+    roots = [s for s in boundaries if s.kind == "sqrt_edge"]
+    for s in using:
+        levels = [s.given[name] for name in ("level", "value") if name in s.given]
+        position = frozenset(position_entries(s))
+        is_shape = s.kind == "gradient"  # its position is computed from that of the pixel
+        for read, load in origins.hidden(s, _all_entries(levels), position, with_origins=is_shape):
+            raise _index_in_level(s, read) if load is None else _stored_position(s, load, *_LEVEL_READS)
+        sides = _all_entries(s.given[name] for name in ("inside", "outside") if name in s.given)
+        for root in roots if sides else ():  # an edge looks for the roots of its own level in its sides
+            if same.may_be_equal(*_all_entries((s.given["level"], root.given["level"]))):
+                for _, load in origins.hidden(s, sides, frozenset({(root.results[0], 0)})):
+                    if load is not None:
+                        raise _stored_position(s, load, *_SIDE_READS)
+
+
+_LEVEL_READS = "level", "a value that depends on the position of the pixel"
+_SIDE_READS = "inside or outside", "a sqrt_edge of the same level"
+
+
+def _all_entries(groups: Iterable[Any]) -> list[ir.Value]:
+    return [e for group in groups for e in ir.entries(group)]
+
+
+def _stored_position(s: ir.Boundary, load: ir.Load, reader: str, stored: str) -> UnsupportedError:
+    name = load.container.name
+    return UnsupportedError(
+        f"{ir.cited(load.place or s.place)}"
+        f"{s.name}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
         "keep such a dependence, so the derivative would be wrong. Keep the value in a local variable, and use that "
         f"variable here instead of {name}."
     )
 
 
-def _check_index(found: IndexInLevel | None) -> None:
-    if found is None:
-        return
-    name, what = found.index.name, found.use.name
-    raise UnsupportedError(
-        f"{ir.cited(found.read.place or found.use.place)}"
-        f"{what}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
+def _index_in_level(s: ir.Boundary, read: ir.Read) -> UnsupportedError:
+    name = read.local.name
+    return UnsupportedError(
+        f"{ir.cited(read.place or s.place)}"
+        f"{s.name}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
         "gradient of the level would lack this part, and the derivative would be wrong. Compute the level from the "
         f"real numbers in at=, for example px = float({name}), everywhere. If the level has one value in the whole "
         f"pixel there, write stop_gradient(float({name}))."
