@@ -90,12 +90,12 @@ def _stored(block: Block, r: StoreRecord) -> None:
         entries = [Read(array, r.target.index) for array in block.sweep.local_arrays[r.target.local]]
     ws: Weights = []
     for entry in entries:
-        w = block.declare("w", entry.dtype, entry, "weight") if is_value or condition is not None else None
+        if is_value:
+            w = entry if condition is None else select(condition, entry, 0)
+            ws.append(block.declare("w", entry.dtype, w, "weight"))
         if not is_update:
-            zero = literal(0, entry.dtype)
-            block.emit(ir.Assign(entry, zero if condition is None or w is None else select(condition, zero, w)))
-        if is_value and w is not None:
-            ws.append(w if condition is None else select(condition, w, 0))
+            cleared = ir.Assign(entry, literal(0, entry.dtype))
+            block.emit(cleared if condition is None else ir.If(condition, (cleared,), ()))
     if is_value:
         is_less = isinstance(r.statement, ir.Update) and r.statement.op == "sub"
         block.spread(r.value, [negative(w) for w in ws] if is_less else ws)

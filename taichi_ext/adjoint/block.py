@@ -342,11 +342,10 @@ class Block:
         for entry, w in zip(entries, ws, strict=True):
             if is_number(w, 0):
                 continue
-            w = cast(w if condition is None else select(condition, w, 0), entry.dtype)
-            if sweep.contention.is_atomic(load.container):
-                self.emit(ir.Update(entry, "add", w))
-            else:
-                self.emit(ir.Assign(entry, operation("add", entry, w)))
+            total = operation("add", entry, cast(w, entry.dtype))
+            is_atomic = sweep.contention.is_atomic(load.container)
+            added = ir.Update(entry, "add", cast(w, entry.dtype)) if is_atomic else ir.Assign(entry, total)
+            self.emit(added if condition is None else ir.If(condition, (added,), ()))
 
     def _add_to_sums(self, gather: Gather, load: Load, ws: Weights) -> None:
         dtype, key = load.container.dtype, (load.container, load.component)

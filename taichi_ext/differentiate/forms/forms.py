@@ -247,7 +247,9 @@ def chosen(picks: Iterable[Value | None], forms: list[Form], dtype: Type, *, is_
         for condition, c in zip(reversed(conditions[:-1]), reversed(coefficients[:-1]), strict=True):
             assert condition is not None  # only the last one is
             value = select(condition, coefficient(c, dtype), value)
-        result[leaf] = Guarded(value, is_chosen=True, is_again=is_again) if is_row(leaf) else value
+        may_be_infinite = any(isinstance(c, Guarded) and c.may_be_infinite for c in coefficients)
+        guarded = Guarded(value, is_chosen=True, may_be_infinite=may_be_infinite, is_again=is_again)
+        result[leaf] = guarded if is_row(leaf) else value
     return result
 
 

@@ -261,13 +261,9 @@ class StagedKernel:
                 body = with_stores(stage.recording.original, stage.recording.recorded, recorded)
             if not active:
                 body = ir.mapped(body, lambda s: ir.with_nodes(s, self._folded))
-            made = self._compiled(
-                f"{self.program.name}_{n}",
-                body,
-                [*recorded],
-                active,
-                is_lazy=stage.recording is not None and not recorded,
-            )
+            is_other = stage.recording is not None and not recorded  # another one is likely to be launched
+            is_lazy = is_other or (self.columns > 0 and not active)
+            made = self._compiled(f"{self.program.name}_{n}", body, [*recorded], active, is_lazy=is_lazy)
             reads = made.reads | (read_containers(stage.body) & set(self.own_containers))
             made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
             self._forward[name] = made
