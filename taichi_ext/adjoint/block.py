@@ -93,7 +93,6 @@ class Block:
         self.made += statements
 
     def declare(self, name: str, dtype: ir.Type, value: Coefficient, kind: str) -> Read:
-        """A local with a value."""
         local = Local(name, dtype, (), kind)
         self.emit(ir.Declare(local, (cast(value, dtype),)))
         return Read(local)
@@ -388,7 +387,6 @@ def own_width(size: int) -> int:
 
 
 def entry_indices(local: Local) -> list[tuple[int, ...]]:
-    """The indices of all entries of a local array."""
     return list(product(*map(range, local.shape)))
 
 

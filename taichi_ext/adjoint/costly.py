@@ -72,7 +72,6 @@ def is_costly(v: Value) -> bool:
 
 
 def is_costly_operation(v: Value) -> bool:
-    """Whether a value is an operation that takes long."""
     return isinstance(v, Op) and v.name in _COSTLY
 
 

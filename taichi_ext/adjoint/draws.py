@@ -74,7 +74,6 @@ def _read(dtype: ir.Type, place: ir.Load, count: ir.Assign, s: ir.Statement) -> 
 
 
 def _results(s: ir.Statement) -> tuple[Local, ...]:
-    """The results of a statement that are recorded."""
     return ir.declared(s) if isinstance(s, ir.Effect) or is_draw(s) else ()
 
 

@@ -123,5 +123,4 @@ def _entries(sweep: Sweep, container: Container, component: tuple[int, ...], oth
 
 
 def _without_stores(body: ir.Body) -> ir.Body:
-    """A block without stores to memory."""
     return ir.mapped(body, lambda s: () if isinstance(s, ir.Store) and isinstance(s.target, Load) else s)

@@ -38,7 +38,6 @@ def unwrapped(index: Coefficient) -> Coefficient:
 
 
 def normal(body: ir.Body) -> ir.Body:
-    """A block in normal form."""
     made = _Normal(frozenset(assigned_locals(body))).block(body)
     return _Common(frozenset(assigned_locals(made)), ValueNumbers()).block(made, {})
 

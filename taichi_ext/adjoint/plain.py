@@ -45,12 +45,10 @@ class Plain:
     inner: frozenset[Local] = field(default=frozenset())
 
     def block(self, body: ir.Body) -> ir.Body:
-        """The copy of a block."""
         copy = Plain(self.sweep, dict(self.env), dict(self.arrays), self.log, self.inner)
         return tuple([x for s in body for x in copy.statement(s)])
 
     def statement(self, s: ir.Statement) -> ir.Body:
-        """The copy of a statement."""
         change = substitution(self.env, self.arrays)
         match s:
             case ir.Declare(local=local):

@@ -121,7 +121,6 @@ class _Loops:
         return (replace(loop, variables=variables, body=self._iteration(env, arrays)),)
 
     def gathered(self) -> ir.For | None:
-        """The loop that gathers, if there can be one."""
         loop = self.sweep.stage.loop
         assert loop is not None
         assert self.bounds is not None

@@ -39,7 +39,6 @@ class AdjointArray:
     width: int = 1
 
     def number(self, target: Load) -> Value:
-        """The number of an entry."""
         found: Coefficient = self.offset
         for i, stride in zip((*target.indices, *target.component), self.strides, strict=True):
             found = add(found, multiply(unwrapped(i), stride))
@@ -188,7 +187,6 @@ def _number(target: ir.Target) -> Value:
 
 
 def _entry(memory: Local | Container, number: Value) -> ir.Target:
-    """The entry of a running number."""
     is_local = isinstance(memory, Local)
     sizes = memory.shape if isinstance(memory, Local) else (*(memory.shape or ()), *memory.element_shape)
     firsts = () if isinstance(memory, Local) else memory.offset

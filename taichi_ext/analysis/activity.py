@@ -22,7 +22,6 @@ class Activity:
     containers: frozenset[ir.Container]
 
     def has(self, value: ir.Value) -> bool:
-        """Whether a value carries a tangent."""
         return carries_tangent(value, self._is_active)
 
     def _is_active(self, v: Read | ir.Load) -> bool:

@@ -156,7 +156,6 @@ class Indices:
         return self.forms.setdefault(local, Affine(((local, 1),)))
 
     def form(self, index: ir.Value | int) -> Affine | None:
-        """The normal form of an expression, None where there is none."""
         return linear_form(index, self._atom)
 
     def _atom(self, value: ir.Value) -> Affine | None:
@@ -187,7 +186,6 @@ def atom_value(atom: Atom) -> ir.Value:
 
 
 def value_of(affine: Affine) -> ir.Value:
-    """A normal form as a value."""
     total: Coefficient = 0
     for atom, factor in affine.terms:
         total = add(total, multiply(factor, cast(atom_value(atom), ir.I32)))

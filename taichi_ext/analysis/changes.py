@@ -24,7 +24,6 @@ def written_containers(body: ir.Body | Iterable[ir.Statement], *, with_effects: 
 
 
 def written(body: ir.Body | Iterable[ir.Statement]) -> set[ir.Local | ir.Container]:
-    """The locals and containers that change."""
     kept = tuple(body)
     return assigned_locals(kept) | written_containers(kept)
 
@@ -74,7 +73,6 @@ def reads_target(s: ir.Statement) -> TypeGuard[ir.Update | ir.Atomic]:
 
 
 def read_locals(body: ir.Body) -> set[ir.Local]:
-    """The locals that are read."""
     return {memory for s in body for memory in s.reads if isinstance(memory, ir.Local)}
 
 

@@ -163,7 +163,6 @@ class _Edges:
         return frozenset(chain(self._read(ir.values_of(s), _operands), (cut for _, cut in self._cuts(s))))
 
     def _cuts(self, s: ir.Statement) -> Iterator[tuple[ir.Op, Cut]]:
-        """The operations of a statement that are cuts."""
         for node in ir.through(ir.values_of(s), _operands):
             if isinstance(node, ir.Op) and _is_cut(node):
                 yield node, self._cut(node.place or s.place, node.name)

@@ -18,7 +18,6 @@ Locals = frozenset[ir.Local]
 
 
 def is_draw(s: ir.Statement) -> bool:
-    """Whether a statement draws a random number."""
     return (
         isinstance(s, ir.Declare) and bool(s.values) and isinstance(s.values[0], ir.Op) and s.values[0].name == "random"
     )

@@ -246,7 +246,6 @@ Interval = tuple[int, int]  # the least and the greatest number
 
 
 def range_of(dtype: Type) -> Interval:
-    """The numbers that an integer type has."""
     if not dtype.is_signed:
         return 0, 2**dtype.bits - 1
     return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
@@ -256,7 +255,6 @@ RANGE = range_of(I32)
 
 
 def fits(interval: Interval, dtype: Type = I32) -> bool:
-    """Whether a type has all numbers of an interval."""
     least, most = range_of(dtype)
     return least <= interval[0] and interval[1] <= most
 

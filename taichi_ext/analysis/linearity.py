@@ -181,7 +181,6 @@ class _Check:
                 raise _refusal(self.tangents[local], _JOINED, s.place)
 
     def refuse(self, values: Sequence[ir.Value], what: str, place: ir.Place | None) -> None:
-        """Raise if a value is made of tangents."""
         rule = _rule_within(values, self.tangents)
         if rule is not None:
             raise _refusal(rule, what, place)

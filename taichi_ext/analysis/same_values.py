@@ -27,7 +27,6 @@ class ValueNumbers:
         return self._first.setdefault(self.of(value), value)
 
     def of(self, value: Value) -> int:
-        """The number of a value."""
         if value not in self._known:
             known = self._definition(value)
             if known is not value:

@@ -85,7 +85,6 @@ class Stores:
             self.of[s] = site
 
     def component(self, target: ir.Load) -> Affine:
-        """The number of a component."""
         total = Affine()
         for i, n in zip(target.component, target.container.element_shape, strict=True):
             total = total * n + self._indices.site(i)

@@ -249,7 +249,6 @@ _LIKE = {
 
 
 def real_array(value: object, place: str) -> np.ndarray:
-    """A value as an array; raises unless it is an array of real numbers."""
     check_not_ended(place, value)
     try:
         found = np.asarray(backend.as_numpy(value))

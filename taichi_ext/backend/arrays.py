@@ -158,7 +158,6 @@ def field_offset(field: host.Field) -> tuple[int, ...]:
 
 
 def array_element_shape(value: Any, annotation: object) -> tuple[int, ...]:
-    """Shape of the elements of an array that is passed to an argument with an annotation."""
     if isinstance(value, ti.Ndarray):
         return tuple(value.element_shape)
     dtype = getattr(annotation, "dtype", None)
@@ -181,13 +180,11 @@ def is_array(x: object) -> bool:
 
 
 def full_shape(array: Array) -> tuple[int, ...]:
-    """Shape of an array, its element shape included."""
     shape: Any = array.shape
     return (*shape, *array.element_shape) if isinstance(array, ti.Ndarray) else tuple(shape)
 
 
 def full_field_shape(field: host.Field) -> tuple[int, ...]:
-    """Shape of a field, its element shape included."""
     if not isinstance(field, ti.MatrixField):
         return tuple(field.shape)
     return (*field.shape, field.n) if field.ndim == 1 else (*field.shape, field.n, field.m)
@@ -362,7 +359,6 @@ class LeafArgument:
     path: tuple[str, ...] = ()
 
     def value(self, args: Sequence[Any]) -> Any:
-        """Its value in a call with these arguments."""
         value = args[self.position]
         for member in self.path:
             value = host.member_of(value, member)
@@ -385,7 +381,6 @@ def _parts(leaf: LeafArgument) -> Iterator[LeafArgument]:
 
 
 def leaf_values(kernel: Kernel, args: tuple[object, ...]) -> tuple[object, ...]:
-    """The values of the leaf arguments in a call."""
     leaves = leaf_arguments(kernel)
     return tuple(leaf.value(args) for leaf in leaves) if any(leaf.path for leaf in leaves) else args
 

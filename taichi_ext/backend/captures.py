@@ -219,7 +219,6 @@ class Captures:
                     yield c, c.read()
 
     def changed(self) -> Capture | None:
-        """A value that has changed."""
         if self._used is None:
             self._used = [c for c in self._all.values() if c.uses > 0]
         for capture in self._used:  # at each launch

@@ -133,7 +133,6 @@ def stores_by_column() -> bool:
 
 
 def promoted_type(a: DataType, b: DataType) -> DataType:
-    """The type that two types have in common."""
     return core.promoted_type(a, b)
 
 

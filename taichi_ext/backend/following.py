@@ -98,7 +98,6 @@ class Follower:
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
 
     def host_read(self, obj: Any, index: object, value: object) -> object:
-        """The value that Python reads."""
         return value
 
     def note_field(self, field: Any) -> None:

@@ -69,7 +69,6 @@ def node_of(component: Expr) -> int:
 
 
 def has_one_offset(field: Field) -> bool:
-    """Whether the components of a field are placed with one offset."""
     return len({tuple(v.ptr.snode().offset) for v in field.vars}) == 1
 
 
@@ -83,7 +82,6 @@ def is_flat(field: Field) -> bool:
 
 
 def tree_numbers(field: Field) -> set[int]:
-    """The trees that the components of a field are placed in."""
     return {tree_of(v.ptr.snode()) for v in field.vars}
 
 
@@ -174,5 +172,4 @@ def child_numbers(node: ti.SNode) -> list[int]:
 
 
 def component_numbers(field: Field) -> list[int]:
-    """Numbers of the nodes in which the components of a field are placed."""
     return [node_of(v) for v in field.vars]

@@ -198,7 +198,6 @@ _first_program = RUNTIME.program() and weakref.ref(RUNTIME.program())  # of arra
 
 
 def is_array_alive(array: ti.Ndarray) -> bool:
-    """Whether a ti.ndarray is one of the program that runs."""
     program = array.__dict__.get(_PROGRAM, _first_program)
     return program is not None and program() is not None and program() is RUNTIME.program()
 

@@ -19,7 +19,6 @@ exclusive = RUNTIME.lock
 
 
 def is_inside_kernel() -> bool:
-    """Whether this thread is tracing a kernel."""
     if not RUNTIME.state().inside_kernel:
         return False
     is_own = exclusive.acquire(blocking=False)  # the tracing thread has the lock, so another thread fails

@@ -287,7 +287,6 @@ def put_place(
 
 @ti.func
 def jumps_row(row, jumps: ti.template()):
-    """The values of one row of the table of jumps."""
     values = ti.Vector([0.0] * jumps.m)
     for e in ti.static(range(jumps.m)):
         values[e] = jumps[row, e]

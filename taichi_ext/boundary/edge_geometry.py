@@ -36,7 +36,6 @@ def area_to_the_left(a, b):
 
 @ti.func
 def distance(p, q):
-    """The distance of two points."""
     return (q - p).norm()
 
 

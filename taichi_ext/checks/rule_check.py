@@ -200,7 +200,6 @@ def _values(names: Sequence[str], inputs: Mapping[str, object]) -> tuple[dict[st
 
 
 def _array(name: str, value: object) -> object:
-    """An input as an array, if it is one."""
     if isinstance(value, dict):
         raise InvalidArgumentError(f"inputs[{name!r}] is a struct, which check_rule does not take.")
     if isinstance(value, (bool, str)) or not isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):

@@ -514,13 +514,11 @@ class Names:
         return local.name if local.kind == "parameter" else self.locals[local]
 
     def of_function(self, name: str) -> str:
-        """The name of a function that a kernel calls."""
         new = self.fresh(name)
         self.scopes[0].add(new)
         return new
 
     def object(self, obj: Any, name: str) -> str:
-        """The name of an object that the factory takes."""
         for known, other in self.objects.items():
             if other is obj:
                 return known

@@ -59,7 +59,6 @@ def bound_member(context: Any, name: str, bound: Any, member: str) -> object:
 
 
 def current_kernel() -> Any:
-    """The kernel that is traced."""
     context = impl.get_runtime()._current_global_context
     return None if context is None else context.current_kernel
 
@@ -100,7 +99,6 @@ def sealed_with(seal: Any) -> Iterator[None]:
 
 
 def compiled_kernels(kernel: Any) -> Any:
-    """The compiled versions of a kernel, by key."""
     return kernel.materialized_kernels
 
 
@@ -237,7 +235,6 @@ def is_decorated(obj: object) -> bool:
 
 
 def is_class_kernel(kernel: Any) -> bool:
-    """Whether a kernel was declared in a class."""
     return kernel.is_classkernel
 
 
@@ -254,14 +251,12 @@ class Context(ASTTransformerContext):
     """The state of a walk over a tree, with the methods that the package overrides."""
 
     def value_named(self, name: str) -> object:
-        """The value of a name."""
         return super().get_var_by_name(name)[1]
 
     def get_var_by_name(self, name: str) -> tuple[bool, Any, str | None]:
         return False, self.value_named(name), None
 
     def place_of(self, node: Any) -> str:
-        """The text of a place in the source."""
         return super()._build_pos_info(node)
 
     def memoized_get_pos_info(self, node: Any) -> str:

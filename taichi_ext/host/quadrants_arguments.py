@@ -52,7 +52,6 @@ def _annotation(annotation: Any, is_optional: bool = False) -> Any:
 
 
 def native_annotation(annotation: object) -> object:
-    """An annotation as the runtime takes it."""
     return annotation.kind if isinstance(annotation, ArgPackType) else annotation
 
 

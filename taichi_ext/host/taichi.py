@@ -44,7 +44,6 @@ DataType = core.DataType
 
 
 def current_kernel() -> Any:
-    """The kernel that is traced."""
     return impl.get_runtime().current_kernel
 
 
@@ -86,7 +85,6 @@ def arguments(function: Any) -> list[Any]:
 
 
 def compiled_kernels(kernel: Any) -> Any:
-    """The compiled versions of a kernel, by key."""
     return kernel.compiled_kernels
 
 
@@ -211,7 +209,6 @@ def is_decorated(obj: object) -> bool:
 
 
 def is_class_kernel(kernel: Any) -> bool:
-    """Whether a kernel was declared in a class."""
     return kernel.classkernel
 
 
@@ -228,14 +225,12 @@ class Context(ASTTransformerContext):
     """The state of a walk over a tree, with the methods that the package overrides."""
 
     def value_named(self, name: str) -> object:
-        """The value of a name."""
         return super().get_var_by_name(name)
 
     def get_var_by_name(self, name: str) -> object:
         return self.value_named(name)
 
     def place_of(self, node: Any) -> str:
-        """The text of a place in the source."""
         return super().get_pos_info(node)
 
     def get_pos_info(self, node: Any) -> str:
@@ -276,7 +271,6 @@ build_call = ASTTransformer.build_Call
 
 
 def native_annotation(annotation: object) -> object:
-    """An annotation as the runtime takes it."""
     return annotation
 
 

@@ -429,7 +429,6 @@ def as_tensor(block: object, device: object) -> Any:
 
 
 def returned_tensor(returned: object, kernel: object, device: object) -> object:
-    """The return value of a kernel, as a tensor of its type."""
     bound = backend.primal_kernel(kernel)
     assert bound is not None
     values = returned if isinstance(returned, (list, tuple)) else [returned]
@@ -454,7 +453,6 @@ class Signature(NamedTuple):
         return cls(list(annotations), annotations)
 
     def is_value(self, name: str) -> bool:
-        """Whether an argument is passed by value."""
         annotation = self.annotations.get(name)
         return annotation is not None and not backend.is_array_annotation(annotation)
 

@@ -32,7 +32,6 @@ TRUTHS = frozenset((*ir.COMPARISONS, "logical_and", "logical_or", "logical_not")
 
 @cache
 def promoted(a: ir.Type, b: ir.Type) -> ir.Type:
-    """The type of an operation on two types."""
     return max(a, b, key=lambda t: (t.is_real, t.bits, not t.is_signed))
 
 
@@ -100,7 +99,6 @@ def number_of(c: object) -> Number | None:
 
 
 def is_number(c: object, value: Number) -> bool:
-    """Whether a coefficient is this number."""
     return number_of(c) == value
 
 
@@ -244,7 +242,6 @@ def indices_of(number: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
 
 
 def element(array: ir.Container, index: Coefficient) -> ir.Load:
-    """One number of an array of one dimension."""
     return ir.Load(array, (index if isinstance(index, ir.Value) else literal(index, ir.I32),))
 
 
@@ -263,7 +260,6 @@ class Builder:
         self.body.append(statement)
 
     def block(self, fill: Callable[[], None]) -> tuple[ir.Statement, ...]:
-        """The statements that ``fill`` emits."""
         with self.collecting() as body:
             fill()
         return tuple(body)

@@ -277,7 +277,6 @@ WITH_TANGENTS = (Declare, Assign, Update, Atomic, Return, Call, Boundary)
 
 
 def bodies(statement: Statement) -> tuple[Body, ...]:
-    """The blocks of a statement."""
     kind = type(statement)
     if kind is If:
         return (statement.then, statement.orelse)  # type: ignore[attr-defined]

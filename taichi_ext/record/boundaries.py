@@ -53,7 +53,6 @@ def by_number(change: Callable[[Value], Value], value: object) -> object:
 
 
 def stopped(r: Recording, value: object) -> object:
-    """The value, without its tangent."""
     return statement(r, "stop_gradient", {}, value)
 
 

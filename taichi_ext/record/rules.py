@@ -163,7 +163,6 @@ def apply_rule(r: Recording, rule: UserRule, inputs: Mapping[str, object], autom
 
 
 def _walked(r: Recording, rule: UserRule, walk: Walk, bound: list[object]) -> object:
-    """The result of a rule."""
     function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
     r.stopped.append(rule.target)
     try:

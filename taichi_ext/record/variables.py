@@ -225,7 +225,6 @@ def number_shape(value: object) -> tuple[int, ...] | None:
 
 
 def with_entries(value: Any, entries: np.ndarray) -> object:
-    """An object like ``value`` with other numbers."""
     if is_number(value):
         return float(entries)
     if isinstance(value, backend.Matrix):
@@ -345,7 +344,6 @@ class Constants:
         )
 
     def read_attribute(self, owner: object, name: str, value: object) -> object:
-        """The value of an attribute."""
         if self.is_empty:
             return value
         found = inspect.getattr_static(type(owner), name, None)

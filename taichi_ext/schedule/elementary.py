@@ -293,7 +293,6 @@ ELEMENTARY = {e.function: e for e in _TABLE}
 
 
 def elementary_of(op: Op) -> Elementary | None:
-    """The line for an operation, None where there is none."""
     known = ELEMENTARY.get(f"{op.name}_{op.dtype.name}")
     return known if known is not None and all(a.dtype == op.dtype for a in op.args) else None
 

@@ -245,7 +245,6 @@ class Survey:
         return tuple(parts)
 
     def _memory(self, s: ir.Statement) -> _Memory:
-        """The memory of one statement."""
         declared = {x.local for x in (s, *s.within) if isinstance(x, ir.Declare)}
         memory = _Memory(declared | s.written, set(s.reads))
         for x in (s, *s.within):

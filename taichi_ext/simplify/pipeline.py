@@ -280,7 +280,6 @@ def _is_whole(value: Value) -> bool:
 
 
 def is_op(value: Value, name: str) -> bool:
-    """Whether a value is an operation of this name."""
     return isinstance(value, Op) and value.name == name
 
 

@@ -142,7 +142,6 @@ def _sorted(matrix: Any) -> tuple[Pattern, np.ndarray]:
 
 
 def _transposed(pattern: Pattern) -> tuple[Pattern, np.ndarray]:
-    """The transpose, and the numbers of its entries in the pattern."""
     found = pattern.with_data(np.arange(len(pattern.indices))).T.tocsr()
     return Pattern(found.indptr, found.indices, found.shape), found.data
 

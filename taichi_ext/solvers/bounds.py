@@ -39,7 +39,6 @@ def pieces_of(vector: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.
 
 
 def slices_of(parts: Iterable[Part]) -> list[slice]:
-    """Where each part of a vector is."""
     ends = itertools.accumulate((math.prod(part.shape) for part in parts), initial=0)
     return list(itertools.starmap(slice, itertools.pairwise(ends)))
 

@@ -80,7 +80,6 @@ class Charts:
         )
 
     def check_bounds(self, low: np.ndarray, high: np.ndarray) -> None:
-        """Raise for bounds of points of a manifold."""
         for part, (manifold, point, _) in zip(self._points, self._triples, strict=True):
             if manifold is not None and (np.isfinite(low[point]).any() or np.isfinite(high[point]).any()):
                 raise InvalidArgumentError(

@@ -202,7 +202,6 @@ class SparseSystem:
 
     @cached_property
     def JtJ(self) -> Any:
-        """JtJ as a CSR array."""
         return self._assembled(self._matrix, range(len(self._layout.columns)))
 
     def curvature(self, step: np.ndarray) -> float:

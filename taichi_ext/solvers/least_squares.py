@@ -283,7 +283,6 @@ def _space(
 
 
 def _eliminated(eliminate: object, params: object) -> list[int]:
-    """Which of the params are eliminated."""
     if eliminate is None:
         return []
     given = [leaf for _, leaf in flatten(params)[0]]
@@ -303,7 +302,6 @@ def _check(
     format: object,
     loss_over: object,
 ) -> None:
-    """Raise for options that cannot be used."""
     checked_choice("method", method, get_args(_Method))
     for name in options:
         if method == "lm":

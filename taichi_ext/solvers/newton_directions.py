@@ -243,7 +243,6 @@ class Cholmod:
 
     @property
     def pivots(self) -> np.ndarray:
-        """The pivots of the last matrix."""
         return np.square(np.array(self._cholmod.diag(self._symbolic)).reshape(-1))
 
     def solve(self, right: np.ndarray, trans: str = "N") -> np.ndarray:

@@ -155,7 +155,6 @@ def normal_equations(
 
 
 def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
-    """Weights as one vector, checked."""
     if weights is None:
         return None
     parts, _ = matrices(weights, residuals, "weights", shapes, are_several=False)

@@ -144,11 +144,9 @@ class Problem:
         return float(_raveled(found)[0])
 
     def check_residuals(self, r: np.ndarray, where: str = "") -> None:
-        """Raise where a residual is not finite."""
         check_finite(r, self.rows, where + _ADVICE)
 
     def check_rows(self, J: object) -> None:
-        """Raise where an entry of J is not finite."""
         if not isinstance(J, SparseJacobian):
             check_rows_finite(J, self.rows, _ADVICE)
             return
@@ -172,7 +170,6 @@ class Problem:
         self.store(self._x)
 
     def store(self, x: np.ndarray) -> None:
-        """Store a point in the parameters."""
         for target, piece in zip(self._targets, pieces_of(x, self.shapes), strict=True):
             container = self._call.value(target)
             dtype = backend.as_numpy(backend.copy_of(container)).dtype
@@ -225,7 +222,6 @@ class Weighted:
 
 
 def output_parts(evaluation: Evaluation) -> list[Part]:
-    """The outputs as parts of a vector."""
     return [Part(str(o.target.name), o.shape, o.result_dtype) for o in evaluation.layout.outputs]
 
 

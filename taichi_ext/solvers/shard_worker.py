@@ -91,7 +91,6 @@ class Sums(NamedTuple):
     noise: float
 
     def plus(self, other: Sums) -> Sums:
-        """The sum of two."""
         cost, residuals = self.cost + other.cost, self.residuals + other.residuals
         noise = max(self.noise, other.noise)
         if not np.isfinite(cost):
@@ -109,7 +108,6 @@ class GradientSum(NamedTuple):
     gradient: np.ndarray
 
     def plus(self, other: GradientSum) -> GradientSum:
-        """The sum of two."""
         return GradientSum(self.value + other.value, self.gradient + other.gradient)
 
 

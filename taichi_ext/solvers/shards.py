@@ -139,7 +139,6 @@ class ShardedProblem:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of the params."""
         return [part.shape for part in self.parts]
 
     def point(self, x: np.ndarray) -> Point:

@@ -178,7 +178,6 @@ def _sparse_part(JtJ: object, scale: np.ndarray, entries: np.ndarray, parts: lis
 
 
 def _check_determined(entries: np.ndarray, parts: list[Part]) -> Any:
-    """Raise for entries that the residuals do not determine."""
     if len(entries):
         names = ", ".join(entry_name(int(n), parts) for n in entries[:_MOST_NAMES])
         more = f" and {len(entries) - _MOST_NAMES} more" if len(entries) > _MOST_NAMES else ""

@@ -44,7 +44,6 @@ class Fixed:
         H[self.mask, self.mask] = 1.0
 
     def free(self, vectors: np.ndarray) -> np.ndarray:
-        """Vectors whose fixed entries are 0."""
         return np.where(self.mask if vectors.ndim == 1 else self.mask[:, None], 0.0, vectors)
 
     def mask_blocks(self, blocks: Sequence[Sequence[object]]) -> list[list[object]]:

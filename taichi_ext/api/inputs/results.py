@@ -169,7 +169,6 @@ class Placed:
 
     @property
     def container(self) -> Key:
-        """The key of its container."""
         return container_key(self.key)
 
     @property
@@ -197,7 +196,6 @@ class Layout:
 
     @property
     def seeds(self) -> tuple[ParameterSeed, ...]:
-        """The fields and arrays that are parameters."""
         held = (p for p in self.params if p.target.kind in ("field", "array", "argument"))
         held = [p for p in held if not isinstance(p.key, (NumberArgument, PipelineArgument))]
         return tuple(ParameterSeed(p.key, p.target.name, p.first, p.size) for p in held)

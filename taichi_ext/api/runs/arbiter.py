@@ -161,7 +161,6 @@ class Arbiter:
             set_generators(generators)
 
     def _moved(self, state: State, factor: float) -> tuple[Any, ...]:
-        """Move the parameters; returns the arguments."""
         args = [a.detach() if backend.is_torch_tensor(a) else a for a in self._call.args]
         for p in self._params if factor else ():
             values = self._values(p)

@@ -95,7 +95,6 @@ class Replay:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether J is sparse."""
         return self.fused.entries is not None
 
     @property
@@ -251,12 +250,10 @@ class Prepared:
 
     @property
     def params(self) -> list[Target]:
-        """The parameters."""
         return self.question.params
 
     @property
     def outputs(self) -> list[Target]:
-        """The outputs."""
         return self.question.outputs
 
     @property

@@ -97,7 +97,6 @@ def point_along(evaluation: Evaluation, direction: np.ndarray) -> tuple[float, n
 
 
 def _energy_and_gradient(evaluation: Evaluation) -> tuple[float, np.ndarray]:
-    """The energy and its gradient, after a run."""
     (value,) = values_of(evaluation.prepared, evaluation.call, evaluation.returned)
     parts = _subject(evaluation).gradients(evaluation.layout)
     return _number(value), np.concatenate([part.reshape(-1) for part in parts])

@@ -46,11 +46,9 @@ class RowSpace:
         return layout.outputs
 
     def wanted(self, layout: Layout) -> Shapes:
-        """The shape and type of each block."""
         return [((*o.shape, *p.shape), o.result_dtype) for o in layout.outputs for p in layout.params]
 
     def wanted_sparse(self, layout: Layout) -> Shapes:
-        """The shape and type of each sparse block."""
         dtypes = [dtype for _, dtype in self.wanted(layout)]
         sizes = ((o.size, p.size) for o in self.rows(layout) for p in layout.params)
         return [(size, sparse_dtype(dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
@@ -144,7 +142,6 @@ class EnergyGradient(RowSpace):
             self.gradient[_rows(p, layout)][p.inner] = part
 
     def gradients(self, layout: Layout) -> list[np.ndarray]:
-        """The gradient with respect to each parameter."""
         return [self.gradient[_rows(p, layout)][p.inner].reshape(p.shape) for p in layout.params]
 
     def free_gradients(self, layout: Layout) -> list[np.ndarray]:

@@ -18,16 +18,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.pixel_positions import Origins
 from taichi_ext.analysis.same_values import SameValues
 from taichi_ext.differentiate.facts.facts import OwnSeeds, PassState
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    Leaf,
-    LocalSeed,
-    Weight,
-    accumulate,
-    bare,
-    coefficient,
-    materialize,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
@@ -59,11 +50,11 @@ class RuleContext:
         """A value, built on the temporaries of the statement."""
         return self.walk.expressions.primal(value)
 
-    def form(self, value: ir.Value) -> Form:
+    def form(self, value: ir.Value) -> linear.Form:
         """The tangent of a value, with coefficients that are evaluated."""
-        return materialize(self.walk.builder, self.linearizer.form(value))
+        return linear.materialize(self.walk.builder, self.linearizer.form(value))
 
-    def declare(self, s: ir.Boundary, result: ir.Local, primal: ir.Value, form: Form, parts: Parts = ()) -> None:
+    def declare(self, s: ir.Boundary, result: ir.Local, primal: ir.Value, form: linear.Form, parts: Parts = ()) -> None:
         """Declare a result of a statement, with its value and its tangent.
 
         ``parts`` are the arguments and weights whose tangents this is the sum of, if it has to be known as such a sum.
@@ -76,11 +67,11 @@ class RuleContext:
         given = {"arguments": ir.Tensor(arguments, (len(parts),)), "weights": ir.Tensor(weights, (len(parts),))}
         self.keep(ir.Boundary("weighted", None, given, primal, (result,), place=s.place), [form])
 
-    def keep(self, s: ir.Boundary, forms: Sequence[Form]) -> None:
+    def keep(self, s: ir.Boundary, forms: Sequence[linear.Form]) -> None:
         """Keep a statement, whose results have these forms."""
         for result, form in zip(s.results, forms, strict=True):
             self.walk.builder.frozen.add(result)
-            self.forms.keep(result, [materialize(self.walk.builder, form)])
+            self.forms.keep(result, [linear.materialize(self.walk.builder, form)])
         self.walk.builder.emit(s)
 
 
@@ -89,16 +80,16 @@ def rule(ctx: RuleContext, s: ir.Boundary) -> None:
     tangents = _RuleTangents(ctx, s)
     is_lowered = ctx.walk.facts.seeds.use.is_lowered
     for result, value, given in zip(s.results, s.numbers, s.sources("returned"), strict=True):
-        form: Form = {}
+        form: linear.Form = {}
         parts: list[tuple[ir.Value, Coefficient]] = []
         if result.dtype.is_real:
             if s.options["keeps_automatic"]:
-                accumulate(form, ctx.linearizer.form(value))
+                linear.accumulate(form, ctx.linearizer.form(value))
                 parts += [(ctx.walk.expressions.keep(value), 1)] if is_lowered else []
             for leaf, partial in ctx.form(given).items():
-                accumulate(form, tangents.form(leaf), partial)
+                linear.accumulate(form, tangents.form(leaf), partial)
                 if is_lowered and leaf in tangents.sources:
-                    parts.append((ctx.walk.expressions.keep(tangents.sources[leaf]), bare(partial)))
+                    parts.append((ctx.walk.expressions.keep(tangents.sources[leaf]), linear.bare(partial)))
         ctx.declare(s, result, ctx.primal(value), form, parts)
 
 
@@ -110,10 +101,10 @@ class _RuleTangents:
         own = ctx.walk.facts.own_seeds
         seeds = [seed for locals_ in s.inner.values() for local in locals_ for seed in own[local].values()]
         values = [e for name in s.inner for e in s.sources(name)]
-        self.sources: dict[Leaf, ir.Value] = dict(zip(seeds, values, strict=True))
-        self.forms: dict[Leaf, Form] = {}
+        self.sources: dict[linear.Leaf, ir.Value] = dict(zip(seeds, values, strict=True))
+        self.forms: dict[linear.Leaf, linear.Form] = {}
 
-    def form(self, leaf: Leaf) -> Form:
+    def form(self, leaf: linear.Leaf) -> linear.Form:
         """The form of a leaf: empty for fields that the rule reads, whose tangents are 0."""
         if leaf not in self.forms:
             source = self.sources.get(leaf)
@@ -128,7 +119,7 @@ class RuleOperand:
     """An operand of a result: its value, evaluated, and its form."""
 
     def __init__(self, ctx: RuleContext, value: ir.Value) -> None:
-        self.form: Form = ctx.form(value)
+        self.form: linear.Form = ctx.form(value)
         self.value = ctx.walk.expressions.keep(value)
 
 
@@ -222,7 +213,7 @@ def gradient(ctx: RuleContext, s: ir.Boundary) -> None:
     if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
         _check_not_flat(ctx, s)
     for result, c in zip(s.results, found, strict=True):
-        ctx.declare(s, result, cast(coefficient(c, result.dtype), result.dtype), {})
+        ctx.declare(s, result, cast(linear.coefficient(c, result.dtype), result.dtype), {})
 
 
 def own_seeds(everything: Iterable[ir.Statement], *, takes_derivative: bool) -> OwnSeeds:
@@ -237,9 +228,9 @@ def own_seeds(everything: Iterable[ir.Statement], *, takes_derivative: bool) -> 
             found[s.results[0], 0] = None
         tangents = (local for locals_ in s.inner.values() for local in locals_)
         found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
-    seeds: dict[ir.Local, dict[int, LocalSeed]] = {}
+    seeds: dict[ir.Local, dict[int, linear.LocalSeed]] = {}
     for local, n in found:
-        seeds.setdefault(local, {})[n] = LocalSeed(local, n)
+        seeds.setdefault(local, {})[n] = linear.LocalSeed(local, n)
     return seeds
 
 
@@ -348,8 +339,8 @@ def _check_not_flat(ctx: RuleContext, s: ir.Boundary) -> None:
     ctx.walk.problems.append(f"{ir.cited(s.place)}{s.name}: level does not depend on {names}; {remedy}.")
 
 
-def _by_position(ctx: RuleContext, s: ir.Boundary, form: Form) -> tuple[Coefficient, Coefficient]:
-    found = [bare(form.get(ctx.walk.facts.own_seeds[local][n], 0)) for local, n in position_entries(s)]
+def _by_position(ctx: RuleContext, s: ir.Boundary, form: linear.Form) -> tuple[Coefficient, Coefficient]:
+    found = [linear.bare(form.get(ctx.walk.facts.own_seeds[local][n], 0)) for local, n in position_entries(s)]
     return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
 
 
@@ -362,19 +353,19 @@ class _Root:
     motion: tuple[RuleOperand, ...]
 
 
-def _roots_within(ctx: RuleContext, form: Form, own_level: Term) -> list[_Root]:
+def _roots_within(ctx: RuleContext, form: linear.Form, own_level: Term) -> list[_Root]:
     """The roots in a value."""
     formula, found = own_level.formula, []
     for seed, (level, block, motion) in ctx.forms.roots.items():
-        factor = bare(form.get(seed, 0))
+        factor = linear.bare(form.get(seed, 0))
         if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
             own = formula.select(formula.term(level).equals(own_level), factor, 0).kept("factor")
             found.append(_Root(own, not isinstance(factor, ir.Value), motion))
     return found
 
 
-def _is_not_zero(c: Weight) -> bool:
-    return not is_number(bare(c), 0)
+def _is_not_zero(c: linear.Weight) -> bool:
+    return not is_number(linear.bare(c), 0)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -384,9 +375,9 @@ def _declare(
     ctx: RuleContext, s: ir.Boundary, result: ir.Local, value: Term, parts: list[tuple[RuleOperand, Term]]
 ) -> None:
     """Declare a result with a value and a partial for each argument."""
-    form: Form = {}
+    form: linear.Form = {}
     for argument, partial in parts:
-        accumulate(form, argument.form, partial.value)
+        linear.accumulate(form, argument.form, partial.value)
     values = [(argument.value, partial.value) for argument, partial in parts]
     ctx.declare(s, result, cast(value.value, result.dtype), form, values)
 
@@ -410,7 +401,7 @@ def check_again(s: ir.Boundary) -> None:
         )
 
 
-def _kept(ctx: RuleContext, s: ir.Boundary, forms: list[Form]) -> None:
+def _kept(ctx: RuleContext, s: ir.Boundary, forms: list[linear.Form]) -> None:
     """Keep the statement, so that its results have this derivative in a second differentiation, too."""
     ctx.keep(ir.with_values(s, ctx.primal), forms)  # type: ignore[arg-type]
 

@@ -120,7 +120,6 @@ def role_of(container: Container, seeds: DifferentiationRequest, numbering: Numb
 
 
 def size_of(container: Container, seeds: DifferentiationRequest) -> int:
-    """The count of numbers in a container."""
     return math.prod(seeds.extents[container].shape) * math.prod(container.element_shape)
 
 

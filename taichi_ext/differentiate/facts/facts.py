@@ -85,7 +85,6 @@ class Facts:
         return replace(self, serial=frozenset(serial), loops=loops, stores=stores)
 
     def is_active(self, value: ir.Value) -> bool:
-        """Whether a value carries a tangent."""
         return self.activity.has(value)
 
     def is_column(self, number: int) -> bool:
@@ -183,7 +182,6 @@ class ShadowMatrix:
         return 0
 
     def entry(self, row: Coefficient, column: Coefficient) -> ir.Load:
-        """One tangent."""
         outer, length, inner = row, self.columns, column
         if self.by_column:
             outer, length, inner = column, self.rows, row

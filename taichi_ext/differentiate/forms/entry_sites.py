@@ -182,7 +182,6 @@ class SparseColumns:
 
     @property
     def width(self) -> int:
-        """The number of columns of rows."""
         return max(1, sum(self.sizes[key] for key in self.in_rows))
 
     def extended(self, in_rows: set[Key], intermediates: dict[Key, int], versions: dict[Key, int]) -> SparseColumns:

@@ -75,9 +75,7 @@ class RowReader(Protocol):
     @property
     def version(self) -> int: ...
 
-    def entry(self, index: Index, column: Coefficient, /) -> Value:
-        """One number of one row."""
-        ...
+    def entry(self, index: Index, column: Coefficient, /) -> Value: ...
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,6 @@ def is_row(leaf: Leaf) -> TypeGuard[Row]:
 
 
 def has_row(form: Form) -> bool:
-    """Whether there is a row among the leaves of a form."""
     return any(isinstance(leaf, Row) for leaf in form)
 
 
@@ -159,7 +156,6 @@ def plus(a: Weight, b: Weight) -> Weight:
 
 
 def bare(c: Weight) -> Coefficient:
-    """A coefficient without its guard."""
     return c.factor if isinstance(c, Guarded) else c
 
 
@@ -173,13 +169,11 @@ def _guarded_as(c: Coefficient, *sources: Weight) -> Weight:
 
 
 def coefficient(c: Weight, dtype: Type) -> Value:
-    """A coefficient as a value."""
     c = bare(c)
     return c if isinstance(c, Value) else literal(c, dtype)
 
 
 def times_entry(c: Weight, entry: Value) -> Coefficient:
-    """A coefficient times one entry of a row."""
     if isinstance(c, Guarded) and not is_number_or_zero(c.factor):
         can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
         if c.is_again and isinstance(c.factor, Value):
@@ -354,7 +348,6 @@ class Cursor:
 
     @property
     def block(self) -> Scope:
-        """The block of the statement."""
         return self._block
 
     @property
@@ -364,7 +357,6 @@ class Cursor:
 
     @property
     def parallel_loop(self) -> Loop | None:
-        """The parallel loop around the statement."""
         return self._loops[0] if self._loops and self._loops[0].is_parallel else None
 
     def is_stale(self, row: Row) -> bool:
@@ -384,7 +376,6 @@ class Cursor:
 
     @contextlib.contextmanager
     def in_loop(self, loop: Loop) -> Iterator[None]:
-        """Enter a loop."""
         outer, self._loops = self._loops, (*self._loops, loop)
         try:
             yield

@@ -12,22 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
 from taichi_ext.differentiate.facts.facts import Declaration, PassState
-from taichi_ext.differentiate.forms.forms import (
-    Carried,
-    Cursor,
-    Form,
-    LocalSeed,
-    Seed,
-    Unnumbered,
-    Weight,
-    coefficient,
-    unnumbered,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import I32, Local, Read
 from taichi_ext.program.build import Builder, Index, literal
 
-S = TypeVar("S", bound=Seed | LocalSeed | Carried)
+S = TypeVar("S", bound=linear.Seed | linear.LocalSeed | linear.Carried)
 
 
 class Registers(Generic[S]):
@@ -39,7 +29,7 @@ class Registers(Generic[S]):
         local: the local whose tangents they hold.
     """
 
-    def __init__(self, builder: Builder, cursor: Cursor, local: Local) -> None:
+    def __init__(self, builder: Builder, cursor: linear.Cursor, local: Local) -> None:
         self.local = local
         self._builder = builder
         self._cursor = cursor
@@ -59,7 +49,6 @@ class Registers(Generic[S]):
         return math.prod(self.local.shape)
 
     def declare(self, seed: S, name: str) -> None:
-        """Declare a register with value 0."""
         name, dtype = f"d_{self.local.name}_{name}", self.local.dtype
         is_array = bool(self.local.shape)
         builder = self._builder
@@ -68,7 +57,6 @@ class Registers(Generic[S]):
         self._zeros.add(seed)
 
     def take_over(self, seed: S, other: Registers[S]) -> None:
-        """Use the register of a seed from other registers."""
         self._by_seed[seed] = other._by_seed[seed]
         other.note_used(seed)
 
@@ -77,29 +65,27 @@ class Registers(Generic[S]):
         self._zeros.discard(seed)
 
     def read(self, seed: S, index: Index = 0) -> Read:
-        """The register of a seed."""
         return Read(self._by_seed[seed], (index,) if self.local.shape else ())
 
-    def form(self, index: Index = 0) -> dict[S, Weight]:
+    def form(self, index: Index = 0) -> dict[S, linear.Weight]:
         """The coefficients of one entry, except those known to be 0."""
         zeros = self._zeros if self._cursor.block is self._block else ()
         return {seed: self.read(seed, index) for seed in self._by_seed if seed not in zeros}
 
-    def write(self, coefficients: Mapping[S, Weight], index: Index) -> None:
+    def write(self, coefficients: Mapping[S, linear.Weight], index: Index) -> None:
         """Replace the coefficients of one entry; missing ones are set to 0."""
         if self._cursor.block is self._block and not self.local.shape:
             self._zeros.update(self._by_seed)
         self._zeros -= coefficients.keys()
         for seed in self._by_seed:
-            value = coefficient(coefficients.get(seed, 0), self.local.dtype)
+            value = linear.coefficient(coefficients.get(seed, 0), self.local.dtype)
             self._builder.assign(self.read(seed, index), value)
 
-    def add(self, coefficients: Mapping[S, Weight], index: Index) -> None:
-        """Add to the coefficients of one entry."""
+    def add(self, coefficients: Mapping[S, linear.Weight], index: Index) -> None:
         self._zeros -= coefficients.keys()
         for seed, c in coefficients.items():
             if seed in self._by_seed:
-                self._builder.update(self.read(seed, index), coefficient(c, self.local.dtype))
+                self._builder.update(self.read(seed, index), linear.coefficient(c, self.local.dtype))
 
 
 class LocalSlots:
@@ -127,7 +113,7 @@ class LocalSlots:
         """The slots that may be filled, including ``later`` ones that a loop around this place writes."""
         return self._pairs[: max(self._used, later)]
 
-    def write(self, terms: list[tuple[Seed, Weight]]) -> None:
+    def write(self, terms: list[tuple[linear.Seed, linear.Weight]]) -> None:
         """Replace the contents of the slots."""
         builder = self._walk.builder
         terms = terms[: len(self._pairs)]
@@ -136,7 +122,7 @@ class LocalSlots:
         for n, (column, value) in enumerate(self._pairs):
             if n < len(terms):
                 builder.assign(column, columns[n])
-                builder.assign(value, coefficient(terms[n][1], self._zero.dtype))
+                builder.assign(value, linear.coefficient(terms[n][1], self._zero.dtype))
                 continue
             if self._walk.facts.seeds.sparse is not None:
                 builder.assign(column, self._no_column)
@@ -164,7 +150,7 @@ class OwnRegisters:
         self._walk = walk
         self._declared = declared
         self._facts = facts
-        self._registers: Registers[Unnumbered] = Registers(walk.builder, walk.cursor, declared.local)
+        self._registers: Registers[linear.Unnumbered] = Registers(walk.builder, walk.cursor, declared.local)
         for seed in facts.own:
             if before is not None and seed in before._registers:
                 self._registers.take_over(seed, before._registers)
@@ -174,16 +160,16 @@ class OwnRegisters:
     def __len__(self) -> int:
         return len(self._registers)
 
-    def note(self, seeds: Iterable[Unnumbered]) -> None:
+    def note(self, seeds: Iterable[linear.Unnumbered]) -> None:
         """Note that seeds reach the local and need registers."""
         self._facts.own.update(dict.fromkeys(seeds))
 
     @property
-    def own_seeds(self) -> list[LocalSeed]:
+    def own_seeds(self) -> list[linear.LocalSeed]:
         """The seeds that reach the local, without carried ones."""
-        return [seed for seed in self._facts.own if isinstance(seed, LocalSeed)]
+        return [seed for seed in self._facts.own if isinstance(seed, linear.LocalSeed)]
 
-    def forget(self, seeds: Iterable[LocalSeed]) -> None:
+    def forget(self, seeds: Iterable[linear.LocalSeed]) -> None:
         """Drop the tangents with respect to these seeds, which a loop declares again in each iteration."""
         cursor, declared = self._walk.cursor, self._declared
         if declared.loops == cursor.loops or not cursor.block.is_within(declared.block):
@@ -194,29 +180,33 @@ class OwnRegisters:
                 for index in range(self._registers.size):
                     self._walk.builder.assign(self._registers.read(seed, index), zero)
 
-    def form(self, index: Index = 0) -> Form:
+    def form(self, index: Index = 0) -> linear.Form:
         """The current tangent of one element."""
         return {**self._registers.form(index)}
 
-    def write(self, forms: list[Form], indices: list[Index]) -> None:
+    def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements; the coefficients are evaluated."""
         for form, index in zip(forms, indices, strict=True):
-            own = unnumbered(form)
+            own = linear.unnumbered(form)
             self.note(own)
             self._registers.write(own, index)
 
-    def add(self, form: Form, index: Index = 0) -> None:
+    def add(self, form: linear.Form, index: Index = 0) -> None:
         """Add to the tangent of one element; the coefficients are evaluated."""
-        own = unnumbered(form)
+        own = linear.unnumbered(form)
         self.note(own)
         self._registers.add(own, index)
 
-    def begin(self, seed: Carried) -> None:
+    def begin(self, seed: linear.Carried) -> None:
         """Make the local carried by a loop: its derivative with respect to its own seed is 1; others continue."""
         self._walk.builder.assign(self._registers.read(seed), 1)
         self._registers.note_used(seed)
 
 
-def _name(seed: Unnumbered) -> str:
+def _name(seed: linear.Unnumbered) -> str:
     """The name of a register for a seed, after the local."""
-    return f"{seed.local.name}_{seed.entry}" if isinstance(seed, LocalSeed) and seed.local.shape else seed.local.name
+    return (
+        f"{seed.local.name}_{seed.entry}"
+        if isinstance(seed, linear.LocalSeed) and seed.local.shape
+        else seed.local.name
+    )

@@ -113,7 +113,6 @@ class LocalRows:
         self.terms = Terms(walk.naming, walk.cursor, walk.facts.columns, is_array=is_array)
 
     def entry(self, index: Index, column: Coefficient) -> Read | Load:
-        """One number."""
         return self.memory.entry(self._place(index, column))
 
     def _place(self, index: Index, column: Coefficient) -> Coefficient:

@@ -102,7 +102,6 @@ class Naming:
         self.conditional.update(seed for seed in columns_of(form) if not seed.is_constant)
 
     def is_visible(self, seed: Seed, block: Scope) -> bool:
-        """Whether a seed is visible in a block."""
         return all(block.can_name(source_of(atom)) for atom, _ in seed.column.terms)
 
     def seed_name(self, seed: Seed) -> str:

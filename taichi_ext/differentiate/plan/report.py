@@ -151,7 +151,6 @@ def parallel_loops(body: ir.Body) -> list[ir.For]:
 
 
 def line_of(place: ir.Place | None) -> Line:
-    """The line of a place in the source."""
     if place is None:
         return Line(0)
     return Line(place.line) if place.caller is None else Line(place.line, place.function, place.caller.line)

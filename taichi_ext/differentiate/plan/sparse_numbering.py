@@ -78,13 +78,11 @@ class Numbering:
         return next(iter(owners)) if len(owners) == 1 else None
 
     def owners(self, column: Affine) -> frozenset[Key]:
-        """The possible owners of a column."""
         if not column.is_constant:
             return self._owners.get(column, frozenset())
         return frozenset(key for first, end, key in self._ranges if first <= column.constant < end)
 
     def note_owners(self, column: Affine, owners: AbstractSet[Key]) -> None:
-        """Note the possible owners of a column."""
         if not column.is_constant:
             self._owners[column] = self.owners(column) | owners
 

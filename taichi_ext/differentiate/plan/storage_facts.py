@@ -85,7 +85,6 @@ class StorageFacts:
 
     @property
     def has_row(self) -> bool:
-        """Whether the local needs a row."""
         return bool(self.why_row)
 
     def state(self) -> tuple[object, ...]:
@@ -94,7 +93,6 @@ class StorageFacts:
         return self.slots, self.why_row, *(facts.copy() for facts in grown)
 
     def begin_pass(self) -> None:
-        """Start another pass."""
         self.growths += self.slots > self.begun_with
         self.begun_with = self.slots
 

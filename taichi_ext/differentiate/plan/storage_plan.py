@@ -104,7 +104,6 @@ class StoragePlan:
     columns: ColumnDecisions = field(default_factory=ColumnDecisions)
 
     def is_reversed(self, loop: Statement) -> bool:
-        """Whether a loop is accumulated backwards."""
         return loop in self.reversed_loops and loop not in self.forward
 
     def key(self, local: Local) -> StorageKey:
@@ -122,7 +121,6 @@ class StoragePlan:
             self.serial.setdefault(loop.statement, why)
 
     def facts(self, key: StorageKey) -> StorageFacts:
-        """The facts for a storage, to which a pass adds."""
         return self.storages.setdefault(key, StorageFacts(key.local))
 
     # --- the passes
@@ -171,5 +169,4 @@ class PlanState:
 
 
 def _tables(plan: StoragePlan | ColumnDecisions, *left_out: str) -> list[dict[Any, Any]]:
-    """Copies of the tables of a plan."""
     return [dict(getattr(plan, f.name)) for f in fields(plan) if f.name not in left_out]

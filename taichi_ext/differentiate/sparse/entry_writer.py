@@ -16,6 +16,7 @@ from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.differentiate.facts.facts import PassState
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.forms.entry_sites import (
     DenseRowsError,
     EntryTarget,
@@ -24,17 +25,6 @@ from taichi_ext.differentiate.forms.entry_sites import (
     SiteEntry,
     SiteLoops,
     SparseResult,
-)
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    Scope,
-    Seed,
-    accumulate,
-    coefficient,
-    columns_of,
-    has_row,
-    is_row,
-    row_value,
 )
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.sparse_counts import Around, Counts
@@ -108,8 +98,8 @@ LAST_STEP = 2**31  # of a stage: containers are written after all locals that it
 class _Stored:
     """The form of an entry that this iteration has stored."""
 
-    form: Form
-    block: Scope
+    form: linear.Form
+    block: linear.Scope
     loops: tuple[Loop, ...]
 
 
@@ -146,7 +136,7 @@ class EntryWriter:
 
     # --- reading
 
-    def seed(self, key: Key, row: Affine, size: int) -> Form:
+    def seed(self, key: Key, row: Affine, size: int) -> linear.Form:
         """The tangent of an entry that is a column: of the container's version before this stage."""
         return self.numbering.seed(key, row, size, self.versions(key, (self.stage, 0)))
 
@@ -165,7 +155,7 @@ class EntryWriter:
         owners = self.numbering.owners(column)
         return any(is_of_sum(o) and o.number > self.versions(o.of, step) for o in owners)
 
-    def read(self, target: EntryTarget, row: Affine) -> Form:
+    def read(self, target: EntryTarget, row: Affine) -> linear.Form:
         """The tangent of an entry of such a container."""
         loops = self.walk.cursor.loops
         stored = self._stored.get((target.key, row))
@@ -179,18 +169,18 @@ class EntryWriter:
             return {}
         return self.seed(target.key, row, target.size)
 
-    def _block(self) -> Scope:
+    def _block(self) -> linear.Scope:
         """The block of the statement, without a guard: reads by the same index are guarded, too."""
         block = self.walk.cursor.block
         return block.outer if block.is_guard and block.outer is not None else block
 
-    def _is_stale(self, form: Form) -> bool:
+    def _is_stale(self, form: linear.Form) -> bool:
         """Whether rows in a form may have changed since it was stored."""
-        return any(is_row(leaf) and self.walk.cursor.is_stale(leaf) for leaf in form)
+        return any(linear.is_row(leaf) and self.walk.cursor.is_stale(leaf) for leaf in form)
 
     # --- writing
 
-    def store(self, target: EntryTarget, site: StoreSite | None, rows: list[Affine], forms: list[Form]) -> None:
+    def store(self, target: EntryTarget, site: StoreSite | None, rows: list[Affine], forms: list[linear.Form]) -> None:
         """``entry = value``."""
         is_injective = self.emit(target, True if site is None else site, rows, forms, is_sum=False)
         for row, form in zip(rows, forms, strict=True):
@@ -198,14 +188,14 @@ class EntryWriter:
             self._stored[target.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
             self._note(target.key, row, is_injective, is_sum=False)
 
-    def add(self, target: EntryTarget, site: StoreSite, rows: list[Affine], forms: list[Form]) -> None:
+    def add(self, target: EntryTarget, site: StoreSite, rows: list[Affine], forms: list[linear.Form]) -> None:
         """``entry += value``."""
         is_injective = self.emit(target, site, rows, forms, is_sum=True)
         is_private = self.walk.facts.stores.is_private(site)
         loops = self.walk.cursor.loops
         for row, form in zip(rows, forms, strict=True):
             before = self._stored.get((target.key, row))
-            base: Form | None = None
+            base: linear.Form | None = None
             if before is not None and before.block is self._block() and is_private:
                 base = before.form
             elif is_private and is_injective and not self._is_written_before(target.key, row):
@@ -213,7 +203,7 @@ class EntryWriter:
             self._forget(target.key, row)
             if base is not None:
                 total = dict(base)
-                accumulate(total, form)
+                linear.accumulate(total, form)
                 self._stored[target.key, row] = _Stored(total, self._block(), loops)
             self._note(target.key, row, is_injective, is_sum=True)
 
@@ -241,7 +231,7 @@ class EntryWriter:
         target: EntryTarget,
         place: StoreSite | bool,
         rows: list[Affine],
-        forms: list[Form],
+        forms: list[linear.Form],
         *,
         is_sum: bool,
         step: int | None = None,
@@ -267,7 +257,7 @@ class EntryWriter:
             rows=tuple(rows),
             atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
             groups=groups,
-            has_rows=any(map(has_row, forms)),
+            has_rows=any(map(linear.has_row, forms)),
             parts=parts,
         )
         self._register(site, target)
@@ -288,7 +278,7 @@ class EntryWriter:
             if site.slots * size > MOST_SLOTS:
                 raise DenseRowsError(f"{target.name} takes {site.slots} x {size} entries, more than Taichi can index")
 
-    def _mirror(self, rows: list[Affine], forms: list[Form]) -> dict[Affine, int] | None:
+    def _mirror(self, rows: list[Affine], forms: list[linear.Form]) -> dict[Affine, int] | None:
         """For a Hessian, copy the entries above the diagonal of a block to those below it.
 
         Returns:
@@ -296,14 +286,14 @@ class EntryWriter:
             the parameters' entries that its rows are.
         """
         starts, numbers, seeds = self.numbering.asked.starts, {row: n for n, row in enumerate(rows)}, {}
-        for seed in {seed: None for form in forms for seed in columns_of(form)}:
+        for seed in {seed: None for form in forms for seed in linear.columns_of(form)}:
             owner = self.numbering.owner(seed.column)
             first = starts[owner] - (self.numbering.columns.first(owner) or 0) if owner in starts else 0
             number = numbers.get(seed.column + Affine((), first))
             if owner not in starts or number is None:
                 return None
             seeds[number] = seed
-        if any(map(has_row, forms)) or len(numbers) < len(rows):
+        if any(map(linear.has_row, forms)) or len(numbers) < len(rows):
             return None
         for above, below in itertools.combinations(range(len(rows)), 2):
             for n, m in ((above, below), (below, above)):
@@ -345,13 +335,13 @@ class EntryWriter:
         opened = [a for loop in self.walk.cursor.loops[:1] for a in loop.atoms]
         return place.covers([*opened, *variables], has_component=True)
 
-    def _groups(self, forms: list[Form], rows: list[Affine] | None) -> tuple[Group, ...]:
+    def _groups(self, forms: list[linear.Form], rows: list[Affine] | None) -> tuple[Group, ...]:
         """The entries, row by row; those of a Hessian, whose ``rows`` are given, by pairs of vertices, as in H."""
         found: dict[Key, list[SiteEntry]] = {}
         order: dict[tuple[tuple[Atom, int], ...], int] = {(): 0}  # by first appearance
         for part, form in enumerate(forms):
-            columns = {seed.column: None for seed in columns_of(form)}
-            if has_row(form):
+            columns = {seed.column: None for seed in linear.columns_of(form)}
+            if linear.has_row(form):
                 width = self.numbering.columns.width
                 columns = {c: None for c in columns if not self.numbering.is_in_rows(c)}
                 columns.update((Affine((), k), None) for k in range(width))
@@ -374,7 +364,7 @@ class EntryWriter:
         for n, value in enumerate(values):
             self.walk.builder.assign(element(array, add(start, n)), value)
 
-    def _write_values(self, site: Site, target: EntryTarget, slot: Coefficient, forms: list[Form]) -> None:
+    def _write_values(self, site: Site, target: EntryTarget, slot: Coefficient, forms: list[linear.Form]) -> None:
         for group in site.groups:
             array = self.walk.arguments.add(site.entries(group.owner), f"entries_{site.number}", target.dtype)
             start = self.walk.builder.keep(multiply(slot, len(group.entries)), "start")
@@ -383,30 +373,32 @@ class EntryWriter:
                 own = {column: n for (p, column), n in places.items() if p == part}
                 self._write_part(array, start, form, own)
 
-    def _write_part(self, array: Container, start: Coefficient, form: Form, places: dict[Affine, int]) -> None:
-        has_rows = has_row(form)
+    def _write_part(self, array: Container, start: Coefficient, form: linear.Form, places: dict[Affine, int]) -> None:
+        has_rows = linear.has_row(form)
         in_rows = sorted((c.constant, n) for c, n in places.items() if has_rows and self.numbering.is_in_window(c))
         if in_rows:
             self._write_row(array, start, form, in_rows)
-        for seed, c in columns_of(form).items():
-            value = coefficient(c, array.dtype)
+        for seed, c in linear.columns_of(form).items():
+            value = linear.coefficient(c, array.dtype)
             if has_rows and self.numbering.is_in_rows(seed.column):
                 self._add_to_row(array, start, seed, places, value)
             elif seed.column in places:
                 self.walk.builder.assign(element(array, add(start, places[seed.column])), value)
 
-    def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
+    def _write_row(
+        self, array: Container, start: Coefficient, form: linear.Form, places: list[tuple[int, int]]
+    ) -> None:
         """Write the rows of a form, column by column, to consecutive places."""
         first, place = places[0]
         base = self.walk.builder.keep(add(start, place), "start")
 
         def body(k: Value) -> None:
-            self.walk.builder.assign(element(array, add(base, k)), row_value(form, add(k, first), array.dtype))
+            self.walk.builder.assign(element(array, add(base, k)), linear.row_value(form, add(k, first), array.dtype))
 
         self.walk.builder.loop(len(places), body)
 
     def _add_to_row(
-        self, array: Container, start: Coefficient, seed: Seed, places: dict[Affine, int], value: Value
+        self, array: Container, start: Coefficient, seed: linear.Seed, places: dict[Affine, int], value: Value
     ) -> None:
         owner = self.numbering.owner(seed.column)
         if owner is None:  # a local that has separate columns from the next walk on

@@ -138,7 +138,6 @@ class LocalSum:
         return {leaf: c for leaf, c in form.items() if leaf != own}
 
     def add(self, form: Form, index: Index = 0) -> None:
-        """Add to the tangent of one element."""
         form = materialize(self.walk.builder, form)
         self.own.add(form, index)
         self._add_terms(numbered(form), index)

@@ -15,23 +15,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.analysis.stores import StoreSite, is_scattered
 from taichi_ext.differentiate.facts.facts import PassState
-from taichi_ext.differentiate.forms.forms import (
-    Carried,
-    Form,
-    Input,
-    Weight,
-    accumulate,
-    chosen,
-    columns_of,
-    columns_only,
-    guarded_scale,
-    has_row,
-    kept,
-    materialize,
-    plus,
-    times,
-    where_nonzero,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts, Written
@@ -189,9 +173,9 @@ class Linearizer:
         self._coverage = coverage
         self.is_again = walk.facts.seeds.use.is_again
         self._rule = functools.partial(rule_of, definition=self.definition, is_again=self.is_again)
-        self.forms: dict[ir.Value, Form] = {}  # forms of nodes that are not smooth
+        self.forms: dict[ir.Value, linear.Form] = {}  # forms of nodes that are not smooth
         self.tapes: dict[ir.Value, list[Step]] = {}
-        self.lasting: dict[ir.Value, Form] = {}  # within the definitions of deferred locals
+        self.lasting: dict[ir.Value, linear.Form] = {}  # within the definitions of deferred locals
         self.lasting_tapes: dict[ir.Value, list[Step]] = {}
         self.sweeps = 0
         self._products = ProductFactors(self.definition, walk.builder.frozen, self._has_tangent)
@@ -206,7 +190,7 @@ class Linearizer:
     def prepare(self, root: ir.Value) -> bool:
         """Evaluate the partials of a definition; False if they depend on values that may change before the use."""
         stack: list[tuple[ir.Value, bool]] = [(root, False)]
-        found: dict[ir.Value, Form] = {}
+        found: dict[ir.Value, linear.Form] = {}
         tapes: dict[ir.Value, list[Step]] = {}
         known = (self.lasting, self.lasting_tapes, found, tapes)
         while stack:
@@ -220,8 +204,8 @@ class Linearizer:
                 stack.append((node, True))
                 stack.extend((a, False) for a in self._parts(node))
                 continue
-            form = {leaf: kept(self._walk.builder, c) for leaf, c in self.leaf_form(node).items()}
-            if has_row(form):
+            form = {leaf: linear.kept(self._walk.builder, c) for leaf, c in self.leaf_form(node).items()}
+            if linear.has_row(form):
                 return False
             found[node] = form
         self.lasting.update(found)
@@ -230,7 +214,7 @@ class Linearizer:
 
     # --- forms
 
-    def form(self, node: ir.Value) -> Form:
+    def form(self, node: ir.Value) -> linear.Form:
         """The tangent of a value; its coefficients are not yet evaluated."""
         if not self._walk.facts.is_active(node):
             return {}
@@ -244,7 +228,7 @@ class Linearizer:
             return self._locals.definitions.get(node.local, node)
         return node
 
-    def leaf_form(self, node: ir.Value) -> Form:
+    def leaf_form(self, node: ir.Value) -> linear.Form:
         """The form of a node at which reverse accumulation stops."""
         if node in self.lasting:
             return self.lasting[node]
@@ -258,8 +242,7 @@ class Linearizer:
     def _deferred(self, node: ir.Value) -> Deferred | None:
         return self._locals.deferred.get(node.local) if isinstance(node, ir.Read) and not node.index else None
 
-    def _form_of(self, value: ir.Read | ir.Load) -> Form:
-        """The tangent of a value that is read."""
+    def _form_of(self, value: ir.Read | ir.Load) -> linear.Form:
         if isinstance(value, ir.Read):
             return self._locals.form(value)
         if self._walk.cursor.block.stops(value.container):
@@ -267,33 +250,33 @@ class Linearizer:
         self._coverage.read.add(value.container)
         return self._containers[value.container].form(value)
 
-    def _accumulated(self, root: ir.Value) -> Form:
+    def _accumulated(self, root: ir.Value) -> linear.Form:
         self.sweeps += 1
         order, leaves = self._order(root)
-        weights: dict[ir.Value | ir.Local, Weight] = {self._name(root): 1}
+        weights: dict[ir.Value | ir.Local, linear.Weight] = {self._name(root): 1}
         for node in reversed(order):
             weight = weights.pop(self._name(node), 0)
             tape = self.tape(node)
             if len(tape) > 1:
-                weight = kept(self._walk.builder, weight)
+                weight = linear.kept(self._walk.builder, weight)
             for arg, partial in tape:
-                product = times(weight, partial)
+                product = linear.times(weight, partial)
                 name = self._name(arg)
-                weights[name] = plus(weights.get(name, 0), product)
-        form: Form = {}
+                weights[name] = linear.plus(weights.get(name, 0), product)
+        form: linear.Form = {}
         for name, weight in weights.items():  # the remaining nodes are leaves
             leaf = leaves[name]
-            accumulate(form, leaf, kept(self._walk.builder, weight) if len(leaf) > 1 else weight)
+            linear.accumulate(form, leaf, linear.kept(self._walk.builder, weight) if len(leaf) > 1 else weight)
         return form
 
     def _name(self, node: ir.Value) -> ir.Value | ir.Local:
         """The key of a node in an accumulation: for a deferred local, the local."""
         return node.local if self._deferred(node) is not None else node  # type: ignore[attr-defined]
 
-    def _order(self, root: ir.Value) -> tuple[list[ir.Value], dict[ir.Value | ir.Local, Form]]:
+    def _order(self, root: ir.Value) -> tuple[list[ir.Value], dict[ir.Value | ir.Local, linear.Form]]:
         """Smooth nodes, arguments first, and the forms of the leaves."""
         order: list[ir.Value] = []
-        leaves: dict[ir.Value | ir.Local, Form] = {}
+        leaves: dict[ir.Value | ir.Local, linear.Form] = {}
         seen: set[ir.Value | ir.Local] = set()
         stack: list[tuple[ir.Value, bool]] = [(root, False)]
         while stack:
@@ -359,7 +342,7 @@ class Linearizer:
         found = partials_of_operation(node, self._rule(node), self._walk.expressions.keep, self._walk.facts.is_active)
         return [(arg, self._walk.builder.keep(partial, "partial")) for arg, partial in found]
 
-    def _forward(self, node: ir.Value) -> Form:
+    def _forward(self, node: ir.Value) -> linear.Form:
         rule = self._rule(node)
         if rule.kind == "unknown" or not isinstance(node, ir.Op):
             raise_unknown(node.name if isinstance(node, ir.Op) else type(node).__name__, node.place)
@@ -367,45 +350,47 @@ class Linearizer:
             return self._choice(node, rule)
         if rule.kind == "guarded":
             return self._guarded(node)
-        form: Form = {}
+        form: linear.Form = {}
         with self._walk.builder.at(node.place):
             partials = self._partials(node)
         for arg, partial in partials:
             inner = self._settled(arg)
-            if any(isinstance(leaf, (Carried, Input)) for leaf in inner):  # else a zero tangent might not stay zero
+            if any(
+                isinstance(leaf, (linear.Carried, linear.Input)) for leaf in inner
+            ):  # else a zero tangent might not stay zero
                 for loop in self._walk.cursor.loops:
                     self._walk.plan.forward.setdefault(loop.statement, _SINGULAR)
-            accumulate(form, guarded_scale(inner, partial, is_again=self.is_again))
+            linear.accumulate(form, linear.guarded_scale(inner, partial, is_again=self.is_again))
         return form
 
-    def _guarded(self, node: ir.Op) -> Form:
+    def _guarded(self, node: ir.Op) -> linear.Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""
         a, b = (self._walk.expressions.keep(arg, node.dtype) for arg in node.args)
         first, second = map(self._settled, node.args)
-        form = where_nonzero(a, second)
+        form = linear.where_nonzero(a, second)
         if node.name == GUARDED_BOTH:
-            accumulate(form, where_nonzero(b, first))
+            linear.accumulate(form, linear.where_nonzero(b, first))
         else:
-            accumulate(form, first, b)
+            linear.accumulate(form, first, b)
         return form
 
-    def _settled(self, node: ir.Value) -> Form:
+    def _settled(self, node: ir.Value) -> linear.Form:
         from_node = self.form(node)
-        return {leaf: kept(self._walk.builder, c) for leaf, c in from_node.items()}
+        return {leaf: linear.kept(self._walk.builder, c) for leaf, c in from_node.items()}
 
-    def _choice(self, node: ir.Op, rule: Rule) -> Form:
+    def _choice(self, node: ir.Op, rule: Rule) -> linear.Form:
         args = node.args[1:] if node.name == "select" else node.args
         forms = [self._settled(a) for a in args]
         if node.name == "select":
             picks: tuple[ir.Value | None, ...] = (self._walk.expressions.keep(node.args[0]), None)
-            for seed in (seed for form in forms for seed in columns_of(form)):
+            for seed in (seed for form in forms for seed in linear.columns_of(form)):
                 self._walk.naming.note_conditional(seed, self._walk.cursor.loops)
         else:
             assert rule.picks is not None
             values = [self._walk.expressions.keep(a, node.dtype) for a in args]
             values.append(self._walk.expressions.keep(node))
             picks = tuple(p if p is None else self._walk.builder.keep(p, "is_first") for p in rule.picks(*values))
-        return chosen(picks, forms, node.dtype, is_again=self.is_again)
+        return linear.chosen(picks, forms, node.dtype, is_again=self.is_again)
 
 
 def raise_unknown(name: str, place: ir.Place | None) -> NoReturn:
@@ -446,7 +431,7 @@ class ContainerStores:
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         parts = [self._unguarded(v, tangents, target) for v, target in zip(raw, targets, strict=True)]
         forms = list(map(self.linearizer.form, parts))
-        forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
+        forms = [linear.materialize(builder, linear.columns_only(f, walk.facts.is_column)) for f in forms]
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
         written = Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)

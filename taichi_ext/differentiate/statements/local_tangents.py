@@ -45,7 +45,6 @@ class LocalTangents:
         self.known.keep(local, [form])
 
     def declare(self, s: Declare) -> None:
-        """Declare a local."""
         local = s.local
         self._begin_own(local)
         if local not in self.walk.facts.changed and not local.shape:

@@ -20,16 +20,7 @@ from dataclasses import dataclass
 
 import taichi_ext.program as ir
 from taichi_ext.differentiate.facts.facts import Declaration, PassState
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    Input,
-    accumulate,
-    has_row,
-    is_row,
-    materialize,
-    unnumbered,
-    where_nonzero,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.plan.storage_plan import StorageKey
 from taichi_ext.differentiate.statements.reverse_loops import only_added
@@ -49,14 +40,16 @@ class Factors:
         self.declared: Declaration = storage.declared
         self.own = storage.own
 
-    def form(self, index: Index = 0) -> Form:
+    def form(self, index: Index = 0) -> linear.Form:
         return {**self.storage.form(index), **self.factors.form()}
 
-    def write(self, forms: list[Form], indices: list[Index]) -> None:
+    def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
         raise AssertionError("the loop only adds to its sums")
 
-    def add(self, form: Form, index: Index = 0) -> None:
-        mine: Form = {seed: c for seed, c in form.items() if isinstance(seed, Input) and seed.local in self.inputs}
+    def add(self, form: linear.Form, index: Index = 0) -> None:
+        mine: linear.Form = {
+            seed: c for seed, c in form.items() if isinstance(seed, linear.Input) and seed.local in self.inputs
+        }
         self.factors.add(mine)
         self.storage.add({seed: c for seed, c in form.items() if seed not in mine}, index)
 
@@ -65,7 +58,7 @@ class Factors:
 class Inside:
     """A loop whose inputs have factors: their tangents, and the sums."""
 
-    inputs: dict[ir.Local, Form]
+    inputs: dict[ir.Local, linear.Form]
     sums: dict[ir.Local, Factors]
 
 
@@ -103,12 +96,12 @@ class LoopInputs:
         self.forms.inputs.difference_update(inside.inputs)
         for local, factors in inside.sums.items():
             self.storages.by_local[local] = factors.storage
-            total: Form = {}
-            for seed, factor in unnumbered(factors.factors.form()).items():
+            total: linear.Form = {}
+            for seed, factor in linear.unnumbered(factors.factors.form()).items():
                 assert isinstance(factor, ir.Read)
-                accumulate(total, where_nonzero(factor, inside.inputs[seed.local]))
+                linear.accumulate(total, linear.where_nonzero(factor, inside.inputs[seed.local]))
             if total:
-                factors.storage.add(materialize(self.walk.builder, total))
+                factors.storage.add(linear.materialize(self.walk.builder, total))
 
     def _sums(self, s: ir.For | ir.While) -> tuple[ir.Local, ...]:
         """The numbers that a loop adds to; none where it changes other tangents, or reads a sum."""
@@ -137,15 +130,15 @@ class LoopInputs:
             seeds.sparse is None and seeds.values is None and not is_again and self.walk.facts.columns >= LEAST_COLUMNS
         )
 
-    def _inputs(self, s: ir.For | ir.While) -> dict[ir.Local, Form]:
+    def _inputs(self, s: ir.For | ir.While) -> dict[ir.Local, linear.Form]:
         """The numbers from before a loop that it reads, with tangents of more than one term."""
         changes = self.walk.facts.loops[s].changes
         read = {local for x in s.within for local in x.contents.locals}
-        found: dict[ir.Local, Form] = {}
+        found: dict[ir.Local, linear.Form] = {}
         for local in (*self.forms.forms, *self.storages.by_local):
             if local in read and local not in changes and not local.shape:
                 form = self.forms.form(ir.Read(local))
-                is_kept = not any(is_row(leaf) and leaf.source in changes for leaf in form)
-                if is_kept and (len(form) > 1 or has_row(form)):
+                is_kept = not any(linear.is_row(leaf) and leaf.source in changes for leaf in form)
+                if is_kept and (len(form) > 1 or linear.has_row(form)):
                     found[local] = form
         return found

@@ -20,23 +20,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, source_of
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.facts import PassState
-from taichi_ext.differentiate.forms.forms import (
-    Carried,
-    Form,
-    Guarded,
-    LocalSeed,
-    Row,
-    Seed,
-    accumulate,
-    bare,
-    coefficient,
-    columns_of,
-    has_row,
-    is_row,
-    materialize,
-    numbered,
-    plus,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import RowMemory, local_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.storage_plan import StorageKey, TapeSum
@@ -60,12 +44,14 @@ class LoopTape:
     carried: tuple[ir.Local, ...]
     around: tuple[Loop, ...]
     sums: frozenset[ir.Local]  # the carried locals that are only added to
-    before: dict[ir.Local, Form]
+    before: dict[ir.Local, linear.Form]
     own: dict[ir.Local, OwnRegisters]  # tangents with respect to seeds without a column, before the loop and after it
     memory: RowMemory
     width: int
     sweeps: int = 0
-    entries: list[tuple[ir.Local, Seed | Carried]] = field(default_factory=list)  # the coefficients it holds, in order
+    entries: list[tuple[ir.Local, linear.Seed | linear.Carried]] = field(
+        default_factory=list
+    )  # the coefficients it holds, in order
 
     def entry(self, iteration: ir.Value, number: int) -> ir.Read | ir.Load:
         first = self.loop.bounds[0][0]  # type: ignore[index]
@@ -83,7 +69,6 @@ class Reversals:
         self.forward: list[ir.For] = []  # loops that may be reversed in another walk
 
     def go_forward(self, s: ir.Statement, why: str) -> None:
-        """Accumulate a loop forward."""
         self.plan.forward.setdefault(s, why)
 
     def choose(self) -> bool:
@@ -143,8 +128,13 @@ class Reversals:
         walk, loop = self.walk, self.walk.facts.loops[s]
         carried = self.plan.reversed_loops[s]
         storages = [self.storages.by_local[v] for v in carried]
-        before = {v: materialize(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
-        if any(x.declared.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
+        before = {
+            v: linear.materialize(self.builder, linear.numbered(x.form()))
+            for v, x in zip(carried, storages, strict=True)
+        }
+        if any(x.declared.block is not walk.cursor.block for x in storages) or any(
+            map(linear.has_row, before.values())
+        ):
             self.go_forward(s, "its carried numbers are declared elsewhere, or have all columns before it")
         width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
@@ -175,9 +165,9 @@ class Reversals:
         for v in tape.carried:
             key = StorageKey(v, tape.statement)
             own = self.plan.facts(key).own
-            seeds = () if v in tape.sums else (Carried(v),)
+            seeds = () if v in tape.sums else (linear.Carried(v),)
             own.update(dict.fromkeys((*seeds, *tape.own[v].own_seeds)))
-            tape.own[v].note(seed for seed in own if isinstance(seed, LocalSeed))
+            tape.own[v].note(seed for seed in own if isinstance(seed, linear.LocalSeed))
             storage = self.storages.begin_with(v, key, tape.own[v])
             for seed in seeds:
                 storage.own.begin(seed)
@@ -189,20 +179,20 @@ class Reversals:
             storage = self.storages.by_local[v]
             assert isinstance(storage, Storage)  # begun above
             form = storage.form()
-            is_named = all(self._is_named(x, iteration.local) for x in columns_of(form))
+            is_named = all(self._is_named(x, iteration.local) for x in linear.columns_of(form))
             if storage.rows is not None or storage.slots or not is_named:
                 self.go_forward(tape.statement, "an iteration has columns that have no names after it")
                 return
             for seed, c in form.items():
-                if not isinstance(seed, (Seed, Carried)):
+                if not isinstance(seed, (linear.Seed, linear.Carried)):
                     continue  # its register is used further
                 entry = tape.entry(iteration, len(tape.entries))
-                self.builder.assign(entry, coefficient(c, entry.dtype))
+                self.builder.assign(entry, linear.coefficient(c, entry.dtype))
                 tape.entries.append((v, seed))
         if len(tape.entries) != tape.width:
             self.plan.tape_widths[tape.statement] = len(tape.entries)
 
-    def _is_named(self, seed: Seed, iteration: ir.Local) -> bool:
+    def _is_named(self, seed: linear.Seed, iteration: ir.Local) -> bool:
         """Whether a column can be named outside of the loop, from the iteration's number."""
         outer = self.walk.cursor.block.outer
         assert outer is not None  # it contains the block of the loop
@@ -211,19 +201,19 @@ class Reversals:
 
     # --- the loop over the tape
 
-    def swept(self, form: Form, to: ContainerTangents) -> Form:
+    def swept(self, form: linear.Form, to: ContainerTangents) -> linear.Form:
         """The form with the tangents of reversed loops accumulated, for a store to the tangents ``to``."""
-        tapes = [leaf.rows.tape for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]
+        tapes = [leaf.rows.tape for leaf in form if linear.is_row(leaf) and isinstance(leaf.rows, Reversed)]
         for tape in dict.fromkeys(tapes):
             if self.plan.is_reversed(tape.statement):
                 form = self._swept(form, tape, to)
         return form
 
-    def _swept(self, form: Form, tape: LoopTape, to: ContainerTangents) -> Form:
-        ours = [x for x in form if is_row(x) and isinstance(x.rows, Reversed) and x.rows.tape is tape]
+    def _swept(self, form: linear.Form, tape: LoopTape, to: ContainerTangents) -> linear.Form:
+        ours = [x for x in form if linear.is_row(x) and isinstance(x.rows, Reversed) and x.rows.tape is tape]
         mine = {leaf: form[leaf] for leaf in ours}
-        rest: Form = {leaf: c for leaf, c in form.items() if leaf not in mine}
-        is_guarded = any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values())
+        rest: linear.Form = {leaf: c for leaf, c in form.items() if leaf not in mine}
+        is_guarded = any(isinstance(c, linear.Guarded) and not c.is_chosen for c in mine.values())
         if tape.loop in self.walk.cursor.loops or is_guarded:
             self.go_forward(tape.statement, "its result is stored within it, or by a condition")
             return rest
@@ -231,17 +221,17 @@ class Reversals:
         key = TapeSum(tape.statement, tape.sweeps)
         self.plan.tape_sums.setdefault(key, ir.Local("sum", to.container.dtype))
         total = self.storages.begin(self.plan.tape_sums[key])
-        weights = {leaf.source: bare(c) for leaf, c in mine.items()}
+        weights = {leaf.source: linear.bare(c) for leaf, c in mine.items()}
         kind = tape.carried[0].dtype
         adjoints = {
             v: self.builder.declare(f"weight_{v.name}", cast(weights.get(v, 0), kind), kind) for v in tape.carried
         }
         self._over_tape(tape, adjoints, total, to)
         for leaf, c in total.form().items():
-            rest[leaf] = plus(rest.get(leaf, 0), c)
+            rest[leaf] = linear.plus(rest.get(leaf, 0), c)
         for v, first in tape.before.items():
-            accumulate(rest, first, adjoints[v])
-        return materialize(self.builder, rest)
+            linear.accumulate(rest, first, adjoints[v])
+        return linear.materialize(self.builder, rest)
 
     def _over_tape(
         self, tape: LoopTape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, to: ContainerTangents
@@ -262,27 +252,27 @@ class Reversals:
 
     def _step(self, tape: LoopTape, adjoints: dict[ir.Local, ir.Read], total: LocalStorage, iteration: ir.Read) -> None:
         """One iteration backwards."""
-        terms: Form = {}
+        terms: linear.Form = {}
         new: dict[ir.Local, Coefficient] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
         for number, (v, seed) in enumerate(tape.entries):
             product = multiply(adjoints[v], tape.entry(iteration, number))
-            if isinstance(seed, Carried):
+            if isinstance(seed, linear.Carried):
                 new[seed.local] = add(new[seed.local], product)
             else:
-                accumulate(terms, {self._renamed(seed, tape.statement.variables[0], iteration.local): product})
-        terms = materialize(self.builder, terms)
+                linear.accumulate(terms, {self._renamed(seed, tape.statement.variables[0], iteration.local): product})
+        terms = linear.materialize(self.builder, terms)
         values = {v: x if x is adjoints[v] else self.builder.keep(cast(x, v.dtype)) for v, x in new.items()}
         total.add(terms)
         for v, x in values.items():
             if x is not adjoints[v]:
                 self.builder.assign(adjoints[v], x)
 
-    def _renamed(self, seed: Seed, old: ir.Local, new: ir.Local) -> Seed:
+    def _renamed(self, seed: linear.Seed, old: ir.Local, new: ir.Local) -> linear.Seed:
         """The seed with another loop variable; if a branch guards its column, that is kept."""
         column = Affine((), seed.column.constant)
         for atom, factor in seed.column.terms:
             column = column + Affine(((new if atom is old else atom, factor),))
-        renamed, naming = Seed(column), self.walk.naming
+        renamed, naming = linear.Seed(column), self.walk.naming
         if seed in naming.conditional:
             naming.conditional.add(renamed)
         return renamed
@@ -297,8 +287,8 @@ class Reversed:
         self.own = tape.own[local]
         self.version = 0
 
-    def form(self, index: Index = 0) -> Form:
-        return {Row(self.declared.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
+    def form(self, index: Index = 0) -> linear.Form:
+        return {linear.Row(self.declared.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
 
     def _go_forward(self) -> None:
         self.reversals.go_forward(self.tape.statement, "other code reads or changes its carried numbers")
@@ -308,10 +298,10 @@ class Reversed:
         self._go_forward()
         return literal(0, self.declared.local.dtype)
 
-    def write(self, forms: list[Form], indices: list[Index]) -> None:
+    def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
         self._go_forward()
 
-    def add(self, form: Form, index: Index = 0) -> None:
+    def add(self, form: linear.Form, index: Index = 0) -> None:
         self._go_forward()
 
 

@@ -23,19 +23,7 @@ from taichi_ext.differentiate.facts.facts import (
     only_inside,
     where,
 )
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    Leaf,
-    Row,
-    Seed,
-    assign_column,
-    coefficient,
-    columns_of,
-    has_row,
-    is_row,
-    row_sum,
-    times,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.memory.rows import LocalRows
 from taichi_ext.differentiate.plan.row_terms import ADDED, only_row
 from taichi_ext.differentiate.storage.storages import Storages
@@ -76,7 +64,7 @@ class Written:
     """A store to entries, evaluated: the entries, the tangents and the values."""
 
     targets: list[Load]
-    forms: list[Form]
+    forms: list[linear.Form]
     values: list[Value]
 
 
@@ -109,7 +97,6 @@ class ContainerTangents:
 
     @property
     def extent(self) -> Extent:
-        """The indices of the container."""
         return self.walk.facts.seeds.extents[self.container]
 
     @property
@@ -139,13 +126,11 @@ class ContainerTangents:
         return False
 
     def entry(self, row: Coefficient, column: Coefficient, /) -> Load:
-        """One entry of the shadow."""
         assert self.matrix is not None
         self.accesses += 1
         return self.matrix.entry(row, column)
 
-    def form(self, load: Load) -> Form:
-        """The current tangent of an entry."""
+    def form(self, load: Load) -> linear.Form:
         condition = is_inside(self.walk.naming, load)
         if condition is False:
             return {}
@@ -153,10 +138,10 @@ class ContainerTangents:
             return self._seeds(load, condition)
         affine, index = self.row_number(load)
         index = self.walk.builder.keep(clamped(condition, index), "row")
-        row = Row(self.container, affine, self, index, self.version, self.walk.cursor.loops)
+        row = linear.Row(self.container, affine, self, index, self.version, self.walk.cursor.loops)
         return where(condition, {row: 1}, self.container.dtype)
 
-    def _seeds(self, load: Load, condition: Condition) -> Form:
+    def _seeds(self, load: Load, condition: Condition) -> linear.Form:
         """The tangent of an entry of a parameter, or of a field some components of which are parameters."""
         first = self.role.first_column
         assert first is not None
@@ -173,10 +158,10 @@ class ContainerTangents:
                 weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
             for seed, factor in self._seed(entry, column, self.size // self.components, condition).items():
                 if weight != 0:
-                    form[seed] = times(factor, weight)
+                    form[seed] = linear.times(factor, weight)
         return form
 
-    def _seed(self, entry: Affine, first: int, size: int, condition: Condition) -> Form:
+    def _seed(self, entry: Affine, first: int, size: int, condition: Condition) -> linear.Form:
         """The seed of an entry where a condition holds; zero if it is outside of the computed block.
 
         ``first`` is the column of the first of ``size`` entries.
@@ -184,9 +169,11 @@ class ContainerTangents:
         column, end, blocks = entry + Affine((), first), self.walk.facts.columns, self.walk.blocks
         is_asked = column.is_constant and blocks.is_for_all
         if column.is_constant and not is_asked:
-            return where(condition, {Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
+            return (
+                where(condition, {linear.Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
+            )
         if not is_asked and blocks.has(first, size):
-            return self._guarded(condition, {Seed(column): 1})
+            return self._guarded(condition, {linear.Seed(column): 1})
         k = value_of(column + Affine((), blocks.first or 0))
         if blocks.first is not None:
             k = operation("sub", k, self.walk.arguments.first_of_block())
@@ -196,9 +183,9 @@ class ContainerTangents:
             in_block = operation("logical_and", condition, in_block)
         in_block = self.walk.builder.keep(in_block, "is_inside")
         within = self.walk.naming.named(self.walk.builder.keep(select(in_block, k, 0), "column"))
-        return where(in_block, {Seed(within): 1}, self.container.dtype)
+        return where(in_block, {linear.Seed(within): 1}, self.container.dtype)
 
-    def _guarded(self, condition: Condition, form: Form) -> Form:
+    def _guarded(self, condition: Condition, form: linear.Form) -> linear.Form:
         """A form where a condition holds; its columns are kept within all columns."""
         if isinstance(condition, Value):
             self.walk.naming.note_guarded(form)
@@ -215,7 +202,7 @@ class ContainerTangents:
             if is_possible:
                 self._store_tangents(site, targets, forms)
 
-    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
+    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
         stores = self.walk.facts.stores
         if any(forms) or not (stores.is_untouched(site) and self._is_fresh()):
             self._store_forms(site, targets, forms)
@@ -226,7 +213,7 @@ class ContainerTangents:
             self.coverage.assumed_zero.add(self.container)
         return self.role.is_fresh
 
-    def _store_forms(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
+    def _store_forms(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
         columns = self.walk.facts.columns
         covers = self.walk.facts.stores.covers(site)
         if covers and not self.accesses and not any(self._is_own(leaf) for f in forms for leaf in f):
@@ -235,33 +222,34 @@ class ContainerTangents:
             forms = [_written_out(form, columns) for form in forms]
         rows = list(map(self.row_number, targets))
         is_placed = covers and len(forms) == 1 and self._is_placed(only_row(forms[0]))
-        has_rows = not is_placed and any(map(has_row, forms))
+        has_rows = not is_placed and any(map(linear.has_row, forms))
         fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
         kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
         if not kept and (has_rows or not fresh):
             entries = [index for _, index in rows]
             self.walk.builder.loop(
-                columns, lambda k: assign_column(self.walk.builder, [self.entry(n, k) for n in entries], forms, k)
+                columns,
+                lambda k: linear.assign_column(self.walk.builder, [self.entry(n, k) for n in entries], forms, k),
             )
         self._store_seeds(rows, forms, overwrites=fresh)
         self.version += 1
 
-    def _needs_no_clearing(self, site: StoreSite, forms: list[Form], *, covers: bool) -> bool:
+    def _needs_no_clearing(self, site: StoreSite, forms: list[linear.Form], *, covers: bool) -> bool:
         """Whether the columns that a store does not write are zero already, or are stored with the rest."""
         if covers:
             return all(_is_constant(form) and len(form) == self.walk.facts.columns for form in forms)
         return self.walk.facts.stores.is_first(site) and self._is_fresh()
 
-    def _store_seeds(self, rows: list[tuple[Affine, Value]], forms: list[Form], *, overwrites: bool) -> None:
+    def _store_seeds(self, rows: list[tuple[Affine, Value]], forms: list[linear.Form], *, overwrites: bool) -> None:
         """Store single columns; constant columns are distinct, index expressions may equal any other."""
         for (_, index), form in zip(rows, forms, strict=True):
-            for seed in sorted(columns_of(form), key=lambda s: (not s.is_constant, s.column.constant)):
+            for seed in sorted(linear.columns_of(form), key=lambda s: (not s.is_constant, s.column.constant)):
                 entry = self.entry(index, self.walk.naming.column(seed))
-                value = coefficient(form[seed], self.container.dtype)
+                value = linear.coefficient(form[seed], self.container.dtype)
                 is_alone = overwrites and (seed.is_constant or len(form) == 1)
                 self.walk.builder.assign(entry, value if is_alone else add(entry, value))
 
-    def _is_placed(self, row: Row | None) -> bool:
+    def _is_placed(self, row: linear.Row | None) -> bool:
         """Whether the row of a local that is stored unchanged is in this shadow from the start."""
         storage = self.storages.with_rows(row.source) if row is not None else None
         if storage is None or storage.rows is None:
@@ -279,10 +267,10 @@ class ContainerTangents:
         is_alike = local.dtype == self.container.dtype and self.components == 1
         return is_declared_here and not is_better_local and is_alike
 
-    def _is_own(self, leaf: Leaf) -> bool:
-        return is_row(leaf) and leaf.source is self.container
+    def _is_own(self, leaf: linear.Leaf) -> bool:
+        return linear.is_row(leaf) and leaf.source is self.container
 
-    def _keeps_row(self, form: Form, row: Affine) -> bool:
+    def _keeps_row(self, form: linear.Form, row: Affine) -> bool:
         """Whether the only row of the form is the entry's own, with factor 1."""
         own = only_row(form)
         return own is not None and self._is_own(own) and own.key == row
@@ -296,7 +284,7 @@ class ContainerTangents:
             if is_possible:
                 self._add_tangents(site, targets, forms, sign)
 
-    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form], sign: int) -> None:
+    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
         is_private = self.walk.facts.stores.is_private(site)
         rows = [self.row_number(target)[1] for target in targets]
 
@@ -305,10 +293,10 @@ class ContainerTangents:
             value = value if sign > 0 else negative(value)
             self.walk.builder.increase(entry, cast(value, entry.dtype), is_shared=not is_private)
 
-        if any(map(has_row, forms)):
+        if any(map(linear.has_row, forms)):
 
             def body(k: Value) -> None:
-                sums = [row_sum(form, k) for form in forms]
+                sums = [linear.row_sum(form, k) for form in forms]
                 kept = [None if s is None else self.walk.builder.keep(cast(s, self.container.dtype), "w") for s in sums]
                 for row, s in zip(rows, kept, strict=True):
                     if s is not None:
@@ -316,18 +304,18 @@ class ContainerTangents:
 
             self.walk.builder.loop(self.walk.facts.columns, body)
         for row, form in zip(rows, forms, strict=True):
-            for seed, c in columns_of(form).items():
-                plus(row, self.walk.naming.column(seed), coefficient(c, self.container.dtype))
+            for seed, c in linear.columns_of(form).items():
+                plus(row, self.walk.naming.column(seed), linear.coefficient(c, self.container.dtype))
         self.version += 1
 
 
-def _written_out(form: Form, columns: int) -> Form:
+def _written_out(form: linear.Form, columns: int) -> linear.Form:
     """A form over constant columns, with explicit zeros."""
     if _is_constant(form):
-        return {Seed(Affine((), k)): form.get(Seed(Affine((), k)), 0) for k in range(columns)}
+        return {linear.Seed(Affine((), k)): form.get(linear.Seed(Affine((), k)), 0) for k in range(columns)}
     return form
 
 
-def _is_constant(form: Form) -> bool:
+def _is_constant(form: linear.Form) -> bool:
     """Whether all leaves are columns with constant numbers."""
-    return all(isinstance(leaf, Seed) and leaf.is_constant for leaf in form)
+    return all(isinstance(leaf, linear.Seed) and leaf.is_constant for leaf in form)

@@ -60,7 +60,6 @@ class SparseTangents(ContainerTangents):
         return rest.is_constant and 0 <= rest.constant < factor and factor * end == self.size
 
     def form(self, load: Load) -> Form:
-        """The current tangent of an entry."""
         if self.matrix is not None:
             return super().form(load)
         condition = is_inside(self.walk.naming, load)

@@ -14,17 +14,7 @@ import math
 from typing import Protocol
 
 from taichi_ext.differentiate.facts.facts import Declaration, PassState
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    Row,
-    Seed,
-    Weight,
-    accumulate,
-    columns_of,
-    has_row,
-    materialize,
-    unnumbered,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.memory.registers import LocalSlots, OwnRegisters, Registers
 from taichi_ext.differentiate.memory.rows import LocalRows, local_row
 from taichi_ext.differentiate.plan.naming import Naming
@@ -46,14 +36,14 @@ class LocalStorage(Protocol):
     declared: Declaration
     own: OwnRegisters
 
-    def form(self, index: Index = 0) -> Form:
+    def form(self, index: Index = 0) -> linear.Form:
         """The tangent of one element as it is now."""
         ...
 
-    def write(self, forms: list[Form], indices: list[Index]) -> None:
+    def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements at once."""
 
-    def add(self, form: Form, index: Index = 0) -> None:
+    def add(self, form: linear.Form, index: Index = 0) -> None:
         """Add to the tangent of one element."""
 
 
@@ -88,7 +78,7 @@ class Storage:
         local = declared.local
         has_all = bool(local.shape) and rows is not None and writer is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(walk.facts.seeds.limits.of(local))
-        self.registers: Registers[Seed] = Registers(walk.builder, walk.cursor, local)
+        self.registers: Registers[linear.Seed] = Registers(walk.builder, walk.cursor, local)
         for seed in () if is_full else facts.seeds:
             self.registers.declare(seed, walk.naming.seed_name(seed))
             if writer is not None:
@@ -100,22 +90,22 @@ class Storage:
 
     # --- reading
 
-    def form(self, index: Index = 0) -> Form:
+    def form(self, index: Index = 0) -> linear.Form:
         """The current tangent of one element; registers whose seeds only become visible later are still zero."""
         walk, writer, local = self.walk, self.writer, self.declared.local
-        form: Form = self.own.form(index)
+        form: linear.Form = self.own.form(index)
         for seed, register in self.registers.form(index).items():
             if walk.naming.is_visible(seed, walk.cursor.block) and not (writer and writer.is_later(seed.column)):
                 form[seed] = register
         if self.rows is not None:
             self.rows.terms.note_read()
             key = index if isinstance(index, int) else walk.facts.indices.site(index)
-            form[Row(local, key, self.rows, index, self.rows.version, walk.cursor.loops)] = 1
+            form[linear.Row(local, key, self.rows, index, self.rows.version, walk.cursor.loops)] = 1
         for column, value in self.slots.held(self._written_later()):
             named = walk.naming.named(walk.builder.keep(column, "column"), self.facts)
             if writer is not None:
                 writer.numbering.note_owners(named, self.facts.owners)
-            form[Seed(named)] = value
+            form[linear.Seed(named)] = value
         return form
 
     def _written_later(self) -> int:
@@ -130,12 +120,12 @@ class Storage:
 
     # --- writing
 
-    def _note(self, form: Form, *, grows: bool) -> None:
+    def _note(self, form: linear.Form, *, grows: bool) -> None:
         facts, limits = self.facts, self.walk.facts.seeds.limits.of(self.declared.local)
         facts.note_form(form, self._is_visible, limits, loop=self._outer_loop(), grows=grows)
-        facts.own.update(dict.fromkeys(unnumbered(form)))
+        facts.own.update(dict.fromkeys(linear.unnumbered(form)))
         if self.writer is not None:
-            sparse, indexed = self.writer.numbering, [seed for seed in columns_of(form) if not seed.is_constant]
+            sparse, indexed = self.writer.numbering, [seed for seed in linear.columns_of(form) if not seed.is_constant]
             facts.register_owners.update({seed: sparse.owners(seed.column) for seed in indexed if seed in facts.seeds})
             facts.owners.update(*(sparse.owners(seed.column) for seed in indexed if seed not in self.registers))
         if facts.has_row and self.rows is None and self.writer is None:
@@ -144,7 +134,7 @@ class Storage:
             memory = local_row(self.walk.builder, local.name, math.prod(local.shape) * columns, local.dtype)
             self.rows = LocalRows(self.walk, self.declared, memory)
 
-    def _in_rows(self, form: Form) -> list[tuple[Seed, Weight]]:
+    def _in_rows(self, form: linear.Form) -> list[tuple[linear.Seed, linear.Weight]]:
         """The seeds of a form that are written to a row, and their coefficients; requires that rows can hold them."""
         seeds = self._beyond_registers(form)
         if self.writer is None:
@@ -157,28 +147,28 @@ class Storage:
                 sparse.require_rows(seed.column, local)
         return [(s, c) for s, c in seeds if sparse.is_in_rows(s.column)]
 
-    def _beyond_registers(self, form: Form) -> list[tuple[Seed, Weight]]:
-        return [(s, c) for s, c in columns_of(form).items() if s not in self.registers]
+    def _beyond_registers(self, form: linear.Form) -> list[tuple[linear.Seed, linear.Weight]]:
+        return [(s, c) for s, c in linear.columns_of(form).items() if s not in self.registers]
 
-    def _is_visible(self, seed: Seed) -> bool:
+    def _is_visible(self, seed: linear.Seed) -> bool:
         return self.walk.naming.is_visible(seed, self.declared.block)
 
-    def write(self, forms: list[Form], indices: list[Index]) -> None:
+    def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements at once, all read before any is written."""
         for form in forms:
             refers_to_itself = self._refers_to_itself(form)
             self._note(form, grows=refers_to_itself and self.walk.cursor.loops != self.declared.loops)
-        forms = [materialize(self.walk.builder, form) for form in forms]
+        forms = [linear.materialize(self.walk.builder, form) for form in forms]
         if self.rows is not None:
             self.rows.terms.note_write(is_zero=self._is_zero and not any(forms))
             self.rows.write(forms, indices, are_zero=self._are_zero(indices))
-            replaces = not any(map(has_row, forms)) and not self.rows.keeps(forms, indices)
+            replaces = not any(map(linear.has_row, forms)) and not self.rows.keeps(forms, indices)
             for form, index in zip(forms, indices, strict=True):
                 self.rows.write_terms(self._in_rows(form), index, replaces=replaces)
         self._changed.update(map(_number, indices))
         self.own.write(forms, indices)
         for form, index in zip(forms, indices, strict=True):
-            self.registers.write(columns_of(form), index)
+            self.registers.write(linear.columns_of(form), index)
             if self.slots:
                 self.slots.write(self._beyond_registers(form))
         self._note_change()
@@ -192,9 +182,9 @@ class Storage:
             self.rows.version += 1
         self._is_zero = False
 
-    def _refers_to_itself(self, form: Form) -> bool:
+    def _refers_to_itself(self, form: linear.Form) -> bool:
         """Whether a form refers to this storage, perhaps through others, and to other index expressions."""
-        inner = [s for s in columns_of(form) if not s.is_constant]
+        inner = [s for s in linear.columns_of(form) if not s.is_constant]
         sources = [_sources(self.walk.naming, s) for s in inner]
         self.facts.sources.update(*sources)
         own = [found for found in sources if self.declared.local in found]
@@ -206,17 +196,16 @@ class Storage:
         is_told = self.walk.cursor.block is self.declared.block and None not in self._changed | numbers
         return self._is_zero or (is_told and self._changed.isdisjoint(numbers))
 
-    def add(self, form: Form, index: Index = 0) -> None:
-        """Add to the tangent of one element."""
+    def add(self, form: linear.Form, index: Index = 0) -> None:
         self._note(form, grows=self.walk.cursor.loops != self.declared.loops)
         if self.rows is None and self.slots:
             # a few index expressions, in straight-line code: keep old and new terms in separate slots
             total = dict(self.form(index))
-            accumulate(total, form)
+            linear.accumulate(total, form)
             self.write([total], [index])
             return
-        form = materialize(self.walk.builder, form)
-        columns = columns_of(form)
+        form = linear.materialize(self.walk.builder, form)
+        columns = linear.columns_of(form)
         self.own.add(form, index)
         self._changed.add(_number(index))
         self.registers.add(columns, index)
@@ -226,7 +215,7 @@ class Storage:
         self._note_change()
 
 
-def _sources(naming: Naming, seed: Seed) -> set[Local]:
+def _sources(naming: Naming, seed: linear.Seed) -> set[Local]:
     """The locals whose slots a column comes from, directly or through others, in this walk or an earlier one."""
     owners = [naming.owners[atom] for atom, _ in seed.column.terms if atom in naming.owners]
     return {owner.local for owner in owners}.union(*(owner.sources for owner in owners))

@@ -11,20 +11,7 @@ from taichi_ext.analysis.affine import atom_value, value_of
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.facts import Declaration, PassState, ShadowMatrix, clamped, is_inside, where
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    Input,
-    LocalSeed,
-    Scope,
-    accumulate,
-    coefficient,
-    columns_of,
-    columns_only,
-    has_row,
-    is_row,
-    materialize,
-    row_value,
-)
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import LocalRows, RowMemory, local_row, placed_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
@@ -82,7 +69,7 @@ class Storages:
         self.by_local[local] = storage = Storage(walk, declared, facts, rows, own, self.writer)
         return storage
 
-    def forget(self, seeds: Iterable[LocalSeed]) -> None:
+    def forget(self, seeds: Iterable[linear.LocalSeed]) -> None:
         """Drop tangents with respect to seeds whose values are declared again."""
         for storage in self.by_local.values():
             storage.own.forget(seeds)
@@ -144,7 +131,6 @@ class Storages:
         return storage if isinstance(storage, Storage) and storage.rows is not None else None
 
     def _memory(self, local: Local) -> RowMemory:
-        """Memory for the rows of a local's entries."""
         walk, decision = self.walk, self.walk.plan.row(local)
         builder, facts = walk.builder, walk.facts
         is_filled = decision.terms == FILLED
@@ -197,17 +183,17 @@ class GradientTerms:
         array = walk.arguments.add(purpose, name, sums.dtype)
         return GradientTerms(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))
 
-    def add(self, form: Form) -> None:
+    def add(self, form: linear.Form) -> None:
         """``gradient += form``, atomically."""
         walk, entry = self.walk, self.matrix.entry
-        form = materialize(walk.builder, columns_only(form, walk.facts.is_column))
-        if has_row(form):
+        form = linear.materialize(walk.builder, linear.columns_only(form, walk.facts.is_column))
+        if linear.has_row(form):
             walk.builder.loop(
                 walk.facts.columns,
-                lambda k: walk.builder.update(entry(0, k), row_value(form, k, self.matrix.array.dtype)),
+                lambda k: walk.builder.update(entry(0, k), linear.row_value(form, k, self.matrix.array.dtype)),
             )
-        terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in columns_of(form).items()]
-        values = [walk.builder.keep(cast(coefficient(c, to.dtype), to.dtype), "w") for to, c in terms]
+        terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in linear.columns_of(form).items()]
+        values = [walk.builder.keep(cast(linear.coefficient(c, to.dtype), to.dtype), "w") for to, c in terms]
         group = object()
         for (target, _), value in zip(terms, values, strict=True):
             walk.builder.emit(Update(target, "add", value, group, place=walk.builder.place))
@@ -227,18 +213,17 @@ class EnergyPart:
     declared: Declaration
     own: OwnRegisters
 
-    def form(self, index: Index = 0) -> Form:
+    def form(self, index: Index = 0) -> linear.Form:
         """The tangent that is not in the gradient yet: none."""
         return {}
 
-    def write(self, forms: list[Form], indices: list[Index]) -> None:
+    def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
         """Write the initial value of the local."""
         self.add(forms[0])
 
-    def add(self, form: Form, index: Index = 0) -> None:
-        """Add to the tangent."""
-        total: Form = {}
-        accumulate(total, form, self.gradient.sums.weights[self.declared.local])
+    def add(self, form: linear.Form, index: Index = 0) -> None:
+        total: linear.Form = {}
+        linear.accumulate(total, form, self.gradient.sums.weights[self.declared.local])
         self.gradient.add(total)
 
 
@@ -271,15 +256,14 @@ class LocalForms:
         self._storages = storages
         self.definitions: dict[Local, Value] = {}
         self.deferred: dict[Local, Deferred] = {}
-        self.forms: dict[Local, list[Form]] = {}
+        self.forms: dict[Local, list[linear.Form]] = {}
         self.inputs: set[Local] = set()
-        self.roots: dict[LocalSeed, tuple[Value, Scope, Any]] = {}
+        self.roots: dict[linear.LocalSeed, tuple[Value, linear.Scope, Any]] = {}
 
-    def form(self, value: Read) -> Form:
-        """The tangent of a local, or of one of its entries."""
+    def form(self, value: Read) -> linear.Form:
         local = value.local
         if local in self.inputs:
-            return {Input(local): 1}
+            return {linear.Input(local): 1}
         if local in self._storages.by_local and value.checks:
             return self._guarded(value)
         if local in self._storages.by_local:
@@ -290,7 +274,7 @@ class LocalForms:
         self._walk.plan.indexed.setdefault(local, "its entries are read by an index that is known at run time")
         return {}
 
-    def _guarded(self, value: Read) -> Form:
+    def _guarded(self, value: Read) -> linear.Form:
         """The tangent of an entry whose index may be out of range."""
         condition = is_inside(self._walk.naming, value)
         if condition is False:
@@ -298,14 +282,13 @@ class LocalForms:
         index = self._walk.builder.keep(clamped(condition, cast(self.flat_index(value), I32)), "index")
         return where(condition, self._storages.by_local[value.local].form(index), value.dtype)
 
-    def _fresh(self, form: Form, local: Local) -> Form:
+    def _fresh(self, form: linear.Form, local: Local) -> linear.Form:
         """The form of a local, or of one of its entries; if rows in it may have changed, the local needs its own."""
-        if any(is_row(leaf) and self._walk.cursor.is_stale(leaf) for leaf in form):
+        if any(linear.is_row(leaf) and self._walk.cursor.is_stale(leaf) for leaf in form):
             self._walk.plan.own_rows.setdefault(local, "a local that it is made of changes while it is used")
         return form
 
     def flat_index(self, value: Read) -> Index:
-        """The number of an entry of a local."""
         if not value.index:
             return 0
         flat: Coefficient = 0
@@ -326,14 +309,14 @@ class LocalForms:
             self._walk.plan.accumulated.setdefault(deferred.local, why)
         deferred.sweep = sweep
 
-    def with_own(self, local: Local, forms: list[Form]) -> list[Form]:
+    def with_own(self, local: Local, forms: list[linear.Form]) -> list[linear.Form]:
         """The forms of the entries of a local, with its own seeds."""
         own = self._walk.facts.own_seeds.get(local)
         if own is None:
             return forms
         return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
 
-    def keep(self, local: Local, forms: list[Form]) -> None:
+    def keep(self, local: Local, forms: list[linear.Form]) -> None:
         """Keep the tangents of the entries of a local that is declared here."""
         forms, plan = self.with_own(local, forms), self._walk.plan
         if local in self._walk.facts.changed or local in plan.indexed or local in plan.own_rows:

@@ -64,7 +64,6 @@ class _NamedIndices:
         self.added: list[ir.Statement] = []
 
     def block(self, body: ir.Body) -> ir.Body:
-        """The block with its names."""
         outer, result = len(self.known), []
         for group in grouped(body):
             before, self.added = len(self.known), []
@@ -498,6 +497,5 @@ def _has_shadow(container: ir.Container, facts: Facts, numbering: Numbering | No
 
 
 def _new_matrix(walk: PassState, container: ir.Container, role: Role) -> ShadowMatrix:
-    """The shadow of a container, as an argument."""
     array = walk.arguments.add(container, f"d_{container.name}", container.dtype)
     return ShadowMatrix(array, size_of(container, walk.facts.seeds), walk.facts.columns, role.by_column)

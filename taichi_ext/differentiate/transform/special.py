@@ -11,16 +11,8 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.edges.edges import RuleContext
 from taichi_ext.differentiate.facts.facts import PassState, ShadowMatrix
+from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
-from taichi_ext.differentiate.forms.forms import (
-    Form,
-    coefficient,
-    columns_of,
-    columns_only,
-    has_row,
-    materialize,
-    row_value,
-)
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.linearize import ContainerStores, raise_unknown
 from taichi_ext.differentiate.storage.storages import GradientTerms, Storages
@@ -96,8 +88,8 @@ def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[i
     """Store the tangents of the kernel's return values: one row each."""
     walk, builder, dtype = ctx.walk, ctx.walk.builder, values[0].dtype
 
-    def form_of(value: ir.Value) -> Form:
-        return materialize(builder, columns_only(ctx.linearizer.form(value), walk.facts.is_column))
+    def form_of(value: ir.Value) -> linear.Form:
+        return linear.materialize(builder, linear.columns_only(ctx.linearizer.form(value), walk.facts.is_column))
 
     if writer is not None:
         returned = EntryTarget(RETURN, "the return value", len(values), dtype, is_columns=False)
@@ -107,13 +99,14 @@ def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[i
     entry = ShadowMatrix(shadow, len(values), walk.facts.columns, walk.facts.seeds.device.by_column).entry
     for n, value in enumerate(values):
         form = form_of(value)
-        if has_row(form):
+        if linear.has_row(form):
             builder.loop(
-                walk.facts.columns, lambda k, n=n, form=form: builder.assign(entry(n, k), row_value(form, k, dtype))
+                walk.facts.columns,
+                lambda k, n=n, form=form: builder.assign(entry(n, k), linear.row_value(form, k, dtype)),
             )
-        for seed, c in columns_of(form).items():
+        for seed, c in linear.columns_of(form).items():
             target = entry(n, walk.naming.column(seed))
-            builder.assign(target, add(target, coefficient(c, value.dtype)))
+            builder.assign(target, add(target, linear.coefficient(c, value.dtype)))
 
 
 def call(ctx: RuleContext, s: ir.Call) -> None:

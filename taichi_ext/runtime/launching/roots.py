@@ -108,7 +108,6 @@ class Solving(backend.Follower):
             self._clear(obj, *index)
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
-        """Launch a kernel without tangents."""
         with backend.exclusive:
             if id(kernel) in self._noted:
                 with backend.suspend_following():
@@ -196,7 +195,6 @@ class TangentMatrix:
         self._sizes = [backend.as_numpy(obj).size for obj in objects]
 
     def read(self) -> np.ndarray | None:
-        """The tangents; None if all are zero."""
         tangents, found = self._tangents, list[np.ndarray]()
         carries = [tangents.carries(container_key(key)) for key in self.keys]
         for key, size, is_active in zip(self.keys, self._sizes, carries, strict=True):
@@ -206,6 +204,5 @@ class TangentMatrix:
         return np.concatenate(found) if any(carries) else None
 
     def write(self, rows: np.ndarray) -> None:
-        """Replace the tangents."""
         for key, part in zip(self.keys, np.split(rows, np.cumsum(self._sizes)[:-1]), strict=True):
             self._tangents.replace(key, part)

@@ -112,7 +112,6 @@ class Accesses:
         self._tangents = tangents
 
     def note(self, read: Set[Key], written: Set[Key]) -> None:
-        """Note containers that a kernel has read and written."""
         self.read |= read
         self.written |= written
         self.lost.note(read, written)
@@ -265,7 +264,6 @@ class Session:
         return dual_like(value, iter(self.tangents.values(RETURN)) if dense else repeat(UNKNOWN), run)
 
     def _launched(self, fused: JacobianKernel, bound: _Bound) -> LaunchRecord:
-        """Run a kernel with tangents."""
         tangents, outer, values = self.tangents, bound.outer, bound.values
         tangents.first_order.accept(fused, outer)
         self._target.accept(fused, outer, tangents, is_direct=self.is_direct)
@@ -529,7 +527,6 @@ class Lost:
         self._found: dict[object, tuple[object, Callable[[object], None]]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self._found)
 
     def add(self, names: Mapping[Any, object], found: Callable[[Any], None]) -> None:

@@ -177,7 +177,6 @@ class Tangents:
         shadow.set_rows(rows, tangent)
 
     def is_stored(self, key: Key) -> bool:
-        """Whether a container has tangents in memory."""
         return self.carrier(key).shadow is not None
 
     def is_fresh(self, key: Key) -> bool:
@@ -223,7 +222,6 @@ class Tangents:
         self.columns.changes += 1
 
     def field_keys(self) -> list[Key]:
-        """The fields that may carry tangents."""
         return [*self.fields.names(), *self._target.keys(), *self.first_order.containers()]
 
     def set_numbers(self, numbers: NumberSeeds) -> None:

@@ -101,7 +101,6 @@ class Trace:
 
     @property
     def events(self) -> list[TraceEvent]:
-        """The events from the start on."""
         self._end_reads()
         return self._events
 

@@ -71,7 +71,6 @@ class ArrayTangents:
     # --- which array is which
 
     def register(self, array: Given) -> None:
-        """Register an array that is a parameter or output."""
         self._registered[id(array.value)] = array
         if array.view not in self.infos:
             assert array.info is not None
@@ -182,7 +181,6 @@ class ArrayTangents:
         return part.array, lambda: shadow.set_rows(rows, part.to_numpy())
 
     def along(self, key: View, direction: np.ndarray) -> np.ndarray:
-        """The tangents of an array times a direction."""
         region = self.regions.find(key)
         column = None if region is None else region.first_seed(key)
         if column is not None:

@@ -52,7 +52,6 @@ class FirstOrderTangents:
         return sum(held[1:], held[0]) if held else None
 
     def containers(self) -> list[Key]:
-        """The containers that have tangents of the first order."""
         found = (key.of for key in self._shadows if not isinstance(key.of, (Scratch, Whole)))
         return [self._energy.key if of == GRADIENT.of and self._energy else of for of in found]
 

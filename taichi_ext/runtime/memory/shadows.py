@@ -83,7 +83,6 @@ class FieldTable:
         return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
 
     def rows_by_component(self, field: backend.Field) -> list[slice]:
-        """The rows of each component of a field, or of the only one that it is."""
         _, first, _ = self._components[id(backend.field_components(field)[0])]
         count = len(backend.field_components(backend.whole_field(field)))
         return [slice(first + n, None, count) for n in range(len(backend.field_components(field)))]
@@ -189,7 +188,6 @@ class Shadow:
         self.set_rows(rows, np.eye(self.row_count(rows), self.shape[1], k=first_column, dtype=self.dtype))
 
     def row_count(self, rows: slice | np.ndarray) -> int:
-        """The number of selected rows."""
         return len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
 
     def clear_rows(self, rows: object) -> None:
@@ -303,12 +301,10 @@ class FieldTangents:
         self._table = table
 
     def names(self) -> list[Key]:
-        """The fields that may carry tangents."""
         return [key for key, carrier in self.carriers.items() if carrier.seeds or carrier.shadow is not None]
 
     @property
     def shadows(self) -> dict[Key, Shadow]:
-        """The tangents that are stored."""
         return {key: carrier.shadow for key, carrier in self.carriers.items() if carrier.shadow is not None}
 
     def find(self, key: Key) -> Carrier | None:
@@ -316,7 +312,6 @@ class FieldTangents:
         return self.carriers.get(key) or self.carriers.get(container_key(key))
 
     def carrier(self, key: Key) -> Carrier:
-        """What carries the tangents of a field or component."""
         whole = container_key(key)
         return self.find(key) or self.add(whole, self._table.infos[whole])
 

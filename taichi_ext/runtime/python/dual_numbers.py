@@ -156,7 +156,6 @@ class DualNumber(float):
 
 
 def is_dual(x: object) -> bool:
-    """Whether a value is a ``DualNumber``."""
     return type(x) is DualNumber
 
 
@@ -239,7 +238,6 @@ class DualFollower(backend.Follower):
 
 
 def plain_number(x: Any) -> Any:
-    """A number without its tangent."""
     return x.value if type(x) is DualNumber else x
 
 

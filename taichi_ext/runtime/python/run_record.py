@@ -64,7 +64,6 @@ class RunRecord:
         self._has_read = True
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> None:
-        """Record a launch before it is made."""
         args = backend.leaf_values(kernel, args)
         self._add(_use(kernel), _named(kernel), *(part for a in args for part in _parts(a)))
 
@@ -84,7 +83,6 @@ class RunRecord:
         self._add("stores", *place, *_parts(value))
 
     def end(self) -> None:
-        """End the run."""
         if not self._is_first and self._at < len(self._events):
             raise InvalidArgumentError(_DIFFERENT.format("launches fewer kernels than the first"))
 

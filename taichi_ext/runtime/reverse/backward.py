@@ -42,7 +42,6 @@ class CellAdjoints:
         return self.cells.regions.find(cell.key) if isinstance(cell.key, View) else cell.key
 
     def has(self, cell: Cell) -> bool:
-        """Whether an entry may have an adjoint."""
         return self._owner(cell) in self._arrays
 
     def whole(self, cell: Cell) -> np.ndarray:
@@ -132,7 +131,6 @@ class CellAdjoints:
         return self.numbers.get(key)
 
     def add_number(self, key: int, values: np.ndarray) -> None:
-        """Add to the adjoint of a number in Python."""
         known = self.numbers.get(key)
         self.numbers[key] = values if known is None else known + values
 

@@ -35,7 +35,6 @@ class Kernels:
     is_guarded: bool = False
 
     def find(self, name: KernelName, launch: Launch, columns: int) -> StagedKernel:
-        """The kernel for a launch, with so many columns of tangents."""
         known = self.staged.get(name)
         if known is None or not known.is_current():
             known = self.staged[name] = staged_kernel(launch, columns)

@@ -188,7 +188,6 @@ class Cells:
         return cell, index, row_at(index, cell.shape)
 
     def of_array(self, view: View, name: object, obj: Any) -> Cell:
-        """The cell of an array."""
         known = self._known.get(view)
         if known is None:
             dtype = numpy_dtype(backend.named_type(view.dtype))
@@ -210,7 +209,6 @@ class Cells:
         return [c for key, c in self._known.items() if isinstance(key, View) and key.overlaps(view)]
 
     def find(self, key: Hashable) -> Cell | None:
-        """The cell of a key, if there is one."""
         return self._known.get(key)
 
 

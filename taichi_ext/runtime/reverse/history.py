@@ -59,7 +59,6 @@ class Event:
 
     @property
     def written(self) -> list[Cell]:
-        """The cells that it changes."""
         return []
 
 
@@ -175,7 +174,6 @@ class LaunchEvent(Event):
     recordings: dict[int, dict[Container, np.ndarray]] = field(default_factory=dict)
 
     def cell(self, c: Container) -> Cell:
-        """The cell of a container."""
         return self.own[c] if c in self.own else self.call.cells[c]
 
     @property
@@ -228,7 +226,6 @@ class LaunchEvent(Event):
 
     @property
     def written(self) -> list[Cell]:
-        """The cells that it writes."""
         return [cell for step in self.steps for cell, _ in step.writes]
 
 
@@ -338,7 +335,6 @@ class Stored(Event):
 
     @property
     def written(self) -> list[Cell]:
-        """The cells that it changes."""
         return self.cells
 
 

@@ -174,7 +174,6 @@ class StagedKernel:
         return (*dict.fromkeys(n.container for n in self.numbers), *self.staged.crossing.values())
 
     def texts(self) -> Iterator[str]:
-        """The text of each kernel that was made of it."""
         yield from (stage.kernel.text for stage in list(self._forward.values()))
         yield from (adjoint.stage.kernel.text for adjoint in dict.fromkeys(self._adjoints.values()))
 

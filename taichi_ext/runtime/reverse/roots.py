@@ -59,7 +59,6 @@ class SolverRun(Event):
 
     @property
     def written(self) -> list[Cell]:
-        """The cells that it changes."""
         return list(self.cells)
 
     def back(self, adjoints: Any, undo: Callable[[list[Copy]], None]) -> None:
@@ -97,7 +96,6 @@ class Transposed(Event):
             log.want(cell, ((),))
 
     def back(self, adjoints: Any, undo: object) -> None:
-        """Solve the transposed system."""
         if not any(adjoints.has(cell) for cell in self.unknowns):
             return
         given = np.concatenate([adjoints.of(cell) for cell in self.unknowns]).astype(np.float64)

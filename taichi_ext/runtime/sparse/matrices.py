@@ -253,7 +253,6 @@ def _rest_pattern(pattern: Pattern, rows: np.ndarray) -> tuple[Pattern, np.ndarr
 
 
 def _nonzero_pattern(pattern: Pattern, is_there: np.ndarray) -> tuple[Pattern, np.ndarray]:
-    """The pattern of some of the entries, and their numbers."""
     entries = np.flatnonzero(is_there)
     indptr = np.searchsorted(entries, pattern.indptr).astype(pattern.indptr.dtype)
     return Pattern(indptr, pattern.indices.take(entries), pattern.shape), entries

@@ -52,7 +52,6 @@ class SiteSlots:
         return bool((rows[:, 1:] == rows[:, :-1]).any())
 
     def rows(self, group: Group, dtype: Any) -> np.ndarray:
-        """The row of each entry, slot by slot."""
         found = np.empty((self.count, len(group.entries)), dtype)
         parts = [self.of(row) for row in self.site.rows]
         for n, entry in enumerate(group.entries):

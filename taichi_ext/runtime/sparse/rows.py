@@ -36,7 +36,6 @@ class SparseRows:
         return ContainerRows(self, key, note_clear)
 
     def blocks(self, key: Key) -> dict[Key, Any]:
-        """The blocks of a container that have entries."""
         return self._blocks.get(key, {})
 
     def block(self, key: Key, param: Key, rows: int, dtype: object) -> Any:

@@ -165,7 +165,6 @@ class Streams:
                         self._integers[site.number].fill(0)
 
     def array(self, name: SiteArray) -> Any:
-        """An array as it is passed to the kernel."""
         match name.what:
             case "integers":
                 return self._integers[name.number]
