@@ -60,7 +60,6 @@ def gathered(sweep: Sweep, iteration: ir.Body, variable: Local, bounds: Bounds, 
         iteration: the adjoint of an iteration, which only adds to sums in locals.
         variable: of the loop around it.
         bounds: the range of that.
-        extents: of containers.
     """
     gather = sweep.gather
     assert gather is not None

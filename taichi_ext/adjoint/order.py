@@ -72,7 +72,6 @@ class Order:
 
     Args:
         program: the program.
-        extents: of its containers.
         threads: of the machine.
         is_fixed: whether a launch can compute an integer from its arguments.
 

@@ -38,7 +38,6 @@ class StageAdjoint:
     """The adjoint of a stage.
 
     Attributes:
-        body: its statements.
         arrays: the adjoints of containers.
         own: for containers of which each thread has sums of its own, the array of these.
         tape: the stack of a thread.

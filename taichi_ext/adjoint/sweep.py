@@ -49,7 +49,6 @@ class Sweep:
     Attributes:
         stage: in normal form.
         activity: the locals and containers of the stage that carry derivatives.
-        arrays: the arrays of adjoints.
         tape: the stack of a thread.
         contention: how adjoints are added to.
         width: the number of cotangents, at most those that the arrays are for.

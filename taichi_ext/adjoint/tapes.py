@@ -27,7 +27,6 @@ class AdjointArray:
     """The adjoints of a container: an array of one dimension.
 
     Attributes:
-        container: the array.
         strides: of the indices and components of the primal container.
         offset: the number of the entry whose indices are all 0.
         width: cotangents, which are neighbours in memory.

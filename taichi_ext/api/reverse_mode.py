@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import numpy as np
 
+import taichi_ext.program as ir
 from taichi_ext import backend
-from taichi_ext.analysis.changes import draws_random_numbers, read_containers, written_containers
+from taichi_ext.analysis.changes import (
+    draws_random_numbers,
+    read_containers,
+    reads_target,
+    written,
+    written_containers,
+)
 from taichi_ext.analysis.linearity import check_rules
-from taichi_ext.analysis.overwritten import overwritten
+from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import by_parameter
 from taichi_ext.api.jacobian import prepared_form
@@ -20,10 +28,10 @@ from taichi_ext.api.products import transposed
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.boundary.registry import RulesInUse
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Assign, Container, Load, cited, statements
 from taichi_ext.record.recorder import record
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.simplify import simplify
+from taichi_ext.simplify.usage import all_values
 
 
 class GradientLaunch:
@@ -48,13 +56,13 @@ class GradientLaunch:
         self._positions = {a.name: n for n, a in enumerate(backend.arguments(kernel))}
         self._written, self._read = written_containers(program.body), read_containers(program.body)
         self._real = [c for c in program.containers if c.dtype.is_real and c in self._read | self._written]
-        stores = (s for s in statements(program.body) if isinstance(s, Assign))
-        self._stored = {s.target.container for s in stores if isinstance(s.target, Load)}
+        stores = (s for s in ir.statements(program.body) if isinstance(s, ir.Assign))
+        self._stored = {s.target.container for s in stores if isinstance(s.target, ir.Load)}
         found = overwritten(program.body)
         if found is not None:
             container, place = found
             raise UnsupportedError(
-                f"{cited(place)}{self._name}: the kernel reads and writes {container.name}. When the gradient is "
+                f"{ir.cited(place)}{self._name}: the kernel reads and writes {container.name}. When the gradient is "
                 "computed, what it has read is not there any more. Write to another field, or use taichi_ext.vjp."
             )
         if draws_random_numbers(program.body):
@@ -66,7 +74,7 @@ class GradientLaunch:
     def __call__(self, args: tuple[object, ...]) -> None:
         """Add to the gradients."""
         objects = {c: args[self._positions[c.name]] if c.is_argument else c.object for c in self._real}
-        grads: dict[Container, Any] = {c: backend.gradient_of(x) for c, x in objects.items()}
+        grads: dict[ir.Container, Any] = {c: backend.gradient_of(x) for c, x in objects.items()}
         own = [c for c in self._real if grads[c] is not None]
         is_host = backend.is_host_arch()
         params = [c for c in own if is_host or c in self._read]
@@ -90,3 +98,64 @@ class GradientLaunch:
             backend.add_to(grads[c], part, is_added=c not in self._written)
         for c in self._stored.intersection(outputs).difference(params):
             backend.add_to(grads[c], np.zeros(()), is_added=False)
+
+
+# Whether a kernel overwrites what it has read, so that it cannot run again on what it has left.
+
+Found = tuple[ir.Container, ir.Place | None]
+
+
+def overwritten(body: ir.Body) -> Found | None:
+    """A container with entries that are read before they change, so that another run would read other numbers.
+
+    An entry may be read after it was stored to in the same iteration, or by an earlier loop that reads no such entry.
+
+    Returns:
+        The container, and where it is read; None if there is none.
+    """
+    reading = _Reading(body)
+    stages = [(written_containers((s,)), _sums((s,)), list(reading.exposed((s,), set()))) for s in body]
+    for n, (own, _, exposed) in enumerate(stages):
+        changed = own.union(*(later for later, _, _ in stages[n:]), *(sums for _, sums, _ in stages[:n]))
+        for container, place in exposed:
+            if container in changed:
+                return container, place
+    return None
+
+
+def _sums(body: ir.Body) -> set[ir.Container]:
+    """The containers that statements add to."""
+    stores = (s for s in ir.statements(body) if isinstance(s, ir.Store) and not isinstance(s, ir.Assign))
+    added = {s.target.container for s in stores if isinstance(s.target, ir.Load)}
+    return added.union(*(s.writes for s in ir.statements(body) if isinstance(s, ir.Effect)))
+
+
+class _Reading:
+    """The entries that statements read from before them."""
+
+    def __init__(self, body: ir.Body) -> None:
+        self._changed = written(body)
+        self._numbers = ValueNumbers()
+
+    def exposed(self, body: ir.Body, stored: set[Hashable]) -> Iterator[Found]:
+        """What is read; ``stored`` are names of the entries that the same iteration has stored to, and is extended."""
+        for s in body:
+            loads = [v for v in all_values(s) if isinstance(v, ir.Load)]
+            target = s.target if isinstance(s, ir.Store) and isinstance(s.target, ir.Load) else None
+            if target is not None and reads_target(s):
+                loads.append(target)
+            for load in loads:
+                if self._name(load) not in stored:
+                    yield load.container, s.place
+            if isinstance(s, ir.Effect):
+                yield from ((c, s.place) for c in s.writes)
+            for block in ir.bodies(s):
+                yield from self.exposed(block, set(stored))
+            if target is not None and isinstance(s, ir.Assign):
+                stored.add(self._name(target))
+
+    def _name(self, load: ir.Load) -> Hashable:
+        """A name that entries with the same indices share, where these do not change."""
+        parts = [v for v in ir.children(load) if isinstance(v, ir.Value)]
+        memory = {getattr(n, "local", getattr(n, "container", None)) for v in parts for n in ir.walk(v)}
+        return id(load) if memory & self._changed else self._numbers.of(load)

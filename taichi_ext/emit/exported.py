@@ -212,9 +212,9 @@ class Emitted:
             return self.kernel(*args)
 
 
-def build(program: Program, *, has_comments: bool = True) -> Emitted:
+def build(program: Program) -> Emitted:
     """The kernel that a program describes; Taichi compiles it when it is first called."""
-    text, objects, places = emit(program, has_comments=has_comments)
+    text, objects, places = emit(program)
     file = f"<{program.name} emitted {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {"__name__": f"emitted_{program.name}"}
@@ -252,29 +252,25 @@ Places = dict[int, Place]  # of the user's statements, by the numbers of lines o
 HEADER = f"from math import inf, nan\n\n{RUNTIME.header}\n"
 
 
-def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, object], Places]:
+def emit(program: Program) -> tuple[str, dict[str, object], Places]:
     """The text of a program, and the objects that its factory takes.
-
-    Args:
-        program: the program.
-        has_comments: write the user's file and line next to each statement.
 
     Returns:
         The text, which defines ``make(...)``; the objects by the names of its parameters; the places of its lines.
     """
-    text, objects, places = factory(program, has_comments=has_comments)
+    text, objects, places = factory(program)
     start = f'"""Generated from {os.path.basename(program.file)}."""\n\n{HEADER}\n\n'
     return start + text, objects, {start.count("\n") + number: place for number, place in places.items()}
 
 
-def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, object], Places]:
+def factory(program: Program) -> tuple[str, dict[str, object], Places]:
     """The text of ``make(...)`` and of the functions that it calls, see ``emit``."""
     names = Names({name for a in program.arguments if a.value is not None for name in _taken(a.name, a.annotation)})
     for container in program.containers:
         names.container(container)
     annotated = [(a.name, _annotation(names, a.annotation)) for a in program.arguments if a.value is not None]
     returns = [_annotation(names, kind) for kind in program.returns]
-    lines = Lines(program, names, dict(annotated), has_comments)
+    lines = Lines(program, names, dict(annotated))
     lines.block(program.body)
     arrow = f" -> {returns[0]}" if len(returns) == 1 else f" -> ({', '.join(returns)})" if returns else ""
     functions = [f"{e.text}\n" for _, e in sorted(lines.expressions.elementary.items())]

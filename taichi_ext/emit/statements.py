@@ -219,10 +219,9 @@ MOST_STORED = 16  # numbers of a local array that Taichi may store one by one
 class Lines:
     """Writes the statements of one program."""
 
-    def __init__(self, program: ir.Program, names: Names, annotations: Mapping[str, str], has_comments: bool) -> None:
+    def __init__(self, program: ir.Program, names: Names, annotations: Mapping[str, str]) -> None:
         self.names, self.annotations = names, annotations
         self.expressions = ExpressionWriter(program, names)
-        self.has_comments = has_comments
         self.read = read_locals(program.body)
         self.lines: list[str] = []
         self.places: list[ir.Place | None] = []  # of the user's statement that each line is from
@@ -234,7 +233,7 @@ class Lines:
     def line(self, text: str, place: ir.Place | None = None) -> None:
         mark = ""
         self.places.append(place or (self.places[-1] if self.places else None))
-        if self.has_comments and place is not None and (place.file, place.line) != self.last_place:
+        if place is not None and (place.file, place.line) != self.last_place:
             self.last_place = place.file, place.line
             mark = f"  # {os.path.basename(place.file)}:{place.line}"
         self.lines.append("    " * self.depth + text + mark)

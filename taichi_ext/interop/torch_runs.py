@@ -36,7 +36,6 @@ class TorchSnapshot(backend.Follower):
     def __init__(self, known: dict[Any, Any], own: Sequence[object], table: FieldTable) -> None:
         self._known, self._table = known, table  # fields by kernel and arguments, and those of solvers
         self._own = {id(x) for x in own}
-        self._objects: dict[int, object] = {}
         self._state = State()
 
     def launch(self, kernel: Any, args: tuple[object, ...]) -> Any:
@@ -52,11 +51,9 @@ class TorchSnapshot(backend.Follower):
             return kernel(*args)
 
     def _save(self, obj: object) -> None:
-        if isinstance(obj, backend.FieldEntry):
-            self._state.save_entry(obj)
-        elif (isinstance(obj, backend.Field) or backend.is_array(obj)) and id(obj) not in self._own:
+        is_memory = isinstance(obj, (backend.Field, backend.FieldEntry)) or backend.is_array(obj)
+        if is_memory and id(obj) not in self._own:
             self._state.save(obj)
-            self._objects[id(obj)] = obj
 
     def before_host_write(self, obj: object, value: object) -> None:
         self._save(obj)
@@ -75,9 +72,7 @@ class TorchSnapshot(backend.Follower):
     @contextlib.contextmanager
     def restored(self) -> Generator[None, None, None]:
         """Within the context everything is as it was before the run."""
-        now = State()
-        for obj in self._objects.values():
-            now.save(obj)
+        now = self._state.as_now()
         self._state.undo()
         try:
             yield
@@ -89,8 +84,6 @@ class Runs:
     """The runs of one ``TorchFunction``.
 
     Args:
-        function: the kernel with its arguments.
-        kernel: the kernel or pipeline.
         max_memory: see ``jacobian``.
     """
 

@@ -135,10 +135,7 @@ class Launch:
 
     Attributes:
         kernel: the user's kernel.
-        args: its arguments.
-        block: the columns.
         fields: the table of fields, ``runtime.memory.shadows.FieldTable``.
-        roles: the tangents of containers.
         arrays: the arrays among the leaf arguments, by position.
         numbers: the arguments and Python numbers that are parameters.
         wants_return: whether the returned value is an output.
@@ -221,11 +218,9 @@ class JacobianKernel:
 
     Attributes:
         primal: the user's kernel, kept alive so that its identity is not used again.
-        kernel: the kernel with tangents.
         shadows: the purposes of the arrays after the user's arguments, in order.
         facts: the facts about the kernel that a session needs.
         scratch_sizes: of its memory for rows.
-        columns: the columns of its rows.
         entries: for a sparse Jacobian, the sites at which entries are written.
         program: the program that the kernel was emitted from, as long as the Taichi program lives.
         arrays: the arrays among the leaf arguments, by position.

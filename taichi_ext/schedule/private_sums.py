@@ -150,7 +150,6 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
 
     Args:
         loop: a parallel loop.
-        own: the arrays of tangents.
         iterations: of one thread.
     """
     additions = _Additions(loop.body)

@@ -21,7 +21,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.products import block_size, matrices, side_by_side
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
-from taichi_ext.runtime.memory.shadows import available_memory
+from taichi_ext.runtime.memory.shadows import check_fits
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.problem import output_parts, residual_vector
@@ -30,6 +30,7 @@ from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 
 _MEMORY = 2**28  # bytes of J in memory at once
 _ROWS = 16384  # rows of J in one product
+_SPARSE = "If its rows are sparse, use format='csr'; else linear_operator with scipy.sparse.linalg.lsqr."
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ def normal_equations(
     w = weights_of(weights, residuals, [shape for shape, _ in shapes])
     kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
     if format is None:
-        _check_size(evaluation.column_count(), kind)
+        columns = evaluation.column_count()
+        check_fits(f"J^T J has {columns} x {columns} entries,", columns * columns * kind.itemsize, _SPARSE)
     with np.errstate(invalid="ignore", over="ignore"):  # numbers that are not finite raise an error below
         if format is None:
             JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
@@ -162,17 +164,6 @@ def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]
     if not (np.isfinite(found).all() and (found >= 0).all()):
         raise InvalidArgumentError("weights has entries that are negative or not finite.")
     return found
-
-
-def _check_size(columns: int, kind: np.dtype) -> None:
-    """Raise, before anything runs, where the matrix does not fit into memory."""
-    needed, free = columns * columns * kind.itemsize, available_memory()
-    if needed > free:
-        raise InvalidArgumentError(
-            f"J^T J has {columns} x {columns} entries, {needed / 2**30:.1f} GiB, more than the {free / 2**30:.1f} GiB "
-            "that are free. If its rows are sparse, use format='csr'; else linear_operator with "
-            "scipy.sparse.linalg.lsqr."
-        )
 
 
 def _check_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:

@@ -43,7 +43,6 @@ class Recipe(NamedTuple):
         arguments: those of the factory, pickled.
         init: options of ``ti.init``.
         places: where the params stand in their structure.
-        shapes: of the params.
         format: of J.
     """
 
@@ -60,7 +59,6 @@ class Task(NamedTuple):
 
     Attributes:
         shard: its number.
-        recipe: of its program.
         x: the values of the params, as one vector.
         loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted, and
             ``GRADIENT`` where an energy and its gradient are.

@@ -353,3 +353,24 @@ def test_an_empty_batch_of_gradients(ti32):
     assert torch.vmap(pull)(torch.ones(0, 3))[0].shape == (0, 3)
     assert torch.func.jacrev(lambda a: function(a, B)[0])(torch.ones(0)).shape == (0, 0)
     assert torch.func.jacfwd(lambda a: function(a, B)[0])(torch.ones(0)).shape == (0, 0)
+
+
+def test_a_field_that_only_python_stores_to_is_left_as_it_is(ti64):
+    """The way back starts from the fields as they were at the call, and puts back what they hold now."""
+    count = ti.field(ti.f64, shape=2)
+
+    @ti.kernel
+    def scale(x: ti.types.ndarray(ti.f64, 1), y: ti.types.ndarray(ti.f64, 1)):
+        for i in x:
+            y[i] = 3 * x[i]
+
+    def counted(x, y):
+        count[1] = count[1] + 1
+        scale(x, y)
+
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    total = torch_function(counted, "x", "y", shapes={"y": 2})(x).sum()
+    count[1] = 10
+    total.backward()
+    assert x.grad.tolist() == [3, 3]
+    assert count.to_numpy().tolist() == [0, 10]

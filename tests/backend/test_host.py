@@ -59,7 +59,7 @@ def names_in(*modules):
                 yield from (n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name))
 
 
-HOSTS = {"taichi": ("taichi",), "quadrants": ("quadrants", "quadrants_arguments")}
+HOSTS = {"taichi": ("taichi",), "quadrants": ("quadrants",)}
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -63,7 +63,7 @@ LONGEST = 600
 QUADRANTS = {"quadrants"}
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
-    **dict.fromkeys(("quadrants", "quadrants_arguments"), QUADRANTS),  # in place of Taichi
+    "quadrants": QUADRANTS,  # in place of Taichi
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure"},
     "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},

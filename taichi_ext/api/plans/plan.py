@@ -38,7 +38,6 @@ class Plan:
     """The part shared by all calls of one kernel with the same params and outputs; keeps no argument or owner alive.
 
     Args:
-        call: the kernel or pipeline, with arguments.
         params: see ``jacobian``.
         outputs: see ``jacobian``.
         options: see ``checked_options``.

@@ -133,7 +133,6 @@ class Origin(NamedTuple):
 
     Attributes:
         owner: the object of a bound method, else the kernel or function itself.
-        function: the kernel or function.
     """
 
     owner: object

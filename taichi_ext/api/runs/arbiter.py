@@ -68,8 +68,6 @@ class Arbiter:
     """The arbiter of one call of a pipeline.
 
     Args:
-        call: the pipeline and its arguments.
-        layout: the parameters.
         directions: of products with J, the tangents of the parameters.
 
     Attributes:

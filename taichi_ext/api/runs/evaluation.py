@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -50,23 +50,6 @@ class StoresFoundError(Exception):
     """The columns so far count on tangents of entries that Python stores to, see ``Arbiter``."""
 
 
-class ResultForm(Protocol):
-    """The form of the blocks, see ``DenseForm`` and ``SparseForm``."""
-
-    is_sparse: bool
-    as_matrix: bool
-
-    def check_out(self, evaluation: Evaluation) -> list[tuple[str, object]]: ...
-
-    def leaves(self, evaluation: Evaluation) -> list[tuple[str, Any]]: ...
-
-    def blocks(self, evaluation: Evaluation) -> list[list[Any]]: ...
-
-    def repeated(self, evaluation: Evaluation) -> Any: ...
-
-    def result(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any: ...
-
-
 class Evaluation:
     """One call: its arguments, the kernel's return value, and the state to restore before another run.
 
@@ -84,7 +67,6 @@ class Evaluation:
         said: the warnings of the call so far.
 
     Attributes:
-        given_state: ``state`` as it was given.
         returned: the return value of the kernel or function in the last run.
         least_runs: how many runs all columns take at least.
         before_launch: called with the new kernel with tangents of a call of one kernel.
@@ -95,7 +77,7 @@ class Evaluation:
         prepared: Prepared,
         call: KernelCall,
         subject: RowSpace,
-        form: ResultForm,
+        form: DenseForm,
         *,
         out: object = None,
         state: State | None = None,
@@ -211,7 +193,7 @@ class Evaluation:
             first += count
 
     def changed(
-        self, *, subject: RowSpace | None = None, form: ResultForm | None = None, directions: np.ndarray | None = None
+        self, *, subject: RowSpace | None = None, form: DenseForm | None = None, directions: np.ndarray | None = None
     ) -> Evaluation:
         """The same call with another subject or form, or for products with J (see ``directions``)."""
         options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}

@@ -51,7 +51,6 @@ class Replay:
     """A launch that takes tangents that begin at zero, and memory of the kernel itself; it is set up once.
 
     Attributes:
-        layout: the parameters and outputs.
         fused: the kernel.
         tangents: the tangents that it takes; for a dense J, J alone.
         kept: the arrays that are the same in each launch, by key.
@@ -172,7 +171,6 @@ class JacobianProblem:
     """The quantity to compute.
 
     Attributes:
-        params: the parameters.
         rebuild_params: puts the blocks of one output into the structure of the parameters.
         rebuild_outputs: puts values, one for each output, into the structure of the outputs.
         options: see ``checked_options``.

@@ -48,7 +48,6 @@ class Facts:
         olds: locals for the old values that atomic operations return.
         changed: the locals that are assigned to.
         indices: the normal forms of indices; the names of new locals are added to them.
-        stores: the stores to containers.
         columns: the number of columns of a row.
         serial: the parallel loops that run serially.
     """
@@ -152,7 +151,6 @@ class Arguments:
 
         Args:
             size: the length of the row.
-            dtype: its type.
             part: the number of parts of the memory, and the number of the one to use.
         """
         key = Scratch(dtype.name)

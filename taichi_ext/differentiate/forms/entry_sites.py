@@ -72,7 +72,6 @@ class Site:
         stage: the top-level statement that contains it, and a step of that: a stage never reads its own writes.
         key: the container that it writes to.
         is_sum: whether it adds to entries rather than replacing them.
-        around: the loops around it.
         is_conditional: whether some slots may not be filled; the integers then end with a flag.
         is_injective: whether no two slots have the same row.
         rows: the row of each part.

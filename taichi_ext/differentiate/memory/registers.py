@@ -24,7 +24,6 @@ class Registers(Generic[S]):
     """The registers of one local, or arrays of them for each entry of a local array.
 
     Args:
-        builder: the builder of their declarations.
         cursor: the place of the walk, first at the local's declaration.
         local: the local whose tangents they hold.
     """

@@ -27,7 +27,6 @@ class RowMemory:
 
     Attributes:
         entry: gives one number.
-        is_local: whether it is a local array.
     """
 
     entry: Callable[[Coefficient], Read | Load]
@@ -97,12 +96,7 @@ def _numbered_iterations(loop: Loop, facts: Facts) -> tuple[int, Coefficient] | 
 
 
 class LocalRows:
-    """The rows of one local, one for each entry of a local array.
-
-    Args:
-        declared: the declaration of the local.
-        memory: the memory of the rows.
-    """
+    """The rows of one local, one for each entry of a local array."""
 
     def __init__(self, walk: PassState, declared: Declaration, memory: RowMemory) -> None:
         self._walk = walk

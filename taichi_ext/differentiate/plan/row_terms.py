@@ -37,7 +37,6 @@ class Terms:
     """Findings of one walk about the terms in the row of one local.
 
     Args:
-        naming: the names of columns.
         cursor: the place of the walk, first at the local's declaration.
         width: the number of columns of the row.
         is_array: whether the local has several entries, each with a row.
@@ -72,7 +71,6 @@ class Terms:
 
         Args:
             before: how this pass writes it, if that was decided.
-            version: the version of the row.
             read: the containers whose tangents have been read.
         """
         container = None if before is None else before.container

@@ -108,7 +108,6 @@ class EntryWriter:
     """The entries that one walk writes.
 
     Attributes:
-        numbering: the columns.
         counts: the counters of slots.
         sites: the sites so far.
         containers: what they write to.

@@ -45,7 +45,6 @@ class LocalSum:
 
     Args:
         writer: the writer of its entries.
-        declared: the declaration of the local.
         number: the number of the sum in the kernel.
         own: the registers of its tangents with respect to seeds without a column.
     """
@@ -172,8 +171,6 @@ def takes_sum(
     If there are as many terms as a row has entries, a row is not longer.
 
     Args:
-        walk: the walk.
-        numbering: the columns.
         local: the local.
         loops: those around its declaration.
         column: the column of the term.

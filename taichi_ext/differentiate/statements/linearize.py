@@ -155,7 +155,6 @@ class Linearizer:
     """Forms of expressions.
 
     Args:
-        locals_: the tangents of locals.
         containers: the tangents of containers.
         coverage: the walk's findings about their shadows.
     """

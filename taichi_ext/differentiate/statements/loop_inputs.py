@@ -64,12 +64,7 @@ class Inside:
 
 @dataclass(frozen=True)
 class LoopInputs:
-    """The inputs of the loops of one walk.
-
-    Attributes:
-        storages: the storages of locals.
-        forms: the tangents of locals.
-    """
+    """The inputs of the loops of one walk."""
 
     walk: PassState
     storages: Storages

@@ -74,7 +74,6 @@ class ContainerTangents:
 
     Attributes:
         role: its tangents when the kernel starts.
-        matrix: its shadow; None if it has none.
         storages: the storages of locals, whose rows may be parts of the shadow.
         coverage: the walk's findings about shadows.
         version: a number that each change increases.

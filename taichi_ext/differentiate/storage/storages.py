@@ -158,7 +158,6 @@ class GradientTerms:
     """The gradient computed by one walk.
 
     Attributes:
-        sums: the energy, and the locals that it is a sum of.
         matrix: the gradient, as the tangents of the energy.
     """
 

@@ -309,8 +309,6 @@ class Transform:
 
     Attributes:
         context: the walk, forms of values, tangents of locals.
-        stores: the stores to containers.
-        storages: the storages of locals.
         reversals: the loops whose tangents are accumulated backwards.
         inputs: the inputs of the others.
         writer: the writer of a sparse Jacobian's entries.

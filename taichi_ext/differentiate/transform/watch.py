@@ -21,7 +21,6 @@ def watched(d: Differentiated, counts: ir.Container, number: Number) -> ir.Progr
     It also counts accesses by an index that is out of range.
 
     Args:
-        d: a differentiated program.
         counts: a field of integers, by the number of a place.
         number: gives the number of a place in the source, for values or for indices; None for a place that is not
             counted.

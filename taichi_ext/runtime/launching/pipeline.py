@@ -213,10 +213,7 @@ class Pipeline(DualFollower):
         if self._state is None:
             return
         found = self._session.table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None
-        if isinstance(obj, backend.FieldEntry) and found is None:
-            self._state.save_entry(obj)
-        else:
-            self._state.save(obj if found is None else found[0].obj)
+        self._state.save(obj if found is None else found[0].obj)
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""

@@ -54,7 +54,6 @@ class LaunchRecord:
     """A launch that was made.
 
     Attributes:
-        fused: the kernel.
         args: the user's arguments.
         passed: the arguments after those of the user.
         changes: the count of changes of tangents before the launch.
@@ -144,7 +143,6 @@ class Session:
         is_direct: whether one kernel is run, rather than a pipeline.
 
     Attributes:
-        tangents: the tangents of containers.
         accesses: the containers read and written so far.
     """
 

@@ -301,7 +301,6 @@ class Request:
 
     Attributes:
         block: the columns.
-        seeds: the fields and arrays that are parameters.
         arrays: the arrays among the parameters and outputs.
         outputs: the containers whose tangents are wanted.
         directions: the tangents of the parameters, a row for each entry, if they are not the columns of J.

@@ -40,7 +40,6 @@ class TraceEvent:
         moves: how far their tangents say that they move with the params; NaN where that is not known.
         changed: of an array, whether Python has changed each entry since the last launch; None: perhaps all.
         is_array: whether it is an array.
-        is_active: of an array, whether it has tangents.
     """
 
     at: int
@@ -364,10 +363,7 @@ class PlainRun(backend.Follower):
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to store to a field or array."""
         self.trace.store(value)
-        if isinstance(obj, backend.FieldEntry):
-            self._state.save_entry(obj)
-        else:
-            self._state.save(obj)
+        self._state.save(obj)
 
     def host_read(self, obj: object, index: object, value: object) -> object:
         """Python reads a field or array."""

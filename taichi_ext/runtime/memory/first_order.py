@@ -35,7 +35,6 @@ class FirstOrderTangents:
     Args:
         energy: the energy to differentiate twice, by the keys of the run.
         fields: the tangents of fields, and of those of the first order.
-        arrays: the tangents of arrays.
     """
 
     def __init__(self, energy: EnergyTarget | None, fields: FieldTangents, arrays: ArrayTangents) -> None:

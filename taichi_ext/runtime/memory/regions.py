@@ -75,7 +75,6 @@ class Carrier:
     Attributes:
         name: its name in messages.
         size: how many numbers it has.
-        dtype: their type.
         width: the number of components.
         shadow: the tangents, a row for each number; None where there are none.
         seeds: the first columns of parts whose rows still are their seeds, by key.

@@ -161,11 +161,8 @@ class Shadow:
             )
         self.dtype = numpy_dtype(dtype)
         needed = rows * columns * self.dtype.itemsize
-        if array is None and needed > _ALWAYS_ALLOWED and needed > available_memory():
-            raise InvalidArgumentError(
-                f"The tangent of {name} with respect to {columns} parameters needs {needed / 2**30:.1f} GiB, more than "
-                f"the {available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
-            )
+        if array is None and needed > _ALWAYS_ALLOWED:
+            check_fits(f"The tangent of {name} with respect to {columns} parameters needs", needed, _ADVICE)
         self.shape = (rows, columns)
         self.is_fresh = True
         self.is_dirty = False  # not yet set to zero
@@ -222,7 +219,6 @@ class TangentColumns:
 
     Attributes:
         count: the number of columns.
-        first: the first of them.
         changes: the number of changes of the set of shadows, or of whether they are zero.
     """
 
@@ -272,6 +268,15 @@ class TangentColumns:
         self._left -= size
         if self._left < 0 and self.count > 1:
             raise OverBudgetError
+
+
+def check_fits(what: str, needed: float, advice: str) -> None:
+    """Raise, before anything runs, if so many bytes are not free; ``what`` begins the message."""
+    free = available_memory()
+    if needed > free:
+        raise InvalidArgumentError(
+            f"{what} {needed / 2**30:.1f} GiB, more than the {free / 2**30:.1f} GiB that are free. {advice}"
+        )
 
 
 def available_memory() -> float:

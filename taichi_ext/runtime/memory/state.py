@@ -44,8 +44,10 @@ class State:
         self._start = backend.moment()
 
     def save(self, obj: object) -> None:
-        """Save a field or array the first time; of the memory of an array, only parts that were not saved yet."""
-        if backend.is_array(obj) and not isinstance(obj, backend.Ndarray):
+        """Save a field, array or entry the first time; of the memory of an array, only parts not saved yet."""
+        if isinstance(obj, backend.FieldEntry):
+            self._save_entry(obj)
+        elif backend.is_array(obj) and not isinstance(obj, backend.Ndarray):
             self._save_memory(obj)
         else:
             for part in backend.leaf_fields(obj):
@@ -74,7 +76,7 @@ class State:
             with backend.suspend_following():
                 self._log[name] = obj, copied(obj)
 
-    def save_entry(self, entry: backend.FieldEntry) -> None:
+    def _save_entry(self, entry: backend.FieldEntry) -> None:
         """Save one number of a field before Python stores to it; in a sparse layout, its part of the layout."""
         if entry.name not in self._log:
             self._keep(entry.sparse_part() or entry)

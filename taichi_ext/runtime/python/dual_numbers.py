@@ -174,7 +174,6 @@ class Run:
     Attributes:
         kernel: a kernel, or None.
         function: a function that launches kernels, if it is no kernel.
-        args: all arguments.
         names: of the arguments of a function.
         passed: the first columns of its arguments that are numbers and parameters, by position.
     """

@@ -20,7 +20,6 @@ class ArrayChange:
 
     Attributes:
         cell: the array.
-        name: its name.
         rows: the entries.
         redo: makes the change again.
     """

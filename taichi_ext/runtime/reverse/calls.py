@@ -25,7 +25,6 @@ class Kernels:
     """The kernels of one prepared form, kept between its calls.
 
     Attributes:
-        staged: by name.
         capacity: entries of a thread's tape, of real numbers and of integers.
         is_guarded: whether products of 0 with what is not finite were made in a way back.
     """
@@ -48,12 +47,10 @@ class Calls:
     Args:
         request: the parameters and outputs.
         kernels: those of the prepared form.
-        cells: the fields and arrays.
         width: the number of cotangents.
 
     Attributes:
         read: the keys of what kernels have read.
-        written: of what they have written.
     """
 
     def __init__(self, request: Any, kernels: Kernels, cells: Cells, width: int) -> None:

@@ -271,7 +271,7 @@ class Log:
     def save_unknown(self, obj: Any) -> None:
         """Python stores to a field that no kernel has used yet."""
         if isinstance(obj, backend.FieldEntry):
-            self.others.save_entry(obj)
+            self.others.save(obj)
 
     def undo(self) -> None:
         """Put everything back as it was before the run."""

@@ -67,13 +67,11 @@ class LaunchCall:
     """A kernel and its arguments; launches that differ in numbers alone share it.
 
     Attributes:
-        kernel: as stages.
         args: the user's arguments, kept alive.
         cells: of the containers that it names.
         binding: the arrays among the arguments.
         plans: of its stages, by number and active containers.
         steps: of its launches, by the integers that indices may be computed from, each with ``Cells.version``.
-        launchers: of its stages.
     """
 
     kernel: StagedKernel

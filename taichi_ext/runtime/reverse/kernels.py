@@ -86,7 +86,6 @@ class AdjointKernel:
 
     Attributes:
         stage: the kernel; it needs the entries of ``stage.reads`` as they were before the stage.
-        arrays: the adjoints of containers.
         own: containers with sums of each thread, and these.
         tape: the stack of a thread; None if it is not used.
         active: the containers that have derivatives after the stage.
@@ -136,7 +135,6 @@ class StagedKernel:
     Attributes:
         kernel: the user's.
         references: to the arguments of the last launch, which are not kept alive.
-        program: its program.
         keys: the keys of fields and arrays in a launch, by container.
         staged: its stages.
         places: the entries that it reads and writes.

@@ -54,7 +54,6 @@ class Schedule:
     """What has happened in a run, and what is kept of it.
 
     Args:
-        cells: the fields and arrays.
         log: copies of what is overwritten.
         max_memory: bytes for the log and snapshots; half of the free memory if None.
 

@@ -80,7 +80,6 @@ class PatternBlock:
         indices: likewise.
         order: for each entry in turn, the numbers that are added up; None if the written memory is the data.
         starts: the start of each entry in ``order``, and the end; None if each entry is one number.
-        shape: of the block.
         has_rows: whether numbers come from rows of tangents, whose zeros are not entries.
         length: the count of contiguous entries for each place in ``order``, which has the first of them.
         symmetric: of a symmetric matrix: the ``length x length`` blocks to add up, see ``merged_blocks``.

@@ -14,7 +14,7 @@ from taichi_ext.differentiate.forms.entry_sites import OPEN_ENTRIES, Group, Site
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import JacobianKernel
 from taichi_ext.program.keys import Key, SiteArray, SumKey, Version
-from taichi_ext.runtime.memory.shadows import array_of, available_memory, new_array, numpy_dtype, to_numpy
+from taichi_ext.runtime.memory.shadows import array_of, check_fits, new_array, numpy_dtype, to_numpy
 from taichi_ext.runtime.sparse.pattern import PatternBlock, SiteSlots, SlotCounts, block_of, kept_slots, stored_rows
 
 ORDERING = 32  # bytes per entry to put entries in order: row, column, key, order
@@ -297,14 +297,11 @@ def _keys(places: list[np.ndarray], first: int, width: int, *, is_last: bool) ->
 
 def _check_number(sizes: list[tuple[int, int]]) -> None:
     """Raise, before a launch, if the entries and the memory to put them in order do not fit."""
-    needed, free = sum(count * (size + ORDERING) for count, size in sizes), available_memory()
-    if needed > free:
-        count = sum(count for count, _ in sizes)
-        raise InvalidArgumentError(
-            f"The sparse Jacobian adds up {count} entries, which takes {needed / 2**30:.1f} GiB, more than the "
-            f"{free / 2**30:.1f} GiB that are free. Compute it for fewer outputs or parameters at a time, or use jvp, "
-            "vjp, linear_operator or normal_equations."
-        )
+    check_fits(
+        f"The sparse Jacobian adds up {sum(count for count, _ in sizes)} entries, which takes",
+        sum(count * (size + ORDERING) for count, size in sizes),
+        "Compute it for fewer outputs or parameters at a time, or use jvp, vjp, linear_operator or normal_equations.",
+    )
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
