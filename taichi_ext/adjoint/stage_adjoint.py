@@ -26,7 +26,7 @@ from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
 from taichi_ext.adjoint.tapes import MOST_IN_LANES, MOST_LOCAL, AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
-from taichi_ext.program.build import add, literal, operation
+from taichi_ext.program.build import add, begin_of_piece, literal, operation
 from taichi_ext.schedule.lanes import CannotError
 from taichi_ext.schedule.machine import Machine
 
@@ -176,7 +176,7 @@ class _Loops:
             row = operation("floordiv", Read(piece), parts)
             part = operation("mod", Read(piece), parts)
             start, size = bounds[1][0], bounds[1][1] - bounds[1][0]
-            ends = (operation("floordiv", operation("mul", p, size), parts) for p in (part, operation("add", part, 1)))
+            ends = (begin_of_piece(p, parts, size) for p in (part, operation("add", part, 1)))
             a, b = (whole(add(e, start)) for e in ends)
             domains[1] = a, b
         body = self._loops(loop, domains, rest, {0: whole(add(row, first))})
@@ -190,7 +190,7 @@ class _Loops:
         pieces = (-(-(last - first) // size) + 1 - colour) // 2  # of this colour
         slot, number = Local("slot", I32, (), "loop"), Local("piece", I32, (), "loop")
         ends = (Read(slot), operation("add", Read(slot), 1))
-        of_slot = tuple([operation("floordiv", operation("mul", s, pieces), slots) for s in ends])
+        of_slot = tuple([begin_of_piece(s, slots, pieces) for s in ends])
         place = operation("mul", operation("add", operation("mul", Read(number), 2), colour), size)
         start = whole(add(place, first))
         domains = _domains(bounds)

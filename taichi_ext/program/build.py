@@ -241,6 +241,14 @@ def indices_of(number: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
     return found
 
 
+def begin_of_piece(number: ir.Value, pieces: int, size: int) -> ir.Value:
+    """Where a piece of as many indices begins, and where the piece before it ends; no product leaves 32 bits."""
+    if pieces * size < 2**31:
+        return operation("floordiv", multiply(number, size), pieces)  # type: ignore[arg-type]
+    length, longer = divmod(size, pieces)
+    return add(multiply(number, length), operation("min", number, longer))  # type: ignore[return-value]
+
+
 def element(array: ir.Container, index: Coefficient) -> ir.Load:
     return ir.Load(array, (index if isinstance(index, ir.Value) else literal(index, ir.I32),))
 

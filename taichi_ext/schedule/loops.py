@@ -22,11 +22,11 @@ from taichi_ext.analysis.loops import Extents, is_serialized, iterations, leaves
 from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.program.build import (
     add,
+    begin_of_piece,
     cast,
     indices_of,
     is_over_columns,
     literal,
-    multiply,
     number_of,
     operation,
     subtract,
@@ -202,16 +202,14 @@ def _is_better_as_function(loop: ir.For) -> bool:
 def is_short(loop: ir.For, domain: tuple[int, ...], machine: Machine) -> bool:
     """Whether a loop of too few iterations for all threads is worth spreading over them: it has loops of its own."""
     count, least = math.prod(domain), machine.least
-    is_few = machine.threads > 1 and 1 < count < least and count * least < 2**31
+    is_few = machine.threads > 1 and 1 < count < least
     return is_few and loop.variables[0] in machine.free and not machine.is_checked
 
 
 def spread(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
     """A loop over fewer indices than pieces as one over pieces, each of one index or none."""
     piece, flat = ir.Local("piece", ir.I32, (), "loop"), ir.Local("flat", ir.I32, (), "loop")
-    first, end = (
-        operation("floordiv", multiply(number, math.prod(domain)), pieces) for number in (ir.Read(piece), _next(piece))
-    )
+    first, end = (begin_of_piece(number, pieces, math.prod(domain)) for number in (ir.Read(piece), _next(piece)))
     indices = zip(loop.variables, indices_of(ir.Read(flat), domain), strict=True)
     declares = (ir.Declare(variable, (value,), place=loop.place) for variable, value in indices)
     inner = ir.For("range", (flat,), (first, end), (*declares, *loop.body), place=loop.place)
@@ -256,11 +254,9 @@ def by_rows(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
     for variable, size in reversed(list(zip(rest, domain[2:], strict=True))):
         body = (ir.For("range", (variable,), (literal(size, ir.I32),), body, place=loop.place),)
 
-    def part(n: ir.Value) -> ir.Value:
-        return operation("floordiv", multiply(n, domain[1]), pieces)
-
     number = operation("mod", ir.Read(piece), pieces)
-    bounds = (part(number), part(cast(add(number, 1), ir.I32))) if pieces > 1 else (literal(domain[1], ir.I32),)
+    ends = (begin_of_piece(n, pieces, domain[1]) for n in (number, cast(add(number, 1), ir.I32)))
+    bounds = tuple(ends) if pieces > 1 else (literal(domain[1], ir.I32),)
     place = operation("floordiv", ir.Read(piece), pieces) if pieces > 1 else ir.Read(piece)
     inner = ir.For("range", (second,), bounds, body, place=loop.place)
     return _outer(loop, piece, domain[0] * pieces, (ir.Declare(row, (place,), place=loop.place), inner))

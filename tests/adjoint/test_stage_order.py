@@ -363,3 +363,25 @@ def test_additions_of_one_thread():
     assert_allclose(found, np.cos(read(x)) * np.arange(1.0, 4.0)[np.arange(8) % 3], rtol=1e-12)
     for f, values in zip(kept, plain, strict=True):
         np.testing.assert_array_equal(read(f), values)
+
+
+def test_pieces_of_a_long_row_for_many_threads():
+    """The product of the pieces' number and the row's length has more than 32 bits."""
+    count = 270_000
+    share_program(default_fp=ti.f64, cpu_max_num_threads=64)
+    x, y, seen = scalars([0.7]), outputs(1, count), ti.field(ti.i32, ())
+
+    @ti.kernel
+    def powers():
+        for i, j in y:
+            ti.atomic_add(seen[None], 1)
+            power = 1.0
+            for _ in range(j % 3):
+                power *= x[0]
+            y[i, j] = power
+
+    expected = np.array([0.0, 1.0, 1.4])[np.arange(count) % 3]
+    found = jacobian(powers, x, y, mode="forward")
+    assert_allclose(found.reshape(-1), expected, rtol=1e-12)
+    assert_allclose(vjp(powers, x, y, np.ones((1, count))), expected.sum(), rtol=1e-9)
+    assert seen[None] == 2 * count
