@@ -78,6 +78,7 @@ from taichi_ext.backend.expressions import (
     type_names,
 )
 from taichi_ext.backend.field_memory import (
+    ALERT_PLACES,
     Alert,
     alert_field,
     alert_number,

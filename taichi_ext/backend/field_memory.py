@@ -97,16 +97,17 @@ def _first_bytes(fields: list[Any]) -> list[int]:
     return [int(address) for address in found]
 
 
-# What kernels say while they run: a field of the package in which each alert has an entry, of each Taichi program.
+# What kernels say while they run: a field of the package in which each alert has a row, of each Taichi program.
 
-_MOST = 1024  # alerts; those after it share the last entry
+_MOST = 1024  # alerts; those after it share the last row
+ALERT_PLACES = 256  # of each alert: how many a kernel has stored to says in how many pixels it was raised
 
 
 class Alert(NamedTuple):
     """What a kernel says.
 
     Attributes:
-        what: the message.
+        what: the message; ``{pixels}`` in it stands for the number of pixels.
         place: where it stands in the source.
         field: a function that gives the field that is stored to there, as long as it exists, None for an array; None
             where nothing is stored.
@@ -132,21 +133,21 @@ _alerts = _Alerts(lambda: None, None, {}, [])
 
 
 def alert_field() -> Any:
-    """The field; a kernel that stores 1 to an entry raises the alert."""
+    """The field; a kernel that stores 1 to an entry of its row raises the alert."""
     global _alerts
     program = RUNTIME.program()
     if _alerts.program() is not program:
         materialize()
         made = ti.field(ti.i32)
         builder = ti.FieldsBuilder()
-        builder.dense(ti.i, _MOST).place(made)
+        builder.dense(ti.ij, (_MOST, ALERT_PLACES)).place(made)
         builder.finalize()
         _alerts = _Alerts(weakref.ref(program), made, {}, [])
     return _alerts.field
 
 
 def alert_number(what: str, place: Any, stored: object, *, is_undefined: bool) -> int:
-    """The entry of an alert in ``alert_field()``; ``stored`` is the field stored to, True for an array, or None."""
+    """The row of an alert in ``alert_field()``; ``stored`` is the field stored to, True for an array, or None."""
     name = what, place and (place.file, place.line), id(stored)
     known = _alerts.numbers.setdefault(name, min(len(_alerts.given), _MOST - 1))
     if known == len(_alerts.given):
@@ -162,8 +163,17 @@ def raised_alerts() -> list[Alert]:
         return []
     memory = memory_of_field(held)
     RUNTIME.state().sync()
-    raised = held.to_numpy() if memory is None else memory
-    found = [alert for n, alert in enumerate(given) if raised[n]]
+    raised = (held.to_numpy() if memory is None else memory)[: len(given)].sum(1)
+    found = [_with_count(alert, int(count)) for alert, count in zip(given, raised, strict=True) if count]
     if found:
         (held if memory is None else memory).fill(0)
     return found
+
+
+def _with_count(alert: Alert, count: int) -> Alert:
+    """An alert whose message says in how many pixels it was raised, some of which share a place."""
+    text = "more than 1000 pixels"
+    if count < ALERT_PLACES:
+        number = round(-ALERT_PLACES * math.log1p(-count / ALERT_PLACES))
+        text = f"about {number} pixel{'s' * (number > 1)}"
+    return alert._replace(what=alert.what.replace("{pixels}", text))

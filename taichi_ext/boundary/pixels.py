@@ -14,7 +14,7 @@ square whose edges are no such arcs is divided; the smallest ones take the mean 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import Any
 
-from taichi_ext.backend import ti
+from taichi_ext.backend import ALERT_PLACES, ti
 from taichi_ext.boundary.arcs import GAUSS, match, meeting_of, meets, part_from, put_arcs, put_without_arcs, region_from
 from taichi_ext.boundary.crossings import (
     ALL,
@@ -119,7 +119,10 @@ def pixel(shade: object, *args: object, at: object, antialias: bool = False) -> 
 
 @ti.func
 def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.template()):
-    """The value, its entries as a vector, and whether the smallest squares did not do; ``fine`` is a rounding."""
+    """The value, its entries as a vector, and whether the smallest squares did not do; ``fine`` is a rounding.
+
+    Also returns the place by which pixels are counted.
+    """
     total = zeros + 0.0
     if ti.static(not antialias):
         total += probe(shade, x, y, 0, "value")[VALUE]
@@ -156,7 +159,8 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
                 total += mean_of_regions(shade, zeros, cx, cy, size, kind, count, meeting, table)
             place += side * side
             side = side_of_square(place)
-    return total, (rough > _MUCH + _SHARE * edges) | (bent > _MOST_BENT)
+    hashed = int(ti.floor(stop_gradient(x) + 0.5)) * 7919 ^ int(ti.floor(stop_gradient(y) + 0.5)) * 104729
+    return total, (rough > _MUCH + _SHARE * edges) | (bent > _MOST_BENT), hashed & (ALERT_PLACES - 1)
 
 
 @ti.func

@@ -173,10 +173,10 @@ class Recording:
             self.containers[id(obj)] = field_container(obj, self._name(obj))  # which keeps it alive
         return self.containers[id(obj)]
 
-    def alert_later(self, what: str, is_raised: ir.Value) -> None:
+    def alert_later(self, what: str, is_raised: ir.Value, at: ir.Value) -> None:
         """Record an alert; its field cannot be made while Taichi compiles a kernel."""
         self.has_alerts = True
-        self.blocks[-1].statements.append(ir.Effect(_ALERT, (what, is_raised), place=self.place()))
+        self.blocks[-1].statements.append(ir.Effect(_ALERT, (what, is_raised, at), place=self.place()))
 
     def with_alerts(self, body: ir.Body) -> ir.Body:
         """The block with the statements that raise its alerts."""
@@ -184,8 +184,8 @@ class Recording:
         def raising(s: ir.Statement) -> ir.Statement:
             if not isinstance(s, ir.Effect) or s.function != _ALERT:
                 return s
-            what, is_raised = s.args
-            return self.alert(what, is_raised, s.place)
+            what, is_raised, at = s.args
+            return self.alert(what, is_raised, s.place, at=at)
 
         return ir.mapped(body, raising) if self.has_alerts else body
 
@@ -197,12 +197,13 @@ class Recording:
         stored: object = None,
         *,
         is_undefined: bool = False,
+        at: ir.Value | None = None,
     ) -> ir.If:
-        """A statement that notes what a kernel has to say: see ``backend.alert_number``."""
+        """A statement that notes what a kernel has to say, ``at`` a place of several: see ``backend.alert_number``."""
         field = backend.alert_field()
         container = self.containers.setdefault(id(field), field_container(field, "alerts"))
         number = backend.alert_number(what, place, stored, is_undefined=is_undefined)
-        entry = ir.Load(container, (ir.Const(number, ir.I32),))
+        entry = ir.Load(container, (ir.Const(number, ir.I32), at or ir.Const(0, ir.I32)))
         return ir.If(is_raised, (ir.Assign(entry, ir.Const(1, ir.I32), place=place),), place=place)
 
     def _name(self, obj: object) -> str:

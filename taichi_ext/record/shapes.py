@@ -37,7 +37,7 @@ _FINE = {32: 1e-7, 64: 1e-15}  # by the bits of positions: roundings
 _BESIDE = {True: 1e-6, False: 1e-3}
 _THIN = {True: 1e-9, False: 2e-4}
 _UNRESOLVED = (
-    "J and the value are several per cent off in some pixels: edges follow each other too closely, or the value "
+    "J and the value are several per cent off in {pixels}: edges follow each other too closely, or the value "
     "varies too fast, for squares of 1/32 pixel. Draw a larger image, or let fine patterns fade into their mean."
 )
 
@@ -309,9 +309,9 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
         return call(shade, x, y)
     fine = _FINE[default_types()[0].bits]
     flat = typed_tensor(list(ir.entries(zeros)), (len(ir.entries(zeros)),))
-    found, is_unresolved = map(value_of, call(function.boundary_body, shade, flat, x, y, fine, antialias))
+    found, is_unresolved, place = map(value_of, call(function.boundary_body, shade, flat, x, y, fine, antialias))
     if r.rules.takes_derivative and not r.stopped:  # a rule stores nothing
-        r.alert_later(_UNRESOLVED, is_unresolved)
+        r.alert_later(_UNRESOLVED, is_unresolved, place)
     return ir.Tensor(found.entries, zeros.shape) if isinstance(zeros, ir.Tensor) else found.entries[0]
 
 

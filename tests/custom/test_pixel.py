@@ -727,10 +727,11 @@ def test_a_shaded_ball_in_each_pixel():
 
 
 @pytest.mark.mostly_sweep("jacobian")
-@pytest.mark.parametrize("by", ["jacobian", "vjp"])
+@pytest.mark.parametrize("by", ["jacobian", "vjp", "kernel.grad()"])
 def test_patterns_that_are_too_fine_give_a_warning(by):
     """Checkers up to their horizon, and a value that varies within a smallest square."""
-    p, image = scalars([0.3, 0.002]), outputs(4, 3)
+    p, image = ti.field(ti.f64, shape=2, needs_grad=True), ti.field(ti.f64, shape=(4, 3), needs_grad=True)
+    p.from_numpy(np.array([0.3, 0.002]))
 
     @ti.func
     def checkers(x, y):
@@ -742,10 +743,14 @@ def test_patterns_that_are_too_fine_give_a_warning(by):
     def ramp(x, y):
         return ti.math.smoothstep(0.0, p[1], x - 1.0 - p[0])
 
-    for shade in (checkers, ramp):
+    for shade, pixels in ((checkers, "about (4|8) pixels"), (ramp, "about 3 pixels")):
         k = drawing(shade, image, True)
-        with pytest.warns(DerivativeWarning, match="test_pixel.py:.*off in some pixels"):
+        with pytest.warns(DerivativeWarning, match=f"test_pixel.py:.*off in {pixels}:"):
             if by == "jacobian":
                 jacobian(k, p, image)
+            elif by == "kernel.grad()":
+                k()
+                image.grad.fill(1.0)
+                k.grad()
             else:
                 vjp(k, p, image, np.ones((4, 3)))
