@@ -3,21 +3,6 @@
 from taichi_ext.adjoint.block import own_width
 from taichi_ext.adjoint.order import Pair
 from taichi_ext.adjoint.recorded import with_stores
-from taichi_ext.adjoint.stage_adjoint import StageAdjoint, adjoint_of
+from taichi_ext.adjoint.stage_adjoint import adjoint_of
 from taichi_ext.adjoint.stages import Stage, Staged, checked, staged
 from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array
-
-__all__ = [
-    "AdjointArray",
-    "Pair",
-    "Stage",
-    "StageAdjoint",
-    "Staged",
-    "Tape",
-    "adjoint_array",
-    "adjoint_of",
-    "checked",
-    "own_width",
-    "staged",
-    "with_stores",
-]

@@ -73,7 +73,6 @@ class Block:
     insides: dict[int, Read] = field(default_factory=dict)
 
     def finished(self) -> ir.Body:
-        """The statements of the block."""
         self.made = [x for s in self.made for x in (s.make() if isinstance(s, Later) else (s,))]
         return tuple(self.made)  # type: ignore[arg-type]
 

@@ -45,7 +45,6 @@ class AdjointArray:
 
 
 def adjoint_array(c: Container, name: str, shape: tuple[int, ...], width: int = 1) -> AdjointArray:
-    """The array for the adjoints of a container of this shape."""
     sizes = (*shape, *c.element_shape)
     strides = tuple(math.prod(sizes[n + 1 :]) for n in range(len(sizes)))
     offset = -sum(o * s for o, s in zip(c.offset or (), strides, strict=False))

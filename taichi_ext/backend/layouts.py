@@ -146,7 +146,6 @@ def is_dynamic_cell(field: object, index_count: int) -> bool:
 
 
 def layout_node(x: ti.SNode | Field) -> ti.SNode:
-    """The node of the layout for a node or field."""
     return x._snode
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import quadrants as ti
-from quadrants import Field, Matrix, MatrixField, Ndarray, ScalarField, SNode, Struct, StructField, f32, i32
+from quadrants import Field, Matrix, MatrixField, Ndarray, ScalarField, SNode, Struct, StructField, i32
 from quadrants._funcs import field_fill_quadrants_scope as fill_function
 from quadrants._lib import core
 from quadrants._snode.snode_tree import SNodeTree

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import taichi as ti
-from taichi import Field, Matrix, MatrixField, Ndarray, ScalarField, SNode, Struct, StructField, f32, i32
+from taichi import Field, Matrix, MatrixField, Ndarray, ScalarField, SNode, Struct, StructField, i32
 from taichi._funcs import field_fill_taichi_scope as fill_function
 from taichi._lib import core
 from taichi._snode.snode_tree import SNodeTree

@@ -193,7 +193,6 @@ class KernelColumns:
     takes_first: bool
 
     def has_block(self, first: int) -> bool:
-        """Whether the kernel can compute the block that begins there."""
         return self.firsts is None or first in self.firsts
 
 

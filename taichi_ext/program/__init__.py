@@ -53,7 +53,6 @@ from taichi_ext.program.values import (
     Const,
     Container,
     FoldedConst,
-    Format,
     Group,
     Load,
     Local,

@@ -163,7 +163,6 @@ class Recording:
     # --- fields and arrays
 
     def container(self, obj: object) -> ir.Container:
-        """The container of a field or array argument."""
         if id(obj) not in self.containers:
             if isinstance(obj, backend.AnyArray):
                 raise UnsupportedError(

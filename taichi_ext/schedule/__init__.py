@@ -3,14 +3,3 @@
 from taichi_ext.schedule.loops import Scheduled, from_below_zero, is_short_below_zero, schedule
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.private_sums import with_lower_triangle, with_private_sums, without_atomics
-
-__all__ = [
-    "Machine",
-    "Scheduled",
-    "from_below_zero",
-    "is_short_below_zero",
-    "schedule",
-    "with_lower_triangle",
-    "with_private_sums",
-    "without_atomics",
-]

@@ -368,7 +368,6 @@ def _copied(s: ir.For, number: int) -> tuple[ir.Body, ir.Body]:
 
 
 def _stored_to(body: ir.Body) -> ir.Container | None:
-    """An array that a block stores numbers to."""
     for s in ir.statements(body):
         if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load):
             container = s.target.container

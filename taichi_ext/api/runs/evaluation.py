@@ -112,7 +112,6 @@ class Evaluation:
 
     @cached_property
     def layout(self) -> Layout:
-        """The parameters and outputs of this call."""
         if self.is_repeatable and self.prepared.replay is not None:
             return self.prepared.replay.layout
         targets, call = self.prepared.question, self.call

@@ -66,7 +66,6 @@ class RowSpace:
         """Called after a repeated launch."""
 
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
-        """The blocks, from the rows of each container."""
         return [by_parameter(v, o.shape, layout) for v, o in zip(values, layout.outputs, strict=True)]
 
     def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[object]]:
@@ -189,7 +188,6 @@ class EnergyGradient(RowSpace):
 
 
 def _sizes(layout: Layout) -> dict[object, int]:
-    """The number of entries of each container of parameters."""
     return {p.container: p.rows for p in layout.params}
 
 
@@ -209,7 +207,6 @@ def _rows(param: Placed, layout: Layout) -> slice:
 
 
 def _columns(param: Placed) -> slice:
-    """The columns of a parameter."""
     return slice(param.first, param.first + param.size)
 
 

@@ -87,7 +87,6 @@ class Facts:
         return self.activity.has(value)
 
     def is_column(self, number: int) -> bool:
-        """Whether a number is the number of a column."""
         return 0 <= number < self.columns or (self.seeds.sparse is not None and number >= FIRST_SPARSE)
 
 

@@ -188,7 +188,6 @@ class SparseColumns:
         return SparseColumns(self.sizes, set(in_rows), dict(intermediates), dict(versions))
 
     def first(self, key: Key) -> int | None:
-        """The first column of a container; None if it has none."""
         return self._numbers().get(key)
 
     def _numbers(self) -> dict[Key, int]:

@@ -54,7 +54,6 @@ class Numbering:
         return self.asked.has_entries(container, self.columns.intermediates)
 
     def first(self, what: Local | Container) -> int | None:
-        """The first column of a container or local; None if it has none."""
         key = self.asked.keys.get(what)
         return self.columns.first(Version(key, 0) if key in self.columns.intermediates else key)
 

@@ -75,7 +75,6 @@ class Pipeline(DualFollower):
     # --- launches
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
-        """Run a kernel and its tangents."""
         with backend.exclusive:
             if backend.is_fill(kernel) and any(map(is_dual, entries_of(args[1]))):
                 self._fill(*args)

@@ -122,7 +122,6 @@ class Accesses:
             self.note(self._tangents.arrays.shared([key]), set())
 
     def note_overwritten(self, containers: Iterable[Key]) -> None:
-        """Note containers that were overwritten."""
         stored = set(containers)
         for key in self.params:
             container = container_key(key)

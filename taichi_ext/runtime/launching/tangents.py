@@ -145,7 +145,6 @@ class Tangents:
         return self.carrier(key).sown(self.columns) if rows is None else rows
 
     def values(self, key: Key) -> Any:
-        """The tangents of an output or parameter, a row for each entry."""
         rows = self._target.rows(container_key(key))
         return self.carrier(key).values(key) if rows is None else rows
 

@@ -204,7 +204,6 @@ class Trace:
         return None
 
     def end(self, along: Along) -> list[tuple[View, np.ndarray]]:
-        """The run has ended."""
         arrays = [array for array, _ in self._arrays.values()]
         return [entries for array in arrays for entries in self._add_array(CHANGED, None, array, along)]
 

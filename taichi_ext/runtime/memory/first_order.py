@@ -55,7 +55,6 @@ class FirstOrderTangents:
         return [self._energy.key if of == GRADIENT.of and self._energy else of for of in found]
 
     def has(self, container: Key) -> bool:
-        """Whether a container has tangents of the first order."""
         return bool(self._shadows) and self._key(container) in self._shadows
 
     def _key(self, container: Key) -> GradientKey:

@@ -269,7 +269,6 @@ class Backward:
             status[:2] = 0
 
     def _argument(self, event: LaunchEvent, n: int, adjoint: AdjointKernel, c: Container, lent: Lent) -> np.ndarray:
-        """The array for one of the own arguments of an adjoint."""
         if c in adjoint.recorded:
             return event.recordings[n][c]
         what = adjoint.stage.tangents.get(c)

@@ -488,7 +488,6 @@ def _extent(c: Container) -> Extent:
 def _with_shapes(
     program: ir.Program, shapes: Mapping[Container, tuple[int, ...]]
 ) -> tuple[ir.Program, dict[Container, Container]]:
-    """The program with the shapes of its array arguments."""
     new = {c: replace(c, shape=shape) for c, shape in shapes.items()}
 
     def change(v: Value) -> Value:
