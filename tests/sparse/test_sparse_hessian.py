@@ -396,6 +396,67 @@ def test_energies_of_fields_that_the_same_kernel_computes():
         assert plan().nnz == H.nnz and "two runs, since the energy is computed from" in plan.explain()
 
 
+def kernels_that_read_what_they_stored(x, z, y, energy):
+    """Energies of y, which is computed from z in the loop that stores z: by an entry, a local, at top level, by sums."""
+
+    @ti.kernel
+    def by_entry():
+        for i in range(3):
+            z[i] = x[0] * x[i + 3]
+            y[i] = z[i] * x[i]
+            energy[None] += y[i] ** 2
+
+    @ti.kernel
+    def by_local():
+        for i in range(3):
+            z[i] = x[0] * x[i + 3]
+            v = z[i] * 2
+            for j in range(2):
+                v = v * x[j] + z[i]
+            if x[i] > 0.8:
+                v = v * v
+            y[i] = v * x[i]
+            energy[None] += y[i] ** 2 * x[2]
+
+    @ti.kernel
+    def at_top_level():
+        z[0] = x[0] * x[1]
+        for i in range(3):
+            y[i] = z[0] * x[i]
+        for i in range(3):
+            energy[None] += y[i] ** 2 * x[0]
+
+    @ti.kernel
+    def sums():
+        for i in range(3):
+            z[i] = 0.0
+            y[i] = 0.0
+        for i in range(3):
+            z[i] += x[0] * x[i + 3]
+            y[i] += z[i] * x[i]
+
+    @ti.kernel
+    def of_sums():
+        for i in range(3):
+            energy[None] += y[i] ** 2 * x[i]
+
+    def in_two_kernels():
+        sums()
+        of_sums()
+
+    return {k.__name__: k for k in (by_entry, by_local, at_top_level, in_two_kernels)}
+
+
+@pytest.mark.mostly_sweep("by_entry")
+@pytest.mark.parametrize("name", ["by_entry", "by_local", "at_top_level", "in_two_kernels"])
+def test_energies_of_fields_that_one_loop_computes_from_each_other(name):
+    """H was wrong: the adjoint of z lacked its part through y."""
+    x, energy = scalars(np.random.default_rng(11).uniform(0.3, 1.7, 6)), scalars(0.0)
+    kernel = kernels_that_read_what_they_stored(x, outputs(3), outputs(3), energy)[name]
+    plan = require_like_dense(kernel, x, energy, is_sparse=False)
+    assert "another field that the same loop stores" in plan.explain()
+
+
 def test_formats_and_out():
     rng = np.random.default_rng(11)
     torch = pytest.importorskip("torch")

@@ -19,7 +19,7 @@ from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.facts.facts import is_inside
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, EntryTarget
-from taichi_ext.differentiate.forms.forms import Form, has_row, negated, times
+from taichi_ext.differentiate.forms.forms import Form, columns_of, has_row, negated, times
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.shadows import ContainerTangents
 from taichi_ext.differentiate.storage.storages import GradientTerms
@@ -134,7 +134,10 @@ class IntermediateTangents(EnergyTangents):
         for site in self._sites:
             if not all(_is_own(site, loop) for loop in site.loops if loop in here):
                 self._raise_dense()
-        return super().form(load)
+        form = super().form(load)
+        if any(site.loops == here[: len(site.loops)] for site in self._sites):
+            self.gradient.same_loop.update(columns_of(form))
+        return form
 
     def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form]) -> None:
         is_once = site in self._sites and all(_is_own(site, loop) for loop in site.loops)  # not ``entry *= value``
@@ -157,6 +160,12 @@ class IntermediateTangents(EnergyTangents):
     def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[Form], sign: int) -> None:
         if self._is_read and any(forms):
             self._raise_dense()
+        earlier = self.gradient.same_loop
+        if earlier and any(has_row(form) or earlier & form.keys() for form in forms):  # adjoints need it as a column
+            raise DenseRowsError(
+                f"the energy is computed from {self.container.name}, "
+                "and that from another field that the same loop stores"
+            )
         walk, first = self.walk, self.role.first_column
         for target, form in zip(targets, forms, strict=True):
             if form:

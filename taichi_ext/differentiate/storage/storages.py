@@ -159,11 +159,13 @@ class GradientTerms:
 
     Attributes:
         matrix: the gradient, as the tangents of the energy.
+        same_loop: columns of fields that the energy is computed from, read in the loop that stores them.
     """
 
     walk: PassState
     sums: EnergySums
     matrix: ShadowMatrix
+    same_loop: set[linear.Seed] = field(default_factory=set)
 
     @staticmethod
     def of(walk: PassState, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> GradientTerms | None:
