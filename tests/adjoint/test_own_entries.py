@@ -6,7 +6,7 @@ import taichi as ti
 from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
 
-from taichi_ext import jacobian, vjp
+from taichi_ext import Jacobian, jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 N = 600  # more than one thread runs
@@ -60,7 +60,16 @@ def test_state_in_place_with_branches_and_loops_needs_no_tape():
             if i % 3 == 0 and v[i].y > 0.5:
                 v[i].y = 0
 
+    @ti.kernel
+    def total():
+        for i in v:
+            loss[None] += v[i].x * v[i].y
+
     check(run, v, v)
+    loss = outputs()
+    plan = Jacobian(lambda: (run(), total()), v, loss, mode="reverse")
+    plan()
+    assert "own_v" in plan.source and "tape_reals" not in plan.source
 
 
 @pytest.mark.sweep

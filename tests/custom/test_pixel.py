@@ -10,6 +10,7 @@ import taichi as ti
 from differences import outputs, read, scalars, vector_outputs
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
+from program_interpreter import Interpreter
 from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
 from taichi_program import initialise
@@ -28,6 +29,8 @@ from taichi_ext import (
     value_and_jacobian,
     vjp,
 )
+from taichi_ext.program import I32, Assign, Local, Read
+from taichi_ext.record import conditions
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -51,6 +54,21 @@ def check(shade, p, image, steps, nodes=24, antialias=True):
     k()
     if antialias:
         assert_allclose(read(image), expected, atol=1e-3)
+
+
+def test_outcomes_of_conditions_are_told_apart():
+    """The hash of what up to twelve conditions say, one after the other, is another one for each, within its bits."""
+    seen, outcome = Local("seen", I32), Local("outcome", I32)
+    steps = [Assign(Read(seen), value) for value in conditions._mixed(Read(seen), Read(outcome))]
+    state, found = Interpreter({}), [conditions.HASH_START]
+    for _ in range(12):
+        for before in found[-(len(found) + 1) // 2 :]:
+            for number in (0, 1):
+                state.locals = {seen: before, outcome: number}
+                state.run(steps)
+                found.append(state.locals[seen])
+    assert len(set(found)) == len(found) == 2**13 - 1
+    assert 0 < min(found) and max(found) < 2**30
 
 
 @pytest.mark.mostly_sweep("False")
@@ -301,6 +319,20 @@ def test_edges_are_found(name):
     given, steps, nodes = SCENES[name]
     p, image = scalars(np.array(given)), outputs(20, 16)
     check(shade_of(name, p), p, image, steps, nodes)
+
+
+def test_metaballs_grow_with_their_radii():
+    """Taichi compiles some conditions wrong that are traced as they stand: then no edge was found here."""
+    balls = np.array([[6.3, 7.2, 2.4], [9.7, 6.1, 2.1], [6.2, 4.0, 1.7], [9.5, 9.0, 1.2]])
+    p, image = scalars(balls), outputs(16, 14)
+    J = jacobian(drawing(shade_of("metaballs", p), image, False), p, image)
+    x, y = np.meshgrid(np.arange(-1, 17, 0.02), np.arange(-1, 15, 0.02), indexing="ij")
+    squares = [(x - u) ** 2 + (y - v) ** 2 for u, v, _ in balls]
+    parts = [np.exp(-s / (1.5 * r**2)) for s, r in zip(squares, balls[:, 2], strict=True)]
+    near = np.exp(-0.5 * ((sum(parts) - 0.5) / 0.01) ** 2) / (0.01 * np.sqrt(2 * np.pi))  # of the edge
+    for n, (part, square, (_, _, r)) in enumerate(zip(parts, squares, balls, strict=True)):
+        expected = 0.7 * 0.02**2 * (near * part * 2 * square / (1.5 * r**3)).sum()
+        assert_allclose(J[..., n, 2].sum(), expected, rtol=0.01)
 
 
 @pytest.mark.sweep

@@ -275,6 +275,29 @@ def test_contexts_put_back_what_was():
     assert "two" not in registry
 
 
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_contexts_in_a_pipeline(mode):
+    """Each launch has the rules that are enabled then, also where it was made before in the same run."""
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def add():
+        y[0] += product(x[0], x[1])
+
+    def run():
+        add()
+        with registry.disabled():
+            add()
+        for _ in range(3):
+            add()
+        with registry.disabled():
+            add()
+
+    boundary_gradient(product)(doubled)
+    for _ in range(2):
+        assert_allclose(jacobian(run, x, y, mode=mode), [[10 * 0.8, 10 * 0.3]], rtol=1e-14)
+
+
 def test_the_function_itself_is_never_changed():
     k, x, y = product_kernel()
     boundary_gradient(product)(doubled)

@@ -55,7 +55,8 @@ POSITIONS = """
     with_a_copy_of_an_index:
         for i, j in image:
             p, q = i, j
-            image[i, j] = edge(disc_level(disc, float(i), float(j)), 5.0, 2.0, at=(p, q))
+            value = 5.0 + ((i & 1) + (i | 1) - i - 1)  # bits of an index, which are 0
+            image[i, j] = edge(disc_level(disc, float(i), float(j)), value, 2.0, at=(p, q))
 """
 
 

@@ -133,6 +133,9 @@ image[i, j] = coverage(tmp[i, j] + 0.2 * y, at=(x, y))""",
     "the next iteration": """for k in range(3):
     image[i, j] += coverage(tmp[i, j] + p[0] - 0.2 * y, at=(x, y))
     tmp[i, j] = p[0] - x * k""",
+    "the entry of the iteration before": """for k in range(3):
+    image[i, j] += coverage(list[i, j, k] + p[0] - 0.2 * y, at=(x, y))
+    list[i, j, k + 1] = p[0] - x""",
     "the next iteration of while": """k = 0
 while k < 3:
     image[i, j] += coverage(tmp[i, j] + p[0] - 0.2 * y, at=(x, y))
@@ -206,6 +209,7 @@ else:
 image[i, j] = coverage(tmp[i, j] + p[0] - x + 0.2 * y, at=(x, y))""",
 }
 NAMES = {"a component": "vec", "an array": "a", "two fields": "other", "entries of a list": "list"}
+NAMES["the entry of the iteration before"] = "list"
 ARGUMENTS = {"an array": lambda: (np.zeros((W, H)),), "a position that is an argument": lambda: (1.0, 2.0)}
 
 

@@ -225,7 +225,7 @@ def make_kernels(x, y, order):
     return found
 
 
-@pytest.mark.mostly_sweep("40-scaled", "40-neighbours", "600-counted_by_a_while", "600-by_reference")
+@pytest.mark.mostly_sweep("40-scaled", "40-all_of_it", "40-neighbours", "600-counted_by_a_while", "600-by_reference")
 @pytest.mark.chosen_only("a few columns are kept in registers, not in rows", "--chunk-size")
 @pytest.mark.parametrize("name", LEVELS)
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_variables_of_ndrange_have_the_type_of_its_bounds(options):
     assert_array_equal(J.toarray() if "format" in options else J, expected)
 
 
-@pytest.mark.mostly_sweep("reverse")
+@pytest.mark.mostly_sweep("forward", "reverse")
 @pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"format": "csr"}], ids=["forward", "reverse", "csr"])
 def test_variables_of_parallel_loops_have_the_type_of_their_bounds(options):
     """Which the package runs as loops over ranges of 32 bits."""

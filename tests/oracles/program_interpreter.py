@@ -19,7 +19,8 @@ OPERATIONS = {
     "logical_not": operator.not_,
     "ne": operator.ne,
     "floor": math.floor,
-    **{"bit_and": operator.and_, "bit_or": operator.or_, "shift_right": operator.rshift},
+    **{"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor},
+    **{"shift_right": operator.rshift, "shift_left": operator.lshift},
     "global_thread_idx": lambda: 0,
     "bit_cast": lambda a: int(np.float64(a).view(np.int64)),
 }

@@ -95,6 +95,18 @@ def test_steps_are_rotation_vectors_to_second_order(charts):
         assert_allclose(T[k, :3, 3], POSES[k, :3, 3] + ROTATIONS[k] @ step[k, :3], atol=1e-15)
 
 
+def test_products_with_numbers_beside_a_manifold():
+    """Dense and sparse ones are those of J by local coordinates."""
+    sparse, rng = pytest.importorskip("scipy.sparse"), np.random.default_rng(0)
+    charts = Charts([manifolds.unit_vector, None], [Part("u", UNITS.shape, F64), Part("free", (3,), F64)])
+    x, J, r = np.append(UNITS, [0.3, 0.5, 0.7]), rng.standard_normal((20, 15)), rng.standard_normal(20)
+    local = charts.local_jacobian(J, x)
+    for convert in (np.asarray, sparse.csr_array):
+        product, gradient = charts.local_products(convert(J.T @ J), J.T @ r, x)
+        assert_allclose(product @ np.eye(11), local.T @ local, atol=1e-12)
+        assert_allclose(gradient, local.T @ r, atol=1e-12)
+
+
 class Wahba:
     """The rotation that takes some vectors to others, as a quaternion and as a matrix."""
 

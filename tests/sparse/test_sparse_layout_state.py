@@ -104,7 +104,6 @@ def test_cells_and_what_they_hold_are_put_back(trees):
         assert state() == before
 
 
-@pytest.mark.sweep
 def test_a_bit_that_was_not_set_reads_zero_again():
     """Taichi reads the memory of a bitmasked cell whether it is active or not."""
     t = ti.field(ti.f64)
