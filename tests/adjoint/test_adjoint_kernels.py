@@ -381,16 +381,17 @@ stored:
 
 
 @pytest.mark.parametrize("name", names_of(UNUSED))
-@pytest.mark.parametrize("start", [(0.0, 0.0, 3.0), (1.0, 0.0, 3.0), (1e3, 1.0, 2.0), (0.4, 0.5, 0.6)])
-def test_infinite_values_that_are_not_used(name, start):
+def test_infinite_values_that_are_not_used(name):
     """A quotient that is asked for only where its divisor is not 0, an exponential that is not taken where it is large."""
     q, y, z = scalars([0.0] * 3), outputs(1), outputs(3)
     run = kernels_of(UNUSED, q=q, y=y, z=z)[name]
-    write(q, start)
-    by_rows, by_columns = (jacobian(run, q, y, mode=mode) for mode in ("reverse", "forward"))
-    assert np.isfinite(by_columns).all() and np.abs(by_columns).max() > 0
-    assert_allclose(by_rows, by_columns, rtol=1e-12, atol=1e-300)
-    assert_allclose(vjp(run, q, y, np.ones((2, 1))), np.repeat(by_columns, 2, axis=0), rtol=1e-12, atol=1e-300)
+    for start in ((0.0, 0.0, 3.0), (1.0, 0.0, 3.0), (1e3, 1.0, 2.0), (0.4, 0.5, 0.6)):
+        write(q, start)
+        by_rows, by_columns = (jacobian(run, q, y, mode=mode) for mode in ("reverse", "forward"))
+        assert np.isfinite(by_columns).all() and np.abs(by_columns).max() > 0
+        assert_allclose(by_rows, by_columns, rtol=1e-12, atol=1e-300)
+        both = vjp(run, q, y, np.ones((2, 1)))
+        assert_allclose(both, np.repeat(by_columns, 2, axis=0), rtol=1e-12, atol=1e-300)
 
 
 @pytest.mark.parametrize("name", ["limited", "selected", "norm", "powers", "twice"])
