@@ -22,42 +22,6 @@ Material = ti.types.struct(stiffness=ti.f64, direction=ti.types.vector(2, ti.f64
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
-def test_members_of_a_struct_field():
-    s, y = Material.field(shape=3), outputs(3)
-    write(s.stiffness, np.array([1.0, 2.0, 3.0]))
-    write(s.direction, np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]))
-
-    @ti.kernel
-    def k():
-        for i in s:
-            y[i] = s[i].stiffness * s[i].direction.norm_sqr()
-
-    check_jacobian(k, [s.stiffness, s.direction], y)
-    whole = jacobian(k, s, y)
-    assert list(whole) == ["stiffness", "direction"]
-    assert whole["stiffness"].shape == (3, 3)
-    assert whole["direction"].shape == (3, 3, 2)
-    assert_array_equal(whole["stiffness"], jacobian(k, s.stiffness, y))
-
-
-@pytest.mark.sweep
-def test_member_of_a_struct_field_as_output():
-    x, s = scalars([0.3, 0.5]), Material.field(shape=2)
-
-    @ti.kernel
-    def k():
-        for i in s:
-            s[i].stiffness = x[i] ** 2
-            s[i].direction = ti.Vector([x[0], x[1] * x[0]])
-
-    result = check_jacobian(k, x, [s.stiffness, s.direction])
-    assert result[1].shape == (2, 2, 2)
-    by_name = jacobian(k, x, s)
-    assert_array_equal(by_name["stiffness"], result[0])
-    assert_array_equal(by_name["direction"], result[1])
-
-
 @pytest.mark.double_only("two types of real numbers")
 def test_dtype_is_that_of_the_output():
     x32, x64 = scalars([0.3], ti.f32), scalars([0.7])

@@ -3,11 +3,9 @@
 import copy
 import functools
 import gc
-import linecache
 import pickle
 import types
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -195,42 +193,6 @@ class TestOwners:
         for factor in (1.0, 2.0, 1.0):
             for function in (Slots(factor).run, Slots(factor), Pair((factor, 0)).run):
                 assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
-
-    @pytest.mark.sweep
-    @pytest.mark.taichi_only("a copy of an object has the kernels of the first, with its numbers, in plain Quadrants")
-    def test_kernels_of_objects_and_of_their_copies(self, fields):
-        x, y = fields
-
-        @ti.data_oriented
-        class Model:
-            def __init__(self, factor):
-                self.factor = factor
-
-            @ti.kernel
-            def k(self):
-                for i in x:
-                    y[i] = self.factor * x[i]
-
-            @staticmethod
-            @ti.kernel
-            def of_none(factor: ti.f64):
-                for i in x:
-                    y[i] = factor * x[i]
-
-            def run(self):
-                self.k()
-
-        first = Model(2.0)
-        for function in (first.k, first.run):
-            assert_allclose(jacobian(function, x, y).diagonal(), 2.0)
-            assert_allclose(jacobian(function, x, y, format="csr").diagonal(), 2.0)
-        second = copy.copy(first)
-        second.factor = 5.0
-        for function in (second.k, second.run):
-            assert_allclose(jacobian(function, x, y).diagonal(), 5.0)
-            assert_allclose(jacobian(function, x, y, format="csr").diagonal(), 5.0)
-        assert_allclose(jacobian(first.k, x, y).diagonal(), 2.0)
-        assert_allclose(jacobian(first.of_none, x, y, args=(3.0,)).diagonal(), 3.0)
 
     def test_a_method_that_is_replaced(self, simulation, fields, scaled, monkeypatch):
         owner = simulation(1.0)
@@ -476,26 +438,6 @@ class TestLifetime:
         for J in (jacobian(k, {"x": x, "z": z}, y), plan()):
             assert {name: block.item() for name, block in J.items()} == {"x": 1.0, "z": 2.0}
 
-    @pytest.mark.sweep
-    def test_struct_fields_are_found_by_their_members(self):
-        y = ti.field(ti.f64, ())
-
-        def made(n):
-            s = ti.Struct.field({"a": ti.f64, "b": ti.f64}, shape=())
-            s.a[None], s.b[None] = n, 1.0
-
-            @ti.kernel
-            def k():
-                y[None] = s.a[None] ** 2 * s.b[None]
-
-            return k, s
-
-        for n in (2.0, 3.0):
-            k, s = made(n)
-            for _ in range(2):
-                J = jacobian(k, s, y)
-                assert_allclose([J["a"], J["b"]], [2 * n, n * n])
-
 
 def test_threads_share_one_form(fields, simulation, traces):
     owner = simulation(2.0)
@@ -558,21 +500,6 @@ class TestSolvers:
         assert len(traces) == built
 
     @pytest.mark.sweep
-    def test_fields_of_template_arguments_are_those_of_the_call(self):
-        @ti.kernel
-        def k(x: ti.template(), y: ti.template()):
-            for i in x:
-                y[i] = x[i] ** 2 - 4.0
-
-        for start in (1.0, 3.0):
-            x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
-            x.fill(start)
-            assert check_jacobian(k, "x", "y", args=(x, y))
-            assert_allclose(linear_operator(k, "x", "y", args=(x, y)) @ np.ones(2), 2 * start)
-            assert_allclose(least_squares(k, "x", "y", args=(x, y)).x, 2.0)
-            assert_allclose(x.to_numpy(), 2.0)
-
-    @pytest.mark.sweep
     def test_an_operator_outlives_what_is_kept(self, fields, scaled):
         x, y = fields
         operator = linear_operator(scaled, x, y, args=(2.0,))
@@ -611,30 +538,6 @@ class TestManyPreparations:
         with pytest.warns(DerivativeWarning, match=f"{what}.*Jacobian\\(kernel, params, outputs\\) once"):
             for n in range(EVERY):
                 assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
-
-    def test_the_line_is_the_users_where_a_pool_calls(self, scaled, fields):
-        with pytest.warns(DerivativeWarning, match="was prepared") as caught, ThreadPoolExecutor(1) as pool:
-            for _ in range(EVERY):
-                pool.submit(jacobian, lambda: scaled(2.0), *fields).result()
-        assert [(w.filename, linecache.getline(w.filename, w.lineno).strip()[:11]) for w in caught] == [
-            (__file__, "pool.submit")
-        ]
-
-    def test_no_warning_where_nothing_could_be_found(self, recwarn):
-        def made(factor):
-            x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
-            x.fill(1.0)
-
-            @ti.kernel
-            def k():
-                for i in x:
-                    y[i] = factor * x[i]
-
-            return jacobian(lambda: k(), x, y)
-
-        for n in range(EVERY + 2):  # other fields each time
-            assert_allclose(made(n + 1.0), (n + 1.0) * np.eye(2))
-        assert not [w for w in recwarn if "times" in str(w.message)]
 
     def test_no_warning_for_one_function(self, scaled, fields, recwarn):
         for n in range(3 * EVERY):

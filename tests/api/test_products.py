@@ -242,18 +242,6 @@ class TestVjpOfPrograms:
             assert_allclose(found, cotangent @ J, rtol=1e-6, atol=1e-7)
         self.check(run, [pose, x], [y])
 
-    @pytest.mark.sweep
-    def test_operator(self, program):
-        rng = np.random.default_rng(5)
-        linalg = pytest.importorskip("scipy.sparse.linalg")
-        J = program.J([program.y, program.u])
-        A = linear_operator(program.run, program.params, [program.y, program.u], args=program.args)
-        before = [read(program.y), read(program.u)]
-        U = rng.standard_normal((6, 2))
-        assert_allclose(linalg.aslinearoperator(A).rmatmat(U), J.T @ U, rtol=1e-11)
-        for field, values in zip((program.y, program.u), before):
-            assert_array_equal(read(field), values)
-
 
 def neighbours():
     """A kernel of products of neighbours: the kernel, its parameter, its output."""

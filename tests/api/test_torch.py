@@ -178,26 +178,6 @@ def test_the_same_tensor_for_two_inputs():
     close(torch.autograd.grad(f(rows[0], rows[1]).sum(), rows)[0][1], (rows[0] * torch.cos(rows[1])).detach())
 
 
-@pytest.mark.sweep
-def test_inside_a_network():
-    """A kernel between two layers, trained for a few steps like the same network in torch."""
-    f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1})
-    losses = []
-    for middle in (lambda a, b: f(a, b, 1), lambda a, b: mix_in_torch(a, b, 1)):
-        torch.manual_seed(0)
-        first, last = torch.nn.Linear(3, 4).double(), torch.nn.Linear(4, 1).double()
-        b = torch.nn.Parameter(torch.tensor([0.5, 1.5], dtype=torch.float64))
-        optimiser = torch.optim.SGD([*first.parameters(), *last.parameters(), b], lr=0.01)
-        for _ in range(4):
-            optimiser.zero_grad()
-            out, total = middle(first(torch.tensor([0.2, -0.3, 0.9], dtype=torch.float64)), b)
-            loss = (last(out) - 2).pow(2).sum() + total.pow(2).sum()
-            loss.backward()
-            optimiser.step()
-        losses.append(loss.detach())
-    close(*losses)
-
-
 def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
     from taichi_ext.interop import torch_runs as module
 

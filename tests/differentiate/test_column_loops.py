@@ -8,7 +8,7 @@ import taichi as ti
 from numpy.testing import assert_allclose
 from printed_programs import text
 
-from taichi_ext import Hessian, Jacobian
+from taichi_ext import Jacobian
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read
 from taichi_ext.schedule.private_sums import with_counted_columns
 
@@ -37,30 +37,6 @@ def test_text():
                     k += 1:i32
         """
     )
-
-
-@pytest.mark.sweep
-def test_several_columns_at_once():
-    """Four columns are read before they are stored, and those that are left one by one; so are rows of Hessians."""
-    rng, columns = np.random.default_rng(1), 19
-    x, energy = ti.field(ti.f64, columns), ti.field(ti.f64, ())
-    rows = ti.field(ti.f64, (5, columns))
-    x.from_numpy(rng.normal(size=columns))
-    rows.from_numpy(rng.normal(size=(5, columns)))
-
-    @ti.kernel
-    def logistic():
-        for i in range(5):
-            s = 0.0
-            for j in range(columns):
-                s += x[j] * rows[i, j]
-            energy[None] += ti.log(1 + ti.exp(s))
-
-    plan = Hessian(logistic, x, energy)
-    A = rows.to_numpy()
-    p = 1 / (1 + np.exp(-A @ x.to_numpy()))
-    assert_allclose(plan(), A.T @ (A * (p * (1 - p))[:, None]), rtol=1e-12, atol=1e-14)
-    assert " + 3 < min(min((k_2 | 3) + 1, 19)," in plan.source  # a dense H ends at its diagonal
 
 
 def test_columns_that_are_stored_twice():

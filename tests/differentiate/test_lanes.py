@@ -330,27 +330,6 @@ def test_each_loop_has_a_line_on_lanes(lanes):
 
 
 @pytest.mark.sweep
-def test_entries_next_to_each_other():
-    """Each number of a row of J is kept in an array of its own, and copied behind the loop."""
-    x, y = scalars(np.linspace(0.2, 0.9, 10)), outputs(2, 11)
-    w = scalars(np.linspace(0.2, 0.9, 22).reshape(2, 11))
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            s = 0.0
-            for n in range(2):
-                s += (
-                    x[5 * n] * w[i, j]
-                    + ti.sqrt(x[5 * n + 1] + x[5 * n + 2])
-                    - x[5 * n + 4] * j / (x[5 * n + 3] + w[i, j])
-                )
-            y[i, j] = s
-
-    check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_inverses_of_divisors(is_fast, lanes):
     """What divides several numbers, or is the same for all lanes, is inverted once, where last bits may differ."""

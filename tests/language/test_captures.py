@@ -98,17 +98,6 @@ class TestBetweenLaunches:
 
         assert_allclose(jacobian(run, s.x, s.y), 4 * np.eye(3))
 
-    @pytest.mark.sweep
-    def test_each_object_has_its_own(self):
-        a, b = Stepper(), Stepper()
-        b.x, b.y, b.dt = a.x, a.y, 3.0
-
-        def run():
-            a.step()
-            b.step()
-
-        check_jacobian(run, a.x, a.y)
-
     @pytest.mark.parametrize("is_decorated", [False, True])
     def test_properties_of_subclasses(self, is_decorated):
         """Taichi takes a property from the class that is decorated, whatever a subclass without kernels has."""
@@ -423,31 +412,6 @@ class TestEachKind:
 
 class TestPlainKernel:
     """What the plain kernel was compiled with counts, whatever has happened since."""
-
-    @pytest.mark.sweep
-    @pytest.mark.parametrize("name", ["step", "swizzle", "by_function"])
-    def test_number(self, name):
-        s = Stepper()
-        getattr(s, name)()
-        s.dt, s.r = 2.0, 4.0
-        with changed("(dt|r)", r"\d.0", r"\d.0"):
-            jacobian(getattr(s, name), s.x, s.y)
-        s.dt, s.r = 1.0, 3.0
-        s.y.fill(0.0)
-        check_jacobian(getattr(s, name), s.x, s.y)
-
-    @pytest.mark.sweep
-    @pytest.mark.parametrize("name", ["listed", "vector"])
-    def test_lists_and_vectors(self, name):
-        s = Stepper()
-        getattr(s, name)()
-        s.weights = [1.0, 3.0]
-        s.direction = ti.Vector([1.0, 3.0])
-        with pytest.raises(UnsupportedError, match=r"self\.(weights|direction) has changed since .* was compiled"):
-            jacobian(getattr(s, name), s.x, s.y)
-        s.weights[1] = 2.0
-        s.direction = ti.Vector([1.0, 2.0])
-        check_jacobian(getattr(s, name), s.x, s.y)
 
     def test_fields(self):
         """The plain kernel goes on with the field that it was compiled with."""

@@ -204,15 +204,6 @@ class Solver:
 
 class TestAttributes:
     @pytest.mark.sweep
-    def test_methods(self):
-        s = Solver()
-        names = ["self.dt", "self.mass", "self.r", "self.material.stiffness", "self.material.direction"]
-        J = agrees(s.step, names, s.y)
-        assert_allclose(J[0], X * 2 * 3 + 2)
-        assert_allclose(J[1], X * 0.5 * 3)
-        assert_allclose(J[4], [[6.0, 2.0]] * 3)
-
-    @pytest.mark.sweep
     def test_one_number_by_two_names(self):
         s = Solver()
         solver = s

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import central_differences, outputs, read, scalars, vectors, write
+from differences import central_differences, outputs, read, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
@@ -113,47 +113,6 @@ def test_limit_does_not_count_the_jacobian_itself():
     result = jacobian(run, x, y, max_memory=1)
     assert result.shape == (40, 50)
     assert runs == 1
-
-
-@pytest.mark.sweep
-def test_one_kernel_with_an_intermediate_field():
-    x, t, y = scalars([0.3, 0.5, 0.7]), outputs(3), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in t:
-            t[i] += ti.sin(x[i]) * x[0]
-        for i in y:
-            y[i] += t[i] * t[2 - i]
-
-    (truth,) = central_differences(k, [x], [y], [t])[0]
-    t.fill(0)
-    y.fill(0)
-    result = jacobian(k, x, y, max_memory=1)
-    assert_allclose(result, truth, rtol=1e-6)
-    a = np.sin([0.3, 0.5, 0.7]) * 0.3
-    assert_allclose(read(t), a)
-    assert_allclose(read(y), a * a[::-1])
-
-
-@pytest.mark.sweep
-def test_structures_and_out_in_several_runs():
-    x, v, t, y = scalars([0.3, 0.5]), vectors([[0.2, 0.4]]), outputs(2), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in t:
-            t[i] = x[i] * v[0][0]
-        for i in y:
-            y[i] = t[i] * v[0][1]
-
-    whole = jacobian(k, {"x": x, "v": v}, (y,))
-    parts = jacobian(k, {"x": x, "v": v}, (y,), max_memory=1)
-    for name in "xv":
-        assert_allclose(parts[0][name], whole[0][name], rtol=1e-15)
-    out = real(np.full((2, 2), np.nan))
-    assert jacobian(k, x, y, out=out, max_memory=1) is out
-    assert_allclose(out, whole[0]["x"])
 
 
 def test_random_numbers_cannot_be_drawn_again():

@@ -15,56 +15,6 @@ def scalar(*shape):
     return ti.field(ti.f64, shape)
 
 
-def wave():
-    """A membrane with damping, by its start: two earlier states, and the next one in a third field."""
-    n, dx, dt, damping = 16, 1 / 16, 3e-3, 1e-3
-    before, now, after, start, target = (scalar(n, n) for _ in range(5))
-    loss = scalar()
-
-    @ti.func
-    def laplacian(f, i, j):
-        total = -4 * f[i, j]
-        if i > 0:
-            total += f[i - 1, j]
-        if i < n - 1:
-            total += f[i + 1, j]
-        if j > 0:
-            total += f[i, j - 1]
-        if j < n - 1:
-            total += f[i, j + 1]
-        return total / dx**2
-
-    @ti.kernel
-    def begin():
-        for i, j in start:
-            before[i, j] = start[i, j]
-            now[i, j] = start[i, j]
-
-    @ti.kernel
-    def step():
-        for i, j in now:
-            bend = laplacian(now, i, j)
-            after[i, j] = 2 * now[i, j] - before[i, j] + dt**2 * bend
-            after[i, j] += damping * dt * (bend - laplacian(before, i, j))
-        for i, j in now:
-            before[i, j] = now[i, j]
-            now[i, j] = after[i, j]
-
-    @ti.kernel
-    def end():
-        for i, j in now:
-            loss[None] += dx**2 * (target[i, j] - now[i, j]) ** 2
-
-    def run():
-        loss[None] = 0
-        begin()
-        for _ in range(40):
-            step()
-        end()
-
-    return run, {"start": start}, loss, [target]
-
-
 def volume():
     """Three views of densities, one after the other in the same image; rays end where little light is left."""
     n, size, steps = 8, 12, 20
@@ -210,132 +160,6 @@ def billiards():
     return run, {"start": start}, loss, [target]
 
 
-def robot():
-    """Springs that a small network drives, with friction on the ground: the state of each step is overwritten."""
-    ends = [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (1, 3)]
-    dt, hidden = 4e-3, 5
-    x, v, force = (ti.Vector.field(2, ti.f64, 4) for _ in range(3))
-    first, second, inner, drive = scalar(hidden, 6), scalar(6, hidden), scalar(hidden), scalar(6)
-    target, loss = scalar(), scalar()
-
-    @ti.kernel
-    def begin():
-        for i in x:
-            x[i] = [0.2 * ((i + 1) // 2 % 2), 0.01 + 0.2 * (i // 2)]
-            v[i] = [0.0, 0.0]
-
-    @ti.kernel
-    def control(t: ti.f64):
-        for h in inner:
-            total = first[h, 0] * ti.sin(30 * t) + first[h, 1] * ti.cos(30 * t)
-            for i in ti.static(range(4)):
-                total += first[h, 2 + i] * (x[i][1] + 0.1 * v[i][0])
-            inner[h] = ti.tanh(total - 1)
-        for e in drive:
-            drive[e] = 0.0
-            for h in range(hidden):
-                drive[e] += 0.1 * second[e, h] * inner[h]
-
-    @ti.kernel
-    def step():
-        for i in x:
-            force[i] = [0.0, -4.8]
-        for _ in range(1):
-            for e in ti.static(range(6)):
-                a, b = ti.static(ends[e])
-                d, rest = x[a] - x[b], 0.2 * (1.4142135 if ti.static(e > 3) else 1.0)
-                pull = 300 * (d.norm() - rest * (1 + drive[e])) * d.normalized()
-                force[a] -= pull
-                force[b] += pull
-        for i in x:
-            v[i] = ti.exp(-2 * dt) * (v[i] + dt * force[i])
-            if x[i][1] < 0 and v[i][1] < 0:
-                depth = -v[i][1]
-                v[i] = [v[i][0] - ti.math.clamp(v[i][0], -0.5 * depth, 0.5 * depth), 0.0]
-            x[i] += dt * v[i]
-
-    @ti.kernel
-    def end():
-        loss[None] = (x[2][0] - target[None]) ** 2
-
-    def run():
-        begin()
-        for n in range(80):
-            control(n * dt)
-            step()
-        end()
-
-    return run, {"first": first, "second": second}, loss, [target]
-
-
-def smoke():
-    """Smoke in periodic flow: projected by Jacobi iterations in two fields in turn, and carried back along the flow."""
-    n = 12
-    v, carried, start = (ti.Vector.field(2, ti.f64, (n, n)) for _ in range(3))
-    density, moved, target, divergence, first, second = (scalar(n, n) for _ in range(6))
-    loss = scalar()
-
-    @ti.kernel
-    def begin():
-        for i, j in v:
-            v[i, j] = start[i, j] - 0.5
-            density[i, j] = ti.exp(-0.1 * ((i - 6) ** 2 + (j - 6) ** 2))
-            first[i, j] = 0.0
-
-    @ti.kernel
-    def diverge():
-        for i, j in v:
-            x, y = v[(i + 1) % n, j][0] - v[(i - 1) % n, j][0], v[i, (j + 1) % n][1] - v[i, (j - 1) % n][1]
-            divergence[i, j] = 0.5 * (x + y)
-
-    @ti.kernel
-    def relax(p: ti.template(), q: ti.template()):
-        for i, j in p:
-            around = p[(i + 1) % n, j] + p[(i - 1) % n, j] + p[i, (j + 1) % n] + p[i, (j - 1) % n]
-            q[i, j] = 0.25 * (around - divergence[i, j])
-
-    @ti.func
-    def sample(f: ti.template(), at):
-        corner = ti.floor(at, ti.i32)
-        a, b = at[0] - corner[0], at[1] - corner[1]
-        i, j = corner % n
-        left = (1 - b) * f[i, j] + b * f[i, (j + 1) % n]
-        return (1 - a) * left + a * ((1 - b) * f[(i + 1) % n, j] + b * f[(i + 1) % n, (j + 1) % n])
-
-    @ti.kernel
-    def carry():
-        for i, j in v:
-            p = ti.Vector(
-                [first[(i + 1) % n, j] - first[(i - 1) % n, j], first[i, (j + 1) % n] - first[i, (j - 1) % n]]
-            )
-            v[i, j] -= 0.5 * p
-        for i, j in v:
-            at = ti.Vector([i, j]) - 0.7 * v[i, j]
-            carried[i, j] = sample(v, at)
-            moved[i, j] = sample(density, at)
-        for i, j in v:
-            v[i, j] = carried[i, j]
-            density[i, j] = moved[i, j]
-
-    @ti.kernel
-    def end():
-        for i, j in v:
-            loss[None] += (density[i, j] - target[i, j]) ** 2
-
-    def run():
-        loss[None] = 0
-        begin()
-        for _ in range(6):
-            diverge()
-            for _ in range(3):
-                relax(first, second)
-                relax(second, first)
-            carry()
-        end()
-
-    return run, {"start": start}, loss, [target]
-
-
 def material():
     """Particles of a solid and of a liquid on a grid (MPM), by muscles that pull: grid and particles are overwritten."""
     count, n, dt = 40, 12, 2e-3
@@ -411,46 +235,6 @@ def material():
     return run, {"muscle": muscle}, loss, [target]
 
 
-def electric():
-    """A charge that eight electrodes push along a path; a network sets them by place and speed, which are overwritten."""
-    dt, hidden = 0.02, 6
-    x, v, loss = ti.Vector.field(2, ti.f64, ()), ti.Vector.field(2, ti.f64, ()), scalar()
-    first, second, inner, charge, goal = scalar(hidden, 6), scalar(8, hidden), scalar(hidden), scalar(8), scalar(2)
-
-    @ti.kernel
-    def begin():
-        x[None] = [0.1, -0.2]
-        v[None] = [0.0, 0.0]
-
-    @ti.kernel
-    def step(t: ti.f64):
-        aim = ti.Vector([goal[0] * ti.sin(t), goal[1] * ti.cos(t)])
-        for h in range(hidden):
-            inner[h] = first[h, 0] * aim[0] + first[h, 1] * aim[1]
-            for d in ti.static(range(2)):
-                inner[h] += first[h, 2 + d] * x[None][d] - first[h, 4 + d] * v[None][d]
-            inner[h] = ti.tanh(inner[h])
-        for e in range(8):
-            charge[e] = 0.0
-            for h in range(hidden):
-                charge[e] += second[e, h] * inner[h]
-        for _ in range(1):
-            for e in range(8):
-                d = x[None] - ti.Vector([ti.cos(0.7854 * e), ti.sin(0.7854 * e)])
-                v[None] += dt * 0.3 * charge[e] * d / (d.norm() ** 3 + 0.05)
-            v[None] *= 0.99
-            x[None] += dt * v[None]
-            loss[None] += dt * (x[None] - aim).norm_sqr()
-
-    def run():
-        loss[None] = 0
-        begin()
-        for n in range(50):
-            step(n * dt)
-
-    return run, {"first": first, "second": second}, loss, [goal]
-
-
 def rigid():
     """Two rods with a joint, by impulses at their corners on the ground: state and impulses are overwritten."""
     dt, length, thickness = 5e-3, 0.4, 0.1
@@ -516,7 +300,7 @@ def rigid():
     return run, {"drive": drive}, loss, [target]
 
 
-@pytest.mark.parametrize("program", [wave, volume, water, billiards, robot, smoke, material, electric, rigid])
+@pytest.mark.parametrize("program", [volume, water, billiards, material, rigid])
 def test_gradient(program):
     share_program(default_fp=ti.f64)
     run, params, loss, targets = program()

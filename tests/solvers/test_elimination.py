@@ -231,27 +231,6 @@ def test_products_by_scipy(compiled):
     assert not compiled
 
 
-@pytest.mark.sweep
-def test_steps_by_the_kernel(scene, compiled, monkeypatch):
-    """The points of SciPy's products."""
-    options = {"eliminate": [scene.weights, scene.points], **EXACT}
-    found = scene.solve(**options)
-    assert len(compiled) > 10
-    compiled.clear()
-    monkeypatch.setattr(blocks, "_LEAST_WORK", 2**60)
-    same_steps(found, scene.solve(**options))
-    assert not compiled
-
-
-@pytest.mark.sweep
-def test_a_repeated_call_plans_nothing(scene, compiled, monkeypatch):
-    options = {"eliminate": [scene.weights, scene.points], **EXACT}
-    found = scene.solve(**options)
-    monkeypatch.setattr(blocks, "_terms", None)
-    monkeypatch.setattr(blocks, "BlockCut", None)
-    same_steps(scene.solve(**options), found)
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Params of few numbers are chosen, too."""

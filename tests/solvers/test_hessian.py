@@ -215,7 +215,6 @@ def test_products_of_norms_have_finite_second_derivatives_at_zero():
         require_right(kernel, [x, c], energy)
 
 
-@pytest.mark.sweep
 def test_powers_of_roots_whose_radicands_change_before_the_use():
     x, energy = scalars([0.7, 0.4, 1.3]), scalars(0.0)
 
@@ -246,21 +245,6 @@ def test_stopped_and_replaced_gradients():
     assert_allclose(hessian(run, x, energy), expected, rtol=1e-14)
     assert_allclose(sparse_matrix(run, [x], energy), expected, rtol=1e-14)
     assert_allclose(products_with_units(run, [x], energy), expected, rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_decompositions():
-    x, energy = scalars([0.4, 0.3, -0.2, 0.9]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for _ in range(1):
-            F = ti.Matrix([[1 + x[0], x[1]], [x[2], 2 + x[3]]])
-            U, S, V = ti.svd(F)
-            R, _S = ti.polar_decompose(F)
-            energy[None] += (S[0, 0] - 1) ** 2 * S[1, 1] + U[0, 0] * V[0, 1] + (F - R).norm_sqr()
-
-    require_right(run, [x], energy)
 
 
 @pytest.mark.sweep

@@ -2,13 +2,8 @@
 
 import numpy as np
 import pytest
-import taichi as ti
 from more_garbow_hillstrom import PROBLEMS
-from more_garbow_hillstrom_kernels import NAMES, kernel_of
-from numpy.testing import assert_allclose
-from taichi_program import initialise
 
-from taichi_ext import least_squares
 from taichi_ext.solvers.levenberg import Point, Space, StoppingCriteria, minimize
 from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.results import History
@@ -18,7 +13,6 @@ optimize = pytest.importorskip("scipy.optimize")
 pytestmark = pytest.mark.cpu_only("compared with float64")
 
 SCALES = [1, 10, 100]
-KERNELS = ["rosenbrock", "beale", "brown_dennis", "penalty_1", "watson", "chebyquad"]
 # where a cost may be larger than MINPACK's, with a reason that the test checks
 OPEN = {
     ("powell_badly_scaled", 10): "unfinished",
@@ -137,28 +131,3 @@ def test_losses(loss):
                 worse += not is_as_good(found, wanted.cost)
                 better += not is_as_good(wanted.cost, found)
     assert worse <= better
-
-
-@pytest.fixture(scope="module")
-def program():
-    initialise(default_fp=ti.f64)
-
-
-@pytest.mark.mostly_sweep("penalty_1")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in KERNELS else pytest.mark.sweep) for n in NAMES])
-def test_kernels(program, name):
-    """The same residuals and J as in NumPy, and fits by the public function."""
-    problem, kernel = PROBLEMS[name], kernel_of(name)
-    for scale in SCALES[:2]:
-        x = problem.start * scale
-        r = np.zeros(len(problem.data.t))
-        first = problem.fun(x)
-        args = (x, *problem.data, r)
-        kernel(*args)
-        assert_allclose(r, first, rtol=1e-9, atol=1e-9 * np.abs(first).max())
-        J = least_squares(kernel, x, r, args=args, max_iterations=0).jacobian
-        assert_allclose(J, problem.jac(x), rtol=1e-7, atol=1e-7 * np.abs(J).max())
-        wanted = minpack(problem, x)
-        found = least_squares(kernel, x, r, args=args)
-        assert is_as_good(found.cost, wanted.cost) or (name, scale) in OPEN, (scale, found.message)
-        assert not found.success or np.abs(found.grad).max() <= 1e-3 * np.abs(J.T @ first).max()

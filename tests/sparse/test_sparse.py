@@ -87,19 +87,6 @@ def test_two_entries_whose_order_is_not_that_of_the_rows():
     assert_allclose(jacobian(k, x, y, format="csr").toarray(), [[0, 4], [1, 0]])
 
 
-@pytest.mark.sweep
-def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
-    network.force.fill(0)
-    plan = Jacobian(network.run, network.params, network.outs, format="csr")
-    found = plan()
-    require_equal(found, network.run, network.params, network.outs)
-    assert (
-        found[1][0].nnz == network.pattern().sum()
-    )  # what happens to be zero stays in: the third spring has no length
-    assert found[0][1].nnz == 4
-    assert "force" in plan.explain()
-
-
 def test_other_integers_give_another_pattern(network):
     plan = Jacobian(network.run, network.params, network.outs, format="csr")
     before = plan()[1][0].nnz
@@ -126,17 +113,6 @@ def test_results_are_freed_with_their_last_name(network):
         gc.enable()
 
 
-@pytest.mark.sweep
-def test_formats(network):
-    csr = jacobian(network.run, network.x, network.force, format="csr")
-    coo = jacobian(network.run, network.x, network.force, format="coo")
-    bsr = jacobian(network.run, network.x, network.force, format="bsr")
-    assert (coo.format, bsr.format, bsr.blocksize) == ("coo", "bsr", (2, 2))
-    assert_array_equal(coo.toarray(), csr.toarray())
-    assert_array_equal(bsr.toarray(), csr.toarray())
-    assert coo.nnz == bsr.nnz == csr.nnz
-
-
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # says torch
 def test_torch_formats():
     torch = pytest.importorskip("torch")
@@ -153,22 +129,6 @@ def test_torch_formats():
         assert_array_equal(found.to_dense().numpy(), [[2.0, 1.0, 0.0], [0.0, 3.0, 2.0]])
         assert_array_equal((found @ a).numpy(), 2 * values.numpy())
         assert found.values().numel() == 4
-
-
-@pytest.mark.sweep
-def test_value_structure_and_out(network):
-    network.force.fill(0)
-    values, found = value_and_jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
-    assert_array_equal(values["f"], read(network.force))
-    kept = found["f"]["x"]
-    out = {"f": {"x": kept.copy()}}
-    out["f"]["x"].data[:] = 0
-    plan = Jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
-    assert plan(out=out) is out
-    assert_array_equal(out["f"]["x"].toarray(), kept.toarray())
-    builder = ti.linalg.SparseMatrixBuilder(12, 12, max_num_triplets=200, dtype=ti.f64)
-    with pytest.raises(InvalidArgumentError, match=r"out\['f'\]\['x'\] is .*Builder.*; with format= expected a scipy"):
-        plan(out={"f": {"x": builder}})
 
 
 @pytest.mark.sweep

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import central_differences, integers, outputs, scalars, vector_outputs, vectors
+from differences import central_differences, integers, outputs, scalars
 from forced_lanes import force_lanes
 from numpy.testing import assert_allclose
 
@@ -30,46 +30,6 @@ def require_equal(kernel, params, outs):
     for row, wanted in zip(found, expected, strict=True):
         for block, dense in zip(row, wanted, strict=True):
             assert_allclose(block.toarray(), dense.reshape(block.shape), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("shape", [(3,), (4,), (9,), (513,), (2, 7), (3, 8)])
-def test_rows_of_any_length(shape, lanes):
-    """Columns by index fields and by the loop's own indices; the last stretch writes some entries again."""
-    size = int(np.prod(shape))
-    x, w, place = vectors(random(5, 2)), scalars(random(*shape)), integers(np.arange(size).reshape(shape) * 7 % 5)
-    y, z = vector_outputs(2, *shape), outputs(*shape)
-
-    @ti.kernel
-    def k():
-        for I in ti.grouped(z):
-            p = x[place[I]]
-            y[I] = ti.Vector([p[0] * ti.exp(-p[1] * w[I]), ti.sqrt(p[1] + w[I])])
-            z[I] = w[I] * w[I]
-            z[I] = z[I] * p[0] + I[0]
-
-    require_equal(k, [x, w], [y, z])
-    assert lanes[-1] is not None, lanes.reasons
-
-
-@pytest.mark.sweep
-def test_entries_of_branches(lanes):
-    """Each branch has a slot in each iteration, filled or not, and a flag that is stored under the mask of its lanes."""
-    x, y = scalars(random(11)), outputs(11)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            s = x[i]
-            for n in range(3):
-                s = s * x[i] + n
-            if x[i] > 0.9:
-                y[i] = s * x[10 - i]
-            elif i % 3 == 0:
-                y[i] = ti.sin(s)
-
-    require_equal(k, [x], [y])
-    assert lanes[-1] is not None, lanes.reasons
 
 
 def test_entries_of_inner_loops(lanes):
