@@ -243,14 +243,6 @@ def test_nested_edges_are_occlusion():
 
 # --- polygons ---------------------------------------------------------------------------------------------------------
 
-TRIANGLE = np.array([[30.3, 12.1], [180.2, 47.7], [79.6, 133.3]])
-
-
-def gradient_of_area(corners):
-    """d area / d corners of a polygon that goes round to the left."""
-    after, before = np.roll(corners, -1, axis=0), np.roll(corners, 1, axis=0)
-    return 0.5 * np.stack([after[:, 1] - before[:, 1], before[:, 0] - after[:, 0]], axis=1)
-
 
 def polygon_kernel(p, image, sides, antialias=False):
     @ti.kernel
@@ -264,17 +256,6 @@ def polygon_kernel(p, image, sides, antialias=False):
             image[i, j] = total
 
     return k
-
-
-@pytest.mark.sweep
-def test_segments_are_exact_in_sum():
-    p, image = vectors(TRIANGLE), outputs(200, 150)
-    value, J = value_and_jacobian(polygon_kernel(p, image, 3), p, image)
-    assert_array_equal(value, 0)
-    assert_allclose(J.sum((0, 1)), gradient_of_area(TRIANGLE), rtol=1e-11)
-    turned = vectors(TRIANGLE[::-1])  # the inside to the right: the boundary term of what is outside
-    J = jacobian(polygon_kernel(turned, image, 3), turned, image)
-    assert_allclose(J.sum((0, 1)), -gradient_of_area(TRIANGLE)[::-1], rtol=1e-11)
 
 
 @pytest.mark.sweep
@@ -635,80 +616,6 @@ def test_where_the_gradient_of_the_level_is_zero_there_is_no_boundary_term():
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-POSITIONS = """
-    in_a_function:
-        for i, j in image:
-            image[i, j] = shade(float(i), float(j))
-    in_nested_control_flow:
-        for i in range(W):
-            px = float(i)
-            for j in range(H):
-                py = float(j)
-                c = 0.0
-                if i + j >= 0:
-                    depth = 0.0
-                    for _ in range(4):
-                        depth += level(px, py)
-                    c = edge(depth, 2.0, 0.5, at=(px, py))
-                image[i, j] = c
-    grouped_copies:
-        for I in ti.grouped(image):
-            u = ti.cast(I[0], ti.f64)
-            v = ti.cast(I[1], ti.f64)
-            px = u
-            py = v
-            image[I] = edge(p[2] ** 2 - (px - p[0]) ** 2 - (v - p[1]) ** 2, 2.0, 0.5, at=(u, py))
-    assigned_later:
-        for i, j in image:
-            px = 0.0
-            py = 0.0
-            px = float(i)
-            py += float(j)
-            image[i, j] = edge(level(px, py), 2.0, 0.5, at=(px, py))
-    changed_afterwards:
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            depth = level(px, py)
-            px = 100.0
-            image[i, j] = edge(depth, 2.0, 0.5, at=(px, py))
-    as_a_vector:
-        for i, j in image:
-            x = ti.Vector([float(i), float(j)])
-            image[i, j] = edge(p[2] ** 2 - (x - ti.Vector([p[0], p[1]])).norm_sqr(), 2.0, 0.5, at=x)
-    entries_of_a_vector:
-        for i, j in image:
-            x = ti.Vector([float(i), float(j)])
-            image[i, j] = edge(p[2] ** 2 - (x - ti.Vector([p[0], p[1]])).norm_sqr(), 2.0, 0.5, at=(x[0], x.y))
-    samples_of_a_pixel:
-        for i, j in image:
-            total = 0.0
-            for a in range(2):
-                px = float(i)
-                py = float(j)
-                total += 0.5 * edge(level(px, py), 2.0, 0.5, at=(px, py))
-            image[i, j] = total
-    accumulated:
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            image[i, j] += 0.25 * edge(level(px, py), 2.0, 0.5, at=(px, py))
-            image[i, j] -= -0.75 * edge(level(px, py), 2.0, 0.5, at=(px, py))
-"""
-
-
-def position_variants(p, image):
-    @ti.func
-    def level(x, y):
-        return p[2] ** 2 - (x - p[0]) ** 2 - (y - p[1]) ** 2
-
-    @ti.func
-    def shade(x, y):
-        return edge(level(x, y), 2.0, 0.5, at=(x, y))
-
-    return list(kernels_of(POSITIONS, p=p, image=image, level=level, shade=shade, H=H, W=W, edge=edge).values())
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("is_level", [False, True])
 def test_a_pixel_of_nan_has_no_boundary_term(is_level):
@@ -729,24 +636,6 @@ def test_a_pixel_of_nan_has_no_boundary_term(is_level):
     offsets[2, 1], wanted[2, 1] = np.nan, 0
     write(wrong, offsets)
     assert_allclose(jacobian(run, p, image), wanted, rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_positions_can_be_written_in_many_ways():
-    p, image = scalars(DISC), outputs(W, H)
-
-    @ti.kernel
-    def plain():
-        for i, j in image:
-            px = float(i)
-            py = float(j)
-            image[i, j] = edge(p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2, 2.0, 0.5, at=(px, py))
-
-    expected = jacobian(plain, p, image)
-    variants = position_variants(p, image)
-    assert len(variants) == 9
-    for k in variants:
-        assert_allclose(jacobian(k, p, image), expected, rtol=1e-12, atol=1e-14, err_msg=k.__name__)
 
 
 @pytest.mark.sweep

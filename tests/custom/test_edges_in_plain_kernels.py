@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from devices import real
-from differences import outputs, read
+from differences import outputs
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
@@ -59,24 +58,6 @@ def test_plain_launches_on_arrays(kind):
 
 
 @pytest.mark.sweep
-def test_plain_launches_on_arrays_of_vectors_and_atomics():
-    @ti.kernel
-    def k(a: ti.types.ndarray(dtype=ti.math.vec2, ndim=1), most: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in a:
-            c = right_of(BORDER, float(i))
-            a[i] = ti.Vector([c, 1.0])
-            a[i].y += c
-            a[i][0] *= 2.0
-            ti.atomic_max(most[0], c)
-            ti.atomic_add(most[1], c)
-
-    a, most = ti.Vector.ndarray(2, ti.f64, 5), real(np.zeros(2))
-    k(a, most)
-    assert_allclose(a.to_numpy(), np.stack([2 * COVERED, 1 + COVERED], -1), rtol=1e-12, atol=1e-12)
-    assert_allclose(most, [1.0, COVERED.sum()], rtol=1e-12)
-
-
-@pytest.mark.sweep
 def test_plain_launches_with_templates():
     @ti.kernel
     def k(f: ti.template(), shift: ti.template()):
@@ -128,27 +109,6 @@ def test_plain_launches_of_real_functions():
         assert_allclose([a, b / 2, c - 1], [COVERED] * 3, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.sweep
-def test_plain_launches_of_methods():
-    @ti.data_oriented
-    class Scene:
-        def __init__(self, n):
-            self.border = BORDER
-            self.image = outputs(n)
-
-        @ti.kernel
-        def draw(self, a: ti.types.ndarray()) -> ti.f64:
-            for i in self.image:
-                self.image[i] = right_of(self.border, float(i))
-                a[i] = self.image[i]
-            return self.image[1]
-
-    for n in (3, 5, 3):
-        scene, a = Scene(n), np.zeros(n)
-        assert scene.draw(a) == pytest.approx(COVERED[1])
-        assert_allclose([a, read(scene.image)], [COVERED[:n]] * 2, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.cpu_only("Taichi prints nothing from kernels on Mesa's llvmpipe")
 def test_plain_launches_that_print(capfd):
     @ti.kernel
@@ -198,19 +158,6 @@ def test_gradients_of_ndarrays():
     k.grad(p, a)
     assert_allclose(a.to_numpy(), [2.0, 1.7, 1.0, 1.0], rtol=1e-12)
     assert_allclose(p.grad.to_numpy(), [1.0, 3.4], rtol=1e-12)
-
-
-@pytest.mark.sweep
-@pytest.mark.cpu_only("on Vulkan, gradients of arrays are 0 in Taichi's reverse mode")
-def test_gradients_of_tensors():
-    torch = pytest.importorskip("torch")
-    k = slope_kernel()
-    p = torch.tensor([1.2, 1.0], dtype=torch.float64, requires_grad=True)
-    a = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    k(p, a)
-    a.grad = torch.ones(4, dtype=torch.float64)
-    k.grad(p, a)
-    assert_allclose(p.grad, [1.0, 3.4], rtol=1e-12)
 
 
 @pytest.mark.sweep

@@ -472,28 +472,6 @@ def test_an_atomic_statement_in_a_kernel_that_is_launched_again():
     assert_allclose(jacobian(run, x, total), [-0.3 - 0.09] * 3, rtol=1e-12)
 
 
-@pytest.mark.sweep
-def test_a_kernel_that_is_repeated_is_built_once():
-    """What it stores and reads again carries no tangent at the first launch, and one from then on."""
-    x, v, k = scalars([0.3, 0.8]), scalars([0.0, 0.1]), scalars([2.0])
-
-    @ti.kernel
-    def step():
-        for i in x:
-            v[i] -= 0.1 * k[0] * x[i]
-        for i in x:
-            x[i] += 0.1 * v[i]
-
-    def run():
-        for _ in range(3):
-            step()
-
-    check_jacobian(run, k, [x, v], state=[x, v])
-    plan = Jacobian(run, k, x)
-    plan()
-    assert len(plan._prepared.fused) == 1
-
-
 @pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("order", [0, 1], ids=["seeds first", "tangents first"])
 def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):

@@ -21,43 +21,12 @@ from taichi_ext import (
     registry,
     replace_gradient,
     stop_gradient,
-    value_and_gradient,
     value_gradient_and_hessian,
 )
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
 rate = 1.5
-
-
-@pytest.mark.sweep
-def test_springs_by_their_closed_form():
-    """Of k/2 (l - L)^2 with unit vectors n: k (1 - L/l) (I - n n') + k n n', for each spring."""
-    rng = np.random.default_rng(7)
-    points = rng.normal(size=(5, 3))
-    x, energy = vectors(points), outputs(1)
-
-    @ti.kernel
-    def springs():
-        for i in range(4):
-            energy[0] += 2.0 * ((x[i + 1] - x[i]).norm() - 0.3) ** 2
-
-    expected = np.zeros((5, 3, 5, 3))
-    for i in range(4):
-        d = points[i + 1] - points[i]
-        length = np.linalg.norm(d)
-        nn = np.outer(d, d) / length**2
-        block = 4.0 * ((1 - 0.3 / length) * (np.eye(3) - nn) + nn)
-        for a, b, sign in ((i, i, 1), (i + 1, i + 1, 1), (i, i + 1, -1), (i + 1, i, -1)):
-            expected[a, :, b] += sign * block
-    value, gradient, H = value_gradient_and_hessian(springs, x, energy)
-    assert_allclose(H, expected, rtol=1e-12, atol=1e-12)
-    assert_array_equal(H.reshape(15, 15), H.reshape(15, 15).T)
-    write(energy, [0.0])
-    springs()
-    assert_allclose(value, read(energy), rtol=1e-14)
-    write(energy, [0.0])
-    assert_allclose(gradient, value_and_gradient(springs, x, energy)[1], rtol=1e-13, atol=1e-13)
 
 
 def test_parameters_that_the_kernel_overwrites():
