@@ -82,6 +82,9 @@ DISTRICTS = {
         "api/test_bad_input.py",
     ],
     "adjoint": ["adjoint", "reverse", "api/test_products.py"],
+    "api": ["api", "pipelines/test_state.py", "pipelines/test_max_memory.py"],
+    "backend": ["backend", "language/test_arrays.py", "language/test_captures.py", "pipelines/test_destroyed_trees.py"],
+    "checks": [f"api/test_{n}.py" for n in ("check", "check_steps", "cuts", "export_checks")],
     "launches": [
         *PIPELINES,
         "api/test_products.py",
@@ -262,20 +265,24 @@ def changed_lines(since: str) -> set[tuple[str, int]]:
     return found
 
 
-def mutants(count: int, seed: int, districts: list[str], since: str = "") -> Iterator[tuple[str, Mutant]]:
-    """So many, alike many of each district, and of each kind, where one is given only of lines since a revision."""
+def mutants(
+    count: int, seed: int, districts: list[str], since: str = "", by_lines: bool = False
+) -> Iterator[tuple[str, Mutant]]:
+    """So many, alike many of each district or as many as it has lines, and of each kind; only of lines since a revision."""
     draw, changed = random.Random(seed), changed_lines(since) if since else None
     pools: dict[str, dict[str, list[Mutant]]] = {name: {} for name in DISTRICTS if name in districts}
+    lines: Counter[str] = Counter()
     for path in sorted((ROOT / "taichi_ext").rglob("*.py")):
         name = path.relative_to(ROOT / "taichi_ext").as_posix()
         district = max((d for d in DISTRICTS if name.startswith(f"{d}/")), key=len, default="")
+        lines[district] += len(path.read_bytes().splitlines())
         for mutant in Mutations(path).found if district in pools else ():
             if changed is not None and (name, mutant.line) not in changed:
                 continue
             pools[district].setdefault(mutant.kind, []).append(mutant)
     turns = {name: draw.sample(sorted(pool), len(pool)) for name, pool in pools.items() if pool}
     for _ in range(count):
-        name = next(iter(turns))
+        name = draw.choices(list(turns), [lines[n] for n in turns])[0] if by_lines else next(iter(turns))
         kinds = turns.pop(name)  # and at the end again, where some are left
         kind, pool = kinds[0], pools[name][kinds[0]]
         yield name, pool.pop(draw.randrange(len(pool)))
@@ -317,6 +324,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--districts", nargs="*", default=list(DISTRICTS), choices=list(DISTRICTS))
+    parser.add_argument("--by-lines", action="store_true", help="as many changes of a district as it has lines")
     parser.add_argument("--since", default="", metavar="REVISION", help="change only lines that have come since")
     parser.add_argument("--whole", action="store_true", help="run the sweeps of the mapped tests, too")
     parser.add_argument("--baseline", action="store_true", help="first see that all mapped tests pass without a change")
@@ -324,7 +332,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write the table here")
     parser.add_argument("--list", action="store_true", help="print the changes and run nothing")
     options = parser.parse_args()
-    chosen = list(mutants(options.count, options.seed, options.districts, options.since))
+    chosen = list(mutants(options.count, options.seed, options.districts, options.since, options.by_lines))
     if options.list:
         for district, mutant in chosen:
             print(f"{district}: {mutant.place}: {mutant.kind}: {mutant.old} -> {mutant.new}")

@@ -42,7 +42,7 @@ def test_a_cast_in_an_index_cuts_one_component(places, options):
     assert "test_cuts.py:" in message and "# the cast" in message and "a cast to an integer" in message
 
 
-@pytest.mark.mostly_sweep("whole-//", "if-cast")
+@pytest.mark.mostly_sweep("whole-//", "if-cast", "branch-a comparison")
 @pytest.mark.parametrize(
     ("name", "word"),
     [
