@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,11 +37,8 @@ class FieldEntry(InTree):
     @classmethod
     def of(cls, accessor: Any, index: tuple[int, ...]) -> FieldEntry:
         """The entry that an accessor of Taichi's reads and writes, of a field that exists."""
-        known, version = accessor.__dict__.get(_PLACE, _NOWHERE), layout_version()
-        if known[0] != version:
-            node = _node(accessor)
-            known = accessor.__dict__[_PLACE] = version, int(node.id), tree_serial(node)
-        return cls(accessor, index, known[1], known[2])
+        known = _located(accessor)
+        return cls(accessor, index, known.node, known.tree)
 
     @property
     def name(self) -> Any:
@@ -68,8 +65,41 @@ def storing(obj: Any, index: Any, number: object) -> Callable[[], None]:
     return functools.partial(obj.host_accessor.setter, number, *map(int, obj._pad_key(index)))
 
 
-_PLACE = "_taichi_ext_place"  # of an accessor: the version of the layout, and the node and tree that it had then
-_NOWHERE = None, 0, 0
+class _Located(NamedTuple):
+    """Where an accessor reads and writes, in one version of the layout."""
+
+    version: int | None
+    node: int
+    tree: int
+    dimensions: int = -1  # of the field, if it is known
+    padding: tuple[int, ...] = ()  # of its indices
+
+
+_LOCATED = "_taichi_ext_place"  # attribute of an accessor
+_NOWHERE = _Located(None, 0, 0)
+
+
+def _located(accessor: Any, field: Any = None) -> _Located:
+    """Where an accessor reads and writes, looked for once in each layout; raises if its field has ended then."""
+    known: _Located = accessor.__dict__.get(_LOCATED, _NOWHERE)
+    version = layout_version()
+    if known.version != version or (field is not None and known.dimensions < 0):
+        check_not_ended(field)
+        node = _node(accessor)
+        known = _Located(version, int(node.id), tree_serial(node))
+        if field is not None:
+            dimensions = len(field.shape)
+            known = known._replace(dimensions=dimensions, padding=field._pad_key((0,) * dimensions)[dimensions:])
+        accessor.__dict__[_LOCATED] = known
+    return known
+
+
+def _accessor(field: Any) -> Any:
+    """The accessor of a field's first component; raises if the field has ended."""
+    if not field.host_accessors:
+        check_not_ended(field)
+        field._initialize_host_accessors()
+    return field.host_accessors[0]
 
 
 def _node(accessor: Any) -> Any:
@@ -234,12 +264,11 @@ Place = tuple[object, object]  # where an access reads or stores: an entry or ar
 
 
 def _of_field(field: ti.ScalarField, key: object, *_: object) -> Place:
-    accessors: Any = field.host_accessors
-    known = accessors[0].__dict__.get(_PLACE, _NOWHERE) if accessors else _NOWHERE
-    if known[0] != layout_version():
-        _of_existing(field)
-        return _of_field(field, key)
-    return FieldEntry(accessors[0], tuple(field._pad_key(key)), known[1], known[2]), None
+    accessor = _accessor(field)
+    known = _located(accessor, field)
+    given: Any = tuple(key) if isinstance(key, (tuple, list)) else () if key is None else (key,)
+    index = given + known.padding if len(given) == known.dimensions else tuple(field._pad_key(key))
+    return FieldEntry(accessor, index, known.node, known.tree), None
 
 
 def _of_proxy(proxy: Any, key: object, *_: object) -> Place:
@@ -267,14 +296,10 @@ def _of_whole(obj: object, *_: object) -> Place:
 
 def _of_existing(obj: Any, *_: object) -> None:
     """Access to entries of a vector, matrix or struct field: the accessor reads and writes them."""
-    accessors = getattr(obj, "host_accessors", None)
-    if accessors and accessors[0].__dict__.get(_PLACE, _NOWHERE)[0] == layout_version():
-        return
-    check_not_ended(obj)
-    if isinstance(obj, (ti.ScalarField, ti.MatrixField)):
-        obj._initialize_host_accessors()
-        made: Any = obj.host_accessors
-        FieldEntry.of(made[0], ())
+    if isinstance(obj, ti.MatrixField):
+        _located(_accessor(obj), obj)
+    else:
+        check_not_ended(obj)
 
 
 def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., object]:

@@ -1,7 +1,9 @@
 """Derivatives that are cut on some of the paths: casts to integers, roundings, comparisons, overwritten params."""
 
+import math
 import warnings
 
+import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
@@ -187,3 +189,68 @@ def test_explain_and_the_check_name_the_cut():
     assert "a path ends" not in chosen.explain()  # nearly all kernels compare, and store what they do not add to
     with pytest.warns(DerivativeWarning, match="the cut"):
         assert check_jacobian(k, [a, b], y)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        *[("int", "`int`"), ("round", "`round`"), ("floor", "`floor`"), ("whole", "`floordiv`"), ("numpy", "`rint`")],
+        *[("loop", "`int`"), ("compared", "a comparison"), ("true", "`bool`"), ("format", "a format")],
+    ],
+)
+@pytest.mark.parametrize("is_read", [False, True], ids=["a param", "a number"])
+def test_what_python_cuts_of_one_of_two_params(name, word, is_read):
+    a, b, copy, y = scalars([2.6]), scalars([1.7, 0.3]), outputs(1), outputs(2)
+
+    @ti.kernel
+    def read():
+        copy[0] = 2.0 * a[0]
+
+    @ti.kernel
+    def scale(factor: ti.f64):
+        for i in y:
+            y[i] += factor * b[i]
+
+    cut = {
+        "int": int,
+        "round": round,
+        "floor": math.floor,
+        "whole": lambda v: v // 0.5,
+        "numpy": np.rint,
+        "compared": lambda v: 2.0 if v > 1.0 else 3.0,
+        "true": lambda v: 2.0 if v else 3.0,
+        "format": lambda v: float(f"{v:.1f}"),
+    }
+
+    def run():
+        read()
+        number = copy[0] if is_read else a[0]
+        if name == "loop":
+            for _ in range(int(number)):
+                scale(1.0)
+        else:
+            scale(cut[name](number))
+
+    for options in ({}, {"chunk_size": 2}):
+        found = said(run, {"a": a, "b": b}, y, **options)
+        (message,) = (message for message in found if "paths end" in message)
+        assert "params['a']" in message and word in message and "test_cuts.py:" in message
+    assert not any("paths end" in message for message in said(run, b, y))
+
+
+def test_numbers_that_python_prints_or_compares_with_a_tolerance_cut_nothing():
+    a, b, y, loss = scalars([2.6]), scalars([1.7, 0.3]), outputs(2), outputs(1)
+
+    @ti.kernel
+    def both():
+        for i in y:
+            y[i] = 2.0 * b[i]
+        loss[0] = a[0] ** 2
+
+    def run():
+        both()
+        str(loss[0])
+        if loss[0] < 1e-3:
+            both()
+
+    assert said(run, [a, b], [y, loss]) == []

@@ -13,9 +13,8 @@ import inspect
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,10 @@ from taichi_ext.record.python_functions import definition
 from taichi_ext.record.variables import with_entries
 from taichi_ext.runtime.launching.trace import (
     CHANGED,
-    READ,
     PathChangedError,
     PlainRun,
     Trace,
+    TracedRun,
     TraceEvent,
     is_host_array,
 )
@@ -40,7 +39,6 @@ from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import reachable, warn_at
 
-_NONE = np.zeros(0)
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
 _LEAST_STEP = 1e-5  # so that numbers move that Python rounds to float32, in programs of float64, too
 _SMALLER = 8.0  # the second step is smaller by this factor
@@ -121,7 +119,7 @@ class Arbiter:
             What Python stores to arrays that have tangents.
         """
         first, stores = self.trace, ArrayStores()
-        if first.start is None or first.is_empty or not self._delta.any():
+        if first.start is None or not first.found.events or not self._delta.any():
             return stores
         try:
             state.check_repetition()
@@ -130,7 +128,7 @@ class Arbiter:
             return stores
         now, generators = state.as_now(), random_generators()
 
-        def run(factor: float, *, is_last: bool = False) -> list[TraceEvent]:
+        def run(factor: float, *, is_last: bool = False) -> TracedRun:
             state.begin_again()
             set_generators(self._generators)
             trace = Trace(np.zeros(0), known=first.known, start=first.start)
@@ -141,15 +139,15 @@ class Arbiter:
             with contextlib.suppress(PathChangedError), backend.follow(plain):
                 self._call.function(*args)
                 trace.end(_no_tangents)
-            return trace.events
+            return trace.found
 
         try:
             moved = run(1.0)
-            is_suspect = _mismatches(first.events, moved, first.events, 1.0, self._precision).bad.any()
+            is_suspect = _mismatches(first.found, moved, first.found, 1.0, self._precision).bad.any()
             smaller = run(1 / _SMALLER) if is_suspect else moved
             last = run(0.0, is_last=True)
             self._warn(moved, smaller, last)
-            return _stores(first, moved)
+            return _stores(first.found, moved)
         except Exception as error:  # the user's code cannot run again
             self._warn_of_all(f"{type(error).__name__}: {error}")
             return stores
@@ -188,9 +186,9 @@ class Arbiter:
 
     def is_doubtful(self, known: ArrayStores) -> bool:
         """Whether more happens than in an earlier call, or entries that Python stored to then keep their numbers."""
-        if len(self.trace.events) > known.events:
+        events = {event.at: event for event in self.trace.found.events}
+        if len(events) > known.events:
             return True
-        events = {event.at: event for event in self.trace.events}
         for n, entries in known.seen.items():
             changed = events[n].changed if n in events else None
             if changed is not None and entries[-1] < changed.size and not changed[entries].all():
@@ -199,13 +197,13 @@ class Arbiter:
 
     # --- the verdict
 
-    def _warn(self, moved: list[TraceEvent], smaller: list[TraceEvent], last: list[TraceEvent]) -> None:
-        first, precision = self.trace.events, self._precision
+    def _warn(self, moved: TracedRun, smaller: TracedRun, last: TracedRun) -> None:
+        first, precision = self.trace.found, self._precision
         found = _mismatches(first, moved, last, 1.0, precision)
         again = _mismatches(first, smaller, last, 1 / _SMALLER, precision)
-        numbers, told = _all(first[: found.count], "numbers"), _all(first[: found.count], "moves")
-        before = _all(last[: found.count], "numbers")
-        known = min(found.ends[-1], again.ends[-1])  # numbers of runs that are alike so far
+        ends, every = found.ends, slice(found.ends[-1])
+        numbers, told, before = (np.array(part[every]) for part in (first.numbers, first.moves, last.numbers))
+        known = min(ends[-1], again.ends[-1])  # numbers of runs that are alike so far
         with np.errstate(all="ignore"):
             size = np.maximum(np.abs(numbers), np.abs(before))
             differs = np.abs(numbers - before) > max(_ROUNDING, 1e3 * precision) * size
@@ -213,29 +211,29 @@ class Arbiter:
             ratio = _SMALLER * again.beyond[:known] / found.beyond[:known]  # 1 for a derivative, and not for a jump
         lost = np.zeros(differs.shape, bool)
         lost[:known] = found.bad[:known] & again.bad[:known] & (ratio > 0.5) & (ratio < 2.0)
-        is_due = np.logical_or.reduceat(np.append(differs | lost, False), found.ends[:-1]) if found.count else []
-        for n, event in enumerate(first):
-            if n >= len(last) or not event.is_like(last[n]):
-                warn_at(_DIFFERS.format("What this line does"), event.place)
-                return
-            if n >= found.count or event.use == READ or (event.use == CHANGED and not _is_constant(event)):
+        due = np.searchsorted(ends, np.flatnonzero(differs | lost), side="right") - 1
+        for n in np.unique(due):
+            event, part = first.events[n], slice(ends[n] + first.events[n].reads, ends[n + 1])
+            if event.use == CHANGED and not _is_constant(event):
                 continue
-            if not is_due[n]:
-                continue
-            part = slice(found.ends[n], found.ends[n + 1])
             if event.use == CHANGED and event.changed is None:
                 differs[part] = False  # memory that was never written may have any numbers
             if differs[part].any():
                 warn_at(_DIFFERS.format(_subject(event, differs[part])), event.place)
             is_lost = lost[part] & ~differs[part]
             if is_lost.any():
-                text = _LOST if not event.moves[is_lost].any() else _PARTLY
+                text = _PARTLY if told[part][is_lost].any() else _LOST
                 warn_at(text.format(_subject(event, is_lost)) + _ADVICE, event.place)
+        alike = first.alike(last)
+        if alike < len(first.events):
+            warn_at(_DIFFERS.format("What this line does"), first.events[alike].place)
 
     def _warn_of_all(self, reason: str) -> None:
         """Warn at the first line that passes a number without a tangent."""
-        for event in self.trace.events:
-            if event.use not in (READ, CHANGED) and (event.moves == 0).any():
+        first = self.trace.found
+        ends = first.ends()
+        for n, event in enumerate(first.events):
+            if event.use != CHANGED and 0.0 in first.moves[ends[n] + event.reads : ends[n + 1]]:
                 warn_at(_NOT_AGAIN.format(reason), event.place)
                 return
 
@@ -288,54 +286,46 @@ class Mismatches:
     """How the numbers of all events of two runs, one after the other, differ from what their tangents say.
 
     Attributes:
-        count: of the events that are alike, from the first on.
-        ends: of their numbers, after a 0.
+        ends: of the numbers of the events that are alike, from the first on, after a 0.
         beyond: how far each number moves beyond what its tangent says.
         bad: whether that is more than rounding.
         is_judged: whether it is asked for, see ``_is_judged``.
     """
 
-    count: int
     ends: np.ndarray
     beyond: np.ndarray
     bad: np.ndarray
     is_judged: np.ndarray
 
 
-def _mismatches(
-    first: list[TraceEvent], moved: list[TraceEvent], last: list[TraceEvent], factor: float, precision: float
-) -> Mismatches:
+def _mismatches(first: TracedRun, moved: TracedRun, last: TracedRun, factor: float, precision: float) -> Mismatches:
     """Compare the moves of numbers with what their tangents say.
 
     ``factor`` is how far the params were moved, relative to the direction of the tangents.
     """
-    alike = list(takewhile(lambda e: e[0].is_like(e[1]) and e[0].is_like(e[2]), zip(first, moved, last, strict=False)))
-    sizes = [r.numbers.size for r, _, _ in alike]
-    ends = np.cumsum([0, *sizes])
-    is_judged = np.ones(ends[-1], bool)
-    for n, (r, m, _) in enumerate(alike):
-        if r.is_array:
-            is_judged[ends[n] : ends[n + 1]] = _is_judged(r, m)
-    runs = list(zip(*alike, strict=True)) or [(), (), ()]
-    ours, theirs, now = (_all(events, "numbers") for events in runs)
+    count = min(first.alike(moved), first.alike(last))
+    ends = np.array(first.ends()[: count + 1])
+    is_judged, is_read = np.ones(ends[-1], bool), np.zeros(ends[-1], bool)
+    for n, event in enumerate(first.events[:count]):
+        own = ends[n] + event.reads
+        is_read[ends[n] : own] = True
+        if event.is_array:
+            is_judged[own : ends[n + 1]] = _is_judged(event, moved.events[n], ends[n + 1] - own)
+    ours, theirs, now, moves = (
+        np.array(part[: ends[-1]]) for part in (first.numbers, moved.numbers, last.numbers, first.moves)
+    )
     with np.errstate(all="ignore"):
-        told = factor * _all(runs[0], "moves")
+        told = factor * moves
         move = theirs - now
         size, noise = np.maximum(np.abs(theirs), np.abs(now)), np.abs(now - ours)
         bound = _ROUNDINGS * precision * size + 4 * noise
         bad = np.abs(move - told) > bound + _CURVATURE * np.maximum(np.abs(move), np.abs(told))
         bad &= is_judged & np.isfinite(told)
-        is_read = np.repeat([r.use == READ for r, _, _ in alike], sizes).astype(bool)
         inexact = np.flatnonzero(bad & is_read)
         if inexact.size:  # what Python has read moves otherwise than its tangents say: from then on, lost ones count
-            end = ends[np.searchsorted(ends, inexact[0], side="right")]
+            end = inexact[0] + np.argmin(np.append(is_read[inexact[0] :], False))
             bad[end:] &= told[end:] == 0
-        return Mismatches(len(alike), ends, move - told, bad & ~is_read, is_judged)
-
-
-def _all(events: Iterable[TraceEvent], name: str) -> np.ndarray:
-    """The numbers or moves of events."""
-    return np.concatenate([_NONE, *(getattr(event, name) for event in events)])
+        return Mismatches(ends, move - told, bad & ~is_read, is_judged)
 
 
 def _is_constant(event: TraceEvent) -> bool:
@@ -343,14 +333,14 @@ def _is_constant(event: TraceEvent) -> bool:
     return event.kernel is not None and not event.is_active
 
 
-def _is_judged(event: TraceEvent, moved: TraceEvent) -> Any:
+def _is_judged(event: TraceEvent, moved: TraceEvent, size: int) -> Any:
     """The entries of an array that Python may have changed; a change of an array with tangents has a warning."""
     if not event.is_array or event.changed is None or moved.changed is None:
         return True
     changed = event.changed | moved.changed
     if event.is_active or not changed.any():
         return False
-    return changed if changed.shape == event.numbers.shape else True
+    return changed if changed.size == size else True
 
 
 @dataclass(frozen=True)
@@ -372,12 +362,10 @@ class ArrayStores:
         return ArrayStores({**self.seen, **later.seen}, later.equal, max(self.events, later.events))
 
 
-def _stores(first: Trace, moved: list[TraceEvent]) -> ArrayStores:
+def _stores(first: TracedRun, moved: TracedRun) -> ArrayStores:
     """The entries that change by Python where the params are as they are, or where they are moved."""
-    found = ArrayStores(events=len(first.events))
-    for r, m in zip(first.events, moved, strict=False):
-        if not r.is_like(m):
-            break
+    found, alike = ArrayStores(events=len(first.events)), first.alike(moved)
+    for r, m in zip(first.events[:alike], moved.events[:alike], strict=True):
         if r.is_active and r.changed is not None and m.changed is not None:
             for kind, mask in ((found.seen, m.changed | r.changed), (found.equal, m.changed & ~r.changed)):
                 kind.update({r.at: np.flatnonzero(mask)} if mask.any() else {})

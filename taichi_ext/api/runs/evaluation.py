@@ -285,7 +285,9 @@ class Evaluation:
                 launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
                 self.returned = launched.result
             else:
-                self.returned = Pipeline(session).run(self.what)
+                pipeline = Pipeline(session)
+                self.returned = pipeline.run(self.what)
+                self._log.note_python_cuts(pipeline.cuts, first)
             session.finish()
             self._warn_of_alerts()
             self._log.note_params(session.accesses)
@@ -350,7 +352,7 @@ class Evaluation:
         known = prepared.stores.get(self.path)
         if self.is_judged and (known is None or not arbiter.is_doubtful(known)):
             return
-        prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.events)
+        prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.found.events)
         prepared.note_judged(self.path)
         found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields)
         if found.seen:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import linecache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.analysis.cuts import Paths, cuts_between, reaches
+from taichi_ext.analysis.cuts import Cut, Paths, cuts_between, reaches
 from taichi_ext.api.inputs.arguments import KernelCall, Target, check_active, check_read
 from taichi_ext.api.inputs.results import Layout, Placed
 from taichi_ext.api.runs.replay import Prepared
@@ -19,7 +20,7 @@ from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses
 from taichi_ext.runtime.memory.shadows import FieldTable
-from taichi_ext.runtime.python.dual_numbers import warn_at, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import ASKING, warn_at, warn_at_user
 from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.sparse.rows import ContainerRows
 
@@ -83,6 +84,12 @@ class RunLog:
         self._kept: set[Key] = set()  # parameters that some run has read
         self._overwritten: dict[Key, object] = {}  # names of parameters that a run has overwritten before any read
         self._zero = dict(self._active)  # outputs whose columns were all zero so far
+        self._python_cuts: dict[tuple[str, str, int], set[int]] = {}  # columns by operation, file and line
+
+    def note_python_cuts(self, cuts: Mapping[tuple[str, str, int], np.ndarray], first: int) -> None:
+        """Note where Python has taken something of numbers that has no derivative, in a run of columns from one on."""
+        for place, columns in cuts.items():
+            self._python_cuts.setdefault(place, set()).update((first + np.flatnonzero(columns)).tolist())
 
     def record(self, *, is_part: bool) -> RunRecord | None:
         """A record of the launches and stores of the runs, if there are several."""
@@ -114,7 +121,8 @@ class RunLog:
         all_facts = [fused.facts for fused in kernels]
         self._reports = [facts.report for facts in all_facts]
         params = {param.container for param in layout.params}
-        if self._of_zeros and any(facts.report.has_cuts or facts.written & params for facts in all_facts):
+        is_cut = any(facts.report.has_cuts or facts.written & params for facts in all_facts)
+        if self._of_zeros and (is_cut or self._python_cuts or self._record is not None):
             self._layout, self._nonzero = layout, [np.zeros(layout.count, bool) for _ in layout.outputs]
 
     def _warn_of_cuts(self) -> None:
@@ -123,7 +131,13 @@ class RunLog:
         for output, nonzero in zip(self._layout.outputs, self._nonzero, strict=True):
             for param in (p for p in self._layout.params if p.container not in self._overwritten):
                 zeros = np.flatnonzero(~nonzero[param.first :][: param.size].reshape(-1, param.element).any(0))
-                found = {int(k): cuts_between(paths, param.container, int(k), output.container) for k in zeros}
+                found: dict[int, list[Cut | str]] = {
+                    int(k): [
+                        *cuts_between(paths, param.container, int(k), output.container),
+                        *self._in_python(param, k),
+                    ]
+                    for k in zeros
+                }
                 cuts = list(dict.fromkeys(cut for cuts in found.values() for cut in cuts))
                 if cuts:
                     which = [str(k) for k, cuts in found.items() if cuts]
@@ -132,6 +146,17 @@ class RunLog:
                         f"The Jacobian of {output.target.name} with respect to {param.target.name}{part} is zero: "
                         f"paths end at {'; '.join(map(str, cuts))}, where the derivative is 0."
                     )
+
+    def _in_python(self, param: Placed, component: Any) -> Iterator[str]:
+        """The cuts in Python of a component of a parameter, of which an output's columns are zero.
+
+        Comparisons and formats are often those of a log: they count where no output depends on the component.
+        """
+        columns = range(param.first + component, param.first + param.size, param.element)
+        is_used = any(nonzero[columns].any() for nonzero in self._nonzero)
+        for (name, file, line), known in self._python_cuts.items():
+            if not known.isdisjoint(columns) and not (is_used and name in ASKING):
+                yield f"{file}:{line} (`{linecache.getline(file, line).strip()}`), in {name}"
 
     def note_columns(self, outputs: list[Any], first: int, *, is_last: bool) -> None:
         """Note columns of J that a run has computed, output by output; warn after the last run."""

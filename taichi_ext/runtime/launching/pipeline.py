@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
@@ -13,6 +15,7 @@ from taichi_ext.launches import JacobianKernel, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.roots import Root, Solving, TangentMatrix, part_of
 from taichi_ext.runtime.launching.session import Session, is_among, is_repeatable, warn_of_changes
+from taichi_ext.runtime.launching.tangents import save_stored
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.shadows import row_of_entry, rows_of_index, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
@@ -37,9 +40,16 @@ class Pipeline(DualFollower):
         self._session = session
         self._tangents = session.tangents
         self._state, self._record, self._trace = restart.state, restart.record, restart.trace
+        if self._trace is not None and self._trace.direction is not None and session.request.directions is None:
+            self._numbers.cuts = {}
         self._repeated: dict[
             object, tuple[int, JacobianKernel, backend.RepeatedLaunch, object]
         ] = {}  # by kernel and arguments
+
+    @property
+    def cuts(self) -> Mapping[tuple[str, str, int], np.ndarray]:
+        """Where Python takes something of numbers that has no derivative, see ``PipelineRun``."""
+        return self._numbers.cuts or {}
 
     def run(self, run: Run) -> Any:
         """Run a function; returns its result."""
@@ -209,10 +219,8 @@ class Pipeline(DualFollower):
 
     def _save(self, obj: object) -> None:
         """Save a field, an array or an entry before it is changed."""
-        if self._state is None:
-            return
-        found = self._session.table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None
-        self._state.save(obj if found is None else found[0].obj)
+        if self._state is not None:
+            save_stored(self._state, self._session.table, obj)
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""
@@ -236,13 +244,15 @@ class Pipeline(DualFollower):
         info = self._session.table.infos.get(key)
         if isinstance(rows, slice) or (info is not None and info.size == 1):
             self._session.accesses.lost.note(set(), {key})
-        is_changed = self._tangents.clear(key, rows)  # the entries are constants from now on
+        written = self._tangents.arrays.shared([key])
         if self.is_own(value):
             self._numbers.passed |= value.names
-            self._session.accesses.note(set(), self._tangents.arrays.shared([key]))
+            self._session.accesses.note(set(), written)
             self._tangents.store_row(key, rows, value.tangent)
-        elif is_changed:
-            self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
+            return
+        self._session.accesses.written |= written
+        if self._tangents.clear(key, rows):  # the entries are constants from now on
+            self._session.accesses.note_overwritten(written)
 
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""

@@ -256,6 +256,12 @@ def save_changed(state: State, fused: JacobianKernel, table: FieldTable, values:
         state.save(value)
 
 
+def save_stored(state: State, table: FieldTable, obj: Any) -> None:
+    """Save what Python is about to store to: a field that kernels use whole, otherwise the entry or array."""
+    found = table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None
+    state.save(obj if found is None else found[0].obj)
+
+
 # Tangents of the first order in a run that gives second derivatives; among them the gradient of the energy.
 #
 # They have a column for each entry of the parameters, and carry tangents themselves, like containers, under the key

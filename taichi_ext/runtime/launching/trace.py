@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import operator
+import sys
 import threading
+from array import array as flat_array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.launches import JacobianKernel, KernelFacts
-from taichi_ext.runtime.launching.tangents import save_changed
+from taichi_ext.runtime.launching.tangents import save_changed, save_stored
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, view_of
 from taichi_ext.runtime.memory.state import State
@@ -22,52 +25,102 @@ from taichi_ext.runtime.python.run_record import entries_of
 
 _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
-STORED, READ, CHANGED = "stored to a field or array", "read", "that Python has changed"
+STORED, CHANGED = "stored to a field or array", "that Python has changed"
 _NONE = np.zeros(0)
 Along = Callable[[View, np.ndarray], "np.ndarray | None"]
 
 
-@dataclass(eq=False)
-class TraceEvent:
-    """Numbers that Python passes to a kernel or stores, or reads one after the other, or an array that it passes.
+class TraceEvent(NamedTuple):
+    """Numbers that Python passes to a kernel or stores, or an array that it passes.
 
     Attributes:
-        at: its number in the run.
         use: the use, as messages name it.
         kernel: the code of the kernel, if any.
-        place: the user's file and line.
-        numbers: the numbers; of a large array, sums of them.
-        moves: how far their tangents say that they move with the params; NaN where that is not known.
-        changed: of an array, whether Python has changed each entry since the last launch; None: perhaps all.
         is_array: whether it is an array.
+        reads: how many numbers Python has read since the event before; they come before its own.
+        at: its number in the run.
+        start: where these begin among those of the run; of a large array, they are sums.
+        place: the user's file and line.
+        changed: of an array, whether Python has changed each entry since the last launch; None: perhaps all.
+        is_active: of an array, whether it has tangents.
     """
 
-    at: int
     use: str
     kernel: object
+    is_array: bool
+    reads: int
+    at: int
+    start: int
     place: tuple[str, int] | None
-    numbers: np.ndarray
-    moves: np.ndarray
     changed: np.ndarray | None = None
-    is_array: bool = False
     is_active: bool = False
 
-    def is_like(self, other: TraceEvent) -> bool:
-        """Whether both may be the same event of two runs."""
-        is_same = self.use == other.use and self.kernel is other.kernel and self.is_array == other.is_array
-        return is_same and self.numbers.shape == other.numbers.shape
+
+_KIND = operator.itemgetter(0, 1, 2, 3)  # what is equal for an event of two runs
+
+
+@dataclass(eq=False)
+class TracedRun:
+    """The events of a run, and their numbers one after the other.
+
+    Attributes:
+        along: how its params move.
+        kernels: how many had been made before.
+        at: how many events and reads there were, with those that are not kept.
+        reads: how many since the last event.
+        events: from the first read on of a number that may depend on the params.
+        numbers: of all events.
+        moves: how far their tangents say that they move with the params; NaN where that is not known.
+    """
+
+    along: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    kernels: int = 0
+    at: int = 0
+    reads: int = 0
+    events: list[TraceEvent] = field(default_factory=list)
+    numbers: flat_array[float] = field(default_factory=lambda: flat_array("d"))
+    moves: flat_array[float] = field(default_factory=lambda: flat_array("d"))
+
+    def add(self, use: str, kernel: object, array: tuple[np.ndarray | None, bool] | None = None) -> None:
+        """An event, whose numbers are added next; of an array what has changed, and whether it has tangents."""
+        frame = backend.user_frame(sys._getframe(4))  # quicker: all that lead here from a store are this package's
+        start = len(self.numbers) - self.reads
+        place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        changed, is_active = array or (None, False)
+        is_array = array is not None
+        self.events.append(TraceEvent(use, kernel, is_array, self.reads, self.at, start, place, changed, is_active))
+        self.reads = 0
+
+    def add_number(self, number: Any) -> None:
+        """A number of the last event, or one that is read."""
+        self.numbers.append(number)
+        self.moves.append(self._move(number) if is_dual(number) else 0.0)
+
+    def _move(self, number: Any) -> float:
+        is_known = isinstance(number.tangent, np.ndarray) and not number.is_stopped
+        return float(number.tangent @ self.along) if is_known else np.nan
+
+    def ends(self) -> list[int]:
+        """Where the numbers of the events end, after a 0."""
+        return [*(event.start for event in self.events), len(self.numbers) - self.reads]
+
+    def alike(self, other: TracedRun) -> int:
+        """How many events, from the first on, may be the same ones in another run."""
+        both = [zip(map(_KIND, run.events), run.ends()[1:], strict=True) for run in (self, other)]
+        most = min(len(self.events), len(other.events))
+        return next((n for n, (a, b) in enumerate(zip(*both, strict=False)) if a != b), most)
 
 
 @dataclass(eq=False)
 class Trace:
-    """The events of a run, from the first read on of a number that may depend on the params.
+    """The events of the runs of one call, with a run for each block of columns.
 
     Attributes:
         direction: how the params move, a number for each column of the runs; None if events are only counted.
         sees_arrays: whether Python may read the arrays that it passes, or store to them.
         known: the identities of objects that the pipeline can reach before it runs.
         stores: entries of arrays that Python stores to, though they may have the stored numbers already, by event.
-        start: the event at the first such read; None before.
+        start: how many events come before the first read of a number that may depend on the params; None without one.
         facts: of each launch, the code of the kernel and the facts about it.
     """
 
@@ -77,57 +130,47 @@ class Trace:
     stores: Mapping[int, np.ndarray] = field(default_factory=dict)
     start: int | None = None
     facts: list[tuple[object, KernelFacts]] = field(default_factory=list)
-    _events: list[TraceEvent] = field(default_factory=list)
-    _reads: tuple[TraceEvent, list[float], list[float]] | None = None  # with numbers and moves so far
-    _at: int = 0
-    _count: int = 0  # of events that were kept in this run
-    _kernels: int = 0  # made before the run
-    _along: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    _runs: list[TracedRun] = field(default_factory=lambda: [TracedRun()])  # the first, and the present one
     _arrays: dict[View, tuple[Any, np.ndarray]] = field(default_factory=dict)  # with their numbers after a launch
     _thread: int = field(default_factory=threading.get_ident)
 
     def begin(self, first: int = 0, count: int = 0) -> None:
-        """Start a run for some of the columns; the moves of all of them are added up."""
-        self._end_reads()
-        self._at, self._count, self._kernels = 0, 0, backend.kernels_made()
-        self._along = self._along if self.direction is None else self.direction[first : first + count]
+        """Start a run for some of the columns."""
+        before = [self.found] if self.found.events else []
+        along = np.zeros(0) if self.direction is None else self.direction[first : first + count]
+        self._runs = [*before, TracedRun(along, backend.kernels_made())]
         self._arrays.clear()
         self.facts.clear()
 
     def note_read(self) -> None:
         """Python reads numbers that may depend on the params."""
-        self.start = self._at if self.start is None else self.start
+        self.start = self._runs[-1].at if self.start is None else self.start
 
     @property
-    def events(self) -> list[TraceEvent]:
-        self._end_reads()
-        return self._events
+    def found(self) -> TracedRun:
+        """The events of the first run, whose moves are those with all columns; the run is over."""
+        first, *others = self._runs
+        for run in others:
+            end = first.ends()[first.alike(run)]
+            first.moves = flat_array("d", np.add(first.moves[:end], run.moves[:end])) + first.moves[end:]
+        self._runs = [first]
+        return first
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was passed or stored after the first read."""
-        return all(event.use == READ for event in self.events)
+    def _count(self) -> bool:
+        """Count an event; returns whether its numbers are wanted."""
+        run = self._runs[-1]
+        run.at += 1
+        return self.direction is not None and self.start is not None and run.at > self.start
 
     def read(self, value: object) -> None:
         """Python has read a number of a field or array."""
-        if not isinstance(value, float) or threading.get_ident() != self._thread or not self._is_kept():
-            return
-        if self._reads is None:
-            self._reads = TraceEvent(self._at, READ, None, _place(), _NONE, _NONE), [], []
-        self._reads[1].append(float(value))
-        self._reads[2].append(self._move(value) if is_dual(value) else 0.0)
-
-    def _end_reads(self) -> None:
-        """What Python reads next is another event."""
-        reads, self._reads = self._reads, None
-        if reads is not None:
-            event, *numbers = reads
-            event.numbers, event.moves = map(np.array, numbers)
-            self._keep(event)
+        if isinstance(value, float) and threading.get_ident() == self._thread and self._count():
+            self._runs[-1].reads += 1
+            self._runs[-1].add_number(value)
 
     def store(self, value: object) -> None:
         """Python is about to store a number."""
-        if not backend.is_array(value):
+        if isinstance(value, float) or not backend.is_array(value):
             self._add(STORED, None, entries_of(value))
 
     def launch(
@@ -166,7 +209,7 @@ class Trace:
 
     def compiled_in(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
         """The numbers that a kernel reads which is made in each run, or of an object that is: other ones in each."""
-        is_new = backend.is_kernel_since(kernel, self._kernels)
+        is_new = backend.is_kernel_since(kernel, self._runs[-1].kernels)
         leaves = zip(backend.leaf_arguments(kernel), values, strict=True)
         given = {leaf.name: v for leaf, v in leaves if backend.is_template(leaf.annotation) and is_made(v, self.known)}
         if is_new or given:
@@ -210,46 +253,22 @@ class Trace:
     def _add(self, use: str, kernel: object, numbers: Iterable[object]) -> None:
         """Note numbers; those that are not real ones have no derivative."""
         floats = [n for n in numbers if isinstance(n, (float, np.floating))]
-        if not floats:
-            return
-        self._end_reads()
-        if self._is_kept():
-            moves = [self._move(n) if is_dual(n) else 0.0 for n in floats]
-            self._keep(TraceEvent(self._at, use, kernel, _place(), np.array(floats, np.float64), np.array(moves)))
-
-    def _move(self, number: Any) -> float:
-        is_known = isinstance(number.tangent, np.ndarray) and not number.is_stopped
-        return float(number.tangent @ self._along) if is_known else np.nan
+        if floats and self._count():
+            run = self._runs[-1]
+            run.add(use, kernel)
+            for number in floats:
+                run.add_number(number)
 
     def _add_array(self, use: str, kernel: object, array: Any, along: Along) -> Iterable[tuple[View, np.ndarray]]:
-        view = view_of(array)
-        self._end_reads()
-        if self._is_kept():
+        view, run = view_of(array), self._runs[-1]
+        if self._count():
             numbers, known = _numbers(array), self._known(view)
             changed = None if known is None else (numbers != known) & ~(np.isnan(numbers) & np.isnan(known))
-            moves = along(view, self._along)
-            parts = _sums(numbers), _sums(np.zeros(numbers.shape) if moves is None else moves)
-            self._keep(
-                TraceEvent(self._at, use, kernel, _place(), *parts, changed, is_array=True, is_active=moves is not None)
-            )
-        return ((view, self.stores[self._at]),) if self._at in self.stores else ()
-
-    def _is_kept(self) -> bool:
-        """Count an event; whether it is kept."""
-        self._at += 1
-        return self.direction is not None and self.start is not None and self._at > self.start
-
-    def _keep(self, event: TraceEvent) -> None:
-        if self._count >= len(self._events):
-            self._events.append(event)
-        elif self._events[self._count].moves.shape == event.moves.shape:  # other columns of the same run
-            self._events[self._count].moves += event.moves
-        self._count += 1
-
-
-def _place() -> tuple[str, int] | None:
-    frame = backend.user_frame()
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+            moves = along(view, run.along)
+            run.add(use, kernel, (changed, moves is not None))
+            run.numbers.frombytes(_sums(numbers).tobytes())
+            run.moves.frombytes(_sums(np.zeros(numbers.shape) if moves is None else moves).tobytes())
+        return ((view, self.stores[run.at]),) if run.at in self.stores else ()
 
 
 def _host_arrays(kernel: backend.Kernel, values: Sequence[Any]) -> list[tuple[int, Any]]:
@@ -362,7 +381,7 @@ class PlainRun(backend.Follower):
     def before_host_write(self, obj: object, value: object) -> None:
         """Python is about to store to a field or array."""
         self.trace.store(value)
-        self._state.save(obj)
+        save_stored(self._state, self._table, obj)
 
     def host_read(self, obj: object, index: object, value: object) -> object:
         """Python reads a field or array."""

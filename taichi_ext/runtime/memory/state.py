@@ -38,6 +38,7 @@ class State:
 
     def __init__(self) -> None:
         self._log: dict[Any, tuple[Any, Any]] = {}  # copies of fields, parts of the layout, ti.ndarrays and numbers
+        self._fields: dict[int, object] = {}  # fields and ti.ndarrays that are saved, by identity
         self._memory: dict[object, list[_Stretch]] = {}  # memory of arrays, by address; no two stretches overlap
         self.has_random = False
         self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to avoid it
@@ -45,11 +46,14 @@ class State:
 
     def save(self, obj: object) -> None:
         """Save a field, array or entry the first time; of the memory of an array, only parts not saved yet."""
+        if id(obj) in self._fields:
+            return
         if isinstance(obj, backend.FieldEntry):
             self._save_entry(obj)
         elif backend.is_array(obj) and not isinstance(obj, backend.Ndarray):
             self._save_memory(obj)
         else:
+            self._fields[id(obj)] = obj
             for part in backend.leaf_fields(obj):
                 for stored in () if _name(part) in self._log else backend.storage_parts(part):
                     self._keep(stored)

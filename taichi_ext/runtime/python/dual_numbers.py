@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import operator
+import sys
 import threading
 import types
 import warnings
@@ -38,11 +39,23 @@ class PipelineRun:
         is_over: whether the pipeline has returned; from then on the numbers are plain ones.
         passed: the names of arguments of the pipeline that kernels were given.
         has_numbers: whether Python got a number with a tangent.
+        cuts: the columns that numbers depend on where Python takes something of them that has no derivative, by the
+            operation, file and line; None if nobody asks for them.
     """
 
     is_over: bool = False
     passed: set[str] = field(default_factory=set)
     has_numbers: bool = False
+    cuts: dict[tuple[str, str, int], np.ndarray] | None = None
+
+    def note_cut(self, name: str, number: DualNumber) -> None:
+        """Python takes something of a number that has no derivative."""
+        if self.cuts is None or self.is_over or number.is_stopped or not isinstance(number.tangent, np.ndarray):
+            return
+        frame = backend.user_frame(sys._getframe(2))
+        if frame is not None:
+            place = name, frame.f_code.co_filename, frame.f_lineno
+            self.cuts[place] = self.cuts.get(place, False) | (number.tangent != 0)
 
     def __enter__(self) -> None:
         pass
@@ -272,6 +285,8 @@ def _applied(function: Callable[..., Any], partials: Sequence[Callable[..., Any]
             term = term * factor
         else:  # a tangent that is zero stays zero
             term = np.array([t * factor if t else 0.0 for t in term])
+        if partials in _CUTTING:
+            number.run.note_cut(f"`{function.__name__}`", number)
         total, first = term if total is None else total + term, number
         names, is_stopped = names | number.names if number.names else names, is_stopped or number.is_stopped
     return value if first is None else DualNumber(float(floats[0]), total, first.run, names, is_stopped=is_stopped)
@@ -302,10 +317,14 @@ def _number(partial: Callable[..., float], floats: Sequence[float]) -> float:
         return math.nan
 
 
+_COMPARISON, _FORMAT, _TRUTH = "a comparison", "a format", "`bool`"
+ASKING = frozenset({_COMPARISON, _FORMAT, _TRUTH})  # operations by which Python asks what a number is
 _OPERATORS = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv")
 
 # methods of the plain value; where they give numbers, their derivative is 0, as in kernels
-_PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__", "__floor__", "__ceil__", "__round__")
+_PLAIN = {name: f"`{name}`" for name in ("int", "trunc", "floor", "ceil", "round", "as_integer_ratio")}
+_PLAIN |= {"bool": _TRUTH, "is_integer": _TRUTH} | dict.fromkeys(("repr", "str", "format", "hex"), _FORMAT)
+_CUTTING = PARTIALS["floordiv"], PARTIALS["floor"]  # operations whose derivative is 0
 
 
 def _operator(name: str, *, is_reflected: bool = False) -> Callable[..., Any]:
@@ -319,10 +338,22 @@ def _operator(name: str, *, is_reflected: bool = False) -> Callable[..., Any]:
     return apply
 
 
+def _plain_method(name: str, word: str) -> Callable[..., Any]:
+    def method(self: DualNumber, *args: Any) -> Any:
+        self.run.note_cut(word, self)
+        return getattr(self.value, name)(*args)
+
+    return method
+
+
 def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: (
-        function(self.value, plain_number(other)) if isinstance(other, _SCALARS) else NotImplemented
-    )
+    def compare(self: DualNumber, other: Any) -> Any:
+        for number in (self, other):
+            if type(number) is DualNumber:
+                number.run.note_cut(_COMPARISON, number)
+        return function(self.value, plain_number(other)) if isinstance(other, _SCALARS) else NotImplemented
+
+    return compare
 
 
 for _name in _OPERATORS:
@@ -330,8 +361,9 @@ for _name in _OPERATORS:
     setattr(DualNumber, f"__r{_name}__", _operator(_name, is_reflected=True))
 for _name in ("neg", "pos", "abs"):
     setattr(DualNumber, f"__{_name}__", _operator(_name))
-for _name in (*_PLAIN, "is_integer", "hex", "as_integer_ratio"):
-    setattr(DualNumber, _name, lambda self, *args, name=_name: getattr(self.value, name)(*args))
+for _name, _word in _PLAIN.items():
+    _method = _name if hasattr(float, _name) else f"__{_name}__"
+    setattr(DualNumber, _method, _plain_method(_method, _word))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(DualNumber, f"__{_name}__", _comparison(getattr(operator, _name)))
 

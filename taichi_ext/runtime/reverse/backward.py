@@ -66,24 +66,25 @@ class CellAdjoints:
         """``whole``, a row for each number."""
         return self.whole(cell).reshape(-1, self.width)
 
-    def of(self, cell: Cell) -> np.ndarray:
-        """A row for each entry of a cell."""
-        return self.matrix(cell)[self.rows(cell)]
+    def of(self, cell: Cell, rows: Any = slice(None)) -> np.ndarray:
+        """A row for each entry of a cell, or for some."""
+        return self.matrix(cell)[self._places(cell, rows)]
+
+    def _places(self, cell: Cell, rows: Any) -> Any:
+        """Where entries of a cell are in its matrix."""
+        own = self.rows(cell)
+        if isinstance(own, slice) and own == slice(None):
+            return rows
+        return own if isinstance(rows, slice) and rows == slice(None) else np.arange(len(self.matrix(cell)))[own][rows]
 
     def add(self, cell: Cell, rows: Any, values: np.ndarray) -> None:
         """Add to the adjoints of entries, each of which is named once."""
-        if not values.size:
-            return
-        own = self.rows(cell)
-        matrix = self.matrix(cell)
-        if isinstance(own, slice) and own == slice(None) and isinstance(rows, slice):
-            matrix[rows] += values
-        else:
-            matrix[np.arange(len(matrix))[own][rows]] += values
+        if values.size:
+            self.matrix(cell)[self._places(cell, rows)] += values
 
     def store(self, cell: Cell, rows: Any, values: Any) -> None:
         """Let entries have these numbers."""
-        self.matrix(cell)[np.arange(len(self.matrix(cell)))[self.rows(cell)][rows]] = values
+        self.matrix(cell)[self._places(cell, rows)] = values
 
     def clear(self, cell: Cell, rows: Any) -> None:
         """Entries have become constants."""
@@ -202,7 +203,7 @@ class Backward:
         """Pass the adjoint of entries that hold a number on to those that it was computed from."""
         if not self.adjoints.has(cell):
             return
-        found = (np.atleast_2d(store.of(cell)[rows]) for store in self._stores)
+        found = (np.atleast_2d(store.of(cell, rows)) for store in self._stores)
         values, *moved = (a.reshape(-1, a.shape[-1]).astype(np.float64).sum(0) for a in found)
         for key, partial in form.items():
             number = float(partial)

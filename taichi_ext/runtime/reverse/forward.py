@@ -72,6 +72,7 @@ class Forward(DualFollower):
         self._count = max((s.first + s.size for s in request.seeds), default=0)  # of numbers, with those read
         self._count = max(self._count, request.block.count)
         self._is_pipeline = False
+        self._pending: tuple[Stored, Any] | None = None  # a store of Python, and its rows
         self._arrays = HostArrays(self.cells)
         self._roots = Roots(self.cells, schedule, self._arrays)
         for array in request.arrays:
@@ -271,27 +272,22 @@ class Forward(DualFollower):
             return
         with backend.suspend_following():
             place = self._place(obj, ..., is_added=self.is_own(value))
+            self._pending = None if place is None else (self._store([place[0]], None, lambda: None, place[1]), place[2])
             if place is None:
                 self.log.save_unknown(obj)
-                return
-            cell, box, _ = place
-            box = box if isinstance(obj, backend.FieldEntry) else ()
-            self._pending = self._store([cell], None, lambda: None, box=box)
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
+        if self.passed is not None:
+            self._note_passed(entries_of(value))
+        if self._pending is None:
+            return
         with backend.suspend_following():
-            if self.passed is not None:
-                self._note_passed(entries_of(value))
-            place = self._place(obj, index)
-            if place is None:
-                return
-            cell, _, rows = place
-            event = self._pending
-            number = plain_number(value)
+            (event, rows), number = self._pending, plain_number(value)
+            cell, is_array = event.cells[0], isinstance(obj, backend.Ndarray)
+            event.rows = rows = rows_of_index(obj, index) if is_array and index is not ... else rows
             is_number = index is not ... and isinstance(number, (int, float, np.generic))
             event.redo = backend.storing(obj, index, number) if is_number else Copy(cell, event.box).put_back
-            event.rows = rows
             if isinstance(rows, slice) or cell.size == 1:
                 self._roots.lost.note(set(), {cell.key})
             self.written.add(cell.key)
