@@ -148,7 +148,7 @@ def test_conditions_keep_a_loop_within_the_gradient():
 
     plan, memory = Jacobian(run, x, energy), np.full(16, 7.0)
     plan(out=memory[:6])
-    if ti.cfg.cpu_max_num_threads > 1:
+    if ti.cfg.cpu_max_num_threads == 2:  # with more, an iteration adds too seldom for sums of each thread
         assert "global_thread_idx" in plan.source
         assert "d_energy.shape[0]" in plan.source
     w = read(weights)[:, None]
