@@ -290,7 +290,7 @@ def _roles(launch: Launch, infos: dict[Container, ContainerInfo]) -> dict[Contai
         first = None if role.first_column is None else role.first_column - launch.block.first
         is_fresh = first is None and (role.is_fresh or not role.has_shadow)
         components = tuple((number, column - launch.block.first) for number, column in role.components)
-        found[c] = shadows.Role(first, is_fresh, backend.stores_by_column(), components)
+        found[c] = shadows.Role(first, is_fresh, components)
     return found
 
 

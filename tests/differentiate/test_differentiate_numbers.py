@@ -82,7 +82,8 @@ def test_given_tangents(by_column):
     arrays[shadows[VALUES]] = (given.T if by_column else given).ravel()
     arrays[shadows[y]] = np.zeros(P * columns)
     Interpreter(arrays).run(made.program.body)
-    assert_allclose(arrays[shadows[y]].reshape(P, columns), np.outer(24 * X, given[1]))
+    J = arrays[shadows[y]].reshape(columns, P).T if by_column else arrays[shadows[y]].reshape(P, columns)
+    assert_allclose(J, np.outer(24 * X, given[1]))
 
 
 def at_line(number):

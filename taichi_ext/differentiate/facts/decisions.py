@@ -22,7 +22,6 @@ class Role:
 
     first_column: int | None = None
     is_fresh: bool = True  # its tangents are zero at the start
-    by_column: bool = False  # columns of the shadow are contiguous in memory
     components: tuple[tuple[int, int], ...] = ()  # if only some have columns: their numbers and first columns
 
 

@@ -173,6 +173,10 @@ class ShadowMatrix:
     columns: int
     by_column: bool  # columns are contiguous in memory
 
+    @classmethod
+    def of(cls, facts: Facts, array: ir.Container, rows: int) -> ShadowMatrix:
+        return cls(array, rows, facts.columns, facts.seeds.device.by_column)
+
     @property
     def version(self) -> int:
         """The number of its changes, as the tangents of numbers that do not change."""
@@ -194,7 +198,7 @@ def given_tangents(facts: Facts, arguments: Arguments) -> ShadowMatrix | None:
     if facts.seeds.values is None or not facts.seeds.arguments:
         return None
     dtype, rows = facts.seeds.values
-    return ShadowMatrix(arguments.add(VALUES, "d_values", dtype), rows, facts.columns, facts.seeds.device.by_column)
+    return ShadowMatrix.of(facts, arguments.add(VALUES, "d_values", dtype), rows)
 
 
 # The state shared by the parts of one walk over a program.

@@ -182,7 +182,7 @@ class GradientTerms:
     @staticmethod
     def _in_array(walk: PassState, sums: EnergySums, purpose: Whole, name: str) -> GradientTerms:
         array = walk.arguments.add(purpose, name, sums.dtype)
-        return GradientTerms(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))
+        return GradientTerms(walk, sums, ShadowMatrix.of(walk.facts, array, 1))
 
     def add(self, form: linear.Form) -> None:
         """``gradient += form``, atomically."""

@@ -331,7 +331,9 @@ class Transform:
         in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
         roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
         walk = _new_walk(facts, plan, blocks, roles, numbering, Builder())
-        matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, facts, numbering)}
+        stored = [c for c in in_order if _has_shadow(c, facts, numbering)]
+        arrays = {c: walk.arguments.add(c, f"d_{c.name}", c.dtype) for c in stored}
+        matrices = {c: ShadowMatrix.of(facts, array, size_of(c, facts.seeds)) for c, array in arrays.items()}
         coverage = ShadowFacts()
         writer = None if numbering is None else EntryWriter(walk, numbering, Counts(walk))
         sums = facts.seeds.use.sums
@@ -492,8 +494,3 @@ def _has_shadow(container: ir.Container, facts: Facts, numbering: Numbering | No
         return False
     role = facts.seeds.roles.get(container, Role())
     return role.first_column is None or container in facts.stores.sites
-
-
-def _new_matrix(walk: PassState, container: ir.Container, role: Role) -> ShadowMatrix:
-    array = walk.arguments.add(container, f"d_{container.name}", container.dtype)
-    return ShadowMatrix(array, size_of(container, walk.facts.seeds), walk.facts.columns, role.by_column)

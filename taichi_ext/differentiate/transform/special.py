@@ -96,7 +96,7 @@ def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[i
         writer.store(returned, None, [Affine((), n) for n in range(len(values))], [form_of(v) for v in values])
         return
     shadow = walk.arguments.add(RETURN, "d_result", dtype)
-    entry = ShadowMatrix(shadow, len(values), walk.facts.columns, walk.facts.seeds.device.by_column).entry
+    entry = ShadowMatrix.of(walk.facts, shadow, len(values)).entry
     for n, value in enumerate(values):
         form = form_of(value)
         if linear.has_row(form):
