@@ -39,7 +39,8 @@ def test_gradients_and_hessians():
     for kind, found in ((Jacobian(run, w, energy), gradient), (Hessian(run, w, energy), expected)):
         for _ in range(2):  # sums begin at zero each time
             assert_allclose(kind(), found, rtol=1e-12, atol=1e-12)
-        assert "global_thread_idx" in kind.source
+        if ti.cfg.cpu_max_num_threads == 2:  # with more, an iteration adds too seldom for sums of each thread
+            assert "global_thread_idx" in kind.source
 
 
 @pytest.mark.sweep
@@ -148,7 +149,7 @@ def test_conditions_keep_a_loop_within_the_gradient():
 
     plan, memory = Jacobian(run, x, energy), np.full(16, 7.0)
     plan(out=memory[:6])
-    if ti.cfg.cpu_max_num_threads == 2:  # with more, an iteration adds too seldom for sums of each thread
+    if ti.cfg.cpu_max_num_threads == 2:
         assert "global_thread_idx" in plan.source
         assert "d_energy.shape[0]" in plan.source
     w = read(weights)[:, None]
