@@ -154,7 +154,7 @@ def made(threads=1, dtype=ti.f64):
 
 
 @pytest.mark.mostly_sweep(
-    "march-1", "two_loops-1", "overwritten-1", "grouped-2", "ends_early-1", "left_out-1", "in_lanes-2"
+    "march-1", "two_loops-1", "overwritten-1", "grouped-2", "left_out-1", "in_lanes-2"
 )
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", RECORDED)

@@ -289,6 +289,8 @@ def test_coverage_of_slivers():
         write(p, given)
         assert worst(plan(), flow(triangle, given, 1.0, (12, H))) < 0.02, width
         assert_allclose(read(image), planar.area_in_pixels(given.reshape(3, 2), 12, H), atol=5e-4)
+    J = plan()
+    assert_allclose(vjp(k, p, image, image), np.tensordot(read(image), J, 2), rtol=1e-9, atol=1e-12)
 
 
 def test_coverage_of_corners_on_sides():
@@ -296,17 +298,16 @@ def test_coverage_of_corners_on_sides():
     k, p, image = coverage_of_a_triangle(8, 7)
     plan = Jacobian(k, p, image)
     generator = np.random.default_rng(0)
-    for n in range(18):
+    for n in range(6):
         corners = np.array([[1.0, 1.0], [6.0, 2.0], [2.5, 5.0]]) + generator.uniform(-0.5, 0.5, (3, 2))
         which, axis = n % 3, n % 2
-        off = [0.0, 1e-9, 1e-6, -1e-5, 1e-3, -0.03][n % 6]
+        off = [0.0, 1e-9, 1e-6, -1e-5, 1e-3, -0.03][n]
         corners[which, axis] = np.round(corners[which, axis]) + 0.5 + off
         write(p, corners.ravel())
         J, expected = plan(), flow(triangle, corners.ravel(), 1.0, (8, 7))
         for column in range(6):
             assert worst(J[..., column], expected[..., column]) < 5e-4, (corners, column)
         assert_allclose(read(image), planar.area_in_pixels(corners, 8, 7), atol=1e-6)
-    assert_allclose(vjp(k, p, image, image), np.tensordot(read(image), J, 2), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.sweep

@@ -384,7 +384,7 @@ class Read:
         self.energy[None] = math.sqrt(self.energy[None])
 
 
-@pytest.mark.mostly_sweep("passed", "energy_in_python")
+@pytest.mark.mostly_sweep("energy_in_python")
 @pytest.mark.parametrize("name", ["passed", "stored", "energy_in_python", "of_a_param", "read_alone", "energy_again"])
 def test_numbers_in_python(name):
     read = Read()
@@ -484,7 +484,7 @@ class Cleared:
         return run
 
 
-@pytest.mark.mostly_sweep("middle of_u_alone", "direct zero direct", "both sines of_v")
+@pytest.mark.mostly_sweep("middle of_u_alone", "direct zero direct")
 @pytest.mark.parametrize(
     "names",
     ["middle of_u_alone", "direct zero direct", "middle sines clear of_u of_v", "middle zero of_u", "both sines of_v",
