@@ -153,9 +153,7 @@ def made(threads=1, dtype=ti.f64):
     return f, loops(**f)
 
 
-@pytest.mark.mostly_sweep(
-    "march-1", "two_loops-1", "overwritten-1", "grouped-2", "left_out-1", "in_lanes-2"
-)
+@pytest.mark.mostly_sweep("march-1", "two_loops-1", "overwritten-1", "grouped-2", "left_out-1", "in_lanes-2")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", RECORDED)
 def test_gradients(name, threads, arrays):
