@@ -135,7 +135,7 @@ def check_jacobian(
             precision, 6e-6 for float64 and 5e-3 for float32.
         rtol: relative tolerance of an entry; by default 1e-6 for float64 and 2e-2 for float32.
         atol: absolute tolerance; by default 0.1 rtol times the largest entry of the same column.  An allowance for the
-            rounding of the outputs is added to it.
+            rounding of the outputs is added to it where that is smaller than half the entry.
         most_entries: the largest number of entries of each parameter to check; a fixed seed makes the sample
             reproducible.  None checks all entries.
         raise_on_failure: raise ``CheckError`` if the check fails.

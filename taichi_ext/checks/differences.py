@@ -24,6 +24,8 @@ _WIDEST = 0.25  # the largest step, relative to the entry, to the others of the 
 _MOST_STUDIED = 8  # entries of a parameter that are tried with all steps and still do not agree
 _ROUNDING = 16.0  # how much larger a rounding error may be than those that were seen, or than an output's last place
 _NOISE = 1e-2  # of an output: larger errors are not rounding, but an output that varies within the step
+_ALLOWED = 0.5  # how much rounding agrees, relative to an entry of J or the largest difference in its column
+_WIDER, _MANY = 4, 1e4  # power of a step within which outputs change by at most so many last places, if by rounding
 _SAFETY = 4.0  # how much larger an error may be than its estimate
 
 
@@ -79,6 +81,8 @@ def verdict_of(
         precision: the relative rounding of a number.
         finer: how many of the steps are too small to decide.
     """
+    lost = sum(min(s.up, s.down) <= 0 for s in samples[:finer])  # steps that do not move the entry
+    samples, finer = samples[lost:], finer - lost
     with np.errstate(all="ignore"):
         up, down = (np.array([getattr(s, side) for s in samples])[:, None] for side in ("up", "down"))
         high, low = (np.stack([getattr(s, side) for s in samples]) for side in ("high", "low"))
@@ -99,8 +103,12 @@ def verdict_of(
             rounding = _ROUNDING * (seen + precision * size) / width[k]
             error = np.abs(R[k] - R[k + 1]) + rounding
             bound, distance = floor + rtol * np.maximum(np.abs(J), np.abs(R[k])), np.abs(J - R[k])
+            # what looks like rounding, larger than of outputs, may be a variation within all steps that J knows
+            is_unseen = seen > np.maximum(_SAFETY * precision * size, 0.1 * np.abs(change[k]))
+            is_unseen &= np.abs(J) * width[0] > 0.25 * seen
             is_right = (distance <= bound) & (error <= _SAFETY * bound) & (has_changed[k] | ~has_changed[-1])
-            is_wrong = (distance > bound + _SAFETY * error) & has_changed[k] & (seen <= _NOISE * size) & ~is_finer
+            is_wrong = (distance > bound + _SAFETY * error) & has_changed[k] & (seen <= _NOISE * size)
+            is_wrong &= ~(is_finer | is_unseen)
             # the slopes of the two sides differ at every step: J may be either, or between them
             is_kink = (bend[k] > _SAFETY * error) & (bend[k - 1] > 0.5 * bend[k]) & (distance <= 0.5 * bend[k] + bound)
             is_decided = is_open & (is_right | is_wrong)
@@ -191,8 +199,14 @@ class ComparedColumns:
             floor = 0.1 * rtol * (finite.max() if finite.size else 0.0) if atol is None else atol
             bound = floor + rtol * np.maximum(np.abs(J), np.abs(D))
             rank = np.where(np.isfinite(J), np.where(np.abs(J - D) <= bound, _AGREES, _UNDECIDED), _DISAGREES)
-            rounding = _ROUNDING * entry.precision * np.maximum(np.abs(first.high), np.abs(first.low)) / width
-            is_rounding = np.abs(J - D) <= bound + rounding
+            place = entry.precision * np.maximum(np.abs(first.high), np.abs(first.low))
+            rounding = _ROUNDING * place / width
+            is_clear = rounding <= _ALLOWED * np.fmax(np.abs(J), finite.max() if finite.size else 0.0)
+            if not is_clear[rank == _AGREES].all():  # an output may change by less than its last place
+                wide = entry.samples(_WIDER)[n]
+                change = np.abs(wide.high - wide.low)
+                rank[(rank == _AGREES) & ~is_clear & (change > 0) & (change <= _MANY * place)] = _UNDECIDED
+            is_rounding = (np.abs(J - D) <= bound + rounding) & is_clear
         doubtful = np.flatnonzero(rank == _UNDECIDED)
         if doubtful.size and self._studied >= _MOST_STUDIED:
             rank[doubtful] = _DISAGREES if self._counts[_DISAGREES] else _UNDECIDED
@@ -215,8 +229,6 @@ class ComparedColumns:
         found = Verdict(np.full(at.size, _UNDECIDED), J)
         for powers, finer in entry.powers():
             samples = [entry.samples(power)[n].of(at) for power in powers]
-            samples = samples[sum(min(s.up, s.down) <= 0 for s in samples[:finer]) :]
-            finer -= len(powers) - len(samples)
             found = verdict_of(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision, finer)
             if not found.rank.any():
                 break

@@ -224,3 +224,35 @@ def test_an_output_that_oscillates_within_the_steps_is_undecided(width, at):
         assert check_jacobian(kernel, q, y).verdict == "disagrees"
     finally:
         registry.clear()
+
+
+# functions of q whose right J differences cannot confirm: they vary within all steps, or by less than their last place
+UNTOLD = (
+    lambda q: 1e12 + ti.sin(q),
+    lambda q: 1e3 + ti.sin(2e11 * np.pi * q),
+    lambda q: 1e6 + ti.sin(2e13 * np.pi * q),
+    lambda q: 1e9 + ti.sin(2e11 * np.pi * q),
+)
+
+
+@pytest.mark.parametrize("n", range(len(UNTOLD)))
+@pytest.mark.parametrize("at", [0.7, 1700.0])
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+def test_where_differences_cannot_tell_the_word_is_undecided(n, at, factor):
+    q, y, z = scalars([at]), outputs(1), outputs(1)
+
+    @ti.kernel
+    def kernel():
+        y[0] = mark("value", UNTOLD[n](q[0]))
+        z[0] = 3e9 + 0.0 * q[0]  # a constant is one
+
+    @boundary_gradient("value")
+    def _(auto):
+        return factor * auto
+
+    try:
+        untold, constant = check_jacobian(kernel, q, [y, z]).blocks
+    finally:
+        registry.clear()
+    assert untold.failed + untold.undecided == 1 if factor == 0.0 else untold.failed == 0
+    assert (constant.failed, constant.undecided) == (0, 0)
