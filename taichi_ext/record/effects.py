@@ -36,7 +36,7 @@ WITHOUT_TANGENTS: frozenset[Any] = frozenset(
         *(ti.random, ti.randn),  # marked in Facts.has_random
         *(ti.activate, ti.is_active, ti.length, ti.rescale_index, ti.get_addr),  # of the layout
         *(ti.block_local, ti.cache_read_only, ti.mesh_local, ti.no_activate, ti.assume_in_range, backend.loop_unique),
-        *(ti.global_thread_idx, ti.mesh_patch_idx),
+        ti.mesh_patch_idx,
         *(ti.atomic_and, ti.atomic_or, ti.atomic_xor),  # of integers only
         *(ti.static_print, ti.static_assert),
         *(getattr(ti.Matrix, name) for name in ("zero", "one", "unit", "identity")),
@@ -157,6 +157,8 @@ def opaque(
     r: Recording, function: Any, args: Sequence[Any], keywords: Mapping[str, object], is_statement: bool
 ) -> object:
     """A function of Taichi that stays a call; the type of its result is found by a call on dummies."""
+    if function is ti.global_thread_idx:
+        raise UnsupportedError("The number of the thread differs from run to run; use a variable of the loop.")
     values, named = value_of(args), value_of(keywords)
     is_writing = function in (ti.append, ti.deactivate)
     is_known = is_writing or (isinstance(function, Hashable) and function in WITHOUT_TANGENTS)

@@ -327,3 +327,15 @@ def test_a_long_chain_of_calls_is_not_written_anew_for_each_of_them():
     assert_allclose(H(), np.diag(second), rtol=1e-13)
     assert J.source.count("ti.sin(") < 2 * 30
     assert H.source.count("ti.sin(") < 4 * 30
+
+
+def test_numbers_of_threads_have_an_error_that_says_so():
+    x, y = scalars([0.5, 0.7]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] * (1 + 0 * ti.global_thread_idx())
+
+    with pytest.raises(UnsupportedError, match="number of the thread differs from run to run"):
+        jacobian(k, x, y)
