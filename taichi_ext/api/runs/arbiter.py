@@ -138,7 +138,7 @@ class Arbiter:
             plain = PlainRun(trace, state, kernels, table, first.facts, is_last=is_last)
             with contextlib.suppress(PathChangedError), backend.follow(plain):
                 self._call.function(*args)
-                trace.end(_no_tangents)
+                trace.end(None)
             return trace.found
 
         try:
@@ -392,10 +392,6 @@ def _sizes(values: np.ndarray, is_dense: bool) -> np.ndarray:
 
 def _signs(count: int) -> np.ndarray:
     return np.random.default_rng(1).choice([-1.0, 1.0], count)
-
-
-def _no_tangents(view: object, direction: object) -> None:
-    return None
 
 
 def random_generators() -> list[tuple[Callable[[Any], object], Any]]:

@@ -27,7 +27,7 @@ _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
 STORED, CHANGED = "stored to a field or array", "that Python has changed"
 _NONE = np.zeros(0)
-Along = Callable[[View, np.ndarray], "np.ndarray | None"]
+Along = Callable[[View, np.ndarray], "np.ndarray | None"] | None  # None: nothing has tangents
 
 
 class TraceEvent(NamedTuple):
@@ -264,7 +264,7 @@ class Trace:
         if self._count():
             numbers, known = _numbers(array), self._known(view)
             changed = None if known is None else (numbers != known) & ~(np.isnan(numbers) & np.isnan(known))
-            moves = along(view, run.along)
+            moves = None if along is None else along(view, run.along)
             run.add(use, kernel, (changed, moves is not None))
             run.numbers.frombytes(_sums(numbers).tobytes())
             run.moves.frombytes(_sums(np.zeros(numbers.shape) if moves is None else moves).tobytes())
@@ -357,7 +357,7 @@ class PlainRun(backend.Follower):
                 save_changed(self._state, fused, self._table, tuple(values))
                 code, facts = next(self._facts, (None, fused.facts))
                 facts = facts if code is kernel.func.__code__ else fused.facts  # another path
-                self.trace.launch(kernel, values, facts, {}, _no_tangents)
+                self.trace.launch(kernel, values, facts, {}, None)
             with backend.suspend_following():
                 result = kernel(*args)
             if fused is not None:
@@ -396,7 +396,3 @@ def _without_numbers(features: Iterable[object]) -> tuple[object, ...]:
 
 class PathChangedError(BaseException):  # which code of users does not catch
     """A run launches kernels that the run before did not."""
-
-
-def _no_tangents(view: View, direction: np.ndarray) -> None:
-    return None
