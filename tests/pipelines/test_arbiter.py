@@ -92,8 +92,8 @@ def scene(ti64):
 
 
 IMPORTS = """
-import array, contextlib, csv, ctypes, decimal, functools, io, itertools, json, math, operator, pickle, queue
-import random, sqlite3, struct, threading, types
+import array, contextlib, csv, ctypes, dataclasses, decimal, fractions, functools, heapq, io, itertools, json, math
+import operator, pickle, queue, random, sqlite3, statistics, struct, threading, types
 from concurrent.futures import ThreadPoolExecutor
 from taichi_ext import stop_gradient
 """
@@ -178,6 +178,52 @@ logged:
 integers:
     # Whole numbers have no derivative, as in kernels.
     c.add(int(10 * c.y[0]) * 0.5 + round(c.y[1]) + (3.0 if c.y[0] > 1 else 4.0) + math.floor(c.y[2]))
+a_dataclass_of_fields_and_numbers:
+    Rates = dataclasses.make_dataclass("Rates", ["field", "rate"])
+    rates = dataclasses.replace(Rates(c.y, c.y[0]), rate=c.y[1])
+    c.add(math.prod(rates.field[i] for i in range(2)) * dataclasses.astuple(Rates(None, rates.rate))[1])
+a_generator_that_is_sent_numbers:
+    def sums():
+        total = 0.0
+        while True:
+            total += (yield total) ** 2
+    running = sums()
+    next(running)
+    c.add([running.send(c.y[i]) for i in range(3)][-1])
+a_context_and_an_error_that_carry_numbers:
+    with contextlib.ExitStack() as stack:
+        stack.callback(c.add, c.y[2] ** 2)
+        try:
+            raise ValueError(c.y[0] * 2)
+        except ValueError as error:
+            stack.callback(c.add, error.args[0])
+a_heap_and_an_order:
+    heap = [c.y[0], c.y[1], c.y[2]]
+    heapq.heapify(heap)
+    first = max(range(3), key=lambda i: c.y[i])
+    c.add(heapq.heappop(heap) + 2 * heapq.nlargest(2, heap)[1] * c.y[first])
+a_recursion_with_a_cache:
+    @functools.lru_cache
+    def level(n):
+        return c.y[0] if n < 2 else 0.5 * level(n - 1) + level(n - 2) * c.y[1]
+    c.add(level(6))
+steps_of_adaptive_length:
+    time, value = 0.0, c.y[0]
+    while time < 0.5:
+        step = min(0.1 / (1.0 + max(c.y[i] for i in range(3))), 0.5 - time)
+        value, time = value + step * (c.y[1] - value * value), time + step
+    c.add(value)
+a_line_search:
+    point, length = c.y[0], 1.0
+    for _ in range(3):
+        slope = 2 * (point - c.y[1])
+        while (point - length * slope - c.y[1]) ** 2 > (point - c.y[1]) ** 2 - 0.3 * length * slope**2:
+            length *= 0.5
+        point = point - 0.5 * length * slope
+    c.add(point)
+numpy_arrays_of_objects:
+    numbers = np.array([c.y[0], c.y[1], c.y[2]], dtype=object)
+    c.add((numbers * numbers).sum() + numbers.dot(np.arange(3.0)))
 said_to_be_constant:
     c.add(c.y[0] - stop_gradient(c.y[0]) + float(AT[0] ** 2))
 random_numbers_of_python:
@@ -234,6 +280,15 @@ printed:
     c.add(float(file.getvalue()))
 another_arithmetic:
     c.add(float(decimal.Decimal(c.y[0]) * 2))
+fractions_and_complex_numbers:
+    c.add(float(fractions.Fraction(c.y[0]) / 3) + abs(complex(c.y[1], c.y[2])))
+functions_of_statistics:
+    c.add(statistics.fmean([c.y[0], c.y[1]]) + statistics.pvariance([c.y[1], c.y[2]]))
+views_and_choices_of_numpy:
+    a = c.y.to_numpy()
+    a[1:] += a[:-1]
+    c.y.from_numpy(np.where(a > a.mean(), a, 2 * a))
+    c.add_field()
 a_thread_with_an_array:
     with ThreadPoolExecutor(1) as pool:
         c.add(pool.submit(lambda: float(c.y.to_numpy().sum())).result())
