@@ -19,6 +19,7 @@ from taichi_ext.analysis.changes import (
 from taichi_ext.analysis.cuts import Paths, find_paths, has_cuts
 from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
+from taichi_ext.analysis.loops import Extents
 from taichi_ext.analysis.stores import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest
@@ -242,12 +243,15 @@ def _machine(program: Program, seeds: DifferentiationRequest, *, is_checked: boo
     """The machine that the loops of a differentiated program are scheduled for; None where they stay as they are."""
     if not seeds.device.is_host or seeds.device.by_column or not seeds.columns:
         return None
+    return machine_of(program, seeds.extents, seeds.device.threads, is_checked=is_checked)
+
+
+def machine_of(program: Program, extents: Extents, threads: int, *, is_checked: bool) -> Machine:
+    """The CPU that the loops of a program are scheduled for."""
     fields = [c for c in program.containers if not c.is_argument]
-    shapes = {c: e.shape for c, e in seeds.extents.items() if c.is_argument}
+    shapes = {c: e.shape for c, e in extents.items() if c.is_argument}
     shapes |= {c: tuple(c.object.shape) for c in fields if backend.is_flat(c.object)}
-    return Machine(
-        seeds.device.threads, is_checked, shapes, seeds.extents, free_loops(program, seeds.extents), backend.is_fast()
-    )
+    return Machine(threads, is_checked, shapes, extents, free_loops(program, extents), backend.is_fast())
 
 
 def _facts(

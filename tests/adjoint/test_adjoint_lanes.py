@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import read, scalars, vectors, write
+from forced_lanes import force_lanes
 from numpy.testing import assert_allclose
 from taichi_program import share_program
 
@@ -71,6 +72,44 @@ def test_columns_of_a_matrix_are_in_lanes(tried):
     assert set(tried) == {"in lanes"}
     by_rows = jacobian(run, [a, b], y, mode="reverse")  # several cotangents in one way back
     assert_allclose(by_rows[1], jacobian(run, [a, b], y, mode="forward")[1], rtol=1e-12)
+
+
+def test_the_run_forward_is_in_lanes_too(monkeypatch):
+    """Products of matrices read rows of b in lanes, as in forward mode; a loop that reads what it stores keeps its order."""
+    decisions = force_lanes(monkeypatch)
+    a, b, y = field(16, INNER), field(INNER, 2 * N), field(16, 2 * N)
+
+    @ti.kernel
+    def product():
+        for i, j in y:
+            s = 0.0
+            for d in range(INNER):
+                s += a[i, d] * b[d, j]
+            y[i, j] += ti.sin(s)
+
+    @ti.kernel
+    def shift():
+        ti.loop_config(serialize=True)
+        for j in range(2 * N - 1):
+            for i in range(16):
+                y[i, j + 1] += 0.5 * y[i, j]
+
+    def run():
+        product()
+        shift()
+
+    before = read(y)
+    run()
+    after = read(y)
+    write(y, before)
+    expected = jacobian(run, [a, b], y, mode="forward")
+    write(y, before)
+    del decisions[:]
+    found = jacobian(run, [a, b], y, mode="reverse")
+    assert sum(made is not None for made in decisions) == 1
+    assert_allclose(read(y), after, rtol=1e-14)
+    for mine, other in zip(found, expected, strict=True):
+        assert_allclose(mine, other, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at
 from taichi_ext.runtime.reverse.boxes import Places
-from taichi_ext.schedule import Machine, from_below_zero, is_short_below_zero, without_atomics
+from taichi_ext.schedule import Machine, from_below_zero, is_short_below_zero, schedule, without_atomics
 from taichi_ext.simplify import simplify
 from taichi_ext.simplify.usage import all_values
 
@@ -257,7 +257,7 @@ class StagedKernel:
             if recorded and stage.recording is not None:
                 body = with_stores(stage.recording.original, stage.recording.recorded, recorded)
             if not active:
-                body = ir.mapped(body, lambda s: ir.with_nodes(s, self._folded))
+                body = self._scheduled(ir.mapped(body, lambda s: ir.with_nodes(s, self._folded)))
             is_other = stage.recording is not None and not recorded  # another one is likely to be launched
             is_lazy = is_other or (self.columns > 0 and not active)
             made = self._compiled(f"{self.program.name}_{n}", body, [*recorded], active, is_lazy=is_lazy)
@@ -265,6 +265,14 @@ class StagedKernel:
             made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
             self._forward[name] = made
         return self._forward[name]
+
+    def _scheduled(self, body: ir.Body) -> ir.Body:
+        """A stage whose loop runs as it does in forward mode: in lanes, or row by row."""
+        if not backend.is_host_arch() or any(isinstance(s, ir.For) and s.is_together for s in ir.statements(body)):
+            return body
+        program, threads = replace(self.program, body=body), backend.thread_count() or 1
+        machine = engine.machine_of(program, self.extents, threads, is_checked=backend.is_debug())
+        return schedule(program, program, {}, machine).program.body
 
     def _folded(self, value: Value) -> Value:
         """Where Python has folded numbers, their value is that of the plain kernel."""
