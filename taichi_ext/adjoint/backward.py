@@ -84,7 +84,7 @@ def _stored(block: Block, r: StoreRecord) -> None:
         return
     condition: Value | None = None
     if isinstance(r.target, Load):
-        found, condition = block.entries(r.target)
+        found, condition = block.entries(r.target, is_read=True)
         entries: list[ir.Target] = [*found]
     else:
         entries = [Read(array, r.target.index) for array in block.sweep.local_arrays[r.target.local]]

@@ -29,6 +29,7 @@ from taichi_ext.program.build import (
     multiply,
     operation,
     select,
+    written_out,
 )
 
 _FROZEN = ("weight", "temporary", "partial")
@@ -249,33 +250,32 @@ class Block:
             if _choice(w) is not None:  # where it is left out, the partial may be infinite
                 assert isinstance(w, Op)
                 return select(w.args[0], *(0 if is_number(x, 0) else product(x) for x in w.args[1:]))
-            if self.sweep.is_again and isinstance(w, Value) and isinstance(partial, Value) and is_singular:
-                return operation(GUARDED_BOTH if is_guarded else GUARDED, w, partial)
-            total = multiply(w, partial)
-            zeros = [*([w] if is_singular else ()), *([partial] if is_guarded else ())]
-            for factor in zeros:
-                if isinstance(total, Value) and isinstance(factor, Value):
-                    total = select(operation("eq", factor, 0.0), 0, total)
-            return total
+            if is_singular and isinstance(w, Value) and isinstance(partial, Value):
+                found = operation(GUARDED_BOTH if is_guarded else GUARDED, w, partial)
+                return found if self.sweep.is_again else written_out(found)
+            return multiply(w, partial)
 
         return [product(w) for w in ws]
 
-    def entries(self, load: Load) -> tuple[list[Load], Value | None]:
+    def entries(self, load: Load, *, is_read: bool = False) -> tuple[list[Load], Value | None]:
         """The adjoints of an entry, and whether its indices are in range; None if they always are.
 
-        Out of range there are none. Then others stand for them, which get back what they hold.
+        ``is_read``: where they are not, others stand for them.
         """
         array = self.sweep.arrays[load.container]
-        load, clamped, others = self._clamped(load)
+        indices = [*load.indices, *load.component]
+        checks = [
+            operation(name, whole(indices[check.axis]), end)
+            for check in load.checks
+            for name, end in (("ge", check.first), ("lt", check.end))
+            if end is not None
+        ]
+        condition = self._inside(reduce(_and, checks)) if checks else None
         number = array.number(load)
         form = linear_form(number, self._atom)
         first: Coefficient = multiply(number if form is None else value_of(form), array.width)
-        condition: Value | None = None
-        if others:
-            condition = self._inside(reduce(_and, others))
+        if condition is not None and is_read:
             first = select(condition, first, 0)
-        if clamped:
-            condition = reduce(_and, (*clamped, *(() if condition is None else (condition,))))
         return self._neighbours(array.container, first), condition
 
     def _atom(self, value: Value) -> Affine | None:
@@ -295,29 +295,6 @@ class Block:
         if number not in self.insides:
             self.insides[number] = self.declare("inside", ir.U1, condition, "inside")
         return self.insides[number]
-
-    def _clamped(self, load: Load) -> tuple[Load, list[Value], list[Value]]:
-        """An entry whose constant indices are in range, and the conditions that these and the others are.
-
-        A choice by an index that varies would keep neighbouring entries from being read together.
-        """
-        indices: list[int | Value] = [*load.indices, *load.component]
-        clamped: list[Value] = []
-        others: list[Value] = []
-        for check in load.checks:
-            index = whole(indices[check.axis])
-            is_constant = all(local.kind == "parameter" for local in index.contents.locals)
-            found = clamped if is_constant and not index.contents.containers else others
-            for name, end, side in (("ge", check.first, "max"), ("lt", check.end, "min")):
-                if end is not None:
-                    found.append(operation(name, index, end))
-                    last = end - 1 if name == "lt" else end
-                    indices[check.axis] = (
-                        operation(side, whole(indices[check.axis]), last) if found is clamped else index
-                    )
-        count = len(load.indices)
-        made = Load(load.container, tuple(map(whole, indices[:count])), tuple(indices[count:]))
-        return made, clamped, others
 
     def _neighbours(self, array: ir.Container, first: Coefficient) -> list[Load]:
         if self.sweep.width > 1:

@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 import taichi_ext.program as ir
+from taichi_ext.adjoint.normal import running_number
 from taichi_ext.adjoint.tapes import converted
 from taichi_ext.analysis.draws import is_draw
 from taichi_ext.analysis.loops import trips
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Container, Local, Read, Value
-from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation, subtract
+from taichi_ext.program.build import add, cast, element, literal, multiply, operation
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -101,7 +102,4 @@ def number_of(loop: ir.For, bounds: Bounds) -> Value:
     variables: list[Value] = [
         Read(v, (n,) if v.shape else ()) for v in loop.variables for n in range(math.prod(v.shape))
     ]
-    found: Coefficient = 0
-    for v, (first, end) in zip(variables, bounds, strict=True):
-        found = add(multiply(found, end - first), subtract(v, first))
-    return found if isinstance(found, Value) else literal(found, I32)
+    return running_number(variables, [end - first for first, end in bounds], [first for first, _ in bounds])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from itertools import zip_longest
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.costly import is_costly
@@ -35,6 +36,14 @@ def whole(x: Coefficient) -> Value:
 def unwrapped(index: Coefficient) -> Coefficient:
     """An index whose multiples do not wrap: the number of an entry may lie beyond the type of its indices."""
     return cast(index, I32) if isinstance(index, Value) and index.dtype not in (I32, I64) else index
+
+
+def running_number(indices: Iterable[Coefficient], sizes: Iterable[int], firsts: Iterable[int] = ()) -> Value:
+    """The number of an entry in memory; ``firsts`` are the first indices along axes that do not begin at 0."""
+    found: Coefficient = 0
+    for i, size, first in zip_longest(indices, sizes, firsts, fillvalue=0):
+        found = add(multiply(found, size), subtract(unwrapped(i), first))
+    return whole(found)
 
 
 def normal(body: ir.Body) -> ir.Body:

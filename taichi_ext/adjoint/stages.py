@@ -14,7 +14,7 @@ from itertools import product
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.draws import recorded_draws
-from taichi_ext.adjoint.normal import normal, unwrapped, whole
+from taichi_ext.adjoint.normal import normal, running_number, whole
 from taichi_ext.adjoint.order import Order
 from taichi_ext.adjoint.own_entries import with_own_entries
 from taichi_ext.adjoint.recorded import with_recorded
@@ -26,7 +26,7 @@ from taichi_ext.analysis.loops import Extents, is_serialized, leaves, loop_reach
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Use
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import I32, U1, Container, Load, Local, Read, Value
-from taichi_ext.program.build import Coefficient, add, cast, literal, multiply
+from taichi_ext.program.build import Coefficient, add, cast, literal
 from taichi_ext.schedule.loops import with_iterations_together
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify import simplify
@@ -265,10 +265,7 @@ class _Crossing:
 
     def _entry(self, v: Read) -> Load:
         array, start = self.places[v.local]
-        number: Coefficient = 0
-        for i, size in zip(v.index, v.local.shape, strict=True):
-            number = add(multiply(number, size), unwrapped(i))
-        return _entry(array, add(number, start))
+        return _entry(array, add(running_number(v.index, v.local.shape), start))
 
     def _stores(self, local: Local) -> list[ir.Statement]:
         """Stores of all numbers of a local to its entries."""

@@ -1,6 +1,7 @@
 """Products with Hessians: beside H itself, and beside differences of gradients."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_entries_whose_indices_may_be_out_of_range(monkeypatch):
     assert_allclose(found, (gradient(X + 1e-6 * V) - gradient(X - 1e-6 * V)) / 2e-6, rtol=1e-7)
     write(grid, 0.0)
     assert_allclose(value_and_gradient(run, x, energy)[1], gradient(X), rtol=1e-12)
-    assert any("if inside" in text for text in texts)
+    assert any(re.search(r"if .*base < 4\)?:", text) for text in texts)
     assert not any("== 0.0, 0.0, ti.select" in text for text in texts)
 
 
