@@ -174,7 +174,8 @@ def add(a: Coefficient, b: Coefficient) -> Coefficient:
         return a + b
     condition = _condition(a)
     if condition is not None and is_same(condition, _condition(b)):
-        return select(condition, add(_picked(a), _picked(b)), 0)
+        total = add(_picked(a), _picked(b))
+        return 0 if is_number(total, 0) else select(condition, total, 0)
     if isinstance(b, ir.Op) and b.name == "neg":
         return operation("sub", a, b.args[0])
     if isinstance(a, ir.Op) and a.name == "neg":

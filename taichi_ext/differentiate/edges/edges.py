@@ -420,7 +420,7 @@ def _replace(ctx: RuleContext, s: ir.Boundary) -> None:
         return
     for result, value, source in zip(s.results, s.numbers, _weighted(s), strict=True):
         kept = ctx.walk.expressions.keep(source) if ctx.walk.facts.seeds.use.is_lowered else source
-        ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source), [(kept, 1)])
+        ctx.declare(s, result, ctx.primal(value), ctx.linearizer.unsettled(source), [(kept, 1)])
 
 
 def _weighted(s: ir.Boundary) -> list[ir.Value]:

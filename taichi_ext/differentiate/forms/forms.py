@@ -69,6 +69,13 @@ class Carried:
     local: Local
 
 
+@dataclass(frozen=True)
+class Pivot:
+    """The tangent of a local that does not change, as a leaf of other forms until they are stored."""
+
+    local: Local
+
+
 class RowReader(Protocol):
     """A holder of rows of tangents, with a number that each change of them increases."""
 
@@ -114,7 +121,7 @@ class Guarded:
 
 Weight = Coefficient | Guarded
 Unnumbered = LocalSeed | Carried
-Leaf = Seed | Unnumbered | Row
+Leaf = Seed | Unnumbered | Row | Pivot
 Form = dict[Leaf, Weight]
 
 
@@ -138,7 +145,7 @@ def unnumbered(form: Form) -> dict[Unnumbered, Weight]:
 
 def numbered(form: Form) -> Form:
     """The part of a form that can be stored in rows: without seeds that have no column."""
-    return {leaf: c for leaf, c in form.items() if isinstance(leaf, (Seed, Row))}
+    return {leaf: c for leaf, c in form.items() if not isinstance(leaf, (LocalSeed, Carried))}
 
 
 def times(a: Weight, b: Weight) -> Weight:

@@ -80,6 +80,7 @@ class StoragePlan:
     Attributes:
         storages: facts about the tangents that reach locals that change.
         accumulated: locals whose tangent is accumulated at their declaration, and why.
+        settled: locals that keep a form over columns, although they could be pivots, and why.
         own_rows: locals that do not change but have a row, and why.
         indexed: vectors that do not change and are indexed at run time, and where.
         serial: parallel loops that keep the order of their iterations, and why.
@@ -93,6 +94,7 @@ class StoragePlan:
 
     storages: dict[StorageKey, StorageFacts] = field(default_factory=dict)
     accumulated: dict[Local, str] = field(default_factory=dict)
+    settled: dict[Local, str] = field(default_factory=dict)
     own_rows: dict[Local, str] = field(default_factory=dict)
     indexed: dict[Local, str] = field(default_factory=dict)
     serial: dict[Statement, str] = field(default_factory=dict)

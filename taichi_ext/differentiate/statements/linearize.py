@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.analysis.stores import StoreSite, is_scattered
 from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms import forms as linear
-from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
+from taichi_ext.differentiate.rules.table import partials_of_operation, rule_of
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts, Written
 from taichi_ext.differentiate.storage.storages import Deferred, LocalForms
@@ -214,7 +214,20 @@ class Linearizer:
     # --- forms
 
     def form(self, node: ir.Value) -> linear.Form:
-        """The tangent of a value; its coefficients are not yet evaluated."""
+        """The tangent of a value, over columns; its coefficients are not yet evaluated."""
+        return self._locals.settled(self.unsettled(node))
+
+    def stored(self, values: list[ir.Value]) -> list[linear.Form]:
+        """The tangents of values that are stored together, some under a condition."""
+        picks = [(v, v.args[1]) if _is_zero_otherwise(v) else (None, v) for v in values]
+        forms = self._locals.stored([self.unsettled(value) for _, value in picks])
+        return [
+            form if node is None or not form else self._choice(node, [self._kept(form), {}])
+            for (node, _), form in zip(picks, forms, strict=True)
+        ]
+
+    def unsettled(self, node: ir.Value) -> linear.Form:
+        """The tangent of a value, with pivots; its coefficients are not yet evaluated."""
         if not self._walk.facts.is_active(node):
             return {}
         if self._rule(node).kind == "smooth":
@@ -346,7 +359,8 @@ class Linearizer:
         if rule.kind == "unknown" or not isinstance(node, ir.Op):
             raise_unknown(node.name if isinstance(node, ir.Op) else type(node).__name__, node.place)
         if rule.kind == "choice":
-            return self._choice(node, rule)
+            args = node.args[1:] if node.name == "select" else node.args
+            return self._choice(node, list(map(self._settled, args)))
         if rule.kind == "guarded":
             return self._guarded(node)
         form: linear.Form = {}
@@ -374,12 +388,14 @@ class Linearizer:
         return form
 
     def _settled(self, node: ir.Value) -> linear.Form:
-        from_node = self.form(node)
-        return {leaf: linear.kept(self._walk.builder, c) for leaf, c in from_node.items()}
+        return self._kept(self.form(node))
 
-    def _choice(self, node: ir.Op, rule: Rule) -> linear.Form:
-        args = node.args[1:] if node.name == "select" else node.args
-        forms = [self._settled(a) for a in args]
+    def _kept(self, form: linear.Form) -> linear.Form:
+        return {leaf: linear.kept(self._walk.builder, c) for leaf, c in form.items()}
+
+    def _choice(self, node: ir.Op, forms: list[linear.Form]) -> linear.Form:
+        """The tangent of a choice, of those of its arguments."""
+        rule, args = self._rule(node), node.args
         if node.name == "select":
             picks: tuple[ir.Value | None, ...] = (self._walk.expressions.keep(node.args[0]), None)
             for seed in (seed for form in forms for seed in linear.columns_of(form)):
@@ -390,6 +406,15 @@ class Linearizer:
             values.append(self._walk.expressions.keep(node))
             picks = tuple(p if p is None else self._walk.builder.keep(p, "is_first") for p in rule.picks(*values))
         return linear.chosen(picks, forms, node.dtype, is_again=self.is_again)
+
+
+def _is_zero_otherwise(value: ir.Value) -> TypeGuard[ir.Op]:
+    """Whether a value is ``select(condition, x, 0)``."""
+    match value:
+        case ir.Op(name="select", args=(_, _, ir.Const(value=0))):
+            return True
+        case _:
+            return False
 
 
 def raise_unknown(name: str, place: ir.Place | None) -> NoReturn:
@@ -429,7 +454,7 @@ class ContainerStores:
         targets = self._targets(group)
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         parts = [self._unguarded(v, tangents, target) for v, target in zip(raw, targets, strict=True)]
-        forms = list(map(self.linearizer.form, parts))
+        forms = self.linearizer.stored(parts)
         forms = [linear.materialize(builder, linear.columns_only(f, walk.facts.is_column)) for f in forms]
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]

@@ -83,7 +83,7 @@ class LocalTangents:
 
     def declare_kept(self, s: Declare, value: Value) -> None:
         """Declare a local whose tangent is that of a value."""
-        form = self.linearizer.form(value)
+        form = self.linearizer.unsettled(value)
         if s.local not in self.walk.facts.changed and self._is_better_row(form):
             self.walk.plan.own_rows.setdefault(s.local, "it is made of several locals with all columns")
         form = materialize(self.walk.builder, form)

@@ -19,6 +19,7 @@ from taichi_ext.differentiate.plan.row_terms import FILLED, RowDecision
 from taichi_ext.differentiate.plan.storage_plan import StorageKey
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
+from taichi_ext.differentiate.storage.pivots import is_worth_pivot, pivots_of, without_pivots
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.program import I32, Container, Local, Read, Update, Value, declared, statements
 from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
@@ -249,6 +250,7 @@ class LocalForms:
         deferred: locals whose tangent is deferred to their use.
         forms: the tangents of the entries of other locals that do not change.
         inputs: numbers from before a loop, while that adds up their factors.
+        pivots: the forms of locals that are leaves of other forms.
         roots: for each ``sqrt_edge``, the level, the block in which it is visible, and its motion in a divided pixel.
     """
 
@@ -259,6 +261,9 @@ class LocalForms:
         self.deferred: dict[Local, Deferred] = {}
         self.forms: dict[Local, list[linear.Form]] = {}
         self.inputs: set[Local] = set()
+        self.pivots: dict[linear.Pivot, linear.Form] = {}
+        self._loops: dict[linear.Pivot, tuple[Loop, ...]] = {}  # around the declaration of each
+        self._stored: set[linear.Pivot] = set()
         self.roots: dict[linear.LocalSeed, tuple[Value, linear.Scope, Any]] = {}
 
     def form(self, value: Read) -> linear.Form:
@@ -319,8 +324,44 @@ class LocalForms:
 
     def keep(self, local: Local, forms: list[linear.Form]) -> None:
         """Keep the tangents of the entries of a local that is declared here."""
-        forms, plan = self.with_own(local, forms), self._walk.plan
+        forms = self.with_own(local, forms)
+        plan = self._walk.plan
         if local in self._walk.facts.changed or local in plan.indexed or local in plan.own_rows:
+            forms = [linear.materialize(self._walk.builder, self.settled(form)) for form in forms]
             self._storages.begin(local).write(forms, list(range(len(forms))))
+        elif self._is_pivot(local) and is_worth_pivot(forms[0]):
+            pivot = linear.Pivot(local)
+            self.forms[local], self.pivots[pivot], self._loops[pivot] = [{pivot: 1}], forms[0], self._walk.cursor.loops
         else:
             self.forms[local] = forms
+
+    def _is_pivot(self, local: Local) -> bool:
+        sparse = self._walk.facts.seeds.sparse
+        is_hessian = sparse is not None and bool(sparse.starts)
+        return is_hessian and not local.shape and local not in self._walk.plan.settled
+
+    def settled(self, form: linear.Form) -> linear.Form:
+        """A form over columns, of a value whose tangent is needed at once: no pivots from the next pass on."""
+        found = pivots_of([form], self.pivots)
+        return self._without(found, [form], "its tangent is needed before it is stored", found)[0]
+
+    def stored(self, forms: list[linear.Form]) -> list[linear.Form]:
+        """The forms over columns of what is stored together."""
+        found, loops = pivots_of(forms, self.pivots), self._walk.cursor.loops
+        again = [pivot for pivot in found if pivot in self._stored or self._loops[pivot] != loops]
+        self._stored.update(found)
+        return self._without(found, forms, "it is stored more than once", again)
+
+    def _without(
+        self,
+        found: dict[linear.Pivot, linear.Form],
+        forms: list[linear.Form],
+        why: str,
+        settled: Collection[linear.Pivot],
+    ) -> list[linear.Form]:
+        """The forms over columns; if another pass has fewer pivots, with any coefficients."""
+        self._walk.plan.settled.update((pivot.local, why) for pivot in settled)
+        if not settled:
+            return without_pivots(self._walk.builder, found, forms) if found else forms
+        leaves = {leaf: c for form in found.values() for leaf, c in form.items()}
+        return [{x: c for x, c in (leaves | form).items() if not isinstance(x, linear.Pivot)} for form in forms]

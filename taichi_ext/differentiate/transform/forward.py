@@ -210,7 +210,7 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
     accesses: tuple[UncertainAccess, ...] = ()
     if activity.containers or activity.locals:
         program, accesses = with_checks(program, seeds.extents, activity)
-    if seeds.sparse is not None:
+    if seeds.sparse is not None or seeds.use.sums is not None:
         program = replace(program, body=_NamedIndices(program, activity).block(program.body))
     return Facts.of(program, seeds, activity, own), accesses
 

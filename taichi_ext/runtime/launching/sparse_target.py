@@ -133,9 +133,8 @@ class SparseEntries(DenseRows):
         if self._projection is not None and not all(site.is_symmetric for site in fused.sites):
             raise UnsupportedError(
                 f"project={self._projection!r} needs the block of each element, and which params a term reads is not "
-                "known where it is added to the energy: a local of it is set in a branch or loop, or an index is "
-                "computed, as in x[(i + 1) % n]. Add the term in the branch or loop itself, give the index a name "
-                "(j = (i + 1) % n), or leave out project=."
+                "known where it is added to the energy: a local of it is set in a branch or loop. Add the term in the "
+                "branch or loop itself, or leave out project=."
             )
         if not is_direct:
             self._check_left_out(fused, outer, tangents)
