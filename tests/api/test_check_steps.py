@@ -235,6 +235,7 @@ UNTOLD = (
 )
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("n", range(len(UNTOLD)))
 @pytest.mark.parametrize("at", [0.7, 1700.0])
 @pytest.mark.parametrize("factor", [1.0, 0.0])

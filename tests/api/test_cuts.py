@@ -191,6 +191,7 @@ def test_explain_and_the_check_name_the_cut():
         assert check_jacobian(k, [a, b], y)
 
 
+@pytest.mark.mostly_sweep(every=4)
 @pytest.mark.parametrize(
     ("name", "word"),
     [
