@@ -175,6 +175,8 @@ def put_arcs(shade: ti.template(), count, is_star, meeting, x, y, size, rounding
                     across = way.norm_sqr() / way.dot(slope)
                     table[r, WEIGHT] = 0.5 * size * abs(across)
                     table[r, BESIDE] = -0.6 * level / size * across
+                if out.dot(slope) * (out[0] * table[r, NX] + out[1] * table[r, NY]) < 0:
+                    table[r, WEIGHT] *= -1.0  # the level of a jump may have the other sign there than at the border
     return is_there
 
 

@@ -63,6 +63,7 @@ _ON_WAY = 0.6  # from the centre to the corner: where ramps through the centre a
 _LEAST = 0.1  # of a pixel: squares are divided down to it where outcomes change, though no value jumps
 _FLAT = 1e-4  # as CURVED, with a hidden edge, such as that at which the number of steps of a march changes
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values beside an edge are not linear
+_BESIDE = 2  # places in a square that seems to have no edge, where fine patterns do not look as at its centre
 _MUCH, _SHARE, _MOST_BENT = 2.0, 0.2, 8  # unresolved: length of edges, in pixels and of all; squares with bent values
 
 
@@ -72,7 +73,7 @@ def pixel(shade: object, *args: object, at: object, antialias: bool = False) -> 
 
     Edges are where a condition in ``shade`` changes: ``if``, ``select``, comparisons, conversions to integers,
     rounding, remainders; also in loops, in functions that it calls, and on values that it reads from fields.  A pixel
-    near which no condition changes costs six calls of ``shade``, others eight more and about twelve for each place
+    near which no condition changes costs eight calls of ``shade``, others eight more and about twelve for each place
     where an edge crosses a side.  Pixels whose edges are not smooth arcs are divided into squares, each with its sides;
     a ``DerivativeWarning`` says where the smallest ones, of 1/32, do not do.
 
@@ -147,10 +148,10 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
         else:
             bent += ti.select(kind == STEEP, 1, 0)
             for r in range(count):
-                length = table[r, WEIGHT] * table[r, SLOPE_NORM]
+                length = abs(table[r, WEIGHT]) * table[r, SLOPE_NORM]
                 edges += length
                 rough += ti.select(kind == DIVIDED, length, 0.0)
-                if table[r, WEIGHT] > 0:
+                if table[r, WEIGHT] != 0:
                     level = probe(shade, table[r, PX], table[r, PY], int(table[r, WHICH]), "level")[LEVEL]
                     moved = table[r, WEIGHT] * (level - stop_gradient(level))
                     for e in ti.static(range(zeros.n)):
@@ -234,7 +235,13 @@ def find_edges(
             values[c, e] = stop_gradient(corner[VALUE][e])
         is_mixed |= seen[c] != centre[SEEN]
         is_known |= seen[c] == centre[SEEN]
-    if is_mixed | (near != 0):
+    is_near = near != 0
+    for n in range(_BESIDE if centre[COUNT] > 0 else 0):
+        if not is_mixed and not is_near:
+            at = size * ti.select(n == 0, ti.Vector([0.29, -0.17]), ti.Vector([-0.13, 0.37]))
+            beside = probe(shade, x + at[0], y + at[1], ALL, "near", dx=at[0], dy=at[1], reach=0.5 * size)
+            is_near = beside[FOUND] != 0 or beside[SEEN] != centre[SEEN]
+    if is_mixed | is_near:
         kind = DIVIDED
         changes = 0
         inner = ti.Vector([0] * MOST)

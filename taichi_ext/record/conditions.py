@@ -24,12 +24,12 @@ HASH_START = 0x12345678  # not 0: a condition that does not hold would not chang
 class Probe:
     """The locals of one call that record its conditions, which are numbered from 1.
 
-    The hash takes the conditions up to number ``which``, whose level is ``level``.  With a ``reach``, ``found`` has the
+    The hash takes the conditions up to number ``which``, whose level is ``level``. With a ``reach``, ``found`` has the
     bits of the numbers of conditions that may change in the square of twice this side around the position ``at``, by
-    their levels and slopes there.  With ``along``, a direction, ``near`` is the distance of the next edge ahead, whose
-    number is ``found`` and whose slope ``slope``, and ``behind`` that of the next one the other way.  ``bits`` has the
-    outcomes of conditions, odd or even, at their numbers.  A local that is not needed is None.  ``has_kinks``: whether
-    places count where ``max``, ``min`` and ``abs`` change.
+    their levels and slopes there, where ``at`` is at ``along`` in it. Else ``along`` is a direction, ``near`` the
+    distance of the next edge ahead, whose number is ``found`` and whose slope ``slope``, and ``behind`` that of the
+    next one the other way. ``bits`` has the outcomes of conditions, odd or even, at their numbers. A local that is not
+    needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change.
     """
 
     count: ir.Local
@@ -171,7 +171,10 @@ class Probe:
         assert self.found is not None
         if self.reach is not None:
             total = _real("add", *(_real("abs", ir.Read(s)) for s in slopes))
-            is_near = _is_less(_real("abs", ir.Read(kept)), _real("mul", _as(self.reach, total.dtype), total))
+            assert self.along is not None
+            away = (_real("mul", ir.Read(s), d) for s, d in zip(slopes, ir.entries(self.along), strict=True))
+            centre = _real("sub", ir.Read(kept), _real("add", *away))
+            is_near = _is_less(_real("abs", centre), _real("mul", _as(self.reach, total.dtype), total))
             noted = ir.Update(ir.Read(self.found), "bit_or", self._at_number(ir.Const(1, ir.I32)), place=place)
             return (*start, ir.If(is_near, (noted,), place=place))
         near = self.near
@@ -182,7 +185,7 @@ class Probe:
         parts = (_real("mul", ir.Read(s), d) for s, d in zip(slopes, ir.entries(self.along), strict=True))
         levels: list[ir.Value] = [ir.Read(kept)]
         if period is not None:  # of the changes on both sides one is ahead
-            step = _real("abs", period)
+            step = _real("abs", _as(period, level.dtype))
             levels.append(_real("sub", levels[0], _chosen(_is_positive(levels[0]), step, _real("neg", step))))
         body: list[ir.Statement] = [*start, ir.Declare(fall, (_real("neg", _real("add", *parts)),), place=place)]
         for own in levels:

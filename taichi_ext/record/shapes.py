@@ -340,7 +340,7 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
     slope: Any = typed_tensor(list(slopes), (2,))
     if mode != "value":
         is_ahead = mode == "ahead"
-        along = ir.Tensor(tuple(frozen(r, given[name], "along") for name in ("dx", "dy")), (2,)) if is_ahead else None
+        along = ir.Tensor(tuple(frozen(r, given[name], "along") for name in ("dx", "dy")), (2,))
         probe = Probe(
             count.local,
             seen.local,

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, vector_outputs
+from differences import outputs, read, scalars, vector_outputs, write
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
@@ -786,3 +786,57 @@ def test_patterns_that_are_too_fine_give_a_warning(by):
                 k.grad()
             else:
                 vjp(k, p, image, np.ones((4, 3)))
+
+
+def differences(k, p, image, step):
+    """The derivatives of the values, which are right where edges are straight."""
+    given, found = read(p), []
+    for n in range(len(given)):
+        ends = []
+        for sign in (1, -1):
+            write(p, given + sign * step * (np.arange(len(given)) == n))
+            k()
+            ends.append(read(image))
+        found.append((ends[0] - ends[1]) / (2 * step))
+    write(p, given)
+    return np.stack(found, axis=-1)
+
+
+def test_a_level_that_changes_its_sign_along_an_edge():
+    """Cells of hexagons, by rounded coordinates: levels beside a cell are differences of distances, with saddles."""
+    p, image = scalars([0.4, 0.3, 2.9, 0.2]), outputs(6, 8)
+
+    @ti.func
+    def cells(x, y):
+        u, v = x - p[0], y - p[1]
+        r = (v * ti.cos(p[3]) - u * ti.sin(p[3])) / p[2]
+        a, b = (u * ti.cos(p[3]) + v * ti.sin(p[3])) / p[2] / ti.sqrt(3.0) - r / 3, r * 2 / 3
+        c = -a - b
+        i, j, k = ti.round(a), ti.round(b), ti.round(c)
+        di, dj, dk = abs(i - a), abs(j - b), abs(k - c)
+        if di > dj and di > dk:
+            i = -j - k
+        elif dj > dk:
+            j = -i - k
+        return 0.3 * ((i - j) % 3)
+
+    k = drawing(cells, image, True)
+    expected = differences(k, p, image, 1e-5)
+    assert np.abs(expected).max() > 1
+    assert_allclose(jacobian(k, p, image), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_stripes_narrower_than_a_pixel():
+    """Also where the centre and the corners of a pixel lie in stripes of one colour."""
+    p, image = scalars([0.5, 0.83, 0.7]), outputs(12, 9)
+
+    @ti.func
+    def stripes(x, y):
+        return ti.select(ti.sin(2 * np.pi * ((x * ti.cos(p[0]) + y * ti.sin(p[0])) / p[1] + p[2])) > 0, 1.0, 0.0)
+
+    k = drawing(stripes, image, True)
+    expected = differences(k, p, image, 1e-5)
+    assert_allclose(jacobian(k, p, image), expected, atol=0.03 * np.abs(expected).max())
+    x, y = (np.arange(n * 200) / 200 - 0.4975 for n in image.shape)
+    seen = np.sin(2 * np.pi * (np.add.outer(x * np.cos(0.5), y * np.sin(0.5)) / 0.83 + 0.7)) > 0
+    assert_allclose(read(image), seen.reshape(12, 200, 9, 200).mean((1, 3)), atol=2e-3)
