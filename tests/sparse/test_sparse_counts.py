@@ -204,7 +204,7 @@ def test_too_many_entries_are_known_after_the_first_launch(lists, monkeypatch):
                 y[i] += w[k]
 
     count[0] = 50
-    monkeypatch.setattr("taichi_ext.runtime.sparse.streams.available_memory", lambda: 10_000)
+    monkeypatch.setattr("taichi_ext.runtime.memory.shadows.available_memory", lambda: 10_000)
     with pytest.raises(InvalidArgumentError, match="adds up 451 entries, which takes"):
         jacobian(run, w, y, format="csr")
     assert not read(y).any()
