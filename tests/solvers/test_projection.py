@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, vectors, write
+from differences import integers, outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, value_gradient_and_hessian
@@ -200,3 +200,26 @@ def test_computed_indices():
     for kernel in (computed, named):
         H = hessian(kernel, x, energy, format="csr", project="clamp").toarray()
         assert_allclose(H, np.kron(ring, np.eye(2)), rtol=1e-14, atol=1e-14)
+
+
+def test_vertices_that_an_element_names_twice():
+    """The block of x[j]^3 - 2 x[i] x[j] is that of i and j, by whatever names; with three, it was another one."""
+    values, ends = np.array([0.3, 0.9, 1.4]), np.array([[0, 1], [1, 2], [2, 2]])
+    x, energy, edges = scalars(values), scalars(0.0), integers(np.c_[ends, ends[:, 1]])
+
+    @ti.kernel
+    def named_twice():
+        for e in range(3):
+            j, k = edges[e, 1], edges[e, 2]
+            energy[None] += x[j] * x[j] * x[k] - 2 * x[edges[e, 0]] * x[k]
+
+    for way in ("clamp", "abs"):
+        expected = np.zeros((3, 3))
+        for i, j in ends:
+            block = np.zeros((3, 3))
+            block[j, j] = 6 * values[j]
+            block[i, j] -= 2
+            block[j, i] -= 2
+            expected += projected(block, way)
+        H = hessian(named_twice, x, energy, format="csr", project=way).toarray()
+        assert_allclose(H, expected, rtol=1e-13, atol=1e-13)

@@ -67,8 +67,8 @@ def project(streams: Streams, way: str) -> int:
 def _project_site(streams: Streams, site: Site, way: str) -> int:
     assert site.parts is not None
     numbers = {part: n for n, part in enumerate(sorted(set(site.parts.values())))}
-    is_filled = streams.is_filled(site)
-    size, count = len(numbers), len(is_filled)
+    slots = streams.slots(site)
+    size, count = len(numbers), slots.count
     memory, places = [], []
     for group in site.groups:
         memory.append(streams.entries_of(site, group).reshape(count, len(group.entries)))
@@ -83,16 +83,26 @@ def _project_site(streams: Streams, site: Site, way: str) -> int:
     blocks = blocks.reshape(count, size, size)
     marks = np.zeros(count, np.int32)
     if count and size:
-        blocks[~is_filled] = np.eye(size)
+        blocks[~slots.is_filled] = np.eye(size)
         with backend.suspend_following():
             _marking(backend.RUNTIME.module)(blocks, np.empty_like(blocks), marks, ROUNDING * np.finfo(dtype).eps)
     bad = np.flatnonzero(marks)
     bad = bad[np.isfinite(blocks[bad]).all(axis=(1, 2))]
     if len(bad) and way != "on_demand":
-        fixed = semidefinite(blocks[bad], way).reshape(len(bad), size * size)
+        rows = np.stack([slots.of(site.rows[part])[bad] for part in numbers], axis=1)
+        fixed = semidefinite(_without_repeats(blocks[bad], rows), way).reshape(len(bad), size * size)
         for values, where in zip(memory, places, strict=True):
             values[bad] = fixed.take(where, axis=1)
     return len(bad)
+
+
+def _without_repeats(blocks: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Blocks in which entries of one place are added up at the first of them: an element may name a vertex twice."""
+    first = (rows[:, :, None] == rows[:, None, :]).argmax(axis=2)
+    to = first[:, None, :] == np.arange(rows.shape[1])[:, None]
+    is_repeated = (to.sum(axis=2) > 1).any(axis=1)
+    blocks[is_repeated] = to[is_repeated] @ blocks[is_repeated] @ to[is_repeated].transpose(0, 2, 1)
+    return blocks
 
 
 def semidefinite(blocks: np.ndarray, way: str) -> np.ndarray:

@@ -257,10 +257,10 @@ class Streams:
         bundle, source = self._places[site.entries(group.owner)]
         return bundle.written()[bundle.starts[source] : bundle.starts[source + 1]]
 
-    def is_filled(self, site: Site) -> np.ndarray:
-        """A mask of the slots of a site that the kernel has filled."""
+    def slots(self, site: Site) -> SiteSlots:
+        """The slots of a site after a launch."""
         integers = self._integers.get(site.number)
-        return SiteSlots(site, None if integers is None else to_numpy(integers), self.counts).is_filled
+        return SiteSlots(site, None if integers is None else to_numpy(integers), self.counts)
 
     def saved(self) -> Saved:
         """Copies of all numbers that the kernel has written."""
