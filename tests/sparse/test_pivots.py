@@ -203,3 +203,22 @@ def test_locals_that_several_terms_and_inner_loops_use():
     write(energy, 0.0)
     found = hessian(terms, x, energy, format="csr").toarray()
     assert_allclose(found, hessian(terms, x, energy).reshape(8, 8), rtol=1e-12, atol=1e-12)
+
+
+def test_locals_with_the_same_tangent_keep_forms_together():
+    """Each two rounds of the analysis found one more of them, so that it did not end with 60."""
+    x, energy = scalars([0.4, 0.7]), scalars(0.0)
+
+    @ti.kernel
+    def shifted():
+        for _ in range(1):
+            a = x[0] * x[1]
+            for k in ti.static(range(60)):
+                b = a + 0.1 * k
+                energy[None] += ti.sin(b) * b
+                a = b
+
+    b = 0.28 + np.cumsum(0.1 * np.arange(60))
+    slope, bend = np.sum(np.sin(b) + b * np.cos(b)), np.sum(2 * np.cos(b) - b * np.sin(b))
+    expected = bend * np.outer([0.7, 0.4], [0.7, 0.4]) + slope * (1 - np.eye(2))
+    assert_allclose(hessian(shifted, x, energy, format="csr").toarray(), expected, rtol=1e-11)

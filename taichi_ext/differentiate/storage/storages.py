@@ -263,6 +263,7 @@ class LocalForms:
         self.inputs: set[Local] = set()
         self.pivots: dict[linear.Pivot, linear.Form] = {}
         self._loops: dict[linear.Pivot, tuple[Loop, ...]] = {}  # around the declaration of each
+        self._same: dict[linear.Leaf, list[Local]] = {}  # the locals with the tangent of each pivot
         self._stored: set[linear.Pivot] = set()
         self.roots: dict[linear.LocalSeed, tuple[Value, linear.Scope, Any]] = {}
 
@@ -332,8 +333,11 @@ class LocalForms:
         elif self._is_pivot(local) and is_worth_pivot(forms[0]):
             pivot = linear.Pivot(local)
             self.forms[local], self.pivots[pivot], self._loops[pivot] = [{pivot: 1}], forms[0], self._walk.cursor.loops
+            self._same[pivot] = [local]
         else:
             self.forms[local] = forms
+            if self._is_pivot(local) and len(forms[0]) == 1:
+                self._same.get(next(iter(forms[0])), []).append(local)
 
     def _is_pivot(self, local: Local) -> bool:
         sparse = self._walk.facts.seeds.sparse
@@ -360,7 +364,7 @@ class LocalForms:
         settled: Collection[linear.Pivot],
     ) -> list[linear.Form]:
         """The forms over columns; if another pass has fewer pivots, with any coefficients."""
-        self._walk.plan.settled.update((pivot.local, why) for pivot in settled)
+        self._walk.plan.settled.update((local, why) for pivot in settled for local in self._same[pivot])
         if not settled:
             return without_pivots(self._walk.builder, found, forms) if found else forms
         leaves = {leaf: c for form in found.values() for leaf, c in form.items()}
