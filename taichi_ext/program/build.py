@@ -244,6 +244,8 @@ def indices_of(number: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
 
 def begin_of_piece(number: ir.Value, pieces: int, size: int) -> ir.Value:
     """Where a piece of as many indices begins, and where the piece before it ends; no product leaves 32 bits."""
+    if not size:  # a product would be a number of no type, whose quotient is real
+        return literal(0, ir.I32)
     if pieces * size < 2**31:
         return operation("floordiv", multiply(number, size), pieces)  # type: ignore[arg-type]
     length, longer = divmod(size, pieces)

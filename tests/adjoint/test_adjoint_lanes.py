@@ -265,6 +265,22 @@ def check_products(run, params, energy):
         assert_allclose(part, difference, rtol=1e-6, atol=1e-7)
 
 
+def test_a_loop_of_one_iteration_that_reads_a_neighbour(recwarn):
+    """The second of the two colours has no pieces; bounds of a loop over them were real numbers, of which Taichi warns."""
+    x, y = np.array([0.7]), np.array([1.1])
+
+    @ti.kernel
+    def step(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in range(x.shape[0]):
+            s = 0.0
+            for _ in range(6):
+                s += ti.sin(x[i])
+            y[i] = s + (x[i - 1] if i > 0 else 1.0)
+
+    assert_allclose(jacobian(step, x, y, args=(x, y), mode="reverse"), [[6 * np.cos(0.7)]], rtol=1e-14)
+    assert not [str(w.message) for w in recwarn if "range_for" in str(w.message)]
+
+
 def test_threads_in_functions_add_to_sums_of_their_own():
     """The number of a thread is passed to the body of a loop that is a function, where Taichi has none."""
     x, y = field(12), field(512)
