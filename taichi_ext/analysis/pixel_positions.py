@@ -26,7 +26,7 @@ from taichi_ext.analysis.energy_sums import weighted_terms
 Entry = tuple[ir.Local, int | None]  # an entry of a local; None where it is not known which
 Position = frozenset[Entry]
 _WHOLE = frozenset(
-    ("add", "sub", "mul", "neg", "cast", "mod", "raw_mod", "max", "min", "abs", "select", "ifte", "bit_shl")
+    ("add", "sub", "mul", "neg", "cast", "mod", "raw_mod", "max", "min", "abs", "select", "ifte", "bit_shl", "pow")
 )
 _CARRIERS = {"stop_gradient": "", "gradient": "", "replace_gradient": "surrogate"}  # as in ``flows``
 _CHOICES = ("select", "ifte")  # of which the first argument is a condition
@@ -71,9 +71,9 @@ class Origins:
     ) -> Iterator[tuple[ir.Read, ir.Load | None]]:
         """The reads by which values of a statement depend on a position, other than by reading its locals.
 
-        They are reads of the indices that move it by one for each iteration, or by an amount that is not known, and
-        stored ones of the position, ``with_origins`` also of what that is computed from.  Each comes with the load of
-        what was stored, if it was.
+        They are reads of the indices that move it by one for each iteration, or by an amount that is not known, those
+        of its entries by a computed index, and stored ones of the position, ``with_origins`` also of what that is
+        computed from.  Each comes with the load of what was stored, if it was.
         """
         indices = {index for entry in position for index in self._indices_of(entry)}
         stored = position
@@ -81,8 +81,9 @@ class Origins:
             reads = self._reads([node for entry in position for node in self._defining(entry)])
             found = [_entry(node.value) for node in reads if node.value.dtype.is_real]
             stored |= {(local, m) for local, n in found for m in (range(math.prod(local.shape)) if n is None else (n,))}
+        unnamed = {(local, None) for local, _ in position}
         for node in self._reads([_Node(value, self._numbers[s]) for value in values], position, stored):
-            if isinstance(node.value, ir.Read) and _entry(node.value) in (stored if node.load else indices):
+            if isinstance(node.value, ir.Read) and _entry(node.value) in unnamed | (stored if node.load else indices):
                 yield node.value, node.load
 
     def _reads(
@@ -129,13 +130,13 @@ class Origins:
         return varying_locals(loop) & inner
 
     def _indices_of(self, entry: Entry) -> set[Entry]:
-        """The indices that move an entry of a position by one for each iteration, or by an amount not known."""
+        """The whole numbers, as indices, whose steps move an entry of a position by one, or by an amount not known."""
         found = {_entry(read.value) for read in self._reads([*self._defining(entry)])}
-        return {e for e in found if e[0] in self._indices and self._slope(entry, e) in (1, -1, None)}
+        return {e for e in found if e[0].dtype.is_integer and self._slope(entry, e) in (1, -1, None)}
 
     def _slope(self, entry: Entry, index: Entry) -> float | None:
         """The derivative of an entry by an index, where it is a number that is known."""
-        if entry[0] in self._indices:
+        if entry == index or entry[0] in self._indices:
             return 1 if entry == index else 0
         definitions = [*self._defining(entry)]
         if len(definitions) != 1:

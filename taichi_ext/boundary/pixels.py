@@ -160,8 +160,9 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
                 total += mean_of_regions(shade, zeros, cx, cy, size, kind, count, meeting, table)
             place += side * side
             side = side_of_square(place)
-    hashed = int(ti.floor(stop_gradient(x) + 0.5)) * 7919 ^ int(ti.floor(stop_gradient(y) + 0.5)) * 104729
-    return total, (rough > _MUCH + _SHARE * edges) | (bent > _MOST_BENT), hashed & (ALERT_PLACES - 1)
+    mixed = 43758.5453 * ti.sin(12.9898 * ti.floor(stop_gradient(x) + 0.5) + 78.233 * ti.floor(stop_gradient(y) + 0.5))
+    counted = int(ALERT_PLACES * (mixed - ti.floor(mixed))) & (ALERT_PLACES - 1)  # as if drawn by lot, in rows, too
+    return total, (rough > _MUCH + _SHARE * edges) | (bent > _MOST_BENT), counted
 
 
 @ti.func

@@ -788,6 +788,18 @@ def test_patterns_that_are_too_fine_give_a_warning(by):
                 vjp(k, p, image, np.ones((4, 3)))
 
 
+@pytest.mark.sweep
+def test_the_warning_counts_the_pixels_of_a_row():
+    p, image = scalars([0.3, 0.002]), outputs(2, 300)
+
+    @ti.func
+    def ramp(x, y):
+        return ti.math.smoothstep(0.0, p[1], x - p[0])
+
+    with pytest.warns(DerivativeWarning, match="off in about (2[5-9]|3[0-4]). pixels:"):
+        vjp(drawing(ramp, image, True), p, image, np.ones((2, 300)))
+
+
 def differences(k, p, image, step):
     """The derivatives of the values, which are right where edges are straight."""
     given, found = read(p), []

@@ -104,14 +104,42 @@ REFUSED = """
     index_in_a_shape:
         for i, j in image:
             image[i, j] = layers(shape, 1, 0.0, float(i), at=(i, j))
+    index_to_a_power:
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = coverage(disc_level(disc, px, py) + 0.01 * i**2, at=(px, py))
+    index_by_a_quotient:
+        for k in range(N * N):
+            i = k // N
+            px = float(i)
+            py = float(k - N * i)
+            image[i, k - N * i] = edge(disc_level(disc, i, py), 5.0, 2.0, at=(px, py))
 """
 
 
 @pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", names_of(REFUSED))
 def test_a_level_that_takes_the_index_itself_raises(scene, name):
-    with pytest.raises(UnsupportedError, match=r"(?s)kernels.*level depends on the loop index i itself"):
+    with pytest.raises(UnsupportedError, match=r"(?s)kernels.*level depends on the index i itself"):
         jacobian(kernel(REFUSED, name, *scene), *scene)
+
+
+def test_a_level_that_reads_an_entry_of_the_position_by_a_computed_index_raises(scene):
+    disc, image = scene
+    centres = ti.Vector.field(2, ti.f64, shape=(N, N))
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            at = centres[i, j]
+            level = disc[2] - at[0]
+            for d in range(2):
+                level -= at[d] * disc[d]
+            image[i, j] = coverage(level, at=at)
+
+    with pytest.raises(UnsupportedError, match=r"level reads an entry of at, the position in at=, by a computed index"):
+        jacobian(k, disc, image)
 
 
 def test_what_is_constant_within_a_pixel_is_taken(scene):

@@ -288,9 +288,15 @@ def _stored_position(s: ir.Boundary, load: ir.Load, reader: str, stored: str) ->
 
 def _index_in_level(s: ir.Boundary, read: ir.Read) -> UnsupportedError:
     name = read.local.name
+    if read.number is None:
+        return UnsupportedError(
+            f"{ir.cited(read.place or s.place)}"
+            f"{s.name}: level reads an entry of {name}, the position in at=, by a computed index. The gradient of the "
+            f"level would lack this part. Write {name}[0] and {name}[1], or a loop over ti.static(range(2))."
+        )
     return UnsupportedError(
         f"{ir.cited(read.place or s.place)}"
-        f"{s.name}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
+        f"{s.name}: level depends on the index {name} itself, and at= is computed from {name}, too. The "
         "gradient of the level would lack this part, and the derivative would be wrong. Compute the level from the "
         f"real numbers in at=, for example px = float({name}), everywhere. If the level has one value in the whole "
         f"pixel there, write stop_gradient(float({name}))."
