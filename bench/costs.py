@@ -19,7 +19,7 @@ from programs import make_soft_spheres
 from report import describe, markdown_table, write_report
 from timing import time_first, time_in_turn
 
-from taichi_ext import Jacobian, jacobian
+from taichi_ext import Jacobian, jacobian, vjp
 
 SETTINGS = {"offline_cache": False, "log_level": ti.ERROR}
 MEBIBYTE = 2**20
@@ -74,6 +74,44 @@ def overhead(calls: int = 1000, clock=time.perf_counter) -> dict[str, float]:
         for name, call in methods.items():
             seconds[name].append(time_first(call, clock))
     return {name: median(values) for name, values in seconds.items()}
+
+
+def stores(count: int = 20_000) -> dict[str, float]:
+    """How many times as long as alone Python's loop ``z[i] = y[i]`` takes in a pipeline, in CPU time."""
+    x, y, z, loss = (ti.field(ti.f32, shape=n) for n in (2, count, count, 1))
+    spent: list[float] = []
+
+    @ti.kernel
+    def spread():
+        for i in y:
+            y[i] = x[i % 2] * i
+
+    @ti.kernel
+    def add_up():
+        for i in z:
+            loss[0] += z[i]
+
+    def pipeline():
+        spread()
+        start = time.process_time()
+        for i in range(count):
+            z[i] = y[i]
+        spent.append(time.process_time() - start)
+        add_up()
+
+    found = {}
+    for _ in range(3):
+        pipeline()
+    plain = min(spent)
+    for name, call in (
+        ("jacobian", lambda: jacobian(pipeline, x, loss, mode="forward")),
+        ("vjp", lambda: vjp(pipeline, x, loss, np.ones(1))),
+    ):
+        for which in ("first", "later"):
+            spent.clear()
+            call()
+            found[f"{name}, {which} call"] = spent[0] / plain  # a first call may run the pipeline again
+    return found
 
 
 def peak_memory() -> int:
@@ -140,6 +178,8 @@ def report(clock) -> str:
             f"A fit gives a ratio in proportion to P^{exponent:.2f}{': it does not grow' if exponent < 0.05 else ''}.",
             "Launch of a kernel with 4 parameters and 4 outputs:",
             markdown_table(["", "µs"], launches),
+            "20,000 stores of Python in a pipeline, `z[i] = y[i]`, times as long as alone:",
+            markdown_table(["", "ratio"], [[name, f"{ratio:.1f}"] for name, ratio in stores().items()]),
             f"Peak memory at P = 256, J of {size:.0f} MiB: {before:.1f} MiB for a process that ran the primal and "
             f"holds an array for J, {after:.1f} MiB\nafter it computed J.",
         ]

@@ -160,7 +160,7 @@ def compiled(text, **names):
     return scope["run"]
 
 
-@pytest.mark.mostly_sweep("replaced")
+@pytest.mark.sweep
 @pytest.mark.parametrize("use", USES)
 def test_a_loop_is_right_where_it_is_when_written_out(use):
     rng, n = np.random.default_rng(5), 4

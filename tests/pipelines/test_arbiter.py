@@ -693,43 +693,6 @@ def test_python_code_takes_its_time(scene):
     assert other < 3 * plain
 
 
-@pytest.mark.parametrize("product", [jacobian, lambda *args: vjp(*args, np.ones(1))], ids=["jacobian", "vjp"])
-def test_stores_of_numbers_with_tangents_take_their_time(scene, product):
-    """About 3 times as long as plain ones, in first calls and later ones; they took up to 10 times as long."""
-    count, spent = 4000, []
-    y, z = outputs(count), outputs(count)
-
-    @ti.kernel
-    def spread():
-        for i in y:
-            y[i] = scene.x[i % 2] * i
-
-    @ti.kernel
-    def total():
-        for i in z:
-            scene.s[0] += z[i]
-
-    def stores():
-        start = time.process_time()
-        for i in range(count):
-            z[i] = y[i]
-        spent.append(time.process_time() - start)
-
-    def pipeline():
-        spread()
-        stores()
-        total()
-
-    for _ in range(3):
-        pipeline()
-    plain = min(spent)
-    scene.reset()
-    for _ in range(3):
-        spent.clear()
-        product(pipeline, scene.x, scene.s)
-        assert spent[0] < 6 * plain
-
-
 def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):
     cached = functools.cache(lambda v: v * v)
 
