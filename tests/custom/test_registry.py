@@ -275,7 +275,10 @@ def test_contexts_put_back_what_was():
     assert "two" not in registry
 
 
-@pytest.mark.parametrize("mode", ["forward", "reverse"])
+REVERSE = pytest.param("reverse", marks=pytest.mark.cpu_only("reverse mode of pipelines runs on the CPU"))
+
+
+@pytest.mark.parametrize("mode", ["forward", REVERSE])
 def test_contexts_in_a_pipeline(mode):
     """Each launch has the rules that are enabled then, also where it was made before in the same run."""
     x, y = scalars([0.3, 0.8]), outputs(1)
