@@ -35,6 +35,8 @@ from taichi_ext.backend.arrays import (
     numpy_dtype_of,
     outer_array_dtype,
     put_back,
+    row_at,
+    rows_of_index,
     set_memory,
     shares_components,
     torch_from_numpy,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_scalar_type
 from taichi_ext.backend.lifetime import check_not_ended, ended_problem, is_field_alive
 from taichi_ext.cached import kept_weakly
+from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.host import RUNTIME, Kernel, core, ndarray_type, primitive_types, ti
 
 if TYPE_CHECKING:
@@ -182,6 +184,27 @@ def is_array(x: object) -> bool:
 def full_shape(array: Array) -> tuple[int, ...]:
     shape: Any = array.shape
     return (*shape, *array.element_shape) if isinstance(array, ti.Ndarray) else tuple(shape)
+
+
+def rows_of_index(array: Array, index: Any) -> Any:
+    """The row of an entry of a ti.ndarray, or its rows; the index of a component may follow."""
+    index = tuple(index) if isinstance(index, (tuple, list)) else () if index is None else (index,)
+    shape = full_shape(array)
+    width, row = math.prod(shape[len(index) :]), row_at(index, shape)
+    return row if width == 1 else np.arange(row * width, (row + 1) * width)
+
+
+def row_at(index: Iterable[Any], shape: Sequence[int]) -> int:
+    """The number of an entry, or of a part that the first indices name."""
+    index, row = tuple(index), 0
+    for i, size in zip(index, shape, strict=False):
+        if not 0 <= i < size:
+            raise InvalidArgumentError(
+                f"Python accesses entry {index} of a field or array of shape {(*shape,)}. It is outside, and Taichi "
+                "accesses other memory there: its indices do not count from the end."
+            )
+        row = row * size + int(i)
+    return row
 
 
 def full_field_shape(field: host.Field) -> tuple[int, ...]:

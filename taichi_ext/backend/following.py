@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from taichi_ext.backend.arrays import rows_of_index
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel
 from taichi_ext.backend.lifetime import InTree, check_not_ended, layout_version, tree_serial
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
@@ -307,6 +308,8 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
 
     def read(self: object, *args: object, **keywords: object) -> object:
         found, follower = place(self, *args), _follower()
+        if follower is not None:
+            _check_inside(found)
         entry = None if found is None else found[0]
         try:
             value = entry.accessor.getter(*entry.index) if type(entry) is FieldEntry else None
@@ -325,6 +328,13 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
             return follower.host_read(*found, value)
 
     return read
+
+
+def _check_inside(found: Any) -> None:
+    """Raise for an index outside of an array, where Taichi would access other memory, and may end the process."""
+    if found is not None and type(found[0]) is not FieldEntry and found[1] is not ...:
+        with ending, contextlib.suppress(TypeError):  # of an index, for which Taichi has words
+            rows_of_index(*found)
 
 
 def _note_unfollowed(found: Place | None) -> None:
@@ -351,6 +361,7 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
         entry = found[0]
         if type(entry) is FieldEntry:  # which is kept: arrays without dimensions, as indices, change in place
             entry.index = tuple(map(operator.index, entry.index))
+        _check_inside(found)
         with ending:
             follower.before_host_write(entry, value)
             if type(entry) is FieldEntry:

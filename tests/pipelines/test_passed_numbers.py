@@ -828,8 +828,7 @@ def test_entries_outside_of_a_field_or_array_raise_where_python_accesses_them(mo
             y[i] = x[0] * i
             array[i] = x[1] * i
 
-    # a store to an array at -1 is left out: Taichi writes before the array, which may end the process
-    for owner, index in ((y, -1), (y, 5), *(() if is_stored else ((array, -1),))):
+    for owner, index in ((y, -1), (y, 5), (array, -1), (array, 5)):
 
         def pipeline(owner=owner, index=index):
             fill(array)

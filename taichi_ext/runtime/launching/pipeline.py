@@ -17,7 +17,7 @@ from taichi_ext.runtime.launching.roots import Root, Solving, TangentMatrix, par
 from taichi_ext.runtime.launching.session import Session, is_among, is_repeatable, warn_of_changes
 from taichi_ext.runtime.launching.tangents import save_stored
 from taichi_ext.runtime.launching.trace import is_host_array
-from taichi_ext.runtime.memory.shadows import row_of_entry, rows_of_index, rows_under, view_of
+from taichi_ext.runtime.memory.shadows import row_of_entry, rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
     DualFollower,
     DualNumber,
@@ -290,7 +290,7 @@ class Pipeline(DualFollower):
             self._tangents.arrays.include(obj, key)
         if index is ...:
             return key, slice(None)
-        return key, rows_of_index(obj, index)
+        return key, backend.rows_of_index(obj, index)
 
     def _follow_host_arrays(self) -> None:
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,27 +111,6 @@ def view_of(array: backend.Array, name: str = "An array") -> View:
         raise InvalidArgumentError(f"{name} {backend.array_problem(array)}.")
     space, start, is_fortran = backend.memory_place(array)
     return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
-
-
-def rows_of_index(array: backend.Array, index: Any) -> Any:
-    """The row of an entry of a ti.ndarray, or its rows; the index of a component may follow."""
-    index = index if isinstance(index, tuple) else () if index is None else (index,)
-    shape = backend.full_shape(array)
-    width, row = math.prod(shape[len(index) :]), row_at(index, shape)
-    return row if width == 1 else np.arange(row * width, (row + 1) * width)
-
-
-def row_at(index: Iterable[Any], shape: Sequence[int]) -> int:
-    """The number of an entry, or of a part that the first indices name."""
-    index, row = tuple(index), 0
-    for i, size in zip(index, shape, strict=False):
-        if not 0 <= i < size:
-            raise InvalidArgumentError(
-                f"Python accesses entry {index} of a field or array of shape {(*shape,)}. It is outside, and Taichi "
-                "accesses other memory there: its indices do not count from the end."
-            )
-        row = row * size + int(i)
-    return row
 
 
 def array_info(key: Key, name: Label | str, value: Any, element_shape: tuple[int, ...]) -> ContainerInfo | None:
@@ -333,7 +311,7 @@ class FieldTangents:
 
 def row_of_entry(info: ContainerInfo, component: int, index: tuple[int, ...]) -> int:
     """The row of one number; its index may be padded with zeros."""
-    row = row_at(map(operator.sub, index, info.offset) if info.offset else index[: len(info.shape)], info.shape)
+    row = backend.row_at(map(operator.sub, index, info.offset) if info.offset else index[: len(info.shape)], info.shape)
     return row * math.prod(info.element_shape) + component
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.memory.regions import Regions, View
-from taichi_ext.runtime.memory.shadows import numpy_dtype, row_at
+from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.memory.state import State, copied, put_back
 
 Box = tuple[int, ...]  # the first indices of the entries of a field or array that are meant; () for all
@@ -185,7 +185,7 @@ class Cells:
             return None
         cell, offset, component = found
         index = (*map(operator.sub, entry.index, offset), *component)
-        return cell, index, row_at(index, cell.shape)
+        return cell, index, backend.row_at(index, cell.shape)
 
     def of_array(self, view: View, name: object, obj: Any) -> Cell:
         known = self._known.get(view)

@@ -21,7 +21,7 @@ from taichi_ext.runtime.launching.session import (
 from taichi_ext.runtime.launching.tangents import Request
 from taichi_ext.runtime.launching.trace import is_made
 from taichi_ext.runtime.memory.regions import View
-from taichi_ext.runtime.memory.shadows import rows_of_index, rows_under, view_of
+from taichi_ext.runtime.memory.shadows import rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import (
     DualFollower,
     DualNumber,
@@ -285,7 +285,7 @@ class Forward(DualFollower):
         with backend.suspend_following():
             (event, rows), number = self._pending, plain_number(value)
             cell, is_array = event.cells[0], isinstance(obj, backend.Ndarray)
-            event.rows = rows = rows_of_index(obj, index) if is_array and index is not ... else rows
+            event.rows = rows = backend.rows_of_index(obj, index) if is_array and index is not ... else rows
             is_number = index is not ... and isinstance(number, (int, float, np.generic))
             event.redo = backend.storing(obj, index, number) if is_number else Copy(cell, event.box).put_back
             if isinstance(rows, slice) or cell.size == 1:
@@ -315,7 +315,7 @@ class Forward(DualFollower):
                 return self.cells.of_entry(obj)
             return known
         cell = self.cells.of_array(view_of(obj), "an array", obj)
-        return cell, (), slice(None) if index is ... else rows_of_index(obj, index)
+        return cell, (), slice(None) if index is ... else backend.rows_of_index(obj, index)
 
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""
