@@ -27,7 +27,7 @@ from taichi_ext.runtime.launching.roots import Root
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import plain_number, reachable_arrays, warn_at_user
 from taichi_ext.runtime.sparse.matrices import positive_factors
-from taichi_ext.solvers.newton_directions import Cholmod
+from taichi_ext.solvers.newton import Cholmod
 from taichi_ext.solvers.operator import linear_operator, require_scipy
 
 Solve = Callable[..., np.ndarray]  # takes columns of right-hand sides; transposed=, for that of dr/dx; is_rough=

@@ -23,10 +23,9 @@ from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_shor
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
 from taichi_ext.solvers.levenberg import Ended, Point, Space, StoppingCriteria, minimize
-from taichi_ext.solvers.losses import Loss, LossOver, Robust
 from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.operator import require_scipy
-from taichi_ext.solvers.problem import Problem, Weighted
+from taichi_ext.solvers.problem import Loss, LossOver, Problem, Robust, Weighted
 from taichi_ext.solvers.results import History, LeastSquaresIteration, LeastSquaresResult, Solved, place_of, print_line
 from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, check_shard_options
 

@@ -1,34 +1,326 @@
-"""A kernel's residuals and J as functions of one vector, each point computed once."""
+"""A kernel's residuals and J as functions of one vector, with robust losses, and in local coordinates of manifolds."""
 
-# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# J is the Jacobian, and no constant.
-# pyright: reportConstantRedefinition=false
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type; J is no constant.
+# pyright: reportConstantRedefinition=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.arguments import KernelCall, flatten
+from taichi_ext.api.inputs.options import check_number
 from taichi_ext.api.inputs.results import joined
 from taichi_ext.api.plans.plan import Plan
+from taichi_ext.api.products import jvp
 from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, shown, unexpected
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.blocks import BlockProducts
-from taichi_ext.solvers.bounds import Part, check_finite, check_rows_finite, pieces_of
-from taichi_ext.solvers.charts import Charts
-from taichi_ext.solvers.elimination import BlockLayout, SparseJacobian, SparseSystem, whole
+from taichi_ext.solvers.bounds import Part, check_finite, check_rows_finite, entry_name, pieces_of, slices_of
+from taichi_ext.solvers.elimination import BlockLayout, BlockProducts, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
-from taichi_ext.solvers.losses import Robust
+from taichi_ext.solvers.manifolds import Manifold, retraction
+from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.systems import rows_times, system_of
+
+# Robust losses: functions of squared residuals, and the scaling of residuals and rows of J.
+
+_LEAST_CURVATURE = 0.1  # of a loss, as a share of its slope
+Values = tuple[np.ndarray, np.ndarray, np.ndarray]  # rho(z), rho'(z), rho''(z)
+
+
+def _soft_l1(z: np.ndarray) -> Values:
+    t = 1 + z
+    return 2 * np.expm1(0.5 * np.log1p(z)), t**-0.5, -0.5 * t**-1.5  # sqrt(t) - 1 loses the digits of a small z
+
+
+def _huber(z: np.ndarray) -> Values:
+    t = np.maximum(z, 1.0)
+    return np.where(z <= 1, z, 2 * np.sqrt(t) - 1), t**-0.5, np.where(z <= 1, 0.0, -0.5 * t**-1.5)
+
+
+def _cauchy(z: np.ndarray) -> Values:
+    t = 1 / (1 + z)
+    return np.log1p(z), t, -(t**2)
+
+
+def _arctan(z: np.ndarray) -> Values:
+    t = 1 / (1 + z**2)
+    return np.arctan(z), t, -2 * z * t**2
+
+
+def _tukey(z: np.ndarray) -> Values:
+    t, inside = np.maximum(1 - z, 0.0), np.minimum(z, 1.0)
+    return inside * (1 - inside * (1 - inside / 3)), t**2, -2 * t
+
+
+# As in SciPy; Tukey's biweight as in Ceres, where residuals past the scale have no influence.
+LOSSES: dict[str, Callable[[np.ndarray], Values]] = {
+    "linear": lambda z: (z, np.ones_like(z), np.zeros_like(z)),
+    "soft_l1": _soft_l1,
+    "huber": _huber,
+    "cauchy": _cauchy,
+    "arctan": _arctan,
+    "tukey": _tukey,
+}
+
+Loss = Literal["linear", "soft_l1", "huber", "cauchy", "arctan", "tukey"]
+LossOver = Literal["entries", "last axis"]
+assert get_args(Loss) == tuple(LOSSES)
+
+
+class Robust:
+    """The cost of residuals u: half the sum of ``s**2 rho(z / s**2)``, where z are their squares and s the scales.
+
+    Args:
+        loss: a name or a function, or a structure of those like the residuals.
+        scale: a positive number, or such a structure.
+        over: "entries", or "last axis" for the squared norms along the last axis of each output.
+        residuals: the structure of the residuals.
+        shapes: of the outputs.
+    """
+
+    def __init__(self, loss: Any, scale: Any, over: str, residuals: Any, shapes: list[tuple[int, ...]]) -> None:
+        losses, scales = _for_each(loss, residuals, "loss"), _for_each(scale, residuals, "f_scale")
+        for given in losses:
+            if not callable(given) and not (isinstance(given, str) and given in LOSSES):
+                names = ", ".join(map(repr, LOSSES))
+                raise unexpected("loss", given, f"one of {names}, or a function")
+        for given in scales:
+            check_number("f_scale", given, "the size of an outlier", is_optional=False)
+        self.is_linear = all(given == "linear" for given in losses)
+        widths = [shape[-1] if over == "last axis" and shape else 1 for shape in shapes]
+        self._is_single = all(width == 1 for width in widths)
+        sizes = [math.prod(shape) // max(1, width) for shape, width in zip(shapes, widths, strict=True)]
+        self._ends = np.cumsum(sizes)
+        self._width = np.repeat(widths, sizes)
+        self._losses = [LOSSES[given] if isinstance(given, str) else given for given in losses]
+        self._scales = [float(given) ** 2 for given in scales]
+
+    def rho(self, z: np.ndarray) -> np.ndarray:
+        """The loss of squares, with its first two derivatives, of shape (3, m)."""
+        parts = np.split(z, self._ends[:-1])
+        return np.concatenate([_of(*p) for p in zip(self._losses, self._scales, parts, strict=True)], axis=1)
+
+    def apply(self, u: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | None]:
+        """The cost of residuals; residuals and factors of rows of J that have its gradient, and nearly its curvature.
+
+        The second derivative of the loss counts as in B. Triggs et al., Bundle adjustment: a modern synthesis, 2000,
+        section 4.3, with a least curvature; that of norms does not, as in Ceres for losses that are concave.
+        """
+        if self.is_linear:
+            with np.errstate(over="ignore"):
+                return 0.5 * float((u * u).sum()), u, None  # which BLAS's threads do not change
+        starts = np.cumsum(self._width) - self._width
+        z = u * u if self._is_single else np.add.reduceat(u * u, starts)
+        rho, slope, curvature = self.rho(z)
+        weight = np.maximum(slope + 2 * z * curvature, _LEAST_CURVATURE * slope) if self._is_single else slope
+        factor = np.sqrt(weight)
+        share = np.divide(slope, factor, out=np.zeros_like(slope), where=factor > 0)
+        if not self._is_single:
+            share, factor = np.repeat(share, self._width), np.repeat(factor, self._width)
+        return 0.5 * float(rho.sum()), share * u, factor
+
+
+def _of(loss: Callable[[np.ndarray], object], scale: float, z: np.ndarray) -> np.ndarray:
+    found = np.asarray(loss(z / scale))
+    if found.shape != (3, len(z)) or found.dtype.kind not in "fiu":
+        raise InvalidArgumentError(
+            f"loss returns an array of shape {found.shape} and type {found.dtype} for {len(z)} squares; expected real "
+            f"numbers of shape (3, {len(z)}): the loss and its first and second derivative."
+        )
+    is_wrong = np.isfinite(z) & (~np.isfinite(found).all(axis=0) | (found[1] < 0))
+    if is_wrong.any():
+        n = int(np.argmax(is_wrong))
+        raise InvalidArgumentError(
+            f"loss and its derivatives of {z[n] / scale:g}, a square over f_scale**2, are {found[:, n]}; expected "
+            "finite numbers, and a first derivative that is not negative."
+        )
+    return found * [[scale], [1.0], [1 / scale]]
+
+
+def _for_each(given: object, residuals: object, what: str) -> list[Any]:
+    """The option for each output: one for all of them, or a structure like that of the residuals."""
+    outputs = flatten(residuals)[0]
+    if not isinstance(given, (list, tuple, dict)):
+        return [given] * len(outputs)
+    found, places = flatten(given, what)[0], [path for path, _ in outputs]
+    if [path for path, _ in found] != places:
+        wanted = (
+            ", ".join(f"{what}{path}" for path in places) if any(places) else "a single one, for the only residuals"
+        )
+        raise InvalidArgumentError(
+            f"{what} is {shown(given)}, with another structure than residuals; expected {wanted}, or one for all."
+        )
+    return [value for _, value in found]
+
+
+# Parameters by local coordinates: how a step moves points of manifolds, and J by those coordinates.
+
+_NEAR = 1e-3  # the largest distance of a start from its manifold
+
+
+class Charts:
+    """Local coordinates of all parameters; those without a manifold are their own.
+
+    Args:
+        given: a manifold for a single param, or for each param one or None; None for no manifolds.
+        parts: the params as parts of a vector.
+
+    Attributes:
+        parts: local coordinates as parts of a vector.
+    """
+
+    def __init__(self, given: object, parts: list[Part]) -> None:
+        self._points, self._manifolds = parts, [None] * len(parts)
+        if given is not None:
+            self._manifolds = [leaf for _, leaf in flatten(given, "retract")[0]]
+        if len(self._manifolds) != len(parts) or not all(isinstance(m, Manifold | None) for m in self._manifolds):
+            raise unexpected(
+                "retract", given, f"a Manifold or None for each of the {len(parts)} params, structured like them"
+            )
+        for manifold, part in zip(self._manifolds, parts, strict=True):
+            if manifold is not None and part.shape[-len(manifold.shape) :] != manifold.shape:
+                raise InvalidArgumentError(
+                    f"{part.name} has the shape {part.shape} with its elements; points of its manifold have the shape "
+                    f"{manifold.shape}."
+                )
+        self.parts = [
+            part
+            if m is None
+            else Part(f"local coordinates of {part.name}", (*part.shape[: -len(m.shape)], m.size), part.dtype)
+            for part, m in zip(parts, self._manifolds, strict=True)
+        ]
+        self._triples = list(zip(self._manifolds, slices_of(parts), slices_of(self.parts), strict=True))
+
+    def sizes(self, elements: list[int]) -> list[int]:
+        """How many numbers belong together in each param, where it has no manifold, and in its local coordinates."""
+        return [n if m is None else m.size for n, m in zip(elements, self._manifolds, strict=True)]
+
+    def plus(self, x: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """The points that a step in local coordinates leads to."""
+        found = np.empty_like(x)
+        for n, (manifold, point, local) in enumerate(self._triples):
+            if manifold is None:
+                found[point] = x[point] + step[local]
+            else:
+                found[point] = self._launch(n, x[point], step[local])[2].reshape(-1)
+        return found
+
+    def of_points(self, values: np.ndarray, other: float) -> np.ndarray:
+        """Numbers for the params as numbers for local coordinates: another number for those of manifolds."""
+        return np.concatenate(
+            [
+                values[point] if m is None else np.full(local.stop - local.start, other)
+                for m, point, local in self._triples
+            ]
+        )
+
+    def check_bounds(self, low: np.ndarray, high: np.ndarray) -> None:
+        for part, (manifold, point, _) in zip(self._points, self._triples, strict=True):
+            if manifold is not None and (np.isfinite(low[point]).any() or np.isfinite(high[point]).any()):
+                raise InvalidArgumentError(
+                    f"bounds limits {part.name}, which moves on a manifold; give -inf and inf for it."
+                )
+
+    def projected(self, x: np.ndarray) -> np.ndarray:
+        """A start, moved onto its manifolds by no more than rounding; raises where it is not on them."""
+        try:
+            found = self.plus(x, np.zeros(self._triples[-1][2].stop))
+            self._derivatives(x)
+        except (InvalidArgumentError, backend.CompilationError) as error:
+            raise InvalidArgumentError(
+                f"retract must be a ti.func of a point and of its local coordinates that reads both: {error}"
+            ) from error
+        with np.errstate(invalid="ignore"):
+            is_off = ~(np.abs(found - x) <= _NEAR)
+        if is_off.any():
+            n = int(np.argmax(is_off))
+            raise InvalidArgumentError(
+                f"{entry_name(n, self._points)} is {x[n]:g}, and {found[n]:g} after a step of length 0 on its "
+                "manifold; start at points of the manifold, such as quaternions of length 1."
+            )
+        return found
+
+    def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
+        """J by local coordinates: blocks of J times the derivatives of the points by them."""
+        derivatives = self._derivatives(x)
+        if not derivatives:
+            return J
+        if isinstance(J, SparseJacobian):
+            blocks = [list(row) for row in J.blocks]
+            for n, P in derivatives.items():
+                for row in blocks:
+                    row[n] = _times_blocks(row[n], P)
+            return J._replace(blocks=blocks)
+        parts: list[np.ndarray] = []
+        for n, (_, point, _) in enumerate(self._triples):
+            part = J[:, point]
+            if n in derivatives:
+                P = derivatives[n]
+                part = np.matmul(part.reshape(len(J), len(P), 1, -1), P).reshape(len(J), -1)
+            parts.append(part)
+        return np.concatenate(parts, axis=1)
+
+    def local_products(self, JtJ: object, Jtr: np.ndarray, x: np.ndarray) -> tuple[object, np.ndarray]:
+        """JtJ, dense or CSR, and Jtr by local coordinates."""
+        found = self._derivatives(x)
+        if not found:
+            return JtJ, Jtr
+        if isinstance(JtJ, np.ndarray):
+            P: Any = self.local_jacobian(np.eye(len(Jtr)), x)
+        else:
+            sparse = require_scipy("sparse", "format='csr'")
+            blocks = [
+                sparse.block_diag(found[n]) if n in found else sparse.eye_array(local.stop - local.start)
+                for n, (_, _, local) in enumerate(self._triples)
+            ]
+            P = sparse.csr_array(sparse.block_diag(blocks))
+        return P.T @ JtJ @ P, P.T @ Jtr
+
+    def _derivatives(self, x: np.ndarray) -> dict[int, np.ndarray]:
+        """By param, for each point the matrix of its derivatives with respect to local coordinates."""
+        found: dict[int, np.ndarray] = {}
+        for n, (manifold, point, local) in enumerate(self._triples):
+            if manifold is not None:
+                kernel, *arrays = self._arrays(n, x[point], np.zeros(local.stop - local.start))
+                directions = np.broadcast_to(np.eye(manifold.size)[:, None], (manifold.size, *arrays[1].shape))
+                by_direction = jvp(kernel, "delta", directions, "moved", args=tuple(arrays))
+                found[n] = np.moveaxis(by_direction.reshape(*directions.shape[:2], -1), 0, 2).astype(np.float64)
+        return found
+
+    def _arrays(self, n: int, points: np.ndarray, step: np.ndarray) -> tuple[Any, ...]:
+        """The kernel of a manifold, and its arguments."""
+        manifold = self._manifolds[n]
+        assert manifold is not None
+        dtype = np.float32 if self._points[n].dtype.itemsize < 8 else np.float64
+        x = np.ascontiguousarray(points.reshape(-1, *manifold.shape), dtype)
+        kernel = retraction(manifold, np.dtype(dtype))
+        return kernel, x, np.ascontiguousarray(step.reshape(-1, manifold.size), dtype), np.zeros_like(x)
+
+    def _launch(self, n: int, points: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, ...]:
+        kernel, *arrays = self._arrays(n, points, step)
+        kernel(*arrays)
+        return tuple(arrays)
+
+
+def _times_blocks(block: Any, P: np.ndarray) -> object:
+    """A CSR array times a matrix with these blocks on its diagonal."""
+    found = block.tobsr((1, P.shape[1]))
+    data = np.matmul(found.data, P[found.indices])
+    kind = type(found)
+    return kind((data, found.indices, found.indptr), shape=(block.shape[0], P.shape[0] * P.shape[2])).tocsr()
+
+
+# The residuals and J of a plan.
 
 _ADVICE = "; check_jacobian names the line where it arises."
 _products: WeakKeyDictionary[Plan, BlockProducts] = WeakKeyDictionary()  # which repeated calls plan once

@@ -28,8 +28,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown
 from taichi_ext.solvers.elimination import SparseJacobian, SparseSystem
-from taichi_ext.solvers.losses import Robust
-from taichi_ext.solvers.problem import Problem
+from taichi_ext.solvers.problem import Problem, Robust
 from taichi_ext.solvers.systems import products_of
 
 _KEPT = 256  # shards whose programs a process keeps, the last ones that were used

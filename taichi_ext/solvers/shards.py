@@ -27,9 +27,9 @@ from taichi_ext.api.products import in_structure, real_array
 from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown, unexpected, with_short_traceback
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
-from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import BlockLayout, SparseSystem
 from taichi_ext.solvers.levenberg import Point, System
+from taichi_ext.solvers.problem import Charts
 from taichi_ext.solvers.shard_worker import (
     GRADIENT,
     Failure,

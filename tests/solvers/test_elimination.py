@@ -9,10 +9,9 @@ from differences import outputs, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
-from taichi_ext.solvers import blocks, elimination
-from taichi_ext.solvers.blocks import BlockProducts
+from taichi_ext.solvers import elimination
 from taichi_ext.solvers.bounds import Part
-from taichi_ext.solvers.elimination import BlockLayout, SparseJacobian, SparseSystem
+from taichi_ext.solvers.elimination import BlockLayout, BlockProducts, SparseJacobian, SparseSystem
 
 sparse = pytest.importorskip("scipy.sparse")
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("compared with float64")]
@@ -172,9 +171,9 @@ def test_system(factors, density, width):
 @pytest.fixture
 def compiled(monkeypatch):
     """The kernel adds up the terms of small products, too; returns the sizes of blocks that it was launched for."""
-    monkeypatch.setattr(blocks, "_LEAST_WORK", 1)
-    launches, kernel = [], blocks._kernel
-    monkeypatch.setattr(blocks, "_kernel", lambda ti: lambda *args: launches.append(args[6:]) or kernel(ti)(*args))
+    monkeypatch.setattr(elimination, "_LEAST_WORK", 1)
+    launches, kernel = [], elimination._kernel
+    monkeypatch.setattr(elimination, "_kernel", lambda ti: lambda *args: launches.append(args[6:]) or kernel(ti)(*args))
     return launches
 
 

@@ -5,7 +5,7 @@ import pytest
 from more_garbow_hillstrom import PROBLEMS
 
 from taichi_ext.solvers.levenberg import Point, Space, StoppingCriteria, minimize
-from taichi_ext.solvers.losses import Robust
+from taichi_ext.solvers.problem import Robust
 from taichi_ext.solvers.results import History
 from taichi_ext.solvers.systems import system_of
 
