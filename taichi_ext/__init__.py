@@ -2,9 +2,8 @@
 
 from taichi_ext import backend
 from taichi_ext.api.hessian import Hessian, hessian, hvp, value_gradient_and_hessian
-from taichi_ext.api.jacobian import jacobian, value_and_jacobian
+from taichi_ext.api.jacobian import jacobian, jvp, value_and_jacobian, vjp
 from taichi_ext.api.plans.plan import Jacobian
-from taichi_ext.api.products import jvp, vjp
 from taichi_ext.api.reverse_mode import GradientLaunch
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient

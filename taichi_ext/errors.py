@@ -1,8 +1,5 @@
 """Exceptions and warnings that users see."""
 
-# Taichi has no stubs.
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import difflib

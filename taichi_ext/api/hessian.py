@@ -10,14 +10,13 @@ from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import Options, checked_choice, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import AnyHessian, AnyProduct, DenseHessian, DenseProduct, Format, Kernel, Leaf
-from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.jacobian import in_structure, matrices, prepared_form, shaped
 from taichi_ext.api.plans.plan import Jacobian
-from taichi_ext.api.products import in_structure, matrices, shaped
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, with_short_traceback
-from taichi_ext.runtime.sparse.projection import Projection
+from taichi_ext.runtime.sparse.streams import Projection
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -1,8 +1,5 @@
 """``kernel.grad()`` and ``ti.ad.Tape`` for kernels with derivatives of the user's own, by the adjoint of the kernel."""
 
-# Fields and arrays of any kind are taken from a kernel that is known when it runs.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
@@ -23,8 +20,7 @@ from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import by_parameter
-from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.products import transposed
+from taichi_ext.api.jacobian import prepared_form, transposed
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.boundary.registry import RulesInUse
 from taichi_ext.errors import UnsupportedError

@@ -42,7 +42,7 @@ from taichi_ext.backend.arrays import (
     torch_from_numpy,
     with_leaf_values,
 )
-from taichi_ext.backend.captures import Captures, first_captures, frozen
+from taichi_ext.backend.captures import Captures, first_captures, frozen, note_function, read_member, values_read
 from taichi_ext.backend.compiling import (
     NeedsEngine,
     add_to,
@@ -176,9 +176,7 @@ from taichi_ext.backend.lifetime import (
     lost_since,
     moment,
 )
-from taichi_ext.backend.noting import note_function, read_member
 from taichi_ext.backend.opaque import Array, DataType
-from taichi_ext.backend.paths import values_read
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import enter_thread, exclusive, is_inside_kernel, materialize, syntax_tree
 from taichi_ext.host import (

@@ -8,21 +8,181 @@ fields and functions are compared that its code names.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dis
+import functools
 import inspect
 import linecache
 import operator
+import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.paths import NUMBERS, Path, is_taichi, python_function, python_reads, reference_to
+from taichi_ext.backend.opaque import TracingState
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.host import RUNTIME, Kernel, is_decorated, ti
+from taichi_ext.host import RUNTIME, ASTResolver, ASTTransformer, Func, Kernel, bound, build_call, is_decorated, ti
+
+# How Python values are reached that kernels name, and those that plain Python functions name.
+
+NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
+
+
+class Path(NamedTuple):
+    """How a value is reached: attributes and items of an object, or a name from outside of a function and those of it.
+
+    Attributes:
+        owner: the object or function.
+        steps: names of attributes, and items, each in a tuple of its own.
+        text: as the source has it.
+        is_global: whether the first step is a name that the function reads.
+    """
+
+    owner: Any
+    steps: tuple[Any, ...]
+    text: str
+    is_global: bool = False
+
+    @property
+    def key(self) -> object:
+        """The same for each way to write it, as long as the owner exists."""
+        return id(self.owner), self.steps
+
+    def part(self, step: Any) -> Path:
+        """An attribute or item of its value."""
+        text = f"{self.text}.{step}" if isinstance(step, str) else f"{self.text}[{step[0]!r}]"
+        return self._replace(steps=(*self.steps, step), text=text.lstrip("."))
+
+    def reader(self) -> Callable[[], Any]:
+        """A function that gives its present value; it keeps no object alive whose attribute it is."""
+        (first, *others), owner = self.steps, self.owner
+        if not self.is_global:
+            get, held = _getter(owner, first), reference_to(owner)
+            read = lambda: get(held(), first)  # noqa: E731
+        elif first in owner.__code__.co_freevars:
+            cell = owner.__closure__[owner.__code__.co_freevars.index(first)]
+            read = functools.partial(getattr, cell, "cell_contents")
+        else:
+            read = functools.partial(owner.__globals__.__getitem__, first)
+        if not others:
+            return read
+        steps = [operator.attrgetter(s) if isinstance(s, str) else operator.itemgetter(*s) for s in others]
+        if len(steps) == 1:
+            (step,) = steps
+            return lambda: step(read())
+        return lambda: functools.reduce(lambda value, step: step(value), steps, read())
+
+
+def _getter(owner: Any, name: str) -> Callable[[Any, str], Any]:
+    """The function that reads an attribute of an object: not Taichi's for classes with kernels, which takes long.
+
+    Taichi's takes properties of such a class from the class itself, whatever a subclass has in their place.
+    """
+    classes = type(owner).__mro__[:-1]
+    own = [vars(c)["__getattribute__"] for c in classes if "__getattribute__" in vars(c)]
+    is_property = any(isinstance(vars(c).get(name), property) for c in classes)
+    return object.__getattribute__ if own and all(map(is_taichi, own)) and not is_property else getattr
+
+
+def reference_to(obj: Any) -> Callable[[], Any]:
+    """A function that gives an object, without keeping it alive where it can be referred to weakly."""
+    if not isinstance(obj, NUMBERS):
+        with contextlib.suppress(TypeError):  # it has no weak references
+            return weakref.ref(obj)
+    return lambda: obj
+
+
+def is_taichi(obj: object) -> bool:
+    """Whether an object is, or belongs to, one of Taichi's own."""
+    module = getattr(obj, "__module__", None) or getattr(obj, "__name__", None) or ""
+    return RUNTIME.owns(str(module)) or RUNTIME.owns(type(obj).__module__)
+
+
+def python_function(value: Any) -> tuple[Any, object]:
+    """The plain Python function of the user's behind a callable, and the object that it is bound to."""
+    owner: object = None
+    if isinstance(value, types.MethodType):
+        value, owner = value.__func__, value.__self__
+    elif not isinstance(value, (types.FunctionType, type)):
+        value, owner = inspect.getattr_static(type(value), "__call__", None), value
+    module = getattr(value, "__module__", None) or ""
+    is_library = module.split(".")[0] in (RUNTIME.name, "numpy", "taichi_ext", *sys.stdlib_module_names)
+    is_plain = isinstance(value, types.FunctionType) and not hasattr(value, "_is_taichi_function")
+    return (value, owner) if is_plain and not is_library else (None, None)
+
+
+def python_reads(function: types.FunctionType, owner: object) -> Iterator[tuple[Path, object]]:
+    """The numbers, fields and functions that a Python function names."""
+    for path, value in _values(function, {} if owner is None else {function.__code__.co_varnames[0]: owner}):
+        if isinstance(value, (*NUMBERS, ti.Field, ti.Ndarray, ti.Matrix, types.FunctionType, types.MethodType)):
+            yield path, value
+
+
+def values_read(
+    function: types.FunctionType, given: Mapping[str, object], codes: tuple[types.CodeType, ...] = ()
+) -> Iterator[tuple[Path, object]]:
+    """What a kernel names, and functions that it names: variables, and attributes of the objects given as arguments."""
+    for path, value in _values(function, given):
+        yield path, value
+        method = bound(value)
+        inner = method[0] if method is not None else value if is_decorated(value) else None
+        inner = inspect.unwrap(inner) if callable(inner) else None
+        if inspect.isfunction(inner) and not is_taichi(inner) and inner.__code__ not in codes:
+            own = {} if method is None else dict.fromkeys(inner.__code__.co_varnames[:1], method[1])
+            yield from values_read(inner, own, (*codes, inner.__code__))
+
+
+def _values(function: types.FunctionType, given: Mapping[str, object]) -> Iterator[tuple[Path, object]]:
+    code = function.__code__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    for first, *names in _paths(code):
+        path = Path(function, (first,), first, is_global=True)
+        if first in cells:
+            value = None if cells[first] == types.CellType() else cells[first].cell_contents
+        elif first in function.__globals__ and first not in code.co_varnames:
+            value = function.__globals__[first]
+        elif first in given and names:
+            path, value = Path(given[first], (), first), given[first]
+        else:
+            continue
+        for name in names:
+            if isinstance(value, (*NUMBERS, ti.Field, ti.Matrix)):
+                break
+            path = path.part(name)
+            try:
+                value = getattr(value, name)
+            except Exception:  # of a property
+                break
+        yield path, value
+
+
+@functools.lru_cache(maxsize=1024)
+def _paths(code: types.CodeType) -> list[list[str]]:
+    """The names in the code of a function, each with the attributes that are read of it; not those that it assigns."""
+    found: list[list[str]] = []
+    path: list[str] = []
+    stored: set[object] = set()
+    for instruction in dis.get_instructions(code):
+        kind, name = instruction.opname, instruction.argval
+        if kind.startswith(("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FAST")):
+            path = [name[-1] if isinstance(name, tuple) else name]
+            found.append(path)
+        elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
+            path.append(name)
+        elif kind.startswith("STORE_"):
+            stored.add(name)
+        if not kind.startswith(("LOAD_", "PUSH_NULL", "CACHE", "EXTENDED_ARG")):
+            path = []
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return [p for p in found if stored.isdisjoint(p)] + [p for c in inner for p in _paths(c)]
+
+
+# What is compared, and how.
 
 CONTAINERS = (list, tuple, dict)
 _COMPARED = (*CONTAINERS, types.MethodType, np.ndarray, ti.Matrix, ti.Struct)  # by what they hold
@@ -282,3 +442,147 @@ def first_captures(kernel: Kernel, features: object, captures: Captures, *, is_p
     if is_plain:
         captures.first.captures = captures
     return captures.first.captures
+
+
+# --- notes of the values, taken while Taichi or the recorder walks a kernel
+
+
+_noting: list[Captures] = []
+_functions: weakref.WeakKeyDictionary[Func, tuple[Any, Captures]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def noting(captures: Captures) -> Iterator[None]:
+    """Note the Python values that are named while a kernel is compiled."""
+    _noting.append(captures)
+    try:
+        yield
+    finally:
+        _noting.pop()
+
+
+def keep_function(func: Func, captures: Captures) -> None:
+    """A real function was compiled with these values, once for all kernels that call it."""
+    known = _functions.get(func)
+    if known is not None and known[0]() is RUNTIME.program():
+        captures.add(known[1])  # for other types of arguments
+    _functions[func] = weakref.ref(RUNTIME.program()), captures
+
+
+def note_function(func: Func) -> None:
+    """A function is called: if it is a real one that was compiled before, the values of that time count."""
+    known = _functions.get(func)
+    if _noting and known is not None and known[0]() is RUNTIME.program():
+        _noting[-1].add(known[1])
+
+
+def read_member(struct: object, name: str) -> object:
+    """The value of a member of a struct of Python numbers, in the kernel that is walked."""
+    value = getattr(struct, name)
+    reader = _noting[-1].reader if _noting else None
+    return value if reader is None else reader.read_attribute(struct, name, value)
+
+
+def _note_name(context: TracingState, node: Any) -> None:
+    name, function = node.id, context.func.func
+    if name not in context.global_vars or any(name in scope for scope in context.local_scopes):
+        node.root = Path(node.ptr, (), name)
+    elif not is_taichi(function) and not name.startswith("<"):  # a function of the recorder
+        node.root = Path(function, (name,), name, is_global=True)
+        captures = _noting[-1]
+        captures.note(node.root, context.global_vars[name], _place(context, node))
+        if captures.reader is not None:
+            node.ptr = captures.reader.read_name(function, name, node.ptr)
+
+
+def _note_attribute(context: TracingState, node: Any) -> None:
+    if _note_part(context, node, node.value, node.attr, node.ptr):
+        reader = _noting[-1].reader
+        if reader is not None:
+            node.ptr = reader.read_attribute(node.value.ptr, node.attr, node.ptr)
+
+
+def _note_item(context: TracingState, node: Any) -> None:
+    index = node.slice.ptr
+    if isinstance(index, (list, tuple)) and len(index) == 1:
+        index = index[0]
+    _note_part(context, node, node.value, (index,))
+
+
+def _note_part(context: TracingState, node: Any, base: Any, step: Any, value: object = None) -> bool:
+    """Note an attribute, or an item in a tuple of its own, of the value of a node; False for those of Taichi."""
+    if isinstance(base, ast.Constant):  # evaluated for a call that reads an attribute, which is noted itself
+        return False
+    whole: Path = getattr(base, "root", None) or Path(base.ptr, (), "")
+    of_taichi = is_taichi(whole.owner) or is_taichi(base.ptr)
+    if whole.owner is None or (of_taichi and not isinstance(base.ptr, ti.Struct)):
+        return False
+    if isinstance(step, tuple):
+        if not (whole.steps and isinstance(base.ptr, CONTAINERS) and isinstance(step[0], (int, str))):
+            return False
+        container: Any = base.ptr
+        value = container[step[0]]
+    node.root = whole.part(step)
+    _noting[-1].note_part(whole, step, value, _place(context, node))
+    return True
+
+
+def _place(context: TracingState, node: Any) -> tuple[str, int, str]:
+    return context.file, node.lineno + context.lineno_offset, context.func.func.__name__
+
+
+def _note_call(context: TracingState, node: Any) -> None:
+    """Note what a call of the recorder reads: ``<ad>.attribute(x, "name")``, a ``method`` or ``load``."""
+    function = getattr(node.func, "id", "")
+    if function == "<ad>.attribute":
+        attribute: Any = ast.Attribute(value=node.args[0], attr=node.args[1].value, ctx=ast.Load(), lineno=node.lineno)
+        attribute.ptr = node.ptr
+        _note_attribute(context, attribute)
+        node.ptr = attribute.ptr
+        if hasattr(attribute, "root"):
+            node.root = attribute.root
+    elif function == "<ad>.method":
+        base, name = node.args[0], node.args[1].value
+        if hasattr(base.ptr, name):
+            _note_part(context, ast.copy_location(ast.Pass(), node), base, name, getattr(base.ptr, name))
+    elif function == "<ad>.load" and len(node.args[1].elts) == 1:
+        _note_part(context, node, node.args[0], (node.args[1].elts[0].ptr,))
+
+
+def follow_captures() -> None:
+    """From now on, the Python values that kernels are compiled with can be noted."""
+    notes = {"build_Name": _note_name, "build_Attribute": _note_attribute, "build_Subscript": _note_item}
+    for kind, note in notes.items():
+        setattr(ASTTransformer, kind, staticmethod(_followed(getattr(ASTTransformer, kind), note)))
+    setattr(ASTTransformer, "build_Call", staticmethod(_followed_call(build_call)))  # noqa: B010
+
+
+def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callable[..., object]:
+    def wrapped(context: object, node: object) -> object:
+        result = build(context, node)
+        if _noting:
+            note(context, node)
+        return result
+
+    return wrapped
+
+
+def _followed_call(build: Callable[..., object]) -> Callable[..., object]:
+    def wrapped(context: TracingState, node: Any) -> object:
+        reader = _noting[-1].reader if _noting else None
+        is_static = reader is not None and any(
+            ASTResolver.resolve_to(node.func, static, context.global_vars) for static in (ti.static, ti.static_assert)
+        )
+        if not is_static:
+            result = build(context, node)
+            if _noting:
+                _note_call(context, node)
+            return result
+        assert reader is not None
+        reader.enter_static(1)
+        try:
+            return build(context, node)
+        finally:
+            reader.enter_static(-1)
+
+    return wrapped

@@ -12,11 +12,10 @@ import numpy as np
 
 from taichi_ext import host
 from taichi_ext.backend.arrays import as_numpy, is_placed, is_torch_tensor, put_back
-from taichi_ext.backend.captures import Captures, first_captures
+from taichi_ext.backend.captures import Captures, first_captures, follow_captures, keep_function, note_function, noting
 from taichi_ext.backend.contexts import function_context
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.noting import follow_captures, keep_function, note_function, noting
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 from taichi_ext.host import RUNTIME, AutodiffMode, Func, Kernel, impl
 

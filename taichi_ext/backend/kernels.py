@@ -16,10 +16,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from taichi_ext import host
-from taichi_ext.backend.captures import Captures
+from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import DataType, is_host_arch, source_location
 from taichi_ext.backend.lifetime import Uses
-from taichi_ext.backend.noting import noting
 from taichi_ext.backend.threads import exclusive
 from taichi_ext.host import (
     RUNTIME,

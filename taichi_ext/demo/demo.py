@@ -4,9 +4,6 @@ The program is the one a user asked about in taichi-dev/taichi issue 6196: the d
 pixel of a 640 x 480 camera, and its Jacobian with respect to the sphere's radius and centre drives a least-squares fit.
 """
 
-# Of an argument of ti.GUI with a default, as res=512, that number is all that pyright knows.
-# pyright: reportArgumentType=false
-
 import argparse
 import os
 import statistics

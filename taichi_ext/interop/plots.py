@@ -21,8 +21,8 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
 from taichi_ext.api.inputs.options import check_count
+from taichi_ext.api.jacobian import real_array
 from taichi_ext.api.plans.plan import Jacobian
-from taichi_ext.api.products import real_array
 from taichi_ext.checks.differences import entry_text
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 from taichi_ext.labels import Labels

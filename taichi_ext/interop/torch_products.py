@@ -12,7 +12,6 @@ where H is the Hessian of ``v f(x)``, which is symmetric; for ``Columns``, v is 
 """
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
-# pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations

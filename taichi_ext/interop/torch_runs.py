@@ -14,13 +14,12 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.api.hessian import hvp
-from taichi_ext.api.jacobian import jacobian
-from taichi_ext.api.products import jvp, vjp
+from taichi_ext.api.jacobian import jacobian, jvp, vjp
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.interop.torch_products import TorchCall, as_tensor, require_torch
 from taichi_ext.labels import Labels
 from taichi_ext.record import record
-from taichi_ext.runtime.launching.roots import Root, Solving
+from taichi_ext.runtime.launching.pipeline import Root, Solving
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.memory.state import State
 

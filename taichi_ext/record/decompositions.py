@@ -17,12 +17,12 @@ from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.assignments import declare
-from taichi_ext.record.boundaries import stopped
 from taichi_ext.record.construct import inline_call
 from taichi_ext.record.effects import kept_call
 from taichi_ext.record.handles import group_of, value_of
 from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Recording
+from taichi_ext.record.rules import stopped
 from taichi_ext.record.twins import AT
 
 _PAIRS = {2: ((0, 1),), 3: ((0, 1), (0, 2), (1, 2))}

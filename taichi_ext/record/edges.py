@@ -13,11 +13,11 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidRuleError, UnsupportedError, shown
 from taichi_ext.program import Body, Const, Effect, Load, Read, Store, Tensor, Value, cited, statements
 from taichi_ext.record.assignments import frozen
-from taichi_ext.record.boundaries import by_number, statement
 from taichi_ext.record.handles import Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Recording
+from taichi_ext.record.rules import by_number, statement
 
 Call = Callable[..., Any]  # of a ti.func, by its arguments
 

@@ -13,7 +13,6 @@ import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.errors import DerivativeWarning, InvalidRuleError, UnsupportedError
 from taichi_ext.record.assignments import assign_to, declare, frozen
-from taichi_ext.record.boundaries import stopped
 from taichi_ext.record.conditions import HASH_START, Probe
 from taichi_ext.record.edges import (
     Call,
@@ -30,6 +29,7 @@ from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import OpenBlock, Recording
+from taichi_ext.record.rules import stopped
 
 _FINE = {32: 1e-7, 64: 1e-15}  # by the bits of positions: roundings
 # By whether the image is computed in float64: pixels from an edge at which its sides are looked at, and how thin a face

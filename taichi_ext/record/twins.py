@@ -1,19 +1,311 @@
 """What a kernel computes from decompositions, computed again with tangents; see ``decompositions``.
 
 Where it leaves the locals of the kernel, it has the value of the first and the tangent of the second: NaN where single
-vectors decide it whose values are equal, see ``analysis.singular_vectors``. The kernel notes in a field of the package
-that this was so, and that Taichi's own vectors were wrong.
+vectors decide it whose values are equal. The kernel notes in a field of the package that this was so, and that Taichi's
+own vectors were wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.singular_vectors import Decomposition, Vectors, vectors_read
+
+# Values that single singular vectors or eigenvectors decide, rather than a function of the whole decomposition.
+#
+# Where two singular values are equal, their vectors may be turned in the plane that they span: ``U R f(S) (V R)^T`` is
+# the same, ``U[0, 0]`` is not, and has no derivative. Whether a value is the same is found by evaluating the program
+# with numbers drawn at random, once with some vectors and once with these turned.
+
+_DRAWS = 4
+_MOST_ROUNDS = 9  # of a loop
+_NEAR = 1e-7
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{**ir.PYTHON, "abs": abs, "max": max, "min": min},
+    **{name: getattr(math, name) for name in ("sin", "cos", "tan", "asin", "acos", "tanh", "exp", "log", "sqrt")},
+    **{name: getattr(math, name) for name in ("floor", "ceil", "atan2")},
+    **{"select": lambda c, a, b: a if c else b, "ifte": lambda c, a, b: a if c else b, "round": round},
+    **{"logical_and": lambda a, b: a and b, "logical_or": lambda a, b: a or b, "logical_not": operator.not_},
+    **{"rsqrt": lambda a: 1.0 / math.sqrt(a), "raw_div": operator.truediv},
+}
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The calls whose vectors a value depends on.
+
+    Attributes:
+        calls: all of them, by their numbers.
+        tied: those with a pair of neighbouring values at which it has no derivative if they are equal; then come the
+            pairs of singular values of opposite signs.
+    """
+
+    calls: frozenset[int] = frozenset()
+    tied: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A call: its statement, its matrix, and the locals of its vectors and of its values; these may be a diagonal."""
+
+    statement: ir.Statement
+    matrix: tuple[ir.Value, ...]
+    vectors: tuple[ir.Local, ...]
+    values: ir.Local
+
+
+def vectors_read(body: ir.Body, calls: list[Decomposition], locals_: Iterable[ir.Local]) -> Mapping[ir.Value, Vectors]:
+    """For values that other statements read of ``locals_``, which are computed from decompositions, their vectors."""
+    slice_ = frozenset(locals_)
+    givers = (s for s in ir.statements(body) if isinstance(s, (ir.Declare, ir.Store)))
+    given = ((to, s) for s in givers for to, _ in ir.flows(s) if isinstance(to, ir.Local))
+    uses = ((to, local) for to, s in given for v in ir.values_of(s) for local in v.contents.locals)
+    computed = frozenset(ir.reached(slice_, uses))  # such as the bounds of a clamp, the same for all values
+    found: dict[ir.Value, Vectors] = {}
+    for n, call in enumerate(calls):
+        kinds = (True,) if len(call.vectors) == 2 else (True, False)  # singular vectors are rotations
+        for pair, are_rotations in itertools.product(range(len(call.vectors) * (call.values.shape[0] - 1)), kinds):
+            for value, is_tied in _judged(body, calls, (slice_, computed), (n, pair), are_rotations).items():
+                known = found.get(value, Vectors())
+                found[value] = Vectors(known.calls | {n}, known.tied | ({(n, pair)} if is_tied else set()))
+    return found
+
+
+def _judged(
+    body: ir.Body,
+    calls: list[Decomposition],
+    locals_: tuple[frozenset[ir.Local], frozenset[ir.Local]],
+    target: tuple[int, int],
+    are_rotations: bool,
+) -> dict[ir.Value, bool]:
+    """The values that depend on the vectors of a call, and whether they change with those of a pair that is tied.
+
+    They do if that is so in all draws in which they depend on vectors at all: a draw may take another branch.
+    """
+    judged: dict[ir.Value, bool] = {}
+    for seed in range(_DRAWS):
+        drawn = _Drawn(np.random.default_rng(seed), are_rotations)
+        runs = [_Run(calls, locals_, drawn, target, how) for how in ("", "turned", "others")]
+        plain, turned, others = [run.results(body) for run in runs]
+        for value, numbers in plain.items():
+            if not all(map(math.isfinite, (*numbers, *turned[value]))):
+                continue
+            if _differs(numbers, others[value]):
+                judged[value] = judged.get(value, True) and _differs(numbers, turned[value])
+        if not any(judged.values()):
+            break
+    return judged
+
+
+def _differs(some: list[float], others: list[float]) -> bool:
+    return any(not abs(a - b) <= _NEAR * (1.0 + abs(a) + abs(b)) for a, b in zip(some, others, strict=False))
+
+
+@dataclass
+class _Drawn:
+    """Numbers of one draw, which all its runs share."""
+
+    generator: np.random.Generator
+    are_rotations: bool
+    numbers: dict[Hashable, Any] = field(default_factory=dict)
+
+    def number(self, key: Hashable, dtype: ir.Type) -> float | int:
+        if key not in self.numbers:
+            drawn = self.generator.uniform(0.4, 1.6) if dtype.is_real else int(self.generator.integers(3))
+            self.numbers[key] = drawn
+        return self.numbers[key]
+
+    def bases(self, key: Hashable, n: int, count: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+        """Values in descending order, orthogonal vectors, and other matrices of their shape."""
+        if key not in self.numbers:
+            normal = self.generator.standard_normal((2 * count, n, n))
+            values = np.sort(self.generator.uniform(0.5, 1.9, n))[::-1].copy()
+            vectors = [np.linalg.qr(m)[0] for m in normal[:count]]
+            for m in vectors:  # a rotation, or else a reflection
+                m[:, 0] *= np.linalg.det(m) * (1.0 if self.are_rotations else -1.0)
+            self.numbers[key] = values, vectors, list(normal[count:])
+        return self.numbers[key]
+
+
+class _Jump(Exception):
+    pass
+
+
+class _Run:
+    """One evaluation of the statements that compute a slice or numbers for it, and of what others read of the slice."""
+
+    def __init__(
+        self,
+        calls: list[Decomposition],
+        locals_: tuple[frozenset[ir.Local], frozenset[ir.Local]],
+        drawn: _Drawn,
+        target: tuple[int, int],
+        how: str,
+    ) -> None:
+        self._calls = {call.statement: (n, call) for n, call in enumerate(calls)}
+        (self._slice, self._computed_locals), self._drawn, self._target, self._how = locals_, drawn, target, how
+        self._locals: dict[ir.Local, Any] = {}
+        self._loops: dict[ir.Local, int] = {}
+        self._visits: dict[int, int] = defaultdict(int)
+        self._memo: dict[ir.Value, Any] = {}
+        self._found: dict[ir.Value, list[float]] = defaultdict(list)
+
+    def results(self, body: ir.Body) -> dict[ir.Value, list[float]]:
+        """The numbers of each value that a statement outside of the slice reads of it."""
+        with contextlib.suppress(_Jump):
+            self._body(body)
+        return self._found
+
+    def _body(self, body: ir.Body) -> None:
+        for s in body:
+            self._memo = {}
+            self._statement(s)
+
+    def _statement(self, s: ir.Statement) -> None:
+        match s:
+            case ir.If(condition=condition, then=then, orelse=orelse):
+                self._body(then if self._value(condition) else orelse)
+            case ir.While() | ir.For():
+                self._loop(s)
+            case ir.Jump(kind=kind):
+                raise _Jump(kind)
+            case ir.Call() if s in self._calls:
+                self._decomposed(*self._calls[s])
+            case ir.Declare(local=local, values=values) if local in self._computed_locals:
+                numbers = [self._value(v) for v in values] or [0.0] * math.prod(local.shape)
+                self._locals[local] = np.reshape(numbers, local.shape) if local.shape else numbers[0]
+            case ir.Store(target=ir.Read(local=local) as target) if local in self._computed_locals:
+                self._store(s, target)
+            case ir.Call(results=results) if self._slice.intersection(results):
+                self._called(s)
+            case _:
+                for value in ir.values_of(s):
+                    if value.dtype.is_real and not self._slice.isdisjoint(value.contents.locals):
+                        self._found[value].append(self._value(value))
+
+    def _loop(self, s: ir.While | ir.For) -> None:
+        rounds: Iterable[tuple[int, ...]] = itertools.repeat((), _MOST_ROUNDS)
+        if isinstance(s, ir.For):
+            rounds = itertools.islice(itertools.product(*self._ranges(s)), _MOST_ROUNDS)
+        for numbers in rounds:
+            if isinstance(s, ir.For):
+                self._loops.update(zip(s.variables, numbers, strict=False))
+            self._memo = {}
+            if isinstance(s, ir.While) and s.condition is not None and not self._value(s.condition):
+                break
+            try:
+                self._body(s.body)
+            except _Jump as jump:
+                if jump.args[0] == "break":
+                    break
+
+    def _ranges(self, s: ir.For) -> list[Iterable[int]]:
+        """The numbers of the loop variables; one each where bounds are not known, or it runs over a field."""
+        domain = s.domain if s.kind != "range" else (s.domain,)
+        if s.kind not in ("range", "ndrange") or not all(_is_constant(part) for part in domain):
+            return [(0,)] * max(1, len(s.variables))
+        bounds = [part if isinstance(part, tuple) else (part,) for part in domain]
+        return [range(*(int(self._value(v)) for v in part))[:_MOST_ROUNDS] for part in bounds]
+
+    def _decomposed(self, number: int, call: Decomposition) -> None:
+        visit, self._visits[number] = self._visits[number], self._visits[number] + 1
+        is_nested = any(not self._slice.isdisjoint(v.contents.locals) for v in call.matrix)
+        matrix = tuple(f"{self._value(v):.6e}" for v in call.matrix) if is_nested else ()
+        n = call.values.shape[0]
+        values, vectors, others = self._drawn.bases((number, visit, matrix), n, len(call.vectors))
+        if number == self._target[0]:
+            is_opposite, k = divmod(self._target[1], n - 1)
+            values = values.copy()
+            values[k + 1] = -values[k] if is_opposite else values[k]
+            if self._how == "turned":
+                turn = np.eye(n)
+                turn[k : k + 2, k : k + 2] = [[0.8, -0.6], [0.6, 0.8]]
+                vectors = [v @ (turn.T if is_opposite and m else turn) for m, v in enumerate(vectors)]
+            vectors = others if self._how == "others" else vectors
+        self._locals |= zip(call.vectors, vectors, strict=True)
+        self._locals[call.values] = values if len(call.values.shape) == 1 else np.diag(values)
+
+    def _store(self, s: ir.Store, target: ir.Read) -> None:
+        new = self._value(s.value)
+        if isinstance(s, (ir.Update, ir.Atomic)):
+            name = s.op if isinstance(s, ir.Update) else s.function.removeprefix("atomic_")
+            old = self._value(target)
+            if isinstance(s, ir.Atomic) and s.result is not None:
+                self._locals[s.result] = old
+            new = self._computed(name, old, new)
+        if not target.index:
+            self._locals[target.local] = new
+        elif target.local in self._locals:
+            self._locals[target.local] = np.array(self._locals[target.local], dtype=float)
+            self._locals[target.local][self._index(target)] = new
+
+    def _called(self, s: ir.Call) -> None:
+        """The results of another function of the library, where it is known."""
+        groups = [a for a in s.args if isinstance(a, ir.Tensor)]
+        args = [np.reshape([self._value(v) for v in a.entries], a.shape) for a in groups]
+        known: dict[str, Callable[..., Any]] = {"inverse": np.linalg.inv, "solve": np.linalg.solve}
+        for local in s.results:
+            self._locals[local] = known[s.function](*args) if s.function in known else np.full(local.shape, np.nan)
+
+    # --- values
+
+    def _value(self, value: ir.Value) -> Any:
+        if value not in self._memo:
+            self._memo[value] = self._evaluated(value)
+        return self._memo[value]
+
+    def _evaluated(self, value: ir.Value) -> Any:
+        match value:
+            case ir.Const(value=number) | ir.FoldedConst(value=number):
+                return number
+            case ir.Op(name="cast", args=(x,), dtype=dtype):
+                return (
+                    self._computed("cast", self._value(x)) if dtype.is_real else self._computed("int", self._value(x))
+                )
+            case ir.Op(name=name, args=args):
+                return self._computed(name, *[self._value(a) for a in args])
+            case ir.Read(local=local) if local in self._locals:
+                held = self._locals[local]
+                return held[self._index(value)].item() if value.index else held
+            case ir.Read(local=local) if local in self._loops:
+                return self._loops[local]
+            case ir.Read(local=memory) | ir.Load(container=memory):
+                key = memory, tuple(v if isinstance(v, int) else self._value(v) for v in _indices(value))
+                return self._drawn.number(key, value.dtype)
+        return self._drawn.number(value, value.dtype)
+
+    def _index(self, read: ir.Read) -> tuple[int, ...]:
+        index = (i if isinstance(i, int) else self._value(i) for i in read.index)
+        return tuple(int(i) % n if math.isfinite(i) else 0 for i, n in zip(index, read.local.shape, strict=True))
+
+    def _computed(self, name: str, *args: Any) -> Any:
+        function = {"cast": float, "int": int}.get(name) or _OPERATIONS.get(name)
+        try:
+            found = math.nan if function is None else function(*args)
+        except (ArithmeticError, ValueError, TypeError):
+            return math.nan
+        return math.nan if isinstance(found, complex) else found
+
+
+def _indices(value: Any) -> tuple[Any, ...]:
+    return value.index if isinstance(value, ir.Read) else (*value.indices, *value.component)
+
+
+def _is_constant(part: object) -> bool:
+    return all(isinstance(v, ir.Const) for v in (part if isinstance(part, tuple) else (part,)))
+
+
+# All that is computed from decompositions, again.
 
 AT = "_at"  # ends the name of a call whose results are its other arguments, with the derivative of the decomposition
 TIE = (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import flatten
-from taichi_ext.api.products import matrices
+from taichi_ext.api.jacobian import matrices
 from taichi_ext.errors import InvalidArgumentError, unexpected
 
 

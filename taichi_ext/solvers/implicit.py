@@ -23,7 +23,7 @@ from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import Options, check_number, checked_choice
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_short_traceback
-from taichi_ext.runtime.launching.roots import Root
+from taichi_ext.runtime.launching.pipeline import Root
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import plain_number, reachable_arrays, warn_at_user
 from taichi_ext.runtime.sparse.matrices import positive_factors

@@ -2,8 +2,6 @@
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# J is the Jacobian, and no constant.
-# pyright: reportConstantRedefinition=false
 
 from __future__ import annotations
 
@@ -360,7 +358,7 @@ class _Points:
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
         r, roots = self._at(x).data[0], self._weighted.roots
-        return r.copy() if roots is None else roots * r  # SciPy before 1.16 scales it in place
+        return r if roots is None else roots * r
 
     def jacobian(self, x: np.ndarray) -> Any:
         point = self._at(x)

@@ -1,8 +1,5 @@
 """The Levenberg-Marquardt iteration, whatever the normal equations come from."""
 
-# pyright knows no types of arrays of any shape and type.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import math

@@ -2,8 +2,6 @@
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The parts of a Jacobian are private to the package, not to its module.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from numpy.typing import DTypeLike
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.results import joined
-from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.products import block_size, matrices, side_by_side
+from taichi_ext.api.jacobian import block_size, matrices, prepared_form, side_by_side
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 from taichi_ext.runtime.memory.shadows import check_fits

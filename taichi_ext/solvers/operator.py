@@ -2,8 +2,6 @@
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The parts of a Jacobian are private to the package, not to its module.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -21,9 +19,8 @@ import numpy as np
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import Options, checked_options
-from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.jacobian import directional, prepared_form, transposed
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.api.products import directional, transposed
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.second_order import MOST_VECTORS, hessian_times, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback

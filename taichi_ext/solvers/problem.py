@@ -17,8 +17,8 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, flatten
 from taichi_ext.api.inputs.options import check_number
 from taichi_ext.api.inputs.results import joined
+from taichi_ext.api.jacobian import jvp
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.api.products import jvp
 from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
@@ -504,10 +504,10 @@ class Weighted:
         return cost, scaled, self.roots if factors is None else self.roots * factors
 
     def rows_and_gradient(self, point: Point) -> tuple[object, np.ndarray]:
-        """J with weights but without the loss, which SciPy takes and scales in place, and the gradient of the cost."""
+        """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
         r, J, _ = point.data
         self._problem.check_rows(J)
-        J = whole(J).astype(np.float64, copy=not self.robust.is_linear)
+        J = whole(J).astype(np.float64, copy=False)
         _, scaled, factors = self._scaled(r)
         gradient = J.T @ (scaled if factors is None else factors * scaled)
         return J if self.roots is None else rows_times(self.roots, J), gradient

@@ -22,8 +22,7 @@ from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.inputs.types import Format, Kernel
-from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.products import in_structure, real_array
+from taichi_ext.api.jacobian import in_structure, prepared_form, real_array
 from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown, unexpected, with_short_traceback
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded

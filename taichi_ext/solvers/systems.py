@@ -2,8 +2,6 @@
 
 # pyright knows no types of SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# J is the Jacobian, and no constant.
-# pyright: reportConstantRedefinition=false
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ OPTIONAL = {
     "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},
     "opaque": {"torch", "typing_extensions"},  # for the type checker alone
-    **dict.fromkeys(("hessian", "jacobian", "products"), {"typing_extensions"}),  # likewise
+    **dict.fromkeys(("hessian", "jacobian"), {"typing_extensions"}),  # likewise
     "matrices": {"scipy", "scipy.sparse", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
     "torch_function": {"torch"},
     "torch_products": {"torch"},

@@ -8,7 +8,7 @@ import taichi as ti
 
 import taichi_ext.program as ir
 from taichi_ext import DerivativeWarning, hessian, hvp, jacobian, vjp
-from taichi_ext.analysis.singular_vectors import Decomposition, vectors_read
+from taichi_ext.record.twins import Decomposition, vectors_read
 
 TIED, APART = np.eye(2) * 1.1, np.array([[1.5, 0.2], [0.1, 0.7]])
 MODES = ("forward", "reverse")

@@ -9,7 +9,7 @@ import numpy as np
 
 from taichi_ext.backend import ti
 from taichi_ext.differentiate.plan.storage_facts import Strategy
-from taichi_ext.runtime.sparse.projection import Projection
+from taichi_ext.runtime.sparse.streams import Projection
 
 Format = Literal["csr", "csc", "coo", "bsr", "torch_csr", "torch_coo"]
 Mode = Literal["forward", "reverse"]

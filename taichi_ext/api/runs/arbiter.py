@@ -24,7 +24,7 @@ from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.results import Layout, Placed
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import JacobianKernel
-from taichi_ext.record.python_functions import definition
+from taichi_ext.record.calls import definition
 from taichi_ext.record.variables import with_entries
 from taichi_ext.runtime.launching.trace import (
     CHANGED,

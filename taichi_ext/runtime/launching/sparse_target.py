@@ -15,9 +15,8 @@ from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import Shadow
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import Arithmetic
-from taichi_ext.runtime.sparse.projection import project
 from taichi_ext.runtime.sparse.rows import SparseRows
-from taichi_ext.runtime.sparse.streams import Saved, Streams
+from taichi_ext.runtime.sparse.streams import Saved, Streams, project
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FieldKey, PipelineArgument, container_key, rows_of
-from taichi_ext.runtime.launching.roots import Root
+from taichi_ext.runtime.launching.pipeline import Root
 from taichi_ext.runtime.launching.session import (
     check_gradient_is_own,
     check_same_program,

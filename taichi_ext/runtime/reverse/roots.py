@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.runtime.launching.roots import Root, Solving
+from taichi_ext.runtime.launching.pipeline import Root, Solving
 from taichi_ext.runtime.launching.session import Lost, is_among
 from taichi_ext.runtime.memory.shadows import view_of
 from taichi_ext.runtime.reverse.arrays import HostArrays
