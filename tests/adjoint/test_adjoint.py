@@ -7,39 +7,17 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from program_interpreter import Interpreter
 
+import taichi_ext.program as ir
 from taichi_ext.adjoint import adjoint_array, adjoint_of, contention, gather, lanes, staged
 from taichi_ext.adjoint import costly as costly_values
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.program import (
-    F64,
-    I32,
-    U1,
-    Assign,
-    Atomic,
-    Const,
-    Container,
-    Declare,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Program,
-    Read,
-    Return,
-    Update,
-    While,
-    statements,
-    values_of,
-    walk,
-)
+from taichi_ext.program import F64, I32, For, If, Jump, Local, Op, Program, Read, Update, statements, values_of, walk
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify import simplify
 
 N = 5
-x, y, z = (Container(name, F64, 1, shape=(N,)) for name in "xyz")
+x, y, z = (ir.Container(name, F64, 1, shape=(N,)) for name in "xyz")
 EXTENTS = {container: Extent((N,), ()) for container in (x, y, z)}
 GIVEN = {x: np.array([0.7, 0.4, 0.3, 1.1, 0.9]), y: np.array([0.2, 0.5, 0.1, 0.8, 0.6]), z: np.linspace(0.3, 0.5, N)}
 i, j, n = (Local(name, I32, kind="loop") for name in "ijn")
@@ -50,24 +28,24 @@ places = Local("places", I32, (2,))
 
 
 def value(v):
-    return v if not isinstance(v, (int, float)) else Const(v, F64 if isinstance(v, float) else I32)
+    return v if not isinstance(v, (int, float)) else ir.Const(v, F64 if isinstance(v, float) else I32)
 
 
 def op(name, *args):
     values = tuple(map(value, args))
-    return Op(name, values, U1 if name in ("gt", "lt", "ge", "le", "eq") else values[-1].dtype)
+    return Op(name, values, ir.U1 if name in ("gt", "lt", "ge", "le", "eq") else values[-1].dtype)
 
 
 def at(container, index):
-    return Load(container, (value(index),))
+    return ir.Load(container, (value(index),))
 
 
 def put(target, v):
-    return Assign(Read(target) if isinstance(target, Local) else target, value(v))
+    return ir.Assign(Read(target) if isinstance(target, Local) else target, value(v))
 
 
 def let(local, *values):
-    return Declare(local, tuple(map(value, values)))
+    return ir.Declare(local, tuple(map(value, values)))
 
 
 def over(container, *body, variable=i):
@@ -114,7 +92,7 @@ def left_early():
         If(op("gt", Read(s), 9.0), (put(s, op("sqrt", Read(s))), Jump("break")), ()),
         put(s, op("add", Read(s), at(y, around(Read(count))))),
     )
-    rounds = While(op("lt", Read(count), 20), body)
+    rounds = ir.While(op("lt", Read(count), 20), body)
     return [over(y, let(s, at(y, Read(i))), let(count, 0), rounds, put(at(z, Read(i)), op("mul", Read(s), Read(s))))]
 
 
@@ -179,12 +157,12 @@ def last_counts():
 def crossing():
     """A local of the kernel that a parallel loop adds to, and a returned number."""
     add = over(x, Update(Read(s), "add", op("mul", at(x, Read(i)), at(x, Read(i)))))
-    return [let(s, 0.0), add, over(z, put(at(z, Read(i)), op("mul", Read(s), at(y, Read(i))))), Return((Read(s),))]
+    return [let(s, 0.0), add, over(z, put(at(z, Read(i)), op("mul", Read(s), at(y, Read(i))))), ir.Return((Read(s),))]
 
 
 def taken_numbers():
     """An atomic operation with a result: the order of the iterations counts."""
-    take = Atomic("atomic_max", at(z, 0), op("mul", at(x, Read(i)), at(y, Read(i))), b)
+    take = ir.Atomic("atomic_max", at(z, 0), op("mul", at(x, Read(i)), at(y, Read(i))), b)
     return [over(x, take, put(at(y, Read(i)), op("add", op("mul", Read(b), 2.0), at(x, Read(i))))), over(z, doubled())]
 
 

@@ -12,16 +12,8 @@ from reverse_mode import check_transpose, gradient_field
 from runtimes import RUNTIME
 from taichi_program import initialise
 
-from taichi_ext import (
-    InvalidArgumentError,
-    UnsupportedError,
-    coverage,
-    edge,
-    jacobian,
-    segment_edge,
-    sqrt_edge,
-    value_and_jacobian,
-)
+import taichi_ext as te
+from taichi_ext import UnsupportedError, coverage, edge, jacobian, segment_edge, sqrt_edge, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -850,14 +842,14 @@ BAD = {  # what the message says; whether a plain run of the kernel is refused, 
 def test_bad_input(body):
     message, is_refused_plainly = BAD[body]
     k, x, image = edge_kernel(body)
-    with pytest.raises((UnsupportedError, InvalidArgumentError, ti.TaichiTypeError), match=message) as error:
+    with pytest.raises((UnsupportedError, te.InvalidArgumentError, ti.TaichiTypeError), match=message) as error:
         jacobian(k, x, image)
     text = str(error.value)
     assert "test_edges.py" in text
     assert "line" in text
     assert len(text.splitlines()) < 10
     if is_refused_plainly:
-        with pytest.raises((UnsupportedError, InvalidArgumentError, ti.TaichiTypeError)) as error:
+        with pytest.raises((UnsupportedError, te.InvalidArgumentError, ti.TaichiTypeError)) as error:
             k()
         if RUNTIME == "taichi":  # Quadrants adds its stack at each level
             assert len(str(error.value).splitlines()) < 12

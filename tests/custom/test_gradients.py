@@ -13,20 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
 from reverse_mode import check_transpose, gradient_field
 
-from taichi_ext import (
-    InvalidArgumentError,
-    InvalidRuleError,
-    Jacobian,
-    UnsupportedError,
-    boundary_gradient,
-    edge,
-    jacobian,
-    mark,
-    registry,
-    replace_gradient,
-    segment_edge,
-    stop_gradient,
-)
+import taichi_ext as te
+from taichi_ext import boundary_gradient, edge, jacobian, mark, registry, replace_gradient, segment_edge, stop_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -521,7 +509,7 @@ def test_a_sum_whose_tangent_is_stopped_has_no_row():
                 total += x[n] ** 2
             y[i] = x[i + 1] * stop_gradient(total) + ti.select(total > 1, 1.0, 2.0)
 
-    plan = Jacobian(k, x, y, format="csr")
+    plan = te.Jacobian(k, x, y, format="csr")
     sums = np.cumsum(read(x) ** 2)[1:]
     assert_allclose(plan().toarray(), np.eye(3, 4, 1) * sums[:, None], rtol=1e-12)
     assert "local total" not in plan.explain()
@@ -537,7 +525,7 @@ def test_a_sum_whose_tangent_is_stopped_has_no_row():
 )
 def test_outside_kernels(name, call):
     message = rf'File ".*test_gradients.py", line \d+:\n{name} is called from Python, .* type (float|list).*@ti.kernel'
-    with pytest.raises(UnsupportedError, match=message):
+    with pytest.raises(te.UnsupportedError, match=message):
         call()
     assert stop_gradient(3.0) == 3.0  # Python may compute with numbers in a pipeline
 
@@ -637,7 +625,7 @@ def test_rules_that_are_not_linear_are_refused(rule, mode):
     boundary_gradient(f, name="crooked")(rule)
     boundary_gradient("has a rule")(doubled)
     launch = k.grad if mode == "reverse" else lambda: jacobian(k, x, y)
-    with pytest.raises((UnsupportedError, InvalidRuleError), match="linear") as error:
+    with pytest.raises((te.UnsupportedError, te.InvalidRuleError), match="linear") as error:
         launch()
     line = rule.__code__.co_firstlineno
     assert re.search(rf"The rule 'crooked' \(.*test_gradients.py:{line}\)", str(error.value))
@@ -736,7 +724,7 @@ def _(d_a): {text if is_rule else "return d_a"}
     k = kernels_of(body, definitions=definitions, **scope)["k"]
     words = rf"The rule 'misfit' \(.*:8\) returns {words}; the result of 'square'" if is_rule else words
     for launch in (k.grad, lambda: jacobian(k, x, y)):
-        with pytest.raises((InvalidRuleError, UnsupportedError), match=words) as error:
+        with pytest.raises((te.InvalidRuleError, te.UnsupportedError), match=words) as error:
             launch()
         assert re.search(r'File "<kernels .*", line \d+', str(error.value))
     assert_array_equal(read(y), np.zeros(4))
@@ -754,7 +742,7 @@ def test_what_a_mark_does_not_pass_along():
         return auto
 
     with pytest.raises(
-        InvalidArgumentError, match=r"'another'.*mark\('m', \.\.\.\).*can take auto, d_other, other, out"
+        te.InvalidArgumentError, match=r"'another'.*mark\('m', \.\.\.\).*can take auto, d_other, other, out"
     ):
         jacobian(k, x, y)
 
@@ -774,13 +762,13 @@ def test_misuse_of_mark_and_replace():
     def shapes():
         y[0] = replace_gradient(x[0], ti.Vector([x[0], x[1]]))
 
-    with pytest.raises(InvalidArgumentError, match="name is 3; expected a string"):
+    with pytest.raises(te.InvalidArgumentError, match="name is 3; expected a string"):
         jacobian(number, x, y)
     with pytest.raises(
-        InvalidArgumentError, match=r"value is missing: mark is called as mark\(name, value, \*\*along\)"
+        te.InvalidArgumentError, match=r"value is missing: mark is called as mark\(name, value, \*\*along\)"
     ):
         jacobian(no_value, x, y)
-    with pytest.raises(InvalidArgumentError, match=r"value has shape \(\), the surrogate \(2,\)"):
+    with pytest.raises(te.InvalidArgumentError, match=r"value has shape \(\), the surrogate \(2,\)"):
         jacobian(shapes, x, y)
 
 
@@ -844,7 +832,7 @@ def test_a_rule_that_stores_is_refused_in_both_modes():
         for i in range(2):
             y[i] = f(x[0], x[i])
 
-    with pytest.raises(UnsupportedError, match="must not write"):
+    with pytest.raises(te.UnsupportedError, match="must not write"):
         jacobian(k, x, y)
     with pytest.raises(ti.TaichiCompilationError, match="must not write"):
         k.grad()

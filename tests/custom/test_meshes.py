@@ -11,17 +11,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from planar import area_in_pixels, clip, line_in_pixels
 from reverse_mode import check_transpose, gradient, gradient_field
 
-from taichi_ext import (
-    DerivativeWarning,
-    InvalidArgumentError,
-    Jacobian,
-    UnsupportedError,
-    add_edge,
-    jacobian,
-    mesh_edges,
-    value_and_jacobian,
-    vjp,
-)
+import taichi_ext as te
+from taichi_ext import Jacobian, UnsupportedError, add_edge, jacobian, mesh_edges, value_and_jacobian, vjp
 
 W, H = 14, 11
 CORNERS = np.random.default_rng(7).normal(size=(5, 3))  # where their places do not matter
@@ -47,7 +38,7 @@ def test_edges_of_a_tetrahedron_and_of_an_open_fan():
     ],
 )
 def test_meshes_that_are_refused(triangles, message):
-    with pytest.raises(InvalidArgumentError, match=f"mesh_edges: .*{message}"):
+    with pytest.raises(te.InvalidArgumentError, match=f"mesh_edges: .*{message}"):
         mesh_edges(triangles, CORNERS)
 
 
@@ -62,7 +53,7 @@ def test_meshes_that_are_refused(triangles, message):
     ],
 )
 def test_corners_that_are_refused(corners, message):
-    with pytest.raises(InvalidArgumentError, match=f"mesh_edges: {message}"):
+    with pytest.raises(te.InvalidArgumentError, match=f"mesh_edges: {message}"):
         mesh_edges([[0, 1, 2]], corners=corners)
 
 
@@ -233,7 +224,9 @@ def test_an_image_that_is_drawn_after_its_edges(ti64):
         for n in range(1):
             add_edge(image, p[n], p[n + 1], stores)
 
-    with pytest.warns(DerivativeWarning, match=r"line \d+.*\n.*p\[0\]\[0\]\nThe kernel stores to image after add_edge"):
+    with pytest.warns(
+        te.DerivativeWarning, match=r"line \d+.*\n.*p\[0\]\[0\]\nThe kernel stores to image after add_edge"
+    ):
         jacobian(late, p, image)
     across = 0.5 * np.array([2.2 - 0.8, 0.3 - 3.1])  # of the area to the left, by each end
     with warnings.catch_warnings():

@@ -15,20 +15,8 @@ from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
 from taichi_program import initialise
 
-from taichi_ext import (
-    DerivativeWarning,
-    InvalidRuleError,
-    Jacobian,
-    UnsupportedError,
-    edge,
-    jacobian,
-    layers,
-    pixel,
-    ray_level,
-    stop_gradient,
-    value_and_jacobian,
-    vjp,
-)
+import taichi_ext as te
+from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, layers, pixel, ray_level, stop_gradient, vjp
 from taichi_ext.program import I32, Assign, Local, Read
 from taichi_ext.record import conditions
 
@@ -141,7 +129,7 @@ def test_arguments_that_are_passed_on_cannot_be_stored_to():
     for kernel in (by_pixel, by_layers):
         with pytest.raises(UnsupportedError, match=r"middle \+= 1.0\nA value of shape \(2,\) is assigned to"):
             jacobian(kernel, x, image)
-    with pytest.raises(InvalidRuleError, match=r"at is missing: pixel is called as pixel\(shade, \*args, at="):
+    with pytest.raises(te.InvalidRuleError, match=r"at is missing: pixel is called as pixel\(shade, \*args, at="):
         jacobian(without_at, x, image)
 
 
@@ -410,7 +398,7 @@ def test_the_value_at_the_centre_of_the_pixel():
     at_centres()
     drawing(shade, image, False)()
     assert_allclose(read(image), read(plain), rtol=1e-13)
-    value, _ = value_and_jacobian(drawing(shade, image, False), p, image)
+    value, _ = te.value_and_jacobian(drawing(shade, image, False), p, image)
     assert_allclose(value, read(plain), rtol=1e-13)
 
 
@@ -453,7 +441,7 @@ def test_conditions_that_are_no_edges():
             value += 1.0
         return value
 
-    value, J = value_and_jacobian(drawing(shade, image, False), p, image)
+    value, J = te.value_and_jacobian(drawing(shade, image, False), p, image)
     assert_allclose(value, 1.4 + (np.arange(6) > 2.3) + np.zeros((8, 6)), rtol=1e-13)
     assert_allclose(J, np.broadcast_to([0.0, 0.0, 2.0], (8, 6, 3)), atol=1e-13)
 
@@ -733,7 +721,7 @@ def test_a_ramp_that_is_narrower_than_a_pixel():
                 return 0.7 * u * u * (3 - 2 * u)
 
             with warnings.catch_warnings():
-                warnings.simplefilter("error", DerivativeWarning)
+                warnings.simplefilter("error", te.DerivativeWarning)
                 J = plan()[..., 0]
             assert_allclose(J, across_sides(value, (6, 2)), atol=0.025)
 
@@ -779,7 +767,7 @@ def test_patterns_that_are_too_fine_give_a_warning(by):
 
     for shade, pixels in ((checkers, "about (4|8) pixels"), (ramp, "about 3 pixels")):
         k = drawing(shade, image, True)
-        with pytest.warns(DerivativeWarning, match=f"test_pixel.py:.*off in {pixels}:"):
+        with pytest.warns(te.DerivativeWarning, match=f"test_pixel.py:.*off in {pixels}:"):
             if by == "jacobian":
                 jacobian(k, p, image)
             elif by == "kernel.grad()":
@@ -798,7 +786,7 @@ def test_the_warning_counts_the_pixels_of_a_row():
     def ramp(x, y):
         return ti.math.smoothstep(0.0, p[1], x - p[0])
 
-    with pytest.warns(DerivativeWarning, match="off in about (2[5-9]|3[0-4]). pixels:"):
+    with pytest.warns(te.DerivativeWarning, match="off in about (2[5-9]|3[0-4]). pixels:"):
         vjp(drawing(ramp, image, True), p, image, np.ones((2, 300)))
 
 

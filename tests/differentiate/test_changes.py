@@ -2,23 +2,9 @@
 
 import pytest
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.changes import varying_locals
-from taichi_ext.program import (
-    I32,
-    Assign,
-    Atomic,
-    Container,
-    Declare,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Read,
-    Update,
-    While,
-)
+from taichi_ext.program import I32, Assign, Container, Declare, For, If, Jump, Load, Local, Op, Read, Update, While
 from taichi_ext.program.build import literal, operation
 
 A, B, K, M = (Local(name, I32) for name in "abkm")
@@ -50,7 +36,7 @@ CASES = {
     "an entry": ([Declare(A, (Load(ROW, (Read(J),)),)), Declare(K, (Load(ROW, (Read(B),)),))], "a"),
     "stored memory": ([Assign(Load(OUT, (Read(J),)), ONE), Declare(A, (Load(OUT, (Read(B),)),))], "a"),
     "random numbers": ([Declare(A, (Op("random", (), I32),))], "a"),
-    "an atomic": ([Atomic("atomic_add", Load(OUT, (Read(B),)), ONE, A)], "a"),
+    "an atomic": ([ir.Atomic("atomic_add", Load(OUT, (Read(B),)), ONE, A)], "a"),
     "later in the text": (
         [Declare(A, (ONE,)), Declare(K, (ONE,)), loop(change(A, Read(K)), change(K, Read(M)), change(M, Read(J)))],
         "akm",

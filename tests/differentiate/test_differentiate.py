@@ -5,6 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.activity import find_activity, useful_activity
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.loops import Extent, find_loops
@@ -12,24 +13,7 @@ from taichi_ext.analysis.stores import Stores
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Role
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.differentiate.transform.forward import differentiate
-from taichi_ext.program import (
-    F64,
-    I32,
-    U1,
-    Assign,
-    Boundary,
-    Const,
-    Container,
-    Declare,
-    For,
-    If,
-    Load,
-    Local,
-    Op,
-    Program,
-    Read,
-    Update,
-)
+from taichi_ext.program import F64, I32, Assign, Const, Container, Declare, For, If, Local, Op, Program, Read, Update
 
 P, M = 4, 3
 x = Container("x", F64, 1, shape=(P,))
@@ -50,11 +34,11 @@ def c(value):
 
 def op(name, *args):
     is_truth = name in ("gt", "lt", "ge", "le", "eq")
-    return Op(name, args, U1 if is_truth else args[-1].dtype)
+    return Op(name, args, ir.U1 if is_truth else args[-1].dtype)
 
 
 def at(container, index):
-    return Load(container, (index,))
+    return ir.Load(container, (index,))
 
 
 def over(container, body, variable=i):
@@ -215,7 +199,7 @@ def test_activity_goes_through_locals_and_containers():
 
 def test_tangents_that_reach_nothing_are_not_useful():
     compared, stored, stopped = (Local(name, F64) for name in ("compared", "stored", "stopped"))
-    stop = Boundary("stop_gradient", None, {}, Read(stored), (stopped,))
+    stop = ir.Boundary("stop_gradient", None, {}, Read(stored), (stopped,))
     body = over(
         y,
         [

@@ -16,27 +16,9 @@ from numpy.testing import assert_array_equal
 from printed_programs import text
 from program_interpreter import Interpreter
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.program import (
-    F64,
-    I32,
-    Assign,
-    Body,
-    Const,
-    Container,
-    Declare,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Program,
-    Read,
-    Statement,
-    Update,
-    Value,
-    While,
-)
+from taichi_ext.program import F64, I32, Assign, Body, Const, Declare, For, If, Jump, Load, Local, Read, Update, Value
 from taichi_ext.program.build import cast, literal, operation
 from taichi_ext.schedule import masks
 from taichi_ext.schedule.lanes import CannotError, find_lanes
@@ -58,7 +40,7 @@ class Bodies:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.size = rng.choice(SIZES)
-        self.x, self.w, self.y, self.z, self.d = (Container(name, F64, 1, is_argument=True) for name in "xwyzD")
+        self.x, self.w, self.y, self.z, self.d = (ir.Container(name, F64, 1, is_argument=True) for name in "xwyzD")
         self.j = Local("j", I32, (), "loop")
         self.reals = [Local(name, F64) for name in "abst"]
         self.counts = [Local(name, I32) for name in "nm"]
@@ -141,7 +123,7 @@ class Bodies:
         else:
             entry = Read(k)
             is_safe = operation("lt", operation("add", entry, self.whole(numbers)), ENTRIES)
-        use: list[Statement] = [
+        use: list[ir.Statement] = [
             Update(Read(self.reals[self.rng.randrange(2) + 2 * is_alike]), "add", Load(self.x, (entry,)))
         ]
         if self.chance(0.5):
@@ -166,16 +148,16 @@ class Bodies:
         step, declare = Update(Read(n), "add", literal(1, I32)), Declare(n, (literal(0, I32),))
         if self.chance(0.3):
             goes_on = operation("lt", Read(n), self.whole(numbers, is_alike))
-            return (declare, While(goes_on, (step, *self.block(inner, depth - 1, kinds))))
+            return (declare, ir.While(goes_on, (step, *self.block(inner, depth - 1, kinds))))
         before = self.block(inner, 0, ["break"]) if self.chance(0.3) else ()
         end = If(operation("gt", Read(n), self.whole(numbers, is_alike)), (Jump("break"),))
-        return (declare, While(None, (*before, step, end, *self.block(inner, depth - 1, kinds))))
+        return (declare, ir.While(None, (*before, step, end, *self.block(inner, depth - 1, kinds))))
 
     def jump(self, numbers: list[Local], depth: int, jumps: list[str]) -> Body:
         return (If(self.condition(numbers), (*self.block(list(numbers), 0, []), Jump(self.rng.choice(jumps)))),)
 
     def block(self, numbers: list[Local], depth: int, jumps: list[str]) -> Body:
-        made: list[Statement] = []
+        made: list[ir.Statement] = []
         inner: list[Callable[[list[Local], int, list[str]], Body]] = [self.guarded, *[self.jump] * bool(jumps)]
         inner += [self.branch, self.range_loop, self.while_loop] * bool(depth)
         for _ in range(self.rng.randint(1, 4)):
@@ -223,7 +205,7 @@ def limits(monkeypatch):
 def compare(bodies: Bodies, loop: For, name: str) -> None:
     """Run a loop, and in lanes; raises where it cannot be in lanes."""
     made = in_lanes(find_lanes(loop, (bodies.size,), {bodies.d: bodies.y}, bodies.machine))
-    shown = f"{name}\n" + "".join(text(Program(n, (), (), (s,), ())) for n, s in (("k", loop), ("lanes", made)))
+    shown = f"{name}\n" + "".join(text(ir.Program(n, (), (), (s,), ())) for n, s in (("k", loop), ("lanes", made)))
     try:
         found = bodies.after(made)
     except Exception as error:

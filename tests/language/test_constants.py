@@ -15,14 +15,7 @@ from differences import integers, outputs, read, scalars
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import (
-    DerivativeWarning,
-    InvalidArgumentError,
-    Jacobian,
-    UnsupportedError,
-    check_jacobian,
-    jacobian,
-)
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, check_jacobian, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -16,15 +16,8 @@ from program_model import SHAPES, Field, Program
 from program_reference import RejectedError
 from program_verdict import REFUSED, REJECTED, RIGHT, Workshop
 
-from taichi_ext import (
-    DerivativeWarning,
-    Hessian,
-    InvalidArgumentError,
-    UnsupportedError,
-    hessian,
-    hvp,
-    value_and_gradient,
-)
+import taichi_ext as te
+from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, hvp, value_and_gradient
 
 STEPS = (1e-6, 2e-6)  # of differences, which agree where there is no kink
 LARGEST = 1e5  # entry of H, beyond which differences cannot tell
@@ -133,7 +126,7 @@ def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DerivativeWarning)
+            warnings.simplefilter("ignore", te.DerivativeWarning)
             args = loaded.prepare(values)
             params = {n: targets(args)[n] for n in names}
             options = {"chunk_size": program_check.OPTIONS.get("chunk_size")}  # a Hessian takes no tangents=

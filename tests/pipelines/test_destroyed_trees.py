@@ -11,20 +11,8 @@ import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
-from taichi_ext import (
-    InvalidArgumentError,
-    Jacobian,
-    check_jacobian,
-    jacobian,
-    jvp,
-    least_squares,
-    linear_operator,
-    newton,
-    normal_equations,
-    torch_function,
-    value_and_jacobian,
-    vjp,
-)
+import taichi_ext as te
+from taichi_ext import Jacobian, jacobian, linear_operator, normal_equations, torch_function, value_and_jacobian, vjp
 
 N = 3
 X = np.array([0.5, 1.5, -2.0])
@@ -82,7 +70,7 @@ def dense(J):
 
 
 def refused(call, what=ENDED):
-    with pytest.raises(InvalidArgumentError, match=what):
+    with pytest.raises(te.InvalidArgumentError, match=what):
         call()
 
 
@@ -208,14 +196,14 @@ class TestTreesOfThePipeline:
         for _ in range(2):
             assert_allclose(operator @ v, J @ v)
             assert_allclose(operator.T @ v, J.T @ v)
-        assert_allclose(jvp(pipeline, x, v, y, chunk_size=1), J @ v)
+        assert_allclose(te.jvp(pipeline, x, v, y, chunk_size=1), J @ v)
         assert_allclose(vjp(pipeline, x, y, v, chunk_size=1), v @ J)
         assert_allclose(normal_equations(pipeline, x, y, max_memory=30).JtJ, J.T @ J)
         value, found = value_and_jacobian(pipeline, x, y, chunk_size=2)
         assert_allclose(value, X**4)
         assert_allclose(found, J)
-        assert check_jacobian(pipeline, x, y)
-        assert least_squares(pipeline, x, y, max_iterations=3).cost < 0.5  # 141 at the start
+        assert te.check_jacobian(pipeline, x, y)
+        assert te.least_squares(pipeline, x, y, max_iterations=3).cost < 0.5  # 141 at the start
 
     def test_prepared_form(self):
         x, y = fields(X, 0.0)
@@ -430,12 +418,12 @@ class TestTreesFromBefore:
         own = tree(old)
         own.destroy()
         args = (x, y)
-        refused(lambda: jvp(square, x, old, y, args=args), r"tangents \(field old\) " + ENDED)
+        refused(lambda: te.jvp(square, x, old, y, args=args), r"tangents \(field old\) " + ENDED)
         refused(lambda: vjp(square, x, y, old, args=args), "cotangents.*" + ENDED)
         refused(lambda: normal_equations(square, x, y, old, args=args), "weights.*" + ENDED)
-        refused(lambda: least_squares(square, x, y, args=args, bounds=(old, 5.0)), "bounds.*" + ENDED)
+        refused(lambda: te.least_squares(square, x, y, args=args, bounds=(old, 5.0)), "bounds.*" + ENDED)
         refused(lambda: jacobian(square, x, y, args=args, out=old), "out " + ENDED)
-        refused(lambda: newton(cubes, x, energy, args=(x, energy), fixed=old), r"fixed\[0\] \(field old\) " + ENDED)
+        refused(lambda: te.newton(cubes, x, energy, args=(x, energy), fixed=old), r"fixed\[0\] \(field old\) " + ENDED)
 
     def test_torch_function_of_a_field_whose_place_is_taken(self):
         pytest.importorskip("torch")
@@ -517,7 +505,7 @@ def test_plain_kernels_that_would_end_the_process(launch):
     double()
     square(field, y)
     own.destroy()
-    with pytest.raises(InvalidArgumentError, match=ENDED):
+    with pytest.raises(te.InvalidArgumentError, match=ENDED):
         if launch == "plain":
             double()
         elif launch == "argument":

@@ -9,16 +9,8 @@ import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
-from taichi_ext import (
-    InvalidArgumentError,
-    Jacobian,
-    UnsupportedError,
-    check_jacobian,
-    jacobian,
-    linear_operator,
-    torch_function,
-    value_and_jacobian,
-)
+import taichi_ext as te
+from taichi_ext import Jacobian, UnsupportedError, check_jacobian, jacobian, torch_function, value_and_jacobian
 
 A1 = ti.types.ndarray(ti.f64, ndim=1)
 
@@ -38,7 +30,7 @@ def fields(count=2):
 
 
 def refused(call, what="create it again"):
-    with pytest.raises(InvalidArgumentError, match=what):
+    with pytest.raises(te.InvalidArgumentError, match=what):
         call()
 
 
@@ -53,7 +45,7 @@ class TestEndedProgram:
                 y[i] = x[i] ** 2
 
         jacobian(k, x, y)
-        operator = linear_operator(k, x, y)
+        operator = te.linear_operator(k, x, y)
         assert_allclose(operator @ np.ones(3), [2, 4, 6])
         initialise(default_fp=ti.f64)
         for product in (lambda: operator @ np.ones(3), lambda: operator.T @ np.ones(3), operator.materialize):

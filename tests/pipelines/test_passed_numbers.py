@@ -16,17 +16,8 @@ from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
 from runtimes import RUNTIME
 
-from taichi_ext import (
-    DerivativeWarning,
-    InvalidArgumentError,
-    Jacobian,
-    UnsupportedError,
-    check_jacobian,
-    hvp,
-    jacobian,
-    jvp,
-    vjp,
-)
+import taichi_ext as te
+from taichi_ext import DerivativeWarning, InvalidArgumentError, UnsupportedError, hvp, jacobian, jvp, vjp
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("numbers of float64")]
 X = np.array([1.0, 2.0, 3.0])
@@ -102,11 +93,11 @@ def test_products_and_check(scene):
     by_sigma, by_v = vjp(scene.run, PARAMS, scene.y, X, args=ARGS)
     assert_allclose(by_sigma, X @ BY_SIGMA)
     assert_allclose(by_v, X @ BY_V)
-    check_jacobian(scene.run, [*PARAMS, scene.x], scene.y, args=ARGS)
+    te.check_jacobian(scene.run, [*PARAMS, scene.x], scene.y, args=ARGS)
 
 
 def test_a_prepared_form_takes_other_numbers(scene):
-    plan = Jacobian(scene.run, "sigma", scene.y, args=ARGS)
+    plan = te.Jacobian(scene.run, "sigma", scene.y, args=ARGS)
     assert_allclose(plan(), BY_SIGMA)
     assert_allclose(plan(args=(0.2, ARGS[1], 1)), X**2 * (3 + np.cos(0.2)))
 

@@ -10,19 +10,8 @@ from differences import outputs, read, scalars, vectors, write
 from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import (
-    InvalidArgumentError,
-    UnsupportedError,
-    boundary_gradient,
-    custom_root,
-    hessian,
-    hessian_operator,
-    hvp,
-    registry,
-    replace_gradient,
-    stop_gradient,
-    value_and_gradient,
-)
+import taichi_ext as te
+from taichi_ext import InvalidArgumentError, hessian, hvp, replace_gradient, stop_gradient, value_and_gradient
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.runs.second_order import point_along, with_choices
@@ -382,7 +371,7 @@ def test_second_derivatives_that_are_not_known():
     def square(a):
         return a * a
 
-    @boundary_gradient(square, name="half")
+    @te.boundary_gradient(square, name="half")
     def _(d_a):
         return 0.5 * d_a
 
@@ -406,7 +395,7 @@ def test_second_derivatives_that_are_not_known():
         for i in x:
             energy[None] += y[i] ** 2
 
-    root = custom_root(lambda: solve(), lambda: residual(), y, r)
+    root = te.custom_root(lambda: solve(), lambda: residual(), y, r)
 
     def with_a_rule():
         solve()
@@ -418,11 +407,11 @@ def test_second_derivatives_that_are_not_known():
 
     try:
         for run, match in ((with_a_rule, "a function with a rule"), (implicit, "<lambda>, the root of an equation")):
-            with pytest.raises(UnsupportedError, match=rf"(?is)second derivative.*{match}"):
+            with pytest.raises(te.UnsupportedError, match=rf"(?is)second derivative.*{match}"):
                 hvp(run, x, np.ones(2), energy)
             assert read(energy) == 0
     finally:
-        registry.clear()
+        te.registry.clear()
 
 
 @pytest.mark.sweep
@@ -441,7 +430,7 @@ def test_operator_leaves_the_state_as_it_was():
 
     expected = hessian(run, x, energy).reshape(10, 10)
     write(energy, 0.75)
-    H, right = hessian_operator(run, x, energy), rng.normal(size=(10, 40))
+    H, right = te.hessian_operator(run, x, energy), rng.normal(size=(10, 40))
     assert H.shape == (10, 10)
     assert_allclose(H @ right, expected @ right, rtol=1e-12, atol=1e-12)
     assert_allclose(H.T @ right[:, 0], expected @ right[:, 0], rtol=1e-12, atol=1e-12)
@@ -450,10 +439,10 @@ def test_operator_leaves_the_state_as_it_was():
     assert not problem and read(energy) == 0.75
     assert_allclose(found, np.linalg.solve(expected, right[:, 0]), rtol=1e-9, atol=1e-9)
     fixed = np.arange(5) % 2 == 0
-    held = hessian_operator(run, x, energy, fixed=fixed)
+    held = te.hessian_operator(run, x, energy, fixed=fixed)
     assert_allclose(held @ right, hessian(run, x, energy, fixed=fixed).reshape(10, 10) @ right, rtol=1e-12, atol=1e-12)
     with pytest.raises(InvalidArgumentError, match=r"fixed\[0\] has shape \(4,\)"):
-        hessian_operator(run, x, energy, fixed=fixed[1:])
+        te.hessian_operator(run, x, energy, fixed=fixed[1:])
 
 
 @pytest.mark.sweep

@@ -11,18 +11,8 @@ from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import (
-    Hessian,
-    InvalidArgumentError,
-    Jacobian,
-    UnsupportedError,
-    backend,
-    boundary_gradient,
-    hessian,
-    hvp,
-    registry,
-    value_and_gradient,
-)
+import taichi_ext as te
+from taichi_ext import Hessian, Jacobian, backend, boundary_gradient, hessian, hvp, registry, value_and_gradient
 from taichi_ext.api.runs.sparse_form import FEW_COLUMNS
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
@@ -203,7 +193,7 @@ def test_a_number_that_the_kernel_was_compiled_with_changes():
     for _ in range(2):
         assert_allclose(plan().toarray(), 3 * np.eye(2))
     scaled.scale = 4.0
-    with pytest.raises(UnsupportedError, match="scale has changed from 3.0 to 4.0"):
+    with pytest.raises(te.UnsupportedError, match="scale has changed from 3.0 to 4.0"):
         plan()
 
 
@@ -242,7 +232,7 @@ def test_after_another_ti_init():
     made = Chain()
     made.plan()
     initialise(default_fp=ti.f64)
-    with pytest.raises(InvalidArgumentError, match="prepare it again"):
+    with pytest.raises(te.InvalidArgumentError, match="prepare it again"):
         made.plan()
 
 
