@@ -22,7 +22,7 @@ import taichi_program
 from field_pool import pool
 from taichi_program import end_program, initialise, share_program, started
 
-from taichi_ext import backend, engine
+from taichi_ext import backend, engine, registry
 from taichi_ext.api.runs.replay import Prepared
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.runtime.reverse import calls
@@ -231,9 +231,10 @@ def split_columns(chunk_size: int) -> None:
 
 @pytest.fixture(autouse=True)
 def reuse_fields():
-    """Fields that one test took from the pool are free for the next."""
+    """Fields that one test took from the pool are free for the next, and its rules are gone."""
     yield
     pool.give_back()
+    registry.clear()
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,6 @@ from taichi_ext.errors import CheckError, InvalidRuleError
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
-@pytest.fixture(autouse=True)
-def empty_registry():
-    te.registry.clear()
-    yield
-    te.registry.clear()
-
-
 # --- check_jacobian: agreement ----------------------------------------------------------------------------------------
 
 

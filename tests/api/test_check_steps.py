@@ -74,8 +74,7 @@ def table():
         for k in ti.static(range(len(FUNCTIONS))):
             y[k] = mark("value", FUNCTIONS[k][0](q[k]))
 
-    yield kernel, q, y
-    registry.clear()
+    return kernel, q, y
 
 
 @pytest.mark.sweep
@@ -118,12 +117,9 @@ def test_what_is_zero_at_small_steps_alone():
     def _(auto):
         return 1.1 * auto
 
-    try:
-        report = check_jacobian(kernel, q, y, step=1e-9)
-        assert report.verdict == "disagrees"
-        assert report.blocks[0].worst.differences == pytest.approx(2000.0, rel=1e-2)
-    finally:
-        registry.clear()
+    report = check_jacobian(kernel, q, y, step=1e-9)
+    assert report.verdict == "disagrees"
+    assert report.blocks[0].worst.differences == pytest.approx(2000.0, rel=1e-2)
 
 
 @pytest.mark.sweep
@@ -173,22 +169,19 @@ def test_errors_show_the_users_frames_alone():
         kernel()
         jacobian(kernel, 3.0, y)
 
-    try:
-        calls = (
-            lambda: check_jacobian(kernel, q, y, raise_on_failure=True),
-            lambda: jacobian(kernel, 3.0, y),
-            lambda: Jacobian(kernel, q, 3.0),
-            lambda: jvp(kernel, q, 3.0, [1.0]),
-            lambda: jacobian(pipeline, q, y),
-        )
-        for number, call in enumerate(calls):
-            with pytest.raises((CheckError, InvalidArgumentError)) as caught:
-                call()
-            frames = [f.name for f in traceback.extract_tb(caught.tb)]
-            assert frames[:3] == ["test_errors_show_the_users_frames_alone", "<lambda>", "call"]  # what catches them
-            assert frames[3:] == (["pipeline"] if number == 4 else [])
-    finally:
-        registry.clear()
+    calls = (
+        lambda: check_jacobian(kernel, q, y, raise_on_failure=True),
+        lambda: jacobian(kernel, 3.0, y),
+        lambda: Jacobian(kernel, q, 3.0),
+        lambda: jvp(kernel, q, 3.0, [1.0]),
+        lambda: jacobian(pipeline, q, y),
+    )
+    for number, call in enumerate(calls):
+        with pytest.raises((CheckError, InvalidArgumentError)) as caught:
+            call()
+        frames = [f.name for f in traceback.extract_tb(caught.tb)]
+        assert frames[:3] == ["test_errors_show_the_users_frames_alone", "<lambda>", "call"]  # what catches them
+        assert frames[3:] == (["pipeline"] if number == 4 else [])
 
 
 @pytest.mark.sweep
@@ -220,10 +213,7 @@ def test_an_output_that_oscillates_within_the_steps_is_undecided(width, at):
     def _(auto):
         return -auto
 
-    try:
-        assert check_jacobian(kernel, q, y).verdict == "disagrees"
-    finally:
-        registry.clear()
+    assert check_jacobian(kernel, q, y).verdict == "disagrees"
 
 
 # functions of q whose right J differences cannot confirm: they vary within all steps, or by less than their last place

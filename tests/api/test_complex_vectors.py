@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
 from numpy.testing import assert_allclose
+from small_kernels import squares
 
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError, jacobian, jvp, least_squares, linear_operator, normal_equations, vjp
@@ -112,12 +113,7 @@ def test_solvers_of_scipy(ti64):
 @pytest.fixture
 def square(ti64):
     x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] ** 2
-
+    k = squares(x, y)
     return k, x, y
 
 

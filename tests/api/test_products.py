@@ -8,6 +8,7 @@ import taichi as ti
 from devices import real
 from differences import central_differences, outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
+from small_kernels import squares
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, jvp, linear_operator, vjp
 
@@ -429,11 +430,7 @@ class TestModes:
         """Reverse mode is chosen for tens of rows, where tangents between kernels would have many columns."""
         n = 32 * rows
         w, t, y = scalars(np.linspace(0.1, 0.9, n)), outputs(n), outputs(rows)
-
-        @ti.kernel
-        def square():
-            for i in w:
-                t[i] = w[i] ** 2
+        square = squares(w, t)
 
         @ti.kernel
         def add():
@@ -517,11 +514,7 @@ class TestModes:
         """What Python does in it is done once, as in a plain run: it has no undo."""
         w, y, u = scalars(np.linspace(0.1, 0.9, 600)), outputs(2), outputs(600)
         factors, runs = iter([2.0, 3.0, 5.0, 7.0]), []
-
-        @ti.kernel
-        def square():
-            for i in w:
-                u[i] = w[i] ** 2
+        square = squares(w, u)
 
         @ti.kernel
         def add(factor: float):

@@ -7,6 +7,7 @@ from devices import real
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
+from small_kernels import squares
 
 from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
 
@@ -383,11 +384,7 @@ def test_no_loop_uses_more_buffers_than_a_device_has(monkeypatch):
     """Taichi does not ask a device that takes SPIR-V how many there are: the numbers would be wrong."""
     x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
     many, found = scalars(np.ones(100)), outputs(100)
-
-    @ti.kernel
-    def square():
-        for i in x:
-            y[i] = x[i] ** 2
+    square = squares(x, y)
 
     @ti.kernel
     def both():

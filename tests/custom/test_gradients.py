@@ -19,13 +19,6 @@ from taichi_ext import boundary_gradient, edge, jacobian, mark, registry, replac
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
-@pytest.fixture(autouse=True)
-def empty_registry():
-    registry.clear()
-    yield
-    registry.clear()
-
-
 V, S = np.array([0.3, 0.8]), 0.5
 BY_V = np.column_stack([S * np.eye(2) + np.outer(V, V), V + V * S])
 MANY = np.linspace(0.1, 1.0, 40)

@@ -6,18 +6,11 @@ import taichi as ti
 from differences import outputs, scalars
 from numpy.testing import assert_allclose
 
-from taichi_ext import InvalidArgumentError, InvalidRuleError, boundary_gradient, check_rule, jacobian, registry
+from taichi_ext import InvalidArgumentError, InvalidRuleError, boundary_gradient, check_rule, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
 X = np.array([1.0, 2.0, -1.5])
-
-
-@pytest.fixture(autouse=True)
-def empty_registry():
-    registry.clear()
-    yield
-    registry.clear()
 
 
 @ti.dataclass

@@ -16,13 +16,6 @@ from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, bounda
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
-@pytest.fixture(autouse=True)
-def empty_registry():
-    registry.clear()
-    yield
-    registry.clear()
-
-
 @ti.func
 def product(a, b):
     return a * b

@@ -15,13 +15,6 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = np.array([0.3, 0.6, 0.72, 1.2])
 
 
-@pytest.fixture(autouse=True)
-def empty_registry():
-    registry.clear()
-    yield
-    registry.clear()
-
-
 @ti.func
 def square(a):
     return a * a

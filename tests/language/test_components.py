@@ -12,6 +12,7 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, matrices, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
+from small_kernels import squares
 from taichi_program import initialise
 
 import taichi_ext as te
@@ -488,11 +489,7 @@ class TestPipelines:
 
     def test_vectors_of_numbers_with_tangents_fill_a_field(self):
         x, u, w, y = scalars([0.5, 2.0]), outputs(2), vector_outputs(2, 3), outputs(3)
-
-        @ti.kernel
-        def square():
-            for i in x:
-                u[i] = x[i] ** 2
+        square = squares(x, u)
 
         @ti.kernel
         def add():

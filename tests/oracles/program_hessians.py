@@ -14,7 +14,7 @@ import program_grammar
 from program_check import Loaded, MismatchError, judge, require_close
 from program_model import SHAPES, Field, Program
 from program_reference import RejectedError
-from program_verdict import REFUSED, REJECTED, RIGHT, Workshop
+from program_verdict import Workshop, fate
 
 import taichi_ext as te
 from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, hvp, value_and_gradient
@@ -91,20 +91,16 @@ def hessian_verdict(program: Program, seed: int, workshop: Workshop, **_: Any) -
         whole = with_number(program)
     else:  # of parameters alone, as far as the program stores such terms
         whole = (with_terms(program) if seed % 2 else None) or with_energy(program)
-    try:
+
+    def compare() -> None:
         loaded = Loaded(whole, workshop.ready(), name)
         try:
             for values, expected in judge(program, seed)[:1]:
                 _check(loaded, {**values, "energy": np.zeros(())}, expected, np.random.default_rng(seed))
         finally:
             loaded.close()
-    except RejectedError as error:
-        return REJECTED, str(error)
-    except UnsupportedError as error:
-        return REFUSED, str(error)
-    except MismatchError as error:
-        return error.kind, str(error)
-    return RIGHT, ""
+
+    return fate(compare)
 
 
 def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random.Generator) -> None:

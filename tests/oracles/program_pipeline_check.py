@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 import warnings
 from dataclasses import replace
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import program_check
 import taichi as ti
-import taichi.math as tm
 from differences import read, write
-from program_check import MismatchError, require_close
+from program_check import Executed, MismatchError, check_plain_run, points_of, require_close, require_state
 from program_containers import ELEMENTS, SPARSE, Container
 from program_pipeline_reference import PipelineReference, columns_of, owner
 from program_pipelines import Pipeline
 from program_reference import RejectedError
+from program_verdict import fate
 from taichi_program import initialise
 
 from taichi_ext import Jacobian, UnsupportedError, value_and_jacobian
@@ -56,28 +55,17 @@ def placed(layout: str, field: Any, shape: tuple[int, ...]) -> Any:
     return field
 
 
-class Loaded:
+class Loaded(Executed):
     """A pipeline whose containers and kernels exist."""
 
     def __init__(self, program: Pipeline, name: str) -> None:
-        self.program = program
-        self.name = name
-        lines = program.text.splitlines(keepends=True)
-        linecache.cache[name] = (len(program.text), None, lines, name)
-        self.scope: dict[str, Any] = {"__name__": "random_pipeline", "ti": ti, "tm": tm, "np": np}
-        self.scope |= {"math": math, "placed": placed}
+        scope = {"np": np, "math": math, "placed": placed}
         if "torch" in program.text:
             import torch
 
-            self.scope["torch"] = torch
-        exec(compile(program.text, name, "exec", dont_inherit=True), self.scope)
-        self.entry: Any = eval(program.entry, self.scope)
+            scope["torch"] = torch
+        super().__init__(program, name, **scope)
         self.leaves = [leaf for c in program.containers for leaf in leaves_of(c)]
-
-    def close(self) -> None:
-        linecache.cache.pop(self.name, None)
-        self.scope.clear()
-        self.entry = None
 
     def named(self, name: str) -> Any:
         return eval(name, self.scope)
@@ -113,7 +101,7 @@ class Loaded:
             if c.is_argument and c.kind in ("numpy", "torch"):
                 self.scope[c.name] = self.named(c.name).copy("K") if c.kind == "numpy" else self.named(c.name).clone()
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, args: tuple[Any, ...] = ()) -> dict[str, np.ndarray]:
         found = ((leaf, self.named(leaf)) for leaf, _, _ in self.leaves)
         return {leaf: read(x) if isinstance(x, (ti.Field, ti.Ndarray)) else as_array(x) for leaf, x in found}
 
@@ -205,63 +193,36 @@ class Expected:
         return reference.derivative(part).reshape((*data.shape[:-1], *shape))
 
 
-def judge(program: Pipeline, seed: int, attempts: int = 4) -> list[tuple[dict[str, np.ndarray], Expected]]:
-    """Points at which the pipeline has derivatives, with the reference there."""
-    found, reasons = [], set()
-    for attempt in range(attempts):
-        values = values_of(program, seed * 100 + attempt)
-        try:
-            found.append((values, Expected(program, values)))
-        except RejectedError as error:
-            reasons.add(str(error))
-        if len(found) == POINTS or (attempt > 1 and not found):
-            break
-    if not found:
-        raise RejectedError(" / ".join(sorted(reasons)))
-    return found
+def opened(program: Pipeline, seed: int, workshop: PipelineWorkshop, name: str) -> tuple[Loaded, Any]:
+    """What is used of a pipeline, and points at which it has derivatives, with the reference there."""
+    points = points_of(program, seed, 4, values_of, Expected)
+    used = used_only(program, points[0][1])
+    if used != program:
+        points = points_of(used, seed, 4, values_of, Expected)
+    workshop.ready(used.real)
+    return Loaded(used, name), points
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
-
-
-def require_state(kind: str, actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float) -> None:
-    for name, value in expected.items():
-        require_close(kind, name, actual[name], value, tolerance)
 
 
 def check_pipeline(
     program: Pipeline, seed: int, workshop: PipelineWorkshop, name: str, *, runs_alone: bool = True
 ) -> None:
     """Compare everything that a pipeline does with the reference; errors are those of ``program_check.check``."""
-    points = judge(program, seed)
-    used = used_only(program, points[0][1])
-    if used != program:
-        program, points = used, judge(used, seed)
-    workshop.ready(program.real)
-    loaded = Loaded(program, name)
+    loaded, points = opened(program, seed, workshop, name)
     try:
         if runs_alone:
-            check_plain_run(loaded, points)
+            check_plain_run(loaded, points, TOLERANCE[program.real])
         if program_check.IS_PLAIN:
             return
         try:
             _check_jacobian(loaded, points)
         except (MismatchError, UnsupportedError):
-            check_plain_run(loaded, points)
+            check_plain_run(loaded, points, TOLERANCE[program.real])
             raise
     finally:
         loaded.close()
-
-
-def check_plain_run(loaded: Loaded, points: list[tuple[dict[str, np.ndarray], Expected]]) -> None:
-    """Compare the state after runs without taichi_ext with the reference."""
-    for values, expected in points:
-        args = loaded.prepare(values)
-        try:
-            loaded.entry(*args)
-        except Exception as error:
-            raise MismatchError("plain crash", f"{type(error).__name__}: {error}") from error
-        require_state("plain run", loaded.state(), expected.state, TOLERANCE[loaded.program.real])
 
 
 def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, np.ndarray], Expected]]) -> None:
@@ -338,15 +299,8 @@ def pipeline_verdict(
     program: Pipeline, seed: int, workshop: PipelineWorkshop, *, runs_alone: bool = False
 ) -> tuple[str, str]:
     """How a pipeline fares, in a word, with a message: see ``program_verdict.verdict``."""
-    try:
-        check_pipeline(program, seed, workshop, f"<random pipeline {seed}, {workshop.count}>", runs_alone=runs_alone)
-    except RejectedError as error:
-        return "rejected", str(error)
-    except UnsupportedError as error:
-        return "refused", str(error)
-    except MismatchError as error:
-        return error.kind, str(error)
-    return "right", ""
+    name = f"<random pipeline {seed}, {workshop.count}>"
+    return fate(lambda: check_pipeline(program, seed, workshop, name, runs_alone=runs_alone))
 
 
 def describe_pipeline(program: Pipeline) -> str:

@@ -8,19 +8,10 @@ import warnings
 from typing import Any
 
 import numpy as np
-from program_check import MismatchError, require_close
-from program_pipeline_check import (
-    TOLERANCE,
-    Expected,
-    Loaded,
-    PipelineWorkshop,
-    check_plain_run,
-    judge,
-    require_state,
-    used_only,
-)
+from program_check import MismatchError, check_plain_run, require_close, require_state
+from program_pipeline_check import TOLERANCE, Expected, Loaded, PipelineWorkshop, opened
 from program_pipelines import Pipeline
-from program_reference import RejectedError
+from program_verdict import fate
 from reverse_calls import Prepared
 
 from taichi_ext import UnsupportedError
@@ -34,17 +25,13 @@ def check_reverse(
     program: Pipeline, seed: int, workshop: PipelineWorkshop, name: str, *, runs_alone: bool = False
 ) -> None:
     """Compare products, values and the state with the reference, at each of its points."""
-    points = judge(program, seed)
-    used = used_only(program, points[0][1])
-    if used != program:
-        program, points = used, judge(used, seed)
-    workshop.ready(program.real)
-    loaded, prepared = Loaded(program, name), None
+    (loaded, points), prepared = opened(program, seed, workshop, name), None
+    tolerance = TOLERANCE[program.real]
     try:
         if runs_alone:
-            check_plain_run(loaded, points)
+            check_plain_run(loaded, points, tolerance)
         for n, (values, expected) in enumerate(points):
-            if n and program.gets_copies:
+            if n and loaded.program.gets_copies:
                 loaded.copy_arrays()
                 prepared = None
             args = loaded.prepare(values)
@@ -55,7 +42,7 @@ def check_reverse(
                 _check_call(loaded, prepared, args, expected, random.Random(f"{seed} {n}"))
     except Exception as error:
         if not runs_alone:
-            check_plain_run(loaded, points)  # says so where Taichi is wrong by itself
+            check_plain_run(loaded, points, tolerance)  # says so where Taichi is wrong by itself
         if isinstance(error, (MismatchError, UnsupportedError)):
             raise
         raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
@@ -93,12 +80,4 @@ def reverse_verdict(
 ) -> tuple[str, str]:
     """How a pipeline fares, in a word, with a message."""
     name = f"<random pipeline {seed}, reverse, {workshop.count}>"
-    try:
-        check_reverse(program, seed, workshop, name, runs_alone=runs_alone)
-    except RejectedError as error:
-        return "rejected", str(error)
-    except UnsupportedError as error:
-        return "refused", str(error)
-    except MismatchError as error:
-        return error.kind, str(error)
-    return "right", ""
+    return fate(lambda: check_reverse(program, seed, workshop, name, runs_alone=runs_alone))

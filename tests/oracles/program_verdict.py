@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import taichi as ti
@@ -34,14 +35,20 @@ class Workshop:
 
 
 def verdict(program: Program, seed: int, workshop: Workshop, *, runs_alone: bool = False) -> tuple[str, str]:
-    """How a program fares, in a word, with a message.
+    """How a program fares, in a word, with a message; see ``fate``."""
+    name = f"<random program {seed}, {workshop.count}>"
+    return fate(lambda: check(program, seed, workshop.ready(), name, runs_alone=runs_alone))
+
+
+def fate(call: Callable[[], None]) -> tuple[str, str]:
+    """How a program fares where this checks it, in a word, with a message.
 
     ``right``; ``rejected`` where the reference cannot judge it; ``refused`` with ``UnsupportedError``; one of
     ``BY_ITSELF`` where Taichi alone differs from the reference, which says nothing about taichi_ext; else what is
     wrong: ``state``, ``derivative`` or ``crash``.
     """
     try:
-        check(program, seed, workshop.ready(), f"<random program {seed}, {workshop.count}>", runs_alone=runs_alone)
+        call()
     except RejectedError as error:
         return REJECTED, str(error)
     except UnsupportedError as error:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
+from small_kernels import squares
 from taichi_program import end_program, initialise
 
 import taichi_ext as te
@@ -319,11 +320,7 @@ class TestTreesFromBefore:
         x, y = fields(X, 0.25)
         t = ti.field(ti.f64)
         own = tree(t)
-
-        @ti.kernel
-        def first():
-            for i in x:
-                t[i] = x[i] ** 2
+        first = squares(x, t)
 
         @ti.kernel
         def second():
@@ -392,15 +389,7 @@ class TestTreesFromBefore:
             own = tree(a, b)
             a.from_numpy(X + round_)
 
-            def without_arguments(a=a, b=b):
-                @ti.kernel
-                def bare():
-                    for i in a:
-                        b[i] = a[i] ** 2
-
-                return bare
-
-            bare = without_arguments()
+            bare = squares(a, b)
             plan = Jacobian(bare, a, b, format=format)
             for _ in range(3):
                 assert_allclose(dense(plan()), np.diag(2 * (X + round_)))

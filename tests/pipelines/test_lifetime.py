@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
+from small_kernels import squares
 from taichi_program import end_program, initialise
 
 import taichi_ext as te
@@ -38,12 +39,7 @@ def refused(call, what="create it again"):
 class TestEndedProgram:
     def test_parameters_and_outputs(self):
         x, y = fields()
-
-        @ti.kernel
-        def k():
-            for i in x:
-                y[i] = x[i] ** 2
-
+        k = squares(x, y)
         jacobian(k, x, y)
         operator = te.linear_operator(k, x, y)
         assert_allclose(operator @ np.ones(3), [2, 4, 6])
@@ -139,12 +135,7 @@ class TestEndedProgram:
     def test_torch_function(self):
         torch = pytest.importorskip("torch")
         x, y = fields()
-
-        @ti.kernel
-        def k():
-            for i in x:
-                y[i] = x[i] ** 2
-
+        k = squares(x, y)
         function = torch_function(k, inputs=x, outputs=y)
         initialise(default_fp=ti.f64)
         refused(lambda: function(torch.ones(3, dtype=torch.float64, requires_grad=True)))
@@ -162,17 +153,8 @@ class TestDestroyedTree:
     def test_fields_in_it_are_refused_and_others_go_on(self):
         tree, x, y = self.make()
         other, result = fields()
-
-        @ti.kernel
-        def square():
-            for i in x:
-                y[i] = x[i] ** 2
-
-        @ti.kernel
-        def go_on():
-            for i in other:
-                result[i] = other[i] ** 2
-
+        square = squares(x, y)
+        go_on = squares(other, result)
         plans = [Jacobian(square, x, y), Jacobian(go_on, other, result)]
         for plan in plans:
             assert_allclose(plan(), np.diag([2.0, 4.0, 6.0]))
@@ -233,12 +215,7 @@ class TestRecording:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_prepared_form_is_not_copied(copied):
     x, y = fields()
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] ** 2
-
+    k = squares(x, y)
     plan = Jacobian(k, x, y)
     plan()
     with pytest.raises(TypeError, match=r"Jacobian .* prepare it there"):

@@ -12,6 +12,7 @@ import taichi as ti
 from devices import real
 from differences import Snapshot, check_jacobian, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
+from small_kernels import squares
 from taichi.lang import impl
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
@@ -209,11 +210,7 @@ def test_same_field_as_parameter_and_output_among_others():
 @pytest.mark.sweep
 def test_tangents_of_one_call_do_not_reach_the_next():
     x, t, y = scalars(X), outputs(4), outputs(4)
-
-    @ti.kernel
-    def first():
-        for i in x:
-            t[i] = x[i] ** 2
+    first = squares(x, t)
 
     @ti.kernel
     def second():
@@ -242,12 +239,7 @@ def test_values_are_those_after_the_run():
 @pytest.mark.sweep
 def test_results_are_independent_arrays():
     x, y = scalars(X), outputs(4)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            y[i] = x[i] ** 2
-
+    run = squares(x, y)
     plan = Jacobian(run, x, y)
     first = plan()
     kept = first.copy()
@@ -265,12 +257,7 @@ def test_gradient_fields_are_left_alone():
     x.grad.fill(5.0)
     y.grad.fill(6.0)
     x.dual.fill(7.0)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            y[i] = x[i] ** 2
-
+    run = squares(x, y)
     jacobian(run, x, y)
     assert_array_equal(x.grad.to_numpy(), np.full(4, 5.0))
     assert_array_equal(y.grad.to_numpy(), np.full(4, 6.0))

@@ -17,6 +17,7 @@ import taichi as ti
 from differences import outputs, scalars
 from many_threads import in_threads
 from numpy.testing import assert_allclose
+from small_kernels import squares
 from taichi.lang import impl
 from taichi_program import end_program, initialise
 
@@ -180,11 +181,7 @@ class TestCalls:
     def test_a_pipeline_may_wait_for_another_thread(self):
         x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
         found = []
-
-        @ti.kernel
-        def first():
-            for i in x:
-                y[i] = x[i] ** 2
+        first = squares(x, y)
 
         @ti.kernel
         def other():
@@ -207,11 +204,7 @@ class TestCalls:
     )
     def test_threads_of_a_pipeline_lose_no_derivative_in_silence(self, how):
         x, y = scalars([1.0, 2.0]), outputs(2)
-
-        @ti.kernel
-        def square():
-            for i in x:
-                y[i] = x[i] ** 2
+        square = squares(x, y)
 
         @ti.kernel
         def add():
@@ -252,11 +245,7 @@ class TestCalls:
     @pytest.mark.parametrize("how", POOL_CALLS)
     def test_pools_that_were_started_before_may_read(self, how):
         x, y, z = scalars([1.0, 2.0]), outputs(2), outputs()
-
-        @ti.kernel
-        def square():
-            for i in x:
-                y[i] = x[i] ** 2
+        square = squares(x, y)
 
         @ti.kernel
         def add(number: ti.f64):
@@ -275,11 +264,7 @@ class TestCalls:
     @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
     def test_threads_of_a_pipeline_may_read(self):
         x, y, seen = scalars([1.0, 2.0]), outputs(2), []
-
-        @ti.kernel
-        def square():
-            for i in x:
-                y[i] = x[i] ** 2
+        square = squares(x, y)
 
         def pipeline():
             square()
@@ -329,12 +314,7 @@ def test_calls_do_not_wait_for_each_other():
 
     def work(number):
         x, y = fields[number]
-
-        @ti.kernel
-        def k():
-            for i in x:
-                y[i] = x[i] ** 2
-
+        k = squares(x, y)
         for _ in range(20):
             found = jvp(k, x, np.ones(3), y) if number % 2 else jacobian(k, x, y, chunk_size=2).sum(axis=1)
             assert_allclose(found, [2.0, 4.0, 6.0])
@@ -400,11 +380,7 @@ class TestFirstCalls:
 
     def test_fields_that_are_not_laid_out_are_refused(self):
         x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)
-
-        @ti.kernel
-        def k():
-            for i in x:
-                y[i] = x[i] ** 2
+        k = squares(x, y)
 
         def work(_):
             with pytest.raises(InvalidArgumentError, match=r"ti\.sync\(\)"):
