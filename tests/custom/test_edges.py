@@ -37,8 +37,7 @@ def half_plane_kernel(p, image, antialias):
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = 3.0 * (p[0] - px * ti.cos(p[1]) - py * ti.sin(p[1]))
             image[i, j] = edge(level, 1.0, 0.0, at=(px, py), antialias=antialias)
 
@@ -77,8 +76,7 @@ def test_an_edge_on_the_border_of_pixels_is_shared(antialias):
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             image[i, j] = edge(p[0] - direction[0] * px - direction[1] * py, 1.0, 0.0, at=(px, py), antialias=antialias)
 
     for normal, rows in (([1.0, 0.0], H), ([0.0, 1.0], W)):
@@ -107,8 +105,7 @@ def test_many_edges_one_over_the_other():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             c = 0.1
             for m in range(n):
                 level = p[m] - px * direction[m].x - py * direction[m].y
@@ -139,8 +136,7 @@ def test_disc(antialias, squared, r):
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             d = ti.Vector([px - p[0], py - p[1]])
             level = p[2] - d.norm() if ti.static(not squared) else p[2] ** 2 - d.norm_sqr()
             image[i, j] = edge(level, 1.0, 0.0, at=(px, py), antialias=antialias)
@@ -159,8 +155,7 @@ def test_coverage_is_a_mask():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             mask = coverage(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
             image[i, j] = mask * 0.8 + (1 - mask) * 0.2
 
@@ -191,8 +186,7 @@ def occlusion(p, image, antialias):
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             behind = edge(disc(px, py, 3), BACK_COLOUR, NOTHING, at=(px, py), antialias=antialias)
             image[i, j] = edge(disc(px, py, 0), FRONT_COLOUR, behind, at=(px, py), antialias=antialias)
 
@@ -240,8 +234,7 @@ def polygon_kernel(p, image, sides, antialias=False):
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             total = 0.0
             for n in range(sides):
                 total += segment_edge(p[n], p[(n + 1) % sides], 1.0, at=(px, py), antialias=antialias)
@@ -291,8 +284,7 @@ def test_segments_with_a_jump_of_colours():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             total = ti.Vector([0.0, 0.0, 0.0])
             for n in ti.static(range(3)):
                 total += segment_edge(p[n], p[(n + 1) % 3], ti.Vector(colour), at=(px, py))
@@ -319,8 +311,7 @@ def sphere_kernel(p, depth, kind, antialias):
     @ti.kernel
     def k():
         for i, j in depth:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             v = tm.normalize(ti.Vector([(px - 320) / 400, (py - 240) / 400, 1.0]))
             c = ti.Vector([p[1], p[2], p[3]])
             s = c.dot(v)
@@ -396,8 +387,7 @@ def test_sqrt_edge_averages_the_singularity():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = 2.0 * (px * ti.cos(p[1]) + py * ti.sin(p[1]) - p[0])
             image[i, j] = sqrt_edge(level, at=(px, py))
 
@@ -427,8 +417,7 @@ def test_sqrt_edge_along_the_axes():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             image[i, j] = sqrt_edge(px - p[0], at=(px, py))
 
     by_p = jacobian(k, p, image)[..., 0]
@@ -447,8 +436,7 @@ def test_sqrt_edge_within_an_edge_of_the_same_level():
     @ti.kernel
     def k():
         for i, j in ti.ndrange(W, H):
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             s = 14.0 + 0.1 * px * p[3]
             level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
             other = p[6] ** 2 - (px - p[4]) ** 2 - (py - p[5]) ** 2
@@ -483,8 +471,7 @@ def test_in_plain_kernels_they_are_their_values():
     @ti.kernel
     def k():
         for i, j in half:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
             image[i, j, 0] = edge(level, 2.0, 0.5)
             image[i, j, 1] = edge(level, 1.0, 0.0)
@@ -519,8 +506,7 @@ def test_vectors_and_matrices_with_tangents_of_their_own():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2)
             image[i, j] = edge(level, ti.Vector([1.0, p[3], px * p[3]]), ti.Vector([0.0, p[4], 0.2]), at=(px, py))
             m = edge(level, ti.Matrix([[1.0, p[3]], [0.0, 0.0]]), ti.Matrix([[0.0, 0.0], [p[4], 0.0]]), at=(px, py))
@@ -548,8 +534,7 @@ def test_jump_replaces_the_difference_in_the_boundary_term_only():
     @ti.kernel
     def k():
         for i, j in ti.ndrange(W, H):
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2)
             image[i, j, 0] = edge(level, 3.0 * p[3], 0.0, at=(px, py))
             image[i, j, 1] = edge(level, 3.0 * p[3], 0.0, at=(px, py), jump=5.0)
@@ -567,8 +552,7 @@ def test_a_side_that_does_not_count_may_have_an_infinite_tangent():
     @ti.kernel
     def k():
         for i, j in ti.ndrange(W, H):
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
             image[i, j, 0] = edge(level, ti.sqrt(ti.max(level, 0.0)), 0.0, at=(px, py))
             image[i, j, 1] = edge(-level, 0.0, ti.sqrt(ti.max(level, 0.0)), at=(px, py), jump=0.0)
@@ -588,8 +572,7 @@ def test_where_the_gradient_of_the_level_is_zero_there_is_no_boundary_term():
     @ti.kernel
     def k():
         for i, j in ti.ndrange(9, 7):
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = p[2] + (px - p[0]) ** 2 + (py - p[1]) ** 2  # 0, and flat, at the pixel (4, 3)
             image[i, j, 0] = edge(level, p[3], 0.0, at=(px, py))
             image[i, j, 1] = edge(level, p[3], 0.0, at=(px, py), antialias=True)
@@ -638,16 +621,14 @@ def test_atomics_and_returned_values_hold_no_positions():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             e = edge(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), 1.0, 0.0, at=(px, py))
             ti.atomic_add(total[1], e)
             ti.atomic_sub(total[2], 2.0 * e)
 
     @ti.kernel
     def returned(i: ti.i32, j: ti.i32) -> ti.f64:
-        px = float(i)
-        py = float(j)
+        px, py = float(i), float(j)
         return edge(p[2] - 0.6 * (px - p[0]) - 0.8 * (py - p[1]), 1.0, 0.0, at=(px, py))
 
     J = jacobian(k, p, total)
@@ -668,25 +649,20 @@ PAIR = [10.3, 9.2, 5.6, 15.4, 11.1, 6.3]  # two discs
 
 TRANSPOSED = """
     hard:
-        px = float(i)
-        py = float(j)
+        px, py = float(i), float(j)
         image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py))
     antialiased:
-        px = float(i)
-        py = float(j)
+        px, py = float(i), float(j)
         image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py), antialias=True) ** 2
     nested:
-        px = float(i)
-        py = float(j)
+        px, py = float(i), float(j)
         behind = edge(level(px, py, 3), p[6], 0.1, at=(px, py), antialias=True)
         image[i, j] = edge(level(px, py, 0), p[7], behind, at=(px, py), antialias=True)
     roots:
-        px = float(i)
-        py = float(j)
+        px, py = float(i), float(j)
         image[i, j] = p[6] * sqrt_edge(level(px, py, 0), at=(px, py)) + coverage(level(px, py, 3), at=(px, py))
     with_a_jump:
-        px = float(i)
-        py = float(j)
+        px, py = float(i), float(j)
         image[i, j] = edge(level(px, py, 0), p[6], 0.0, at=(px, py), jump=p[7])
 """
 
@@ -754,8 +730,7 @@ def edge_kernel(body):
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             image[i, j] = body(x, i, j, px, py)
 
     return k, x, image

@@ -1000,8 +1000,7 @@ def test_segments_in_reverse():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             total = 0.0
             for n in ti.static(range(3)):
                 total += segment_edge(corners[n], corners[(n + 1) % 3], 1.0, at=(px, py))

@@ -77,8 +77,7 @@ def draws_edge(shape, count, image):
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level, value = shape(0, px, py)
             image[i, j] = edge(level, value, 0.1, at=(px, py), antialias=True)
 
@@ -215,8 +214,7 @@ def test_half_a_ball_in_a_pixel():
     @ti.kernel
     def k():
         for i, j in ti.ndrange(6, 6):
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
             root = sqrt_edge(level, at=(px, py))
             image[i, j, 0] = root
@@ -303,8 +301,7 @@ def test_levels_that_cannot_be_computed_elsewhere_give_a_warning():
     @ti.kernel
     def carried():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             least = 1e9
             for n in range(2):
                 least = ti.min(least, ti.sqrt((px - p[0] - n) ** 2 + (py - p[1]) ** 2))
@@ -313,8 +310,7 @@ def test_levels_that_cannot_be_computed_elsewhere_give_a_warning():
     @ti.kernel
     def carried_by_a_condition():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             least = 0.0
             for n in range(2):
                 if px > p[0] - n:

@@ -58,8 +58,7 @@ def _(d_u, d_v):
 @ti.kernel
 def run():
     for i, j in image:
-        x = float(i)
-        y = float(j)
+        x, y = float(i), float(j)
         image[i, j] = p[0] * stop_gradient(p[0]) + replace_gradient(p[0], p[1] * 5.0) + bent(p[2], x) + x
 """
 

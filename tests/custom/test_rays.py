@@ -110,8 +110,7 @@ def test_soft_shadows_by_averaging_lights():
     @ti.kernel
     def k():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             for m in range(lights):
                 image[i, j] += edge(level(m, px, py), 0.2, 0.9, at=(px, py), antialias=True) / lights
 

@@ -92,8 +92,7 @@ def count_found(function, true, spread, scale):
     @ti.kernel
     def draw():
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             image[i, j] = pixel_at(px, py)
             residuals[i, j] = image[i, j] - target[i, j]
 

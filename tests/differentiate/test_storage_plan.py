@@ -4,27 +4,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from test_differentiate import (
-    EXTENTS,
-    DifferentiationRequest,
-    P,
-    Role,
-    a,
-    at,
-    c,
-    f,
-    i,
-    n,
-    nearest,
-    op,
-    over,
-    s,
-    sum_over_a_loop,
-    times,
-    x,
-    y,
-    z,
-)
+import test_differentiate as programs
+from test_differentiate import P, Role, a, at, c, f, i, n, nearest, op, over, s, sum_over_a_loop, times, x, y, z
 
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import F64, Assign, Declare, Local, Place, Program, Read, Update, mapped
@@ -35,7 +16,7 @@ def differentiated(body):
     placed = mapped(tuple(body), lambda statement: replace(statement, place=Place("spheres.py", 7)))
     program = Program("program", (), (), placed, (x, y, z))
     roles = {x: Role(0, is_fresh=False), y: Role(), z: Role()}
-    return differentiate(program, DifferentiationRequest(P, roles, EXTENTS))
+    return differentiate(program, programs.DifferentiationRequest(P, roles, programs.EXTENTS))
 
 
 def used_twice():

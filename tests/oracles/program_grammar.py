@@ -11,19 +11,8 @@ import ast
 import random
 from dataclasses import replace
 
-from program_model import (
-    ANNOTATIONS,
-    STRUCT,
-    VECTORS,
-    Access,
-    Argument,
-    Field,
-    Function,
-    Place,
-    Program,
-    Variable,
-    locals_of,
-)
+import program_model as model
+from program_model import ANNOTATIONS, VECTORS, Access, Argument, Field, Function, Place, Program, Variable, locals_of
 from program_statements import Statements
 
 
@@ -124,7 +113,7 @@ class Grammar(Statements):
         self.constants = {f.name for f in self.fields if f.name not in mutable}
         self.has_structs = self.chance(0.2)
         if self.has_structs:
-            self.emit(STRUCT)
+            self.emit(model.STRUCT)
         for number in range(rng.choice([0, 0, 0, 1] if self.is_dense else [0, 0, 1, 2, 3])):
             self.budget = 3
             self.write_function(number)
