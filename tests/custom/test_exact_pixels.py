@@ -78,17 +78,22 @@ def disc(ti64):
     return Jacobian(drawing(shade, image), p, image), p, image
 
 
-def test_discs_and_their_caps(disc):
-    """Discs of every size, at random, and with a cap of up to 0.02 pixels beyond the border of a pixel."""
-    plan, p, _ = disc
+def discs(radii, count=30):
+    """Discs of every size, at random; from the fourth of a size on with a cap of up to 0.02 pixels beyond the border of a pixel."""
     generator = np.random.default_rng(0)
-    for n in range(30):
-        radius = [0.05, 0.1, 0.3, 0.6, 1.1, 1.9][n % 6]
+    for n in range(count):
+        radius = radii[n % len(radii)]
         given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), radius])
-        if n >= 18:
+        if n >= 3 * len(radii):
             given[1] = 4.5 - radius + generator.uniform(-0.002, 0.02)
+        yield given
+
+
+def test_discs_and_their_caps(disc):
+    plan, p, _ = disc
+    for given in discs([0.05, 0.1, 0.3, 0.6, 1.1, 1.9]):
         write(p, np.array([*given, -100.0]))
-        assert worst(plan()[..., :3], flow(circle, given, 1.0, (8, 7))) < (0.03 if radius < 0.1 else 0.015), given
+        assert worst(plan()[..., :3], flow(circle, given, 1.0, (8, 7))) < (0.03 if given[2] < 0.1 else 0.015), given
 
 
 def test_a_disc_behind_an_edge_that_shows_nothing(disc):
@@ -255,15 +260,10 @@ def test_coverage_of_discs_and_their_caps():
             image[i, j] = coverage(level, at=(px, py))
 
     plan = Jacobian(k, p, image)
-    generator = np.random.default_rng(0)
-    for n in range(30):
-        radius = [0.05, 0.1, 0.3, 0.6, 1.1, 1.9][n % 6]
-        given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), radius])
-        if n >= 18:
-            given[1] = 4.5 - radius + generator.uniform(-0.002, 0.02)
+    for given in discs([0.05, 0.1, 0.3, 0.6, 1.1, 1.9]):
         write(p, given)
         assert worst(plan(), flow(circle, given, 1.0, (8, 7))) < 0.015, given
-        assert_allclose(read(image).sum(), np.pi * radius**2, atol=2e-4)
+        assert_allclose(read(image).sum(), np.pi * given[2] ** 2, atol=2e-4)
 
 
 def coverage_of_a_triangle(width, height):
@@ -363,19 +363,13 @@ def test_layers_of_discs_and_their_caps():
             image[i, j] = layers(shape, 1, 0.0, at=(float(i), float(j)))
 
     plan = Jacobian(k, p, image)
-    generator = np.random.default_rng(0)
-    for n in range(30):
-        radius = [0.1, 0.3, 0.6, 1.1, 1.9][n % 5]
-        given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), radius])
-        if n >= 15:
-            given[1] = 4.5 - radius + generator.uniform(-0.002, 0.02)
+    for n, given in enumerate(discs([0.1, 0.3, 0.6, 1.1, 1.9])):
         write(p, given)
         assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.015, given
-        assert_allclose(read(image).sum(), np.pi * radius**2 * value(*given[:2]), atol=1e-3)
+        assert_allclose(read(image).sum(), np.pi * given[2] ** 2 * value(*given[:2]), atol=1e-3)
         if n >= 15:
-            covered = np.where((x - given[0]) ** 2 + (y - given[1]) ** 2 < radius**2, value(x, y), 0.0)
+            covered = np.where((x - given[0]) ** 2 + (y - given[1]) ** 2 < given[2] ** 2, value(x, y), 0.0)
             assert_allclose(read(image), covered.reshape(8, 100, 7, 100).mean((1, 3)), atol=0.01)
-    for _ in range(10):  # squares of 1/32 pixel are smaller than its arcs
-        given = np.array([3 + generator.uniform(-0.5, 0.5), 2.6 + generator.uniform(-0.5, 0.5), 0.03])
+    for given in discs([0.03] * 10, 10):  # squares of 1/32 pixel are smaller than its arcs
         write(p, given)
         assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.08, given

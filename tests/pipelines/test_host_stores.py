@@ -11,6 +11,7 @@ import taichi as ti
 from devices import real
 from differences import read as values_of
 from differences import write
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang.mesh import MeshReorderedScalarFieldProxy
 
@@ -24,146 +25,85 @@ V1 = ti.types.ndarray(dtype=ti.types.vector(2, ti.f64), ndim=1)
 each_chunk = pytest.mark.parametrize("chunk_size", [None, 1])
 
 
+KERNELS = {
+    "scalar": """
+load:
+    for i in x:
+        c[i] += x[i]
+read:
+    for i in x:
+        y[i, 0] += c[i] * c[i]
+""",
+    "vector": """
+load:
+    for i in x:
+        c[i] += ti.Vector([x[i], 2 * x[i]])
+read:
+    for i in x:
+        y[i, 0] += c[i][0] ** 2
+        y[i, 1] += c[i][1] ** 2
+""",
+    "struct": """
+load:
+    for i in x:
+        c[i].m += x[i]
+        c[i].v += ti.Vector([2 * x[i], 3 * x[i]])
+        c[i].s.n += 4 * x[i]
+read:
+    for i in x:
+        y[i, 0] += c[i].m ** 2
+        y[i, 1] += c[i].v[0] ** 2
+        y[i, 2] += c[i].v[1] ** 2
+        y[i, 3] += c[i].s.n ** 2
+""",
+}
+
+
 class Scene:
-    """A container between two kernels; ``cells`` lists its numbers, in rows of one entry each."""
+    """A container between two kernels."""
 
-    def __init__(self):
-        self.x, self.y = ti.field(ti.f64, N), ti.field(ti.f64, (N, 4))
+    def __init__(self, kind, c, members):
+        self.x, self.y, self.c, self.members = ti.field(ti.f64, N), ti.field(ti.f64, (N, 4)), c, members
         write(self.x, np.array([0.5, 1.5, 2.5]))
-        self.make()
-        self.store = None
-
-    def pipeline(self):
-        self.load()
-        self.store(self.c)
-        self.read()
+        kernels = kernels_of(KERNELS[kind], x=self.x, y=self.y, c=c)
+        self.load, self.read = kernels["load"], kernels["read"]
 
     def check(self, store, cleared):
         """``cleared``: which of the numbers are constants after the store, as (entry, number)."""
-        self.store = store
-        for chunk_size in (None, 1):
-            self.check_once(cleared, chunk_size)
 
-    def check_once(self, cleared, chunk_size):
-        self.reset()
-        self.pipeline()
-        expected = values_of(self.y)
-        stored = self.numbers()
-        self.reset()
-        J = jacobian(self.pipeline, self.x, self.y, chunk_size=chunk_size)
-        assert_array_equal(values_of(self.y), expected)
-        assert_array_equal(self.numbers(), stored)
-        for i in range(N):
-            for n in range(self.width):
+        def pipeline():
+            self.load()
+            store(self.c)
+            self.read()
+
+        for chunk_size in (None, 1):
+            self.reset()
+            pipeline()
+            expected, stored = values_of(self.y), self.numbers()
+            self.reset()
+            J = jacobian(pipeline, self.x, self.y, chunk_size=chunk_size)
+            assert_array_equal(values_of(self.y), expected)
+            assert_array_equal(self.numbers(), stored)
+            for i, n in np.ndindex(stored.shape):
                 slope = 0.0 if (i, n) in cleared else 2 * stored[i, n] * (n + 1)
                 assert_allclose(J[i, n], slope * np.eye(N)[i], atol=1e-12, err_msg=str((i, n)))
 
     def reset(self):
         write(self.y, 0.0)
-
-
-class ScalarScene(Scene):
-    width = 1
-
-    def make(self):
-        c = self.c = ti.field(ti.f64, N)
-        x, y = self.x, self.y
-
-        @ti.kernel
-        def load():
-            for i in x:
-                c[i] += x[i]
-
-        @ti.kernel
-        def read():
-            for i in x:
-                y[i, 0] += c[i] * c[i]
-
-        self.load, self.read = load, read
-
-    def reset(self):
-        super().reset()
-        write(self.c, 1.0)
-
-    def numbers(self):
-        return values_of(self.c).reshape(N, 1)
-
-
-class StructScene(Scene):
-    width = 4
-
-    def make(self):
-        inner = ti.types.struct(n=ti.f64)
-        c = self.c = ti.types.struct(m=ti.f64, v=ti.types.vector(2, ti.f64), s=inner).field(shape=N)
-        x, y = self.x, self.y
-
-        @ti.kernel
-        def load():
-            for i in x:
-                c[i].m += x[i]
-                c[i].v += ti.Vector([2 * x[i], 3 * x[i]])
-                c[i].s.n += 4 * x[i]
-
-        @ti.kernel
-        def read():
-            for i in x:
-                y[i, 0] += c[i].m ** 2
-                y[i, 1] += c[i].v[0] ** 2
-                y[i, 2] += c[i].v[1] ** 2
-                y[i, 3] += c[i].s.n ** 2
-
-        self.load, self.read = load, read
-
-    def reset(self):
-        super().reset()
-        for member in (self.c.m, self.c.v, self.c.s.n):
+        for member in self.members:
             write(member, 1.0)
 
     def numbers(self):
-        return np.column_stack([values_of(self.c.m), values_of(self.c.v), values_of(self.c.s.n)])
-
-
-class VectorScene(Scene):
-    width = 2
-
-    def make(self):
-        c = self.c = ti.Vector.field(2, ti.f64, N)
-        x, y = self.x, self.y
-
-        @ti.kernel
-        def load():
-            for i in x:
-                c[i] += ti.Vector([x[i], 2 * x[i]])
-
-        @ti.kernel
-        def read():
-            for i in x:
-                y[i, 0] += c[i][0] ** 2
-                y[i, 1] += c[i][1] ** 2
-
-        self.load, self.read = load, read
-
-    def reset(self):
-        super().reset()
-        write(self.c, 1.0)
-
-    def numbers(self):
-        return values_of(self.c)
+        """In rows of one entry each."""
+        return np.column_stack([values_of(member) for member in self.members])
 
 
 @pytest.fixture(scope="module")
-def scalar_scene(ti64):
-    return ScalarScene()
-
-
-@pytest.fixture(scope="module")
-def vector_scene(ti64):
-    return VectorScene()
-
-
-@pytest.fixture(scope="module")
-def struct_scene(ti64):
-    return StructScene()
+def scenes(ti64):
+    scalar, vector, inner = ti.field(ti.f64, N), ti.Vector.field(2, ti.f64, N), ti.types.struct(n=ti.f64)
+    struct = ti.types.struct(m=ti.f64, v=ti.types.vector(2, ti.f64), s=inner).field(shape=N)
+    members = [(scalar, [scalar]), (vector, [vector]), (struct, [struct.m, struct.v, struct.s.n])]
+    return {kind: Scene(kind, *given) for kind, given in zip(KERNELS, members)}
 
 
 def _copied(c):
@@ -222,38 +162,33 @@ STRUCT_STORES = {
 }
 
 
-@pytest.mark.mostly_sweep("entry", "entry by a NumPy integer", "fill", "from_numpy")
-@pytest.mark.parametrize("name", SCALAR_STORES)
-def test_stores_to_scalar_fields(scalar_scene, name):
-    scalar_scene.check(*SCALAR_STORES[name])
+STORES = {"scalar": SCALAR_STORES, "vector": VECTOR_STORES, "struct": STRUCT_STORES}
 
 
-@pytest.mark.mostly_sweep("component", "component by name", "scalar field")
-@pytest.mark.parametrize("name", VECTOR_STORES)
-def test_stores_to_vector_fields(vector_scene, name):
-    vector_scene.check(*VECTOR_STORES[name])
-
-
-@pytest.mark.mostly_sweep("component of a member", "whole", "member field", "member field by name")
-@pytest.mark.parametrize("name", STRUCT_STORES)
-def test_stores_to_struct_fields(struct_scene, name):
-    struct_scene.check(*STRUCT_STORES[name])
+@pytest.mark.mostly_sweep(
+    *(f"scalar-{name}" for name in ("entry", "entry by a NumPy integer", "fill", "from_numpy")),
+    *(f"vector-{name}" for name in ("component", "component by name", "scalar field")),
+    *(f"struct-{name}" for name in ("component of a member", "whole", "member field", "member field by name")),
+)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in STORES for name in STORES[kind]])
+def test_stores_to_fields(scenes, kind, name):
+    scenes[kind].check(*STORES[kind][name])
 
 
 @pytest.mark.sweep
-def test_stores_from_tensors(scalar_scene, vector_scene, struct_scene):
+def test_stores_from_tensors(scenes):
     torch = pytest.importorskip("torch")
     ones, pairs = torch.ones(N, dtype=torch.float64), torch.ones((N, 2), dtype=torch.float64)
-    scalar_scene.check(lambda c: c.from_torch(ones), EVERYTHING)
-    scalar_scene.check(lambda c: c.from_torch(pairs[:, 1]), EVERYTHING)
-    vector_scene.check(lambda c: c.from_torch(pairs), EVERYTHING)
-    struct_scene.check(lambda c: c.from_torch({"m": ones, "v": pairs, "s": {"n": ones}}), EVERYTHING)
+    scenes["scalar"].check(lambda c: c.from_torch(ones), EVERYTHING)
+    scenes["scalar"].check(lambda c: c.from_torch(pairs[:, 1]), EVERYTHING)
+    scenes["vector"].check(lambda c: c.from_torch(pairs), EVERYTHING)
+    scenes["struct"].check(lambda c: c.from_torch({"m": ones, "v": pairs, "s": {"n": ones}}), EVERYTHING)
 
 
-def test_an_entry_object_made_before_the_pipeline(vector_scene, struct_scene):
-    entry, vector = struct_scene.c[1], vector_scene.c[2]
-    struct_scene.check(lambda c: setattr(entry, "m", 5.0), [(1, 0)])
-    vector_scene.check(lambda c: vector.__setitem__(0, 5.0), [(2, 0)])
+def test_an_entry_object_made_before_the_pipeline(scenes):
+    entry, vector = scenes["struct"].c[1], scenes["vector"].c[2]
+    scenes["struct"].check(lambda c: setattr(entry, "m", 5.0), [(1, 0)])
+    scenes["vector"].check(lambda c: vector.__setitem__(0, 5.0), [(2, 0)])
 
 
 @pytest.mark.sweep
