@@ -127,6 +127,7 @@ OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is
 OTHER |= {"in": "not in", "not in": "in"}
 NAMES = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is"}
 NAMES |= {ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
+ROW = re.compile(r"^\| (\d+) \| (\S+):(\d+) \| ([\w ]+) \| `(.+?)` → `(.+?)` \| ", re.MULTILINE)  # of a table
 TEXT = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp)
 
 
@@ -274,7 +275,7 @@ def mutants(
     lines: Counter[str] = Counter()
     for path in sorted((ROOT / "taichi_ext").rglob("*.py")):
         name = path.relative_to(ROOT / "taichi_ext").as_posix()
-        district = max((d for d in DISTRICTS if name.startswith(f"{d}/")), key=len, default="")
+        district = district_of(name)
         lines[district] += len(path.read_bytes().splitlines())
         for mutant in Mutations(path).found if district in pools else ():
             if changed is not None and (name, mutant.line) not in changed:
@@ -288,6 +289,24 @@ def mutants(
         yield name, pool.pop(draw.randrange(len(pool)))
         if kinds := [*kinds[1:], *([kind] if pool else [])]:
             turns[name] = kinds
+
+
+def district_of(name: str) -> str:
+    return max((d for d in DISTRICTS if name.startswith(f"{d}/")), key=len, default="")
+
+
+def mutants_again(table: Path) -> Iterator[tuple[str, Mutant]]:
+    """The changes of a table, each where its text is nearest to its line; those whose text is gone are printed."""
+    for number, name, line, kind, old, new in ROW.findall(table.read_text(encoding="utf-8").replace("\\|", "|")):
+        path = ROOT / "taichi_ext" / name
+        source = path.read_bytes() if path.exists() else b""
+        places = list(re.finditer(rb"\s+".join(map(re.escape, old.encode().split())), source))
+        starts = [1 + source[: place.start()].count(b"\n") for place in places]
+        nearest = min(range(len(places)), key=lambda n: abs(starts[n] - int(line)), default=None)
+        if nearest is None:
+            print(f"gone: {number}: {name}:{line}: {old}")
+        else:
+            yield district_of(name), Mutant(path, starts[nearest], kind, old, new, *places[nearest].span())
 
 
 def run_tests(copy: Path, modules: list[str], chosen: str, log: Path, limit: float) -> str:
@@ -326,13 +345,19 @@ def main() -> None:
     parser.add_argument("--districts", nargs="*", default=list(DISTRICTS), choices=list(DISTRICTS))
     parser.add_argument("--by-lines", action="store_true", help="as many changes of a district as it has lines")
     parser.add_argument("--since", default="", metavar="REVISION", help="change only lines that have come since")
+    parser.add_argument(
+        "--again", type=Path, metavar="TABLE", help="make the changes of this table again, and no others"
+    )
     parser.add_argument("--whole", action="store_true", help="run the sweeps of the mapped tests, too")
     parser.add_argument("--baseline", action="store_true", help="first see that all mapped tests pass without a change")
     parser.add_argument("--limit", type=float, default=900, help="seconds after which a run counts as failed")
     parser.add_argument("--table", type=Path, help="write the table here")
     parser.add_argument("--list", action="store_true", help="print the changes and run nothing")
     options = parser.parse_args()
-    chosen = list(mutants(options.count, options.seed, options.districts, options.since, options.by_lines))
+    if options.again:
+        chosen = [(d, mutant) for d, mutant in mutants_again(options.again) if d in options.districts]
+    else:
+        chosen = list(mutants(options.count, options.seed, options.districts, options.since, options.by_lines))
     if options.list:
         for district, mutant in chosen:
             print(f"{district}: {mutant.place}: {mutant.kind}: {mutant.old} -> {mutant.new}")
