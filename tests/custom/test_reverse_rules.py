@@ -107,6 +107,11 @@ def test_what_a_kernel_reads_and_overwrites():
             z[i] = y[i] ** 2
 
     @ti.kernel
+    def largest():
+        for i in x:
+            ti.atomic_max(y[i], stop_gradient(2.0) * x[i])
+
+    @ti.kernel
     def of_a_neighbour():
         for i in range(3):
             y[i] = stop_gradient(2.0) * x[i]
@@ -130,7 +135,13 @@ def test_what_a_kernel_reads_and_overwrites():
     assert_array_equal(read(y.grad), np.zeros(4))
     assert_array_equal(read(z.grad), np.ones(4))
     assert_array_equal(read(z), before)
-    for kernel, name in ((in_place, "x"), (summed, "y"), (of_a_neighbour, "y"), (before_it_is_stored, "y")):
+    for kernel, name in (
+        (in_place, "x"),
+        (summed, "y"),
+        (largest, "y"),
+        (of_a_neighbour, "y"),
+        (before_it_is_stored, "y"),
+    ):
         with pytest.raises(UnsupportedError, match=rf"the kernel reads and writes {name}.*vjp"):
             kernel.grad()
 

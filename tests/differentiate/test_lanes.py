@@ -329,7 +329,7 @@ def test_each_loop_has_a_line_on_lanes(lanes):
     assert "parallel loop 2 does not run in lanes: it ends early, or its indices" in said
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_inverses_of_divisors(is_fast, lanes):
     """What divides several numbers, or is the same for all lanes, is inverted once, where last bits may differ."""

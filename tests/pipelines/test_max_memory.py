@@ -7,7 +7,7 @@ from devices import real
 from differences import central_differences, outputs, read, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, linear_operator
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -93,6 +93,20 @@ def test_blocks_of_a_prepared_form_are_found_once(simulation):
     first, runs = runs, 0
     plan()
     assert runs == 5 <= first
+
+
+def test_vectors_whose_tangents_do_not_fit_together():
+    x, t, y = scalars([0.3, 0.5, 0.7, 0.9, 1.1]), outputs(40), outputs(40)
+
+    @ti.kernel
+    def k():
+        for i in t:
+            t[i] = x[i % 5] ** 2
+        for i in t:
+            y[i] = t[i] * x[0]
+
+    expected = jacobian(k, x, y)
+    assert_allclose(linear_operator(k, x, y, max_memory=3 * 40 * 8 - 1) @ np.eye(5), expected, rtol=1e-14)
 
 
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")

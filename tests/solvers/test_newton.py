@@ -71,7 +71,6 @@ def test_gradients_are_squares_of_each_other_down_to_rounding():
         assert g[-1] < 1e-12
 
 
-@pytest.mark.mostly_sweep("cholmod")
 @pytest.mark.parametrize("method", ["cg", "cholmod"])
 def test_methods(method):
     """The same minimum, with the patterns of pulled and of pressed springs."""

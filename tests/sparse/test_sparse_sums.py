@@ -58,6 +58,20 @@ def test_sum_over_neighbours_and_what_becomes_of_it(mesh):
     assert np.diff(found[0][0].indptr).tolist() == distinct
 
 
+def test_a_column_at_a_fixed_place_beside_a_row(mesh):
+    w, nodes, y, v = mesh.w, mesh.nodes, mesh.y, scalars([0.7, 0.3])
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = 1.7
+            for k in range(i % K):
+                s = 0.7 * (s + w[nodes[i, k]] ** 2)
+            y[i] = s * w[i] + v[1] * s
+
+    mesh.check(run, [w, v], has_own_columns=False)
+
+
 @pytest.mark.sweep
 def test_sums_outside_of_loops():
     """Each statement at the top of a kernel is a stage of its own, and what reads the local afterwards sees them all."""

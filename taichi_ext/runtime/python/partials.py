@@ -27,6 +27,7 @@ PARTIALS: dict[str, tuple[Callable[..., float], ...]] = {
     "floordiv": (lambda y, a, b: 0.0, lambda y, a, b: 0.0),
     "arctan2": (lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
     "hypot": (lambda y, a, b: a / y if y else 0.0, lambda y, a, b: b / y if y else 0.0),
+    "fma": (lambda y, a, b, c: b, lambda y, a, b, c: a, lambda y, a, b, c: 1.0),  # of Python 3.13
     "ldexp": (lambda y, a, b: 2.0**b, lambda y, a, b: 0.0),
     "heaviside": (lambda y, a, b: 0.0, lambda y, a, b: float(a == 0)),
     **dict.fromkeys(("maximum", "minimum"), (lambda y, a, b: float(y == a), lambda y, a, b: float(y != a))),
