@@ -139,6 +139,8 @@ def gradient_program(
         if left_out:
             found = differentiate(program, replace(seeds, ignored=left_out))
     arrays = _first_order_arrays(found, target, infos, seeds)
+    if target.is_sum and any(array.info.key != GRADIENT for array in arrays.values()):
+        raise DenseRowsError("terms of the energy depend on many params")
     adjoints = next((c for what, c in found.shadows if what == ADJOINTS), None)
     containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))

@@ -115,6 +115,7 @@ class EnergyTarget:
         intermediates: fields that it is computed from, which have columns behind those of the parameters.
         is_mirrored: whether the entries of a dense Hessian above its diagonal are not needed.
         has_gradient: whether the gradient itself is needed.
+        is_sum: whether the gradient must be a sum of terms of few params.
     """
 
     key: Key
@@ -127,6 +128,7 @@ class EnergyTarget:
     intermediates: frozenset[Key] = frozenset()
     is_mirrored: bool = False
     has_gradient: bool = True
+    is_sum: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient
+from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.launches import GRADIENT, JacobianKernel
 
 USES = ("gradient", "hessian", "hvp", "projected")  # of plans whose output is an energy
 MOST_VECTORS = 32  # that are multiplied in one run forward: kernels are compiled for their number
@@ -119,7 +119,7 @@ def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.nda
 
 
 class _HasDenseGradient(Exception):
-    """Raised before a kernel is launched that would compute tangents along all parameters for the gradient."""
+    """Raised before a kernel is made that would compute tangents along all parameters for the gradient."""
 
 
 def _prefers_forward(evaluation: Evaluation) -> bool:
@@ -136,17 +136,16 @@ def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[E
     if evaluation.layout.passed:
         raise no_adjoint(evaluation, "second derivatives with respect to numbers that a Python function takes")
     subject = _subject(evaluation)
-    along = evaluation.changed(directions=subject.moved(directions))
-
-    def check(fused: JacobianKernel) -> None:
-        if any(array.info.key != GRADIENT for array in fused.first_order):
-            prepared.mode = "forward over reverse: terms of the energy depend on many params"
-            prepared.fused.clear()
-            raise _HasDenseGradient
-
-    if _prefers_forward(evaluation) and not prepared.has_no_adjoint and backend.is_host_arch():
-        along.before_launch = check
-    found = [matrix for _, (matrix,) in along.column_blocks(MOST_VECTORS)]
+    has_other = _prefers_forward(evaluation) and not prepared.has_no_adjoint and backend.is_host_arch()
+    moved = subject.moved(directions)
+    along = evaluation.changed(subject=subject.as_sum() if has_other else subject, directions=moved)
+    try:
+        found = [matrix for _, (matrix,) in along.column_blocks(MOST_VECTORS)]
+    except DenseRowsError as error:
+        if not has_other:
+            raise
+        prepared.mode = f"forward over reverse: {error}"
+        raise _HasDenseGradient from None
     return along, subject.products(np.concatenate(found, axis=1), directions, evaluation.layout)
 
 

@@ -80,6 +80,7 @@ class EnergyGradient(RowSpace):
         is_projected: whether blocks of elements are made positive semidefinite.
         fixed: entries of the params whose rows and columns of H are those of the identity matrix.
         has_gradient: whether the gradient is needed, or only products of H.
+        is_sum: see ``as_sum``.
 
     Attributes:
         gradient: that of the last run.
@@ -87,12 +88,25 @@ class EnergyGradient(RowSpace):
 
     has_rows_of_outputs = False
 
-    def __init__(self, *, is_projected: bool = False, fixed: Fixed | None = None, has_gradient: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        is_projected: bool = False,
+        fixed: Fixed | None = None,
+        has_gradient: bool = True,
+        is_sum: bool = False,
+    ) -> None:
         super().__init__(is_gradient=True)
         self.has_gradient = has_gradient
+        self._is_sum = is_sum
         self._fixed = fixed
         self.gradient = np.zeros(0)
         self._is_projected = is_projected
+
+    def as_sum(self) -> EnergyGradient:
+        """The same for energies whose terms depend on few params alone: a ``DenseRowsError`` refuses others."""
+        has = self.has_gradient
+        return EnergyGradient(is_projected=self._is_projected, fixed=self._fixed, has_gradient=has, is_sum=True)
 
     def outputs(self, layout: Layout, places: Sequence[object] | None = None) -> tuple[Output, ...]:
         (energy,) = layout.outputs
@@ -121,6 +135,7 @@ class EnergyGradient(RowSpace):
             intermediates=frozenset(intermediates or ()),
             is_mirrored=not is_product and all(_rows(p, layout) == _columns(p) for p in layout.params),
             has_gradient=self.has_gradient,
+            is_sum=self._is_sum,
         )
 
     def note_run(self, session: Session, layout: Layout) -> None:
