@@ -135,7 +135,7 @@ def test_integers_of_64_bits(lanes):
 
     check_jacobian(in_lanes, w, [y, z])
     check_jacobian(by_rows, x, y)
-    assert all(lanes)
+    assert lanes and all(lanes)
 
 
 @pytest.mark.sweep

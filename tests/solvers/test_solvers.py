@@ -232,8 +232,11 @@ class TestLeastSquares:
         result = least_squares(fit.kernel, params, fit.r, **options)
         assert result.nfev == flat.nfev
         assert_allclose(result.x, flat.x, rtol=1e-9)
-        least_squares(fit.kernel, params, fit.r, method="trf", x_scale=[2.0, 0.5, 10.0])  # as SciPy takes them
-        least_squares(fit.kernel, params, fit.r, method="dogbox", x_scale="jac")
+        for given in ({"method": "trf", "x_scale": [2.0, 0.5, 10.0]}, {"method": "dogbox", "x_scale": "jac"}):
+            start_at(fit)
+            assert_allclose(
+                least_squares(fit.kernel, params, fit.r, **given).x, flat.x, rtol=1e-6
+            )  # as SciPy takes them
 
     @pytest.mark.chosen_only("counts the runs", "--chunk-size")
     def test_each_point_is_one_run(self, fit):
