@@ -6,6 +6,7 @@ import gc
 import pickle
 import types
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -510,8 +511,18 @@ class TestSolvers:
         assert_allclose(operator.T @ np.ones(3), 8.0)
 
 
-@pytest.mark.sweep
 class TestManyPreparations:
+    @pytest.mark.parametrize("is_in_pool", [False, True])
+    def test_the_warning_names_the_call_or_a_function_that_a_pool_calls(self, is_in_pool, scaled, fields):
+        with ThreadPoolExecutor(1) as pool, pytest.warns(DerivativeWarning, match="once") as caught:
+            for _ in range(EVERY):
+                made = lambda: scaled(2.0)
+                call = functools.partial(jacobian, made, *fields)
+                pool.submit(call).result() if is_in_pool else call()
+        first = made.__code__.co_firstlineno
+        assert [(w.filename, w.lineno) for w in caught] == [(__file__, first if is_in_pool else first + 2)]
+
+    @pytest.mark.sweep
     @pytest.mark.parametrize(
         ("make", "what"),
         [
@@ -539,6 +550,7 @@ class TestManyPreparations:
             for n in range(EVERY):
                 assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
 
+    @pytest.mark.sweep
     def test_no_warning_for_one_function(self, scaled, fields, recwarn):
         for n in range(3 * EVERY):
             jacobian(scaled, *fields, args=(float(n + 1),))
