@@ -320,7 +320,11 @@ class TestTreesFromBefore:
         x, y = fields(X, 0.25)
         t = ti.field(ti.f64)
         own = tree(t)
-        first = squares(x, t)
+
+        @ti.kernel
+        def first():
+            for i in x:
+                t[i] = x[i] ** 2
 
         @ti.kernel
         def second():
