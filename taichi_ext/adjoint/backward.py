@@ -35,7 +35,6 @@ from taichi_ext.program.build import (
     literal,
     negative,
     operation,
-    select,
     subtract,
 )
 from taichi_ext.simplify.usage import assigned_locals
@@ -84,18 +83,18 @@ def _stored(block: Block, r: StoreRecord) -> None:
         return
     condition: Value | None = None
     if isinstance(r.target, Load):
-        found, condition = block.entries(r.target, is_read=True)
+        found, condition = block.entries(r.target)
         entries: list[ir.Target] = [*found]
     else:
         entries = [Read(array, r.target.index) for array in block.sweep.local_arrays[r.target.local]]
     ws: Weights = []
     for entry in entries:
+        cleared = () if is_update else (ir.Assign(entry, literal(0, entry.dtype)),)
         if is_value:
-            w = entry if condition is None else select(condition, entry, 0)
-            ws.append(block.declare("w", entry.dtype, w, "weight"))
-        if not is_update:
-            cleared = ir.Assign(entry, literal(0, entry.dtype))
-            block.emit(cleared if condition is None else ir.If(condition, (cleared,), ()))
+            w = block.declare("w", entry.dtype, entry if condition is None else 0, "weight")
+            cleared = cleared if condition is None else (ir.Assign(w, entry), *cleared)
+            ws.append(w)
+        block.emit(*(cleared if condition is None or not cleared else (ir.If(condition, cleared, ()),)))
     if is_value:
         is_less = isinstance(r.statement, ir.Update) and r.statement.op == "sub"
         block.spread(r.value, [negative(w) for w in ws] if is_less else ws)

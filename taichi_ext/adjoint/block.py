@@ -257,11 +257,8 @@ class Block:
 
         return [product(w) for w in ws]
 
-    def entries(self, load: Load, *, is_read: bool = False) -> tuple[list[Load], Value | None]:
-        """The adjoints of an entry, and whether its indices are in range; None if they always are.
-
-        ``is_read``: where they are not, others stand for them.
-        """
+    def entries(self, load: Load) -> tuple[list[Load], Value | None]:
+        """The adjoints of an entry, and whether its indices are in range; None if they always are."""
         array = self.sweep.arrays[load.container]
         indices = [*load.indices, *load.component]
         checks = [
@@ -274,8 +271,6 @@ class Block:
         number = array.number(load)
         form = linear_form(number, self._atom)
         first: Coefficient = multiply(number if form is None else value_of(form), array.width)
-        if condition is not None and is_read:
-            first = select(condition, first, 0)
         return self._neighbours(array.container, first), condition
 
     def _atom(self, value: Value) -> Affine | None:

@@ -5,31 +5,34 @@ entry of each row. In lanes, ``for d: for lane: ...``, neighbours read and add t
 line of the cache, and which LLVM puts into vectors. This changes the order of iterations, as threads do, which may be
 any as long as iterations only add to what they share. So there are lanes only where
 
-* no memory but that of adjoints is stored to: the stage reads nothing that it has stored to before;
-* what an iteration clears or overwrites is an entry of its own. All accesses to that array are at ``n * j + c`` and a
-  part that lanes share, for the variable j that differs between lanes, where any two c differ by less than n;
+* no memory but that of adjoints is stored to: the stage reads nothing that it has stored to before. What an iteration
+  clears is an entry that no other one uses, or else the stage runs in one thread and in order (``order.py``);
 * nothing is kept on the stack of the thread, and no inner loop differs between lanes;
 * all accesses in inner loops are to one entry, or to as many neighbours as there are lanes: else it would not pay.
+
+Iterations without inner loops that one thread takes one after the other, as in a stencil, run in lanes along a row if
+all accesses are such. They would add to the entries around them in turns; in lanes, each sum is a loop of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.contention import Bounds
 from taichi_ext.adjoint.sweep import Sweep
-from taichi_ext.analysis.affine import Affine, Atom
-from taichi_ext.analysis.changes import varying_locals
-from taichi_ext.program import Const, Container, Load
-from taichi_ext.schedule.lanes import MOST_NUMBERS, MOST_OPERATIONS, CannotError, Lanes, Survey
+from taichi_ext.analysis.affine import Atom
+from taichi_ext.analysis.changes import varying_locals, written_containers
+from taichi_ext.program import Const, Load
+from taichi_ext.schedule.elementary import elementary_of
+from taichi_ext.schedule.lanes import COMPILED, MOST_NUMBERS, MOST_OPERATIONS, CannotError, Lanes, Survey, work_of
 from taichi_ext.schedule.loops import spread
 from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule.masks import with_masks
 from taichi_ext.schedule.stretches import in_lanes
-from taichi_ext.simplify.usage import accesses
+from taichi_ext.simplify.usage import accesses, assigned_locals
 
 MOST, FEWEST = 64, 16  # lanes: more of them read longer parts of rows, one after the other
 FEWEST_WITH_TAPES = 8  # where iterations keep many numbers
@@ -43,9 +46,9 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
 
     Args:
         sweep: with which it was made.
-        loop: over scalars, with an inner loop.
+        loop: over scalars, with an inner loop; or over a row.
         bounds: of these.
-        threads: of the CPU.
+        threads: of the CPU; 0 for a row within the loop of a thread.
 
     Raises:
         CannotError: that is not possible, or does not pay.
@@ -59,11 +62,18 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
     if size < count:
         raise CannotError("it is short")
     along = replace(loop, kind="range", variables=loop.variables[-1:], domain=(Const(size, ir.I32),))
-    varying = frozenset(varying_locals(along))
-    survey = _Survey(loop, (*rows, size), {}, Machine(threads), varying)
+    varying = varying_locals(along)
+    if not threads:
+        work = partial(work_of, is_fast=False)
+        body, varying = with_masks(loop.body, varying, written_containers(loop.body), work)
+        loop = replace(loop, body=body)
+    machine = Machine(threads, is_fast=sweep.is_fast and not sweep.is_again)
+    survey = _Survey(loop, (*rows, size), {}, machine, frozenset(varying))
+    survey.is_row = not threads
+    for local in sorted(_outer_integers(loop), key=lambda x: x.name):
+        survey.indices.name(local)
     survey.width = next((a.width for a in sweep.arrays.values()), 1)
     parts = survey.block(loop.body, 1)
-    survey.check_own()
     sizes = [math.prod(local.shape) for s in ir.statements(loop.body) for local in ir.declared(s)]
 
     def fit(count: int) -> bool:
@@ -74,27 +84,29 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
         count //= 2
     if survey.totals.operations > MOST_OPERATIONS or not fit(count):
         raise CannotError("it is long")
-    lanes = Lanes(loop, (*rows, size), count, varying, parts, {}, is_repeatable=False, is_direct=True)
+    lanes = Lanes(loop, (*rows, size), count, survey.varying, parts, {}, False, machine.is_fast, is_direct=True)
     made, least = in_lanes(lanes), survey.machine.least
     if 1 < threads and lanes.stretches < least:
         made = spread(made, (lanes.stretches,), least)
-    return replace(made, is_function=True)
+    return replace(made, is_function=threads > 0)
 
 
 class _Survey(Survey):
     """The statements of an adjoint, which may add to any entry of one."""
 
     width = 1  # the distance of the adjoints of neighbours
+    is_row = False  # whether what is outside of inner loops has to pay, too
 
     def _place(self, target: Load) -> None:
         """No entry is one of J."""
 
     def _note_operation(self, op: ir.Op, times: int) -> None:
-        self.totals.operations += 1
+        known = elementary_of(op) if self.machine.is_fast else None
+        self.totals.operations += 1 if known is None else known.work // COMPILED
 
     def _note(self, s: ir.Statement, times: int) -> None:
         super()._note(s, times)
-        if ALONG_ROWS and times > 1 and not all(map(self._is_side_by_side, accesses(s))):
+        if ALONG_ROWS and (times > 1 or self.is_row) and not all(map(self._is_side_by_side, accesses(s))):
             raise CannotError("neighbours do not lie side by side")
 
     def _is_side_by_side(self, load: Load) -> bool:
@@ -112,29 +124,9 @@ class _Survey(Survey):
         terms = None if form is None else dict(form.terms)
         return None if terms is None or self.varying & terms.keys() - {self.loop.variables[-1]} else terms
 
-    def check_own(self) -> None:
-        """Raise where an entry that a lane overwrites may be one of another."""
-        everything = ir.statements(self.loop.body)
-        stores = [s for s in everything if isinstance(s, ir.Store) and not _is_sum(s)]
-        overwritten = {s.target.container for s in stores if isinstance(s.target, Load)}
-        forms: dict[Container, list[Affine]] = defaultdict(list)
-        for load in chain.from_iterable(map(accesses, everything)):
-            if load.container in overwritten:
-                terms = self._terms(load.indices[0]) if len(load.indices) == 1 and not load.component else None
-                form = None if terms is None else self.indices.form(load.indices[0])
-                if form is None:
-                    raise CannotError("it overwrites entries at places that only the kernel knows")
-                forms[load.container].append(form)
-        for found in forms.values():
-            constants = [form.constant for form in found]
-            step = abs(dict(found[0].terms).get(self.loop.variables[-1], 0))
-            if len({form.terms for form in found}) > 1 or max(constants) - min(constants) >= step:
-                raise CannotError("it overwrites entries that are not its own")
 
-
-def _is_sum(s: ir.Store) -> bool:
-    """Whether a store adds to what is there."""
-    if isinstance(s, ir.Update):
-        return s.op == "add"
-    total = s.value if isinstance(s, ir.Assign) else None
-    return isinstance(total, ir.Op) and total.name == "add" and total.args[0] is s.target
+def _outer_integers(loop: ir.For) -> set[ir.Local]:
+    """The whole numbers from around a loop that it reads and does not change."""
+    inner = ir.statements((loop,))
+    read = {local for s in inner for local in s.contents.locals if local.dtype.is_integer and not local.shape}
+    return read - {local for s in inner for local in ir.declared(s)} - assigned_locals(loop.body)

@@ -79,7 +79,8 @@ def adjoint_of(
         shared = contention(stage, sizes, machine, None if gather is None else gather.variable)
         own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
         dirty = dirty_containers(stage.body)
-        sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, is_guarded, dirty, own, gather, is_again)
+        guards = is_guarded, dirty, own, gather, is_again, machine.is_fast
+        sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, *guards)
         return sweep, _Loops(sweep, bounds, machine)
 
     pairs = inner_loop(stage.body, bounds, set(arrays))
@@ -101,6 +102,7 @@ class _Loops:
         self.sweep, self.bounds, self.extents = sweep, bounds, machine.extents
         self.threads = 1 if sweep.contention.is_serial else machine.threads
         self.config = {"serialize": True} if self.threads < machine.threads else {}
+        self.is_in_lanes = False
 
     def body(self) -> ir.Body:
         loop, colours = self.sweep.stage.loop, self.sweep.contention.colours
@@ -154,7 +156,8 @@ class _Loops:
         variables = _variables(loop)
         body = self._iteration({v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}, {})
         for k in reversed(order):
-            body = (ir.For("range", (variables[k],), domains[k], body, place=loop.place),)
+            inner = ir.For("range", (variables[k],), domains[k], body, place=loop.place)
+            body = (self._row_in_lanes(inner) if k == order[-1] else inner,)
         return (*(ir.Declare(variables[k], (value,)) for k, value in given.items()), *body)
 
     def _in_lanes(self, loop: ir.For, bounds: Bounds) -> ir.For:
@@ -163,6 +166,19 @@ class _Loops:
         env: dict[Local, Value] = {v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}
         body = self._iteration(env, {}, MOST_IN_LANES)
         return adjoint_in_lanes(self.sweep, replace(loop, variables=variables, body=body), bounds, self.threads)
+
+    def _row_in_lanes(self, row: ir.For) -> ir.For:
+        """A row of iterations together, if that pays."""
+        first, end = row.domain
+        has_loops = any(isinstance(s, (ir.For, ir.While)) for s in row.within)
+        if has_loops or not (isinstance(first, Const) and isinstance(end, Const)):
+            return row
+        try:
+            made = adjoint_in_lanes(self.sweep, row, ((int(first.value), int(end.value)),), 0)
+        except CannotError:
+            return row
+        self.is_in_lanes = True
+        return made
 
     def _by_rows(self, loop: ir.For, bounds: Bounds) -> ir.For:
         """Threads take rows, or pieces of rows along the second variable where there are few."""
@@ -180,7 +196,8 @@ class _Loops:
             a, b = (whole(add(e, start)) for e in ends)
             domains[1] = a, b
         body = self._loops(loop, domains, rest, {0: whole(add(row, first))})
-        return ir.For("range", (piece,), (literal(max(0, last - first) * parts, I32),), body, self.config)
+        domain = (literal(max(0, last - first) * parts, I32),)
+        return ir.For("range", (piece,), domain, body, self.config, is_function=self.is_in_lanes)
 
     def _coloured(self, loop: ir.For, bounds: Bounds, k: int, reach: int, colour: int) -> ir.For:
         """Every other piece of a loop, so that no two of them touch the same entries."""
@@ -197,7 +214,7 @@ class _Loops:
         domains[k] = start, operation("min", add(start, size), literal(last, I32))
         order = [k, *(n for n in range(len(bounds)) if n != k)]
         inner = ir.For("range", (number,), of_slot, self._loops(loop, domains, order, {}))
-        return ir.For("range", (slot,), (literal(slots, I32),), (inner,))
+        return ir.For("range", (slot,), (literal(slots, I32),), (inner,), is_function=self.is_in_lanes)
 
 
 def _variables(loop: ir.For) -> tuple[Local, ...]:

@@ -54,6 +54,7 @@ class Sweep:
         width: the number of cotangents, at most those that the arrays are for.
         is_guarded: whether a product of 0 with what is infinite or not a number is 0.
         is_again: whether the adjoint is differentiated again.
+        is_fast: whether functions of the library may differ in their last bits.
         dirty: containers that an iteration may load from after a store to them.
         gather: what is gathered; None if nothing is.
         thread: the local with the number of the thread.
@@ -73,6 +74,7 @@ class Sweep:
     own: dict[Container, Container]
     gather: Gather | None = None
     is_again: bool = False
+    is_fast: bool = False
     thread: Local = field(default_factory=lambda: Local("thread", I32, (), "kept"))
     active: set[Local] = field(default_factory=set)
     local_arrays: dict[Local, list[Local]] = field(default_factory=dict)

@@ -302,7 +302,8 @@ class StagedKernel:
             activity = useful_activity(replace(self.program, body=body), found)
             same = n, activity, width, is_guarded, is_recorded
             if same not in self._adjoints:  # what becomes active in the stage makes others alike
-                made = self._made(n, stage, activity, Machine(threads, extents=self.extents), width, is_guarded)
+                machine = Machine(threads, extents=self.extents, is_fast=backend.is_fast())
+                made = self._made(n, stage, activity, machine, width, is_guarded)
                 self._adjoints[same] = replace(made, before=active)
             self._adjoints[name] = self._adjoints[same]
         return self._adjoints[name]
