@@ -358,7 +358,7 @@ class _Points:
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
         r, roots = self._at(x).data[0], self._weighted.roots
-        return r if roots is None else roots * r
+        return r.copy() if roots is None else roots * r  # SciPy before 1.16 scales it in place
 
     def jacobian(self, x: np.ndarray) -> Any:
         point = self._at(x)

@@ -504,10 +504,10 @@ class Weighted:
         return cost, scaled, self.roots if factors is None else self.roots * factors
 
     def rows_and_gradient(self, point: Point) -> tuple[object, np.ndarray]:
-        """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
+        """J with weights but without the loss, which SciPy takes and scales in place, and the gradient of the cost."""
         r, J, _ = point.data
         self._problem.check_rows(J)
-        J = whole(J).astype(np.float64, copy=False)
+        J = whole(J).astype(np.float64, copy=not self.robust.is_linear)
         _, scaled, factors = self._scaled(r)
         gradient = J.T @ (scaled if factors is None else factors * scaled)
         return J if self.roots is None else rows_times(self.roots, J), gradient
