@@ -2,11 +2,11 @@
 
 import dataclasses
 import linecache
-import threading
 
 import numpy as np
 import pytest
 import taichi as qd
+from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
@@ -420,19 +420,14 @@ def test_threads_that_launch_at_once_get_their_own_kernels():
     for _ in range(3):
         initialise(default_fp=qd.f64)
         made = fields(*np.zeros((6, 3)))
-        gate, wrong = threading.Barrier(6), []
+        wrong = []
 
-        def work(n, made=made, gate=gate, wrong=wrong):
-            gate.wait()
+        def work(n, made=made, wrong=wrong):
             made[n].fill(n + 1.0)
             if not np.all(made[n].to_numpy() == n + 1):
                 wrong.append((n, made[n].to_numpy()))
 
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, 6)
         assert not wrong
 
 

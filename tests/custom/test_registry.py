@@ -1,6 +1,5 @@
 """The registry of user rules: adding, listing, disabling and removing, and what kernels notice of it."""
 
-import threading
 import warnings
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import outputs, read, scalars, write
+from many_threads import in_threads
 from numpy.testing import assert_allclose
 from reverse_mode import gradient, gradient_field
 
@@ -389,34 +389,23 @@ def five_times(a, d_a):
 def test_threads():
     """Many threads add, disable and remove rules of their own; nothing is lost, nothing fails, each sees its own."""
     boundary_gradient(product, name="kept")(doubled)
-    problems = []
-    ready = threading.Barrier(8)
 
     def work(number):
-        try:
-            ready.wait()
-            for n in range(20):
-                name = f"{number}.{n}"
-                boundary_gradient(f"mark {number}", name=name)(tripled)
-                with registry.disabled(name):
-                    rule = registry.rule_for(f"mark {number}")
-                    assert rule is None or rule.name != name
-                assert registry.rule_for(f"mark {number}").name == name
-                with registry.disabled("kept"), registry.enabled("kept"):
-                    str(registry)
-                if n % 2:
-                    registry.remove(name)
-                    registry.remove(f"{number}.{n - 1}")
-        except Exception as error:
-            problems.append(error)
+        for n in range(20):
+            name = f"{number}.{n}"
+            boundary_gradient(f"mark {number}", name=name)(tripled)
+            with registry.disabled(name):
+                rule = registry.rule_for(f"mark {number}")
+                assert rule is None or rule.name != name
+            assert registry.rule_for(f"mark {number}").name == name
+            with registry.disabled("kept"), registry.enabled("kept"):
+                str(registry)
+            if n % 2:
+                registry.remove(name)
+                registry.remove(f"{number}.{n - 1}")
 
     version = registry.version
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == []
+    in_threads(work, 8)
     assert [rule.name for rule in registry] == ["kept"]
     assert registry["kept"].is_enabled  # contexts that overlap in time leave it as it was
     assert registry.version == version + 8 * 20 * 2  # each rule that was added, and each that was removed
@@ -437,13 +426,8 @@ def test_contexts_hold_in_their_thread():
     boundary_gradient(product)(doubled)
     found = []
 
-    def work():
-        found.append((factor(k, x, y), reverse()))
-
     def in_thread():
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_threads(lambda _: found.append((factor(k, x, y), reverse())), 1)
 
     with registry.disabled():
         assert (factor(k, x, y), reverse()) == (1, pytest.approx(1))
@@ -458,8 +442,6 @@ def test_contexts_hold_in_their_thread():
 def test_a_change_in_another_thread_is_seen():
     k, x, y = product_kernel()
     assert factor(k, x, y) == 1
-    thread = threading.Thread(target=lambda: boundary_gradient(product)(doubled))
-    thread.start()
-    thread.join()
+    in_threads(lambda _: boundary_gradient(product)(doubled), 1)
     assert factor(k, x, y) == 2
     write(x, np.array([0.3, 0.8]))

@@ -189,9 +189,7 @@ class TestCalls:
                 z[i] = 3 * x[i]
 
         def pipeline():
-            thread = threading.Thread(target=lambda: found.append(jacobian(other, x, z)))
-            thread.start()
-            thread.join(60)
+            in_threads(lambda _: found.append(jacobian(other, x, z)), 1)
             first()
 
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
@@ -268,9 +266,7 @@ class TestCalls:
 
         def pipeline():
             square()
-            thread = threading.Thread(target=lambda: seen.extend([y[1], *y.to_numpy()]))
-            thread.start()
-            thread.join(60)
+            in_threads(lambda _: seen.extend([y[1], *y.to_numpy()]), 1)
 
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert_allclose(np.array(seen, float), [4.0, 1.0, 4.0])
@@ -328,9 +324,7 @@ def test_only_the_thread_that_traces_is_inside_a_kernel():
     seen = []
 
     def note():
-        thread = threading.Thread(target=lambda: seen.append(impl.inside_kernel()))
-        thread.start()
-        thread.join()
+        in_threads(lambda _: seen.append(impl.inside_kernel()), 1)
         seen.append(impl.inside_kernel())
 
     @ti.kernel

@@ -1,12 +1,12 @@
 """Errors and interrupts on the way back, threads, many calls, and programs that end."""
 
 import gc
-import threading
 import tracemalloc
 
 import numpy as np
 import pytest
 import taichi as ti
+from many_threads import in_threads
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared
 from taichi_program import initialise, share_program
@@ -119,11 +119,7 @@ def test_threads_share_a_prepared_form(simulated):
     def call(k):
         found[k] = prepared(None, args[k])[0]
 
-    threads = [threading.Thread(target=call, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(call, 4)
     for k, (a, _) in enumerate(args):
         assert_allclose(found[k][0], 2 * a + 4 * a**3, rtol=1e-12)
 
