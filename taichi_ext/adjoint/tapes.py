@@ -117,6 +117,7 @@ class Tape:
         count = len(numbers)
         stores = [ir.Assign(element(array, add(end, n)), cast(x, array.dtype)) for n, x in enumerate(numbers)]
         has_room = operation("le", operation("add", end, count - 1), last)
+        has_room = ir.Op("bit_and", (has_room, operation("eq", Read(self.lost), 0)), U1)  # ends may wrap later
         missing = operation("sub", operation("add", end, count), last)
         over = (
             ir.Atomic("atomic_max", element(self.status, part), missing),

@@ -1,5 +1,6 @@
 """Rows of J by adjoints of compiled kernels, against columns in forward mode: constructs that need something special."""
 
+import re
 import textwrap
 
 import numpy as np
@@ -9,8 +10,9 @@ from differences import outputs, read, scalars, vectors, write
 from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import edge, jacobian, sqrt_edge, stop_gradient, vjp
-from taichi_ext.errors import DerivativeWarning
+from taichi_ext import edge, jacobian, linear_operator, sqrt_edge, stop_gradient, vjp
+from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
+from taichi_ext.runtime.memory import shadows
 from taichi_ext.runtime.reverse.kernels import StagedKernel
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -562,3 +564,36 @@ def test_float64_numbers_of_float32_programs_are_kept(where):
     kernel, args = {"while": (by_while, ()), "for": (by_for, (5,)), "field": (by_field, ())}[where]
     J = jacobian(kernel, x, y, args=args, mode="reverse")
     assert_allclose(J, [differences(lambda x, i=i: by_hand(x, i), X) for i in range(2)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["adjoint", "draws", "tape"])
+def test_arrays_with_more_entries_than_indices_are_rejected(monkeypatch, case):
+    """32 bits number the entries of adjoints, of recorded draws and of tapes; here for a smaller limit."""
+    x, y = fields(40)
+    limit = {"adjoint": 79, "draws": 119, "tape": 5000}[case]
+    monkeypatch.setattr(shadows, "INDEX_LIMIT", limit)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            s, n = x[i], 0
+            if ti.static(case == "draws"):
+                for _ in range(3):
+                    s += ti.random(ti.f64) * x[i]
+            while n < (6000 if ti.static(case == "tape") else 3):
+                s += 1e-4 * ti.sin(s)
+                n += 1
+            y[i] = s
+
+    rows = np.ones((40, 2)) if case == "adjoint" else np.ones(40)
+    before = read(y)
+    with pytest.raises(InvalidArgumentError) as raised:
+        if case == "adjoint":
+            linear_operator(run, x, y).rmatmat(rows)
+        else:
+            vjp(run, x, y, rows)
+    message = str(raised.value)
+    named = {"adjoint": "The adjoint of .* has 40 entries x 2 cotangents", "draws": "run .* has 120 entries"}
+    assert re.search(named.get(case, "one iteration keeps .* 7[0-9]{3} entries in each thread"), message), message
+    if case != "tape":
+        assert_allclose(read(y), before)

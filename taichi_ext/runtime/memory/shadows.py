@@ -18,7 +18,7 @@ from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey, container_
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.memory.regions import Carrier, View
 
-_INDEX_LIMIT = 2**31 - 1
+INDEX_LIMIT = 2**31 - 1
 _ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
 _ADVICE = (
     "If its rows are sparse, use format='csr' (hessian(..., format='csr') in place of hvp); else fewer parameters at a "
@@ -124,6 +124,12 @@ def array_info(key: Key, name: Label | str, value: Any, element_shape: tuple[int
     return ContainerInfo(key, name, None, shape, element_shape, (), dtype)
 
 
+def check_indices(what: str, count: int, advice: str) -> None:
+    """Raise where an array would have more entries than Taichi can index."""
+    if count > INDEX_LIMIT:
+        raise InvalidArgumentError(f"{what}, more than the 2**31 - 1 that Taichi can index. {advice}")
+
+
 class Shadow:
     """The tangent of one container: a matrix with a row per scalar entry and a column per seed.
 
@@ -132,11 +138,7 @@ class Shadow:
     """
 
     def __init__(self, name: Label | str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
-        if rows * columns > _INDEX_LIMIT:
-            raise InvalidArgumentError(
-                f"The tangent of {name} has {rows} x {columns} entries, more than the 2**31 - 1 that Taichi can index. "
-                + _ADVICE
-            )
+        check_indices(f"The tangent of {name} has {rows} x {columns} entries", rows * columns, _ADVICE)
         self.dtype = numpy_dtype(dtype)
         needed = rows * columns * self.dtype.itemsize
         if array is None and needed > _ALWAYS_ALLOWED:

@@ -11,7 +11,7 @@ from taichi_ext import backend
 from taichi_ext.adjoint import Tape, own_width
 from taichi_ext.program import Container
 from taichi_ext.runtime.memory.regions import Region, View
-from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.memory.shadows import check_indices, numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import is_dual
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
 from taichi_ext.runtime.reverse.history import Event, Launcher, LaunchEvent, Lent, NumberForm, ReadEvent, Stored
@@ -300,6 +300,14 @@ class Backward:
             size = own_width(c.shape[0]) * self._threads * (store.width // self.adjoints.width)
             self._own[name] = np.zeros(size, numpy_type(c))
         return self._own[name]
+
+    def check_capacity(self) -> None:
+        """Raise where tapes of this length are too long."""
+        columns = max(store.width for store in self._stores) // self.adjoints.width
+        count = max(self._capacity) * self._threads * columns
+        what = f"What one iteration keeps for its way back takes {max(self._capacity)} entries in each thread"
+        advice = "Split its loop over several launches, or use fewer threads (ti.init(cpu_max_num_threads=...))."
+        check_indices(f"{what}, for all {count}", count, advice)
 
     def _tape(self, tape: Tape, c: Container, store: CellAdjoints) -> np.ndarray:
         if c is tape.status:

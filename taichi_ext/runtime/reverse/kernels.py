@@ -40,7 +40,7 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Load, Local, Read, Value
 from taichi_ext.program.build import written_out
 from taichi_ext.program.keys import RETURN
-from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.memory.shadows import check_indices, numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.schedule import Machine, from_below_zero, is_short_below_zero, schedule, without_atomics
@@ -52,6 +52,7 @@ _UNSURE = (
     "their order is a matter of chance; the gradient takes none of them to see what others store. For a gradient in "
     "order, put ti.loop_config(serialize=True) before the loop."
 )
+_SIZES = "The adjoint of {} has {} entries x {} cotangents x {} directions"
 MOST_WRITTEN_OUT = 1000  # operations of a stage times cotangents, above which half of these are in a launch
 _LEAST_HALVED = 6  # cotangents
 _ENDLESS = (1 << 31) - 1  # numbers of an array whose size is not known
@@ -328,6 +329,8 @@ class StagedKernel:
         for k, c in enumerate(sorted(activity.containers & used, key=lambda c: c.name)):
             shape = (self.size_of(c),) if c in self.own_containers else c.shape or ()
             arrays[c] = adjoint_array(c, f"adj_{k}_{c.name}" if c.name.isidentifier() else f"adj_{k}", shape, width)
+            sizes = (math.prod(arrays[c].sizes), width, max(1, self.columns))
+            check_indices(_SIZES.format(c.name, *sizes), math.prod(sizes), "Use fewer of these at a time.")
         rows = _rows_written_out(stage.body, width)
         if backend.is_host_arch() and stage.loop is not None and is_short_below_zero(stage.loop, self.extents):
             machine = replace(machine, threads=1)
@@ -483,6 +486,9 @@ def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
             folded,
             columns,
         )
+        for size in kernel.staged.sizes.values():
+            what = f"What {program.name} draws, or passes from one loop to another, has {size} entries"
+            check_indices(what, size, "Make them in several launches.")
         features = backend.argument_features(launch.kernel, launch.args)
         backend.first_captures(launch.kernel, features, captures)
         captures.are_current(launch.kernel)

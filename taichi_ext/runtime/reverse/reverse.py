@@ -209,6 +209,7 @@ class WaysBack:
                 for part, missing in enumerate(backward.missing):
                     kernels.capacity[part] += int(missing * 1.25)
                 self._backward = None
+                backward.check_capacity()
                 continue
             second = None
             _gradient(forward, backward.adjoints, rows.T)
