@@ -175,8 +175,7 @@ def _in_order(s: ir.Statement, order: Order) -> ir.Statement:
     """A parallel loop as a serial one, where its adjoint needs the order of its iterations."""
     if not isinstance(s, ir.For) or is_serialized(s):
         return s
-    atomics = (x for x in ir.statements(s.body) if isinstance(x, ir.Atomic) and isinstance(x.target, Load))
-    needs_old = any(x.result is not None or x.function not in ("atomic_add", "atomic_sub") for x in atomics)
+    needs_old = any(isinstance(x, ir.Atomic) and isinstance(x.target, Load) for x in ir.statements(s.body))
     if not needs_old and not order.matters(s):
         return s
     serial = {"parallelize": 1} if s.kind in ("field", "grouped") else {"serialize": True}

@@ -12,7 +12,7 @@ from typing import Any
 
 import taichi_ext.program as ir
 
-SIGNS = {"add": 1, "sub": -1, "atomic_add": 1, "atomic_sub": -1}
+SIGNS = {"add": 1, "sub": -1}
 Path = tuple[ir.Statement, ...]  # those around a statement
 
 
@@ -86,8 +86,6 @@ def _sign(place: _Occurrence, energy: ir.Container, uses: _Uses) -> int | None:
 
 
 def _sign_of_sum(s: ir.Statement) -> int | None:
-    if isinstance(s, ir.Atomic):
-        return None if s.result is not None else SIGNS.get(s.function)
     return SIGNS.get(s.op) if isinstance(s, ir.Update) else None
 
 

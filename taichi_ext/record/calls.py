@@ -370,7 +370,10 @@ def call(
     if handler is not None:
         args, keywords = _by_position(function, args, keywords)
         if handler is effects.atomic:
-            return effects.atomic(r, function.__name__, *args, is_statement=is_statement)
+            name = function.__name__
+            if is_statement and name in ("atomic_add", "atomic_sub"):  # the same as += and -=
+                return update_place(r, effects.writable(args[0], name), name.removeprefix("atomic_"), args[1])
+            return effects.atomic(r, name, *args, is_statement=is_statement)
         return handler(r, *args, **keywords)
     if construct.is_type(function):
         return construct.construct(r, function, args, keywords)

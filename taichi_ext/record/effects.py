@@ -48,12 +48,18 @@ WITHOUT_TANGENTS: frozenset[Any] = frozenset(
 # --- atomics
 
 
+def writable(target: object, name: str) -> ScalarPlace | VectorPlace:
+    """The target of an atomic operation; raises as Taichi does where it is none."""
+    if not isinstance(target, (ScalarPlace, VectorPlace)):
+        raise backend.SyntaxFault(f"cannot use a non-writable target as the first operand of {name!r}")
+    return target
+
+
 def atomic(
     r: Recording, name: str, target: object, value: object, *, is_statement: bool
 ) -> Tensor | ScalarPlace | None:
     """``ti.atomic_add(target, value)`` and similar functions, entry by entry; returns the old value."""
-    if not isinstance(target, (ScalarPlace, VectorPlace)):
-        raise backend.SyntaxFault(f"cannot use a non-writable target as the first operand of {name!r}")
+    target = writable(target, name)
     results: list[Value] = []
     for cell, part in zip(cells_of(target), parts_for(target, value), strict=True):
         result = None if is_statement else Local("old", cell.target.dtype, (), "temporary")

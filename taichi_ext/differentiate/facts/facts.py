@@ -71,7 +71,7 @@ class Facts:
         olds: dict[ir.Statement, ir.Local] = {}
         for s in atomics:
             olds[s] = s.result or ir.Local("old", s.target.dtype, (), "temporary")
-        active = {olds[s] for s in atomics if _carries_tangent(s, activity)}
+        active = {olds[s] for s in atomics if s.target.memory in (activity.locals | activity.containers)}
         activity = replace(activity, locals=activity.locals | active)
         indices, loops = Indices(program.body), find_loops(program.body, seeds.extents)
         stores, changed = Stores(program, indices, loops, seeds.extents), assigned_locals(program.body)
@@ -88,12 +88,6 @@ class Facts:
 
     def is_column(self, number: int) -> bool:
         return 0 <= number < self.columns or (self.seeds.sparse is not None and number >= FIRST_SPARSE)
-
-
-def _carries_tangent(s: ir.Atomic, activity: Activity) -> bool:
-    """Whether the old value that an atomic operation returns, or needs, has a tangent."""
-    is_active = s.target.memory in (activity.locals | activity.containers)
-    return is_active and (s.result is not None or s.function not in ("atomic_add", "atomic_sub"))
 
 
 # The arguments of a differentiated kernel after the user's: shadows, and scratch memory for long rows.
