@@ -1,7 +1,8 @@
 """Levels that depend on their pixel in a way that their gradient does not know.
 
 The gradient of a level is its derivative with respect to the locals of ``at=``. It lacks a part if the level depends on
-the index of the pixel's loop itself, beside ``px = float(i)``, or on a value that was computed from the position and
+what these are computed from, beside them: the index of the pixel's loop, an entry of a field, or a local of ``at=``
+before it was assigned again. It also does if the level depends on a value that was computed from the position and
 stored: fields and arrays keep no tangents by positions.
 
 One search goes from a level to all that it may be computed from: through operations on real numbers, sums and products
@@ -68,28 +69,41 @@ class Origins:
 
     def hidden(
         self, s: ir.Statement, values: Iterable[ir.Value], position: Position, *, with_origins: bool = False
-    ) -> Iterator[tuple[ir.Read, ir.Load | None]]:
+    ) -> Iterator[tuple[ir.Read | ir.Load, ir.Load | None]]:
         """The reads by which values of a statement depend on a position, other than by reading its locals.
 
-        They are reads of the indices that move it by one for each iteration, or by an amount that is not known, those
-        of its entries by a computed index, and stored ones of the position, ``with_origins`` also of what that is
-        computed from.  Each comes with the load of what was stored, if it was.
+        They are reads of the indices that move it, or, where none does, loads of the entries that it is read from;
+        those of its entries by a computed index, or before they are assigned again; and stored ones of the position,
+        ``with_origins`` also of what that is computed from.  Each comes with the load of what was stored, if it was.
         """
-        indices = {index for entry in position for index in self._indices_of(entry)}
+        indices, loads = self._sources(position)
         stored = position
         if with_origins:
             reads = self._reads([node for entry in position for node in self._defining(entry)])
-            found = [_entry(node.value) for node in reads if node.value.dtype.is_real]
+            found = [(local, n) for local, n in _entries(reads) if local.dtype.is_real]
             stored |= {(local, m) for local, n in found for m in (range(math.prod(local.shape)) if n is None else (n,))}
         unnamed = {(local, None) for local, _ in position}
-        for node in self._reads([_Node(value, self._numbers[s]) for value in values], position, stored):
-            if isinstance(node.value, ir.Read) and _entry(node.value) in unnamed | (stored if node.load else indices):
-                yield node.value, node.load
+        number = self._numbers[s]
+        for node in self._reads([_Node(value, number) for value in values], position, stored):
+            value, _, load = node
+            if isinstance(value, ir.Load):
+                if any(value.container is own.container and not _differ(value, own) for own in loads):
+                    yield value, None
+                continue
+            assert isinstance(value, ir.Read)
+            if load is None and _entry(value) in position:
+                if self._is_assigned_between(node.number, number, _entry(value)):
+                    yield value, None
+            elif _entry(value) in unnamed | indices | (stored if load else set()):
+                yield value, load
 
     def _reads(
         self, start: list[_Node], position: Position = frozenset(), stored: Position = frozenset()
     ) -> Iterator[_Node]:
-        """The reads that a change of values may come from; through memory, if there is something stored to look for."""
+        """The reads and loads that a change of values may come from.
+
+        They go through memory, if there is something stored to look for, and end at the position.
+        """
         pending, seen = [*start], set[tuple[ir.Value, int, bool]]()
         while pending:
             node = pending.pop()
@@ -98,10 +112,11 @@ class Origins:
                 continue
             seen.add((value, number, load is None))
             if isinstance(value, ir.Read):
+                yield node
                 if load is not None or _entry(value) not in position:
-                    yield node
                     pending += (of._replace(load=load) for of in self._defining(_entry(value)))
             elif isinstance(value, ir.Load):
+                yield node
                 pending += (of._replace(load=load or value) for of in self._stored(value, number, stored) if stored)
             else:
                 pending += (_Node(operand, number, load) for operand in _operands(value))
@@ -129,10 +144,34 @@ class Origins:
         inner = {local for s in loop.within for local in ir.declared(s)} | {*ir.declared(loop)}
         return varying_locals(loop) & inner
 
-    def _indices_of(self, entry: Entry) -> set[Entry]:
-        """The whole numbers, as indices, whose steps move an entry of a position by one, or by an amount not known."""
-        found = {_entry(read.value) for read in self._reads([*self._defining(entry)])}
-        return {e for e in found if e[0].dtype.is_integer and self._slope(entry, e) in (1, -1, None)}
+    def _is_assigned_between(self, first: int, last: int, entry: Entry) -> bool:
+        """Whether an entry of a local may be assigned between its read in a statement and another statement."""
+        assigned = [n for target, (_, n, _) in self._given[entry[0]] if not isinstance(target, int)]
+        for n in assigned:
+            again = [s for s in self._around[first] if s in self._around[n] and isinstance(s, _LOOPS)]
+            if first <= n < last or any(s not in self._around[last] for s in again):
+                return True
+        return False
+
+    def _sources(self, position: Position) -> tuple[set[Entry], list[ir.Load]]:
+        """What moves a position: indices of loops, or else entries of fields, and the indices of these.
+
+        Indices that move it by one for each iteration, by the most, or by an amount that is not known; the others are
+        those of samples in a pixel.
+        """
+        indices, loads = set[Entry](), list[ir.Load]()
+        for entry in position:
+            nodes = [*self._reads([*self._defining(entry)])]
+            slopes = {e: self._slope(entry, e) for e in _entries(nodes) if e[0].dtype.is_integer}
+            most = max((abs(slope) for slope in slopes.values() if slope is not None), default=0)
+            moving = {e for e, slope in slopes.items() if slope is None or (slope != 0 and abs(slope) in (1, most))}
+            indices |= moving
+            for node in nodes if not moving else ():
+                if isinstance(node.value, ir.Load):
+                    loads.append(node.value)
+                    places = [_Node(i, node.number) for i in node.value.indices if isinstance(i, ir.Value)]
+                    indices |= _entries(self._reads(places))
+        return indices, loads
 
     def _slope(self, entry: Entry, index: Entry) -> float | None:
         """The derivative of an entry by an index, where it is a number that is known."""
@@ -144,8 +183,7 @@ class Origins:
         total = 0.0
         for factor, value in weighted_terms(definitions[0].value):
             slope = self._slope(_entry(value), index) if isinstance(value, ir.Read) else None
-            reads = self._reads([_Node(value, 0)]) if slope is None else ()
-            if slope is None and (isinstance(value, ir.Read) or any(index == _entry(read.value) for read in reads)):
+            if slope is None and (isinstance(value, ir.Read) or index in _entries(self._reads([_Node(value, 0)]))):
                 return None
             total += factor * (slope or 0)
         return total
@@ -174,6 +212,11 @@ def _differ(a: ir.Load, b: ir.Load) -> bool:
 
 def _constant(index: int | ir.Value) -> float | None:
     return index if isinstance(index, int) else index.value if isinstance(index, ir.Const) else None
+
+
+def _entries(nodes: Iterable[_Node]) -> set[Entry]:
+    """What is read in nodes."""
+    return {_entry(node.value) for node in nodes if isinstance(node.value, ir.Read)}
 
 
 def _entry(value: ir.Value) -> Entry:

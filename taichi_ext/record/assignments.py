@@ -43,14 +43,14 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
         local = Local(name, value.dtype, value.shape, kind)
         r.add(Declare(local, tuple(convert(e, local.dtype) for e in value.entries), place=r.place()))
         for index, e in zip(np.ndindex(value.shape), value.entries, strict=True):
-            _note_copy(r, local, tuple(index), e)
+            r.note_copy(local, tuple(index), e)
         return VectorPlace(local, (), value.shape)
     if _is_object(value):
         return value
     given = _kept(as_value(value))
     local = Local(name, given.dtype, (), kind)
     r.add(Declare(local, (given,), place=r.place()))
-    _note_copy(r, local, (), given)
+    r.note_copy(local, (), given)
     return ScalarPlace(Read(local))
 
 
@@ -59,12 +59,6 @@ def _kept(value: Value, kind: Type | None = None) -> Value:
     if isinstance(value, FoldedConst) and not (kind or value.dtype).is_real:
         raise_baked("A whole number")
     return value
-
-
-def _note_copy(r: Recording, local: Local, index: tuple[int, ...], value: Value) -> None:
-    """Remember where the value of a local, or of an entry of it, was read first."""
-    if isinstance(value, Read) and all(isinstance(i, int) for i in value.index):
-        r.copies[local, index] = r.copies.get((value.local, value.index), value)
 
 
 def _is_object(x: object) -> bool:

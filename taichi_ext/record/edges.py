@@ -144,12 +144,7 @@ def _pixel(r: Recording, kind: str, at: object) -> Tensor | None:
     if at is None:
         return None
     values = [at] if isinstance(at, Value) else _pair(kind, at)
-    return Tensor(tuple(_origin(r, v) for v in values), (len(values),))
-
-
-def _origin(r: Recording, value: Value) -> Value:
-    """The local that a local is a copy of."""
-    return r.copies.get((value.local, value.index), value) if isinstance(value, Read) else value
+    return Tensor(tuple(r.origin(v) for v in values), (len(values),))
 
 
 def _alike(kind: str, inside: Any, outside: Any) -> tuple[object, object]:

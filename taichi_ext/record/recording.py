@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,8 +76,9 @@ class Recording:
         self.blocks = [OpenBlock()]
         self.containers: dict[int, ir.Container] = {}  # of array arguments, then of the fields met so far, by identity
         self.loop = NextLoop()
-        # the source of each local, with an index, that was declared as a copy
-        self.copies: dict[Any, Any] = {}
+        # the source of each local, with an index, that was declared as a copy; how often both had changed
+        self._copies: dict[Any, Any] = {}
+        self._changes: Counter[ir.Local] = Counter()
         self.stopped: list[object] = []  # the functions and marks whose rules are being walked
         self.has_alerts = False
         self._places: dict[Any, ir.Place | None] = {}
@@ -118,6 +120,21 @@ class Recording:
         if self.stopped and _writes(statement):
             raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
         self.blocks[-1].statements.append(statement)
+        if isinstance(statement, ir.Store) and isinstance(statement.target, ir.Read):
+            self._changes[statement.target.local] += 1
+
+    def note_copy(self, local: ir.Local, index: tuple[int, ...], value: ir.Value) -> None:
+        """Remember where the value of a local, or of an entry of it, was read first."""
+        if isinstance(value, ir.Read) and all(isinstance(i, int) for i in value.index):
+            source = self.origin(value)
+            self._copies[local, index] = source, self._changes[source.local], self._changes[local]
+
+    def origin(self, value: ir.Value) -> Any:
+        """The local that a local is a copy of, if neither has changed since."""
+        if not isinstance(value, ir.Read) or (value.local, value.index) not in self._copies:
+            return value
+        source, *changes = self._copies[value.local, value.index]
+        return source if changes == [self._changes[source.local], self._changes[value.local]] else value
 
     def open_if(self, condition: ir.Value) -> None:
         self.blocks.append(OpenBlock(head=ir.If(condition, (), place=self.place())))

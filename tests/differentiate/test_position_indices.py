@@ -32,7 +32,8 @@ def kernel(table, name, disc, image):
     def shape(n, x, y, i):
         return disc_level(disc, i, y), 3.0
 
-    scope = {"N": N, "disc_level": disc_level, "edge": edge, "coverage": coverage, "layers": layers}
+    places = ti.field(ti.f64, shape=N)
+    scope = {"places": places, "N": N, "disc_level": disc_level, "edge": edge, "coverage": coverage, "layers": layers}
     return kernels_of(table, **scope, disc=disc, image=image, shape=shape)[name]
 
 
@@ -115,6 +116,58 @@ REFUSED = """
             px = float(i)
             py = float(k - N * i)
             image[i, k - N * i] = edge(disc_level(disc, i, py), 5.0, 2.0, at=(px, py))
+    index_that_moves_by_half:
+        for i, j in image:
+            px = 0.5 * i
+            py = float(j)
+            image[i, j] = edge(disc_level(disc, px + i, py), 5.0, 2.0, at=(px, py))
+    index_of_a_field_with_positions:
+        for i, j in image:
+            px = places[i]
+            py = float(j)
+            image[i, j] = edge(disc_level(disc, px + i, py), 5.0, 2.0, at=(px, py))
+    index_that_is_stored_and_read_back:
+        for i, j in image:
+            places[i] = 0.5 * i
+            px = places[i]
+            py = float(j)
+            image[i, j] = edge(disc_level(disc, px + i, py), 5.0, 2.0, at=(px, py))
+"""
+READ_AGAIN = """
+    places_reads_field:
+        for i, j in image:
+            px = places[i]
+            py = float(j)
+            image[i, j] = edge(disc_level(disc, px + places[i], py), 5.0, 2.0, at=(px, py))
+    places_reads_local:
+        for i, j in image:
+            first = places[i]
+            px = places[i]
+            py = float(j)
+            image[i, j] = coverage(disc_level(disc, px + 0.5 * first, py), at=(px, py))
+    px_assigned_before_the_level_ends:
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level = disc_level(disc, px, py)
+            px = N - px
+            image[i, j] = coverage(level + 0.1 * px, at=(px, py))
+    px_assigned_before_the_edge:
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level = disc_level(disc, px, py)
+            px = 2 * px
+            image[i, j] = coverage(level, at=(px, py))
+    px_assigned_in_a_loop:
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            x = 0.0
+            for k in range(3):
+                px = N - px
+                x += px
+            image[i, j] = coverage(disc_level(disc, x, py), at=(px, py))
 """
 
 
@@ -123,6 +176,38 @@ REFUSED = """
 def test_a_level_that_takes_the_index_itself_raises(scene, name):
     with pytest.raises(UnsupportedError, match=r"(?s)kernels.*level depends on the index i itself"):
         jacobian(kernel(REFUSED, name, *scene), *scene)
+
+
+@pytest.mark.mostly_sweep("px_assigned_before_the_level_ends", "places_reads_local")
+@pytest.mark.parametrize("name", names_of(READ_AGAIN))
+def test_a_level_that_reads_another_value_of_the_position_raises(scene, name):
+    with pytest.raises(UnsupportedError, match=rf"(?s)kernels.*level reads {name.split('_')[0]}.*lack a part"):
+        jacobian(kernel(READ_AGAIN, name, *scene), *scene)
+
+
+@pytest.mark.sweep
+def test_positions_that_change_before_the_level_are_taken(scene):
+    """So are positions from a field, beside other entries of it, and copies made before a change."""
+    disc, image = scene
+    places = ti.Vector.field(3, ti.f64, shape=(N, N))
+    centre = [(i, j, 0.5) for i in range(N) for j in range(N)]
+    places.from_numpy(np.array(centre).reshape(N, N, 3))
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            px = N - px
+            py = float(j)
+            value = coverage(disc_level(disc, N - px, py), at=(px, py))
+            x = places[i, j].x
+            y = places[i, j].y
+            copied = x
+            x = 4 * x
+            value += coverage(disc_level(disc, copied, y) + places[i, j].z - 0.5, at=(copied, y)) + 0.0 * x
+            image[i, j] = value
+
+    assert_allclose(jacobian(k, disc, image)[..., 2].sum(), 2 * 2 * math.pi * R, rtol=ACCURACY)
 
 
 def test_a_level_that_reads_an_entry_of_the_position_by_a_computed_index_raises(scene):

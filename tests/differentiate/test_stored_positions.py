@@ -97,6 +97,7 @@ def distance(q):
 """
 REFUSED = {
     "a field": "tmp[i, j] = p[0] - 2 * x\nimage[i, j] = coverage(tmp[i, j] + x - 0.3 * y, at=(x, y))",
+    "the index": "tmp[i, j] = 0.3 * i\nimage[i, j] = coverage(tmp[i, j] + x - p[0], at=(x, y))",
     "by y alone": "tmp[i, j] = p[0] - 2 * y\nimage[i, j] = edge(tmp[i, j] + x - 0.3 * y, 1.0, 0.0, at=(x, y))",
     "a level kept": """level = p[0] - x + 0.2 * y
 tmp[i, j] = level

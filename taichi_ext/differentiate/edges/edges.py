@@ -286,8 +286,17 @@ def _stored_position(s: ir.Boundary, load: ir.Load, reader: str, stored: str) ->
     )
 
 
-def _index_in_level(s: ir.Boundary, read: ir.Read) -> UnsupportedError:
-    name = read.local.name
+def _index_in_level(s: ir.Boundary, read: ir.Read | ir.Load) -> UnsupportedError:
+    name = read.container.name if isinstance(read, ir.Load) else read.local.name
+    if isinstance(read, ir.Load) or (read.dtype.is_real and read.number is not None):
+        again = "which is assigned again between these two"
+        if isinstance(read, ir.Load):
+            again = "and the position in at= is read from there, too"
+        return UnsupportedError(
+            f"{ir.cited(read.place or s.place)}"
+            f"{s.name}: level reads {name}, {again}. The gradient of the level would lack a part, and the derivative "
+            "would be wrong. Keep the position in a variable that does not change, and compute the level from it."
+        )
     if read.number is None:
         return UnsupportedError(
             f"{ir.cited(read.place or s.place)}"
