@@ -44,24 +44,22 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
     with backend.deep_recursion(launch.kernel):
         start = stages.begin(f"differentiating {backend.short_name(launch.kernel)}")
         captures, constants = backend.Captures(), launches.constants_of(launch)
-        rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
+        rules = RulesInUse(takes_derivative=True)
         recorded, infos = _recorded(launch, rules, captures, constants, 1 if launch.energy is None else 2)
         program = simplify(without_unused_draws(recorded))
         check_rules(program)
         paths = _paths(program, launch, infos, constants)
         is_cut = has_cuts(program)
-        gradient = None if launch.energy is None else launches.gradient_program(program, launch, infos, constants)
-        if gradient is not None:
-            program, infos = gradient.program, infos | gradient.infos
-        seeds = launches.seeds_of(program, launch, infos, constants)
-        seeds = seeds if gradient is None else gradient.seeds(seeds)
-        if launch.is_repeated and launch.sparse is None:
+        subject = launches.program_of(program, launch, infos, constants)
+        program, infos = subject.program, infos | subject.infos
+        seeds = subject.seeds(launches.seeds_of(program, launch, infos, constants))
+        if launch.is_repeated:
             seeds = launches.with_own_tangents(program, seeds)
         machine = _machine(program, seeds, is_checked=backend.is_debug() or watch is not None)
         differentiated = differentiate(program, seeds)
         if backend.confuses_local_arrays() and stages_with_arrays(simplify(differentiated.program).body) > 1:
             differentiated = differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
-        differentiated = _completed(differentiated, launch, gradient, machine, watch)
+        differentiated = _completed(differentiated, launch, subject, machine, watch)
         result = simplify(with_arguments(differentiated))
         scheduled = Scheduled(result) if machine is None else schedule(program, result, owners(differentiated), machine)
         final = from_below_zero(scheduled.program, seeds.extents, is_host=seeds.device.is_host)
@@ -79,7 +77,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
             facts,
             rules=tuple(rules.found.items()),
             returns_active=returns_active(program, differentiated.active),
-            left_out=frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out),
+            left_out=frozenset(infos[c].key for c in subject.left_out),
         )
         entries = differentiated.sparse
         assumed = {info.key: launches.assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
@@ -97,7 +95,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
             entries=entries,
             program=final,
             arrays=launch.arrays,
-            first_order=() if gradient is None else tuple(gradient.arrays.values()),
+            first_order=tuple(subject.arrays.values()),
             assumed=None if launch.sparse is not None else assumed,
             memory=launches.KernelMemory(registry.version),
         )
@@ -135,20 +133,17 @@ def _paths(
 def _completed(
     differentiated: Differentiated,
     launch: launches.Launch,
-    gradient: launches.GradientProgram | None,
+    subject: launches.KernelProgram,
     machine: Machine | None,
     watch: Any,
 ) -> Differentiated:
     """The program with separate sums for each thread if that is faster, and watched if requested."""
-    if gradient is not None:
-        differentiated = gradient.completed(differentiated)
+    differentiated = subject.completed(differentiated)
     if watch is not None:
         return replace(differentiated, program=watch.program(differentiated))
     if machine is None or machine.is_checked or (launch.sparse is not None and machine.threads > 1):
         return differentiated
-    if gradient is not None and gradient.mirrored is not None:
-        differentiated = with_lower_triangle(differentiated, gradient.mirrored, launch.block.count)
-    return with_private_sums(differentiated, machine)
+    return with_private_sums(with_lower_triangle(differentiated, subject.mirrored, launch.block.count), machine)
 
 
 def _kernel(

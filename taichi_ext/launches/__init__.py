@@ -3,11 +3,11 @@
 from taichi_ext.launches.gradient import (
     FROM_INTERMEDIATES,
     FirstOrder,
-    GradientProgram,
+    KernelProgram,
     assumed_role,
     constants_of,
-    gradient_program,
     number_locals,
+    program_of,
     seeds_of,
     with_node_calls,
     with_own_tangents,

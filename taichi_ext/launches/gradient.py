@@ -7,7 +7,7 @@ column, is the gradient. It is an ordinary program, so that its Jacobian is the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taichi_ext import backend
@@ -16,7 +16,7 @@ from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Use
-from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, IntermediatesError
+from taichi_ext.differentiate.forms.entry_sites import IntermediatesError, check_sparse
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import SPARSE, STRATEGIES
 from taichi_ext.differentiate.statements import shadows
@@ -72,33 +72,55 @@ class FirstOrder:
 
 
 @dataclass(frozen=True)
-class GradientProgram:
-    """The program with tangents of the first order.
+class KernelProgram:
+    """The program that a launch differentiates: that of its kernel, or one that computes a gradient, too.
 
     Attributes:
-        arrays: the arrays that hold them.
-        energy: the energy, if that is a container.
-        sums: the locals that the energy is a sum of, if its gradient is added up term by term.
-        adjoints: of the fields that the energy is computed from, if it computes some.
+        arrays: the arrays that hold tangents of the first order.
         left_out: the containers whose tangents it does not keep.
-        is_ignored: whether nothing needs the tangents of the energy itself, only those of its gradient.
         mirrored: the gradient, if entries above the diagonal of its tangents are not needed.
-        unneeded: the gradient, if only its tangents are needed.
     """
 
     program: Program
-    arrays: dict[Container, FirstOrder]
+    arrays: Mapping[Container, FirstOrder] = field(default_factory=dict)
+    left_out: frozenset[Container] = frozenset()
+    mirrored: Container | None = None
+
+    @property
+    def infos(self) -> dict[Container, ContainerInfo]:
+        """Of the arrays that it has besides those of the kernel."""
+        return {c: array.info for c, array in self.arrays.items()}
+
+    def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
+        """The request for its tangents."""
+        return seeds
+
+    def completed(self, found: Differentiated) -> Differentiated:
+        """The program with tangents, as it is scheduled."""
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientProgram(KernelProgram):
+    """The program with tangents of the first order.
+
+    Attributes:
+        energy: the energy, if that is a container.
+        sums: the locals that the energy is a sum of, if its gradient is added up term by term.
+        adjoints: of the fields that the energy is computed from, if it computes some.
+        is_ignored: whether nothing needs the tangents of the energy itself, only those of its gradient.
+        unneeded: the gradient, if only its tangents are needed.
+    """
+
     energy: Container | None
     sums: EnergySums | None
     adjoints: Container | None
-    left_out: frozenset[Container]
     is_ignored: bool
-    mirrored: Container | None
     unneeded: Container | None
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
-        found = {c: array.info for c, array in self.arrays.items()}
+        found = super().infos
         return found if self.adjoints is None else found | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
 
     def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
@@ -121,47 +143,53 @@ class GradientProgram:
         return replace(found, program=replace(found.program, body=body), shadows=(*arrays, *found.shadows))
 
 
-def gradient_program(
+def program_of(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
-) -> GradientProgram:
-    """The program that computes the gradient of ``launch.energy``, in an array by the key ``GRADIENT``."""
+) -> KernelProgram:
+    """The program as it is, or that of the gradient of ``launch.energy``, in an array by the key ``GRADIENT``."""
     target = launch.energy
-    assert target is not None
+    if target is None:
+        return KernelProgram(program)
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
-    seeds = _first_order_seeds(program, launch, energy, infos, constants)
+    seeds = _first_order_seeds(program, launch, target, energy, infos, constants)
     sums = seeds.use.sums
     found, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
-        read = read_containers(program.body)
-        left_out = _check_rows(found, energy, {c: infos[c] for c in read if c in infos})
-        if any(info.key in target.carried for c, info in infos.items() if c in read):
-            raise DenseRowsError("a kernel reads the energy that another one has added to")
+        read = {c: infos[c] for c in read_containers(program.body) if c in infos}
+        left_out = _check_rows(found, energy, read)
+        is_read = any(info.key in target.carried for info in read.values())
+        check_sparse({"a kernel reads the energy that another one has added to": is_read})
         if left_out:
             found = differentiate(program, replace(seeds, ignored=left_out))
     arrays = _first_order_arrays(found, target, infos, seeds)
-    if target.is_sum and any(array.info.key != GRADIENT for array in arrays.values()):
-        raise DenseRowsError("terms of the energy depend on many params")
+    is_dense = target.is_sum and any(array.info.key != GRADIENT for array in arrays.values())
+    check_sparse({"terms of the energy depend on many params": is_dense})
     adjoints = next((c for what, c in found.shadows if what == ADJOINTS), None)
     containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
-    is_ignored = not launch.is_repeated or launch.sparse is not None
-    is_alone = launch.sparse is None and not launch.is_repeated
-    own = next((c for c, array in arrays.items() if array.info.key == GRADIENT), None) if is_alone else None
-    mirrored = own if target.is_mirrored and launch.block.count == target.columns else None
-    unneeded = None if target.has_gradient else own
-    return GradientProgram(result, arrays, energy, sums, adjoints, left_out, is_ignored, mirrored, unneeded)
+    own = None if launch.is_repeated else next((c for c, a in arrays.items() if a.info.key == GRADIENT), None)
+    return GradientProgram(
+        result,
+        arrays,
+        left_out,
+        mirrored=own if target.is_mirrored and launch.block.count == target.columns else None,
+        energy=energy,
+        sums=sums,
+        adjoints=adjoints,
+        is_ignored=not launch.is_repeated,
+        unneeded=None if target.has_gradient else own,
+    )
 
 
 def _first_order_seeds(
     program: Program,
     launch: Launch,
+    target: EnergyTarget,
     energy: Container | None,
     infos: dict[Container, ContainerInfo],
     constants: Constants | None,
 ) -> DifferentiationRequest:
     """The request for the gradient; where the energy is a sum, its terms are differentiated by themselves."""
-    target = launch.energy
-    assert target is not None
     has_energy, written = energy is not None or target.key == RETURN, written_containers(program.body)
     sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
     intermediates = frozenset(c for c, info in infos.items() if info.key in target.intermediates and c in written)
@@ -219,20 +247,18 @@ def _check_rows(
     Returns:
         The containers that have such tangents, which nothing reads.
     """
-    left_out: set[Container] = set()
-    for what, _ in found.shadows:
-        if isinstance(what, Container) and what is not energy:
-            left_out.add(what)
-        if not isinstance(what, Container) and what not in (RETURN, TERMS, ADJOINTS):
-            raise DenseRowsError(
-                "the energy is not a sum of terms of few entries of the params: a local adds up terms of many, and the "
-                "energy is not linear in it"
-            )
+    left_out = {what for what, _ in found.shadows if isinstance(what, Container) and what is not energy}
+    others = (what for what, _ in found.shadows if not isinstance(what, Container))
     intermediates = {c.name: read[c] for c in left_out if c in read}
+    reason = FROM_INTERMEDIATES.format(", ".join(intermediates), "the same kernel")
+    check_sparse(
+        {
+            "the energy is not a sum of terms of few entries of the params: a local adds up terms of many, and the "
+            "energy is not linear in it": any(what not in (RETURN, TERMS, ADJOINTS) for what in others),
+            reason: not all(isinstance(info.key, FieldKey) for info in intermediates.values()),
+        }
+    )
     if intermediates:
-        reason = FROM_INTERMEDIATES.format(", ".join(intermediates), "the same kernel")
-        if not all(isinstance(info.key, FieldKey) for info in intermediates.values()):
-            raise DenseRowsError(reason)
         raise IntermediatesError(reason, {info.key: info.size for info in intermediates.values()})
     return frozenset(left_out)
 

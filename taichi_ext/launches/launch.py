@@ -9,7 +9,7 @@ from typing import Any
 
 from taichi_ext import backend, stages
 from taichi_ext.analysis.changes import read_containers, stages_of, written_containers
-from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, Site, SparseColumns, SparseResult
+from taichi_ext.differentiate.forms.entry_sites import Site, SparseColumns, SparseResult, check_sparse
 from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
@@ -144,7 +144,7 @@ class Launch:
         strategy: how tangents of locals are kept, a key of ``STRATEGIES``.
         sparse: of a sparse Jacobian, its columns and outputs.
         energy: for second derivatives, the energy.
-        is_repeated: whether the same kernel may be launched again, on tangents that it has written.
+        is_repeated: whether the same kernel may be launched again, on rows of tangents that it has written.
     """
 
     kernel: backend.Kernel
@@ -272,8 +272,7 @@ def check_buffers(kernel: backend.Kernel, program: Program, *, is_sparse: bool) 
     count = max(map(_buffers, stages_of(program.body)), default=0)
     if count > most:
         problem = f"a loop of {backend.short_name(kernel)} and its derivatives uses {count} arrays and trees of fields"
-        if is_sparse:
-            raise DenseRowsError(f"{problem}, more than the {most} that are safe on this device")
+        check_sparse({f"{problem}, more than the {most} that are safe on this device": is_sparse})
         raise UnsupportedError(
             f"{problem}. This device may have 32 buffers for them, and Taichi gives wrong numbers beyond. "
             "Place fields together (ti.root.dense(...).place(a, b)), or split the loop into several kernels."

@@ -33,12 +33,12 @@ from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
 
-def with_lower_triangle(found: Differentiated, gradient: ir.Container, columns: int) -> Differentiated:
+def with_lower_triangle(found: Differentiated, gradient: ir.Container | None, columns: int) -> Differentiated:
     """The program without additions to entries above the diagonal, if nothing reads H in it.
 
     Args:
         found: the gradient's program with tangents.
-        gradient: the gradient, with a row of H for each of its numbers.
+        gradient: the gradient, with a row of H for each of its numbers; None if all of H is needed.
         columns: of H, as many as it has rows.
     """
     array = next((c for what, c in found.shadows if what is gradient), None)

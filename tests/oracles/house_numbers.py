@@ -4,7 +4,9 @@
 
 Lines by district; functions that descend into the blocks of statements by themselves, and by the common walker; modules
 in circles of imports, those for types included; the largest numbers of attributes of a class; how often ``Any`` is named;
-functions between a call of ``jacobian`` and the first one that knows a derivative.
+conditions that ask for the mode (dense rows, sparse entries, energies; forward, reverse, once more), ``--modes`` lists
+them; places that raise ``DenseRowsError``; functions between a call of ``jacobian`` and the first one that knows a
+derivative.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import ast
 import inspect
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -45,6 +48,44 @@ def functions_that_descend() -> tuple[list[str], list[str]]:
             if goes_down or "mapped" in used:
                 (alone if goes_down else by_walker).append(f"{name_of(module)}.{function.name}")
     return alone, by_walker
+
+
+MODES = {"sparse", "is_sparse", "is_dense", "writer", "numbering", "energy", "gradient", "use.sums", "projection"}
+MODES |= {"is_again", "is_lowered", "is_reverse", "is_energy", "has_rows_of_outputs", "is_direct"}
+MODES |= {"all_in_rows", "are_known", "may_begin_again"}  # facts that a mode sets
+WITH_MODES = ("engine", "launches", "differentiate", "api", "runtime.launching")
+
+
+def asked(node: ast.expr) -> Iterator[str]:
+    """The names that a condition asks for: ``a`` and ``b.c`` of ``x.a is None and not b.c``."""
+    match node:
+        case ast.BoolOp(values=parts):
+            for part in parts:
+                yield from asked(part)
+        case ast.Compare(left=left, comparators=others):
+            for part in (left, *others):
+                yield from asked(part)
+        case ast.UnaryOp(operand=part):
+            yield from asked(part)
+        case ast.Attribute(attr=name, value=owner):
+            yield from (name.lstrip("_"), f"{getattr(owner, 'attr', '')}.{name}")
+        case ast.Name(id=name):
+            yield name
+
+
+def conditions_on_modes() -> list[str]:
+    """``if``, ``while``, conditional expressions, filters, guards, assertions and ``and`` or ``or`` that ask for a mode."""
+    found = []
+    for module in (m for m in MODULES if name_of(m).startswith(WITH_MODES)):
+        seen: set[ast.AST] = set()
+        for node in ast.walk(tree_of(module)):
+            tests = [getattr(node, "test", None), getattr(node, "guard", None), *getattr(node, "ifs", ())]
+            for test in [t for t in (*tests, node) if isinstance(t, ast.expr) and t not in seen]:
+                if test is not node or isinstance(node, ast.BoolOp):
+                    seen.update(ast.walk(test))
+                    if MODES & set(asked(test)):
+                        found.append(f"{name_of(module)}:{test.lineno}: {ast.unparse(test)}")
+    return found
 
 
 def functions_to_a_derivative() -> list[str]:
@@ -93,6 +134,10 @@ def main() -> None:
     print(f"Any: {any_count} times")
     alone, by_walker = functions_that_descend()
     print(f"{len(alone)} functions descend into the blocks of statements by themselves, {len(by_walker)} by mapped")
+    conditions = conditions_on_modes()
+    print(f"{len(conditions)} conditions on modes", *(conditions if "--modes" in sys.argv else ()), sep="\n    ")
+    raises = sum(module.read_text(encoding="utf-8").count("raise DenseRowsError") for module in MODULES)
+    print(f"{raises} places raise DenseRowsError; {len(MODULES)} modules")
     steps = functions_to_a_derivative()
     print(f"{len(steps)} functions from jacobian to a derivative:", " > ".join(steps))
 

@@ -155,6 +155,11 @@ def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = 
 class HessianForm(DenseForm):
     """A dense Hessian, in one run, or by its products with unit vectors if Python passes on numbers with tangents."""
 
+    may_begin_again = True
+
+    def keep_launch(self, evaluation: Evaluation) -> None:
+        pass  # it has tangents of the first order, which a session sets up
+
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         prepared, layout, subject = evaluation.prepared, evaluation.layout, evaluation.subject
         if not prepared.mode and not layout.passed:

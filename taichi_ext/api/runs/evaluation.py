@@ -150,8 +150,7 @@ class Evaluation:
             others = [*(target.field for target in targets if target.field is not None), *self.call.args]
             check_out_is_separate(self.form.check_out(self), others)
         is_pipeline = self.call.kernel is None
-        may_begin_again = self.form.is_sparse or self.prepared.stores or not self.subject.has_rows_of_outputs
-        may_begin_again = may_begin_again or not self.is_judged
+        may_begin_again = self.form.may_begin_again or self.prepared.stores or not self.is_judged
         return self.undone_on_error(needs_state=self.least_runs > 1 or (is_pipeline and bool(may_begin_again)))
 
     def columns(self, first: int, count: int) -> list[np.ndarray]:
@@ -267,16 +266,16 @@ class Evaluation:
 
         ``is_again``: whether this is the second run of a call for the same columns.
         """
-        total, is_direct = self.column_count(), self.call.kernel is not None
+        total, is_pipeline = self.column_count(), self.call.kernel is None
         if first == 0 and not is_again:
             self._log.begin()
         count = max(1, min(count, total - first))  # one column without tangents if the parameters have no entries
         is_part = count < total or is_repeated or is_again
         restart = Restart(
             self.state,
-            self._log.record(is_part=not is_direct and is_part),
+            self._log.record(is_part=is_pipeline and is_part),
             is_repeated,
-            None if is_direct else self._trace(first, count),
+            self._trace(first, count),
         )
         session = self.session(target, first, count, places, restart)
         given = session.request.directions
@@ -288,7 +287,7 @@ class Evaluation:
                 pipeline = Pipeline(session)
                 self.returned = pipeline.run(self.what)
                 self._log.note_python_cuts(pipeline.cuts, first)
-            session.finish()
+            session.check_program()
             self._warn_of_alerts()
             self._log.note_params(session.accesses)
             self._check_after_run(session)
@@ -325,7 +324,7 @@ class Evaluation:
             watch=self.watch,
             restart=restart or Restart(),
             energy=self.subject.energy(
-                self.layout, is_product=given is not None, intermediates=None if target.is_dense else intermediates
+                self.layout, is_product=given is not None, intermediates=target.composed(intermediates)
             ),
         )
         kernels = KernelTable(self.prepared.fused, blocks)
@@ -439,7 +438,7 @@ class Evaluation:
 class DenseForm:
     """J as dense arrays; ``as_matrix``: as one matrix over all outputs and parameters."""
 
-    is_sparse = False
+    may_begin_again = False  # whether a run may show that another one is needed
 
     def __init__(self, *, as_matrix: bool = False) -> None:
         self.as_matrix = as_matrix
@@ -485,21 +484,29 @@ class DenseForm:
                 prepared.blocks = max(prepared.blocks, evaluation.least_runs)
                 continue
             prepared.note_fit(evaluation.sizes)
-            if is_whole and not evaluation.form.is_sparse and evaluation.subject.has_rows_of_outputs:
-                kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
-                prepared.replay = Replay.of_field(kernels, evaluation.layout)
+            if is_whole:
+                evaluation.form.keep_launch(evaluation)
             found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
             return evaluation.subject.of_dense(found, evaluation.layout)
+
+    def keep_launch(self, evaluation: Evaluation) -> None:
+        """Keep the launch of a run for all columns, for ``repeated``."""
+        kernels = list(evaluation.prepared.fused.values()) if evaluation.is_repeatable else []
+        evaluation.prepared.replay = Replay.of_field(kernels, evaluation.layout)
 
     def repeated(self, evaluation: Evaluation) -> Any:
         """J by a launch like that of the call before; None if there is no such launch."""
         replay, out = evaluation.prepared.replay, evaluation.out
-        if replay is None or replay.is_sparse or not evaluation.is_repeatable or not replay.is_current:
+        if replay is None or not evaluation.is_repeatable or not replay.is_current:
             return None
         if evaluation.state is not None:  # the run is undone
             return None
         found = replay.dense(evaluation.call.full_args, out)
         return self.structured(evaluation, [[found]]) if out is None and found is not None else found
+
+    def projected(self, projection: str | None) -> DenseForm:
+        """The form of a Hessian whose blocks of elements are perhaps made positive semidefinite."""
+        return self
 
     def structured(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
         """The blocks as one matrix, or in the structure of the outputs and params."""

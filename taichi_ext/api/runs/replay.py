@@ -93,10 +93,6 @@ class Replay:
         return Replay.of(fused, layout, {output.key: (shape, output.result_dtype)}) if is_simple else None
 
     @property
-    def is_sparse(self) -> bool:
-        return self.fused.entries is not None
-
-    @property
     def is_current(self) -> bool:
         """Whether it gives what a launch by a session would."""
         return is_repeatable(self.fused)

@@ -13,7 +13,6 @@ from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.runs.by_adjoint import energy_products, no_adjoint, products_in_blocks
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
-from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import InvalidArgumentError
@@ -60,8 +59,7 @@ def with_choices(
 ) -> Evaluation:
     """The same call, for H with projected blocks and fixed entries; perhaps without the gradient."""
     subject = EnergyGradient(is_projected=projection is not None, fixed=fixed, has_gradient=has_gradient)
-    form = SparseForm(projection) if evaluation.form.is_sparse else evaluation.form
-    return evaluation.changed(subject=subject, form=form)
+    return evaluation.changed(subject=subject, form=evaluation.form.projected(projection))
 
 
 def value_gradient_and_hessian_of(evaluation: Evaluation) -> tuple[object, object, object]:

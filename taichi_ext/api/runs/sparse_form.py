@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 class SparseForm(DenseForm):
     """J as sparse arrays; ``projection``: how the blocks of an energy's elements are made semidefinite."""
 
-    is_sparse = True
+    may_begin_again = True
 
     def __init__(self, projection: str | None = None, *, as_matrix: bool = False) -> None:
         super().__init__(as_matrix=as_matrix)
@@ -72,6 +72,12 @@ class SparseForm(DenseForm):
             block, is_symmetric = partial(_block, found[0]), found[1].is_symmetric
             blocks = evaluation.subject.of_sparse(block, evaluation.layout, is_symmetric=is_symmetric)
         return self.result(evaluation, blocks)
+
+    def keep_launch(self, evaluation: Evaluation) -> None:
+        pass  # of rows that are dense, although J is sparse
+
+    def projected(self, projection: str | None) -> SparseForm:
+        return SparseForm(projection)
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         _device(evaluation)
@@ -240,7 +246,7 @@ def _repeated(evaluation: Evaluation, projection: str | None) -> tuple[SparseRow
     """The rows after a launch like that of the call before, and that; None if there is no such launch."""
     prepared, subject = evaluation.prepared, evaluation.subject
     replay = prepared.replay
-    if replay is None or not replay.is_sparse or not _is_simple(evaluation):
+    if replay is None or not _is_simple(evaluation):
         return None
     if projection is not None or prepared.energy_intermediates or (replay.gradient is not None) != subject.has_gradient:
         return None

@@ -10,7 +10,7 @@ from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.forms.entry_sites import SparseResult
 from taichi_ext.differentiate.plan.report import Report
-from taichi_ext.differentiate.plan.sparse_numbering import Numbering, SparseSeeds
+from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering, SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import StorageLimits
 from taichi_ext.program import Container, Local, Program, Type
 from taichi_ext.program.keys import Purpose, Scratch
@@ -79,7 +79,7 @@ class DifferentiationRequest:
     @property
     def takes_derivative(self) -> bool:
         """Whether values have tangents, or another transformation differentiates them."""
-        return self.columns > 0 or self.use.is_lowered or self.sparse is not None
+        return self.columns > 0 or self.use.is_lowered
 
     @property
     def start(self) -> set[Container]:
@@ -107,15 +107,12 @@ class Differentiated:
     first_column: Local | None = None  # the argument for the first column, if there is one
 
 
-def role_of(container: Container, seeds: DifferentiationRequest, numbering: Numbering | None) -> Role:
+def role_of(container: Container, seeds: DifferentiationRequest, numbering: RowNumbering) -> Role:
     """The role of a container; in a sparse Jacobian, its columns are numbered by this walk."""
     role = seeds.roles.get(container, Role())
-    if numbering is None:
-        return role
-    is_columns = numbering.asked.keys[container] in numbering.columns.intermediates
-    if role.first_column is None and not is_columns:
-        return role
-    return replace(role, first_column=numbering.first(container), components=())
+    has_columns = role.first_column is not None or numbering.is_columns(container)
+    first = numbering.first(container) if has_columns else None
+    return role if first is None else replace(role, first_column=first, components=())
 
 
 def size_of(container: Container, seeds: DifferentiationRequest) -> int:

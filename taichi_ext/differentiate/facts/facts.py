@@ -14,9 +14,10 @@ from taichi_ext.analysis.affine import Indices, value_of
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest
-from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Blocks
+from taichi_ext.differentiate.forms.entry_sites import Blocks
 from taichi_ext.differentiate.forms.forms import Cursor, Form, LocalSeed, Row, Scope, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
+from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering
 from taichi_ext.differentiate.plan.storage_plan import StoragePlan
 from taichi_ext.program.build import (
     Builder,
@@ -85,9 +86,6 @@ class Facts:
 
     def is_active(self, value: ir.Value) -> bool:
         return self.activity.has(value)
-
-    def is_column(self, number: int) -> bool:
-        return 0 <= number < self.columns or (self.seeds.sparse is not None and number >= FIRST_SPARSE)
 
 
 # The arguments of a differentiated kernel after the user's: shadows, and scratch memory for long rows.
@@ -220,6 +218,7 @@ class PassState:
         expressions: the values of the statement, and those in temporaries.
         cursor: the current statement of the walk.
         naming: the names of columns and indices.
+        numbering: the columns.
         arguments: the arguments of the new kernel after those of the original one.
         problems: errors in the program, raised at the end unless another walk may resolve them.
     """
@@ -231,6 +230,7 @@ class PassState:
     expressions: Expressions
     cursor: Cursor
     naming: Naming
+    numbering: RowNumbering
     arguments: Arguments
     problems: list[str] = field(default_factory=list)
 

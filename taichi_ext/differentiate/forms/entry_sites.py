@@ -155,6 +155,13 @@ class DenseRowsError(Exception):
     """Tangents need rows of all columns; the message gives the reason."""
 
 
+def check_sparse(reasons: Mapping[str, object]) -> None:
+    """Raise for the first of these reasons for rows of all columns that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise DenseRowsError(reason)
+
+
 class IntermediatesError(DenseRowsError):
     """An energy is computed from containers that kernels compute from params; ``sizes`` are their sizes."""
 
@@ -200,10 +207,9 @@ class SparseColumns:
         for key, size in self.intermediates.items():
             for version in range(self.versions.get(key, 1)):
                 numbers[Version(key, version)], other = other, other + size
-        if other > LAST_SPARSE:
-            raise DenseRowsError(
-                f"parameters and fields between them and outputs have {other - FIRST_SPARSE} entries, too many"
-            )
+        count = other - FIRST_SPARSE
+        reason = f"parameters and fields between them and outputs have {count} entries, too many"
+        check_sparse({reason: other > LAST_SPARSE})
         return numbers
 
     def ranges(self) -> list[tuple[int, int, Key]]:

@@ -123,7 +123,7 @@ class LocalSlots:
                 builder.assign(column, columns[n])
                 builder.assign(value, linear.coefficient(terms[n][1], self._zero.dtype))
                 continue
-            if self._walk.facts.seeds.sparse is not None:
+            if not self._walk.numbering.all_in_rows:
                 builder.assign(column, self._no_column)
             builder.assign(value, self._zero)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, source_of, value_of
 from taichi_ext.analysis.loops import Extent, Loop, span
 from taichi_ext.differentiate.forms.forms import Form, Scope, Seed, columns_of
+from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import Const, FoldedConst, Local, Read, Type, Value
 from taichi_ext.program.build import Builder, Coefficient, operation
@@ -22,8 +23,7 @@ class Naming:
         indices: the normal forms of indices.
         keep: puts a value that may change into a temporary of the statement.
         parameters: the first columns and sizes of parameters by name.
-        columns: the number of columns of rows.
-        is_held: whether rows hold a column of a sparse Jacobian; None for a dense one.
+        numbering: the columns of the walk.
         owners: facts about the local that a column was read from, if it was in a slot.
         conditional: seeds that may be out of range, with a coefficient of 0 then.
     """
@@ -32,8 +32,7 @@ class Naming:
     indices: Indices
     keep: Callable[[Value, Type | None, str], Value]
     parameters: Mapping[str, tuple[int, int]]
-    columns: int
-    is_held: Callable[[Affine], bool] | None = None
+    numbering: RowNumbering
     owners: dict[Atom, StorageFacts] = field(default_factory=dict)
     conditional: set[Seed] = field(default_factory=set)
 
@@ -78,14 +77,14 @@ class Naming:
         Raises:
             TypeError: the seed has no column.
         """
-        return self.column_within(seed, 0, self.columns)
+        return self.column_within(seed, 0, self.numbering.width)
 
     def column_within(self, seed: Seed, first: int, size: int) -> Value:
         """A seed's column, counted from ``first`` and kept within the ``size`` columns from there."""
         if not isinstance(seed, Seed):
             raise TypeError(f"{seed} is no column")
         number = value_of(seed.column + Affine((), -first))
-        if seed not in self.conditional or not (self.is_held is None or self.is_held(seed.column)):
+        if seed not in self.conditional or not self.numbering.is_in_rows(seed.column):
             return number
         return operation("max", 0, operation("min", number, size - 1))
 
@@ -93,8 +92,7 @@ class Naming:
         """Note a column that a condition may guard: if that does not hold, the column may be out of range."""
         if seed.is_constant:
             return
-        known = span(seed.column, loops)
-        if self.is_held is not None or known is None or known[0] < 0 or known[1] >= self.columns:
+        if not self.numbering.is_within(span(seed.column, loops)):
             self.conditional.add(seed)
 
     def note_guarded(self, form: Form) -> None:

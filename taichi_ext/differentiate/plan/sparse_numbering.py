@@ -1,19 +1,51 @@
-"""The columns of a sparse Jacobian in one walk: their numbers and owners, and which of them rows hold."""
+"""The columns of J in one walk: their numbers and owners, and which of them rows hold: all of them in a dense J."""
 
 from __future__ import annotations
 
+import math
+from collections import abc
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, DenseRowsError, SparseColumns
-from taichi_ext.differentiate.forms.forms import Form, Seed, columns_of
-from taichi_ext.differentiate.plan.storage_plan import StoragePlan
-from taichi_ext.program import Container, Local
-from taichi_ext.program.keys import Key, Version
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.forms.entry_sites import FIRST_SPARSE, Blocks, SparseColumns, check_sparse
+from taichi_ext.differentiate.forms.forms import Form, Seed, Weight, columns_of
+from taichi_ext.differentiate.plan.storage_facts import StorageFacts
+from taichi_ext.program import Container, Local, Statement
+from taichi_ext.program.keys import Key, SumKey, Version
 
-MOST_IN_ROWS = 4096  # most columns of rows
+SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
+Terms = list[tuple[Seed, Weight]]
+
+
+@dataclass(frozen=True)
+class ColumnDecisions:
+    """The plan of the columns of a sparse Jacobian.
+
+    Attributes:
+        in_rows: the parameters whose columns rows hold, and the locals that need them.
+        intermediates: containers whose entries are columns, and their sizes.
+        versions: the number of their versions that are read.
+        sums: locals that have separate columns, and their numbers.
+        no_sums: locals that cannot have them, and why.
+        counters: the number of counters of each loop that counts the slots it writes.
+    """
+
+    in_rows: dict[Key, str] = field(default_factory=dict)
+    intermediates: dict[Key, int] = field(default_factory=dict)
+    versions: dict[Key, int] = field(default_factory=dict)
+    sums: dict[Local, int] = field(default_factory=dict)
+    no_sums: dict[Local, str] = field(default_factory=dict)
+    counters: dict[Statement, int] = field(default_factory=dict)
+
+    def give_up_sum(self, local: Local, why: str) -> None:
+        """Take separate columns away from a local."""
+        number = self.sums.pop(local, None)
+        self.no_sums.setdefault(local, why)
+        if number is not None:
+            self.intermediates.pop(SumKey(local.name, number), None)
+            self.versions.pop(SumKey(local.name, number), None)
 
 
 @dataclass(frozen=True)
@@ -38,20 +70,83 @@ class SparseSeeds:
         return self.keys.get(container) in self.outputs or self.keys.get(container) in intermediates
 
 
-class Numbering:
-    """The columns of one walk."""
+class RowNumbering:
+    """The columns of a dense J in one walk: rows hold all of them.
 
-    def __init__(self, asked: SparseSeeds, plan: StoragePlan) -> None:
+    Attributes:
+        width: the number of columns of rows.
+        all_in_rows: the same where rows hold all columns, else 0.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = self.all_in_rows = width
+
+    def has_entries(self, container: Container) -> bool:
+        """Whether stores to a container are entries of sparse rows in this walk."""
+        return False
+
+    def is_columns(self, container: Container) -> bool:
+        """Whether the entries of a container that is written are separate columns."""
+        return False
+
+    def first(self, what: Local | Container) -> int | None:
+        """The first column of a parameter, if it has another number here than in the request."""
+        return None
+
+    def is_column(self, number: int) -> bool:
+        return 0 <= number < self.width
+
+    def is_computed(self, number: int, blocks: Blocks) -> bool:
+        """Whether a column of an argument is computed."""
+        return blocks.has(number)
+
+    def is_within(self, numbers: tuple[int, int] | None) -> bool:
+        """Whether columns, of which the least and the largest number are given if known, are certain to be in rows."""
+        return numbers is not None and numbers[0] >= 0 and numbers[1] < self.width
+
+    def is_in_rows(self, column: Affine) -> bool:
+        return True
+
+    def no_column(self, owner: Key) -> int:
+        """The number in a slot without a column: one that rows have, if the slot may be added to a row."""
+        return 0
+
+    def note_owners(self, column: Affine, owners: abc.Set[Key]) -> None:
+        """Note the owners of a column by a computed index."""
+
+    def note_form(self, facts: StorageFacts, form: Form, registers: abc.Container[Seed]) -> None:
+        """Note the owners of the columns of a form that a local gets."""
+
+    def in_rows(self, terms: Terms, local: Local, loops: tuple[Loop, ...]) -> Terms:
+        """Those of the terms of a local that are added to its row, within ``loops`` since its declaration."""
+        return terms
+
+
+class Numbering(RowNumbering):
+    """The columns of a sparse J in one walk: rows hold some of them."""
+
+    def __init__(self, asked: SparseSeeds, planned: ColumnDecisions) -> None:
         self.asked = asked
-        self._plan = plan
-        planned = plan.columns
+        self._planned = planned
         self.columns = asked.columns.extended(set(planned.in_rows), dict(planned.intermediates), dict(planned.versions))
+        self.width, self.all_in_rows = self.columns.width, 0
         self._ranges = self.columns.ranges()
         self._owners: dict[Affine, frozenset[Key]] = {}
 
     def has_entries(self, container: Container) -> bool:
-        """Whether stores to a container are entries of sparse rows in this walk."""
         return self.asked.has_entries(container, self.columns.intermediates)
+
+    def is_columns(self, container: Container) -> bool:
+        return self.asked.keys[container] in self.columns.intermediates
+
+    def is_column(self, number: int) -> bool:
+        return super().is_column(number) or number >= FIRST_SPARSE
+
+    def is_computed(self, number: int, blocks: Blocks) -> bool:
+        return self.is_column(number)
+
+    def is_within(self, numbers: tuple[int, int] | None) -> bool:
+        return False
 
     def first(self, what: Local | Container) -> int | None:
         key = self.asked.keys.get(what)
@@ -62,7 +157,7 @@ class Numbering:
         first, owner = self.columns.first(key), key
         if key in self.columns.intermediates:
             if version >= self.columns.versions.get(key, 1):
-                known = self._plan.columns.versions
+                known = self._planned.versions
                 known[key] = max(version + 1, known.get(key, 1))
                 version = 0
             owner = Version(key, version)
@@ -81,7 +176,7 @@ class Numbering:
             return self._owners.get(column, frozenset())
         return frozenset(key for first, end, key in self._ranges if first <= column.constant < end)
 
-    def note_owners(self, column: Affine, owners: AbstractSet[Key]) -> None:
+    def note_owners(self, column: Affine, owners: abc.Set[Key]) -> None:
         if not column.is_constant:
             self._owners[column] = self.owners(column) | owners
 
@@ -91,7 +186,6 @@ class Numbering:
         return is_sole and key not in self.columns.in_rows and not self.asked.has_whole_blocks
 
     def no_column(self, owner: Key) -> int:
-        """The number in a slot without a column: one that rows have, if the slot may be added to a row."""
         return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
 
     def has_sparse(self, form: Form) -> bool:
@@ -105,23 +199,43 @@ class Numbering:
 
     def is_in_window(self, column: Affine) -> bool:
         """Whether a column is, by its number, one of those that rows hold."""
-        return column.is_constant and column.constant < self.columns.width
+        return column.is_constant and column.constant < self.width
+
+    def note_form(self, facts: StorageFacts, form: Form, registers: abc.Container[Seed]) -> None:
+        indexed = [seed for seed in columns_of(form) if not seed.is_constant]
+        facts.register_owners.update({seed: self.owners(seed.column) for seed in indexed if seed in facts.seeds})
+        facts.owners.update(*(self.owners(seed.column) for seed in indexed if seed not in registers))
 
     # --- requirements of the plan
 
     def require_columns(self, key: Key, size: int) -> None:
         """Require that the entries of a container are separate columns."""
-        self._plan.columns.intermediates[key] = size
+        self._planned.intermediates[key] = size
 
-    def require_rows(self, column: Affine, local: Local) -> None:
+    def in_rows(self, terms: Terms, local: Local, loops: tuple[Loop, ...]) -> Terms:
+        for seed, _ in terms:
+            if not self.is_in_rows(seed.column) and not self._takes_sum(local, loops, seed.column, len(terms)):
+                self._require_rows(seed.column, local)
+        return [(seed, c) for seed, c in terms if self.is_in_rows(seed.column)]
+
+    def _takes_sum(self, local: Local, loops: tuple[Loop, ...], column: Affine, terms: int) -> bool:
+        """Whether a term that no row holds yet makes its local a sum with separate columns, from the next walk on.
+
+        If there are as many terms each time as a row has entries, a row is not longer.
+        """
+        planned = self._planned
+        if local in planned.no_sums:
+            return False
+        size = self.columns.sizes.get(self.owner(column))
+        times = math.prod(loop.iterations or 0 for loop in loops)  # zero: not known
+        if size is not None and size <= max(SHORT_ROW, terms * times):
+            return False
+        planned.sums.setdefault(local, len(planned.sums) + len(planned.no_sums))
+        return True
+
+    def _require_rows(self, column: Affine, local: Local) -> None:
         """Require that rows hold a column, whose term is added to the row of a local."""
         owner = self.owner(column)
-        if owner is None or owner not in self.columns.sizes:
-            raise DenseRowsError(f"{local.name} adds up terms of parameters that are only known when the kernel runs")
-        in_rows = self._plan.columns.in_rows
-        if owner in in_rows:
-            return
-        in_rows[owner] = f"local {local.name}"
-        total = sum(self.columns.sizes[key] for key in in_rows)
-        if total > MOST_IN_ROWS:
-            raise DenseRowsError(f"{local.name} adds up terms of {total} parameters, more than {MOST_IN_ROWS}")
+        reason = f"{local.name} adds up terms of parameters that are only known when the kernel runs"
+        check_sparse({reason: owner not in self.columns.sizes})
+        self._planned.in_rows.setdefault(owner, f"local {local.name}")

@@ -19,9 +19,9 @@ from typing import Any
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.differentiate.plan.row_terms import RowDecision
+from taichi_ext.differentiate.plan.sparse_numbering import ColumnDecisions
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import Local, Statement
-from taichi_ext.program.keys import Key, SumKey
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,6 @@ class TapeSum:
 
     loop: Statement
     number: int
-
-
-@dataclass(frozen=True)
-class ColumnDecisions:
-    """The plan of the columns of a sparse Jacobian.
-
-    Attributes:
-        in_rows: the parameters whose columns rows hold, and the locals that need them.
-        intermediates: containers whose entries are columns, and their sizes.
-        versions: the number of their versions that are read.
-        sums: locals that have separate columns, and their numbers.
-        no_sums: locals that cannot have them, and why.
-        counters: the number of counters of each loop that counts the slots it writes.
-    """
-
-    in_rows: dict[Key, str] = field(default_factory=dict)
-    intermediates: dict[Key, int] = field(default_factory=dict)
-    versions: dict[Key, int] = field(default_factory=dict)
-    sums: dict[Local, int] = field(default_factory=dict)
-    no_sums: dict[Local, str] = field(default_factory=dict)
-    counters: dict[Statement, int] = field(default_factory=dict)
-
-    def give_up_sum(self, local: Local, why: str) -> None:
-        """Take separate columns away from a local."""
-        number = self.sums.pop(local, None)
-        self.no_sums.setdefault(local, why)
-        if number is not None:
-            self.intermediates.pop(SumKey(local.name, number), None)
-            self.versions.pop(SumKey(local.name, number), None)
 
 
 @dataclass(frozen=True)

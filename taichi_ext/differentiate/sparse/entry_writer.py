@@ -10,27 +10,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import StoreSite
-from taichi_ext.differentiate.facts.facts import PassState
+from taichi_ext.differentiate.facts.facts import PassState, ShadowMatrix
 from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.forms.entry_sites import (
-    DenseRowsError,
     EntryTarget,
     Group,
     Site,
     SiteEntry,
     SiteLoops,
     SparseResult,
+    check_sparse,
 )
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.sparse_counts import Around, Counts
-from taichi_ext.program import I32, Container, Value
+from taichi_ext.program import I32, Container, For, Type, Value, While
 from taichi_ext.program.build import Coefficient, add, element, literal, multiply
-from taichi_ext.program.keys import Key, SiteArray, is_of_sum
+from taichi_ext.program.keys import RETURN, Key, SiteArray, is_of_sum
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,15 @@ class SparseAccess:
 
 def check_order(reads: list[SparseAccess], writes: list[SparseAccess]) -> None:
     """Raise if a stage reads its own writes, or stores twice to one entry."""
-    for read in reads:
-        for write in writes:
-            if write.key == read.key and write.stage == read.stage and _meet(read, write):
-                raise DenseRowsError("an entry is read in the loop that writes it, by another iteration or twice")
-    for n, one in enumerate(writes):
-        for other in writes[:n]:
-            if one.key == other.key and one.stage == other.stage and not _are_in_order(other, one):
-                raise DenseRowsError("entries are stored to twice in one loop, in an order that is not known")
+    accesses, pairs = itertools.product(reads, writes), itertools.combinations(writes, 2)
+    is_read = any(r.key == w.key and r.stage == w.stage and _meet(r, w) for r, w in accesses)
+    is_twice = any(a.key == b.key and a.stage == b.stage and not _are_in_order(a, b) for a, b in pairs)
+    check_sparse(
+        {
+            "an entry is read in the loop that writes it, by another iteration or twice": is_read,
+            "entries are stored to twice in one loop, in an order that is not known": is_twice,
+        }
+    )
 
 
 def are_apart(a: Affine, b: Affine) -> bool:
@@ -91,6 +93,7 @@ def _are_in_order(first: SparseAccess, second: SparseAccess) -> bool:
 
 
 MOST_SLOTS = 2**31 - 1
+_UNCOUNTED = "{} in a loop whose number of iterations is not known"
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
 
 
@@ -103,8 +106,50 @@ class _Stored:
     loops: tuple[Loop, ...]
 
 
+class RowWriter:
+    """What one walk writes of a dense J besides rows in shadows and locals: those of returned values."""
+
+    def __init__(self, walk: PassState) -> None:
+        self.walk = walk
+
+    def begin_statement(self) -> None:
+        """The next statement of a block begins."""
+
+    def before(self, s: For | While) -> None:
+        """Emit what a loop needs before it."""
+
+    def after(self, s: For | While) -> None:
+        """Emit what a loop needs after it."""
+
+    def is_later(self, column: Affine) -> bool:
+        """Whether a column is that of a local whose rows are only written in a later step."""
+        return False
+
+    def returned(self, forms: Iterable[linear.Form], count: int, dtype: Type) -> None:
+        """Store the tangents of so many returned values, one row each; ``forms`` are made as they are taken."""
+        builder, columns = self.walk.builder, self.walk.facts.columns
+        shadow = self.walk.arguments.add(RETURN, "d_result", dtype)
+        entry = ShadowMatrix.of(self.walk.facts, shadow, count).entry
+        for n, form in enumerate(forms):
+            if linear.has_row(form):
+                builder.loop(
+                    columns,
+                    lambda k, n=n, form=form: builder.assign(entry(n, k), linear.row_value(form, k, dtype)),
+                )
+            for seed, c in linear.columns_of(form).items():
+                target = entry(n, self.walk.naming.column(seed))
+                builder.assign(target, add(target, linear.coefficient(c, dtype)))
+
+    def forget_unused(self) -> None:
+        """At the end of a walk, drop what only earlier walks needed."""
+
+    def result(self) -> SparseResult | None:
+        """The entries of a sparse Jacobian; raises if its rows cannot follow the order of reads and writes."""
+        return None
+
+
 @dataclass(eq=False)
-class EntryWriter:
+class EntryWriter(RowWriter):
     """The entries that one walk writes.
 
     Attributes:
@@ -127,11 +172,20 @@ class EntryWriter:
     _order: int = 0
 
     def result(self) -> SparseResult:
+        check_order(self._reads, self._writes)
         return SparseResult(tuple(self.sites), self.numbering.columns, self.containers)
 
-    def check(self) -> None:
-        """Raise if sparse rows cannot follow the order of reads and writes."""
-        check_order(self._reads, self._writes)
+    def begin_statement(self) -> None:
+        self.stage += self.walk.cursor.block.is_kernel
+
+    def before(self, s: For | While) -> None:
+        self.counts.before(s)
+
+    def after(self, s: For | While) -> None:
+        self.counts.after(s)
+
+    def forget_unused(self) -> None:
+        self.counts.forget_unused(self.sites)
 
     # --- reading
 
@@ -147,7 +201,6 @@ class EntryWriter:
         return sum(step < before for step in self._steps.get(key, ()))
 
     def is_later(self, column: Affine) -> bool:
-        """Whether a column is that of a local whose rows are only written in a later step."""
         return self._is_later(column, (self.stage, LAST_STEP))
 
     def _is_later(self, column: Affine, step: tuple[int, int]) -> bool:
@@ -186,6 +239,10 @@ class EntryWriter:
             self._forget(target.key, row)
             self._stored[target.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
             self._note(target.key, row, is_injective, is_sum=False)
+
+    def returned(self, forms: Iterable[linear.Form], count: int, dtype: Type) -> None:
+        target = EntryTarget(RETURN, "the return value", count, dtype, is_columns=False)
+        self.store(target, None, [Affine((), n) for n in range(count)], list(forms))
 
     def add(self, target: EntryTarget, site: StoreSite, rows: list[Affine], forms: list[linear.Form]) -> None:
         """``entry += value``."""
@@ -236,7 +293,7 @@ class EntryWriter:
         step: int | None = None,
     ) -> bool:
         """Register an entry site, and write its entries; returns whether it writes each row at most once."""
-        around = self._around(target.name)
+        around = self._around(f"{target.name} is written")
         counter, slot, is_shared = (None, None, False) if around.counted is None else self.counts.slot(around)
         variables = [axis.variable for axis in around.axes]
         parts: dict[Affine, int] | None = None
@@ -270,12 +327,16 @@ class EntryWriter:
         self.sites.append(site)
         self._steps.setdefault(site.key, set()).add(site.stage)
         columns = [e.column for group in site.groups for e in group.entries]
-        if site.stage[1] != LAST_STEP and any(self._is_later(column, site.stage) for column in columns):
-            raise DenseRowsError(f"the tangent of {target.name} uses values that are computed later in the same loop")
+        is_later = site.stage[1] != LAST_STEP and any(self._is_later(column, site.stage) for column in columns)
+        size = max(site.integers, *(len(group.entries) for group in site.groups), 0)
+        check_sparse(
+            {
+                f"the tangent of {target.name} uses values that are computed later in the same loop": is_later,
+                f"{target.name} takes {site.slots} x {size} entries, more than Taichi can index": site.slots * size
+                > MOST_SLOTS,
+            }
+        )
         self.containers[target.key] = target
-        for size in (site.integers, *(len(group.entries) for group in site.groups)):
-            if site.slots * size > MOST_SLOTS:
-                raise DenseRowsError(f"{target.name} takes {site.slots} x {size} entries, more than Taichi can index")
 
     def _mirror(self, rows: list[Affine], forms: list[linear.Form]) -> dict[Affine, int] | None:
         """For a Hessian, copy the entries above the diagonal of a block to those below it.
@@ -308,15 +369,14 @@ class EntryWriter:
 
     def iteration(self, name: str) -> Around:
         """The loops around this place; raises if their iterations cannot be numbered."""
-        around = self._around(name)
-        if around.counted is not None:
-            raise DenseRowsError(f"{name} is declared in a loop whose number of iterations is not known")
+        around = self._around(f"{name} is declared")
+        check_sparse({_UNCOUNTED.format(f"{name} is declared"): around.counted is not None})
         return around
 
-    def _around(self, name: str) -> Around:
+    def _around(self, what: str) -> Around:
         around = self.counts.around(self.walk.cursor.loops)
-        if around is None:
-            raise DenseRowsError(f"{name} is written in a loop whose number of iterations is not known")
+        check_sparse({_UNCOUNTED.format(what): around is None})
+        assert around is not None
         return around
 
     def _is_conditional(self) -> bool:

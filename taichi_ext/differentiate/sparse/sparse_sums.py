@@ -22,13 +22,10 @@ from taichi_ext.differentiate.facts.facts import Declaration, PassState
 from taichi_ext.differentiate.forms.entry_sites import OPEN_ENTRIES, DenseRowsError, EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, columns_of, materialize, numbered
 from taichi_ext.differentiate.memory.registers import OwnRegisters
-from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse.entry_writer import LAST_STEP, EntryWriter
-from taichi_ext.program import Local
 from taichi_ext.program.build import Index
 from taichi_ext.program.keys import SumKey, is_of_sum
 
-SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
 Loops = tuple[Loop, ...]
 
 
@@ -161,28 +158,3 @@ class LocalSum:
         uses_sums = any(owner is None or is_of_sum(owner) for owner in owners)
         is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.writer.stage
         return self._writes[-1].step if is_same else self.writer.next_step()
-
-
-def takes_sum(
-    walk: PassState, numbering: Numbering, local: Local, loops: tuple[Loop, ...], column: Affine, terms: int
-) -> bool:
-    """Whether a term that no row holds yet makes its local a sum with separate columns, from the next walk on.
-
-    If there are as many terms as a row has entries, a row is not longer.
-
-    Args:
-        local: the local.
-        loops: those around its declaration.
-        column: the column of the term.
-        terms: the number of terms each time.
-    """
-    planned = walk.plan.columns
-    if local in planned.no_sums:
-        return False
-    owner = numbering.owner(column)
-    size = numbering.columns.sizes.get(owner)
-    times = math.prod(loop.iterations or 0 for loop in walk.cursor.loops[len(loops) :])  # zero: not known
-    if size is not None and size <= max(SHORT_ROW, terms * times):
-        return False
-    planned.sums.setdefault(local, len(planned.sums) + len(planned.no_sums))
-    return True

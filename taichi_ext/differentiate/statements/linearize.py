@@ -220,7 +220,7 @@ class Linearizer:
     def stored(self, values: list[ir.Value]) -> list[linear.Form]:
         """The tangents of values that are stored together, some under a condition."""
         picks = [(v, v.args[1]) if _is_zero_otherwise(v) else (None, v) for v in values]
-        forms = self._locals.stored([self.unsettled(value) for _, value in picks])
+        forms = self._locals.stored(list(map(self.unsettled, (value for _, value in picks))))
         return [
             form if node is None or not form else self._choice(node, [self._kept(form), {}])
             for (node, _), form in zip(picks, forms, strict=True)
@@ -455,7 +455,7 @@ class ContainerStores:
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         parts = [self._unguarded(v, tangents, target) for v, target in zip(raw, targets, strict=True)]
         forms = self.linearizer.stored(parts)
-        forms = [linear.materialize(builder, linear.columns_only(f, walk.facts.is_column)) for f in forms]
+        forms = [linear.materialize(builder, linear.columns_only(f, walk.numbering.is_column)) for f in forms]
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
         written = Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)

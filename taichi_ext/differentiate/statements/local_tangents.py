@@ -92,8 +92,7 @@ class LocalTangents:
 
     def _is_better_row(self, form: Form) -> bool:
         """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""
-        is_short = self.walk.facts.seeds.sparse is None and self.walk.facts.columns <= MOST_IN_ROWS
-        return is_short and len(form) > 1 and any(map(is_row, form))
+        return 0 < self.walk.numbering.all_in_rows <= MOST_IN_ROWS and len(form) > 1 and any(map(is_row, form))
 
     def _declare_array(self, s: Declare) -> None:
         forms = [materialize(self.walk.builder, self.linearizer.form(v)) for v in s.values]

@@ -120,10 +120,7 @@ class LoopInputs:
     def _is_wanted(self) -> bool:
         """Whether J is dense, and has enough columns."""
         seeds = self.walk.facts.seeds
-        is_again = seeds.use.sums is not None or seeds.use.is_again
-        return (
-            seeds.sparse is None and seeds.values is None and not is_again and self.walk.facts.columns >= LEAST_COLUMNS
-        )
+        return seeds.values is None and not seeds.use.is_again and self.walk.numbering.all_in_rows >= LEAST_COLUMNS
 
     def _inputs(self, s: ir.For | ir.While) -> dict[ir.Local, linear.Form]:
         """The numbers from before a loop that it reads, with tangents of more than one term."""

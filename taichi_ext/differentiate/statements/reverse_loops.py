@@ -96,8 +96,7 @@ class Reversals:
         """Whether there are enough columns, all of them stored in memory."""
         seeds = self.walk.facts.seeds
         has_given = seeds.values is not None and bool(seeds.arguments)
-        is_dense = seeds.sparse is None and seeds.use.sums is None
-        return is_dense and not has_given and self.walk.facts.columns >= LEAST_COLUMNS
+        return not has_given and seeds.use.sums is None and self.walk.numbering.all_in_rows >= LEAST_COLUMNS
 
     def _is_counted(self, s: ir.For) -> bool:
         """Whether this is a serial loop over a range that runs to its end, and does not change its variable."""

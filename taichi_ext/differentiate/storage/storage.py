@@ -19,8 +19,7 @@ from taichi_ext.differentiate.memory.registers import LocalSlots, OwnRegisters, 
 from taichi_ext.differentiate.memory.rows import LocalRows, local_row
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
-from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
-from taichi_ext.differentiate.sparse.sparse_sums import takes_sum
+from taichi_ext.differentiate.sparse.entry_writer import RowWriter
 from taichi_ext.program import Local, Statement
 from taichi_ext.program.build import Index
 
@@ -55,7 +54,7 @@ class Storage:
         facts: those about the storage.
         rows: its rows, if it has some.
         own: its tangents with respect to seeds without a column.
-        writer: the writer of a sparse Jacobian's entries.
+        writer: the writer of what is stored besides rows.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Storage:
         facts: StorageFacts,
         rows: LocalRows | None,
         own: OwnRegisters,
-        writer: EntryWriter | None,
+        writer: RowWriter,
     ) -> None:
         self.walk = walk
         self.declared = declared
@@ -76,17 +75,16 @@ class Storage:
         self._is_zero = True
         self._changed: set[int | None] = set()  # numbers of elements; None for one only known at run time
         local = declared.local
-        has_all = bool(local.shape) and rows is not None and writer is None  # registers would be in memory, too
+        # registers would be in memory, too
+        has_all = bool(local.shape) and rows is not None and bool(walk.numbering.all_in_rows)
         is_full = has_all or facts.is_full(walk.facts.seeds.limits.of(local))
         self.registers: Registers[linear.Seed] = Registers(walk.builder, walk.cursor, local)
         for seed in () if is_full else facts.seeds:
             self.registers.declare(seed, walk.naming.seed_name(seed))
-            if writer is not None:
-                writer.numbering.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
+            walk.numbering.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
             walk.naming.note_conditional(seed, declared.loops)
         owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
-        no_column = 0 if writer is None else writer.numbering.no_column(owner)
-        self.slots = LocalSlots(walk, local, facts.slots if rows is None else 0, no_column)
+        self.slots = LocalSlots(walk, local, facts.slots if rows is None else 0, walk.numbering.no_column(owner))
 
     # --- reading
 
@@ -95,7 +93,7 @@ class Storage:
         walk, writer, local = self.walk, self.writer, self.declared.local
         form: linear.Form = self.own.form(index)
         for seed, register in self.registers.form(index).items():
-            if walk.naming.is_visible(seed, walk.cursor.block) and not (writer and writer.is_later(seed.column)):
+            if walk.naming.is_visible(seed, walk.cursor.block) and not writer.is_later(seed.column):
                 form[seed] = register
         if self.rows is not None:
             self.rows.terms.note_read()
@@ -103,8 +101,7 @@ class Storage:
             form[linear.Row(local, key, self.rows, index, self.rows.version, walk.cursor.loops)] = 1
         for column, value in self.slots.held(self._written_later()):
             named = walk.naming.named(walk.builder.keep(column, "column"), self.facts)
-            if writer is not None:
-                writer.numbering.note_owners(named, self.facts.owners)
+            walk.numbering.note_owners(named, self.facts.owners)
             form[linear.Seed(named)] = value
         return form
 
@@ -124,28 +121,18 @@ class Storage:
         facts, limits = self.facts, self.walk.facts.seeds.limits.of(self.declared.local)
         facts.note_form(form, self._is_visible, limits, loop=self._outer_loop(), grows=grows)
         facts.own.update(dict.fromkeys(linear.unnumbered(form)))
-        if self.writer is not None:
-            sparse, indexed = self.writer.numbering, [seed for seed in linear.columns_of(form) if not seed.is_constant]
-            facts.register_owners.update({seed: sparse.owners(seed.column) for seed in indexed if seed in facts.seeds})
-            facts.owners.update(*(sparse.owners(seed.column) for seed in indexed if seed not in self.registers))
-        if facts.has_row and self.rows is None and self.writer is None:
+        self.walk.numbering.note_form(facts, form, self.registers)
+        columns = self.walk.numbering.all_in_rows
+        if facts.has_row and self.rows is None and columns:
             # rows that are made of this one are found in the same pass; in a sparse J, it may get columns instead
-            local, columns = self.declared.local, self.walk.facts.columns
+            local = self.declared.local
             memory = local_row(self.walk.builder, local.name, math.prod(local.shape) * columns, local.dtype)
             self.rows = LocalRows(self.walk, self.declared, memory)
 
     def _in_rows(self, form: linear.Form) -> list[tuple[linear.Seed, linear.Weight]]:
         """The seeds of a form that are written to a row, and their coefficients; requires that rows can hold them."""
-        seeds = self._beyond_registers(form)
-        if self.writer is None:
-            return seeds
-        sparse, local, loops = self.writer.numbering, self.declared.local, self.declared.loops
-        for seed, _ in seeds:
-            if not sparse.is_in_rows(seed.column) and not takes_sum(
-                self.walk, sparse, local, loops, seed.column, len(seeds)
-            ):
-                sparse.require_rows(seed.column, local)
-        return [(s, c) for s, c in seeds if sparse.is_in_rows(s.column)]
+        since = self.walk.cursor.loops[len(self.declared.loops) :]
+        return self.walk.numbering.in_rows(self._beyond_registers(form), self.declared.local, since)
 
     def _beyond_registers(self, form: linear.Form) -> list[tuple[linear.Seed, linear.Weight]]:
         return [(s, c) for s, c in linear.columns_of(form).items() if s not in self.registers]

@@ -17,7 +17,7 @@ from taichi_ext.differentiate.memory.rows import LocalRows, RowMemory, local_row
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
 from taichi_ext.differentiate.plan.row_terms import FILLED, RowDecision
 from taichi_ext.differentiate.plan.storage_plan import StorageKey
-from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
+from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.pivots import is_worth_pivot, pivots_of, without_pivots
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
@@ -33,13 +33,13 @@ class Storages:
     """The storages by local.
 
     Attributes:
-        writer: the writer of a sparse Jacobian's entries.
+        writer: the writer of what is stored besides rows.
         matrices: the tangents of containers, which may contain rows.
         gradient: of an energy, if that is added up.
     """
 
     walk: PassState
-    writer: EntryWriter | None
+    writer: RowWriter
     matrices: Mapping[Container, ShadowMatrix]
     gradient: GradientTerms | None
     by_local: dict[Local, LocalStorage] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Storages:
         own = OwnRegisters(walk, declared, plan.facts(key))
         if self.gradient is not None and is_part:
             self.by_local[local] = EnergyPart(self.gradient, declared, own)
-        elif self.writer is not None and number is not None:
+        elif isinstance(self.writer, EntryWriter) and number is not None:
             self.by_local[local] = LocalSum(walk, self.writer, declared, number, own)
         return self.by_local[local]
 
@@ -188,7 +188,7 @@ class GradientTerms:
     def add(self, form: linear.Form) -> None:
         """``gradient += form``, atomically."""
         walk, entry = self.walk, self.matrix.entry
-        form = linear.materialize(walk.builder, linear.columns_only(form, walk.facts.is_column))
+        form = linear.materialize(walk.builder, linear.columns_only(form, walk.numbering.is_column))
         if linear.has_row(form):
             walk.builder.loop(
                 walk.facts.columns,

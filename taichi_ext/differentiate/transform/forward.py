@@ -34,22 +34,27 @@ from taichi_ext.differentiate.forms.entry_sites import Blocks, DenseRowsError
 from taichi_ext.differentiate.forms.forms import Cursor, Form, Seed
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
-from taichi_ext.differentiate.plan.sparse_numbering import Numbering
+from taichi_ext.differentiate.plan.sparse_numbering import Numbering, RowNumbering
 from taichi_ext.differentiate.plan.storage_plan import PlanState, StoragePlan
 from taichi_ext.differentiate.rules.decompositions import with_equations
-from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
+from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.statements.loop_inputs import LoopInputs
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
-from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts
-from taichi_ext.differentiate.statements.special_tangents import EnergyTangents, IntermediateTangents, SparseTangents
+from taichi_ext.differentiate.statements.shadows import (
+    ContainerTangents,
+    EnergyTangents,
+    IntermediateTangents,
+    ShadowFacts,
+    SparseTangents,
+)
 from taichi_ext.differentiate.storage.storages import GradientTerms, LocalForms, Storages
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.special import serialized
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Body, Container, Program, statements
+from taichi_ext.program import Body, Program, statements
 from taichi_ext.program.build import Builder, Expressions, literal
 
 
@@ -226,8 +231,6 @@ def _result(transform: Transform, body: Body, accesses: tuple[UncertainAccess, .
     for message in walk.problems:
         raise UnsupportedError(message)
     program, arguments = walk.facts.program, walk.arguments
-    if writer is not None:
-        writer.check()
     shadows = {c for _, c in arguments.given}
     return Differentiated(
         replace(program, name=f"{program.name}_jacobian", body=body),
@@ -245,7 +248,7 @@ def _result(transform: Transform, body: Body, accesses: tuple[UncertainAccess, .
             accesses,
             edges=found_edges(program.body),
         ),
-        sparse=None if writer is None else writer.result(),
+        sparse=writer.result(),
         first_columns=walk.blocks.first_columns,
         first_column=arguments.first_column,
     )
@@ -258,10 +261,9 @@ def _is_complete(plan: StoragePlan, before: PlanState, transform: Transform) -> 
         plan.forget_columns()
     if after != before:
         return False
-    if transform.writer is not None:
-        transform.writer.counts.forget_unused(transform.writer.sites)
-        if plan.state() != before:
-            return False
+    transform.writer.forget_unused()
+    if plan.state() != before:
+        return False
     # optimisations are decided last
     rows = transform.storages.row_decisions(transform.stores.coverage.read)
     has_news = any(plan.rows.get(local) != decision for local, decision in rows.items())
@@ -274,23 +276,14 @@ def _first_plan(facts: Facts) -> StoragePlan:
     plan, seeds = StoragePlan(), facts.seeds
     if seeds.sparse is None:
         return plan
-    for key in (key for key in seeds.sparse.columns.sizes if key in seeds.sparse.columns.in_rows):
-        plan.columns.in_rows[key] = "an earlier launch"
-    for key, size in seeds.sparse.columns.intermediates.items():
-        plan.columns.intermediates[key] = size
+    asked, planned = seeds.sparse, plan.columns
+    planned.in_rows.update((key, "an earlier launch") for key in asked.columns.sizes if key in asked.columns.in_rows)
+    planned.intermediates.update(asked.columns.intermediates)
     for container in facts.stores.sites:  # in the order of the program: columns are numbered by it
-        if container in facts.activity.containers:
-            _compose(container, seeds, plan)
+        key, is_parameter = asked.keys.get(container), seeds.roles.get(container, Role()).first_column is not None
+        if container in facts.activity.containers and (is_parameter or not (key in asked.outputs or planned.in_rows)):
+            planned.intermediates[key] = size_of(container, seeds)
     return plan
-
-
-def _compose(container: Container, seeds: DifferentiationRequest, plan: StoragePlan) -> None:
-    """Make the entries of a written container with tangents columns, unless rows can hold its tangents."""
-    assert seeds.sparse is not None
-    key = seeds.sparse.keys[container]
-    is_parameter = seeds.roles.get(container, Role()).first_column is not None
-    if is_parameter or not (key in seeds.sparse.outputs or plan.columns.in_rows):
-        plan.columns.intermediates[key] = size_of(container, seeds)
 
 
 # One pass over the statements of a program: its parts, each with the lower ones that it uses, and the emitted body.
@@ -311,7 +304,7 @@ class Transform:
         context: the walk, forms of values, tangents of locals.
         reversals: the loops whose tangents are accumulated backwards.
         inputs: the inputs of the others.
-        writer: the writer of a sparse Jacobian's entries.
+        writer: the writer of what is stored besides rows.
     """
 
     context: RuleContext
@@ -319,15 +312,14 @@ class Transform:
     storages: Storages
     reversals: Reversals
     inputs: LoopInputs
-    writer: EntryWriter | None
+    writer: RowWriter
 
     @classmethod
     def of(cls, facts: Facts, plan: StoragePlan, blocks: Blocks) -> Transform:
         """The parts, at the start of the program."""
-        numbering: Numbering | None = None
-        if facts.seeds.sparse is not None:
-            numbering = Numbering(facts.seeds.sparse, plan)
-            facts = replace(facts, columns=numbering.columns.width)
+        sparse = facts.seeds.sparse
+        numbering = RowNumbering(facts.columns) if sparse is None else Numbering(sparse, plan.columns)
+        facts = replace(facts, columns=numbering.width)
         in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
         roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
         walk = _new_walk(facts, plan, blocks, roles, numbering, Builder())
@@ -335,7 +327,7 @@ class Transform:
         arrays = {c: walk.arguments.add(c, f"d_{c.name}", c.dtype) for c in stored}
         matrices = {c: ShadowMatrix.of(facts, array, size_of(c, facts.seeds)) for c, array in arrays.items()}
         coverage = ShadowFacts()
-        writer = None if numbering is None else EntryWriter(walk, numbering, Counts(walk))
+        writer = EntryWriter(walk, numbering, Counts(walk)) if isinstance(numbering, Numbering) else RowWriter(walk)
         sums = facts.seeds.use.sums
         gradient = None if sums is None else GradientTerms.of(walk, sums, matrices)
         terms = GradientTerms.of_terms(walk, sums) if sums is not None and facts.seeds.use.intermediates else None
@@ -348,7 +340,8 @@ class Transform:
             elif terms is not None and c in facts.seeds.use.intermediates:
                 containers[c] = IntermediateTangents(*parts, gradient=terms)
             else:
-                containers[c] = ContainerTangents(*parts) if writer is None else SparseTangents(*parts, writer=writer)
+                is_sparse = isinstance(writer, EntryWriter)
+                containers[c] = SparseTangents(*parts, writer=writer) if is_sparse else ContainerTangents(*parts)
         forms = LocalForms(walk, storages)
         linearizer = Linearizer(walk, forms, containers, coverage)
         context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
@@ -359,17 +352,16 @@ class Transform:
     def seed_arguments(self) -> None:
         """Set the tangents of arguments and Python numbers that are parameters."""
         walk, forms = self.context.walk, self.context.forms
-        facts, numbering = walk.facts, None if self.writer is None else self.writer.numbering
+        facts, numbering = walk.facts, walk.numbering
         given = given_tangents(facts, walk.arguments)
-        is_computed = walk.blocks.has if numbering is None else facts.is_column
         for local, column in facts.seeds.arguments.items():
-            first = None if numbering is None else numbering.first(local)
+            first = numbering.first(local)
             first = column if first is None else first
             columns = range(first, first + math.prod(local.shape))
             if given is not None:
                 seeds: list[Form] = list(map(given.row, columns))
             else:
-                seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
+                seeds = [{Seed(Affine((), n)): 1} if numbering.is_computed(n, walk.blocks) else {} for n in columns]
             forms.keep(local, seeds)
         for local in facts.own_seeds:
             if local.kind == "parameter" and not local.shape and local not in facts.seeds.arguments:
@@ -422,8 +414,7 @@ class Transform:
     def _statements(self, body: ir.Body) -> Iterator[tuple[ir.Statement, tuple[ir.Statement, ...]]]:
         """Move to each statement in turn; with the others that store to the same entry."""
         for group in grouped(body):
-            if self.writer is not None and self.context.walk.cursor.block.is_kernel:
-                self.writer.stage += 1
+            self.writer.begin_statement()
             self.context.walk.builder.place = group[0].place
             self.context.linearizer.begin_statement()
             yield group[0], group
@@ -444,8 +435,7 @@ class Transform:
     def _loop(self, s: ir.For | ir.While) -> None:
         """Emit a loop that is accumulated forward."""
         walk, facts = self.context.walk, self.context.walk.facts
-        if self.writer is not None:
-            self.writer.counts.before(s)
+        self.writer.before(s)
         inside = self.inputs.begin(s)
         if inside is None and isinstance(s, ir.For):
             self.reversals.forward.append(s)
@@ -462,8 +452,7 @@ class Transform:
             new = serialized(new, extent, is_host=facts.seeds.device.is_host)
         walk.builder.emit(new)
         self.inputs.end(inside)
-        if self.writer is not None:
-            self.writer.counts.after(s)
+        self.writer.after(s)
 
 
 def _new_walk(
@@ -471,7 +460,7 @@ def _new_walk(
     plan: StoragePlan,
     blocks: Blocks,
     roles: Mapping[ir.Container, Role],
-    numbering: Numbering | None,
+    numbering: RowNumbering,
     builder: Builder,
 ) -> PassState:
     """The state that the parts share, at the start of the program."""
@@ -483,14 +472,13 @@ def _new_walk(
     parameters = {
         name: place for c, role in roles.items() for name, place in named_columns(c, role, facts.seeds).items()
     }
-    held = None if numbering is None else numbering.is_in_rows
-    naming = Naming(builder, facts.indices, expressions.keep, parameters, facts.columns, held)
-    return PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, Arguments(facts.program))
+    naming = Naming(builder, facts.indices, expressions.keep, parameters, numbering)
+    return PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, numbering, Arguments(facts.program))
 
 
-def _has_shadow(container: ir.Container, facts: Facts, numbering: Numbering | None) -> bool:
+def _has_shadow(container: ir.Container, facts: Facts, numbering: RowNumbering) -> bool:
     """Whether tangents of a container are in memory: a parameter that is only read has columns instead."""
-    if container in facts.seeds.use.intermediates or (numbering is not None and numbering.has_entries(container)):
+    if container in facts.seeds.use.intermediates or numbering.has_entries(container):
         return False
     role = facts.seeds.roles.get(container, Role())
     return role.first_column is None or container in facts.stores.sites

@@ -7,19 +7,16 @@ from dataclasses import replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity, returning_bits
-from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.edges.edges import RuleContext
-from taichi_ext.differentiate.facts.facts import PassState, ShadowMatrix
+from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms import forms as linear
-from taichi_ext.differentiate.forms.entry_sites import EntryTarget
-from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
+from taichi_ext.differentiate.sparse.entry_writer import RowWriter
 from taichi_ext.differentiate.statements.linearize import ContainerStores, raise_unknown
 from taichi_ext.differentiate.storage.storages import GradientTerms, Storages
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Declare, For, Local, Read, cited
 from taichi_ext.program.build import add, cast, indices_of, literal
-from taichi_ext.program.keys import RETURN
 
 ATOMIC = "order of iterations matters to an atomic"
 
@@ -76,37 +73,14 @@ def product(walk: PassState, s: ir.Atomic) -> None:
     walk.builder.assign(s.target, ir.Op("mul", (ir.Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
 
 
-def returned(ctx: RuleContext, writer: EntryWriter | None, gradient: GradientTerms | None, s: ir.Return) -> None:
-    if gradient is not None and ctx.walk.facts.seeds.wants_return:
-        gradient.add(ctx.form(*(e for group in s.values for e in ir.entries(group))))
-    elif ctx.walk.facts.seeds.wants_return:
-        _store_returned(ctx, writer, [e for group in s.values for e in ir.entries(group)])
-    ctx.walk.builder.emit(ir.with_values(s, ctx.primal))
-
-
-def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[ir.Value]) -> None:
-    """Store the tangents of the kernel's return values: one row each."""
-    walk, builder, dtype = ctx.walk, ctx.walk.builder, values[0].dtype
-
-    def form_of(value: ir.Value) -> linear.Form:
-        return linear.materialize(builder, linear.columns_only(ctx.linearizer.form(value), walk.facts.is_column))
-
-    if writer is not None:
-        returned = EntryTarget(RETURN, "the return value", len(values), dtype, is_columns=False)
-        writer.store(returned, None, [Affine((), n) for n in range(len(values))], [form_of(v) for v in values])
-        return
-    shadow = walk.arguments.add(RETURN, "d_result", dtype)
-    entry = ShadowMatrix.of(walk.facts, shadow, len(values)).entry
-    for n, value in enumerate(values):
-        form = form_of(value)
-        if linear.has_row(form):
-            builder.loop(
-                walk.facts.columns,
-                lambda k, n=n, form=form: builder.assign(entry(n, k), linear.row_value(form, k, dtype)),
-            )
-        for seed, c in linear.columns_of(form).items():
-            target = entry(n, walk.naming.column(seed))
-            builder.assign(target, add(target, linear.coefficient(c, value.dtype)))
+def returned(ctx: RuleContext, writer: RowWriter, gradient: GradientTerms | None, s: ir.Return) -> None:
+    walk, values = ctx.walk, [e for group in s.values for e in ir.entries(group)]
+    if walk.facts.seeds.wants_return and gradient is not None:
+        gradient.add(ctx.form(*values))
+    elif walk.facts.seeds.wants_return:
+        forms = (linear.columns_only(ctx.linearizer.form(value), walk.numbering.is_column) for value in values)
+        writer.returned((linear.materialize(walk.builder, form) for form in forms), len(values), values[0].dtype)
+    walk.builder.emit(ir.with_values(s, ctx.primal))
 
 
 def call(ctx: RuleContext, s: ir.Call) -> None:

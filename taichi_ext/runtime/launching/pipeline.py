@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
+from taichi_ext.differentiate.forms.entry_sites import check_sparse
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import JacobianKernel, PipelineArgument, container_key
@@ -266,6 +266,7 @@ class Pipeline(DualFollower):
         self._follow_host_arrays()
         if self._record is not None:
             self._record.end()
+        session.end_pipeline()
         return result
 
     def _remember(self) -> None:
@@ -345,8 +346,7 @@ class Pipeline(DualFollower):
     def root(self, root: Root) -> Any:
         """Run a solver, and give its unknowns the tangents of the implicit function."""
         session, tangents = self._session, self._tangents
-        if not session.is_dense:
-            raise DenseRowsError(f"{root.name} solves for unknowns, which depend on all params")
+        check_sparse({f"{root.name} solves for unknowns, which depend on all params": not session.is_dense})
         if session.request.energy is not None:
             raise UnsupportedError(
                 f"Second derivatives of {root.name}, the root of an equation, are not supported: they need those of "

@@ -215,7 +215,7 @@ class Session:
         self.has_launched = True
         request, tangents = self.request, self.tangents
         args, values, passed = checked_arguments(kernel, args, request.numbers, run)
-        if passed and (request.energy is not None or not self._target.is_dense):
+        if passed and not tangents.are_known:
             raise PassedNumberError("Python passes a number that depends on params to a kernel")
         numbers = request.numbers.with_passed(passed, tangents.columns)
         binding = tangents.arrays.bind(kernel, values)
@@ -236,7 +236,7 @@ class Session:
             strategy=request.strategy,
             sparse=self._target.of_launch(names),
             energy=tangents.first_order.target(names),
-            is_repeated=not self.is_direct,
+            is_repeated=self._target.is_dense and not self.is_direct,
         )
         has_gradient = launch.energy is None or launch.energy.has_gradient
         variant = self._target.variant(launch.sparse), tangents.first_order.carried(names), has_gradient
@@ -247,7 +247,7 @@ class Session:
 
     def _has_dual_result(self, kernel: backend.Kernel) -> bool:
         """Whether Python gets the numbers that a kernel of a pipeline returns with their tangents."""
-        if kernel.return_type is None or not self._target.is_dense or self.request.energy is not None:
+        if kernel.return_type is None or not self.tangents.are_known:
             return False
         dtype = backend.return_dtype(kernel)
         return dtype is not None and backend.is_real(dtype)
@@ -257,13 +257,13 @@ class Session:
         value = launched.result
         if backend.return_dtype(launched.fused.primal) is None:
             return value
-        dense = self._target.is_dense and self.request.energy is None
-        return dual_like(value, iter(self.tangents.values(RETURN)) if dense else repeat(UNKNOWN), run)
+        tangents = self.tangents
+        return dual_like(value, iter(tangents.values(RETURN)) if tangents.are_known else repeat(UNKNOWN), run)
 
     def _launched(self, fused: JacobianKernel, bound: _Bound) -> LaunchRecord:
         tangents, outer, values = self.tangents, bound.outer, bound.values
         tangents.first_order.accept(fused, outer)
-        self._target.accept(fused, outer, tangents, is_direct=self.is_direct)
+        self._target.accept(fused, outer, tangents)
         check_overlaps(bound.binding.given, fused.facts.written)
         self._save(fused, values)
         self.keep(outer.get(k, k) for k in fused.facts.written)
@@ -383,11 +383,10 @@ class Session:
         """Raise where the run began in another Taichi program."""
         check_same_program(self._program())
 
-    def finish(self) -> None:
-        """End the run."""
+    def end_pipeline(self) -> None:
+        """End the run of a pipeline."""
         self.check_program()
-        energy = self.request.energy
-        self._target.finish(is_direct=self.is_direct, energy=None if energy is None else energy.key)
+        self._target.end_pipeline(self.request.energy and self.request.energy.key)
 
     def outputs(self) -> list[Any]:
         """The tangents of each output after the run, a row for each entry."""

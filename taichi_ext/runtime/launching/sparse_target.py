@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, IntermediatesError, SparseColumns
+from taichi_ext.differentiate.forms.entry_sites import IntermediatesError, SparseColumns, check_sparse
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, ColumnBlock, JacobianKernel, SparseTarget
 from taichi_ext.program.keys import ADJOINTS, Key, OwnArray, SumKey
@@ -17,6 +17,8 @@ from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import Arithmetic
 from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Saved, Streams, project
+
+_ARRAY_LEFT_OUT = "a kernel of the pipeline computes an array from params"
 
 
 @dataclass(frozen=True)
@@ -84,25 +86,29 @@ class SparseEntries(DenseRows):
     def lacks(self, key: Key) -> bool:
         return key in self._left_out
 
+    def composed(self, intermediates: Mapping[Any, int]) -> Mapping[Any, int]:
+        return intermediates
+
     def check_role(self, key: Key) -> None:
-        if isinstance(key, View) and key not in self.numbering.sizes and key not in self.outputs:
-            known = [k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)]
-            if any(other.overlaps(key) for other in known):
-                raise DenseRowsError("two arrays share a part of their memory")
+        if isinstance(key, View):
+            known = {k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)}
+            is_shared = key not in known and any(other.overlaps(key) for other in known)
+            check_sparse({"two arrays share a part of their memory": is_shared})
 
     def _note_clear(self, key: Key) -> None:
         """Python is about to store to a parameter: its entries no longer are the columns from the start."""
-        if self._adjoints is not None and key in self._adjoints.keys:
-            raise DenseRowsError("a field that the energy is computed from is changed from Python")
-        if key not in self.numbering.sizes:
-            return
-        if GRADIENT in self.outputs:
-            raise DenseRowsError("a parameter is changed from Python")
-        if key in self.numbering.intermediates:
-            return
-        if isinstance(key, View):
-            raise DenseRowsError("an array that is a parameter is changed from Python")
-        self._extend(self.numbering.in_rows, {**self.numbering.intermediates, key: self.numbering.sizes[key]})
+        sizes, intermediates = self.numbering.sizes, self.numbering.intermediates
+        is_param, is_new = key in sizes, key in sizes and key not in intermediates
+        is_adjoint = self._adjoints is not None and key in self._adjoints.keys
+        check_sparse(
+            {
+                "a field that the energy is computed from is changed from Python": is_adjoint,
+                "a parameter is changed from Python": is_param and GRADIENT in self.outputs,
+                "an array that is a parameter is changed from Python": is_new and isinstance(key, View),
+            }
+        )
+        if is_new:
+            self._extend(self.numbering.in_rows, {**intermediates, key: sizes[key]})
 
     def _extend(self, in_rows: set[Key], intermediates: dict[Key, int]) -> None:
         """Number the columns of more containers; repeated launches may lack tangents of these."""
@@ -128,15 +134,14 @@ class SparseEntries(DenseRows):
         )
         return SparseTarget(columns, frozenset(names.get(key, key) for key in self.outputs))
 
-    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
+    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents) -> None:
         if self._projection is not None and not all(site.is_symmetric for site in fused.sites):
             raise UnsupportedError(
                 f"project={self._projection!r} needs the block of each element, and which params a term reads is not "
                 "known where it is added to the energy: a local of it is set in a branch or loop. Add the term in the "
                 "branch or loop itself, or leave out project=."
             )
-        if not is_direct:
-            self._check_left_out(fused, outer, tangents)
+        self._check_left_out(fused, outer, tangents)
         if self._adjoints is not None:
             self._check_intermediates(fused, self._adjoints)
         assert fused.entries is not None
@@ -144,11 +149,14 @@ class SparseEntries(DenseRows):
         in_rows = {outer.get(key, key) for key in columns.in_rows} - before.in_rows
         intermediates = {outer.get(k, k): n for k, n in columns.intermediates.items() if not isinstance(k, SumKey)}
         new = {key: n for key, n in intermediates.items() if key not in before.intermediates}
-        if any(isinstance(key, View) for key in new):
-            raise DenseRowsError("an array that carries tangents is read and written")
+        has_rows = bool(tangents.fields.shadows) or any(r.shadow is not None for r in tangents.arrays.regions)
+        check_sparse(
+            {
+                "an array that carries tangents is read and written": any(isinstance(key, View) for key in new),
+                "a later kernel depends on more params in its rows of tangents": has_rows and (in_rows or new),
+            }
+        )
         if in_rows or new:
-            if tangents.fields.shadows or any(region.shadow is not None for region in tangents.arrays.regions):
-                raise DenseRowsError("a later kernel depends on more params in its rows of tangents")
             self._extend(before.in_rows | in_rows, {**before.intermediates, **new})
             tangents.columns.count = self.numbering.width
 
@@ -156,21 +164,22 @@ class SparseEntries(DenseRows):
         """Raise if a kernel reads values that another one has computed from parameters: their tangents are needed."""
         for key in (outer.get(k, k) for k in fused.facts.read):
             if key in self._left_out:
+                check_sparse({_ARRAY_LEFT_OUT: isinstance(key, View)})
                 reason = FROM_INTERMEDIATES.format(self._left_out[key], "another kernel")
                 raise IntermediatesError(reason, {key: tangents.carrier(key).size})
         for key in (outer.get(k, k) for k in fused.facts.left_out):
-            if isinstance(key, View):
-                raise DenseRowsError("a kernel of the pipeline computes an array from params")
             self._left_out[key] = tangents.carrier(key).name
 
     def _check_intermediates(self, fused: JacobianKernel, adjoints: EnergyAdjoints) -> None:
         """Raise if two values of an intermediate's entry may matter, or if a run cannot be repeated."""
-        if fused.facts.has_random:
-            raise DenseRowsError("the energy is computed from fields, and a kernel draws random numbers")
         stored = {site.key for site in fused.sites if not site.is_sum} & adjoints.keys
         twice = {key for key in stored if self.rows(key).any()} | (adjoints.keys & fused.facts.written & adjoints.read)
-        if twice:
-            raise DenseRowsError("a field that the energy is computed from is stored twice, or after it is read")
+        check_sparse(
+            {
+                "the energy is computed from fields, and a kernel draws random numbers": fused.facts.has_random,
+                "a field that the energy is computed from is stored twice, or after it is read": twice,
+            }
+        )
         adjoints.read.update(fused.facts.read)
 
     def array(self, fused: JacobianKernel, key: Any) -> Any:
@@ -216,11 +225,16 @@ class SparseEntries(DenseRows):
     def _compose(self, streams: Streams, outer: Mapping[Key, Key]) -> None:
         self.sparse_rows.compose(streams.end(), lambda key: outer.get(key, key))
 
-    def finish(self, *, is_direct: bool, energy: Key | None) -> None:
-        if not is_direct and any(isinstance(key, View) for key in (*self.numbering.sizes, *self.outputs)):
-            raise DenseRowsError("arrays that Python can change are parameters or outputs of a pipeline")
-        if not is_direct and isinstance(energy, View):
-            raise DenseRowsError("the energy is an array that Python can change")
+    def end_pipeline(self, energy: Key | None) -> None:
+        keys = {
+            _ARRAY_LEFT_OUT: self._left_out,
+            "arrays that Python can change are parameters or outputs of a pipeline": {
+                *self.numbering.sizes,
+                *self.outputs,
+            },
+            "the energy is an array that Python can change": {energy},
+        }
+        check_sparse({reason: any(isinstance(key, View) for key in held) for reason, held in keys.items()})
 
     @property
     def indefinite(self) -> int:
@@ -241,8 +255,5 @@ class SparseEntries(DenseRows):
 def _check_repeatable(state: State, fused: JacobianKernel) -> None:
     """Raise if a kernel that counts its entries cannot be run again."""
     is_lost = any(k in fused.facts.written for k in fused.shadows if not isinstance(k, OwnArray))
-    if is_lost or state.has_random:
-        raise DenseRowsError(
-            "the number of entries is only known after a launch, which cannot be repeated: it draws random "
-            "numbers, or adds to tangents that are kept from an earlier one"
-        )
+    reason = "the number of entries is only known after a launch, which cannot be repeated: it draws random numbers, "
+    check_sparse({f"{reason}or adds to tangents that are kept from an earlier one": is_lost or state.has_random})

@@ -69,10 +69,14 @@ class DenseRows:
         """Whether a container depends on params, and its tangents are not kept."""
         return False
 
+    def composed(self, intermediates: Mapping[Any, int]) -> Mapping[Any, int] | None:
+        """The fields that an energy is computed from and that get columns of their own; None if none may."""
+        return None
+
     def check_role(self, key: Key) -> None:
         """Raise for a container that cannot have tangents in addition to those kept in the target."""
 
-    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
+    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents) -> None:
         """Called before each launch of a kernel, with the kernel's facts."""
 
     def array(self, fused: JacobianKernel, key: Any) -> Any:
@@ -86,8 +90,8 @@ class DenseRows:
     def collect(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         """Take the entries that a launch has written."""
 
-    def finish(self, *, is_direct: bool, energy: Key | None) -> None:
-        """Called when the run of a kernel or pipeline has ended."""
+    def end_pipeline(self, energy: Key | None) -> None:
+        """Called when the run of a pipeline has ended, perhaps one that computes an energy."""
 
 
 class Tangents:
@@ -97,6 +101,7 @@ class Tangents:
         fields: those of fields.
         arrays: those of arrays.
         first_order: those of the first order, in a run that gives second derivatives.
+        are_known: whether tangents are rows that numbers in Python can take with them.
         columns: the columns of the run.
     """
 
@@ -106,7 +111,7 @@ class Tangents:
         self.arrays = ArrayTangents(self.columns)
         self.first_order = FirstOrderTangents(request.energy, self.fields, self.arrays)
         self._target = target
-        self._energy = request.energy
+        self.are_known = target.is_dense and request.energy is None
         for array in request.arrays:
             self.arrays.register(array)
         for seed in request.seeds:
@@ -153,7 +158,7 @@ class Tangents:
 
     def row(self, key: Key, row: int) -> tuple[Any, int | None]:
         """The tangent of an entry that Python reads, and the column that it stands for, if any."""
-        if self._energy is not None or not self._target.is_dense:
+        if not self.are_known:
             return UNKNOWN, None
         carrier = self.carrier(key)
         column, found = carrier.column(key, row), None
@@ -209,7 +214,7 @@ class Tangents:
             if target is not None or self._is_carried(key):
                 self.shadow(key).clear_rows(rows)
             self.first_order.clear(key, rows)
-            gradient = self._target.rows(GRADIENT) if self._energy is not None and key == self._energy.key else None
+            gradient = self._target.rows(self.first_order.key(key))
             if gradient is not None:
                 gradient.clear_rows(slice(None))
         return is_active
@@ -278,6 +283,7 @@ class FirstOrderTangents:
 
     def __init__(self, energy: EnergyTarget | None, fields: FieldTangents, arrays: ArrayTangents) -> None:
         self._energy = energy
+        self._starts: Mapping[Key, int] = {} if energy is None else energy.starts
         self._fields = fields
         self._arrays = arrays
         self._shadows: dict[GradientKey, Shadow] = {}
@@ -294,9 +300,10 @@ class FirstOrderTangents:
         return [self._energy.key if of == GRADIENT.of and self._energy else of for of in found]
 
     def has(self, container: Key) -> bool:
-        return bool(self._shadows) and self._key(container) in self._shadows
+        return bool(self._shadows) and self.key(container) in self._shadows
 
-    def _key(self, container: Key) -> GradientKey:
+    def key(self, container: Key) -> GradientKey:
+        """The key of the first-order tangents of a container."""
         return GRADIENT if self._energy is not None and container == self._energy.key else GradientKey(container)
 
     def outer_key(self, key: Any) -> Any:
@@ -307,8 +314,6 @@ class FirstOrderTangents:
 
     def roles(self, names: Mapping[Key, Key]) -> dict[Key, LaunchRole]:
         """The roles of the first-order tangents; ``names`` are the keys of a launch by those of the run."""
-        if self._energy is None:
-            return {}
         kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
         return {GradientKey(names.get(k.of, k.of)): self._fields.carriers[k].role(k) for k in kept}
 
@@ -326,7 +331,7 @@ class FirstOrderTangents:
         """
         if self._energy is None:
             return None
-        known = self._views(self._energy)
+        known = self._views()
         for view in (key for key in names if isinstance(key, View)):
             is_own = self._arrays.region(view).role(view).first_column is not None
             if not is_own and any(view != other and view.overlaps(other) for other in known):
@@ -338,9 +343,9 @@ class FirstOrderTangents:
         starts = {names.get(key, key): first for key, first in starts.items()}
         return replace(self._energy, key=names.get(key, key), starts=starts, carried=self.carried(names))
 
-    def _views(self, energy: EnergyTarget) -> set[View]:
+    def _views(self) -> set[View]:
         """The arrays that have tangents of the first order, or are parameters."""
-        return {key for key in (*self.containers(), *energy.starts) if isinstance(key, View)}
+        return {key for key in (*self.containers(), *self._starts) if isinstance(key, View)}
 
     def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         """Prepare for a launch; tangents of scratch memory are new in each launch."""
@@ -378,26 +383,23 @@ class FirstOrderTangents:
 
     def clear(self, key: Key, rows: Any) -> None:
         """Make entries of a container constants from now on; for an array, ``rows`` are those of its region."""
-        if self._energy is None:
-            return
         if not isinstance(key, View):
-            self._clear(key, rows, self._energy)
+            self._clear(key, rows)
             return
-        marks = np.zeros(key.size, bool)
-        marks[rows] = True
-        for view in self._views(self._energy):
-            if view.overlaps(key):
-                self._clear(view, np.flatnonzero(marks[self._arrays.region(view).rows(view)]), self._energy)
+        for view in (view for view in self._views() if view.overlaps(key)):
+            marks = np.zeros(key.size, bool)
+            marks[rows] = True
+            self._clear(view, np.flatnonzero(marks[self._arrays.region(view).rows(view)]))
 
-    def _clear(self, container: Key, rows: Any, energy: EnergyTarget) -> None:
-        key = self._key(container)
+    def _clear(self, container: Key, rows: Any) -> None:
+        key = self.key(container)
         first = self._shadows.get(key)
         if first is None:
-            if container not in energy.starts:
+            if self._energy is None or container not in self._starts:
                 return
             info = self._arrays.infos[container] if isinstance(container, View) else self._fields.carrier(container)
-            first = self._shadows[key] = Shadow(info.name, info.size, energy.columns, info.dtype)
-            first.set_identity(energy.starts[container])
+            first = self._shadows[key] = Shadow(info.name, info.size, self._energy.columns, info.dtype)
+            first.set_identity(self._starts[container])
         first.is_fresh = False
         first.clear_rows(rows)
         carrier = self._fields.carriers.get(key)
