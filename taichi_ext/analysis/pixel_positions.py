@@ -73,8 +73,9 @@ class Origins:
         """The reads by which values of a statement depend on a position, other than by reading its locals.
 
         They are reads of the indices that move it, or, where none does, loads of the entries that it is read from;
-        those of its entries by a computed index, or before they are assigned again; and stored ones of the position,
-        ``with_origins`` also of what that is computed from.  Each comes with the load of what was stored, if it was.
+        those of its entries by a computed index, or before they are assigned again; and stored ones of the position.
+        Each comes with the load of what was stored, if it was.  ``with_origins``: the position is one in ``layers`` or
+        ``pixel``, which are right about what they assign; what it is computed from counts, too.
         """
         indices, loads = self._sources(position)
         stored = position
@@ -92,7 +93,7 @@ class Origins:
                 continue
             assert isinstance(value, ir.Read)
             if load is None and _entry(value) in position:
-                if self._is_assigned_between(node.number, number, _entry(value)):
+                if not with_origins and self._is_assigned_between(node.number, number, _entry(value)):
                     yield value, None
             elif _entry(value) in unnamed | indices | (stored if load else set()):
                 yield value, load
