@@ -72,6 +72,8 @@ def test_steps_stay_on_manifolds(charts):
     rng = np.random.default_rng(0)
     x = np.concatenate([v.reshape(-1) for v in POINTS.values()])
     assert_allclose(charts.plus(x, np.zeros(4 * 14)), x, atol=1e-15)
+    own = [(charts.plus(x, 1e-5 * e) - charts.plus(x, -1e-5 * e))[:12] / 2e-5 for e in np.eye(4 * 14)[:8]]
+    assert_allclose(own @ np.transpose(own), np.eye(8), atol=1e-9)  # two directions of a sphere, at right angles
     moved = charts.plus(x, rng.standard_normal(4 * 14))
     u, q, R, T = (v.reshape(p.shape) for v, p in zip(np.split(moved, [12, 28, 64]), POINTS.values(), strict=True))
     assert_allclose(np.linalg.norm(u, axis=1), 1.0)
