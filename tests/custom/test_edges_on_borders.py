@@ -6,6 +6,7 @@ The sum of J over a row of pixels is the jump times the speed of the edge, where
 import numpy as np
 import pytest
 import taichi as ti
+from drawings import layered
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, layers, pixel, vjp
@@ -113,11 +114,7 @@ def test_cells_whose_border_is_that_of_pixels(dtype, axis):
     def cell(n, x, y):
         return 1.0, (ti.Vector([x, y]) - sites[n]).norm(), 0.2 + 0.7 * n
 
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(cell, 2, 0.0, at=(float(i), float(j)), order="depth")
-
+    k = layered(image, cell, 2, 0.0, order="depth")
     plan = Jacobian(k, sites, image)
     for a, b in ((2.0, 5.0), (2.0, 4.0), (1.0, 4.5), (1.3, 3.7), (2.1, 4.0)):
         for n, along in enumerate((a, b)):

@@ -5,22 +5,14 @@ import planar
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
+from drawings import drawing, layered
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, coverage, layers, pixel, vjp
+from taichi_ext import Jacobian, coverage, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
 W, H = 14, 24
-
-
-def drawing(shade, image):
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = pixel(shade, at=(float(i), float(j)), antialias=True)
-
-    return k
 
 
 def flow(outline, given, jump, shape):
@@ -328,12 +320,7 @@ def test_two_straight_edges_of_one_shape_in_layers(kind):
             return sign * level(x, y), 1.0
 
     order = "depth" if kind == "nearest" else "index"
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(shape, 1, 0.0, at=(float(i), float(j)), order=order)
-
+    k = layered(image, shape, 1, 0.0, order=order)
     plan = Jacobian(k, p, image)
     for width in (0.5, 0.1, 0.02):
         given = sliver(width).ravel()
@@ -357,11 +344,7 @@ def test_layers_of_discs_and_their_caps():
     def shape(n, x, y):
         return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0 + 0.3 * (x - 3.0) + 0.5 * (y - 2.6)
 
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(shape, 1, 0.0, at=(float(i), float(j)))
-
+    k = layered(image, shape, 1, 0.0)
     plan = Jacobian(k, p, image)
     for n, given in enumerate(discs([0.1, 0.3, 0.6, 1.1, 1.9])):
         write(p, given)

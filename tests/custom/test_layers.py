@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import central_differences, outputs, read, scalars, vector_outputs, write
+from drawings import layered
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import area, clip, square
 from reverse_mode import check_transpose, gradient_field
@@ -31,16 +32,8 @@ def planes_kernel(p, image, has_depth):
         level, colour = plane(n, x, y)
         return level, p[n, 3] + p[n, 4] * x + p[n, 5] * y + p[n, 6] * (x * x + y * y), colour
 
-    @ti.kernel
-    def by_order():
-        for i, j in image:
-            image[i, j] = layers(plane, PLANES, 0.1, at=(float(i), float(j)))
-
-    @ti.kernel
-    def by_depth():
-        for i, j in image:
-            image[i, j] = layers(tilted, PLANES, 0.1, at=(float(i), float(j)), order="depth")
-
+    by_order = layered(image, plane, PLANES, 0.1)
+    by_depth = layered(image, tilted, PLANES, 0.1, order="depth")
     return by_depth if has_depth else by_order
 
 
@@ -131,11 +124,7 @@ def test_where_edges_coincide():
     def disc(n, px, py):
         return p[n] - ti.sqrt((px - x) ** 2 + (py - y) ** 2), ti.select(n == 0, back, front)
 
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(disc, 2, nothing, at=(float(i), float(j)))
-
+    k = layered(image, disc, 2, nothing)
     cases = (
         (1e-3, [0, front - nothing]),
         (-1e-3, [back - nothing, front - back]),
@@ -188,12 +177,7 @@ def test_shaded_balls():
         return ti.select(level > 0, value, 0.05)
 
     def drawn(shape, order="index"):
-        @ti.kernel
-        def k():
-            for i, j in image:
-                image[i, j] = layers(shape, 1, 0.05, at=(float(i), float(j)), order=order)
-
-        return k
+        return layered(image, shape, 1, 0.05, order=order)
 
     plan = Jacobian(drawn(edge_alone), p, image)
     found, expected = 0, 0
@@ -233,11 +217,7 @@ def test_transparent_straight_edges_are_exact():
     def pane(n, x, y):
         return 2.0 * (p[n, 0] - x * ti.cos(p[n, 1]) - y * ti.sin(p[n, 1])), p[n, 2], p[n, 3]
 
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(pane, PLANES, 0.1, at=(float(i), float(j)))
-
+    k = layered(image, pane, PLANES, 0.1)
     value, J = value_and_jacobian(k, p, image)
     assert_allclose(value, [[mean_of_planes(given, i, j) for j in range(H)] for i in range(W)], rtol=1e-10)
     [[differences]] = central_differences(k, [p], [image])
@@ -259,10 +239,7 @@ def test_transparent_discs(order):
     def glass(n, x, y):
         return p[n, 2] - ti.sqrt((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2), p[n, 3], p[n, 4]
 
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(glass, 4, 0.1, at=(float(i), float(j)))
+    k = layered(image, glass, 4, 0.1)
 
     @ti.func
     def colour(x, y):
@@ -377,11 +354,7 @@ def test_edges_that_coincide_in_float32():
         def disc(n, px, py):
             return p[n] - ti.sqrt((px - 14.3) ** 2 + (py - 12.2) ** 2), ti.select(n == 0, back, front)
 
-        @ti.kernel
-        def k():
-            for i, j in image:
-                image[i, j] = layers(disc, 2, nothing, at=(float(i), float(j)))
-
+        k = layered(image, disc, 2, nothing)
         J = jacobian(k, p, image)
     finally:
         initialise(default_fp=ti.f64)
@@ -396,12 +369,7 @@ def test_edges_that_coincide_in_float32():
 
 def draws(shape, order="index", background=0.0):
     image = outputs(5, 4)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(shape, 2, background, at=(float(i), float(j)), order=order)
-
+    k = layered(image, shape, 2, background, order=order)
     return k, image
 
 
@@ -471,10 +439,7 @@ def test_reverse_mode():
     def surface(n, px, py):
         return x[n] - px, -x[n], 1.0
 
-    @ti.kernel
-    def stored():
-        for i, j in image:
-            image[i, j] = layers(shape, 2, 0.0, at=(float(i), float(j)))
+    stored = layered(image, shape, 2, 0.0)
 
     @ti.kernel
     def added():
@@ -485,11 +450,7 @@ def test_reverse_mode():
     def pane(n, px, py):
         return x[n] - px, 1.0 + n, 0.4 * x[n]
 
-    @ti.kernel
-    def transparent():
-        for i, j in image:
-            image[i, j] = layers(pane, 2, 0.1, at=(float(i), float(j)))
-
+    transparent = layered(image, pane, 2, 0.1)
     for k in (stored, added, transparent):
         check_transpose(k, x, image)
     before = read(image)
@@ -529,11 +490,7 @@ def test_forward_mode_is_refused():
     def shape(n, px, py):
         return x[n] - px, 1.0
 
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(shape, 2, 0.0, at=(float(i), float(j)))
-
+    k = layered(image, shape, 2, 0.0)
     with pytest.raises(ti.TaichiCompilationError, match=r"FwdMode.*taichi_ext.jacobian"):
         with ti.ad.FwdMode(loss=image, param=x, seed=[1.0, 0.0]):
             k()

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
+from drawings import layered
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
 
-from taichi_ext import DerivativeWarning, coverage, edge, jacobian, layers, sqrt_edge, value_and_jacobian
+from taichi_ext import DerivativeWarning, coverage, edge, jacobian, sqrt_edge, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -65,12 +66,7 @@ SCENES = {  # shape, parameters, steps
 
 
 def draws_layers(shape, count, image):
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(shape, count, 0.1, at=(float(i), float(j)))
-
-    return k
+    return layered(image, shape, count, 0.1)
 
 
 def draws_edge(shape, count, image):
@@ -128,12 +124,7 @@ def check(k, p, image, colour, steps):
 
 
 def draws_nearest(surface, count, image):
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(surface, count, 0.1, at=(float(i), float(j)), order="depth")
-
-    return k
+    return layered(image, surface, count, 0.1, order="depth")
 
 
 @pytest.mark.sweep

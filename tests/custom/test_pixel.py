@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vector_outputs, write
+from drawings import drawing
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
@@ -21,15 +22,6 @@ from taichi_ext.program import I32, Assign, Local, Read
 from taichi_ext.record import conditions
 
 pytestmark = pytest.mark.usefixtures("ti64")
-
-
-def drawing(shade, image, antialias):
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = pixel(shade, at=(float(i), float(j)), antialias=antialias)
-
-    return k
 
 
 def check(shade, p, image, steps, nodes=24, antialias=True):
