@@ -346,6 +346,18 @@ def test_out_numpy_array_that_is_not_contiguous(product):
         assert_allclose(out, true)
 
 
+def test_out_with_an_axis_of_one_entry():
+    """Its stride is 0, as NumPy makes it, and no entries share their memory."""
+    x, y, out = scalars([0.3, 0.5]), outputs(1), real(np.full(2, np.nan))[None]
+
+    @ti.kernel
+    def k():
+        y[0] = x[0] * x[1]
+
+    assert jacobian(k, x, y, out=out) is out
+    assert_allclose(out, [[0.5, 0.3]])
+
+
 def test_out_torch_tensor(product):
     torch = pytest.importorskip("torch")
     k, x, y, true = product

@@ -420,7 +420,7 @@ def test_bad_input():
         k, image = draws(shape, order)
         with pytest.raises((UnsupportedError, te.InvalidRuleError), match=message) as error:
             jacobian(k, x, image)
-        assert "test_layers.py" in str(error.value)
+        assert "drawings.py" in str(error.value)
         assert "line" in str(error.value)
         assert len(str(error.value).splitlines()) < 14
     with pytest.raises(UnsupportedError, match="layers is called from Python"):
