@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import product
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import running_number
@@ -18,7 +18,7 @@ from taichi_ext.analysis.draws import is_draw
 from taichi_ext.analysis.loops import trips
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Container, Local, Read, Value
-from taichi_ext.program.build import add, cast, element, literal, multiply, operation
+from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -49,29 +49,49 @@ def recorded_draws(
     for dtype, most in sorted(counts.items(), key=lambda item: item[0].name):
         drawn = Local("drawn", I32, (), "user")
         array, start = reserve(dtype, most * iterations)
-        place = element(array, add(add(multiply(number, most), Read(drawn)), start))
-        count = ir.Assign(Read(drawn), operation("add", Read(drawn), 1))
+        log = _Log(dtype, array, add(multiply(number, most), start), drawn)
         begin = ir.Declare(drawn, (literal(0, I32),))
-        recording = (begin, *ir.mapped(recording, partial(_recorded, dtype, place, count)))
-        reading = (begin, *ir.mapped(reading, partial(_read, dtype, place, count)))
+        recording = (begin, *ir.mapped(recording, log.recorded))
+        reading = (begin, *ir.mapped(reading, log.read))
     return recording, reading
 
 
-def _recorded(dtype: ir.Type, place: ir.Load, count: ir.Assign, s: ir.Statement) -> ir.Body:
-    """A statement that also records its results of one type."""
-    stores = [
-        (ir.Assign(place, cast(Read(local), place.dtype)), count) for local in _results(s) if local.dtype == dtype
-    ]
-    return (s, *(x for pair in stores for x in pair))
+@dataclass(frozen=True)
+class _Log:
+    """Where results of one type are recorded: an array, the first entry of an iteration, how many it has drawn."""
 
+    dtype: ir.Type
+    array: Container
+    first: Coefficient
+    drawn: Local
 
-def _read(dtype: ir.Type, place: ir.Load, count: ir.Assign, s: ir.Statement) -> ir.Body:
-    """A statement whose results of one type are read."""
-    own = [local for local in _results(s) if local.dtype == dtype]
-    reads = [(ir.Declare(local, (converted(place, dtype),), place=s.place), count) for local in own]
-    others = tuple([local for local in _results(s) if local.dtype != dtype])
-    rest = (replace(s, results=others),) if isinstance(s, ir.Effect) else (s,) if others or not own else ()
-    return (*rest, *(x for pair in reads for x in pair))
+    def _places(self, local: Local) -> list[ir.Load]:
+        """Where the next numbers are, as many as a local has."""
+        end = add(self.first, Read(self.drawn))
+        return [element(self.array, add(end, n)) for n in range(math.prod(local.shape))]
+
+    def _count(self, local: Local) -> ir.Assign:
+        return ir.Assign(Read(self.drawn), operation("add", Read(self.drawn), math.prod(local.shape)))
+
+    def recorded(self, s: ir.Statement) -> ir.Body:
+        """A statement that also records its results."""
+        made: list[ir.Statement] = [s]
+        for local in _results(s):
+            if local.dtype == self.dtype:
+                entries = (Read(local, index) for index in product(*map(range, local.shape)))
+                both = zip(self._places(local), entries, strict=True)
+                made += [*(ir.Assign(to, cast(x, to.dtype)) for to, x in both), self._count(local)]
+        return tuple(made)
+
+    def read(self, s: ir.Statement) -> ir.Body:
+        """A statement whose results are read."""
+        own = [local for local in _results(s) if local.dtype == self.dtype]
+        others = tuple([local for local in _results(s) if local.dtype != self.dtype])
+        made: list[ir.Statement] = [replace(s, results=others)] if isinstance(s, ir.Effect) else [s] * (not own)
+        for local in own:
+            values = tuple([converted(place, self.dtype) for place in self._places(local)])
+            made += [ir.Declare(local, values, place=s.place), self._count(local)]
+        return tuple(made)
 
 
 def _results(s: ir.Statement) -> tuple[Local, ...]:
@@ -83,12 +103,10 @@ def _counts(body: ir.Body) -> Counter[ir.Type]:
     found: Counter[ir.Type] = Counter()
     for s, times in ir.inherited(body, 1, _repeated):
         for local in _results(s):
-            if local.shape:
-                raise UnsupportedError(f"{ir.cited(s.place)}The adjoint of this call is not known.")
             if times is None:
                 why = "This is recorded for the adjoint, and how often the loop around it runs is not known."
                 raise UnsupportedError(ir.cited(s.place) + why)
-            found[local.dtype] += times
+            found[local.dtype] += times * math.prod(local.shape)
     return +found
 
 

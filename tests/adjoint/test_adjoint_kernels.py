@@ -58,6 +58,21 @@ def test_draws_of_an_iteration_are_recorded():
     assert_allclose(found, read(y) / read(x), rtol=1e-12)
 
 
+def test_vectors_from_taichi_are_recorded():
+    x, y = fields()
+
+    @ti.kernel
+    def run():
+        for i in x:
+            s = ti.random(ti.f64) * 0
+            for d in range(3):
+                a = ti.Vector([x[i], x[i] ** 2, ti.sin(x[i])])
+                s += ti.Vector.unit(3, (d + i) % 3).dot(a) * (d + 1)
+            y[i] = s
+
+    check(run, x, y)
+
+
 def test_a_loop_over_a_part_of_a_field_touches_no_other_rows():
     values, u = np.linspace(0.3, 1.4, 36).reshape(9, 4), np.linspace(-1.0, 2.0, 36).reshape(9, 4)
     x, y = ti.field(ti.f64, (9, 4)), outputs(9, 4)
