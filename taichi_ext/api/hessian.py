@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, get_args, overload
 import numpy as np
 
 from taichi_ext.api.inputs.fixed import Fixed
-from taichi_ext.api.inputs.options import Options, checked_choice, checked_options
+from taichi_ext.api.inputs.options import checked_choice, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import AnyHessian, AnyProduct, DenseHessian, DenseProduct, Format, Kernel, Leaf
 from taichi_ext.api.jacobian import in_structure, matrices, prepared_form, shaped
 from taichi_ext.api.plans.plan import Jacobian
-from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, with_short_traceback
@@ -167,8 +166,12 @@ def hessian(
         array([[ 402., -400.],
                [-400.,  200.]])
     """
+    check_progress(progress)
     options = checked_options(max_memory, "auto", chunk_size, format)
-    return _start(kernel, params, energy, args, out, options, project, fixed, progress).jacobian()
+    plan, call = prepared_form(kernel, params, energy, args, options, _use(project, format))
+    evaluation = plan.start(call, out, progress=progress)
+    evaluation = with_choices(evaluation, project, Fixed(fixed, evaluation.parameter_shapes()))
+    return evaluation.jacobian()
 
 
 @overload
@@ -213,8 +216,11 @@ def value_gradient_and_hessian(
         >>> value, float(gradient), float(H)
         (8.0, 12.0, 12.0)
     """
+    check_progress(progress)
     options = checked_options(max_memory, "auto", chunk_size, format)
-    evaluation = _start(kernel, params, energy, args, out, options, project, fixed, progress)
+    plan, call = prepared_form(kernel, params, energy, args, options, _use(project, format))
+    evaluation = plan.start(call, out, progress=progress)
+    evaluation = with_choices(evaluation, project, Fixed(fixed, evaluation.parameter_shapes()))
     return value_gradient_and_hessian_of(evaluation)
 
 
@@ -283,23 +289,6 @@ def hvp(
     evaluation = with_choices(evaluation, None, Fixed(fixed, shapes), has_gradient=False)
     found = hessian_times(evaluation, np.concatenate(given).astype(np.float64))
     return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(found, shapes, strict=True)], "params")
-
-
-def _start(
-    kernel: object,
-    params: object,
-    energy: object,
-    args: Any,
-    out: object,
-    options: Options,
-    project: Any,
-    fixed: object,
-    progress: Any,
-) -> Evaluation:
-    check_progress(progress)
-    plan, call = prepared_form(kernel, params, energy, args, options, _use(project, options.format))
-    evaluation = plan.start(call, out, progress=progress)
-    return with_choices(evaluation, project, Fixed(fixed, evaluation.parameter_shapes()))
 
 
 def _use(project: object, format: str | None) -> str:

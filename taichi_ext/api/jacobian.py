@@ -113,8 +113,11 @@ def jacobian(
                [ 4.,  4.],
                [12.,  8.]], dtype=float32)
     """
+    check_progress(progress)
+    check_as_matrix(as_matrix, format)
     options = checked_options(max_memory, tangents, chunk_size, format, mode)
-    return _start(kernel, params, outputs, args, out, options, as_matrix, progress).jacobian()
+    plan, call = prepared_form(kernel, params, outputs, args, options)
+    return plan.start(call, out, progress=progress, as_matrix=as_matrix).jacobian()
 
 
 @overload
@@ -160,24 +163,11 @@ def value_and_jacobian(
         >>> value, [float(column) for column in J]
         (15.0, [5.0, 3.0])
     """
-    options = checked_options(max_memory, tangents, chunk_size, format, mode)
-    return _start(kernel, params, outputs, args, out, options, as_matrix, progress).value_and_jacobian()
-
-
-def _start(
-    kernel: object,
-    params: object,
-    outputs: object,
-    args: tuple[object, ...],
-    out: object,
-    options: Options,
-    as_matrix: bool,
-    progress: bool | None,
-) -> Evaluation:
     check_progress(progress)
-    check_as_matrix(as_matrix, options.format)
+    check_as_matrix(as_matrix, format)
+    options = checked_options(max_memory, tangents, chunk_size, format, mode)
     plan, call = prepared_form(kernel, params, outputs, args, options)
-    return plan.start(call, out, progress=progress, as_matrix=as_matrix)
+    return plan.start(call, out, progress=progress, as_matrix=as_matrix).value_and_jacobian()
 
 
 def prepared_form(

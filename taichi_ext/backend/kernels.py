@@ -340,7 +340,7 @@ def known_in_kernels(function: Any) -> Any:
 
 def is_known_in_kernels(function: object) -> bool:
     """Whether a function is a kernel, a ``ti.func`` or one that kernels may call."""
-    return host.is_marked(function)
+    return any(hasattr(function, mark) for mark in host.MARKS)
 
 
 def as_function(func: Func) -> object:

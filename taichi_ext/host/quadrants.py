@@ -244,11 +244,6 @@ ASCENDING_EIGENVALUES = range(2, 7)  # sizes of matrices for which ``qd.sym_eig`
 MARKS = ("_is_wrapped_kernel", "_is_quadrants_function")  # what the decorators leave on functions
 
 
-def is_marked(function: object) -> bool:
-    """Whether a function is a kernel, a ``qd.func`` or one that kernels may call."""
-    return any(hasattr(function, mark) for mark in MARKS)
-
-
 class Context(ASTTransformerContext):
     """The state of a walk over a tree, with the methods that the package overrides."""
 

@@ -216,11 +216,6 @@ ASCENDING_EIGENVALUES = (3,)  # sizes of matrices for which ``ti.sym_eig`` sorts
 MARKS = ("_is_wrapped_kernel", "_is_taichi_function")  # what the decorators leave on functions
 
 
-def is_marked(function: object) -> bool:
-    """Whether a function is a kernel, a ``ti.func`` or one that kernels may call."""
-    return any(hasattr(function, mark) for mark in MARKS)
-
-
 class Context(ASTTransformerContext):
     """The state of a walk over a tree, with the methods that the package overrides."""
 

@@ -28,7 +28,6 @@ from taichi_ext.launches.launch import (
     KernelFacts,
     KernelMemory,
     Launch,
-    LaunchRole,
     NumberArgument,
     NumberColumns,
     PipelineArgument,

@@ -15,13 +15,13 @@ from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Use
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Role, Use
 from taichi_ext.differentiate.forms.entry_sites import IntermediatesError, check_sparse
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import SPARSE, STRATEGIES
-from taichi_ext.differentiate.statements import shadows
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.launches.launch import (
+    ANY_TANGENTS,
     GRADIENT,
     ColumnBlock,
     ContainerInfo,
@@ -30,7 +30,6 @@ from taichi_ext.launches.launch import (
     FirstOrderArray,
     GradientKey,
     Launch,
-    LaunchRole,
     NumberArgument,
     NumberColumns,
 )
@@ -226,11 +225,11 @@ def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
     """The launch that gives the gradient: with a column for each entry of the parameters, all of them dense."""
     starts, numbers = energy.starts, launch.numbers
     seeds = {k: r for k, r in launch.roles.items() if r.first_column is not None}  # of a part of a parameter, too
-    seeds |= {k: LaunchRole(first) for k, first in starts.items()}
+    seeds |= {k: Role(first, is_fresh=False) for k, first in starts.items()}
     return replace(
         launch,
         block=ColumnBlock(energy.columns),
-        roles=seeds | dict.fromkeys(energy.carried, LaunchRole(has_shadow=True)),
+        roles=seeds | dict.fromkeys(energy.carried, ANY_TANGENTS),
         numbers=NumberColumns(
             {name: starts[NumberArgument(name)] for name in numbers.arguments},
             tuple((variable, starts[variable.key]) for variable, _ in numbers.constants),
@@ -298,7 +297,7 @@ def seeds_of(
             sparse = replace(sparse, starts=launch.energy.starts, has_whole_blocks=is_whole)
     return DifferentiationRequest(
         columns=launch.block.count,
-        roles=_roles(launch, infos),
+        roles={c: launch.roles.get(info.key, Role()).moved(-launch.block.first) for c, info in infos.items()},
         extents=_extents(program, infos),
         arguments={local: first - launch.block.first for local, (_, first) in numbers.items()},
         limits=limits,
@@ -308,18 +307,6 @@ def seeds_of(
         sparse=sparse,
         first_column=launch.block.first if launch.block.is_part else None,
     )
-
-
-def _roles(launch: Launch, infos: dict[Container, ContainerInfo]) -> dict[Container, shadows.Role]:
-    """The tangents of the containers, with columns counted from the first of the block."""
-    found = {}
-    for c, info in infos.items():
-        role = launch.roles.get(info.key, LaunchRole())
-        first = None if role.first_column is None else role.first_column - launch.block.first
-        is_fresh = first is None and (role.is_fresh or not role.has_shadow)
-        components = tuple((number, column - launch.block.first) for number, column in role.components)
-        found[c] = shadows.Role(first, is_fresh, components)
-    return found
 
 
 def _extents(program: Program, infos: dict[Container, ContainerInfo]) -> dict[Container, Extent]:
@@ -353,17 +340,14 @@ def with_own_tangents(program: Program, seeds: DifferentiationRequest) -> Differ
     return replace(seeds, roles=roles)
 
 
-def assumed_role(
-    c: Container, launch: Launch, seeds: DifferentiationRequest, differentiated: Differentiated
-) -> LaunchRole:
+def assumed_role(c: Container, launch: Launch, seeds: DifferentiationRequest, differentiated: Differentiated) -> Role:
     """The tangents that a container may have at the launch: a kernel for tangents is right for zeros, too."""
     role = seeds.roles[c]
     has_shadow = any(what is c for what, _ in differentiated.shadows)  # a shadow can hold any tangents, including seeds
     if role.first_column is not None and not has_shadow:
-        components = tuple((number, column + launch.block.first) for number, column in role.components)
-        return LaunchRole(role.first_column + launch.block.first, components)
+        return role.moved(launch.block.first)
     may_carry = c in differentiated.active.containers and c not in differentiated.relied
-    return LaunchRole(has_shadow=may_carry or not role.is_fresh)
+    return ANY_TANGENTS if may_carry or not role.is_fresh else Role()
 
 
 # Fields and arrays of a program as they are known outside of the kernel.

@@ -9,6 +9,7 @@ from typing import Any
 
 from taichi_ext import backend, stages
 from taichi_ext.analysis.changes import read_containers, stages_of, written_containers
+from taichi_ext.differentiate.facts.decisions import Role
 from taichi_ext.differentiate.forms.entry_sites import Site, SparseColumns, SparseResult, check_sparse
 from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.errors import UnsupportedError
@@ -42,24 +43,6 @@ def rows_of(key: Key, info: ContainerInfo) -> slice:
     """The rows of a container's tangents that belong to a parameter or output in it."""
     component = key.component if isinstance(key, FieldKey) else None
     return slice(None) if component is None else slice(component, None, math.prod(info.element_shape))
-
-
-@dataclass(frozen=True)
-class LaunchRole:
-    """The tangents of a container when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero).
-
-    ``components``: where single components of the container are parameters, the numbers and first columns of these.
-    """
-
-    first_column: int | None = None
-    components: tuple[tuple[int, int], ...] = ()
-    has_shadow: bool = False
-    is_fresh: bool = False
-
-    @property
-    def seeds(self) -> tuple[Any, ...]:
-        """The columns that its entries are."""
-        return self.first_column, self.components
 
 
 @dataclass(frozen=True)
@@ -151,7 +134,7 @@ class Launch:
     args: tuple[Any, ...]
     block: ColumnBlock
     fields: Any
-    roles: Mapping[Key, LaunchRole]
+    roles: Mapping[Key, Role]
     arrays: Mapping[int, ContainerInfo]
     numbers: NumberColumns
     wants_return: bool
@@ -240,7 +223,7 @@ class JacobianKernel:
     program: Program | None
     arrays: Mapping[int, ContainerInfo]
     first_order: tuple[Any, ...]
-    assumed: Mapping[Key, LaunchRole] | None
+    assumed: Mapping[Key, Role] | None
     memory: KernelMemory
 
     @property
@@ -248,12 +231,11 @@ class JacobianKernel:
         """Where entries of a sparse Jacobian are written."""
         return () if self.entries is None else self.entries.sites
 
-    def suits(self, roles: Mapping[Key, LaunchRole]) -> bool:
+    def suits(self, roles: Mapping[Key, Role]) -> bool:
         """Whether the kernel is valid for these roles; expected tangents may be zero."""
         if self.assumed is None:
             return False
-        given = ((assumed, roles.get(key, LaunchRole())) for key, assumed in self.assumed.items())
-        return all(a.has_shadow or (not r.has_shadow and a.seeds == r.seeds) for a, r in given)
+        return all(role in (ANY_TANGENTS, roles.get(key, Role())) for key, role in self.assumed.items())
 
     def launch(self, args: tuple[object, ...], given: Sequence[object]) -> Any:
         """Run it; ``given`` are the shadows, in the order of the keys, and the first column if it takes that."""
@@ -340,6 +322,7 @@ class GradientKey:
     of: Key
 
 
+ANY_TANGENTS = Role(is_fresh=False)  # also zero ones, or seeds
 GRADIENT, TERMS_GRADIENT = GradientKey("energy"), GradientKey(TERMS)
 
 

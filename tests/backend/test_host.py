@@ -125,9 +125,9 @@ def test_kernels_functions_and_methods_are_told_apart():
     assert isinstance(host.func_of(function), host.Func)
     assert host.bound(twice) is None
     assert host.is_decorated(kernel_of_the_test)
-    assert host.is_marked(twice)
-    assert host.is_marked(kernel_of_the_test)
-    assert not host.is_marked(print)
+    assert backend.is_known_in_kernels(twice)
+    assert backend.is_known_in_kernels(kernel_of_the_test)
+    assert not backend.is_known_in_kernels(print)
     assert host.global_variables(PRIMAL.func)["twice"] is twice
 
 

@@ -209,17 +209,22 @@ def products_in_blocks(
 def energy_products(
     evaluation: Evaluation, directions: np.ndarray, *, restores: bool = False
 ) -> tuple[object, np.ndarray, list[np.ndarray]] | None:
-    """The energy, its gradient, and products with H for each parameter, forward over reverse; None: no adjoint."""
+    """The energy, its gradient, and products with H for each parameter, forward over reverse; None: no adjoint.
+
+    If the evaluation has a state, or by ``restores``, everything is put back as it was; without an adjoint, too.
+    """
     subject, layout = evaluation.subject, evaluation.layout
     assert isinstance(subject, EnergyGradient)
     plain = evaluation.changed(subject=RowSpace(is_gradient=True))
     plain.state = evaluation.given_state
-    found = energy_along(plain, subject.moved(directions), restores=restores)
+    with plain.whole():
+        found = _value_and_products(plain, subject.moved(directions), restores=restores)
     evaluation.returned = plain.returned
     if found is None:
         return None
-    value, gradient, products = found
-    return value, gradient, subject.free_products(products, directions, layout)
+    value, products = found
+    assert products.moved is not None
+    return value, products.rows[:, 0], subject.free_products(products.moved, directions, layout)
 
 
 def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:
@@ -234,26 +239,6 @@ def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:
         (blocks,) = evaluation.blocks()
         row = np.concatenate([np.reshape(block, -1) for block in blocks])
         return values_of(evaluation.prepared, evaluation.call, evaluation.returned)[0], row
-
-
-def energy_along(
-    evaluation: Evaluation, directions: np.ndarray, *, restores: bool = False
-) -> tuple[Any, np.ndarray, np.ndarray] | None:
-    """The only output, which is one number, its gradient, and H times the columns of a matrix.
-
-    If the evaluation has a state, or by ``restores``, everything is put back as it was.
-
-    Returns:
-        The number, the gradient as one vector, and the products, a column for each direction; None, with everything as
-        it was, if the run has no adjoint.
-    """
-    with evaluation.whole():
-        found = _value_and_products(evaluation, directions, restores=restores)
-    if found is None:
-        return None
-    value, products = found
-    assert products.moved is not None
-    return value, products.rows[:, 0], products.moved
 
 
 def _value_and_products(

@@ -24,6 +24,13 @@ class Role:
     is_fresh: bool = True  # its tangents are zero at the start
     components: tuple[tuple[int, int], ...] = ()  # if only some have columns: their numbers and first columns
 
+    def moved(self, by: int) -> Role:
+        """The same with its columns numbered from another one on."""
+        if self.first_column is None:
+            return self
+        components = tuple((number, column + by) for number, column in self.components)
+        return Role(self.first_column + by, self.is_fresh, components)
+
 
 @dataclass(frozen=True)
 class Device:

@@ -15,6 +15,7 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.facts.decisions import Role
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import (
@@ -23,7 +24,6 @@ from taichi_ext.launches import (
     FirstOrderArray,
     JacobianKernel,
     Launch,
-    LaunchRole,
     container_key,
 )
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
@@ -242,7 +242,7 @@ class Session:
         variant = self._target.variant(launch.sparse), tangents.first_order.carried(names), has_gradient
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
-        name = KernelName(id(kernel), features, shapes, (block.count, block.is_part, variant, numbers.key))
+        name = (id(kernel), features, shapes, block.count, block.is_part, *variant, numbers.key)
         return _Bound(launch, name, values, passed, numbers, binding)
 
     def _has_dual_result(self, kernel: backend.Kernel) -> bool:
@@ -399,22 +399,7 @@ backend.compile_with(engine.plain_kernel, lambda: registry.version, lambda func:
 # The table of kernels with tangents, found by name, columns and the roles of containers.
 
 MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
-
-
-class KernelName(NamedTuple):
-    """The part of a kernel's key that is known before its tangents are.
-
-    Attributes:
-        kernel: the identity of the user's kernel.
-        features: the types of its arguments.
-        shapes: those of its arrays.
-        variant: the number of columns, and the rest of the request.
-    """
-
-    kernel: int
-    features: tuple[object, ...]
-    shapes: tuple[object, ...]
-    variant: tuple[object, ...]
+KernelName = tuple[object, ...]  # what is known of a launch before its tangents are
 
 
 class KernelTable:
@@ -427,7 +412,7 @@ class KernelTable:
         self._kept = kept
         self._most = MOST_KERNELS * blocks
 
-    def find(self, name: KernelName, first: int, roles: Mapping[Key, LaunchRole]) -> JacobianKernel | None:
+    def find(self, name: KernelName, first: int, roles: Mapping[Key, Role]) -> JacobianKernel | None:
         """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
         table, exact = self._kept, (*name, first, frozenset(roles.items()))
         for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
@@ -442,7 +427,7 @@ class KernelTable:
                 return fused
         return None
 
-    def add(self, name: KernelName, first: int, roles: Mapping[Key, LaunchRole], fused: JacobianKernel) -> None:
+    def add(self, name: KernelName, first: int, roles: Mapping[Key, Role], fused: JacobianKernel) -> None:
         """Keep a kernel; the oldest one is dropped if there are too many."""
         if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.differentiate.facts.decisions import Role
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
@@ -22,7 +23,6 @@ from taichi_ext.launches import (
     FirstOrderArray,
     GradientKey,
     JacobianKernel,
-    LaunchRole,
     SparseTarget,
     container_key,
 )
@@ -201,7 +201,7 @@ class Tangents:
         """Whether an entry may depend on params."""
         return self.carries(key) or self._target.lacks(key)
 
-    def role(self, key: Key) -> LaunchRole:
+    def role(self, key: Key) -> Role:
         """The tangents of a container when a kernel starts."""
         self._target.check_role(key)
         return self.carrier(key).role(key)
@@ -312,7 +312,7 @@ class FirstOrderTangents:
 
     # --- launches
 
-    def roles(self, names: Mapping[Key, Key]) -> dict[Key, LaunchRole]:
+    def roles(self, names: Mapping[Key, Key]) -> dict[Key, Role]:
         """The roles of the first-order tangents; ``names`` are the keys of a launch by those of the run."""
         kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
         return {GradientKey(names.get(k.of, k.of)): self._fields.carriers[k].role(k) for k in kept}

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.launches import FieldKey, LaunchRole
+from taichi_ext.differentiate.facts.decisions import Role
+from taichi_ext.launches import FieldKey
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,10 @@ class Carrier:
         """Whether the shadow is that of the part, row by row."""
         return not isinstance(key, FieldKey) or key.component is None
 
-    def seeded(self, key: Any) -> LaunchRole:
+    def seeded(self, key: Any) -> Role:
         """The role of a part that starts as seeds."""
         parts = ((part.component, column) for part, column in self.seeds.items() if not self.is_whole(part))
-        return LaunchRole(min(self.seeds.values()), tuple(sorted(parts)))
+        return Role(min(self.seeds.values()), False, tuple(sorted(parts)))
 
     def column(self, key: Any, row: int) -> int | None:
         """The column that an entry of a part stands for, if it is one of a parameter that nothing was stored to."""
@@ -113,12 +114,11 @@ class Carrier:
         """Whether an entry may carry a tangent."""
         return bool(self.seeds) or (self.shadow is not None and not self.shadow.is_fresh)
 
-    def role(self, key: Any) -> LaunchRole:
+    def role(self, key: Any) -> Role:
         """The tangents of a part when a kernel starts."""
         if self.seeds:
             return self.seeded(key)
-        shadow = self.shadow
-        return LaunchRole() if shadow is None else LaunchRole(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
+        return Role(is_fresh=self.shadow is None or self.shadow.is_fresh)
 
     def sown(self, columns: Any) -> Any:
         """The tangents, allocated at first use; those of parameters start as their seeds."""
@@ -162,8 +162,9 @@ class Region(Carrier):
                 return column
         return None
 
-    def seeded(self, view: View) -> LaunchRole:
-        return LaunchRole(first_column=self.first_seed(view))
+    def seeded(self, view: View) -> Role:
+        first = self.first_seed(view)
+        return Role(first, is_fresh=first is None)
 
     def column(self, view: View, row: int) -> int | None:
         column = self.first_seed(view)

@@ -148,7 +148,7 @@ class Calls:
         constants = tuple(variable.key for variable, _ in columns.constants)
         variant = (tuple(sorted(columns.arguments)), constants, count)
         features = backend.argument_features(kernel, args)
-        return self._kernels.find(KernelName(id(kernel), features, (shapes, same), variant), launch, count)
+        return self._kernels.find((id(kernel), features, shapes, same, variant), launch, count)
 
     def _event(self, call: LaunchCall, args: tuple[Any, ...], values: Sequence[Any], passed: Passed) -> LaunchEvent:
         """A launch with the numbers that it is given."""
