@@ -25,7 +25,7 @@ from taichi_ext.adjoint.forward import (
 )
 from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
-from taichi_ext.adjoint.sweep import Weights, is_none, substitution
+from taichi_ext.adjoint.sweep import Sweep, Weights, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, MOST_LOCAL, REAL, converted
 from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
 from taichi_ext.program.build import (
@@ -201,46 +201,62 @@ def _loop(block: Block, r: LoopRecord) -> None:
         return
     sweep, s = block.sweep, r.statement
     after = _after(block, r)
-    env = dict(r.env)
-    starts: dict[Local, Local] = {}  # the carried numbers at the start of an iteration
-    for v, (_, mutable) in r.carried.items():
-        starts[v] = Local(v.name, v.dtype, (), "temporary")
-        env[v] = Read(starts[v])
-        if mutable in sweep.active:
-            sweep.active.add(starts[v])
-    first, trips = _range(r)
-    index, number = Local("back", I32, (), "loop"), Local("number", I32, (), "temporary")
-    again = Local("again", I32, (), "temporary")
-    if isinstance(s, ir.For):
-        again = Local(s.variables[0].name, I32, (), "temporary")
-        env[s.variables[0]] = Read(again)
-    is_pairs = sweep.gather is not None and isinstance(s, ir.For) and s.variables[0] is sweep.gather.variable
-    if is_pairs and sweep.gather is not None:
-        sweep.gather.again = again
+    i, env = _iteration(sweep, r)
+    gather = sweep.gather
+    if gather is not None and not (isinstance(s, ir.For) and s.variables[0] is gather.variable):
+        gather = None
+    if gather is not None:
+        gather.again = i.again
     inner = _inner(block, r, without_jumps(s.body), env, after)
-    ends = {v: inner.take(starts[v]) for v in after}
+    ends = {v: inner.take(i.starts[v]) for v in after}
     inner.unchanged |= {v for v, ws in inner.moved.items() if _is_same(ws, ends[v])}
     shared, (sums,) = _outer(block, [inner])
     changed = [x for v, ws in ends.items() if v not in inner.unchanged for x in _sums(after[v], ws)]
-    rest = (*inner.finished(), *changed, *sums)
-    kept = [v for v, local in starts.items() if local in _needed(rest)]
-    length = _length(r)
-    is_local = r.log is None and length is not None and length * max(1, len(kept)) <= sweep.most_local
-    if is_local and length is not None:
-        rest = _with_local_tapes(block, r, kept, _Iteration(starts, number, again), length, rest)
-    else:
-        head = _taped(block, r, kept, starts)
-        if kept or r.log is not None:
-            rest = (ir.If(operation("eq", Read(sweep.tape.lost), 0), rest),)
-        rest = (*head, *rest)
+    rest, is_ordered = _with_kept(block, r, i, (*inner.finished(), *changed, *sums))
     moves = inner.moved.keys() - inner.unchanged  # adjoints that other iterations see changed
-    is_ordered = bool(moves) or r.log is not None or bool(kept and not is_local) or _overwrites(s)
-    if is_pairs and sweep.gather is not None and not is_ordered:
-        sweep.gather.back = index
+    is_ordered = is_ordered or bool(moves) or _overwrites(s)
+    index = Local("back", I32, (), "loop")
+    if gather is not None and not is_ordered:
+        gather.back = index
+    first, trips = _range(r)
     place: Value = operation("sub", operation("sub", trips, 1), Read(index)) if is_ordered else Read(index)
-    names = [ir.Declare(number, (place,)), ir.Declare(again, (whole(add(Read(number), first)),))]
+    names = [ir.Declare(i.number, (place,)), ir.Declare(i.again, (whole(add(Read(i.number), first)),))]
     block.emit(ir.For("range", (index,), (trips,), (*names, *rest)))
     _end(block, r, shared, after)
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """The locals of an iteration on the way back: carried numbers at its start, its number, the loop's variable."""
+
+    starts: dict[Local, Local]
+    number: Local
+    again: Local
+
+
+def _iteration(sweep: Sweep, r: LoopRecord) -> tuple[_Iteration, dict[Local, Value]]:
+    """The locals of an iteration, and the values of the stage's locals at its start."""
+    s, env = r.statement, dict(r.env)
+    starts = {v: Local(v.name, v.dtype, (), "temporary") for v in r.carried}
+    env.update({v: Read(start) for v, start in starts.items()})
+    sweep.active.update(starts[v] for v, (_, mutable) in r.carried.items() if mutable in sweep.active)
+    again = Local(s.variables[0].name if isinstance(s, ir.For) else "again", I32, (), "temporary")
+    if isinstance(s, ir.For):
+        env[s.variables[0]] = Read(again)
+    return _Iteration(starts, Local("number", I32, (), "temporary"), again), env
+
+
+def _with_kept(block: Block, r: LoopRecord, i: _Iteration, rest: ir.Body) -> tuple[ir.Body, bool]:
+    """The way back through an iteration with what it needs of the run forward, and whether that is on the stack."""
+    sweep, needed, length = block.sweep, _needed(rest), _length(r)
+    kept = [v for v, local in i.starts.items() if local in needed]
+    if r.log is None and length is not None and length * max(1, len(kept)) <= sweep.most_local:
+        return _with_local_tapes(block, r, kept, i, length, rest), False
+    head = _taped(block, r, kept, i.starts)
+    is_stacked = bool(kept) or r.log is not None
+    if is_stacked:
+        rest = (ir.If(operation("eq", Read(sweep.tape.lost), 0), rest),)
+    return (*head, *rest), is_stacked
 
 
 def _is_same(a: Weights, b: Weights) -> bool:
@@ -270,15 +286,6 @@ def _range(r: LoopRecord) -> tuple[Value, Value]:
         return first, Read(r.counter)
     length = _length(r)
     return first, whole(subtract(r.domain[1], first)) if length is None else literal(length, I32)
-
-
-@dataclass(frozen=True)
-class _Iteration:
-    """The locals of an iteration on the way back: carried numbers at its start, its number, the loop's variable."""
-
-    starts: dict[Local, Local]
-    number: Local
-    again: Local
 
 
 def _with_local_tapes(

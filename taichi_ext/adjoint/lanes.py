@@ -38,7 +38,6 @@ MOST, FEWEST = 64, 16  # lanes: more of them read longer parts of rows, one afte
 FEWEST_WITH_TAPES = 8  # where iterations keep many numbers
 MOST_STORES = 12 << 20  # squares of the sizes of local arrays, added up: Taichi takes 1 s for 8 million
 STRETCHES = 4  # for each thread, at least
-ALONG_ROWS = True  # only where the entries of lanes lie side by side
 
 
 def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -> ir.For:
@@ -106,7 +105,7 @@ class _Survey(Survey):
 
     def _note(self, s: ir.Statement, times: int) -> None:
         super()._note(s, times)
-        if ALONG_ROWS and (times > 1 or self.is_row) and not all(map(self._is_side_by_side, accesses(s))):
+        if (times > 1 or self.is_row) and not all(map(self._is_side_by_side, accesses(s))):
             raise CannotError("neighbours do not lie side by side")
 
     def _is_side_by_side(self, load: Load) -> bool:

@@ -108,7 +108,7 @@ class _Loops:
         loop, colours = self.sweep.stage.loop, self.sweep.contention.colours
         if loop is None:
             once = Local("once", I32, (), "loop")
-            return (ir.For("range", (once,), (literal(1, I32),), self._iteration({}, {}), {"serialize": True}),)
+            return (ir.For("range", (once,), (literal(1, I32),), self._iteration(()), {"serialize": True}),)
         if colours is not None and self.bounds is not None:
             return tuple([self._coloured(loop, self.bounds, *colours, colour) for colour in (0, 1)])
         if self.bounds is not None and any(isinstance(s, ir.For) for s in self.sweep.stage.body):
@@ -117,27 +117,26 @@ class _Loops:
         if self.bounds is not None and (len(loop.variables) > 1 or self.config):
             return (self._by_rows(loop, self.bounds),)
         variables = _variables(loop)
-        env: dict[Local, Value] = {v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}
-        arrays = {v: w for v, w in zip(loop.variables, variables, strict=True) if v.shape}
-        return (replace(loop, variables=variables, body=self._iteration(env, arrays)),)
+        return (replace(loop, variables=variables, body=self._iteration(variables)),)
 
     def gathered(self) -> ir.For | None:
         loop = self.sweep.stage.loop
         assert loop is not None
         assert self.bounds is not None
-        (variable,) = _variables(loop)
-        iteration = self._iteration({loop.variables[0]: Read(variable)}, {})
-        made = gathered(self.sweep, iteration, variable, self.bounds, self.extents)
+        variables = _variables(loop)
+        made = gathered(self.sweep, self._iteration(variables), variables[0], self.bounds, self.extents)
         if made is not None:
             first, end = (int(x.value) for x in made.domain if isinstance(x, Const))
             with contextlib.suppress(CannotError):
                 return adjoint_in_lanes(self.sweep, made, ((first, end),), self.threads)
         return made
 
-    def _iteration(self, env: dict[Local, Value], arrays: dict[Local, Local], most_local: int = MOST_LOCAL) -> ir.Body:
+    def _iteration(self, variables: tuple[Local, ...], most_local: int = MOST_LOCAL) -> ir.Body:
+        """An iteration and its way back, with these variables of the loop."""
         sweep = self.sweep
         sweep.most_local = most_local
-        block = Block(sweep, env, arrays)
+        pairs = list(zip(() if sweep.stage.loop is None else sweep.stage.loop.variables, variables, strict=True))
+        block = Block(sweep, {v: Read(w) for v, w in pairs}, {v: w for v, w in pairs if v.shape})
         run_forward(block, without_jumps(sweep.stage.body))
         run_back(block)
         made = block.finished()
@@ -154,7 +153,7 @@ class _Loops:
     ) -> ir.Body:
         """Loops over the variables of a parallel loop in some order, the first outermost; others are given."""
         variables = _variables(loop)
-        body = self._iteration({v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}, {})
+        body = self._iteration(variables)
         for k in reversed(order):
             inner = ir.For("range", (variables[k],), domains[k], body, place=loop.place)
             body = (self._row_in_lanes(inner) if k == order[-1] else inner,)
@@ -163,8 +162,7 @@ class _Loops:
     def _in_lanes(self, loop: ir.For, bounds: Bounds) -> ir.For:
         """Neighbouring iterations together; see ``lanes``."""
         variables = _variables(loop)
-        env: dict[Local, Value] = {v: Read(w) for v, w in zip(loop.variables, variables, strict=True)}
-        body = self._iteration(env, {}, MOST_IN_LANES)
+        body = self._iteration(variables, MOST_IN_LANES)
         return adjoint_in_lanes(self.sweep, replace(loop, variables=variables, body=body), bounds, self.threads)
 
     def _row_in_lanes(self, row: ir.For) -> ir.For:
