@@ -186,4 +186,4 @@ def type_names(kinds: Any) -> str:
 def _type_name(kind: Any) -> str:
     if isinstance(kind, host.StructType):
         return f"a struct with {type_names(kind.members.values())}"
-    return kind.to_string() if isinstance(kind, DataType) else str(kind)
+    return kind.to_string() if isinstance(kind, (DataType, host.MatrixType)) else str(kind)

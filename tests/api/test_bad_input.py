@@ -104,6 +104,8 @@ KERNELS = """
         return 3
     returns_pair() -> pair:
         return pair(a=x[0], b=x[1])
+    returns_vector() -> (ti.f64, ti.types.vector(2, ti.i32)):
+        return x[0], ti.Vector([1, 2])
     of_struct(p: pair, t: ti.template()):
         for i in y:
             y[i] += p.a * x[0] * t
@@ -147,7 +149,8 @@ with_args, 'n', y, args=args() -> params (argument 'n') is an integer
 whole, n, o, args=(n, o) -> array argument 'a' | integer
 whole, o, n, args=(n, o) -> array argument 'a' | integer
 whole, o, None, args=(n, o) -> whole returns | i32 | ~object at
-returns_pair, x, None -> returns_pair returns | struct | ~object at
+returns_pair, x, None -> returns_pair returns | struct | no struct | ~object at
+returns_vector, x, None -> returns_vector returns f64, VectorType[2, i32] | of one real type | ~object at
 k, x, None -> outputs is None | returns nothing | name the fields it writes
 lambda: k(), x, None -> outputs is None | Python function | name the fields
 k, 3.0, y -> params is | expected a ti.field, an array that is in args, or the name of a kernel argument
@@ -627,6 +630,9 @@ def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
     monkeypatch.setattr("taichi_ext.runtime.memory.shadows.available_memory", lambda: 60e6)
     words = "0.1 GiB", "product", "format='csr'"
     refused(k, many, rows, "outputs (field rows of shape (5000,))", "with respect to 4000 parameters", *words)
+    with pytest.raises(InvalidArgumentError, match=r"J has 5000 x 4000 entries, 0\.1 GiB, more than .* format='csr'"):
+        jacobian(k, many, rows, mode="reverse")
+    assert not read(rows).any()
 
 
 @pytest.mark.chosen_only("a few columns can be indexed", "--chunk-size")

@@ -1,4 +1,4 @@
-"""Run a generated pipeline in reverse mode, its memory and cotangents drawn, and compare with the reference."""
+"""Run a generated pipeline in reverse mode, the call, its memory and cotangents drawn, and compare with the reference."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ from typing import Any
 
 import numpy as np
 from program_check import MismatchError, check_plain_run, require_close, require_state
-from program_pipeline_check import TOLERANCE, Expected, Loaded, PipelineWorkshop, opened
+from program_pipeline_check import (
+    DOCUMENTED,
+    TOLERANCE,
+    Expected,
+    Loaded,
+    PipelineWorkshop,
+    as_array,
+    leaf_blocks,
+    opened,
+)
 from program_pipelines import Pipeline
 from program_verdict import fate
 from reverse_calls import Prepared
 
-from taichi_ext import UnsupportedError
+from taichi_ext import UnsupportedError, jacobian, value_and_gradient, vjp
 from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
 
 MEMORY = (None, None, 100_000, 4_000, 2_000, 1_000)
 WIDTHS = (1, 1, 2, 11)
+MODES = (None, "reverse", "reverse", "forward")
 
 
 def check_reverse(
@@ -26,12 +36,13 @@ def check_reverse(
 ) -> None:
     """Compare products, values and the state with the reference, at each of its points."""
     (loaded, points), prepared = opened(program, seed, workshop, name), None
+    program = loaded.program
     tolerance = TOLERANCE[program.real]
     try:
         if runs_alone:
             check_plain_run(loaded, points, tolerance)
         for n, (values, expected) in enumerate(points):
-            if n and loaded.program.gets_copies:
+            if n and program.gets_copies:
                 loaded.copy_arrays()
                 prepared = None
             args = loaded.prepare(values)
@@ -45,7 +56,8 @@ def check_reverse(
             check_plain_run(loaded, points, tolerance)  # says so where Taichi is wrong by itself
         if isinstance(error, (MismatchError, UnsupportedError)):
             raise
-        raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
+        kind = "refused" if any(text in str(error) for text in DOCUMENTED) else "crash"
+        raise MismatchError(kind, f"{type(error).__name__}: {error}") from error
     finally:
         loaded.close()
 
@@ -53,26 +65,55 @@ def check_reverse(
 def _check_call(loaded: Loaded, prepared: Prepared, args: Any, expected: Expected, drawn: random.Random) -> None:
     program, tolerance = loaded.program, 5 * TOLERANCE[loaded.program.real]
     names = program.outputs or ("result",)
-    width, max_memory = drawn.choice(WIDTHS), drawn.choice(MEMORY)
+    width, options = drawn.choice(WIDTHS), {"max_memory": drawn.choice(MEMORY)}
     normal = np.random.default_rng(drawn.randrange(1000)).standard_normal
     cotangents = [normal((width, *expected.value[name].shape)) for name in names]
+    ways = ["products", "products", "vjp", "jacobian", *["gradient"] * (expected.value[names[0]].size == 1)]
+    way = drawn.choice(ways)
+    if way == "gradient":
+        names, cotangents = names[:1], [np.ones((1, *expected.value[names[0]].shape))]
+    if way == "jacobian":
+        options |= {"mode": drawn.choice(MODES), "chunk_size": drawn.choice((None, 1, 3))}
+    leaves = [leaf for p in program.params for leaf in expected.derivatives[names[0]] if f"{leaf}.".startswith(f"{p}.")]
     while True:
         try:
-            found = prepared(cotangents, args, max_memory=max_memory)
+            found = _products(way, loaded, prepared, cotangents, args, leaves, options)
             break
         except InvalidArgumentError as error:  # everything is as it was
             needed = re.search(r"too little .* needs (\d+) bytes", str(error))
             if needed is None:
                 raise
-            assert int(needed[1]) > max_memory
-            max_memory = int(1.5 * int(needed[1]))
+            assert int(needed[1]) > options["max_memory"]
+            options["max_memory"] = int(1.5 * int(needed[1]))
     require_state("state", loaded.state(), expected.state, tolerance)
-    leaves = [leaf for p in program.params for leaf in expected.derivatives[names[0]] if f"{leaf}.".startswith(f"{p}.")]
-    for leaf, got in zip(leaves, found, strict=True):
+    for leaf, got in found.items():
         blocks = [(c, expected.derivatives[name][leaf]) for name, c in zip(names, cotangents, strict=True)]
         want = sum(np.tensordot(c, block, axes=c.ndim - 1) for c, block in blocks)
-        call = f"{leaf}, max_memory {max_memory}, {width} cotangents"
+        call = f"{leaf}, {way}, {options}, {width} cotangents"
         require_close("derivative", call, np.asarray(got).reshape(np.shape(want)), want, tolerance)
+
+
+def _products(
+    way: str, loaded: Loaded, prepared: Prepared, cotangents: list[Any], args: Any, leaves: list[str], options: Any
+) -> dict[str, Any]:
+    """The products of cotangents with J by leaf of the parameters, computed in one of several ways."""
+    program = loaded.program
+    params, outputs = loaded.targets(program.params), loaded.targets(program.outputs) or None
+    if way == "products":
+        return dict(zip(leaves, prepared(cotangents, args, **options), strict=True))
+    if way == "jacobian":
+        rows = jacobian(loaded.entry, params, outputs, args=args, **options)
+        rows = [dict(leaf_blocks(program.params, row)) for row in (rows if outputs else [rows])]
+        both = list(zip(cotangents, rows, strict=True))
+        product = lambda c, block: np.tensordot(c, as_array(block).astype(float), axes=c.ndim - 1)
+        return {leaf: sum(product(c, row[leaf]) for c, row in both) for leaf in leaves}
+    if way == "gradient":
+        energy = outputs and outputs[0]
+        return dict(
+            leaf_blocks(program.params, value_and_gradient(loaded.entry, params, energy, args=args, **options)[1])
+        )
+    products = vjp(loaded.entry, params, outputs, cotangents if outputs else cotangents[0], args=args, **options)
+    return dict(leaf_blocks(program.params, products))
 
 
 def reverse_verdict(

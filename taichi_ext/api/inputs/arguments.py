@@ -364,8 +364,8 @@ class KernelCall:
         dtype = backend.return_dtype(self.kernel)
         if dtype is None or not backend.is_real(dtype):
             raise InvalidArgumentError(
-                f"{self.name} returns {backend.type_names(self.kernel.return_type)}; its Jacobian needs one real type "
-                "for all of it. Return numbers or vectors of one real type, or write to a field."
+                f"{self.name} returns {backend.type_names(self.kernel.return_type)}; its Jacobian needs numbers, "
+                "vectors or matrices of one real type, and no struct. Return several of these, or write to a field."
             )
         return dtype
 

@@ -23,6 +23,7 @@ from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError, Request
 from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import check_dense
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import reachable, warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
@@ -136,16 +137,21 @@ def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = 
     """The blocks of J by its rows; None if there is no adjoint. ``after`` is called after each run."""
     layout, chunk_size = evaluation.layout, evaluation.prepared.question.options.chunk_size
     sizes, dtypes = [o.size for o in layout.outputs], [o.result_dtype for o in layout.outputs]
-    total, parts = sum(sizes), []
+    total, kind = sum(sizes), np.result_type(*dtypes)
+    check_dense(f"J has {total} x {layout.count} entries,", total * layout.count * kind.itemsize)
     count = max(1, min(total, chunk_size or MOST_ROWS))
     ends = np.cumsum(sizes)[:-1]
+    found = np.empty((total if total > count else 0, layout.count), kind)
     for first in range(0, max(1, total), count):
-        block = np.eye(total, min(count, total - first), -first, np.result_type(*dtypes))
+        block = np.eye(total, min(count, total - first), -first, kind)
         part = rows_by_adjoint(evaluation, np.split(block, ends), restores=first + count < total, after=after)
         if part is None:
             return None
-        parts.append(part)
-    rows = np.split(np.concatenate(parts) if len(parts) > 1 else parts[0], ends)
+        if total > count:
+            found[first : first + count] = part
+        else:
+            found = part
+    rows = np.split(found, ends)
     return [
         by_parameter(np.ascontiguousarray(values, dtype), o.shape, layout)
         for values, o, dtype in zip(rows, layout.outputs, dtypes, strict=True)

@@ -141,8 +141,8 @@ class Shadow:
         check_indices(f"The tangent of {name} has {rows} x {columns} entries", rows * columns, _ADVICE)
         self.dtype = numpy_dtype(dtype)
         needed = rows * columns * self.dtype.itemsize
-        if array is None and needed > _ALWAYS_ALLOWED:
-            check_fits(f"The tangent of {name} with respect to {columns} parameters needs", needed, _ADVICE)
+        if array is None:
+            check_dense(f"The tangent of {name} with respect to {columns} parameters needs", needed)
         self.shape = (rows, columns)
         self.is_fresh = True
         self.is_dirty = False  # not yet set to zero
@@ -248,6 +248,12 @@ class TangentColumns:
         self._left -= size
         if self._left < 0 and self.count > 1:
             raise OverBudgetError
+
+
+def check_dense(what: str, needed: float) -> None:
+    """Raise, before it is made, if a dense J or part of it does not fit; ``what`` begins the message."""
+    if needed > _ALWAYS_ALLOWED:
+        check_fits(what, needed, _ADVICE)
 
 
 def check_fits(what: str, needed: float, advice: str) -> None:
