@@ -8,7 +8,7 @@ from differences import outputs, read, scalars, write
 from drawings import drawing, layered
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, coverage, vjp
+from taichi_ext import Jacobian, coverage, value_and_jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -329,6 +329,21 @@ def test_two_straight_edges_of_one_shape_in_layers(kind):
         assert worst(J, sign * alpha * flow(triangle, given, 1.0, (12, H))) < 0.002, width
         assert_allclose(read(image), 1 - area if kind == "hole" else alpha * area, atol=1e-6)
     assert_allclose(vjp(k, p, image, image), np.tensordot(read(image), J, 2), rtol=1e-9, atol=1e-12)
+
+
+def test_a_line_in_layers_that_is_thinner_than_a_pixel():
+    p, image, half = scalars([5.3, 0.4]), outputs(12, 9), 0.15
+
+    @ti.func
+    def shape(n, x, y):
+        return half - abs(x * ti.cos(p[1]) + y * ti.sin(p[1]) - p[0]), 1.0
+
+    value, J = value_and_jacobian(layered(image, shape, 1, 0.0), p, image)
+    normal = np.array([np.cos(0.4), np.sin(0.4)])
+    beyond = [planar.half_plane_in_pixels(-normal, -5.3 - side, 12, 9) for side in (half, -half)]
+    lengths = [planar.line_in_pixels(normal, 5.3 + side, 12, 9) for side in (half, -half)]
+    assert_allclose(value, beyond[0] - beyond[1], atol=1e-12)
+    assert_allclose(J[..., 0], lengths[0] - lengths[1], atol=1e-12)
 
 
 @pytest.mark.sweep
