@@ -206,7 +206,7 @@ def kernels_in_lanes(x, y, z):
     return kernels_of(KERNELS, x=x, y=y, z=z, w=w)
 
 
-@pytest.mark.mostly_sweep("sums_in_memory")
+@pytest.mark.mostly_sweep("sums_in_memory", "steps_in_place")
 @pytest.mark.parametrize("name", names_of(KERNELS))
 def test_bodies(name, lanes):
     x, y, z = scalars(X), outputs(2, 11), vector_outputs(2, 2, 11)

@@ -1,8 +1,10 @@
 """Shards in worker processes: the sums of the serial run to the last bit, lost workers, and errors that name the shard."""
 
+import io
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -162,6 +164,13 @@ class TestFactoriesThatShareFields:
         if what != "energy":
             fit = least_squares(shard_factories.shared, shards=shards, start=self.HERE, executor=executor)
             assert_allclose(fit.x, [2.0, 0.7], rtol=1e-6)
+
+    def test_the_bar_counts_shards(self, monkeypatch):
+        pytest.importorskip("rich")
+        monkeypatch.setattr(sys, "stderr", io.StringIO())
+        shards = [(n, "bar", "energy") for n in range(3)]
+        value_and_gradient(shard_factories.shared, shards=shards, at=self.HERE, progress=True)
+        assert "3/3" in sys.stderr.getvalue()
 
     def test_values_in_another_structure(self, pool):
         """A worker that has the shard does not take one param for the other."""
