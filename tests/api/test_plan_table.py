@@ -16,18 +16,8 @@ from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import (
-    DerivativeWarning,
-    Jacobian,
-    check_jacobian,
-    jacobian,
-    jvp,
-    least_squares,
-    linear_operator,
-    normal_equations,
-    value_and_jacobian,
-    vjp,
-)
+import taichi_ext as te
+from taichi_ext import check_jacobian, jacobian, jvp, least_squares, linear_operator, value_and_jacobian, vjp
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.plans.preparations import EVERY
 
@@ -87,7 +77,7 @@ ALL = {
     "value_and_jacobian": lambda f, x, y: value_and_jacobian(f, x, y)[1].diagonal(),
     "jvp": lambda f, x, y: jvp(f, x, np.ones(3), y),
     "vjp": lambda f, x, y: vjp(f, x, y, np.ones(3)),
-    "normal_equations": lambda f, x, y: normal_equations(f, x, y).JtJ.diagonal() ** 0.5,
+    "normal_equations": lambda f, x, y: te.normal_equations(f, x, y).JtJ.diagonal() ** 0.5,
     "linear_operator": lambda f, x, y: linear_operator(f, x, y) @ np.ones(3),
     "transposed": lambda f, x, y: linear_operator(f, x, y).T @ np.ones(3),
     "check_jacobian": lambda f, x, y: [check_jacobian(f, x, y).blocks[0].failed + jacobian(f, x, y)[0, 0]] * 3,
@@ -432,7 +422,7 @@ class TestLifetime:
             y[0] = x[0] + 2.0 * z[0]
 
         params = {"x": x, "z": z}
-        plan = Jacobian(k, params, y)
+        plan = te.Jacobian(k, params, y)
         jacobian(k, params, y)
         params.clear()
         params.update(z=z, x=x, more=y)
@@ -474,7 +464,7 @@ class TestSolvers:
             lambda f, x, y: linear_operator(f, x, y).T @ np.ones(3),
             lambda f, x, y: linear_operator(f, x, y).materialize(),
             lambda f, x, y: check_jacobian(f, x, y),
-            lambda f, x, y: normal_equations(f, x, y),
+            lambda f, x, y: te.normal_equations(f, x, y),
             lambda f, x, y: vjp(f, x, y, np.ones(3)),
         ],
     )
@@ -514,7 +504,7 @@ class TestSolvers:
 class TestManyPreparations:
     @pytest.mark.parametrize("is_in_pool", [False, True])
     def test_the_warning_names_the_call_or_a_function_that_a_pool_calls(self, is_in_pool, scaled, fields):
-        with ThreadPoolExecutor(1) as pool, pytest.warns(DerivativeWarning, match="once") as caught:
+        with ThreadPoolExecutor(1) as pool, pytest.warns(te.DerivativeWarning, match="once") as caught:
             for _ in range(EVERY):
                 made = lambda: scaled(2.0)
                 call = functools.partial(jacobian, made, *fields)
@@ -546,7 +536,7 @@ class TestManyPreparations:
                 y[i] = s * x[i]
 
         Simulation.kernel = staticmethod(k)
-        with pytest.warns(DerivativeWarning, match=f"{what}.*Jacobian\\(kernel, params, outputs\\) once"):
+        with pytest.warns(te.DerivativeWarning, match=f"{what}.*Jacobian\\(kernel, params, outputs\\) once"):
             for n in range(EVERY):
                 assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
 

@@ -3,20 +3,12 @@
 import inspect
 
 import devices
+import differences
 import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from differences import (
-    check_jacobian,
-    check_refused,
-    matrices,
-    matrix_outputs,
-    outputs,
-    scalars,
-    vector_outputs,
-    vectors,
-)
+from differences import check_jacobian, check_refused, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from field_pool import pool
 from numpy.testing import assert_allclose
 
@@ -174,7 +166,7 @@ def argument(kind, number):
     size = int(np.prod(shape, dtype=int))
     values = np.roll(ANGLES, -3 * number)[:size].reshape(shape)
     if len(shape) == 2:
-        return matrices(values + np.diag(np.arange(1.0, shape[0] + 1)))
+        return differences.matrices(values + np.diag(np.arange(1.0, shape[0] + 1)))
     return vectors(values) if shape else scalars(values)
 
 

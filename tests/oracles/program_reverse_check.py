@@ -8,17 +8,9 @@ import warnings
 from typing import Any
 
 import numpy as np
+import program_pipeline_check
 from program_check import MismatchError, check_plain_run, require_close, require_state
-from program_pipeline_check import (
-    DOCUMENTED,
-    TOLERANCE,
-    Expected,
-    Loaded,
-    PipelineWorkshop,
-    as_array,
-    leaf_blocks,
-    opened,
-)
+from program_pipeline_check import TOLERANCE, Expected, Loaded, PipelineWorkshop, as_array, leaf_blocks, opened
 from program_pipelines import Pipeline
 from program_verdict import fate
 from reverse_calls import Prepared
@@ -56,7 +48,7 @@ def check_reverse(
             check_plain_run(loaded, points, tolerance)  # says so where Taichi is wrong by itself
         if isinstance(error, (MismatchError, UnsupportedError)):
             raise
-        kind = "refused" if any(text in str(error) for text in DOCUMENTED) else "crash"
+        kind = "refused" if any(text in str(error) for text in program_pipeline_check.DOCUMENTED) else "crash"
         raise MismatchError(kind, f"{type(error).__name__}: {error}") from error
     finally:
         loaded.close()
