@@ -33,8 +33,7 @@ def test_no_position_is_taken_for_a_column():
     @ti.kernel
     def run():
         for i, j in image:
-            x = float(i)
-            y = float(j)
+            x, y = float(i), float(j)
             level = 1e3
             for k in range(n):
                 level = ti.min(level, normals[0, k] * x + normals[1, k] * y - d[k])
@@ -128,8 +127,7 @@ def at_moved_positions(x, y):
 @ti.kernel
 def run():
     for i, j in image:
-        x = float(i)
-        y = float(j)
+        x, y = float(i), float(j)
         image[i, j] = USE
 """
 USES = {

@@ -74,13 +74,11 @@ def test_indices_of_a_loop_are_a_position(scene, name):
 REFUSED = """
     index_for_x:
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             image[i, j] = edge(disc_level(disc, float(i), py), 5.0, 2.0, at=(px, py))
     index_beside_x:
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = disc[2] - ti.sqrt((i - disc[0]) * (px - disc[0]) + (py - disc[1]) ** 2)
             image[i, j] = edge(level, 5.0, 2.0, at=(px, py))
     index_by_way_of_locals:
@@ -96,8 +94,7 @@ REFUSED = """
             image[i, j] = edge(disc_level(disc, i + 1, j), 5.0, 2.0, at=(i, j))
     index_in_a_choice:
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             x = px
             if py > disc[1]:
                 x = i + 0.0
@@ -107,8 +104,7 @@ REFUSED = """
             image[i, j] = layers(shape, 1, 0.0, float(i), at=(i, j))
     index_to_a_power:
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             image[i, j] = coverage(disc_level(disc, px, py) + 0.01 * i**2, at=(px, py))
     index_by_a_quotient:
         for k in range(N * N):
@@ -147,22 +143,19 @@ READ_AGAIN = """
             image[i, j] = coverage(disc_level(disc, px + 0.5 * first, py), at=(px, py))
     px_assigned_before_the_level_ends:
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = disc_level(disc, px, py)
             px = N - px
             image[i, j] = coverage(level + 0.1 * px, at=(px, py))
     px_assigned_before_the_edge:
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             level = disc_level(disc, px, py)
             px = 2 * px
             image[i, j] = coverage(level, at=(px, py))
     px_assigned_in_a_loop:
         for i, j in image:
-            px = float(i)
-            py = float(j)
+            px, py = float(i), float(j)
             x = 0.0
             for k in range(3):
                 px = N - px
