@@ -1,6 +1,7 @@
 """The adjoint of a program: from the adjoints of what it writes to the adjoints of what it reads."""
 
 from taichi_ext.adjoint.block import own_width
+from taichi_ext.adjoint.normal import running_number
 from taichi_ext.adjoint.order import Pair
 from taichi_ext.adjoint.recorded import with_stores
 from taichi_ext.adjoint.stage_adjoint import adjoint_of

@@ -21,6 +21,7 @@ from taichi_ext.adjoint import (
     adjoint_array,
     adjoint_of,
     checked,
+    running_number,
     staged,
     with_stores,
 )
@@ -38,7 +39,7 @@ from taichi_ext.differentiate.transform.special import check_bits
 from taichi_ext.emit import build
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Load, Local, Read, Value
-from taichi_ext.program.build import written_out
+from taichi_ext.program.build import add, element, written_out
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import check_indices, numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at
@@ -552,13 +553,7 @@ def _with_numbers(
         if not isinstance(v, Read) or v.local not in places:
             return v
         place = places[v.local]
-        number: Any = ir.Const(place.start, ir.I32)
-        strides = [math.prod(place.shape[n + 1 :]) for n in range(len(place.shape))]
-        for i, stride in zip(v.index, strides, strict=True):
-            i = i if isinstance(i, Value) else ir.Const(i, ir.I32)
-            part = ir.Op("mul", (i, ir.Const(stride, ir.I32)), ir.I32)
-            number = ir.Op("add", (number, part), ir.I32)
-        return Load(place.container, (number,))
+        return element(place.container, add(running_number(v.index, place.shape), place.start))
 
     body = ir.mapped(program.body, lambda s: ir.with_nodes(s, change))
     return replace(program, body=body), tuple(places.values()), folded
