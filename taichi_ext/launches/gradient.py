@@ -104,17 +104,13 @@ class GradientProgram(KernelProgram):
     """The program with tangents of the first order.
 
     Attributes:
-        energy: the energy, if that is a container.
-        sums: the locals that the energy is a sum of, if its gradient is added up term by term.
         adjoints: of the fields that the energy is computed from, if it computes some.
-        is_ignored: whether nothing needs the tangents of the energy itself, only those of its gradient.
+        ignored: what has tangents that nothing needs, such as the energy itself, beside its gradient.
         unneeded: the gradient, if only its tangents are needed.
     """
 
-    energy: Container | None
-    sums: EnergySums | None
     adjoints: Container | None
-    is_ignored: bool
+    ignored: frozenset[Container | Local]
     unneeded: Container | None
 
     @property
@@ -124,13 +120,7 @@ class GradientProgram(KernelProgram):
 
     def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
         """The request, without tangents of the energy itself where nothing reads it."""
-        ignored: set[Container | Local] = set(self.left_out)
-        if self.is_ignored:
-            if self.energy is not None and self.energy not in read_containers(self.program.body):
-                ignored.add(self.energy)
-            if self.sums is not None and (self.energy is not None or seeds.wants_return):
-                ignored |= energy_sums(self.program, self.sums.container).weights.keys()
-        return replace(seeds, wants_return=False, ignored=frozenset(ignored))
+        return replace(seeds, wants_return=False, ignored=self.ignored)
 
     def completed(self, found: Differentiated) -> Differentiated:
         """The program with tangents of the second order, of operations that Taichi has."""
@@ -157,12 +147,12 @@ def program_of(
         read = {c: infos[c] for c in read_containers(program.body) if c in infos}
         left_out = _check_rows(found, energy, read)
         is_read = any(info.key in target.carried for info in read.values())
-        check_sparse({"a kernel reads the energy that another one has added to": is_read})
+        check_sparse(("a kernel reads the energy that another one has added to", is_read))
         if left_out:
             found = differentiate(program, replace(seeds, ignored=left_out))
     arrays = _first_order_arrays(found, target, infos, seeds)
     is_dense = target.is_sum and any(array.info.key != GRADIENT for array in arrays.values())
-    check_sparse({"terms of the energy depend on many params": is_dense})
+    check_sparse(("terms of the energy depend on many params", is_dense))
     adjoints = next((c for what, c in found.shadows if what == ADJOINTS), None)
     containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
@@ -172,12 +162,20 @@ def program_of(
         arrays,
         left_out,
         mirrored=own if target.is_mirrored and launch.block.count == target.columns else None,
-        energy=energy,
-        sums=sums,
         adjoints=adjoints,
-        is_ignored=not launch.is_repeated,
+        ignored=left_out | (frozenset() if launch.is_repeated else _needless(result, launch, energy, sums)),
         unneeded=None if target.has_gradient else own,
     )
+
+
+def _needless(
+    program: Program, launch: Launch, energy: Container | None, sums: EnergySums | None
+) -> frozenset[Container | Local]:
+    """The energy and the locals that it is a sum of, where only the tangents of its gradient are read."""
+    found = set[Container | Local]() if energy is None or energy in read_containers(program.body) else {energy}
+    if sums is not None and (energy is not None or launch.wants_return):
+        found |= energy_sums(program, sums.container).weights.keys()
+    return frozenset(found)
 
 
 def _first_order_seeds(
@@ -251,11 +249,12 @@ def _check_rows(
     intermediates = {c.name: read[c] for c in left_out if c in read}
     reason = FROM_INTERMEDIATES.format(", ".join(intermediates), "the same kernel")
     check_sparse(
-        {
+        (
             "the energy is not a sum of terms of few entries of the params: a local adds up terms of many, and the "
-            "energy is not linear in it": any(what not in (RETURN, TERMS, ADJOINTS) for what in others),
-            reason: not all(isinstance(info.key, FieldKey) for info in intermediates.values()),
-        }
+            "energy is not linear in it",
+            any(what not in (RETURN, TERMS, ADJOINTS) for what in others),
+        ),
+        (reason, not all(isinstance(info.key, FieldKey) for info in intermediates.values())),
     )
     if intermediates:
         raise IntermediatesError(reason, {info.key: info.size for info in intermediates.values()})

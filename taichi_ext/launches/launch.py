@@ -254,7 +254,7 @@ def check_buffers(kernel: backend.Kernel, program: Program, *, is_sparse: bool) 
     count = max(map(_buffers, stages_of(program.body)), default=0)
     if count > most:
         problem = f"a loop of {backend.short_name(kernel)} and its derivatives uses {count} arrays and trees of fields"
-        check_sparse({f"{problem}, more than the {most} that are safe on this device": is_sparse})
+        check_sparse((f"{problem}, more than the {most} that are safe on this device", is_sparse))
         raise UnsupportedError(
             f"{problem}. This device may have 32 buffers for them, and Taichi gives wrong numbers beyond. "
             "Place fields together (ti.root.dense(...).place(a, b)), or split the loop into several kernels."

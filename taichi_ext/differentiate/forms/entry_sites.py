@@ -155,9 +155,9 @@ class DenseRowsError(Exception):
     """Tangents need rows of all columns; the message gives the reason."""
 
 
-def check_sparse(reasons: Mapping[str, object]) -> None:
+def check_sparse(*reasons: tuple[str, object]) -> None:
     """Raise for the first of these reasons for rows of all columns that holds."""
-    for reason, holds in reasons.items():
+    for reason, holds in reasons:
         if holds:
             raise DenseRowsError(reason)
 
@@ -209,7 +209,7 @@ class SparseColumns:
                 numbers[Version(key, version)], other = other, other + size
         count = other - FIRST_SPARSE
         reason = f"parameters and fields between them and outputs have {count} entries, too many"
-        check_sparse({reason: other > LAST_SPARSE})
+        check_sparse((reason, other > LAST_SPARSE))
         return numbers
 
     def ranges(self) -> list[tuple[int, int, Key]]:

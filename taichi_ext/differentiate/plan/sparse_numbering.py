@@ -237,5 +237,5 @@ class Numbering(RowNumbering):
         """Require that rows hold a column, whose term is added to the row of a local."""
         owner = self.owner(column)
         reason = f"{local.name} adds up terms of parameters that are only known when the kernel runs"
-        check_sparse({reason: owner not in self.columns.sizes})
+        check_sparse((reason, owner not in self.columns.sizes))
         self._planned.in_rows.setdefault(owner, f"local {local.name}")

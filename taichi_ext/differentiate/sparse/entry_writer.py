@@ -54,10 +54,8 @@ def check_order(reads: list[SparseAccess], writes: list[SparseAccess]) -> None:
     is_read = any(r.key == w.key and r.stage == w.stage and _meet(r, w) for r, w in accesses)
     is_twice = any(a.key == b.key and a.stage == b.stage and not _are_in_order(a, b) for a, b in pairs)
     check_sparse(
-        {
-            "an entry is read in the loop that writes it, by another iteration or twice": is_read,
-            "entries are stored to twice in one loop, in an order that is not known": is_twice,
-        }
+        ("an entry is read in the loop that writes it, by another iteration or twice", is_read),
+        ("entries are stored to twice in one loop, in an order that is not known", is_twice),
     )
 
 
@@ -329,12 +327,10 @@ class EntryWriter(RowWriter):
         columns = [e.column for group in site.groups for e in group.entries]
         is_later = site.stage[1] != LAST_STEP and any(self._is_later(column, site.stage) for column in columns)
         size = max(site.integers, *(len(group.entries) for group in site.groups), 0)
+        is_large, sizes = site.slots * size > MOST_SLOTS, f"{site.slots} x {size}"
         check_sparse(
-            {
-                f"the tangent of {target.name} uses values that are computed later in the same loop": is_later,
-                f"{target.name} takes {site.slots} x {size} entries, more than Taichi can index": site.slots * size
-                > MOST_SLOTS,
-            }
+            (f"the tangent of {target.name} uses values that are computed later in the same loop", is_later),
+            (f"{target.name} takes {sizes} entries, more than Taichi can index", is_large),
         )
         self.containers[target.key] = target
 
@@ -370,12 +366,12 @@ class EntryWriter(RowWriter):
     def iteration(self, name: str) -> Around:
         """The loops around this place; raises if their iterations cannot be numbered."""
         around = self._around(f"{name} is declared")
-        check_sparse({_UNCOUNTED.format(f"{name} is declared"): around.counted is not None})
+        check_sparse((_UNCOUNTED.format(f"{name} is declared"), around.counted is not None))
         return around
 
     def _around(self, what: str) -> Around:
         around = self.counts.around(self.walk.cursor.loops)
-        check_sparse({_UNCOUNTED.format(what): around is None})
+        check_sparse((_UNCOUNTED.format(what), around is None))
         assert around is not None
         return around
 

@@ -47,7 +47,7 @@ class LocalSum:
     """
 
     def __init__(
-        self, walk: PassState, writer: EntryWriter, declared: Declaration, number: int, own: OwnRegisters
+        self, walk: PassState, writer: EntryWriter, number: int, declared: Declaration, own: OwnRegisters
     ) -> None:
         self.declared, self.own = declared, own
         self.walk = walk

@@ -477,10 +477,8 @@ class IntermediateTangents(EnergyTangents):
     def _check(self, *, is_twice: bool, is_of_other: bool = False) -> None:
         reason = f"the energy is computed from {self.container.name}, "
         check_sparse(
-            {
-                f"{reason}whose entries are stored twice, or after they are read": is_twice,
-                f"{reason}and that from another field that the same loop stores": is_of_other,
-            }
+            (f"{reason}whose entries are stored twice, or after they are read", is_twice),
+            (f"{reason}and that from another field that the same loop stores", is_of_other),
         )
 
 

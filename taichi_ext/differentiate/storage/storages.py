@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from taichi_ext.differentiate.memory.rows import LocalRows, RowMemory, local_row
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
 from taichi_ext.differentiate.plan.row_terms import FILLED, RowDecision
 from taichi_ext.differentiate.plan.storage_plan import StorageKey
-from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
+from taichi_ext.differentiate.sparse.entry_writer import RowWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.pivots import is_worth_pivot, pivots_of, without_pivots
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
@@ -35,30 +35,24 @@ class Storages:
     Attributes:
         writer: the writer of what is stored besides rows.
         matrices: the tangents of containers, which may contain rows.
-        gradient: of an energy, if that is added up.
+        kinds: make what some locals have in place of a storage.
     """
 
     walk: PassState
     writer: RowWriter
     matrices: Mapping[Container, ShadowMatrix]
-    gradient: GradientTerms | None
+    kinds: Mapping[Local, Callable[[Declaration, OwnRegisters], LocalStorage]]
     by_local: dict[Local, LocalStorage] = field(default_factory=dict)
 
     def begin(self, local: Local) -> LocalStorage:
         """Create the storage of a local that is declared here."""
         walk, plan = self.walk, self.walk.plan
         key = plan.key(local)
-        number = plan.columns.sums.get(local)
-        is_part = self.gradient is not None and local in self.gradient.sums.weights
-        if number is None and not is_part:
+        if local not in self.kinds:
             return self.begin_with(local, key)
         declared = walk.declaration(local)
-        own = OwnRegisters(walk, declared, plan.facts(key))
-        if self.gradient is not None and is_part:
-            self.by_local[local] = EnergyPart(self.gradient, declared, own)
-        elif isinstance(self.writer, EntryWriter) and number is not None:
-            self.by_local[local] = LocalSum(walk, self.writer, declared, number, own)
-        return self.by_local[local]
+        storage = self.kinds[local](declared, OwnRegisters(walk, declared, plan.facts(key)))
+        return self.by_local.setdefault(local, storage)
 
     def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
         """Create the storage planned under a key; ``before``: existing registers of its own seeds."""

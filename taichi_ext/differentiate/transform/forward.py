@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
@@ -39,6 +40,7 @@ from taichi_ext.differentiate.plan.storage_plan import PlanState, StoragePlan
 from taichi_ext.differentiate.rules.decompositions import with_equations
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
+from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.statements.loop_inputs import LoopInputs
@@ -50,7 +52,8 @@ from taichi_ext.differentiate.statements.shadows import (
     ShadowFacts,
     SparseTangents,
 )
-from taichi_ext.differentiate.storage.storages import GradientTerms, LocalForms, Storages
+from taichi_ext.differentiate.storage.storage import LocalStorage
+from taichi_ext.differentiate.storage.storages import EnergyPart, GradientTerms, LocalForms, Storages
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.special import serialized
 from taichi_ext.errors import UnsupportedError
@@ -305,6 +308,7 @@ class Transform:
         reversals: the loops whose tangents are accumulated backwards.
         inputs: the inputs of the others.
         writer: the writer of what is stored besides rows.
+        gradient: of an energy, if that is added up.
     """
 
     context: RuleContext
@@ -313,6 +317,7 @@ class Transform:
     reversals: Reversals
     inputs: LoopInputs
     writer: RowWriter
+    gradient: GradientTerms | None
 
     @classmethod
     def of(cls, facts: Facts, plan: StoragePlan, blocks: Blocks) -> Transform:
@@ -327,27 +332,29 @@ class Transform:
         arrays = {c: walk.arguments.add(c, f"d_{c.name}", c.dtype) for c in stored}
         matrices = {c: ShadowMatrix.of(facts, array, size_of(c, facts.seeds)) for c, array in arrays.items()}
         coverage = ShadowFacts()
-        writer = EntryWriter(walk, numbering, Counts(walk)) if isinstance(numbering, Numbering) else RowWriter(walk)
+        kinds: dict[ir.Local, Callable[..., LocalStorage]] = {}
+        others: dict[ir.Container | None, Callable[..., ContainerTangents]] = {}
+        writer, usual = RowWriter(walk), ContainerTangents
+        if isinstance(numbering, Numbering):
+            writer = EntryWriter(walk, numbering, Counts(walk))
+            kinds |= {local: partial(LocalSum, walk, writer, number) for local, number in plan.columns.sums.items()}
+            usual = partial(SparseTangents, writer=writer)
         sums = facts.seeds.use.sums
         gradient = None if sums is None else GradientTerms.of(walk, sums, matrices)
-        terms = GradientTerms.of_terms(walk, sums) if sums is not None and facts.seeds.use.intermediates else None
-        storages = Storages(walk, writer, matrices, gradient)
-        containers: dict[ir.Container, ContainerTangents] = {}
-        for c in in_order:
-            parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
-            if gradient is not None and c is gradient.sums.container:
-                containers[c] = EnergyTangents(*parts, gradient=gradient)
-            elif terms is not None and c in facts.seeds.use.intermediates:
-                containers[c] = IntermediateTangents(*parts, gradient=terms)
-            else:
-                is_sparse = isinstance(writer, EntryWriter)
-                containers[c] = SparseTangents(*parts, writer=writer) if is_sparse else ContainerTangents(*parts)
+        if sums is not None and facts.seeds.use.intermediates:
+            terms = GradientTerms.of_terms(walk, sums)
+            others |= dict.fromkeys(facts.seeds.use.intermediates, partial(IntermediateTangents, gradient=terms))
+        if gradient is not None:
+            kinds |= dict.fromkeys(gradient.sums.weights, partial(EnergyPart, gradient))
+            others[gradient.sums.container] = partial(EnergyTangents, gradient=gradient)
+        storages = Storages(walk, writer, matrices, kinds)
+        containers = {c: others.get(c, usual)(walk, c, roles[c], matrices.get(c), storages, coverage) for c in in_order}
         forms = LocalForms(walk, storages)
         linearizer = Linearizer(walk, forms, containers, coverage)
         context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
         reversals = Reversals(walk, storages)
         stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
-        return cls(context, stores, storages, reversals, LoopInputs(walk, storages, forms), writer)
+        return cls(context, stores, storages, reversals, LoopInputs(walk, storages, forms), writer, gradient)
 
     def seed_arguments(self) -> None:
         """Set the tangents of arguments and Python numbers that are parameters."""
@@ -398,7 +405,7 @@ class Transform:
                     case ir.For() | ir.While():
                         self._loop(s)
                     case ir.Return():
-                        special.returned(context, self.writer, self.storages.gradient, s)
+                        special.returned(context, self.writer, self.gradient, s)
                     case ir.Boundary():
                         boundary(context, s)
                     case ir.Call():

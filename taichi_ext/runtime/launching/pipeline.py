@@ -346,7 +346,7 @@ class Pipeline(DualFollower):
     def root(self, root: Root) -> Any:
         """Run a solver, and give its unknowns the tangents of the implicit function."""
         session, tangents = self._session, self._tangents
-        check_sparse({f"{root.name} solves for unknowns, which depend on all params": not session.is_dense})
+        check_sparse((f"{root.name} solves for unknowns, which depend on all params", not session.is_dense))
         if session.request.energy is not None:
             raise UnsupportedError(
                 f"Second derivatives of {root.name}, the root of an equation, are not supported: they need those of "

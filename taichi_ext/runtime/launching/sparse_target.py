@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,7 +93,7 @@ class SparseEntries(DenseRows):
         if isinstance(key, View):
             known = {k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)}
             is_shared = key not in known and any(other.overlaps(key) for other in known)
-            check_sparse({"two arrays share a part of their memory": is_shared})
+            check_sparse(("two arrays share a part of their memory", is_shared))
 
     def _note_clear(self, key: Key) -> None:
         """Python is about to store to a parameter: its entries no longer are the columns from the start."""
@@ -101,11 +101,9 @@ class SparseEntries(DenseRows):
         is_param, is_new = key in sizes, key in sizes and key not in intermediates
         is_adjoint = self._adjoints is not None and key in self._adjoints.keys
         check_sparse(
-            {
-                "a field that the energy is computed from is changed from Python": is_adjoint,
-                "a parameter is changed from Python": is_param and GRADIENT in self.outputs,
-                "an array that is a parameter is changed from Python": is_new and isinstance(key, View),
-            }
+            ("a field that the energy is computed from is changed from Python", is_adjoint),
+            ("a parameter is changed from Python", is_param and GRADIENT in self.outputs),
+            ("an array that is a parameter is changed from Python", is_new and isinstance(key, View)),
         )
         if is_new:
             self._extend(self.numbering.in_rows, {**intermediates, key: sizes[key]})
@@ -151,10 +149,8 @@ class SparseEntries(DenseRows):
         new = {key: n for key, n in intermediates.items() if key not in before.intermediates}
         has_rows = bool(tangents.fields.shadows) or any(r.shadow is not None for r in tangents.arrays.regions)
         check_sparse(
-            {
-                "an array that carries tangents is read and written": any(isinstance(key, View) for key in new),
-                "a later kernel depends on more params in its rows of tangents": has_rows and (in_rows or new),
-            }
+            ("an array that carries tangents is read and written", any(isinstance(key, View) for key in new)),
+            ("a later kernel depends on more params in its rows of tangents", has_rows and (in_rows or new)),
         )
         if in_rows or new:
             self._extend(before.in_rows | in_rows, {**before.intermediates, **new})
@@ -164,7 +160,7 @@ class SparseEntries(DenseRows):
         """Raise if a kernel reads values that another one has computed from parameters: their tangents are needed."""
         for key in (outer.get(k, k) for k in fused.facts.read):
             if key in self._left_out:
-                check_sparse({_ARRAY_LEFT_OUT: isinstance(key, View)})
+                check_sparse((_ARRAY_LEFT_OUT, isinstance(key, View)))
                 reason = FROM_INTERMEDIATES.format(self._left_out[key], "another kernel")
                 raise IntermediatesError(reason, {key: tangents.carrier(key).size})
         for key in (outer.get(k, k) for k in fused.facts.left_out):
@@ -175,10 +171,8 @@ class SparseEntries(DenseRows):
         stored = {site.key for site in fused.sites if not site.is_sum} & adjoints.keys
         twice = {key for key in stored if self.rows(key).any()} | (adjoints.keys & fused.facts.written & adjoints.read)
         check_sparse(
-            {
-                "the energy is computed from fields, and a kernel draws random numbers": fused.facts.has_random,
-                "a field that the energy is computed from is stored twice, or after it is read": twice,
-            }
+            ("the energy is computed from fields, and a kernel draws random numbers", fused.facts.has_random),
+            ("a field that the energy is computed from is stored twice, or after it is read", twice),
         )
         adjoints.read.update(fused.facts.read)
 
@@ -226,15 +220,15 @@ class SparseEntries(DenseRows):
         self.sparse_rows.compose(streams.end(), lambda key: outer.get(key, key))
 
     def end_pipeline(self, energy: Key | None) -> None:
-        keys = {
-            _ARRAY_LEFT_OUT: self._left_out,
-            "arrays that Python can change are parameters or outputs of a pipeline": {
-                *self.numbering.sizes,
-                *self.outputs,
-            },
-            "the energy is an array that Python can change": {energy},
-        }
-        check_sparse({reason: any(isinstance(key, View) for key in held) for reason, held in keys.items()})
+        def has_array(keys: Iterable[Key]) -> bool:
+            return any(isinstance(key, View) for key in keys)
+
+        reason = "arrays that Python can change are parameters or outputs of a pipeline"
+        check_sparse(
+            (_ARRAY_LEFT_OUT, has_array(self._left_out)),
+            (reason, has_array((*self.numbering.sizes, *self.outputs))),
+            ("the energy is an array that Python can change", isinstance(energy, View)),
+        )
 
     @property
     def indefinite(self) -> int:
@@ -256,4 +250,4 @@ def _check_repeatable(state: State, fused: JacobianKernel) -> None:
     """Raise if a kernel that counts its entries cannot be run again."""
     is_lost = any(k in fused.facts.written for k in fused.shadows if not isinstance(k, OwnArray))
     reason = "the number of entries is only known after a launch, which cannot be repeated: it draws random numbers, "
-    check_sparse({f"{reason}or adds to tangents that are kept from an earlier one": is_lost or state.has_random})
+    check_sparse((f"{reason}or adds to tangents that are kept from an earlier one", is_lost or state.has_random))
