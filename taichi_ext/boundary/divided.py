@@ -23,7 +23,16 @@ from taichi_ext.boundary.arcs import GAUSS, OFF, STEEPEST, border_place, chord_o
 from taichi_ext.boundary.crossings import BX, BY, NX, NY, corner_of
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import BESIDE_FLAT, SIDES, TRIES, WHOLE, middle_of_square, side_of_square, side_of_try
+from taichi_ext.boundary.polygons import (
+    BESIDE_FLAT,
+    SIDES,
+    TRIES,
+    WHOLE,
+    least_side,
+    middle_of_square,
+    side_of_square,
+    side_of_try,
+)
 
 _AT, _LEVEL, _SLOPE = range(3)  # of a place on a side: how far along it, the level there, its slope along the side
 ROWS = 8  # of the table of places
@@ -65,6 +74,7 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
     motion = zero
     side = WHOLE
     place = 0
+    done = 0
     away = ti.static(_SMOOTH if is_root else _AWAY)
     if is_far(level, value, slope, away):
         place = WHOLE**2
@@ -85,7 +95,8 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
         mean = 0.25 * (here[0, 0] + here[1, 0] + here[2, 0] + here[3, 0])
         off = abs(mean - level_here) + 0.25 * abs(here[0, 0] - here[1, 0] + here[2, 0] - here[3, 0])
         reach = 0.5 * (abs(gx) + abs(gy)) + 2.0 * off
-        can_divide = side > 1 and abs(level_here) <= reach
+        is_least = side <= least_side(done)
+        can_divide = not is_least and abs(level_here) <= reach
         bent = ti.select(side == WHOLE, _BENT, _BENT_INSIDE) * g
         is_divided = can_divide and off > bent
         if ti.static(is_root):
@@ -105,7 +116,7 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
             is_arcs = count > 0 and count <= SIDES and turned < STEEPEST
             if count > 0:
                 is_divided = can_divide and abs(kink) > ti.max(bent, ti.select(is_arcs, _KINKED / size * g, 0.0))
-            is_divided = is_divided or (side > 1 and count > 0 and not is_arcs)
+            is_divided = is_divided or (not is_least and count > 0 and not is_arcs)
             is_tied = False  # whether an edge lies on a side, so that the other square sees it, too
             for c in range(SIDES):
                 tie = -_TIE * level_here
@@ -120,13 +131,14 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
                     own, change, is_there = area_by_arcs(
                         level, middle, size, zero, count, first, step, is_arcs, is_corner, meeting, is_tied, table
                     )
-                    if is_there or (side == 1 and not is_corner):
+                    if is_there or (is_least and not is_corner):
                         area += size * size * ti.max(0.0, ti.min(1.0, own + 0.25 * inside))
                         motion += change
-            is_divided = side > 1 and not is_there
+            is_divided = not is_least and not is_there
         if is_divided:
             side = side // 2
         else:
+            done += 1
             place += side * side
             side = side_of_square(place)
     return area, motion

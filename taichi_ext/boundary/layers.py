@@ -26,6 +26,7 @@ from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
     BESIDE_FLAT,
     BULGE,
+    COARSE,
     ENTRIES,
     INSIDE,
     KIND,
@@ -152,7 +153,7 @@ def mean_of_shapes(
         middle = middle_of_square(place, size)
         seen = ti.Matrix([[0.0] * COLUMNS] * (MOST + 1))
         found = collect(shape, count, x, y, middle, size, seen, has_alpha)
-        if found > MOST and side > 1:
+        if found > MOST and side > COARSE:
             side = side // 2
         else:
             found -= ti.select(found > MOST, MOST + 1, 0)

@@ -46,6 +46,7 @@ from taichi_ext.boundary.polygons import (
     SIDES,
     WHOLE,
     is_wide,
+    least_side,
     middle_of_square,
     off_border,
     sample_beside,
@@ -63,6 +64,7 @@ _ON_WAY = 0.6  # from the centre to the corner: where ramps through the centre a
 _LEAST = 0.1  # of a pixel: squares are divided down to it where outcomes change, though no value jumps
 _FLAT = 1e-4  # as CURVED, with a hidden edge, such as that at which the number of steps of a march changes
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values beside an edge are not linear
+_HEIGHT = 0.12  # of that of a linear level, at a place in a square with an edge
 _BESIDE = 2  # places in a square that seems to have no edge, where fine patterns do not look as at its centre
 _MUCH, _SHARE, _MOST_BENT = 2.0, 0.2, 8  # unresolved: length of edges, in pixels and of all; squares with bent values
 
@@ -75,7 +77,7 @@ def pixel(shade: object, *args: object, at: object, antialias: bool = False) -> 
     rounding, remainders; also in loops, in functions that it calls, and on values that it reads from fields.  A pixel
     near which no condition changes costs eight calls of ``shade``, others eight more and about twelve for each place
     where an edge crosses a side.  Pixels whose edges are not smooth arcs are divided into squares, each with its sides;
-    a ``DerivativeWarning`` says where the smallest ones, of 1/32, do not do.
+    a ``DerivativeWarning`` says where the smallest ones do not do.
 
     Args:
         shade: a ti.func ``shade(x, y)`` that returns the value of the image at the position (x, y) in pixels: a
@@ -132,6 +134,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
     edges = 0.0 * sx
     rough = 0.0 * sx
     bent = 0
+    done = 0
     scale = 0.0 * sx
     place = 0
     side = WHOLE
@@ -143,9 +146,10 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
         table = ti.Matrix([[0.0] * COLUMNS] * MOST)
         jumps = ti.Matrix([[0.0] * zeros.n] * MOST)
         kind, count, meeting, scale = find_edges(shade, zeros, cx, cy, size, fine, scale, antialias, table, jumps)
-        if (kind >= DIVIDED) & (side > 1):
+        if (kind >= DIVIDED) & (side > least_side(ti.select(kind == STEEP, WHOLE, done))):
             side = side // 2
         else:
+            done += 1
             bent += ti.select(kind == STEEP, 1, 0)
             for r in range(count):
                 length = abs(table[r, WEIGHT]) * table[r, SLOPE_NORM]
@@ -254,6 +258,8 @@ def find_edges(
                 crossed |= bits
         is_over = (count > MOST) | (changes >= OVER)
         count = ti.min(count, MOST)
+        if not is_over and count > 0:
+            is_over = oscillates(shade, count, x, y, size, table)
         for r in range(count):
             is_known |= inner[r] == centre[SEEN]
             crossed |= bit_of(int(table[r, WHICH]))
@@ -279,6 +285,23 @@ def find_edges(
                 if (found | crossed) != crossed:
                     kind = DIVIDED
     return kind, count, meeting, scale
+
+
+@ti.func
+def oscillates(shade: ti.template(), count, x, y, size, table: ti.template()):
+    """Whether a level is small in all of a square, for its slope on an edge: it has more edges than its slopes tell."""
+    found = False
+    for r in range(count):
+        which = int(table[r, WHICH])
+        least = _HEIGHT * size * table[r, SLOPE_NORM]
+        most = 0.0 * size
+        for k in range(SIDES + 1):
+            if not found and most < least:  # the corner opposite first
+                at = corner_of(int(table[r, ALONG]) + 2 + k) * ti.select(k == SIDES, 0.0, 1.0)
+                level = probe(shade, x + size * at[0], y + size * at[1], which, "level")[LEVEL]
+                most = ti.max(most, abs(stop_gradient(level)))
+        found |= 0 < most < least  # it is 0 where the condition is not met
+    return found
 
 
 @ti.func

@@ -16,12 +16,14 @@ from taichi_ext.backend import ti
 
 S, NX, NY, BULGE, KIND, OTHER, ENTRIES = range(7)  # the columns of the table of lines
 WIDE = 0.12  # of the square: how far the middle of an area must be from its edge, for two samples
-FINEST = 5  # how often a pixel can be halved
+FINEST = 7  # how often a pixel can be halved
 WHOLE = 2**FINEST  # the side of a pixel, in smallest squares
+COARSE = WHOLE // 32  # that of the smallest ones in pixels with many
 SIDES = 4  # of the square: the first lines
 INNER = -1  # their kind within the pixel
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that another line bounds: inside, outside or in front of a shape
 BESIDE_FLAT = 1e-3  # of a pixel: how far from an edge its slope is taken if it is 0 on it: max(x, 0) where x is 0
+_FEW = 128  # squares of a pixel
 TRIES = 3  # places at which a slope is taken, see ``side_of_try``
 CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
@@ -35,6 +37,12 @@ def off_border(x, y, fine):
     Roundings would put it into none of them, or into both.
     """
     return 8.0 * fine * (8.0 + abs(x) + abs(y))
+
+
+@ti.func
+def least_side(done):
+    """The side of the smallest squares: 1/128 pixel for the first ones, since tiny shapes need them, else 1/32."""
+    return ti.select(done < _FEW, 1, COARSE)
 
 
 @ti.func

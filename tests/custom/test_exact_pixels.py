@@ -258,6 +258,74 @@ def test_coverage_of_discs_and_their_caps():
         assert_allclose(read(image).sum(), np.pi * given[2] ** 2, atol=2e-4)
 
 
+def draws_disc(use, p, image):
+    """The kernel that draws a disc by ``pixel`` or ``coverage``."""
+
+    @ti.func
+    def level(x, y):
+        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2)
+
+    @ti.func
+    def shade(x, y):
+        return ti.select(level(x, y) > 0, 1.0, 0.0)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px, py = float(i), float(j)
+            if ti.static(use == "pixel"):
+                image[i, j] = pixel(shade, at=(px, py))
+            else:
+                image[i, j] = coverage(level(px, py), at=(px, py))
+
+    return k
+
+
+@pytest.mark.mostly_sweep("coverage")
+@pytest.mark.parametrize("use", ["pixel", "coverage"])
+def test_discs_that_are_smaller_than_a_pixel(use):
+    """Discs within one pixel, down to a radius of 0.01: none is lost."""
+    p, image = scalars(np.array([1.0, 1.0, 0.3])), outputs(3, 3)
+    plan = Jacobian(draws_disc(use, p, image), p, image)
+    generator = np.random.default_rng(3)
+    for radius, tolerance in [(0.05, 0.02), (0.02, 0.04), (0.01, 0.11)] * 4:
+        write(p, np.array([*(1 + generator.uniform(-0.45, 0.45, 2)), radius]))
+        J = plan()[..., 2]
+        assert_allclose(J[1, 1], 2 * np.pi * radius, rtol=tolerance, err_msg=f"{read(p)}")
+        assert np.count_nonzero(J) == 1
+
+
+STRIPES = [[0.503, 0.37, 0.7], [0.503, 0.37, 0.81], [0.2, 0.31, 0.4]]  # angle, period and phase
+
+
+@pytest.mark.mostly_sweep("sine")
+@pytest.mark.parametrize("use", ["sine", "remainder"])
+def test_stripes_much_narrower_than_a_pixel(use):
+    """Stripes by the sign of a sine were lost in whole pixels in which it is at its top in the centre and two corners."""
+    p, image = scalars(np.array(STRIPES[0])), outputs(16, 12)
+
+    @ti.func
+    def shade(x, y):
+        turn = (x * ti.cos(p[0]) + y * ti.sin(p[0])) / p[1] + p[2]
+        if ti.static(use == "sine"):
+            return ti.select(ti.sin(2 * np.pi * turn) > 0, 1.0, 0.0)
+        else:
+            return ti.select(turn % 1.0 < 0.5, 1.0, 0.0)
+
+    plan = Jacobian(drawing(shade, image), p, image)
+    x, y = np.indices((16, 12))[..., None]
+    for given in STRIPES:
+        write(p, np.array(given))
+        angle, period, phase = given
+        along, across = abs(np.cos(angle)), abs(np.sin(angle))
+        edges = np.arange(-2, 140)
+        off = abs(x * np.cos(angle) + y * np.sin(angle) - period * (edges / 2 - phase))
+        chords = np.clip((0.5 * (along + across) - off) / (along * across), 0, 1 / max(along, across))
+        wanted = period * (chords * (-1.0) ** edges).sum(-1)
+        assert worst(plan()[..., 2:], wanted[..., None]) < 0.01
+        assert_allclose(read(image), 0.5, atol=0.5 * period)
+
+
 def coverage_of_a_triangle(width, height):
     """The kernel that draws a triangle's coverage, the triangle's corners and the image."""
     p, image = scalars(sliver(0.5).ravel()), outputs(width, height)
