@@ -422,6 +422,33 @@ def loses(c):
     c.add(float(c.y[0]))
 
 
+@pytest.mark.parametrize("direction", [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+def test_a_product_along_a_direction_in_which_nothing_is_lost(scene, direction):
+    """The first call says what is lost along others."""
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
+        jvp(lambda: loses(scene), scene.x, np.array(direction), scene.s)
+    assert_allclose(read(scene.s), AT[0] ** 2 * AT.sum())
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "csr"}], ids=["dense", "csr"])
+def test_an_array_of_which_a_part_has_tangents(scene, options):
+    """Numbers that Python computes have none; sparse runs do not tell the parts apart."""
+
+    def pipeline():
+        rows = np.zeros(6)
+        scene.load(rows[3:])
+        rows[:3] = rows[3:] ** 2
+        scene.add_array(rows)
+
+    pytest.importorskip("scipy.sparse")
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="passed to .*add_array: each depends on the params"):
+        J = jacobian(pipeline, scene.x, scene.s, **options)
+    assert_allclose(J.toarray() if options else J, [AT**4])
+    assert_allclose(read(scene.s), (AT**5).sum())
+
+
 @pytest.mark.mostly_sweep("jvp", "several runs", "csr", "hessian")
 @pytest.mark.parametrize(
     "call",
@@ -720,6 +747,78 @@ def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):
 
 
 @pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning")
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_a_cache_by_the_values_of_params(scene, mode):
+    """However little the params move, the run goes another way than that with tangents."""
+    cache = {}
+
+    def pipeline():
+        scene.square()
+        key = tuple(round(float(v), 12) for v in scene.x.to_numpy())
+        if key not in cache:
+            cache[key] = 2 * scene.y[0]
+        scene.add(cache[key])
+
+    scene.reset()
+    pipeline()
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="passed to .*add comes after a choice that changes"):
+        jacobian(pipeline, scene.x, scene.s, mode=mode)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_choices_that_change_at_the_params_as_they_are(scene, is_lost):
+    """One of two sides is that of the call: derivatives and warnings are those of the path taken."""
+    for limit in (AT[0], -AT[0]):
+
+        def pipeline():
+            scene.square()
+            if scene.x[0] <= limit:
+                scene.add(2.5 * (float(scene.y[0]) if is_lost else scene.y[0]))
+            else:
+                scene.add_field()
+
+        scene.reset()
+        scene.x[0] = limit
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            J = jacobian(pipeline, scene.x, scene.s)
+        by_first = 2.5 * (limit**2 + (0 if is_lost else 2 * limit * (limit + AT[1:].sum())))
+        assert_allclose(J[0], [by_first, 2.5 * limit**2, 2.5 * limit**2])
+        messages = [str(w.message) for w in caught if w.category is DerivativeWarning]
+        assert len(messages) == is_lost
+        assert not is_lost or "without its derivative" in messages[0]
+
+
+def lost_if(use, c, value):
+    c.square()
+    c.add(use(value(c.y[0]) if callable(value) else float(c.y[0]) if value in (True, "plain", None) else c.y[0]))
+
+
+@pytest.mark.mostly_sweep(every=2)
+@pytest.mark.parametrize("mode", ["forward", "reverse", "csr"])
+@pytest.mark.parametrize(
+    "values",
+    [(False, True), ("dual", "plain"), ((), None), (abs, lambda v: float(v))],
+    ids=["flag", "word", "none", "def"],
+)
+def test_arguments_that_choose_another_path_in_a_later_call(scene, values, mode):
+    def pipeline(value):
+        lost_if(lambda number: 2.0 * number, scene, value)
+
+    if mode == "csr":
+        pytest.importorskip("scipy.sparse")
+    plan = Jacobian(
+        pipeline, scene.x, scene.s, args=(values[0],), **({"format": mode} if mode == "csr" else {"mode": mode})
+    )
+    scene.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan(args=(values[0],))
+    with pytest.warns(DerivativeWarning, match="without its derivative"):
+        plan(args=(values[1],))
+
+
 def test_fields_in_lists_of_new_objects_are_as_after_one_run(scene):
     parts = [scalars([1.0, 2.0]) for _ in range(4)]
     made = itertools.count()

@@ -42,6 +42,7 @@ from taichi_ext.runtime.python.dual_numbers import reachable, warn_at
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
 _LEAST_STEP = 1e-5  # so that numbers move that Python rounds to float32, in programs of float64, too
 _SMALLER = 8.0  # the second step is smaller by this factor
+_FACTORS = (1.0, 1 / _SMALLER, -1 / _SMALLER)  # until a run goes the same way: at a jump, one side does
 _CURVATURE = 0.02  # how far moves may differ from the tangents, relative to them
 _ROUNDINGS = 32.0  # of a number, that are no move
 _ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of numbers computed from them
@@ -58,6 +59,10 @@ _LOST += "tangent is lost. "
 _PARTLY = "{} depends on the params in more ways than its tangent says: a part of its tangent is lost in Python. "
 _DIFFERS = "{} differs from run to run (random numbers, a counter, a clock), so that it cannot be told whether it "
 _DIFFERS += "depends on the params: it counts as a constant."
+_OTHER_WAY = (
+    "{} comes after a choice that changes with the params, however little they move, so that it cannot be told "
+)
+_OTHER_WAY += "whether it depends on them: it counts as a constant."
 _NOT_AGAIN = "Python reads numbers that depend on the params, and the pipeline cannot be run again to find out whether "
 _NOT_AGAIN += "what it passes on depends on them ({}): it counts as a constant."
 
@@ -107,19 +112,26 @@ class Arbiter:
     def _is_dense(self, p: Placed) -> bool:
         return not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
 
-    def judge(self, state: State, kernels: Sequence[tuple[Any, JacobianKernel]], table: FieldTable) -> ArrayStores:
+    def judge(
+        self,
+        state: State,
+        kernels: Sequence[tuple[Any, JacobianKernel]],
+        table: FieldTable,
+        along: Callable[[], ArrayStores] | None,
+    ) -> ArrayStores:
         """Compare the run with others, and warn; everything is put back as it is now.
 
         Args:
             state: everything that the run has changed, as it was before.
             kernels: those with tangents, by name.
             table: the fields that they use.
+            along: judges a run with the tangents of any direction; None if this run has these.
 
         Returns:
             What Python stores to arrays that have tangents.
         """
         first, stores = self.trace, ArrayStores()
-        if first.start is None or not first.found.events or not self._delta.any():
+        if first.start is None or not first.found.events or not (along or self._delta.any()):
             return stores
         try:
             state.check_repetition()
@@ -142,11 +154,19 @@ class Arbiter:
             return trace.found
 
         try:
-            moved = run(1.0)
-            is_suspect = _mismatches(first.found, moved, first.found, 1.0, self._precision).bad.any()
-            smaller = run(1 / _SMALLER) if is_suspect else moved
+            if along is not None:
+                state.begin_again()
+                set_generators(self._generators)
+                return along()
+            for factor in _FACTORS:
+                moved = run(factor)
+                if first.found.alike(moved) == len(first.found.events):
+                    break
+            is_suspect = _mismatches(first.found, moved, first.found, factor, self._precision).bad.any()
+            smaller = run(factor / _SMALLER) if is_suspect else moved
             last = run(0.0, is_last=True)
-            self._warn(moved, smaller, last)
+            self._warn(moved, smaller, last, factor)
+            self._warn_of_others(moved, last)
             return _stores(first.found, moved)
         except Exception as error:  # the user's code cannot run again
             self._warn_of_all(f"{type(error).__name__}: {error}")
@@ -197,10 +217,10 @@ class Arbiter:
 
     # --- the verdict
 
-    def _warn(self, moved: TracedRun, smaller: TracedRun, last: TracedRun) -> None:
+    def _warn(self, moved: TracedRun, smaller: TracedRun, last: TracedRun, factor: float) -> None:
         first, precision = self.trace.found, self._precision
-        found = _mismatches(first, moved, last, 1.0, precision)
-        again = _mismatches(first, smaller, last, 1 / _SMALLER, precision)
+        found = _mismatches(first, moved, last, factor, precision)
+        again = _mismatches(first, smaller, last, factor / _SMALLER, precision)
         ends, every = found.ends, slice(found.ends[-1])
         numbers, told, before = (np.array(part[every]) for part in (first.numbers, first.moves, last.numbers))
         known = min(ends[-1], again.ends[-1])  # numbers of runs that are alike so far
@@ -227,6 +247,17 @@ class Arbiter:
         alike = first.alike(last)
         if alike < len(first.events):
             warn_at(_DIFFERS.format("What this line does"), first.events[alike].place)
+
+    def _warn_of_others(self, moved: TracedRun, last: TracedRun) -> None:
+        """Warn of numbers where the run with other params goes another way; constants are there, too."""
+        first = self.trace.found
+        alike, ends = first.alike(moved), first.ends()
+        known = moved.numbers[moved.ends()[alike] :]
+        for n in range(alike, first.alike(last)):
+            event, own = first.events[n], slice(ends[n] + first.events[n].reads, ends[n + 1])
+            others = ~np.isin(first.numbers[own], known) & (np.array(first.moves[own]) == 0)
+            if others.any() and (event.use != CHANGED or _is_constant(event)):
+                warn_at(_OTHER_WAY.format(_subject(event, others)), event.place)
 
     def _warn_of_all(self, reason: str) -> None:
         """Warn at the first line that passes a number without a tangent."""

@@ -342,7 +342,7 @@ def _products(
     except _Unjudged as unjudged:
         set_generators(generators)
         if _is_moved(evaluation, unjudged.passed, lambda: product(_stop)):
-            _judge(evaluation)
+            evaluation.judge_along()
         set_generators(generators)
         prepared.note_judged(evaluation.path)
         return _products(evaluation, cotangents, restores=restores, after=after, directions=directions)
@@ -423,17 +423,6 @@ def _is_moved(evaluation: Evaluation, passed: list[float] | None, run: Callable[
     finally:
         state.undo()
     return True
-
-
-def _judge(evaluation: Evaluation) -> None:
-    """Warn of numbers that lose their derivatives in Python, by a run with tangents along one direction."""
-    direction = np.random.default_rng(0).standard_normal((evaluation.layout.count, 1))
-    along = evaluation.changed(directions=direction)
-    along.state = State()
-    try:
-        along.columns(0, 1)
-    finally:
-        along.state.undo()
 
 
 def _check(evaluation: Evaluation, forward: Forward) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import types
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from taichi_ext.api.inputs.results import (
     joined,
     lay_out,
 )
-from taichi_ext.api.runs.arbiter import Arbiter
+from taichi_ext.api.runs.arbiter import Arbiter, ArrayStores
 from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_alerts, warn_of_indices
 from taichi_ext.api.runs.replay import Prepared, Replay, values_of
 from taichi_ext.api.runs.subject import RowSpace, Shapes
@@ -64,6 +65,7 @@ class Evaluation:
         progress: see ``jacobian``.
         shows_stages: whether a line says what a long first call does, on a terminal and in a notebook.
         directions: for products with J, the tangents of the parameters, a row for each entry.
+        is_any: whether there is one direction, in which no tangent vanishes but by chance.
         said: the warnings of the call so far.
 
     Attributes:
@@ -85,6 +87,7 @@ class Evaluation:
         progress: bool | None = False,
         shows_stages: bool = True,
         directions: np.ndarray | None = None,
+        is_any: bool = False,
         said: set[object] | None = None,
     ) -> None:
         self.prepared = prepared
@@ -97,6 +100,7 @@ class Evaluation:
         self.watch = watch
         self.progress, self.shows_stages = progress, shows_stages
         self._directions = directions
+        self._has_all_tangents = directions is None or is_any
         self._said = set[object]() if said is None else said
         self.before_launch: Callable[[JacobianKernel], None] | None = None
         self._arbiter: Arbiter | None = None
@@ -191,13 +195,19 @@ class Evaluation:
             first += count
 
     def changed(
-        self, *, subject: RowSpace | None = None, form: DenseForm | None = None, directions: np.ndarray | None = None
+        self,
+        *,
+        subject: RowSpace | None = None,
+        form: DenseForm | None = None,
+        directions: np.ndarray | None = None,
+        is_any: bool = False,
     ) -> Evaluation:
         """The same call with another subject or form, or for products with J (see ``directions``)."""
         options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}
         options["shows_stages"] = self.shows_stages
         parts = subject or self.subject, form or self.form
-        return Evaluation(self.prepared, self.call, *parts, **options, directions=directions, said=self._said)
+        options |= {"directions": directions, "is_any": is_any}
+        return Evaluation(self.prepared, self.call, *parts, **options, said=self._said)
 
     # --- shapes
 
@@ -296,7 +306,7 @@ class Evaluation:
                 self._log.note_columns(found, first, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
             if not is_repeated and first + count >= total:
-                self._judge()
+                self._judge(is_dense=target.is_dense)
         return session, found
 
     def session(
@@ -343,7 +353,7 @@ class Evaluation:
             trace.begin(first, count)
         return trace
 
-    def _judge(self) -> None:
+    def _judge(self, *, is_dense: bool) -> None:
         """Warn of derivatives that the Python code of a pipeline loses, in the first call of its kind."""
         prepared, arbiter, self._arbiter = self.prepared, self._arbiter, None
         if arbiter is None or self.state is None:
@@ -351,14 +361,27 @@ class Evaluation:
         known = prepared.stores.get(self.path)
         if self.is_judged and (known is None or not arbiter.is_doubtful(known)):
             return
+        is_enough = self._has_all_tangents and (is_dense or not arbiter.trace.found.has_unknown)
+        along = None if is_enough else self.judge_along
+        found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
         prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.found.events)
         prepared.note_judged(self.path)
-        found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields)
         if found.seen:
             prepared.stores[self.path] = found if known is None else known.plus(found)
         if found.equal:
             self._stores = found.equal
             raise StoresFoundError
+
+    def judge_along(self) -> ArrayStores:
+        """Warn of derivatives that Python loses, by a run with tangents along a direction; returns what it stores."""
+        direction = np.random.default_rng(0).standard_normal((self.layout.count, 1))
+        along = self.changed(directions=direction, is_any=True)
+        along.state = State()
+        try:
+            along.columns(0, 1)
+        finally:
+            along.state.undo()
+        return self.prepared.stores.get(self.path, ArrayStores())
 
     @property
     def is_repeatable(self) -> bool:
@@ -375,10 +398,12 @@ class Evaluation:
 
     @property
     def path(self) -> Hashable:
-        """What a pipeline does with arrays may depend on this: the whole numbers and shapes that it is given."""
+        """What a pipeline does may depend on flags, words and functions, and with arrays on numbers and shapes."""
+        args = tuple(getattr(a, "__code__", a) for a in self.call.args)
+        flags = tuple(a for a in args if isinstance(a, (bool, str, types.CodeType, type(None))))
         if not self.prepared.has_host_arrays:
-            return ()
-        return self.sizes, tuple(a for a in self.call.args if isinstance(a, (int, np.integer)))
+            return flags
+        return flags, self.sizes, tuple(a for a in args if isinstance(a, (int, np.integer)))
 
     @property
     def is_judged(self) -> bool:

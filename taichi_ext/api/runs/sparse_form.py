@@ -14,7 +14,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.results import Layout, Placed, joined
 from taichi_ext.api.inputs.sparse_results import check_out, check_size, fill_out, in_format
 from taichi_ext.api.runs.by_adjoint import HessianForm
-from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
+from taichi_ext.api.runs.evaluation import DenseForm, Evaluation, StoresFoundError
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, IntermediatesError, SparseColumns
@@ -181,6 +181,9 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_comp
                 prepared.energy_intermediates.update(error.sizes)
             elif not _put_in_rows(evaluation):
                 prepared.dense_reason = reason
+        except StoresFoundError:
+            evaluation.restore()
+            continue
         except OverBudgetError:
             reason = prepared.dense_reason = "tangents of fields between params and outputs do not fit into max_memory"
         if evaluation.state is not None:

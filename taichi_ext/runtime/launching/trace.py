@@ -83,26 +83,36 @@ class TracedRun:
 
     def add(self, use: str, kernel: object, array: tuple[np.ndarray | None, bool] | None = None) -> None:
         """An event, whose numbers are added next; of an array what has changed, and whether it has tangents."""
-        frame = backend.user_frame(sys._getframe(4))  # quicker: all that lead here from a store are this package's
+        frame = backend.user_frame(sys._getframe(4))  # quicker: that of the user's who stores a number, or one below it
         start = len(self.numbers) - self.reads
         place = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         changed, is_active = array or (None, False)
         is_array = array is not None
-        self.events.append(TraceEvent(use, kernel, is_array, self.reads, self.at, start, place, changed, is_active))
+        parts = use, kernel, is_array, self.reads, self.at, start, place, changed, is_active
+        self.events.append(tuple.__new__(TraceEvent, parts))  # quicker
         self.reads = 0
 
     def add_number(self, number: Any) -> None:
         """A number of the last event, or one that is read."""
+        move = 0.0
+        if is_dual(number):
+            is_known = isinstance(number.tangent, np.ndarray) and not number.is_stopped
+            move = number.tangent.dot(self.along) if is_known else np.nan  # quicker than @
         self.numbers.append(number)
-        self.moves.append(self._move(number) if is_dual(number) else 0.0)
-
-    def _move(self, number: Any) -> float:
-        is_known = isinstance(number.tangent, np.ndarray) and not number.is_stopped
-        return float(number.tangent @ self.along) if is_known else np.nan
+        self.moves.append(move)
 
     def ends(self) -> list[int]:
         """Where the numbers of the events end, after a 0."""
         return [*(event.start for event in self.events), len(self.numbers) - self.reads]
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether it is not known how numbers move that Python may have changed."""
+        ends = self.ends()
+        both = zip(self.events, ends, ends[1:], strict=False)
+        return any(
+            (e.changed is None or e.changed.any()) and np.isnan(self.moves[a + e.reads : b]).any() for e, a, b in both
+        )
 
     def alike(self, other: TracedRun) -> int:
         """How many events, from the first on, may be the same ones in another run."""
@@ -165,12 +175,18 @@ class Trace:
     def read(self, value: object) -> None:
         """Python has read a number of a field or array."""
         if isinstance(value, float) and threading.get_ident() == self._thread and self._count():
-            self._runs[-1].reads += 1
-            self._runs[-1].add_number(value)
+            run = self._runs[-1]
+            run.reads += 1
+            run.add_number(value)
 
     def store(self, value: object) -> None:
         """Python is about to store a number."""
-        if isinstance(value, float) or not backend.is_array(value):
+        if isinstance(value, float):
+            if self._count():
+                run = self._runs[-1]
+                run.add(STORED, None)
+                run.add_number(value)
+        elif not backend.is_array(value):
             self._add(STORED, None, entries_of(value))
 
     def launch(
