@@ -163,6 +163,7 @@ from taichi_ext.backend.layouts import (
     node_kind,
     node_of,
     node_shape,
+    nodes_of,
     storage_parts,
     tree_numbers,
     whole_field,

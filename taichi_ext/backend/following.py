@@ -267,7 +267,9 @@ Place = tuple[object, object]  # where an access reads or stores: an entry or ar
 def _of_field(field: ti.ScalarField, key: object, *_: object) -> Place:
     accessor = _accessor(field)
     known = _located(accessor, field)
-    given: Any = tuple(key) if isinstance(key, (tuple, list)) else () if key is None else (key,)
+    given: Any = (
+        (key,) if type(key) is int else tuple(key) if isinstance(key, (tuple, list)) else (key,) * (key is not None)
+    )
     index = given + known.padding if len(given) == known.dimensions else tuple(field._pad_key(key))
     return FieldEntry(accessor, index, known.node, known.tree), None
 
@@ -308,9 +310,9 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
 
     def read(self: object, *args: object, **keywords: object) -> object:
         found, follower = place(self, *args), _follower()
-        if follower is not None:
-            _check_inside(found)
         entry = None if found is None else found[0]
+        if follower is not None and type(entry) is not FieldEntry:
+            _check_inside(found)
         try:
             value = entry.accessor.getter(*entry.index) if type(entry) is FieldEntry else None
         except TypeError:  # of an index, for which Taichi has words
@@ -332,7 +334,7 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
 
 def _check_inside(found: Any) -> None:
     """Raise for an index outside of an array, where Taichi would access other memory, and may end the process."""
-    if found is not None and type(found[0]) is not FieldEntry and found[1] is not ...:
+    if found is not None and found[1] is not ...:
         with ending, contextlib.suppress(TypeError):  # of an index, for which Taichi has words
             rows_of_index(*found)
 
@@ -361,7 +363,8 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
         entry = found[0]
         if type(entry) is FieldEntry:  # which is kept: arrays without dimensions, as indices, change in place
             entry.index = tuple(map(operator.index, entry.index))
-        _check_inside(found)
+        else:
+            _check_inside(found)
         with ending:
             follower.before_host_write(entry, value)
             if type(entry) is FieldEntry:

@@ -68,6 +68,11 @@ def node_of(component: Expr) -> int:
     return int(component.ptr.snode().id)
 
 
+def nodes_of(field: Field) -> set[int]:
+    """The places of the components of a field."""
+    return set(map(node_of, field.vars))
+
+
 def has_one_offset(field: Field) -> bool:
     return len({tuple(v.ptr.snode().offset) for v in field.vars}) == 1
 

@@ -413,7 +413,7 @@ class Pipeline(DualFollower):
     def _save(self, obj: object) -> None:
         """Save a field, an array or an entry before it is changed."""
         if self._state is not None:
-            save_stored(self._state, self._session.table, obj)
+            save_stored(self._state, self._session.table, obj, self.touched)
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored a value to an entry of a field, or to an array: the index of a component may follow."""
@@ -437,12 +437,12 @@ class Pipeline(DualFollower):
         info = self._session.table.infos.get(key)
         if isinstance(rows, slice) or (info is not None and info.size == 1):
             self._session.accesses.lost.note(set(), {key})
-        written = self._tangents.arrays.shared([key])
         if self.is_own(value):
             self._numbers.passed |= value.names
-            self._session.accesses.note(set(), written)
+            self._session.accesses.note_stored(key)
             self._tangents.store_row(key, rows, value.tangent)
             return
+        written = self._tangents.arrays.shared([key])
         self._session.accesses.written |= written
         if self._tangents.clear(key, rows):  # the entries are constants from now on
             self._session.accesses.note_overwritten(written)

@@ -121,6 +121,11 @@ class Accesses:
         if self.lost or key not in self.read:
             self.note(self._tangents.arrays.shared([key]), set())
 
+    def note_stored(self, key: Key) -> None:
+        """Note that Python stores a number with a tangent to a container."""
+        if self.lost or isinstance(key, View) or key not in self.written or key in map(container_key, self.params):
+            self.note(set(), self._tangents.arrays.shared([key]))
+
     def note_overwritten(self, containers: Iterable[Key]) -> None:
         stored = set(containers)
         for key in self.params:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -261,10 +261,10 @@ def save_changed(state: State, fused: JacobianKernel, table: FieldTable, values:
         state.save(value)
 
 
-def save_stored(state: State, table: FieldTable, obj: Any) -> None:
-    """Save what Python is about to store to: a field that kernels use whole, otherwise the entry or array."""
+def save_stored(state: State, table: FieldTable, obj: Any, fields: Callable[[], Iterable[Any]] = tuple) -> None:
+    """Save what Python is about to store to: of an entry the field, if kernels use it or it is one of the given."""
     found = table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None
-    state.save(obj if found is None else found[0].obj)
+    state.save(obj if found is None else found[0].obj, fields)
 
 
 # Tangents of the first order in a run that gives second derivatives; among them the gradient of the energy.

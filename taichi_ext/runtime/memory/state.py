@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +39,25 @@ class State:
     def __init__(self) -> None:
         self._log: dict[Any, tuple[Any, Any]] = {}  # copies of fields, parts of the layout, ti.ndarrays and numbers
         self._fields: dict[int, object] = {}  # fields and ti.ndarrays that are saved, by identity
+        self._nodes: set[int] = set()  # of their components
         self._memory: dict[object, list[_Stretch]] = {}  # memory of arrays, by address; no two stretches overlap
         self.has_random = False
         self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to avoid it
         self._start = backend.moment()
 
-    def save(self, obj: object) -> None:
-        """Save a field, array or entry the first time; of the memory of an array, only parts not saved yet."""
+    def save(self, obj: object, fields: Callable[[], Iterable[backend.Field]] = tuple) -> None:
+        """Save a field, array or entry the first time; of the memory of an array, only parts not saved yet.
+
+        An entry of one of ``fields`` is saved with all of that field.
+        """
         if id(obj) in self._fields:
             return
         if isinstance(obj, backend.FieldEntry):
-            self._save_entry(obj)
+            if obj.node in self._nodes or obj.name in self._log:
+                return
+            obj = next((f for f in fields() if obj.node in backend.nodes_of(f)), obj)
+        if isinstance(obj, backend.FieldEntry):
+            self._keep(obj.sparse_part() or obj)
         elif backend.is_array(obj) and not isinstance(obj, backend.Ndarray):
             self._save_memory(obj)
         else:
@@ -57,6 +65,8 @@ class State:
             for part in backend.leaf_fields(obj):
                 for stored in () if _name(part) in self._log else backend.storage_parts(part):
                     self._keep(stored)
+                if isinstance(part, backend.Field):
+                    self._nodes.update(backend.nodes_of(part))
 
     def save_fields(self, fields: Sequence[object], nodes: Iterable[backend.SNode] = ()) -> None:
         """Save several fields, and the parts of the layout that contain the nodes."""
@@ -79,11 +89,6 @@ class State:
         if name not in self._log:
             with backend.suspend_following():
                 self._log[name] = obj, copied(obj)
-
-    def _save_entry(self, entry: backend.FieldEntry) -> None:
-        """Save one number of a field before Python stores to it; in a sparse layout, its part of the layout."""
-        if entry.name not in self._log:
-            self._keep(entry.sparse_part() or entry)
 
     def _save_memory(self, array: Any) -> None:
         space, start, end = backend.memory_span(array)

@@ -268,10 +268,10 @@ class Log:
         self.nbytes += sum(copy.nbytes for copy in copies)
         return copies
 
-    def save_unknown(self, obj: Any) -> None:
+    def save_unknown(self, obj: Any, fields: Callable[[], Iterable[Any]] = tuple) -> None:
         """Python stores to a field that no kernel has used yet."""
         if isinstance(obj, backend.FieldEntry):
-            self.others.save(obj)
+            self.others.save(obj, fields)
 
     def undo(self) -> None:
         """Put everything back as it was before the run."""

@@ -274,7 +274,7 @@ class Forward(DualFollower):
             place = self._place(obj, ..., is_added=self.is_own(value))
             self._pending = None if place is None else (self._store([place[0]], None, lambda: None, place[1]), place[2])
             if place is None:
-                self.log.save_unknown(obj)
+                self.log.save_unknown(obj, self.touched)
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
@@ -282,18 +282,21 @@ class Forward(DualFollower):
             self._note_passed(entries_of(value))
         if self._pending is None:
             return
-        with backend.suspend_following():
-            (event, rows), number = self._pending, plain_number(value)
-            cell, is_array = event.cells[0], isinstance(obj, backend.Ndarray)
-            event.rows = rows = backend.rows_of_index(obj, index) if is_array and index is not ... else rows
-            is_number = index is not ... and isinstance(number, (int, float, np.generic))
-            event.redo = backend.storing(obj, index, number) if is_number else Copy(cell, event.box).put_back
-            if isinstance(rows, slice) or cell.size == 1:
-                self._roots.lost.note(set(), {cell.key})
-            self.written.add(cell.key)
-            self._set_form(event, value)
-            numbers = entries_of(value) if index is ... and isinstance(value, backend.Matrix) else []
-            if any(map(self.is_own, numbers)):  # a vector in each entry of an array
+        (event, rows), number = self._pending, plain_number(value)
+        cell, is_array = event.cells[0], isinstance(obj, backend.Ndarray)
+        event.rows = rows = backend.rows_of_index(obj, index) if is_array and index is not ... else rows
+        if index is not ... and isinstance(number, (int, float, np.generic)):
+            event.redo = backend.storing(obj, index, number)
+        else:
+            with backend.suspend_following():
+                event.redo = Copy(cell, event.box).put_back
+        if isinstance(rows, slice) or cell.size == 1:
+            self._roots.lost.note(set(), {cell.key})
+        self.written.add(cell.key)
+        self._set_form(event, value)
+        numbers = entries_of(value) if index is ... and isinstance(value, backend.Matrix) else []
+        if any(map(self.is_own, numbers)):  # a vector in each entry of an array
+            with backend.suspend_following():
                 for n, number in enumerate(numbers):
                     self._set_form(self._store([cell], slice(n, None, len(numbers)), lambda: None), number)
 

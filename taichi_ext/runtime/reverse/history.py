@@ -24,6 +24,7 @@ class NumberForm(dict[int, float]):
         dots: for second derivatives, the tangent of the number; then partials may be numbers with tangents.
     """
 
+    __slots__ = ("dots",)
     __array_ufunc__ = None
 
     def __init__(self, partials: Mapping[int, float] | None = None, dots: np.ndarray | None = None) -> None:
