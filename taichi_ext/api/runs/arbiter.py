@@ -131,7 +131,7 @@ class Arbiter:
             What Python stores to arrays that have tangents.
         """
         first, stores = self.trace, ArrayStores()
-        if first.start is None or not first.found.events or not (along or self._delta.any()):
+        if first.start is None or not (along or (first.found.events and self._delta.any())):
             return stores
         try:
             state.check_repetition()

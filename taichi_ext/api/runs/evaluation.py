@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import types
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart
 from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import Run, saying_once, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import ASKING, Run, saying_once, warn_at_user
 from taichi_ext.stages import Stages
 
 _EARLIER = (
@@ -65,7 +65,7 @@ class Evaluation:
         progress: see ``jacobian``.
         shows_stages: whether a line says what a long first call does, on a terminal and in a notebook.
         directions: for products with J, the tangents of the parameters, a row for each entry.
-        is_any: whether there is one direction, in which no tangent vanishes but by chance.
+        is_any: whether no tangent vanishes in all of them but by chance.
         said: the warnings of the call so far.
 
     Attributes:
@@ -300,13 +300,16 @@ class Evaluation:
             session.check_program()
             self._warn_of_alerts()
             self._log.note_params(session.accesses)
+            is_checked = self.prepared.is_checked
             self._check_after_run(session)
             found = session.outputs()
+            if self.call.kernel is None and not is_repeated and first + count >= total:
+                self._judge(pipeline.cuts, is_dense=target.is_dense)
+            if not is_checked:
+                self._log.watch_cuts(self.layout, self.prepared.fused.values())
             if given is None:
                 self._log.note_columns(found, first, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
-            if not is_repeated and first + count >= total:
-                self._judge(is_dense=target.is_dense)
         return session, found
 
     def session(
@@ -353,15 +356,22 @@ class Evaluation:
             trace.begin(first, count)
         return trace
 
-    def _judge(self, *, is_dense: bool) -> None:
-        """Warn of derivatives that the Python code of a pipeline loses, in the first call of its kind."""
+    def _judge(self, cuts: Iterable[tuple[str, str, int]], *, is_dense: bool) -> None:
+        """Warn of derivatives that the Python code of a pipeline loses, in the first call of its kind.
+
+        ``cuts``: where Python takes something of numbers that has no derivative.
+        """
         prepared, arbiter, self._arbiter = self.prepared, self._arbiter, None
         if arbiter is None or self.state is None:
             return
         known = prepared.stores.get(self.path)
         if self.is_judged and (known is None or not arbiter.is_doubtful(known)):
             return
-        is_enough = self._has_all_tangents and (is_dense or not arbiter.trace.found.has_unknown)
+        run = arbiter.trace.found
+        if is_dense:
+            is_enough = self._has_all_tangents or not run.events
+        else:
+            is_enough = not run.has_unknown and all(name in ASKING for name, *_ in cuts)
         along = None if is_enough else self.judge_along
         found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
         prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.found.events)
@@ -373,14 +383,21 @@ class Evaluation:
             raise StoresFoundError
 
     def judge_along(self) -> ArrayStores:
-        """Warn of derivatives that Python loses, by a run with tangents along a direction; returns what it stores."""
-        direction = np.random.default_rng(0).standard_normal((self.layout.count, 1))
-        along = self.changed(directions=direction, is_any=True)
+        """Warn of derivatives that Python loses, by a run with a direction for each component of a param.
+
+        Returns what Python stores, and notes of which components it takes something that has no derivative.
+        """
+        parts = [slice(p.first + k, p.first + p.size, p.element) for p in self.layout.params for k in range(p.element)]
+        directions = np.zeros((self.layout.count, max(1, len(parts))))
+        for n, part in enumerate(parts):
+            directions[part, n] = np.random.default_rng(n).standard_normal(len(directions[part]))
+        along = self.changed(directions=directions, is_any=True)
         along.state = State()
         try:
-            along.columns(0, 1)
+            along.columns(0, directions.shape[1])
         finally:
             along.state.undo()
+        self._log.note_python_cuts_along(along._log, directions)
         return self.prepared.stores.get(self.path, ArrayStores())
 
     @property
@@ -452,7 +469,6 @@ class Evaluation:
         if is_checked:
             return
         warn_of_indices(kernels)
-        self._log.watch_cuts(self.layout, kernels)
         both = zip(self.layout.outputs, session.request.outputs, strict=True)
         self._log.record_independent_outputs((placed, session.tangents.is_fresh(output.key)) for placed, output in both)
 

@@ -86,10 +86,16 @@ class RunLog:
         self._zero = dict(self._active)  # outputs whose columns were all zero so far
         self._python_cuts: dict[tuple[str, str, int], set[int]] = {}  # columns by operation, file and line
 
-    def note_python_cuts(self, cuts: Mapping[tuple[str, str, int], np.ndarray], first: int) -> None:
+    def note_python_cuts(self, cuts: Mapping[tuple[str, str, int], Any], first: int) -> None:
         """Note where Python has taken something of numbers that has no derivative, in a run of columns from one on."""
         for place, columns in cuts.items():
-            self._python_cuts.setdefault(place, set()).update((first + np.flatnonzero(columns)).tolist())
+            if isinstance(columns, np.ndarray):  # they are known
+                self._python_cuts.setdefault(place, set()).update((first + np.flatnonzero(columns)).tolist())
+
+    def note_python_cuts_along(self, other: RunLog, directions: np.ndarray) -> None:
+        """Note what the log of a run with tangents along directions has found."""
+        for place, found in other._python_cuts.items():
+            self.note_python_cuts({place: directions[:, list(found)].any(1)}, 0)
 
     def record(self, *, is_part: bool) -> RunRecord | None:
         """A record of the launches and stores of the runs, if there are several."""

@@ -233,14 +233,14 @@ class Pipeline(DualFollower):
         self._session = session
         self._tangents = session.tangents
         self._state, self._record, self._trace = restart.state, restart.record, restart.trace
-        if self._trace is not None and self._trace.direction is not None and session.request.directions is None:
+        if self._trace is not None and self._trace.direction is not None:
             self._numbers.cuts = {}
         self._repeated: dict[
             object, tuple[int, JacobianKernel, backend.RepeatedLaunch, object]
         ] = {}  # by kernel and arguments
 
     @property
-    def cuts(self) -> Mapping[tuple[str, str, int], np.ndarray]:
+    def cuts(self) -> Mapping[tuple[str, str, int], Any]:
         """Where Python takes something of numbers that has no derivative, see ``PipelineRun``."""
         return self._numbers.cuts or {}
 

@@ -40,22 +40,23 @@ class PipelineRun:
         passed: the names of arguments of the pipeline that kernels were given.
         has_numbers: whether Python got a number with a tangent.
         cuts: the columns that numbers depend on where Python takes something of them that has no derivative, by the
-            operation, file and line; None if nobody asks for them.
+            operation, file and line; True where the columns are not known, None if nobody asks for them.
     """
 
     is_over: bool = False
     passed: set[str] = field(default_factory=set)
     has_numbers: bool = False
-    cuts: dict[tuple[str, str, int], np.ndarray] | None = None
+    cuts: dict[tuple[str, str, int], Any] | None = None
 
     def note_cut(self, name: str, number: DualNumber) -> None:
         """Python takes something of a number that has no derivative."""
-        if self.cuts is None or self.is_over or number.is_stopped or not isinstance(number.tangent, np.ndarray):
+        if self.cuts is None or self.is_over or number.is_stopped:
             return
         frame = backend.user_frame(sys._getframe(2))
         if frame is not None:
             place = name, frame.f_code.co_filename, frame.f_lineno
-            self.cuts[place] = self.cuts.get(place, False) | (number.tangent != 0)
+            is_known = isinstance(number.tangent, np.ndarray)
+            self.cuts[place] = self.cuts.get(place, False) | (number.tangent != 0 if is_known else True)
 
     def __enter__(self) -> None:
         pass
