@@ -90,7 +90,7 @@ HAZARDS = {
 }
 # with offline_cache=False, the key of a compiled kernel lacks its functions: another kernel's would run
 FUNCTIONS_IN_KEY: dict[str, int] = {"offline_cache": True}
-LONG = 1000  # lines; for each value that such a kernel computes twice, Taichi would go over the whole kernel
+LONG = 800  # lines; for each value that such a kernel computes twice, Taichi would go over the whole kernel
 
 
 def _settings_of(hazards: frozenset[str], lines: int) -> dict[str, int]:

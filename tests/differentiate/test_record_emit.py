@@ -563,8 +563,8 @@ def test_local_arrays_are_made_scalars_early_only_for_vectors_in_fields(hazards,
     assert config.force_scalarize_matrix == is_users
 
 
-@pytest.mark.mostly_sweep("1000-1")
-@pytest.mark.parametrize(("lines", "level"), [(1000, 1), (1001, 0)])
+@pytest.mark.mostly_sweep("800-1")
+@pytest.mark.parametrize(("lines", "level"), [(800, 1), (801, 0)])
 def test_taichi_looks_for_repeated_values_in_short_kernels_alone(lines, level):
     config = ti.lang.impl.get_runtime().prog.config()
     with backend.careful_compilation(frozenset(), lines=lines):
