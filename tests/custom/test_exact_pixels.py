@@ -8,7 +8,7 @@ from differences import outputs, read, scalars, write
 from drawings import drawing, layered
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, coverage, value_and_jacobian, vjp
+from taichi_ext import Jacobian, coverage, pixel, value_and_jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
