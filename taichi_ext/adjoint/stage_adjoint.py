@@ -169,7 +169,7 @@ class _Loops:
         """A row of iterations together, if that pays."""
         first, end = row.domain
         has_loops = any(isinstance(s, (ir.For, ir.While)) for s in row.within)
-        if has_loops or not (isinstance(first, Const) and isinstance(end, Const)):
+        if self.sweep.is_again or has_loops or not (isinstance(first, Const) and isinstance(end, Const)):
             return row
         try:
             made = adjoint_in_lanes(self.sweep, row, ((int(first.value), int(end.value)),), 0)

@@ -164,6 +164,7 @@ def test_loops_that_do_not_fit_run_by_themselves(tried, case):
 @pytest.mark.parametrize("way", ["in colours", "in one thread"])
 def test_rows_of_stencils_are_in_lanes(tried, monkeypatch, way, case):
     """Each sum is a loop of its own, under a mask; planes that arguments name may be out of range."""
+    monkeypatch.setattr(lanes, "ROWS_OF_FLOAT64", True)
     if way == "in colours":
         monkeypatch.setattr(contention, "LITTLE_WORK", 0)
     u, rate, y = field(3, 6, N), field(N), field()
@@ -207,6 +208,30 @@ def test_rows_of_stencils_are_in_lanes(tried, monkeypatch, way, case):
     check(run, params, u)
     assert any("in lanes" in reason for reason in tried) == (case == "grid"), tried
     check_products(energy, params, y)
+
+
+@pytest.mark.parametrize("case", ["gradient", "product"])
+def test_rows_of_float64_and_of_products_are_not_in_lanes(tried, monkeypatch, case):
+    """They gain little, and take longer to compile."""
+    x, y, energy = field(6, N), field(6, N), field()
+
+    @ti.kernel
+    def run():
+        for i, j in ti.ndrange(6, N):
+            if 0 < j < N - 1:
+                y[i, j] = ti.sin(x[i, j - 1] * x[i, j + 1])
+        for i, j in y:
+            energy[None] += y[i, j] ** 2
+
+    if case == "gradient":
+        vjp(run, x, y, np.ones((6, N)))
+        assert any("float64" in reason for reason in tried), tried
+    else:
+        monkeypatch.setattr(lanes, "ROWS_OF_FLOAT64", True)
+        hvp(run, x, np.ones((6, N)), energy)
+        assert "in lanes" not in tried
+        vjp(run, x, y, np.ones((6, N)))
+        assert "in lanes" in tried
 
 
 @pytest.mark.parametrize(("length", "count"), [(40, 16), (300, 8), (450, None)])
