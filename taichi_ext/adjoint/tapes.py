@@ -178,11 +178,11 @@ def _number(target: ir.Target) -> Value:
 
 
 def _entry(memory: Local | Container, number: Value) -> ir.Target:
+    """The entry with a running number."""
     is_local = isinstance(memory, Local)
     sizes = memory.shape if isinstance(memory, Local) else (*(memory.shape or ()), *memory.element_shape)
     firsts = () if isinstance(memory, Local) else memory.offset
-    start = sum(o * math.prod(sizes[n + 1 :]) for n, o in enumerate(firsts))
-    places = indices_of(whole(add(number, -start)), sizes)
+    places = indices_of(number, sizes)
     found = [whole(add(i, first)) for i, first in zip_longest(places, firsts, fillvalue=0)]
     if is_local:
         return Read(memory, tuple(found))

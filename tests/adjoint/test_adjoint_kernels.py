@@ -58,6 +58,31 @@ def test_draws_of_an_iteration_are_recorded():
     assert_allclose(found, read(y) / read(x), rtol=1e-12)
 
 
+def test_overwritten_entries_of_a_field_with_an_offset_are_put_back():
+    """Taichi does not check the indices: a wrong one wrote beside the field and ended the process."""
+    x, m = ti.field(ti.f64, (2, 3), offset=(3, -4)), ti.Vector.field(2, ti.f64, 4, offset=-1)
+    write(x, np.linspace(0.3, 1.4, 6).reshape(2, 3))
+    write(m, np.linspace(-0.8, 1.1, 8).reshape(4, 2))
+
+    @ti.kernel
+    def run():
+        ti.loop_config(serialize=True)
+        for i in range(6):
+            x[3 + i // 3, i % 3 - 4] *= x[3 + (i + 1) % 6 // 3, (i + 1) % 3 - 4] + m[i % 4 - 1][i % 2]
+            m[i % 4 - 1][1] = ti.sin(m[(i + 1) % 4 - 1][0] * x[4, -3])
+
+    before = read(x), read(m)
+    for params in (x, m):
+        found = []
+        for mode in ("reverse", "forward"):
+            write(x, before[0])
+            write(m, before[1])
+            found.append(jacobian(run, params, [x, m], mode=mode))
+        for by_rows, by_columns in zip(*found, strict=True):
+            assert np.abs(by_columns).max() > 0
+            assert_allclose(by_rows, by_columns, rtol=1e-9, atol=1e-12)
+
+
 def test_vectors_from_taichi_are_recorded():
     x, y = fields()
 
