@@ -45,6 +45,7 @@ from taichi_ext.boundary.polygons import (
     CURVED,
     SIDES,
     WHOLE,
+    finest_side,
     is_wide,
     least_side,
     middle_of_square,
@@ -65,6 +66,7 @@ _LEAST = 0.1  # of a pixel: squares are divided down to it where outcomes change
 _FLAT = 1e-4  # as CURVED, with a hidden edge, such as that at which the number of steps of a march changes
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values beside an edge are not linear
 _HEIGHT = 0.12  # of that of a linear level, at a place in a square with an edge
+_ROUNDINGS = 8  # a level is no larger where it is 0
 _BESIDE = 2  # places in a square that seems to have no edge, where fine patterns do not look as at its centre
 _MUCH, _SHARE, _MOST_BENT = 2.0, 0.2, 8  # unresolved: length of edges, in pixels and of all; squares with bent values
 
@@ -138,6 +140,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
     scale = 0.0 * sx
     place = 0
     side = WHOLE
+    finest = finest_side(fine)
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
@@ -146,7 +149,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
         table = ti.Matrix([[0.0] * COLUMNS] * MOST)
         jumps = ti.Matrix([[0.0] * zeros.n] * MOST)
         kind, count, meeting, scale = find_edges(shade, zeros, cx, cy, size, fine, scale, antialias, table, jumps)
-        if (kind >= DIVIDED) & (side > least_side(ti.select(kind == STEEP, WHOLE, done))):
+        if (kind >= DIVIDED) & (side > ti.max(finest, least_side(ti.select(kind == STEEP, WHOLE, done)))):
             side = side // 2
         else:
             done += 1
@@ -259,11 +262,11 @@ def find_edges(
         is_over = (count > MOST) | (changes >= OVER)
         count = ti.min(count, MOST)
         if not is_over and count > 0:
-            is_over = oscillates(shade, count, x, y, size, table)
+            is_over = oscillates(shade, count, x, y, size, rounding, table)
         for r in range(count):
             is_known |= inner[r] == centre[SEEN]
             crossed |= bit_of(int(table[r, WHICH]))
-        is_closed = (near | crossed) != crossed and size * WHOLE > 1.5  # an edge may be near that crosses no side
+        is_closed = (near | crossed) != crossed and size * WHOLE > 1.5 * finest_side(fine)  # it may cross no side
         if count == 0:
             if is_known and is_mixed:  # outcomes that change nothing
                 is_small = size < _LEAST
@@ -288,7 +291,7 @@ def find_edges(
 
 
 @ti.func
-def oscillates(shade: ti.template(), count, x, y, size, table: ti.template()):
+def oscillates(shade: ti.template(), count, x, y, size, rounding, table: ti.template()):
     """Whether a level is small in all of a square, for its slope on an edge: it has more edges than its slopes tell."""
     found = False
     for r in range(count):
@@ -300,7 +303,7 @@ def oscillates(shade: ti.template(), count, x, y, size, table: ti.template()):
                 at = corner_of(int(table[r, ALONG]) + 2 + k) * ti.select(k == SIDES, 0.0, 1.0)
                 level = probe(shade, x + size * at[0], y + size * at[1], which, "level")[LEVEL]
                 most = ti.max(most, abs(stop_gradient(level)))
-        found |= 0 < most < least  # it is 0 where the condition is not met
+        found |= _ROUNDINGS * rounding * size * table[r, SLOPE_NORM] < most < least  # it is 0 if the condition is not met
     return found
 
 
