@@ -303,7 +303,7 @@ def oscillates(shade: ti.template(), count, x, y, size, rounding, table: ti.temp
                 at = corner_of(int(table[r, ALONG]) + 2 + k) * ti.select(k == SIDES, 0.0, 1.0)
                 level = probe(shade, x + size * at[0], y + size * at[1], which, "level")[LEVEL]
                 most = ti.max(most, abs(stop_gradient(level)))
-        found |= _ROUNDINGS * rounding * size * table[r, SLOPE_NORM] < most < least  # it is 0 if the condition is not met
+        found |= _ROUNDINGS * rounding * size * table[r, SLOPE_NORM] < most < least  # 0 where the condition is not met
     return found
 
 
