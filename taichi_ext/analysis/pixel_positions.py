@@ -88,7 +88,8 @@ class Origins:
         for node in self._reads([_Node(value, number) for value in values], position, stored):
             value, _, load = node
             if isinstance(value, ir.Load):
-                if any(value.container is own.container and not _differ(value, own) for own in loads):
+                own = [x for x in loads if x.container is value.container and not _differ(x, value)]
+                if any(self._may_move(x, value, load) for x in own):
                     yield value, None
                 continue
             assert isinstance(value, ir.Read)
@@ -153,6 +154,28 @@ class Origins:
             if first <= n < last or any(s not in self._around[last] for s in again):
                 return True
         return False
+
+    def _may_move(self, own: ir.Load, *loads: ir.Load | None) -> bool:
+        """Whether one of the loads may be of other entries where a load is, since indices move both."""
+        indices = self._indices_of(own)
+        return not indices or any(load is not None and indices & self._indices_of(load) for load in loads)
+
+    @functools.cache  # noqa: B019  # as above
+    def _indices_of(self, load: ir.Load) -> set[Entry]:
+        """The indices of loops that the entry of a load depends on in any way."""
+        pending, found = [i for i in load.indices if isinstance(i, ir.Value)], set[Entry]()
+        seen = set[ir.Value]()
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if isinstance(value, ir.Read):
+                found |= {_entry(value)} if value.local in self._indices else set()
+                pending += (node.value for node in self._defining(_entry(value)))
+            else:
+                pending += ir.children(value)
+        return found
 
     def _sources(self, position: Position) -> tuple[set[Entry], list[ir.Load]]:
         """What moves a position: indices of loops, or else entries of fields, and the indices of these.

@@ -203,6 +203,110 @@ def test_positions_that_change_before_the_level_are_taken(scene):
     assert_allclose(jacobian(k, disc, image)[..., 2].sum(), 2 * 2 * math.pi * R, rtol=ACCURACY)
 
 
+COMPUTED = """
+    skewed:
+        for i, j in image:
+            px = float(i)
+            py = float(j) + 0.5 * px - 10.0
+            image[i, j] = coverage(disc_level(disc, px, py), at=(px, py))
+    swapped:
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            if i > j:
+                kept = px
+                px = py
+                py = kept
+            image[i, j] = coverage(disc_level(disc, px, py), at=(px, py))
+    turned:
+        for i, j in image:
+            q = ti.Vector([i - 20.0, j - 20.0])
+            q = ti.Vector([0.8 * q.x + 0.6 * q.y, 0.8 * q.y - 0.6 * q.x]) + 20.03
+            image[i, j] = coverage(disc_level(disc, q.x, q.y), at=q)
+    added:
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            px += 0.5 * py - 10.0
+            ti.atomic_add(py, 0.25 * px)
+            image[i, j] = coverage(disc_level(disc, px, py), at=(px, py))
+"""
+PLACES = {
+    "skewed": lambda i, j: (i, j + 0.5 * i - 10.0),
+    "swapped": lambda i, j: (np.minimum(i, j), np.maximum(i, j)),
+    "turned": lambda i, j: (0.8 * i + 0.6 * j - 7.97, 0.8 * j - 0.6 * i + 16.03),
+    "added": lambda i, j: (i + 0.5 * j - 10.0, 1.125 * j + 0.25 * i - 2.5),
+}
+
+
+@pytest.mark.mostly_sweep("swapped")
+@pytest.mark.parametrize("name", PLACES)
+def test_coordinates_that_are_computed_from_each_other_are_independent(scene, name):
+    """As those that are read from a field."""
+    disc, image = scene
+    places = ti.Vector.field(2, ti.f64, shape=(N, N))
+    places.from_numpy(np.stack(PLACES[name](*np.mgrid[:N, :N].astype(float)), axis=-1))
+
+    @ti.kernel
+    def expected():
+        for i, j in image:
+            px = places[i, j].x
+            py = places[i, j].y
+            image[i, j] = coverage(disc_level(disc, px, py), at=(px, py))
+
+    J = jacobian(expected, disc, image)
+    assert_allclose(jacobian(kernel(COMPUTED, name, *scene), *scene), J, rtol=1e-9, atol=1e-9)
+
+
+def test_an_assignment_to_an_entry_of_the_position_by_a_computed_index_raises(scene):
+    disc, image = scene
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            q = ti.Vector([0.0, 0.0])
+            for d in range(2):
+                q[d] = float(i if d == 0 else j)
+            image[i, j] = coverage(disc_level(disc, q.x, q.y), at=q)
+
+    with pytest.raises(
+        UnsupportedError, match=r"(?s)q\[d\] = .*assigns to an entry of q, the position in at=, by a comp"
+    ):
+        jacobian(k, disc, image)
+
+
+def test_a_level_may_read_sums_over_the_positions_of_all_pixels(scene):
+    """They do not change from pixel to pixel; a copy of the position does, in the same loop or by the same index."""
+    disc, image = scene
+    places = ti.Vector.field(2, ti.f64, shape=(N, N))
+    places.from_numpy(np.moveaxis(np.mgrid[:N, :N].astype(float), 0, -1))
+    middle, copies = ti.field(ti.f64, shape=()), ti.field(ti.f64, shape=(N, N))
+
+    @ti.kernel
+    def k(taken: ti.template()):
+        middle[None] = 0.0
+        for i, j in places:
+            middle[None] += places[i, j].x / N**2
+            copies[i, j] = places[i, j].x
+        for i, j in image:
+            px = places[i, j].x
+            py = places[i, j].y
+            first = 0.0
+            for m in range(N):
+                first += places[m, 0].x / N
+            if ti.static(taken == "copy"):
+                first += copies[i, j]
+            if ti.static(taken == "other"):
+                first += places[ti.min(i + 1, N - 1), j].x
+            image[i, j] = coverage(disc_level(disc, px, py) + middle[None] - first, at=(px, py))
+
+    J = jacobian(k, disc, image, args=("sums",))
+    assert_allclose(J[..., 2].sum(), 2 * math.pi * R, rtol=ACCURACY)
+    for taken in ("copy", "other"):
+        with pytest.raises(UnsupportedError, match=r"level reads places, and the position in at= is read from there"):
+            jacobian(k, disc, image, args=(taken,))
+
+
 def test_a_level_that_reads_an_entry_of_the_position_by_a_computed_index_raises(scene):
     disc, image = scene
     centres = ti.Vector.field(2, ti.f64, shape=(N, N))

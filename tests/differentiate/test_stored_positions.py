@@ -97,6 +97,10 @@ def distance(q):
 """
 REFUSED = {
     "a field": "tmp[i, j] = p[0] - 2 * x\nimage[i, j] = coverage(tmp[i, j] + x - 0.3 * y, at=(x, y))",
+    "another position by the same index": """tmp[i, j] = coverage(p[0] - x + 0.2 * y, at=(x, y))
+u = i + 0.25
+v = j + 0.25
+image[i, j] = coverage(tmp[i, j] + p[1] - u + 0.3 * v, at=(u, v))""",
     "the index": "tmp[i, j] = 0.3 * i\nimage[i, j] = coverage(tmp[i, j] + x - p[0], at=(x, y))",
     "by y alone": "tmp[i, j] = p[0] - 2 * y\nimage[i, j] = edge(tmp[i, j] + x - 0.3 * y, 1.0, 0.0, at=(x, y))",
     "a level kept": """level = p[0] - x + 0.2 * y
@@ -267,10 +271,6 @@ for k in range(3):
     list[i, j, k] = p[k] * x""",
     "painted": """image[i, j] = coverage(p[0] - x + 0.2 * y, at=(x, y))
 image[i, j] = edge(p[1] - y + 0.1 * x, p[2], image[i, j], at=(x, y), antialias=True)""",
-    "other positions": """tmp[i, j] = coverage(p[0] - x + 0.2 * y, at=(x, y))
-u = i + 0.25
-v = j + 0.25
-image[i, j] = coverage(tmp[i, j] + p[1] - u + 0.3 * v, at=(u, v))""",
     "another position in each iteration": """for k in range(3):
     u = i + 0.25 * k
     v = j + 0.1 * k

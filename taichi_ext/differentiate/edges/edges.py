@@ -218,19 +218,22 @@ def gradient(ctx: RuleContext, s: ir.Boundary) -> None:
 
 def own_seeds(everything: Iterable[ir.Statement], *, takes_derivative: bool) -> OwnSeeds:
     """Seeds without a column, by local and entry: positions of pixels, tangents of rules, roots."""
-    found: dict[tuple[ir.Local, int], None] = {}
+    found: dict[tuple[ir.Local, int], set[tuple[ir.Local, int]]] = {}
     for s in everything:
         if not isinstance(s, ir.Boundary):
             continue
         if takes_position(s, takes_derivative=takes_derivative):
-            found.update(dict.fromkeys(position_entries(s)))
+            position = position_entries(s)
+            for entry in position:
+                found.setdefault(entry, set()).update(position)
         if s.kind == "sqrt_edge":
-            found[s.results[0], 0] = None
+            found.setdefault((s.results[0], 0), set())
         tangents = (local for locals_ in s.inner.values() for local in locals_)
-        found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
+        for entry in ((local, n) for local in tangents for n in range(math.prod(local.shape))):
+            found.setdefault(entry, set())
     seeds: dict[ir.Local, dict[int, linear.LocalSeed]] = {}
-    for local, n in found:
-        seeds.setdefault(local, {})[n] = linear.LocalSeed(local, n)
+    for (local, n), position in found.items():
+        seeds.setdefault(local, {})[n] = linear.LocalSeed(local, n, frozenset(position))
     return seeds
 
 
@@ -257,6 +260,7 @@ def check_positions(body: ir.Body, *, takes_derivative: bool) -> None:
     for s in using:
         levels = [s.given[name] for name in ("level", "value") if name in s.given]
         position = frozenset(position_entries(s))
+        _check_assigned(s, body, position)
         is_shape = s.kind == "gradient"  # its position is computed from that of the pixel
         for read, load in origins.hidden(s, _all_entries(levels), position, with_origins=is_shape):
             raise _index_in_level(s, read) if load is None else _stored_position(s, load, *_LEVEL_READS)
@@ -266,6 +270,24 @@ def check_positions(body: ir.Body, *, takes_derivative: bool) -> None:
                 for _, load in origins.hidden(s, sides, frozenset({(root.results[0], 0)})):
                     if load is not None:
                         raise _stored_position(s, load, *_SIDE_READS)
+
+
+def _check_assigned(s: ir.Boundary, body: ir.Body, position: frozenset[tuple[ir.Local, int]]) -> None:
+    """Raise for an assignment to an entry of a position by a computed index: it is not known which."""
+    for store in ir.statements(body):
+        target = store.target if isinstance(store, ir.Store) else None
+        if (
+            isinstance(target, ir.Read)
+            and target.number is None
+            and any(local is target.local for local, _ in position)
+        ):
+            name = target.local.name
+            raise UnsupportedError(
+                f"{ir.cited(store.place or s.place)}"
+                f"{s.name}: this line assigns to an entry of {name}, the position in at=, by a computed index. The "
+                f"gradient of the level would be wrong. Write {name}[0] and {name}[1], or a loop over "
+                "ti.static(range(2))."
+            )
 
 
 _LEVEL_READS = "level", "a value that depends on the position of the pixel"

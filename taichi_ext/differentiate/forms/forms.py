@@ -51,10 +51,16 @@ class LocalSeed:
     """A seed without a column: an entry of a pixel's position, of a tangent of a rule, or a root.
 
     It has no number, so no row, slot, shadow or tape can hold it: its coefficients are in registers.
+
+    Attributes:
+        local: the local.
+        entry: the number of its entry.
+        position: the entries of a pixel's position of which it is one; they do not depend on each other.
     """
 
     local: Local
     entry: int = 0
+    position: frozenset[tuple[Local, int]] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True)

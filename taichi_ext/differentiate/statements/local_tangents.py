@@ -116,7 +116,8 @@ class LocalTangents:
             kept = tuple(i if isinstance(i, int) else self.walk.naming.settled_index(i) for i in target.index)
             target = Read(local, kept, checks=target.checks, place=target.place)
         index = self.known.flat_index(target)
-        if isinstance(s, Update) and s.op in ("add", "sub"):
+        has_own = index in self.walk.facts.own_seeds.get(local, ())
+        if isinstance(s, Update) and s.op in ("add", "sub") and not has_own:
             form = materialize(self.walk.builder, self.linearizer.form(s.value))
             self.walk.builder.emit(replace(s, target=target, value=self.walk.expressions.primal(s.value)))
             with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
@@ -128,10 +129,9 @@ class LocalTangents:
             value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
         form = materialize(self.walk.builder, self.linearizer.form(value))
         self.walk.builder.emit(Assign(target, self.walk.expressions.primal(value), place=s.place))
-        own = self.walk.facts.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
         with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
             if is_possible:
-                storage.write([form if own is None else {**form, own: 1}], [index])
+                storage.write(self.known.with_own(local, [form], index), [index])
 
 
 def _copied(value: Value) -> Value:

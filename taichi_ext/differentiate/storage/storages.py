@@ -310,12 +310,17 @@ class LocalForms:
             self._walk.plan.accumulated.setdefault(deferred.local, why)
         deferred.sweep = sweep
 
-    def with_own(self, local: Local, forms: list[linear.Form]) -> list[linear.Form]:
-        """The forms of the entries of a local, with its own seeds."""
+    def with_own(self, local: Local, forms: list[linear.Form], first: Index = 0) -> list[linear.Form]:
+        """The forms of the entries of a local, from one on, with its own seeds.
+
+        What an entry of a position is computed from does not count: other entries of that position, or itself before.
+        """
         own = self._walk.facts.own_seeds.get(local)
-        if own is None:
+        if own is None or not isinstance(first, int):
             return forms
-        return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
+        return [
+            _own_form(own[n], self.settled(form)) if n in own else form for n, form in enumerate(forms, start=first)
+        ]
 
     def keep(self, local: Local, forms: list[linear.Form]) -> None:
         """Keep the tangents of the entries of a local that is declared here."""
@@ -363,3 +368,11 @@ class LocalForms:
             return without_pivots(self._walk.builder, found, forms) if found else forms
         leaves = {leaf: c for form in found.values() for leaf, c in form.items()}
         return [{x: c for x, c in (leaves | form).items() if not isinstance(x, linear.Pivot)} for form in forms]
+
+
+def _own_form(seed: linear.LocalSeed, form: linear.Form) -> linear.Form:
+    """The form of what has a seed of its own."""
+    others = {
+        x: c for x, c in form.items() if type(x) is not linear.LocalSeed or (x.local, x.entry) not in seed.position
+    }
+    return {**others, seed: 1}
