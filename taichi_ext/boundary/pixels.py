@@ -42,10 +42,10 @@ from taichi_ext.boundary.crossings import (
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
+    COARSE,
     CURVED,
     SIDES,
     WHOLE,
-    finest_side,
     is_wide,
     least_side,
     middle_of_square,
@@ -140,7 +140,6 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
     scale = 0.0 * sx
     place = 0
     side = WHOLE
-    finest = finest_side(fine)
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
@@ -148,8 +147,11 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
         cy = sy + middle[1]
         table = ti.Matrix([[0.0] * COLUMNS] * MOST)
         jumps = ti.Matrix([[0.0] * zeros.n] * MOST)
-        kind, count, meeting, scale = find_edges(shade, zeros, cx, cy, size, fine, scale, antialias, table, jumps)
-        if (kind >= DIVIDED) & (side > ti.max(finest, least_side(ti.select(kind == STEEP, WHOLE, done)))):
+        least = least_side(done)
+        kind, count, meeting, scale = find_edges(
+            shade, zeros, cx, cy, size, fine, scale, side <= least, antialias, table, jumps
+        )
+        if (kind >= DIVIDED) & (side > ti.select(kind == STEEP, COARSE, least)):
             side = side // 2
         else:
             done += 1
@@ -212,6 +214,7 @@ def find_edges(
     size,
     fine,
     before,
+    is_least,
     antialias: ti.template(),
     table: ti.template(),
     jumps: ti.template(),
@@ -266,7 +269,7 @@ def find_edges(
         for r in range(count):
             is_known |= inner[r] == centre[SEEN]
             crossed |= bit_of(int(table[r, WHICH]))
-        is_closed = (near | crossed) != crossed and size * WHOLE > 1.5 * finest_side(fine)  # it may cross no side
+        is_closed = (near | crossed) != crossed and not is_least  # an edge may be near that crosses no side
         if count == 0:
             if is_known and is_mixed:  # outcomes that change nothing
                 is_small = size < _LEAST

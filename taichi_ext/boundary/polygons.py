@@ -24,7 +24,6 @@ INNER = -1  # their kind within the pixel
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that another line bounds: inside, outside or in front of a shape
 BESIDE_FLAT = 1e-3  # of a pixel: how far from an edge its slope is taken if it is 0 on it: max(x, 0) where x is 0
 _FEW = 128  # squares of a pixel
-_FINE = 1e-10  # roundings of float64 are smaller
 TRIES = 3  # places at which a slope is taken, see ``side_of_try``
 CURVED = 2e-3  # by how much the value in the middle may differ from the mean of the corners, of the sum of all
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
@@ -44,12 +43,6 @@ def off_border(x, y, fine):
 def least_side(done):
     """The side of the smallest squares: 1/128 pixel for the first ones, since tiny shapes need them, else 1/32."""
     return ti.select(done < _FEW, 1, COARSE)
-
-
-@ti.func
-def finest_side(fine):
-    """The side of the smallest squares in which edges are told from roundings, ``fine``: 1/32 pixel in float32."""
-    return ti.select(fine < _FINE, 1, COARSE)
 
 
 @ti.func

@@ -59,10 +59,8 @@ _LOST += "tangent is lost. "
 _PARTLY = "{} depends on the params in more ways than its tangent says: a part of its tangent is lost in Python. "
 _DIFFERS = "{} differs from run to run (random numbers, a counter, a clock), so that it cannot be told whether it "
 _DIFFERS += "depends on the params: it counts as a constant."
-_OTHER_WAY = (
-    "{} comes after a choice that changes with the params, however little they move, so that it cannot be told "
-)
-_OTHER_WAY += "whether it depends on them: it counts as a constant."
+_OTHER_WAY = "{} comes after a choice that changes with the params, however little they move: whether it depends on "
+_OTHER_WAY += "them cannot be told, and it counts as a constant."
 _NOT_AGAIN = "Python reads numbers that depend on the params, and the pipeline cannot be run again to find out whether "
 _NOT_AGAIN += "what it passes on depends on them ({}): it counts as a constant."
 
