@@ -233,7 +233,6 @@ in_steps:
         n += 1
     level = radius - ti.sqrt(square)
     radius = 7.0
-    px = 100.0
     square = -1.0
     image[i, j] = coverage(level, at=(px, py))
 in_branches:
