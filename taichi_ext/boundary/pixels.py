@@ -269,12 +269,13 @@ def find_edges(
         for r in range(count):
             is_known |= inner[r] == centre[SEEN]
             crossed |= bit_of(int(table[r, WHICH]))
-        is_closed = (near | crossed) != crossed and not is_least  # an edge may be near that crosses no side
+        is_small = is_least or (count > 0 and size * WHOLE < 1.5 * COARSE)
+        is_closed = (near | crossed) != crossed and not is_small  # an edge may be near that crosses no side
         if count == 0:
             if is_known and is_mixed:  # outcomes that change nothing
-                is_small = size < _LEAST
-                is_hidden = (crossed & (crossed - 1) == 0) & (most <= FLAGGED) & (not is_closed) & (not is_small)
-                kind = ti.select(is_small | is_hidden, UNIFORM, DIVIDED)
+                is_done = size < _LEAST
+                is_hidden = (crossed & (crossed - 1) == 0) & (most <= FLAGGED) & (not is_closed) & (not is_done)
+                kind = ti.select(is_done | is_hidden, UNIFORM, DIVIDED)
         else:
             may_be_arcs = is_known & (not is_over) & (not is_closed)
             kind, meeting = put_edges(shade, count, may_be_arcs, x, y, size, rounding, table, jumps)

@@ -159,7 +159,7 @@ def test_loops_that_do_not_fit_run_by_themselves(tried, case):
     assert all(reasons.get(case, "in lanes") in reason for reason in tried), tried
 
 
-@pytest.mark.mostly_sweep("in colours-grid", "in one thread-grid")
+@pytest.mark.mostly_sweep("in one thread-grid")
 @pytest.mark.parametrize("case", ["grid", "vector", "far away"])
 @pytest.mark.parametrize("way", ["in colours", "in one thread"])
 def test_rows_of_stencils_are_in_lanes(tried, monkeypatch, way, case):
