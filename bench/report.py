@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import textwrap
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,11 +16,12 @@ PACKAGES = ["taichi", "taichi-ext", "numpy", "jax", "asdex", "torch", "warp-lang
 
 
 def describe(clock_name: str, precision: str = "float32") -> str:
-    """Machine, versions and conventions, as Markdown."""
-    names = [f"{package} {_version(package) or 'not installed'}" for package in PACKAGES]
-    return (
+    """Machine, versions of what is installed, and conventions, as Markdown."""
+    names = [f"{package} {_version(package)}" for package in PACKAGES if _version(package)]
+    return textwrap.fill(
         f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}; Python "
-        f"{platform.python_version()}, {', '.join(names)}. Device {_device()}, {precision}, {clock_name}, medians."
+        f"{platform.python_version()}, {', '.join(names)}. Device {_device()}, {precision}, {clock_name}, medians.",
+        120,
     )
 
 

@@ -799,8 +799,8 @@ def lost_if(use, c, value):
 @pytest.mark.parametrize("mode", ["forward", "reverse", "csr"])
 @pytest.mark.parametrize(
     "values",
-    [(False, True), ("dual", "plain"), ((), None), (abs, lambda v: float(v))],
-    ids=["flag", "word", "none", "def"],
+    [(False, True), ("dual", "plain"), ((), None), (abs, lambda v: float(v)), (np.False_, np.True_)],
+    ids=["flag", "word", "none", "def", "flag of numpy"],
 )
 def test_arguments_that_choose_another_path_in_a_later_call(scene, values, mode):
     def pipeline(value):

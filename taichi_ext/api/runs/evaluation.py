@@ -417,7 +417,7 @@ class Evaluation:
     def path(self) -> Hashable:
         """What a pipeline does may depend on flags, words and functions, and with arrays on numbers and shapes."""
         args = tuple(getattr(a, "__code__", a) for a in self.call.args)
-        flags = tuple(a for a in args if isinstance(a, (bool, str, types.CodeType, type(None))))
+        flags = tuple(a for a in args if isinstance(a, (bool, np.bool_, str, types.CodeType, type(None))))
         if not self.prepared.has_host_arrays:
             return flags
         return flags, self.sizes, tuple(a for a in args if isinstance(a, (int, np.integer)))
