@@ -12,7 +12,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
-from taichi_ext.analysis.affine import Affine, linear_form, value_of
+from taichi_ext.analysis.affine import Affine, Atom, atom_value, linear_form, value_of
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
 from taichi_ext.errors import UnsupportedError
@@ -33,6 +33,7 @@ from taichi_ext.program.build import (
 )
 
 _FROZEN = ("weight", "temporary", "partial")
+_POSITIVE = 2**31 - 1  # the bits of numbers from zero on
 _LARGEST = {ir.F16: 6e4, ir.F32: 3e38, ir.F64: 1e308}  # beyond these, numbers count as infinite
 
 
@@ -271,7 +272,16 @@ class Block:
         number = array.number(load)
         form = linear_form(number, self._atom)
         first: Coefficient = multiply(number if form is None else value_of(form), array.width)
+        if array.width > 1 and (form is None or any(self._is_computed(atom) for atom, _ in form.terms)):
+            first = operation("bit_and", whole(first), literal(_POSITIVE, ir.I32))
         return self._neighbours(array.container, first), condition
+
+    def _is_computed(self, atom: Atom) -> bool:
+        """Whether a part of an index is an operation, such as ``%``.
+
+        LLVM 15 may find ``(i + n - 1) % n`` to be ``i - 1``, and extend the number of an entry without its sign.
+        """
+        return isinstance(self._definition(atom_value(atom)), Op)
 
     def _atom(self, value: Value) -> Affine | None:
         """The normal form of a local, by what it was computed from: see ``multiply``."""

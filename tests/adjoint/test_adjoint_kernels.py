@@ -147,6 +147,44 @@ def test_neighbours_behind_a_condition(name):
     assert_allclose(jacobian(locals()[name], x, y, mode="reverse"), expected, rtol=1e-12)
 
 
+@pytest.mark.mostly_sweep("directly-2", "by a local-4")
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("way", ["directly", "by a local", "in an inner loop"])
+def test_periodic_neighbours_behind_a_condition(way, count):
+    """LLVM 15 took ``(i + n - 1) % n`` for ``i - 1``, and entries of several rows for some 16 GiB further on."""
+    n, m = 6, 22
+    x, y, total = scalars(np.random.default_rng(0).uniform(0.3, 1.4, (n, m))), outputs(n, m), outputs(8)
+
+    @ti.kernel
+    def run():
+        for i, j in y:
+            if 0 < i and i < n - 1 and 0 < j and j < m - 1:
+                if ti.static(way == "directly"):
+                    y[i, j] = x[(i + 1) % n, j] * x[i, j] + ti.sin(x[i, j - 1]) + x[(i + n - 1) % n, j + 1]
+                elif ti.static(way == "by a local"):
+                    before = (i + n - 1) % n
+                    y[i, j] = x[(i + 1) % n, j] * x[i, j] + ti.sin(x[i, j - 1]) + x[before, j + 1]
+                else:
+                    for k in range(2):
+                        y[i, j] += x[(i + 1) % n, j] * x[i, j] + ti.sin(x[i, j - 1]) + x[(i + n - 1) % n, j + 1]
+        for i, j in y:
+            total[(i * m + j) % 8] += y[i, j] ** 2
+
+    J = jacobian(run, x, total, mode="reverse", chunk_size=count)
+    X, W = read(x), np.zeros((n, m))
+    inner = np.ix_(range(1, n - 1), range(1, m - 1))
+    up, down, left = np.roll(X, -1, 0), np.roll(X, 1, 0), np.roll(X, 1, 1)
+    W[inner] = (1 + (way == "in an inner loop")) * (up * X + np.sin(left) + np.roll(down, -1, 1))[inner]
+    expected = np.zeros((8, n, m))
+    for i, j in np.argwhere(W):
+        row, w = expected[(i * m + j) % 8], 2 * W[i, j] * (1 + (way == "in an inner loop"))
+        row[i + 1, j] += w * X[i, j]
+        row[i, j] += w * X[i + 1, j]
+        row[i, j - 1] += w * np.cos(X[i, j - 1])
+        row[i - 1, j + 1] += w
+    assert_allclose(J, expected, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.mostly_sweep("at_two_entries")
 @pytest.mark.parametrize("name", ["at_own_entry", "at_two_entries", "in_two_dimensions"])
 def test_loops_that_begin_below_zero(name):
