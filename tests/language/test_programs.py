@@ -898,7 +898,7 @@ one_array_for_two_arguments(p: ti.types.ndarray(ti.f64, ndim=1), q: ti.types.nda
 """
 
 ROWS = rows_of(PROGRAMS + SWEEPS)
-WITHOUT_ADJOINT = {"constant_constructors", "hints_beside_tangents"}  # of ti.Vector.unit, of ti.rescale_index
+WITHOUT_ADJOINT = {"hints_beside_tangents"}  # of ti.rescale_index
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.sweep] * (f"\n{n}" in SWEEPS)) for n in ROWS])
