@@ -250,6 +250,7 @@ class _Normal:
         if name in ("add", "sub") and result is None and (isinstance(target, Load) or target.index):
             out.append(ir.Update(target, name, value, place=s.place))
             return
+        name = f"bit_{name}" if is_atomic and name in ("and", "or", "xor") else name
         old = result or Local("old", target.dtype, (), "temporary")
         out.append(ir.Declare(old, (target,), place=s.place))
         given = cast(value, target.dtype) if is_atomic else value

@@ -6,8 +6,6 @@ In sweeps, all rows have their J by entries and by adjoints, too.
 import pytest
 from program_rows import rows_of
 
-from taichi_ext import UnsupportedError, jacobian
-
 pytestmark = pytest.mark.usefixtures("ti64")
 
 PROGRAMS = """
@@ -898,7 +896,6 @@ one_array_for_two_arguments(p: ti.types.ndarray(ti.f64, ndim=1), q: ti.types.nda
 """
 
 ROWS = rows_of(PROGRAMS + SWEEPS)
-WITHOUT_ADJOINT = {"hints_beside_tangents"}  # of ti.rescale_index
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.sweep] * (f"\n{n}" in SWEEPS)) for n in ROWS])
@@ -906,11 +903,7 @@ def test_against_differences(name):
     ROWS[name].is_right()
 
 
-@pytest.mark.mostly_sweep("index_arithmetic_that_wraps", "a_local_array_as_a_stack")
+@pytest.mark.mostly_sweep("index_arithmetic_that_wraps", "a_local_array_as_a_stack", "hints_beside_tangents")
 @pytest.mark.parametrize("name", ROWS)
 def test_in_other_ways(name):
-    if name in WITHOUT_ADJOINT:
-        kernel, (params, outs), _ = ROWS[name].made()
-        with pytest.raises(UnsupportedError, match="The adjoint of this call is not known"):
-            jacobian(kernel, params, outs, mode="reverse")
-    ROWS[name].is_alike_in_other_ways(name not in WITHOUT_ADJOINT)
+    ROWS[name].is_alike_in_other_ways()

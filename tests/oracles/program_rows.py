@@ -75,11 +75,11 @@ class Row:
         kernel, asked, more = self.made()
         differences.check_jacobian(kernel, *asked, **more)
 
-    def is_alike_in_other_ways(self, has_adjoint: bool = True) -> None:
+    def is_alike_in_other_ways(self) -> None:
         """J by entries and by adjoints."""
         kernel, (params, outs), more = self.made()
         start, found = Snapshot([*as_list(params), *as_list(outs), *more.get("state", ())]), []
-        for options in ({}, {"format": "csr"}, {"mode": "reverse"} if has_adjoint else {}):
+        for options in ({}, {"format": "csr"}, {"mode": "reverse"}):
             J = jacobian(kernel, params, outs, args=more.get("args", ()), as_matrix=True, **options)
             found.append(J.toarray() if "format" in options else J)
             start.restore()
