@@ -796,6 +796,7 @@ def differences(k, p, image, step):
     return np.stack(found, axis=-1)
 
 
+@pytest.mark.sweep
 def test_a_level_that_changes_its_sign_along_an_edge():
     """Cells of hexagons, by rounded coordinates: levels beside a cell are differences of distances, with saddles."""
     p, image = scalars([0.4, 0.3, 2.9, 0.2]), outputs(6, 8)
