@@ -186,9 +186,16 @@ def full_shape(array: Array) -> tuple[int, ...]:
     return (*shape, *array.element_shape) if isinstance(array, ti.Ndarray) else tuple(shape)
 
 
+def as_indices(key: Any) -> tuple[Any, ...]:
+    """The indices of a subscript; None stands for those of an entry without axes."""
+    if type(key) is int:  # quicker
+        return (key,)
+    return tuple(key) if isinstance(key, (tuple, list)) else () if key is None else (key,)
+
+
 def rows_of_index(array: Array, index: Any) -> Any:
     """The row of an entry of a ti.ndarray, or its rows; the index of a component may follow."""
-    index = tuple(index) if isinstance(index, (tuple, list)) else () if index is None else (index,)
+    index = as_indices(index)
     shape = full_shape(array)
     width, row = math.prod(shape[len(index) :]), row_at(index, shape)
     return row if width == 1 else np.arange(row * width, (row + 1) * width)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext.backend.arrays import rows_of_index
+from taichi_ext.backend.arrays import as_indices, rows_of_index
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel
 from taichi_ext.backend.lifetime import InTree, check_not_ended, layout_version, tree_serial
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
@@ -267,9 +267,7 @@ Place = tuple[object, object]  # where an access reads or stores: an entry or ar
 def _of_field(field: ti.ScalarField, key: object, *_: object) -> Place:
     accessor = _accessor(field)
     known = _located(accessor, field)
-    given: Any = (
-        (key,) if type(key) is int else tuple(key) if isinstance(key, (tuple, list)) else (key,) * (key is not None)
-    )
+    given = as_indices(key)
     index = given + known.padding if len(given) == known.dimensions else tuple(field._pad_key(key))
     return FieldEntry(accessor, index, known.node, known.tree), None
 

@@ -220,7 +220,7 @@ class Linearizer:
     def stored(self, values: list[ir.Value]) -> list[linear.Form]:
         """The tangents of values that are stored together, some under a condition."""
         picks = [(v, v.args[1]) if _is_zero_otherwise(v) else (None, v) for v in values]
-        forms = self._locals.stored(list(map(self.unsettled, (value for _, value in picks))))
+        forms = self._locals.stored([self.unsettled(value) for _, value in picks])
         return [
             form if node is None or not form else self._choice(node, [self._kept(form), {}])
             for (node, _), form in zip(picks, forms, strict=True)
