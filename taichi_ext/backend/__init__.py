@@ -143,7 +143,6 @@ from taichi_ext.backend.kernels import (
     takes_numbers_alone,
     thread_functions,
     with_functions_in_key,
-    without_fast_math,
 )
 from taichi_ext.backend.layouts import (
     child_numbers,

@@ -129,11 +129,6 @@ def with_functions_in_key() -> contextlib.AbstractContextManager[None]:
     return _settings(RUNTIME.program().config(), FUNCTIONS_IN_KEY)
 
 
-def without_fast_math() -> contextlib.AbstractContextManager[None]:
-    """Within the context, kernels are compiled so that sums keep their order."""
-    return _settings(RUNTIME.program().config(), {"fast_math": False})
-
-
 class _DroppedError(Exception):
     """Raised while Taichi makes a kernel, so that it does not keep it."""
 

@@ -469,38 +469,6 @@ def test_entries_in_order(shape, count):
     assert_allclose(block.data(numbers), wanted.data, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.mostly_sweep(every=2)
-@pytest.mark.parametrize("length", [2, 3, 4])
-@pytest.mark.parametrize("spoiled", ["", "a number left out", "other columns", "rows between two points"])
-def test_blocks_of_a_symmetric_matrix(length, spoiled):
-    """Blocks of three points each, some of them left out, as SciPy adds them up; or numbers that are no such blocks."""
-    rng = np.random.default_rng(length)
-    points, count, inner = 50, 1000, np.arange(length)
-    elements = np.stack([rng.permutation(points)[:3] for _ in range(count)])
-    size = length * (points + 1)
-    rows = (length * elements[:, :, None, None, None] + inner[:, None]) + np.zeros((3, 1, length), int)
-    columns = (length * elements[:, None, :, None, None] + inner) + np.zeros((3, 1, length, 1), int)
-    half = rng.standard_normal((count, 3, length, 3, length))
-    numbers = (half + half.transpose(0, 3, 4, 1, 2)).transpose(0, 1, 3, 2, 4)
-    kept = np.broadcast_to((rng.random(count) < 0.8)[:, None, None, None, None], numbers.shape).copy()
-    kept[0] = True
-    if spoiled == "a number left out":
-        kept[0, 0, 0, 1, 1] = False  # of the first block
-    elif spoiled == "other columns":
-        rows[0], columns[0] = columns[0].copy(), rows[0].copy()
-    elif spoiled:
-        rows[0], columns[0] = rows[0] + 1, columns[0] + 1
-    rows, columns, numbers, kept = (a.reshape(-1) for a in (rows, columns, numbers, kept))
-    block = block_of(rows * size + columns, kept, (size, size), False, may_be_in_place=True, is_symmetric=True)
-    assert (block.symmetric is None) == bool(spoiled)
-    wanted = scipy.sparse.coo_array((numbers[kept], (rows[kept], columns[kept])), shape=(size, size)).tocsr()
-    assert_array_equal(block.indptr, wanted.indptr)
-    assert_array_equal(block.indices, wanted.indices)
-    assert_allclose(block.data(numbers), wanted.data, rtol=1e-13, atol=1e-12)
-    found = block.pattern.with_data(block.data(numbers))
-    assert spoiled or (found != found.T).nnz == 0
-
-
 @pytest.mark.sweep
 def test_guarded_columns_stay_within_the_rows_of_locals():
     """Where a condition does not hold, the column that it guards may lie outside of the row, with a coefficient of 0."""

@@ -4,7 +4,6 @@
 # pyright: reportInvalidTypeForm=false
 
 import functools
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,14 +21,11 @@ from taichi_ext.runtime.sparse.matrices import Pattern
 
 # Numbers are reordered and summed in parallel.
 
-NO_OVERFLOW = 2**30 - 1  # so that LLVM adds constants to a place as part of the address
-
 
 @functools.cache
 def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
-    """Kernels that gather numbers, and add up stretches of vectors of them, and of blocks of a symmetric matrix."""
+    """Kernels that gather numbers, and add up stretches of vectors of them."""
     array: Any = ti.types.ndarray(ndim=1)
-    table: Any = ti.types.ndarray(ndim=2)
 
     @ti.kernel
     def gather(numbers: array, order: array, found: array):
@@ -47,22 +43,7 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
             for c in ti.static(range(length)):
                 found[length * k + c] = totals[c]
 
-    @ti.kernel
-    def add_up_blocks(numbers: array, order: array, blocks: table, found: array, length: ti.template()):
-        for k in range(blocks.shape[0]):
-            places = ti.Vector([blocks[k, n] & NO_OVERFLOW for n in ti.static(range(2 * length))])
-            start, end = blocks[k, 2 * length], blocks[k, 2 * length + 1]
-            first = order[start] & NO_OVERFLOW
-            totals = ti.Vector([numbers[first + c] for c in ti.static(range(length * length))])
-            for n in range(start + 1, end):
-                place = order[n] & NO_OVERFLOW
-                for c in ti.static(range(length * length)):
-                    totals[c] += numbers[place + c]
-            for i, j in ti.static(ti.ndrange(length, length)):
-                found[places[i] + j] = totals[length * i + j]
-                found[places[length + j] + i] = totals[length * i + j]
-
-    return gather, add_up, add_up_blocks
+    return gather, add_up
 
 
 def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> np.ndarray:
@@ -70,7 +51,7 @@ def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> 
 
     If ``length`` is more than 1, each place in the order stands for ``length`` contiguous numbers.
     """
-    gather, add_up, _ = _kernels(backend.RUNTIME.module)
+    gather, add_up = _kernels(backend.RUNTIME.module)
     with backend.suspend_following():
         if starts is None:
             found = np.empty(len(order), numbers.dtype)
@@ -78,17 +59,6 @@ def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> 
         else:
             found = np.empty(length * (len(starts) - 1), numbers.dtype)
             add_up(numbers, order, starts, found, length)
-    return found
-
-
-def merged_blocks(numbers: np.ndarray, order: np.ndarray, blocks: np.ndarray, length: int, count: int) -> np.ndarray:
-    """The sums of blocks of ``length x length`` numbers, each written to its place and, transposed, to another one.
-
-    ``blocks`` has the places of the rows in each of the two, and the stretch of ``order`` to add up.
-    """
-    found = np.empty(count, numbers.dtype)
-    with backend.suspend_following(), backend.without_fast_math():  # LLVM would add up each fourth number in a lane
-        _kernels(backend.RUNTIME.module)[2](numbers, order, blocks, found, length)
     return found
 
 
@@ -156,7 +126,6 @@ class PatternBlock:
         starts: the start of each entry in ``order``, and the end; None if each entry is one number.
         has_rows: whether numbers come from rows of tangents, whose zeros are not entries.
         length: the count of contiguous entries for each place in ``order``, which has the first of them.
-        symmetric: of a symmetric matrix: the ``length x length`` blocks to add up, see ``merged_blocks``.
     """
 
     indptr: np.ndarray
@@ -166,7 +135,6 @@ class PatternBlock:
     shape: tuple[int, int]
     has_rows: bool
     length: int = 1
-    symmetric: np.ndarray | None = None
 
     @property
     def is_in_place(self) -> bool:
@@ -188,8 +156,6 @@ class PatternBlock:
             return numbers
         if not len(self.order):
             return np.zeros(0, numbers.dtype)
-        if self.symmetric is not None:
-            return merged_blocks(numbers, self.order, self.symmetric, self.length, len(self.indices))
         if self.length > 1 or len(self.order) >= LONG:
             return merged(numbers, self.order, self.starts, self.length)
         taken = numbers.take(self.order)
@@ -208,7 +174,6 @@ def block_of(
     has_rows: bool,
     *,
     may_be_in_place: bool,
-    is_symmetric: bool = False,
 ) -> PatternBlock:
     """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept.
 
@@ -217,10 +182,6 @@ def block_of(
     width, dtype = max(1, shape[1]), np.int32 if max(*shape, len(key)) < 2**31 else np.int64
     if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
         return PatternBlock(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
-    if is_symmetric and shape[0] == shape[1] and not has_rows and len(key) >= LONG:
-        found = _symmetric(key, kept, shape[0])
-        if found is not None:
-            return found
     numbers = None if kept.all() else np.flatnonzero(kept)
     key = key if numbers is None else key[numbers]
     order, key = _sorted(key, max(1, shape[0]) * width)
@@ -241,60 +202,6 @@ def block_of(
             ends = np.append(0, np.cumsum(counts)).astype(dtype)
             return PatternBlock(indptr, indices, order[first], ends, shape, has_rows, length)
     return PatternBlock(indptr, indices, order, None if is_first.all() else ends, shape, has_rows)
-
-
-# A symmetric matrix whose numbers come in square blocks: only those above the diagonal are added up.
-
-
-def _symmetric(key: np.ndarray, kept: np.ndarray, size: int) -> PatternBlock | None:
-    """The arrays for numbers at ``row * size + column``; None if they are no square blocks of kept numbers."""
-    for length in (4, 3, 2):
-        square, step = length * length, PART // 16
-        if size % length == 0 and len(key) % square == 0 and len(key) <= NO_OVERFLOW // 2:
-            keys, is_kept = key.reshape(-1, square), kept.reshape(-1, square)
-            if all(_are_blocks(keys[n : n + step], is_kept[n : n + step], size) for n in range(0, len(keys), step)):
-                return _in_blocks(keys[:, 0], np.flatnonzero(is_kept[:, 0]), size, length)
-    return None
-
-
-def _are_blocks(keys: np.ndarray, kept: np.ndarray, size: int) -> bool:
-    steps = np.arange(keys.shape[1])
-    length = math.isqrt(len(steps))
-    is_same = keys - keys[:, :1] == steps // length * size + steps % length
-    return bool((kept == kept[:, :1]).all() and (is_same | ~kept).all())
-
-
-def _in_blocks(first: np.ndarray, numbers: np.ndarray, size: int, length: int) -> PatternBlock | None:
-    rows, columns = np.divmod(first[numbers], size)
-    if (rows % length).any() or (columns % length).any():
-        return None
-    rows, columns, width = rows // length, columns // length, size // length
-    is_upper = rows <= columns
-    places, numbers = (rows * width + columns)[is_upper], numbers[is_upper]
-    order = np.argsort(places, kind="stable")
-    places = places[order]
-    starts = np.flatnonzero(np.append(True, places[1:] != places[:-1])[: len(places)])
-    upper = places[starts]
-    rows, columns = np.divmod(upper, width)
-    mirrored = columns * width + rows
-    every = np.sort(np.concatenate([upper, mirrored[rows < columns]]))
-    count = np.bincount(every // width, minlength=width)  # of the blocks in a row of them
-    before = np.cumsum(count) - count
-
-    def rows_of(places: np.ndarray) -> list[np.ndarray]:
-        row = places // width
-        first = length * ((length - 1) * before[row] + np.searchsorted(every, places))
-        return [first + n * length * count[row] for n in range(length)]
-
-    dtype: Any = np.int32
-    ends = np.append(starts, len(order))
-    blocks = np.stack([*rows_of(upper), *rows_of(mirrored), ends[:-1], ends[1:]], axis=1).astype(dtype)
-    in_row = np.repeat(count, length)
-    indptr = np.append(0, np.cumsum(length * in_row)).astype(dtype)
-    block = np.arange(in_row.sum()) + np.repeat(np.repeat(before, length) - (np.cumsum(in_row) - in_row), in_row)
-    indices = (length * (every % width)).astype(dtype)[block][:, None] + np.arange(length, dtype=dtype)
-    numbers = (length * length * numbers[order]).astype(dtype)
-    return PatternBlock(indptr, indices.reshape(-1), numbers, None, (size, size), False, length, blocks)
 
 
 def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarray:

@@ -252,7 +252,6 @@ class Streams:
                         shape,
                         is_row,
                         may_be_in_place=is_whole,
-                        is_symmetric=self.is_symmetric,
                     )
         return blocks
 
