@@ -6,7 +6,7 @@ import taichi as ti
 from differences import outputs, read, scalars
 from numpy.testing import assert_allclose
 
-from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, jvp, least_squares, vjp
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, vjp
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("packs of float64")]
 A1 = ti.types.ndarray(ti.f64, ndim=1)
@@ -111,34 +111,6 @@ def test_arrays_in_packs_are_outputs(fields):
     pack = Both(source=DATA.copy(), target=np.zeros(3))
     J = jacobian(pipeline, x, pack.source, args=(pack,), chunk_size=2)
     assert_allclose(J, np.diag(3 * DATA**4 * X**2))
-
-
-@pytest.mark.sweep
-def test_products_and_checks_with_packs(fields):
-    x, y = fields
-    k, args = make_kernel(x, y), make_args()
-    names = ["p.a", "p.inner.gain", "p.data"]
-    directions = [2.0, 3.0, np.ones(3)]
-    expected = 2 * X**2 + 3 * BIAS + 4 * X
-    assert_allclose(jvp(k, names, directions, y, args=args), expected)
-    by_a, by_gain, by_data = vjp(k, names, y, np.ones(3), args=args)
-    assert_allclose([by_a, by_gain], [(X**2).sum(), BIAS.sum()])
-    assert_allclose(by_data, 4 * X)
-    check_jacobian(k, [*names, "other.mass"], y, args=args)
-
-
-@pytest.mark.sweep
-def test_a_solve_with_a_pack(fields):
-    x, y = fields
-    Target = ti.types.argpack(scale=ti.f64, data=A1)
-
-    @ti.kernel
-    def residuals(p: Target):
-        for i in x:
-            y[i] = p.scale * x[i] - p.data[i]
-
-    least_squares(residuals, x, y, args=(Target(scale=2.0, data=DATA.copy()),))
-    assert_allclose(read(x), DATA / 2)
 
 
 def test_a_local_or_global_of_a_members_name_is_another(fields):

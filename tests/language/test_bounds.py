@@ -4,7 +4,6 @@ Fields stand between others in one tree, so that what plain kernels read outside
 """
 
 import itertools
-import warnings
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from differences import integers, outputs, read, scalars, write
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import DerivativeWarning, Jacobian, check_jacobian, jacobian, jvp, vjp
+from taichi_ext import Jacobian, check_jacobian, jacobian, jvp, vjp
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -59,37 +58,9 @@ def of_stencil(x, offsets, *, is_guarded):
     return J
 
 
-def stencil_of_rank(rank, x, y, offsets, lows, highs, first=0):
+def stencil(x, y, offsets, lows, highs, first=0):
     """A kernel that reads the neighbours of all entries, or, with lows, of those whose neighbours are inside."""
     is_free = not lows
-    if rank == 1:
-
-        @ti.kernel
-        def k():
-            for i in x:
-                if ti.static(is_free):
-                    for n in ti.static(range(len(offsets))):
-                        y[i] += (n + 1) * x[i + offsets[n][0]] ** 2
-                else:
-                    if lows[0] + first <= i < highs[0] + first:
-                        for n in ti.static(range(len(offsets))):
-                            y[i] += (n + 1) * x[i + offsets[n][0]] ** 2
-
-        return k
-    if rank == 2:
-
-        @ti.kernel
-        def k():
-            for i, j in x:
-                if ti.static(is_free):
-                    for n in ti.static(range(len(offsets))):
-                        y[i, j] += (n + 1) * x[i + offsets[n][0], j + offsets[n][1]] ** 2
-                else:
-                    if lows[0] + first <= i and i < highs[0] + first and lows[1] + first <= j < highs[1] + first:
-                        for n in ti.static(range(len(offsets))):
-                            y[i, j] += (n + 1) * x[i + offsets[n][0], j + offsets[n][1]] ** 2
-
-        return k
 
     @ti.kernel
     def k():
@@ -120,7 +91,7 @@ def test_random_stencils(rank, is_guarded, seed):
     lows = [int(max(0, *(-o[n] for o in offsets))) for n in range(rank)] if is_guarded else None
     highs = [int(min(shape[n], *(shape[n] - o[n] for o in offsets))) for n in range(rank)] if is_guarded else None
     x, y = between(values, offset=place), between(np.zeros(shape), offset=place)
-    k = stencil_of_rank(rank, x, y, offsets, lows, highs, first)
+    k = stencil(x, y, offsets, lows, highs, first)
     wanted = of_stencil(values, offsets, is_guarded=is_guarded)
     for options in (OPTIONS[seed % len(OPTIONS)], OPTIONS[(seed + 3) % len(OPTIONS)]):
         y.fill(0)
@@ -128,48 +99,6 @@ def test_random_stencils(rank, is_guarded, seed):
         J = dense(plan())
         assert_allclose(J.reshape(wanted.shape), wanted, rtol=1e-12)
         assert not (is_guarded and GUARD in plan.explain())
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_through_an_intermediate_field(options):
-    """Rows of tangents: those outside are read from nowhere, and what is there has no effect."""
-    rng = np.random.default_rng(3)
-    values = rng.uniform(1, 2, 7)
-    x, z, y = between(values), between(np.zeros(7)), between(np.zeros(7))
-
-    @ti.kernel
-    def k():
-        for i in x:
-            z[i] = x[i] * x[(i + 1) % 7]
-        for i in x:
-            y[i] = z[i - 1] ** 2 + 3 * z[i] + ti.sin(z[i + 2])
-
-    product = values * np.roll(values, -1)
-    dz = np.diag(np.roll(values, -1)) + np.roll(np.diag(values), 1, axis=1)
-    wanted = 3 * dz
-    wanted[1:] += 2 * product[:-1, None] * dz[:-1]
-    wanted[:-2] += np.cos(product[2:, None]) * dz[2:]
-    assert_allclose(dense(jacobian(k, x, y, **options)), wanted, rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_a_row_inside_that_is_not_finite():
-    """An index outside takes the place of entry 0 in memory, not its tangent."""
-    x, z, y = between([0.0, 1.0]), between([0.0, 0.0]), between([0.0, 0.0])
-
-    @ti.kernel
-    def k():
-        for i in x:
-            z[i] = ti.sqrt(x[i])
-        for i in range(2):
-            y[i] = z[i - 1] * 2 + z[i]
-
-    J = jacobian(k, x, y)
-    assert np.isinf(J[0, 0])
-    assert J[0, 1] == 0
-    assert np.isinf(J[1, 0])
-    assert_allclose(J[1, 1], 0.5)
 
 
 @pytest.mark.mostly_sweep("store-{}")
@@ -258,36 +187,6 @@ def test_arrays(options):
         if i < 7:
             wanted[i, i + 1] = 1
     assert_allclose(jacobian(k, a, b, args=(a, b), **options), wanted)
-
-
-@pytest.mark.sweep
-def test_entries_of_vectors():
-    """A component that is known at run time alone, of a local and of a field."""
-    V = ti.Vector.field(3, ti.f64, 4)
-    values = np.random.default_rng(0).random((4, 3))
-    V.from_numpy(values)
-    q, y = integers([-1, 0, 2, 3]), outputs(4)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            v = V[i] * 2
-            s = 0.0
-            if 0 <= q[i] and q[i] < 3:
-                s = v[q[i]]
-            u = ti.Vector([V[i][0], V[i][1] * 3, V[i][2]])
-            u[ti.max(0, ti.min(q[i], 2))] = V[i][1]
-            y[i] = s + u[q[i] % 3] ** 2 + V[i][q[i]]
-
-    wanted = np.zeros((4, 4, 3))
-    for i, n in enumerate([-1, 0, 2, 3]):
-        if 0 <= n < 3:
-            wanted[i, i, n] += 2 + 1
-        u, du = values[i] * [1, 3, 1], np.diag([1.0, 3.0, 1.0])
-        at = max(0, min(n, 2))
-        u[at], du[at] = values[i, 1], [0, 1, 0]
-        wanted[i, i] += 2 * u[n % 3] * du[n % 3]
-    assert_allclose(jacobian(k, V, y), wanted)
 
 
 @pytest.mark.sweep
@@ -470,61 +369,6 @@ def test_what_only_looks_as_if_it_lay_within():
 
 
 # --- what is told
-
-
-def warned(call):
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        call()
-    return [str(w.message) for w in found if issubclass(w.category, DerivativeWarning) and "outside" in str(w.message)]
-
-
-@pytest.mark.sweep
-def test_an_index_that_leaves_is_warned_of_once():
-    x, y = between(np.arange(1.0, 5.0)), between(np.zeros(4))
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] - x[i - 1]
-
-    plan = Jacobian(k, x, y)
-    (message,) = warned(lambda: plan())
-    assert "y[i] = x[i] - x[i - 1]" in message
-    assert "Index -1 is outside of x, which has 0 to 3" in message
-    assert f"line {k._primal.func.__code__.co_firstlineno + 3}" in message
-    assert warned(plan) == []
-
-
-@pytest.mark.sweep
-def test_which_indices_are_known_to_leave():
-    x, y, q = between(np.ones((4, 3))), between(np.zeros((4, 3)), fill=0.0), integers([0, 1, 2, 3])
-
-    @ti.kernel
-    def k():
-        for i in range(2, 4):
-            y[i, 0] = x[i + 1, 0]  # 4
-        for i, j in y:
-            if i < 3:
-                y[i, j] += x[i, j + 1]  # 3 on axis 1
-        for i in range(4):
-            if i != 0:
-                y[i - 1, 0] += x[i - 1, 0]
-                if q[i] > 0:
-                    y[i - 1, 0] += x[i - 2, 0]  # not known to be reached
-            y[i, 0] += x[q[i], 0]  # not known
-            y[i, 1] += ti.select(i > 0, x[i - 1, 0], 0.0)  # read, and not used
-        y[0, 0] += x[0, 3]  # 3 on axis 1
-        y[1, 4] += x[0, 0]  # 4 on axis 1, of y
-
-    found = warned(lambda: jacobian(k, x, y))
-    told = [message.rsplit("Index ", 1)[1].split(",")[0] for message in found]
-    assert told == [
-        "4 on axis 0 is outside of x",
-        "3 on axis 1 is outside of x",
-        "3 on axis 1 is outside of x",
-        "4 on axis 1 is outside of y",
-    ]
 
 
 @pytest.mark.sweep

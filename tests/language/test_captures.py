@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 CHANGED = r'File ".*test_captures.py", line \d+, in \w+:\n.*\n.*{} has changed from {} to {} since .* was compiled'
 scale = 2.0
-settings = types.SimpleNamespace(scale=2.0, half=0.5)
+settings = types.SimpleNamespace(scale=2.0)
 
 
 def changed(name, before, now):
@@ -226,11 +226,6 @@ class Law:
         return self.factor * a
 
 
-@ti.real_func
-def half_real(a: ti.f64) -> ti.f64:
-    return settings.half * a
-
-
 @ti.data_oriented
 class Capturing:
     """One kernel that names every kind of value."""
@@ -342,19 +337,6 @@ class TestEachKind:
         assert_allclose(plan(), right)
 
     @pytest.mark.sweep
-    def test_before_the_first_call(self):
-        """The plain kernel goes on with the values that it was compiled with."""
-        s = Capturing()
-        s.k()
-        for name, other in others().items():
-            before = getattr(s, name)
-            setattr(s, name, other)
-            with noticed():
-                jacobian(s.k, s.x, s.y)
-            setattr(s, name, before)
-        check_jacobian(s.k, s.x, s.y)
-
-    @pytest.mark.sweep
     def test_the_plain_kernel_is_compiled_after_the_change(self):
         """Its values count: the kernel with tangents is compiled again."""
         s = Capturing()
@@ -383,31 +365,6 @@ class TestEachKind:
         s.long[5] = 7.0
         s.parts[0] = types.SimpleNamespace(rate=2.0)
         assert_allclose(plan(), right)
-
-    @pytest.mark.sweep
-    def test_a_real_function_is_compiled_once_for_all_kernels(self):
-        x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
-
-        @ti.kernel
-        def first():
-            for i in x:
-                y[i] = half_real(x[i])
-
-        @ti.kernel
-        def second():
-            for i in x:
-                y[i] = 3.0 * half_real(x[i])
-
-        settings.half = 0.5
-        first()
-        settings.half = 0.25
-        for _ in range(2):
-            with noticed():
-                jacobian(second, x, y)
-            second()
-            assert_allclose(y.to_numpy(), [1.5, 3.0, 4.5])
-        settings.half = 0.5
-        assert_allclose(jacobian(second, x, y), 1.5 * np.eye(3))
 
 
 class TestPlainKernel:

@@ -4,20 +4,17 @@ A component is a part of its field, whichever of the two is used first.
 """
 
 import gc
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, matrices, outputs, read, scalars, vector_outputs, vectors, write
+from differences import outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 from small_kernels import squares
 from taichi_program import initialise
 
 import taichi_ext as te
-from taichi_ext import InvalidArgumentError, jacobian, linear_operator, normal_equations, value_and_jacobian, vjp
-from taichi_ext import check_jacobian as checked
+from taichi_ext import InvalidArgumentError, jacobian, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -132,14 +129,6 @@ KERNELS += ["components, vectors", "vectors, components", "in place, components"
 
 
 class TestParametersAndOutputs:
-    @pytest.mark.sweep
-    @pytest.mark.parametrize(("name", "number"), [(name, n % 3) for n, name in enumerate(KERNELS)])
-    def test_one_parameter(self, name, number):
-        m = Mixed()
-        param = m.v.get_scalar_field(number)
-        outs = [m.v] if name == "in place" else [m.v, m.w] if name in ("everything", "all") else [m.w]
-        check_jacobian(m.kernels[name], [param], outs, state=[param, m.v, m.w])
-
     @pytest.mark.mostly_sweep("at run-time indices")
     @pytest.mark.parametrize("name", ["in place", "at run-time indices", "everything", "components, vectors"])
     def test_blocks_and_formats_agree(self, name):
@@ -174,43 +163,6 @@ class TestParametersAndOutputs:
             args = v.get_scalar_field(1), w.get_scalar_field(1)
             assert_array_equal(jacobian(double, v.get_scalar_field(1), w.get_scalar_field(1), args=args), expected)
         assert len(plans) == 1
-
-    @pytest.mark.sweep
-    def test_each_component_of_a_matrix(self):
-        rng = np.random.default_rng(0)
-        a = matrices(rng.normal(size=(N, 2, 3)))
-        out = outputs(N)
-
-        @ti.kernel
-        def k():
-            for i in out:
-                out[i] = a[i][1, 2] ** 2 * a[i][0, 1]
-            for i in out:
-                out[i] += a.get_scalar_field(1, 0)[i] * a.get_scalar_field(0, 2)[(i + 1) % N]
-
-        whole = check_jacobian(k, a, out)
-        for row, column in np.ndindex(2, 3):
-            write(out, 0.0)
-            assert_allclose(jacobian(k, a.get_scalar_field(row, column), out), whole[..., row, column], atol=1e-14)
-
-    @pytest.mark.sweep
-    def test_members_of_structs(self):
-        particle = ti.types.struct(x=ti.math.vec3, m=ti.f64).field(shape=N)
-        out = outputs(N)
-        x = particle.x
-        write(x, START)
-        particle.m.fill(1.5)
-
-        @ti.kernel
-        def k():
-            for i in out:
-                out[i] = particle[i].x.dot(particle[i].x) * particle.m[i]
-            for i in out:
-                out[i] += particle.x.get_scalar_field(1)[i]
-
-        J = jacobian(k, [particle.x.get_scalar_field(1), particle.get_member_field("m")], out)
-        assert_allclose(J[0], np.diag(3.0 * START[:, 1] + 1))
-        assert_allclose(J[1], np.diag((START**2).sum(1)))
 
     def test_prepared_form_with_other_components(self):
         v, w = vectors(START), vector_outputs(3, N)
@@ -254,32 +206,6 @@ class TestParametersAndOutputs:
         assert_array_equal(jacobian(double, component, out, args=(component, out)), 2 * np.eye(N))
 
 
-BEFORE_THE_IMPORT = """
-import taichi as ti
-ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False)
-v, w = ti.Vector.field(2, ti.f64, 3), ti.field(ti.f64, 3)
-v.fill(3.0)
-from taichi_ext import jacobian
-
-@ti.kernel
-def k():
-    for i in v:
-        w[i] = v[i][0] * v[i][1]
-
-J = jacobian(k, v.get_scalar_field(0), w)
-assert (J.diagonal() == 3.0).all() and J.sum() == 9.0, J
-assert (jacobian(k, v, w)[..., 1].diagonal() == 3.0).all()
-"""
-
-
-@pytest.mark.sweep
-def test_fields_that_were_made_before_the_import(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(BEFORE_THE_IMPORT)
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def _plan(kernel, param, output, v, w):
     from taichi_ext.api.inputs.options import Options
     from taichi_ext.api.jacobian import prepared_form
@@ -289,29 +215,6 @@ def _plan(kernel, param, output, v, w):
 
 
 class TestProducts:
-    @pytest.mark.sweep
-    def test_all(self):
-        m = Mixed()
-        kernel, w = m.kernels["by vectors"], m.w
-        part, out = m.v.get_scalar_field(1), w.get_scalar_field(2)
-
-        def fresh():
-            write(w, 0.0)
-            return part
-
-        J = jacobian(kernel, fresh(), out)
-        t = np.array([0.3, -1.0, 0.7])
-        assert_allclose(te.jvp(kernel, fresh(), t, out), J @ t)
-        assert_allclose(vjp(kernel, fresh(), out, t), t @ J)
-        operator = linear_operator(kernel, fresh(), out)
-        assert_allclose(operator @ t, J @ t)
-        write(w, 0.0)
-        assert_allclose(operator.T @ t, t @ J)
-        write(w, 0.0)
-        assert_allclose(normal_equations(kernel, part, out).JtJ, J.T @ J)
-        fresh()
-        assert checked(kernel, part, out)
-
     def test_least_squares(self):
         v, w = vectors(START), outputs(N)
         target = np.array([1.0, 2.0, 0.5])
@@ -351,26 +254,6 @@ class TestLayouts:
                 assert_allclose(found.reshape(N, 3, N), J[..., 2], rtol=1e-12, atol=1e-13, err_msg=str(options))
                 assert_allclose(values_of(m.w), values_of(reference.w), rtol=1e-13)
                 assert_allclose(values_of(m.v), values_of(reference.v), rtol=1e-13)
-
-    def test_loop_over_a_component_of_another_layout(self):
-        """A loop visits the cells of the component that it names."""
-        v, out = _placed("sparse"), outputs(N)
-        first, second = v.get_scalar_field(0), v.get_scalar_field(1)
-        first[1] = 2.0
-        second.fill(3.0)
-
-        @ti.kernel
-        def over_first():
-            for i in first:
-                out[i] += v[i].norm_sqr()
-
-        @ti.kernel
-        def over_second():
-            for i in second:
-                out[i] += v[i].norm_sqr()
-
-        assert_array_equal(jacobian(over_first, second, out), np.diag([0.0, 6.0, 0.0]))
-        assert_array_equal(jacobian(over_second, second, out), np.diag([6.0, 6.0, 6.0]))
 
     def test_deactivation_of_one_component(self):
         v, out = _placed("sparse"), vector_outputs(3, N)
@@ -503,18 +386,6 @@ class TestPipelines:
 
         assert_allclose(jacobian(run, x, y), [[3.0, 2 * 4 * 4]] * 3)
 
-    @pytest.mark.sweep
-    def test_copies(self):
-        v, w, y = vectors(START), vector_outputs(3, N), outputs(N)
-
-        def pipeline():
-            w.get_scalar_field(1).copy_from(v.get_scalar_field(2))
-            multiply(w.get_scalar_field(1), w.get_scalar_field(1), y)
-
-        assert_allclose(jacobian(pipeline, v, y)[:, :, 2], np.diag(2 * START[:, 2]))
-        write(w, 0.0)
-        assert_allclose(jacobian(pipeline, v.get_scalar_field(2), y), np.diag(2 * START[:, 2]))
-
 
 class TestKernels:
     @pytest.mark.mostly_sweep("False")
@@ -534,27 +405,3 @@ class TestKernels:
                 out[None] += v[i][0] * v[i][1]
 
         assert_array_equal(jacobian(fill, p, out), 4.0)
-
-    @pytest.mark.sweep
-    def test_components_of_integers(self):
-        """An index that is stored by its component and read by its vector is not the one from before."""
-        x, out = scalars([0.4, -0.7, 1.2]), outputs(N)
-        n = ti.Vector.field(2, ti.i32, N)
-        n.fill(2)
-
-        @ti.kernel
-        def k():
-            for i in range(N):
-                out[i] = x[n[i][0]]
-            for i in range(N):
-                n.get_scalar_field(0)[i] = i
-            for i in range(N):
-                out[i] *= x[n[i][0]]
-
-        values = read(x)
-        expected = np.diag(np.full(N, values[2]))
-        expected[:, 2] += values
-        for options in ({}, {"chunk_size": 1}, {"format": "csr"}):
-            n.fill(2)
-            J = jacobian(k, x, out, **options)
-            assert_allclose(J.toarray() if options.get("format") else J, expected)

@@ -11,8 +11,6 @@ import pytest
 from printed_programs import text as text_of
 
 from taichi_ext import Jacobian, engine
-from taichi_ext.program import statements
-from taichi_ext.record import record
 from taichi_ext.simplify import simplify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,14 +64,3 @@ def test_the_page_shows_what_the_engine_prints(stages):
     shown = [first, rest[0], " " * 8 + "...", *rest[same - 1 :]]  # from the line before the first that differs
     for text in (primal, decisions, "\n".join(shown), kernel):
         assert indent(text.strip(), "    ") in PAGE
-
-
-@pytest.mark.sweep
-def test_the_program_with_tangents_is_not_much_longer_than_one_derived_by_hand(stages, monkeypatch):
-    """Both recorded and simplified, so that vectors count alike."""
-    _, with_tangents, _, _ = stages
-    monkeypatch.syspath_prepend(ROOT / "bench")
-    program = loaded(ROOT / "bench" / "programs.py", "bench_programs").make_sphere()
-    by_hand = simplify(record(program.hand_kernel._primal, (np.zeros((640, 480, 4), np.float32),)))
-    counts = [sum(1 for _ in statements(p.body)) for p in (with_tangents, by_hand)]
-    assert counts[0] <= 1.5 * counts[1], counts

@@ -1,14 +1,10 @@
 """Operators in kernels, and the order in which Taichi evaluates an expression."""
 
-import importlib.util
 import operator
 
-import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
-
-from taichi_ext import jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -72,21 +68,3 @@ def test_docstrings_pass_and_bare_expressions():
         y[0] = x[0] * x[1]
 
     check_jacobian(k, x, y)
-
-
-@pytest.mark.sweep
-def test_a_sum_of_many_terms_and_a_branch_of_many_sides(tmp_path):
-    """As deep as Taichi compiles them on Python 3.12, which counts recursion through functions in C apart."""
-    terms = " + ".join(f"x[0] * {number}.0" for number in range(450))
-    sides = "".join(f"    {'el' if n else ''}if number == {n}:\n        v = x[1] * {n}.0\n" for n in range(280))
-    path = tmp_path / "deep.py"
-    path.write_text(
-        "import taichi as ti\n\n\n@ti.kernel\ndef k(x: ti.template(), y: ti.template(), number: int):\n"
-        f"    y[0] = {terms}\n    v = 0.0\n{sides}    y[1] = v\n"
-    )
-    spec = importlib.util.spec_from_file_location("deep", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    x, y = scalars([0.5, 2.0]), outputs(2)
-    expected = [[450 * 449 / 2, 0.0], [0.0, 270.0]]
-    np.testing.assert_allclose(jacobian(module.k, x, y, args=(x, y, 270)), expected, rtol=1e-12)

@@ -12,7 +12,7 @@ from differences import check_jacobian, check_refused, matrix_outputs, outputs, 
 from field_pool import pool
 from numpy.testing import assert_allclose
 
-from taichi_ext import Hessian, Jacobian, UnsupportedError, jacobian, vjp
+from taichi_ext import UnsupportedError, jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -289,36 +289,6 @@ def test_whole_numbers_made_of_bits_have_no_derivative():
     expected[:3, 0] += odd
     expected[3, 1] = x.to_numpy().view(np.int64)[0] >> 60
     assert_allclose(J, expected, rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_a_long_chain_of_calls_is_not_written_anew_for_each_of_them():
-    start = np.array([0.3, 0.8])
-    x, y, energy = scalars(start), outputs(2), scalars(0.0)
-
-    @ti.func
-    def fifth(v):
-        return ti.sin(ti.sin(ti.sin(ti.sin(ti.sin(v)))))
-
-    @ti.kernel
-    def chain():
-        for i in x:
-            y[i] = fifth(fifth(fifth(fifth(fifth(fifth(x[i]))))))
-
-    @ti.kernel
-    def add_up():
-        for i in x:
-            energy[None] += fifth(fifth(fifth(fifth(fifth(fifth(x[i]))))))
-
-    first, second, value = np.ones(2), np.zeros(2), start  # of sin(sin(... (x)))
-    for _ in range(30):
-        first, second = np.cos(value) * first, np.cos(value) * second - np.sin(value) * first**2
-        value = np.sin(value)
-    J, H = Jacobian(chain, x, y), Hessian(add_up, x, energy)
-    assert_allclose(J(), np.diag(first), rtol=1e-13)
-    assert_allclose(H(), np.diag(second), rtol=1e-13)
-    assert J.source.count("ti.sin(") < 2 * 30
-    assert H.source.count("ti.sin(") < 4 * 30
 
 
 def test_numbers_of_threads_have_an_error_that_says_so():

@@ -240,31 +240,6 @@ def test_functions_of_scalars(part):
     check_jacobian(k, x, y)
 
 
-@pytest.mark.sweep
-def test_functions_without_tangents():
-    """Most compute indices and weights; what they compute stays what Taichi computes."""
-    x, y = scalars(X), outputs(3)
-    weights = ti.field(ti.i32, shape=3)
-
-    def last(i):
-        return 2 - i
-
-    @ti.func
-    def weight(i):
-        return weights[i] + 1
-
-    def both(i):
-        return weight(last(i)) * 2
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[last(i)] * both(i) * x[i]
-
-    weights.from_numpy(np.array([1, 4, 2], dtype=np.int32))
-    check_jacobian(k, x, y)
-
-
 def test_methods_of_data_oriented_classes():
     x, y = scalars(X), outputs(3)
 

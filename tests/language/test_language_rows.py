@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import Snapshot, check_jacobian, outputs, read, scalars, vectors, write
+from differences import Snapshot, outputs, read, scalars, write
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, backend, jacobian
@@ -40,15 +40,6 @@ def check_columns(kernel, x, outs, columns=COLUMNS, rtol=1e-6, atol=1e-7):
 
 def many(n=MANY):
     return scalars(np.random.default_rng(0).uniform(0.2, 1.0, n))
-
-
-def cells():
-    """A sparse field of 64 cells, five of which are active."""
-    s = ti.field(ti.f64)
-    ti.root.pointer(ti.i, 8).dense(ti.i, 8).place(s)
-    for i in (3, 17, 18, 40, 63):
-        s[i] = 1.0
-    return s
 
 
 def test_a_serial_loop():
@@ -126,25 +117,6 @@ def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
 
 
 @pytest.mark.sweep
-def test_cells_of_a_sparse_field_have_numbers(as_on_vulkan):
-    x, y, s = many(), outputs(64), cells()
-
-    @ti.kernel
-    def k():
-        for i in s:
-            acc = x[i]
-            for j in range(MANY):
-                acc += x[j] * x[(i + j) % MANY]
-            y[i] = acc * acc * 1e-3
-
-    check_columns(k, x, [y])
-    plan = Jacobian(k, x, y)
-    plan()
-    assert "threads have no numbers" not in plan.explain()
-    assert f"start = i * {MANY}" in plan.source
-
-
-@pytest.mark.sweep
 @pytest.mark.cpu_only("threads have no numbers on Vulkan")
 @pytest.mark.parametrize("block", [32, 512])
 def test_rows_of_all_threads_of_a_gpu(as_on_vulkan, monkeypatch, block):
@@ -173,38 +145,3 @@ def test_rows_of_all_threads_of_a_gpu(as_on_vulkan, monkeypatch, block):
     plan()
     is_serial = block * (1 << 15) * MANY >= 1 << 31
     assert is_serial == ("too many numbers" in plan.explain())
-
-
-@pytest.mark.sweep
-def test_several_loops_with_rows():
-    """Each loop has local arrays; for SPIR-V, Taichi 1.7.4 can compile them in one loop of a kernel only."""
-    x, w, u, y = scalars(np.linspace(0.5, 1.5, 30)), vectors([[0.3, 0.8], [1.2, 0.4]]), outputs(2), outputs(2)
-
-    @ti.kernel
-    def first():
-        for i in u:
-            s = w[i][0]
-            for j in range(15):
-                s += x[2 * j + i] * x[2 * j + 1 - i] * w[i][1]
-            u[i] = s / 15
-
-    @ti.kernel
-    def second():
-        for i in u:
-            s = u[i] * x[1]
-            for j in range(i + 1):
-                s = s * u[j] + x[0]
-            y[i] = s
-        for i in u:
-            s = y[i] + 1.0
-            for j in range(i + 1):
-                s = s * u[j] * w[i][j % 2]
-            w[i][0] += s
-        for i in y:
-            y[i] = w[i][0] * u[i]
-
-    def run():
-        first()
-        second()
-
-    check_jacobian(run, x, [y, w], rtol=1e-6)

@@ -7,7 +7,7 @@ from devices import real
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
-from taichi_ext import UnsupportedError, jacobian
+from taichi_ext import jacobian
 
 N = 6
 X = np.array([0.3, -0.8, 1.1, 0.6, -0.2, 0.9])
@@ -111,29 +111,3 @@ def test_placements_with_gradient_flag(flag):
     companions = [f for _, fields in made for field in fields for f in (field.grad, field.dual) if is_placed(f)]
     if companions:
         assert_array_equal(in_one_kernel(companions), 0, err_msg="gradient fields are not used")
-
-
-# --- sparse layouts
-
-
-@pytest.mark.sweep
-def test_quantised_fields_are_refused():
-    qf = ti.types.quant.fixed(bits=16, max_value=2.0)
-    x = ti.field(qf)
-    y = ti.field(ti.f64, shape=2)
-    pack = ti.BitpackedFields(max_num_bits=32)
-    pack.place(x)
-    ti.root.dense(ti.i, 2).place(pack)
-
-    @ti.kernel
-    def run():
-        for i in y:
-            y[i] = x[i] ** 2
-
-    x[0] = 0.5
-    run()
-    try:
-        J = jacobian(run, x, y)
-    except (UnsupportedError, ValueError):
-        return
-    assert_allclose(J, np.diag(2 * x.to_numpy()), rtol=1e-4)

@@ -39,13 +39,6 @@ def sums(n):
     return k, x, y
 
 
-@pytest.mark.sweep
-@pytest.mark.cpu_only("a GPU has other loops over columns")
-def test_the_text_does_not_grow_with_the_columns():
-    short, long = (text_of(*sums(n)).replace(str(n), "N") for n in (70, 302))
-    assert short == long
-
-
 @pytest.mark.chosen_only("rows are chosen", "--tangents", "--chunk-size")
 def test_no_first_value_runs():
     """The only vector of many numbers stands where it never runs: it says what type the memory has."""
@@ -93,26 +86,3 @@ def test_columns_of_the_kernel_itself_are_no_parallel_loops():
     own = [line for line in text_of(k, x, y).splitlines() if re.match(r" {8}(for|while) ", line)]
     assert sum(line.startswith("        for ") for line in own) <= 2  # the user's, and its entries
     assert any(line.startswith("        while ") for line in own)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("options", [{"tangents": "sparse"}, {"format": "csr"}], ids=str)
-def test_text_of_a_matrix_with_many_fixed_columns_is_bounded(options):
-    x, y = scalars(np.linspace(0.2, 1.4, 35)), outputs(8)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            m = ti.Matrix.zero(ti.f64, 5, 7)
-            for n in ti.static(range(35)):
-                m[n // 7, n % 7] = ti.sin(x[n] * i)
-            for _ in range(2):
-                for a in range(5):
-                    for b in range(7):
-                        m[a, b] += m[4 - a, 6 - b] * x[0]
-            y[i] = m.sum()
-
-    usual, other = Jacobian(k, x, y), Jacobian(k, x, y, **options)
-    expected, found = usual(), other()
-    assert_allclose(found.toarray() if "format" in options else found, expected, rtol=1e-12)
-    assert len(other.source) < 1.5 * len(usual.source)

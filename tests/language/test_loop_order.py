@@ -141,58 +141,6 @@ def test_minimum(kind):
         assert least[None] == values[where]
 
 
-@pytest.mark.sweep
-def test_array():
-    p, least = ti.field(ti.f64, P), np.zeros(1)
-
-    @ti.kernel
-    def k(c: ti.types.ndarray(ti.f64, ndim=1), least: ti.types.ndarray(ti.f64, ndim=1)):
-        least[0] = 1e5
-        for i in c:
-            ti.atomic_min(least[0], c[i] * p[i % P])
-
-    p.fill(1.0)
-    random = np.random.default_rng(1)
-    for _ in range(8):
-        values = 2.0 - np.arange(N) / N + 1e-5 * random.random(N)
-        expected = np.zeros((1, P))
-        where = int(np.argmin(values))
-        expected[0, where % P] = values[where]
-        assert_allclose(jacobian(k, p, least, args=(values, least)), expected)
-
-
-@pytest.mark.sweep
-def test_returned_sums():
-    """The old value that an atomic sum returns, in a loop that the user has asked to be serial in either way."""
-    p, c, y = ti.field(ti.f64, ()), ti.field(ti.f64, N), ti.field(ti.f64, N)
-    total = ti.field(ti.f64, ())
-
-    @ti.kernel
-    def free():
-        total[None] = 0.0
-        for i in c:
-            y[i] = ti.atomic_add(total[None], p[None])
-
-    @ti.kernel
-    def serial():
-        total[None] = 0.0
-        ti.loop_config(serialize=True)
-        for i in c:
-            y[i] = ti.atomic_add(total[None], p[None])
-
-    @ti.kernel
-    def one_thread():
-        total[None] = 0.0
-        ti.loop_config(parallelize=1)
-        for i in c:
-            y[i] = ti.atomic_add(total[None], p[None])
-
-    p[None] = 2.0
-    for kernel in (free, serial, one_thread):
-        assert_allclose(jacobian(kernel, p, y), np.arange(N))
-        assert_allclose(y.to_numpy(), 2.0 * np.arange(N))
-
-
 class TestOnAGpu:
     """Loops over fields are parallel there whatever is asked for: they become loops over ranges."""
 

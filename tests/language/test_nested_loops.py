@@ -102,20 +102,6 @@ def test_a_parallel_loop_that_is_left_is_refused_by_taichi():
 
 
 @pytest.mark.sweep
-def test_variables_of_ranges_that_are_assigned(nested):
-    x, y = scalars(X), outputs(3, 2)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(3, 2):
-            i = i // 2
-            y[i, j] += x[i] * x[j]
-
-    check_jacobian(k, x, y)
-    assert not y.to_numpy()[2].any()
-
-
-@pytest.mark.sweep
 def test_variables_that_a_function_changes(nested):
     x, y = scalars(X), outputs(3, 2)
 

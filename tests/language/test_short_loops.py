@@ -116,45 +116,6 @@ def test_loops_of_one_thread_are_serial(size, is_serial):
     assert ("serialize=True" in plan.source) == is_serial
 
 
-@pytest.mark.sweep
-@spread_only
-def test_arrays():
-    x, y = np.array(X), np.zeros((4, 5))
-
-    @ti.kernel
-    def k(x: ti.types.ndarray(), y: ti.types.ndarray()):
-        for i, j in y:
-            s = x[0]
-            for n in range(x.shape[0]):
-                s += x[n] * s * j
-            y[i, j] = s + i
-
-    check_jacobian(k, x, y, args=(x, y))
-    plan = Jacobian(k, x, y, args=(x, y))
-    plan()
-    assert "spread over all threads" in plan.explain()
-
-
-@pytest.mark.sweep
-@spread_only
-def test_long_rows_on_all_threads():
-    """Rows in scratch memory, a part for each thread."""
-    x, y = scalars(np.linspace(0.1, 0.9, 600)), outputs(5)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            t = 1.0
-            for n in range(600):
-                t *= 1.0 - 0.01 * x[n] * i
-            y[i] = t * t
-
-    check_jacobian(k, x, y)
-    plan = Jacobian(k, x, y)
-    plan()
-    assert "spread over all threads" in plan.explain()
-
-
 @pytest.mark.mostly_sweep("7-serialize=True")
 @pytest.mark.parametrize(("end", "text"), [(7, "serialize=True"), (700, "i = flat + -1")])
 def test_loops_that_begin_below_zero(end, text):

@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 
 import taichi_ext.program as ir
-from taichi_ext import DerivativeWarning, hessian, hvp, jacobian, vjp
+from taichi_ext import DerivativeWarning, hessian, hvp, jacobian
 from taichi_ext.record.twins import Decomposition, vectors_read
 
 TIED, APART = np.eye(2) * 1.1, np.array([[1.5, 0.2], [0.1, 0.7]])
@@ -108,19 +108,6 @@ def test_vectors_in_fields_between_kernels(fields, kernels, mode, size):
     J, lines = warned(lambda: jacobian(pipeline, fields["A"], fields["again"], mode=mode))
     assert np.isnan(J).all()
     assert set(lines) == {"kept[0][None] = U", "kept[2][None] = V"}
-
-
-@pytest.mark.sweep
-def test_products_and_second_derivatives(fields, kernels):
-    together, pipeline = kernels
-    fields["A"].from_numpy(TIED)
-    found, lines = warned(lambda: vjp(pipeline, fields["A"], fields["again"], np.ones((2, 2))))
-    assert np.isnan(found).all()
-    assert lines
-    for form in (None, "csr"):
-        H, lines = warned(lambda form=form: hessian(together, fields["A"], fields["one"], format=form))
-        assert np.isnan(H if form is None else H.toarray()).any()
-        assert lines == ["one[None] = U[0, 0] * S[1, 1]"]
 
 
 @pytest.mark.sweep

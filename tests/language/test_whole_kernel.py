@@ -8,7 +8,7 @@ from differences import check_jacobian, outputs, scalars
 from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, backend, jacobian
+from taichi_ext import backend, jacobian
 from taichi_ext.schedule import lanes as schedule_lanes
 from taichi_ext.schedule import machine
 
@@ -255,20 +255,3 @@ class TestStoresThatCover:
                 jacobian(kernel, p, [y, z], out=[J, K])
                 assert_allclose(J, expected)
                 assert_allclose(K, by_z)
-
-    @pytest.mark.sweep
-    @pytest.mark.chosen_only("counts the lines of one run", "--chunk-size")
-    def test_nothing_else(self):
-        """The case that is optimised: also where other loops read what was stored."""
-        p, y, z = scalars([2.0, 3.0]), outputs(6), outputs(6)
-
-        @ti.kernel
-        def k():
-            for i in y:
-                y[i] = p[0] * p[1] * i
-            for i in z:
-                z[i] = y[i] * p[1]
-
-        plan = Jacobian(k, p, [y, z])
-        plan()
-        assert plan.explain().count("every entry written") == 2

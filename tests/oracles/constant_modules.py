@@ -3,13 +3,8 @@
 import taichi as ti
 
 pull = 3.5
-stiffness = 2.5
 
 
 @ti.func
 def force(a):
     return pull * a
-
-
-def doubled(a):
-    return 2 * stiffness * a
