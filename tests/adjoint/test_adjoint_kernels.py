@@ -10,7 +10,7 @@ from differences import outputs, read, scalars, vectors, write
 from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import edge, jacobian, linear_operator, sqrt_edge, stop_gradient, vjp
+from taichi_ext import jacobian, linear_operator, vjp
 from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
 from taichi_ext.runtime.memory import shadows
 from taichi_ext.runtime.reverse.kernels import StagedKernel
@@ -238,37 +238,6 @@ def test_loops_that_begin_below_zero(name):
 
 
 @pytest.mark.sweep
-def test_places_in_lists_are_recorded():
-    x, _ = fields()
-    total, entries = ti.field(ti.f64, ()), ti.field(ti.f64)
-    ti.root.dynamic(ti.i, 64, chunk_size=16).place(entries)
-
-    @ti.kernel
-    def clear():
-        for _ in range(1):
-            entries.deactivate()
-
-    @ti.kernel
-    def fill():
-        for i in x:
-            if x[i] > 0.5:
-                entries.append(x[i] * x[i])
-
-    @ti.kernel
-    def add():
-        for i in entries:
-            total[None] += ti.sin(entries[i])
-
-    def run():
-        total[None] = 0
-        clear()
-        fill()
-        add()
-
-    check(run, x, total)
-
-
-@pytest.mark.sweep
 def test_nothing_is_added_out_of_range():
     x, y = fields()
     index, u = ti.field(ti.i32, N), ti.field(ti.f64, (3, N))
@@ -305,35 +274,6 @@ def test_locals_between_loops_outlast_a_way_back():
         scale()
 
     check(run, x, y)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("kind", ["antialiased", "nested", "root"])
-def test_edges(kind):
-    disc, image = ti.field(ti.f64, 5), ti.field(ti.f64, (12, 14))
-    disc.from_numpy(np.array([5.7, 6.1, 4.0, 0.8, 2.1]))
-    weights, total = ti.field(ti.f64, (12, 14)), ti.field(ti.f64, ())
-    weights.from_numpy(np.random.default_rng(0).random((12, 14)))
-
-    @ti.kernel
-    def draw():
-        for i, j in image:
-            px, py = float(i), float(j)
-            square = disc[2] ** 2 - (px - disc[0]) ** 2 - (py - disc[1]) ** 2
-            if ti.static(kind == "antialiased"):
-                image[i, j] = edge(square, disc[3] * px, disc[4], at=(px, py), antialias=True)
-            if ti.static(kind == "nested"):
-                inner = edge(px - disc[3] * 5, disc[3], disc[4] ** 2, at=(px, py))
-                image[i, j] = edge(square, inner, stop_gradient(disc[4]) * disc[3], at=(px, py))
-            if ti.static(kind == "root"):
-                image[i, j] = edge(square, disc[3] * sqrt_edge(square, at=(px, py)) + disc[4], 0.0, at=(px, py))
-            total[None] += weights[i, j] * image[i, j]
-
-    def run():
-        total[None] = 0
-        draw()
-
-    check(run, disc, total)
 
 
 def test_all_pairs_are_gathered():

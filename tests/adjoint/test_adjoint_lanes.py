@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from taichi_program import share_program
 
 from taichi_ext import Jacobian, hvp, jacobian, value_and_gradient, vjp
-from taichi_ext.adjoint import contention, gather, lanes, stage_adjoint
+from taichi_ext.adjoint import contention, lanes, stage_adjoint
 from taichi_ext.schedule.lanes import CannotError
 
 N = 10  # no multiple of the lanes: the last stretch is shorter
@@ -287,37 +287,6 @@ def test_products_with_hessians_are_in_lanes(tried, has_state):
 
     check_products(run, [a, b], y)
     assert set(tried) == {"in lanes"}
-
-
-@pytest.mark.sweep
-def test_products_with_hessians_of_pairs_are_in_lanes(tried, monkeypatch):
-    """Sums over pairs are gathered, and positions that they move are overwritten."""
-    monkeypatch.setattr(gather, "LEAST_PAIRS", N)
-    x, v, mass, y = vectors(read(field(3 * N)).reshape(N, 3)), vectors(np.zeros((N, 3))), field(N), field()
-    start = vectors(read(x))
-
-    @ti.kernel
-    def step():
-        for i in x:
-            force = ti.Vector.zero(ti.f64, 3)
-            for j in range(N):
-                d = x[j] - x[i]
-                r = d.norm_sqr() + 0.1
-                force += mass[j] * d / (r * ti.sqrt(r))
-            v[i] = force
-        for i in x:
-            x[i] += 0.05 * v[i]
-            y[None] += mass[i] * x[i].norm_sqr()
-
-    def run():
-        y[None] = 0
-        x.copy_from(start)
-        step()
-        step()
-
-    check_products(run, [start, mass], y)
-    assert set(tried) == {"in lanes"}
-    assert len(tried) >= 4  # of the gradient and of its derivative, both gathered and by itself
 
 
 def check_products(run, params, energy):

@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import taichi as ti
-import taichi.math as tm
 from devices import real
 from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
@@ -84,26 +83,6 @@ def test_programs(name):
         assert math.isinf(report.blocks[0].worst.jacobian)  # not hidden
     elif name == "nan_in_rows":
         assert "s += x[j]" not in text
-
-
-@pytest.mark.sweep
-def test_arguments_arrays_and_return_values():
-    @ti.kernel
-    def k(a: ti.f64, v: tm.vec2, z: ti.types.ndarray(), w: ti.types.ndarray()):
-        for i in range(2):
-            w[i] = a * v[i] * z[i]
-
-    @ti.kernel
-    def returned(a: ti.f64, m: ti.types.matrix(2, 2, ti.f64)) -> tm.vec2:
-        return m @ tm.vec2(a, a * a)
-
-    z, w = np.array([1.0, 2.0]), np.full(2, 7.0)
-    assert check_jacobian(k, ["a", "v", z], w, args=(2.0, ti.Vector([1.0, 3.0]), z, w))
-    assert_array_equal(z, [1, 2])
-    assert_array_equal(w, 7)
-    report = check_jacobian(returned, ("a", "m"), args=(0.4, ti.Matrix([[0.3, 0.8], [0.5, 0.2]])))
-    assert report
-    assert report.blocks[1].total == 8
 
 
 def test_torch_tensors():
@@ -229,38 +208,6 @@ def area(a, b):
     return a * a * b
 
 
-def figures(report):
-    return {finding.text.split(" (")[0]: finding for finding in report.findings}
-
-
-@pytest.mark.sweep
-@pytest.mark.double_only("the tolerances of float64")
-def test_a_good_rule_passes_and_is_compared_with_autodiff():
-    @boundary_gradient(area)
-    def rule(a, b, d_a, d_b, out, auto):
-        return ti.select(a > 0.5, auto, 3 * d_a * b + d_b * out)
-
-    inputs = {"a": [0.1, 0.4, 0.8], "b": 2.0}
-    for name in ("area", rule, area):
-        without = check_rule(name, inputs)
-        assert not without
-        assert figures(without)["the rule agrees with autodiff"].figure == pytest.approx(5.6 / 6)
-        report = check_rule(name, inputs, expected="boundary")
-        assert report
-        assert report.points == 3
-        assert report.differing == (0, 1)
-        found = figures(report)
-        assert set(found) == {"auto agrees with differences", "jacobian applies the rule"}
-        assert all(f.figure < 1e-9 for f in found.values())
-    text = str(report)
-    assert "rule 'area' (" in text
-    assert "test_check.py" in text
-    assert "rule and autodiff differ at 2 of 3 points" in text
-    rows = [row.split() for row in text.splitlines() if "point 0" in row]
-    assert rows == [["point", "0", "(a", "=", "0.1,", "b", "=", "2.)", "d", "out", "/", "d", "a", "6", "0.4"]]
-    assert te.registry["area"].uses == 0  # a check is not a use
-
-
 # functions with rules: the name, inputs, what is expected, the verdict, and what the report says
 RULES = """
 partial: name = "area" | name, {"a": [0.3, 0.8], "b": [0.5, 0.6]}, "boundary", True, "d out / d b", "!d out / d a"
@@ -369,45 +316,6 @@ def test_rules(name):
     if not is_ok:
         with pytest.raises(CheckError):
             check_rule(rule, inputs, raise_on_failure=True)
-
-
-@pytest.mark.sweep
-def test_disabled_rules_and_several_rules_are_checked_all_the_same():
-    @boundary_gradient(area, name="first")
-    def _(d_a):
-        return 3.0 * d_a
-
-    @boundary_gradient(area, name="second")
-    def _(d_a):
-        return 4.0 * d_a
-
-    te.registry.disable("first")
-    inputs = {"a": [0.5], "b": [1.0]}
-    assert "d out / d a  3     1" in str(check_rule("first", inputs))
-    assert "d out / d a  4     1" in str(check_rule("second", inputs))
-    assert [rule.is_enabled for rule in te.registry] == [False, True]
-
-
-@pytest.mark.sweep
-def test_float32_rules():
-    initialise()
-    try:
-
-        @ti.func
-        def f(a):
-            s = 0.0
-            for i in range(3):
-                s += a * a * i
-            return s
-
-        @boundary_gradient(f)
-        def _(a, d_a, auto):
-            return auto + 0.1 * a * d_a
-
-        report = check_rule("f", {"a": [0.5, 2.0]}, expected="boundary")
-        assert report, str(report)
-    finally:
-        initialise(default_fp=ti.f64)
 
 
 @pytest.mark.sweep

@@ -1,6 +1,5 @@
 """``Jacobian.export``: the module that it writes runs in a process without taichi_ext, and gives the same bits."""
 
-import runpy
 import subprocess
 import sys
 
@@ -183,29 +182,6 @@ def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_o
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.sweep
-@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
-@pytest.mark.parametrize("is_split", [False, True])
-def test_numbers_of_single_precision(ti64, tmp_path, is_split):
-    """Rows are stored two numbers at a time; each J is an array of its own."""
-    a, b, image = (ti.field(ti.f32, shape) for shape in (3, (), (64, 32)))
-    a.from_numpy(np.array([0.5, 1.5, -1], np.float32))
-    b[None] = 0.25
-
-    @ti.kernel
-    def draw():
-        for i, j in image:
-            image[i, j] = ti.sin(a[0] * i + a[1] * j) * a[2] + b[None] ** 2 * i
-
-    plan = Jacobian(draw, (a, b) if is_split else a, image)
-    J = plan() if is_split else [plan()]
-    plan.export(tmp_path / "draw.py")
-    again = [np.full(block.shape, np.nan, np.float32) for block in J]
-    runpy.run_path(str(tmp_path / "draw.py"))["bind"](a=a, b=b, image=image)(*again)
-    for found, block in zip(again, J, strict=True):
-        np.testing.assert_array_equal(found, block)
 
 
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")

@@ -56,26 +56,6 @@ def arrays(tmp_path):
     return bind_of(Jacobian(k, "a", "b", args=tuple(given.values())), tmp_path / "arrays.py"), given
 
 
-@pytest.mark.sweep
-def test_objects_like_those_that_were_exported_are_taken(fields, arrays):
-    bind, given = fields
-    pair = ti.field(ti.f64), ti.field(ti.f64)  # in another layout
-    ti.root.dense(ti.i, 1).dense(ti.i, 3).place(*pair)
-    pair[0].from_numpy(X)
-    J = np.full((3, 3), np.nan)
-    bind(**{**given, "x": pair[0], "y": pair[1]})(J)
-    assert_array_equal(J, np.diag(2.0 * X))
-    assert_array_equal(pair[1].to_numpy(), X**2)
-    bind, given = arrays
-    for change in ({}, {"w": W}, {"s": np.float32(1.5), "m": np.int64(2)}):
-        J = np.full((3, 3), np.nan)
-        bind(**{**given, **change})(J)
-        np.testing.assert_allclose(J, np.diag(2 * X * W[:, 1] * 1.5 * 2), rtol=1e-14)
-    J = ti.ndarray(ti.f64, (3, 3))
-    bind(**given)(J)
-    np.testing.assert_allclose(J.to_numpy(), np.diag(2 * X * W[:, 1] * 1.5 * 2), rtol=1e-14)
-
-
 def sparse_field():
     field = ti.field(ti.f64)
     ti.root.pointer(ti.i, 3).place(field)
@@ -248,25 +228,6 @@ def test_after_another_start(fields):
     initialise(default_fp=ti.f64)
     with pytest.raises(RuntimeError, match="ti.init or ti.reset was called since bind"):
         run(np.zeros((3, 3)))
-
-
-@pytest.mark.sweep
-def test_members_of_structs_and_vectors(tmp_path):
-    x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
-    x.from_numpy(np.array([0.5, 2.0]))
-    material = ti.types.struct(young=ti.f64, size=ti.types.vector(2, ti.f64))
-
-    @ti.kernel
-    def k(m: material, w: ti.types.vector(2, ti.f64)):
-        for i in x:
-            y[i] = m.young * m.size[1] * w[0] * x[i] ** 2
-
-    args = (material(young=3.0, size=[1.0, 2.0]), ti.Vector([5.0, 7.0]))
-    bind = bind_of(Jacobian(k, ["m.young", "w"], y, args=args), tmp_path / "members.py")
-    J = np.zeros(2), np.zeros((2, 2))
-    bind(x=x, y=y, m=args[0], w=args[1])(*J)
-    assert_array_equal(J[0], 10.0 * x.to_numpy() ** 2)
-    assert_array_equal(J[1], np.stack([6.0 * x.to_numpy() ** 2, np.zeros(2)], -1))
 
 
 @pytest.mark.sweep

@@ -179,34 +179,6 @@ def test_template_arguments():
     assert_allclose(read(other), [0.18, 0.5])
 
 
-@pytest.mark.sweep
-def test_return_value_is_the_output_when_none_is_named():
-    x = scalars([0.3, 0.5])
-
-    @ti.kernel
-    def scalar() -> ti.f64:
-        return x[0] * x[1]
-
-    @ti.kernel
-    def vector(a: ti.f64) -> ti.types.vector(3, ti.f64):
-        return ti.Vector([x[0], a * x[1], a * a])
-
-    @ti.kernel
-    def matrix() -> ti.types.matrix(2, 2, ti.f64):
-        return ti.Matrix([[x[0], 2 * x[1]], [x[0] * x[1], 1.0]])
-
-    @ti.kernel
-    def several() -> (ti.f64, ti.types.vector(2, ti.f64)):
-        return x[0] ** 2, ti.Vector([x[1], x[0]])
-
-    assert_allclose(jacobian(scalar, x), [0.5, 0.3])
-    by_x, by_a = jacobian(vector, [x, "a"], args=(2.0,))
-    assert_allclose(by_x, [[1, 0], [0, 2], [0, 0]])
-    assert_allclose(by_a, [0, 0.5, 4])
-    assert_allclose(jacobian(matrix, x), [[[1, 0], [0, 2]], [[0.5, 0.3], [0, 0]]])
-    assert_allclose(jacobian(several, x), [[0.6, 0], [0, 1], [1, 0]])
-
-
 def test_return_value_beside_fields():
     x, y = scalars([0.3, 0.5]), outputs(1)
 

@@ -2,12 +2,10 @@
 
 import linecache
 
-import numpy as np
 import pytest
 import taichi as ti
-from small_kernels import squares
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, check_jacobian, jacobian, newton, registry
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, jacobian, registry
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("nothing here depends on the device")]
 
@@ -116,31 +114,3 @@ def test_functions_that_only_share_their_name_keep_apart(run):
     for cell in (two, RULE.replace("step_of", "f0"), KERNEL.replace("step_of", "f1")):
         scope = run(cell)
     assert jacobian(scope["k"], scope["x"], scope["y"]) == 1  # 2 x, by autodiff
-
-
-@pytest.mark.sweep
-def test_objects_show_as_text(run):
-    pytest.importorskip("scipy")
-    x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
-    square = squares(x, y)
-    x.fill(2.0)
-    plan = Jacobian(square, x, y)
-    said = "outputs (field y of shape (2,)) with respect to params (field x of shape (2,))"
-    assert repr(plan).endswith(f"square, not called yet: {said}>")
-    plan()
-    assert repr(plan).endswith(f"square, compiled: {said}>") and repr(plan).startswith("<Jacobian of ")
-    assert repr(plan.explain()) == str(plan.explain()) and "\n" in repr(plan.source)
-    report = check_jacobian(square, x, y)
-    assert repr(report) == str(report)
-
-    energy = ti.field(ti.f64, ())
-
-    @ti.kernel
-    def bowl():
-        energy[None] = 0.0
-        for i in x:
-            energy[None] += (x[i] - 1.0) ** 2
-
-    result = newton(bowl, x, energy)
-    assert repr(result) == result.summary()
-    assert np.allclose(result.x, 1)

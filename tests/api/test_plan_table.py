@@ -161,30 +161,6 @@ class TestOwners:
             for function, factor in ((one.run, 1.0), (two.run, 2.0), (one, 1.0), (two, 2.0)):
                 assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
 
-    @pytest.mark.sweep
-    def test_owners_that_take_no_weak_reference(self, fields, scaled):
-        class Slots:
-            __slots__ = ("factor",)
-
-            def __init__(self, factor):
-                self.factor = factor
-
-            def run(self):
-                scaled(self.factor)
-
-            def __call__(self):
-                scaled(self.factor)
-
-        class Pair(tuple):
-            __slots__ = ()
-
-            def run(self):
-                scaled(self[0])
-
-        for factor in (1.0, 2.0, 1.0):
-            for function in (Slots(factor).run, Slots(factor), Pair((factor, 0)).run):
-                assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
-
     def test_a_method_that_is_replaced(self, simulation, fields, scaled, monkeypatch):
         owner = simulation(1.0)
         assert_allclose(jacobian(owner.run, *fields).diagonal(), 4.0)
@@ -235,16 +211,6 @@ class TestNothingIsLeft:
             linear_operator(function, x, y, args=args) @ np.ones(3)
             check_jacobian(function, x, y, args=args)
         assert [set(vars(obj)) - names for obj, names in zip(objects, before, strict=True)] == [set()] * len(objects)
-
-    @pytest.mark.sweep
-    def test_owners_are_copied_and_pickled_as_before(self, simulation, fields):
-        owner = simulation(1.0)
-        before = pickle.dumps(owner)
-        jacobian(owner.run, *fields)
-        least_squares(owner.run, *fields, max_iterations=0)
-        fields[0].fill(2.0)
-        assert pickle.dumps(owner) == before
-        assert vars(copy.deepcopy(owner)) == {"dt": 1.0}
 
 
 def use_forms(owner, x, y):
@@ -441,15 +407,6 @@ def test_threads_share_one_form(fields, simulation, traces):
     assert traces == ["k"]
 
 
-@pytest.mark.sweep
-def test_objects_come_and_go_in_threads(fields, simulation):
-    def work(number):
-        for n in range(5):
-            assert_allclose(jvp(simulation(float(n + number)).run, fields[0], np.zeros(3), fields[1]), 0.0)
-
-    in_threads(work, 4)
-
-
 class TestSolvers:
     """Solvers, operators and checks find what was prepared before."""
 
@@ -490,16 +447,6 @@ class TestSolvers:
         x.fill(2.0)
         assert len(traces) == built
 
-    @pytest.mark.sweep
-    def test_an_operator_outlives_what_is_kept(self, fields, scaled):
-        x, y = fields
-        operator = linear_operator(scaled, x, y, args=(2.0,))
-        others = [linear_operator(scaled, x, y, args=(2.0,), max_memory=2**20 + n) for n in range(40)]
-        for made in (operator, *others[:2], linear_operator(scaled, x, y, args=(5.0,))):
-            made @ np.ones(3)
-        assert_allclose(operator @ np.ones(3), 8.0)
-        assert_allclose(operator.T @ np.ones(3), 8.0)
-
 
 class TestManyPreparations:
     @pytest.mark.parametrize("is_in_pool", [False, True])
@@ -511,37 +458,3 @@ class TestManyPreparations:
                 pool.submit(call).result() if is_in_pool else call()
         first = made.__code__.co_firstlineno
         assert [(w.filename, w.lineno) for w in caught] == [(__file__, first if is_in_pool else first + 2)]
-
-    @pytest.mark.sweep
-    @pytest.mark.parametrize(
-        ("make", "what"),
-        [
-            (lambda k, n: lambda: k(2.0), r"<lambda> \(test_plan_table.py, line \d+\)"),
-            (lambda k, n: functools.partial(k, 2.0), r"k \(test_plan_table.py"),
-            (lambda k, n: Simulation(2.0).run, r"Simulation.run \(test_plan_table.py"),
-            (lambda k, n: Simulation(2.0), r"Simulation.__call__ \(test_plan_table.py"),
-            (
-                lambda k, n: types.MethodType(lambda self: k(2.0), 1),
-                r"<lambda>.*Nothing is kept for an object of type int",
-            ),
-        ],
-    )
-    def test_a_function_that_is_new_at_each_call(self, make, what, simulation, scaled):
-        x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)
-        x.fill(1.0)
-
-        @ti.kernel
-        def k(s: ti.f64):
-            for i in x:
-                y[i] = s * x[i]
-
-        Simulation.kernel = staticmethod(k)
-        with pytest.warns(te.DerivativeWarning, match=f"{what}.*Jacobian\\(kernel, params, outputs\\) once"):
-            for n in range(EVERY):
-                assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
-
-    @pytest.mark.sweep
-    def test_no_warning_for_one_function(self, scaled, fields, recwarn):
-        for n in range(3 * EVERY):
-            jacobian(scaled, *fields, args=(float(n + 1),))
-        assert not [w for w in recwarn if "times" in str(w.message)]

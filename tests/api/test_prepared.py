@@ -14,9 +14,8 @@ from differences import outputs, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
 from taichi.lang.kernel_impl import Kernel
-from taichi_program import initialise
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry
+from taichi_ext import Jacobian, jacobian
 from taichi_ext.backend import kernels
 from taichi_ext.runtime.launching import session
 
@@ -223,41 +222,6 @@ class TestCache:
             assert_allclose(jacobian(k, x, y, args=(factor,)), [[factor]])
         assert len(traces) == 2
 
-    @pytest.mark.sweep
-    def test_a_rule_that_is_switched_off_is_noticed(self, traces):
-        from taichi_ext import boundary_gradient
-
-        x, y = scalars([0.3]), outputs(1)
-
-        @ti.func
-        def f(a):
-            return a * a
-
-        @ti.kernel
-        def k():
-            y[0] = f(x[0])
-
-        @ti.kernel
-        def other():
-            y[0] = x[0]
-
-        assert_allclose(jacobian(k, x, y), [[0.6]])
-        jacobian(other, x, y)
-
-        @boundary_gradient(f)
-        def rule(a, d_a):
-            return 100.0 * d_a
-
-        assert_allclose(jacobian(k, x, y), [[100.0]])
-        with registry.disabled():
-            assert_allclose(jacobian(k, x, y), [[0.6]])
-        assert_allclose(jacobian(k, x, y), [[100.0]])
-        before = len(traces)
-        jacobian(other, x, y)
-        assert len(traces) == before
-        registry.clear()
-        assert_allclose(jacobian(k, x, y), [[0.6]])
-
 
 def forget_kernels(name):
     """Take kernels out of Taichi's own list, which holds every kernel for ever."""
@@ -308,34 +272,6 @@ class TestLifetime:
         references = use()
         gc.collect()
         assert [r() for r in references] == [None] * 3
-
-
-class TestInitAgain:
-    @staticmethod
-    def module_kernel():
-        """A kernel that outlives the Taichi program, on fields that are made anew."""
-        fields = {}
-
-        @ti.kernel
-        def k(x: ti.template(), y: ti.template()):
-            for i in y:
-                y[i] = x[i] ** 2 * 3.0
-
-        return k, fields
-
-    @pytest.mark.sweep
-    def test_a_prepared_form_of_the_last_program_is_refused(self):
-        initialise(default_fp=ti.f64)
-        k, _ = self.module_kernel()
-        x, y = scalars([0.3, 0.5]), outputs(2)
-        plan = Jacobian(k, x, y, args=(x, y))
-        plan()
-        initialise(default_fp=ti.f64)
-        with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again.*prepare it again"):
-            plan()
-        ti.reset()
-        with pytest.raises(InvalidArgumentError, match=r"ti\.init"):
-            plan()
 
 
 GROWTH = """

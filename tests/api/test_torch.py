@@ -8,7 +8,6 @@ import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
 from kernel_texts import kernels_of
-from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
@@ -54,18 +53,6 @@ def mixed():
 
 
 # --- reverse mode
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("is_leaf", [True, False])
-def test_only_torch_adds_to_the_gradient(is_leaf):
-    triple_of = torch_function(triple, inputs="x", outputs="y")
-    leaf = torch.ones(20, 30, requires_grad=True)
-    x = leaf if is_leaf else leaf * 1
-    torch.nn.L1Loss()(x, triple_of(x)).backward()
-    torch.testing.assert_close(leaf.grad, torch.full((20, 30), 2 / 600), rtol=1e-6, atol=0)
-    (x if is_leaf else leaf * 1).sum().backward()
-    torch.testing.assert_close(leaf.grad, torch.full((20, 30), 1 + 2 / 600), rtol=1e-6, atol=0)
 
 
 grad = torch.autograd.grad
@@ -195,26 +182,6 @@ def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
     out, _ = mixed(a.detach(), b.detach(), 2)
     close(out, mix_in_torch(a, b, 2)[0].detach())
     close(torch.vmap(lambda a: mixed(a, b.detach(), 2)[0])(a.detach().expand(2, 3))[1], out)
-
-
-@pytest.mark.sweep
-def test_kernel_runs_once_per_call():
-    count = ti.field(ti.i32, shape=())
-
-    @ti.kernel
-    def counted(x: ti.types.ndarray(), y: ti.types.ndarray()):
-        count[None] += 1
-        for i in x:
-            y[i] = x[i] ** 2
-
-    f = torch_function(counted, "x", "y")
-    x = tensor(3)
-    f(x).sum().backward()
-    assert count[None] == 1
-    f(x.detach())
-    assert count[None] == 2
-    torch.func.jacrev(f)(x.detach())
-    assert count[None] == 3
 
 
 # --- forward mode and torch.func
@@ -409,15 +376,6 @@ def test_shapes_can_change_from_call_to_call():
         close(torch.autograd.grad(f(x).sum(), x)[0], torch.full(shape, 3.0, dtype=torch.float64))
 
 
-@pytest.mark.sweep
-def test_after_another_init():
-    f = torch_function(triple, "x", "y")
-    close(f(tensor(3)), 3 * tensor(3))
-    initialise(default_fp=ti.f64)
-    x = tensor(3)
-    close(torch.autograd.grad(f(x).sum(), x)[0], torch.full((3,), 3.0, dtype=torch.float64))
-
-
 # --- large arrays, and state that the kernel uses
 
 
@@ -441,24 +399,6 @@ def test_arrays_that_are_too_large_for_the_jacobian():
     mine = torch.func.jvp(lambda x: f(x, scale.detach(), 1.5), (x.detach(),), (d_x,))
     own = torch.func.jvp(lambda x: elementwise_in_torch(x, scale.detach(), 1.5), (x.detach(),), (d_x,))
     torch.testing.assert_close(mine, own)
-
-
-@pytest.mark.sweep
-def test_an_accumulator_that_is_read_and_overwritten():
-    @ti.kernel
-    def chain(x: ti.types.ndarray(), T: ti.types.ndarray(), y: ti.types.ndarray()):
-        for _ in range(1):
-            for i in range(x.shape[0]):
-                T[0] = T[0] * x[i] + ti.sin(x[i])
-                y[i] = T[0] * T[0]
-
-    x = tensor(4)
-    found = torch.autograd.grad(torch_function(chain, "x", "y", shapes={"T": 1})(x).sum(), x)[0]
-    T, total = torch.zeros((), dtype=torch.float64), 0
-    for value in x:
-        T = T * value + torch.sin(value)
-        total = total + T * T
-    close(torch.autograd.grad(total, x)[0], found)
 
 
 @pytest.mark.mostly_sweep("True")

@@ -163,16 +163,6 @@ def test_a_compiled_function_computes_the_same(make, doubled):
 
 
 @pytest.mark.sweep
-def test_it_is_compiled_once_for_all_calls(doubled):
-    torch._dynamo.reset()
-    function, x = compiled(lambda x: torch.sin(doubled(2 * x)) * 3), torch.tensor([0.5, 1.0, 2.0])
-    value_and_gradient(function, x)
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(5):
-            value_and_gradient(function, x)
-
-
-@pytest.mark.sweep
 def test_other_sizes_and_errors_in_a_compiled_function(doubled):
     torch._dynamo.reset()
     function = compiled(lambda x: doubled(x) + 1)

@@ -140,26 +140,6 @@ def test_a_vector_that_is_bound_again_after_a_branch(mode):
     assert_allclose(y.to_numpy(), true(start))
 
 
-@pytest.mark.sweep
-def test_locals_that_are_bound_again_in_a_pipeline():
-    p, q, w, o = scalars([1.0]), outputs(2), scalars([0.5, 0.25]), outputs(3)
-    kernels = kernels_of(REBINDING, FRAME, q=q, w=w, o=o, divided=divided)
-
-    @ti.kernel
-    def load():
-        for i in range(2):
-            q[i] = p[0] * (i + 1)
-
-    def pipeline():
-        load()
-        kernels["vector"]()
-
-    check_jacobian(pipeline, p, o, state=[q])
-    expected = jacobian(pipeline, p, o)
-    for _ in range(2):
-        np.testing.assert_allclose(jacobian(pipeline, p, o, chunk_size=1), expected)
-
-
 @ti.func
 def square(a):
     return a * a if a > 0 else a

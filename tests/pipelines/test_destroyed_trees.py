@@ -13,7 +13,7 @@ from small_kernels import squares
 from taichi_program import end_program, initialise
 
 import taichi_ext as te
-from taichi_ext import Jacobian, jacobian, linear_operator, normal_equations, torch_function, value_and_jacobian, vjp
+from taichi_ext import Jacobian, jacobian, torch_function
 
 N = 3
 X = np.array([0.5, 1.5, -2.0])
@@ -32,12 +32,6 @@ def program():
 def square(a: ti.template(), b: ti.template()):
     for i in a:
         b[i] = a[i] ** 2
-
-
-@ti.kernel
-def cubes(a: ti.template(), b: ti.template()):
-    for i in a:
-        b[0] += a[i] ** 3
 
 
 @ti.kernel
@@ -186,43 +180,6 @@ class TestTreesOfThePipeline:
             assert_array_equal(y.to_numpy(), after)
             assert_array_equal(x.to_numpy(), X)
 
-    def test_products_and_solvers(self):
-        x, y = fields(X, 0.0)
-
-        def pipeline():
-            by_fields(x, y)
-
-        J, v = np.diag(4 * X**3), np.array([1.0, -2.0, 0.5])
-        operator = linear_operator(pipeline, x, y)
-        for _ in range(2):
-            assert_allclose(operator @ v, J @ v)
-            assert_allclose(operator.T @ v, J.T @ v)
-        assert_allclose(te.jvp(pipeline, x, v, y, chunk_size=1), J @ v)
-        assert_allclose(vjp(pipeline, x, y, v, chunk_size=1), v @ J)
-        assert_allclose(normal_equations(pipeline, x, y, max_memory=30).JtJ, J.T @ J)
-        value, found = value_and_jacobian(pipeline, x, y, chunk_size=2)
-        assert_allclose(value, X**4)
-        assert_allclose(found, J)
-        assert te.check_jacobian(pipeline, x, y)
-        assert te.least_squares(pipeline, x, y, max_iterations=3).cost < 0.5  # 141 at the start
-
-    def test_prepared_form(self):
-        x, y = fields(X, 0.0)
-        plan = Jacobian(lambda a, b: by_fields(a, b), x, y, args=(x, y))
-        for _ in range(3):
-            assert_allclose(plan(), np.diag(4 * X**3))
-            assert_allclose(plan.value(), X**4)
-
-    def test_error_after_the_tree_is_gone(self):
-        x, y, z = fields(X, 0.25, 0.0)
-
-        def pipeline():
-            by_sparse_fields(x, y)
-            by_fields(x, y)
-
-        for options in OPTIONS:
-            refused(lambda options=options: jacobian(pipeline, x, z, **options), "is not written by the kernels")
-
     def test_arrays_that_are_deleted(self):
         x, y = fields(X, 0.0)
 
@@ -271,51 +228,6 @@ class TestTreesFromBefore:
                 assert_allclose(y.to_numpy(), X**4)
 
     @pytest.mark.sweep
-    def test_product_after_which_the_state_cannot_be_put_back(self):
-        x, y = fields(X, 0.25)
-        t = ti.field(ti.f64)
-        own = tree(t)
-
-        def pipeline():
-            square(x, t)
-            square(t, y)
-            own.destroy()
-
-        operator = linear_operator(pipeline, x, y)
-        refused(lambda: operator @ np.ones(N), "was destroyed, which was there at its start")
-
-    @pytest.mark.sweep
-    def test_output_destroyed_by_the_pipeline(self):
-        for call in (value_and_jacobian, jacobian):
-            (x,) = fields(X)
-            output = ti.field(ti.f64)
-            own = tree(output)
-
-            def pipeline(x=x, output=output, own=own):
-                square(x, output)
-                own.destroy()
-
-            if call is jacobian:
-                assert_allclose(jacobian(pipeline, x, output), np.diag(2 * X))
-            else:
-                refused(lambda: value_and_jacobian(pipeline, x, output), r"outputs \(field output of shape.*" + ENDED)
-            refused(lambda: jacobian(pipeline, x, output), r"outputs \(field output.*" + ENDED)
-
-    @pytest.mark.sweep
-    def test_out_destroyed_by_the_pipeline(self):
-        x, y = fields(X, 0.0)
-        out = ti.field(ti.f64)
-        builder = ti.FieldsBuilder()
-        builder.dense(ti.ij, (N, N)).place(out)
-        own = builder.finalize()
-
-        def pipeline():
-            square(x, y)
-            own.destroy()
-
-        refused(lambda: jacobian(pipeline, x, y, out=out))
-
-    @pytest.mark.sweep
     def test_kernel_that_names_a_destroyed_field(self):
         x, y = fields(X, 0.25)
         t = ti.field(ti.f64)
@@ -343,19 +255,6 @@ class TestTreesFromBefore:
         refused(lambda: jacobian(pipeline, x, y, args=(3, True)), "second uses the field t, which no longer exists")
         refused(lambda: jacobian(pipeline, x, y, args=(1, False)), "The field t no longer exists")
         refused(lambda: jacobian(second, x, y), "The field t no longer exists")
-
-    @pytest.mark.sweep
-    def test_argument_that_is_destroyed(self):
-        x, y = fields(X, 0.25)
-        t = ti.field(ti.f64)
-        own = tree(t)
-
-        def pipeline():
-            square(x, t)
-            own.destroy()
-            square(t, y)
-
-        refused(lambda: jacobian(pipeline, x, y), "Argument 0 of square " + ENDED)
 
     @pytest.mark.sweep
     def test_python_that_uses_a_destroyed_field(self):
@@ -403,20 +302,6 @@ class TestTreesFromBefore:
             refused(plan.value)
             refused(lambda a=a, b=b, bare=bare: jacobian(bare, a, b, format=format))
             refused(lambda plan=plan: plan.export("never.py"))
-
-    @pytest.mark.sweep
-    def test_numbers_that_are_given(self):
-        x, y = fields(X, 0.0)
-        old, energy = ti.field(ti.f64), ti.field(ti.f64, 1)
-        own = tree(old)
-        own.destroy()
-        args = (x, y)
-        refused(lambda: te.jvp(square, x, old, y, args=args), r"tangents \(field old\) " + ENDED)
-        refused(lambda: vjp(square, x, y, old, args=args), "cotangents.*" + ENDED)
-        refused(lambda: normal_equations(square, x, y, old, args=args), "weights.*" + ENDED)
-        refused(lambda: te.least_squares(square, x, y, args=args, bounds=(old, 5.0)), "bounds.*" + ENDED)
-        refused(lambda: jacobian(square, x, y, args=args, out=old), "out " + ENDED)
-        refused(lambda: te.newton(cubes, x, energy, args=(x, energy), fixed=old), r"fixed\[0\] \(field old\) " + ENDED)
 
     def test_torch_function_of_a_field_whose_place_is_taken(self):
         pytest.importorskip("torch")
@@ -468,17 +353,6 @@ class TestPrograms:
             square(*fields(X, 0.0))
 
         refused(lambda: jacobian(between, x, y, **options), "ti.init or ti.reset was called")
-
-    @pytest.mark.sweep
-    def test_no_program_after_a_pipeline(self):
-        x, y = fields(X, 0.0)
-
-        def pipeline():
-            square(x, y)
-            ti.reset()
-
-        refused(lambda: jacobian(pipeline, x, y), "ti.init or ti.reset was called")
-        initialise(default_fp=ti.f64)
 
 
 @pytest.mark.sweep

@@ -11,7 +11,7 @@ from small_kernels import squares
 from taichi_program import end_program, initialise
 
 import taichi_ext as te
-from taichi_ext import Jacobian, UnsupportedError, check_jacobian, jacobian, torch_function, value_and_jacobian
+from taichi_ext import Jacobian, UnsupportedError, check_jacobian, jacobian, value_and_jacobian
 
 A1 = ti.types.ndarray(ti.f64, ndim=1)
 
@@ -131,48 +131,6 @@ class TestEndedProgram:
         assert_allclose(jacobian(k, x, y, args=(new,)), 2 * np.eye(3))
         kept.clear()  # which must not take memory of this program with it
         assert_allclose(jacobian(k, x, y, args=(new,)), 2 * np.eye(3))
-
-    def test_torch_function(self):
-        torch = pytest.importorskip("torch")
-        x, y = fields()
-        k = squares(x, y)
-        function = torch_function(k, inputs=x, outputs=y)
-        initialise(default_fp=ti.f64)
-        refused(lambda: function(torch.ones(3, dtype=torch.float64, requires_grad=True)))
-
-
-class TestDestroyedTree:
-    def make(self):
-        layout, x, y = ti.FieldsBuilder(), ti.field(ti.f64), ti.field(ti.f64)
-        layout.dense(ti.i, 3).place(x, y)
-        tree = layout.finalize()
-        x.from_numpy(np.array([1.0, 2.0, 3.0]))
-        return tree, x, y
-
-    @pytest.mark.sweep
-    def test_fields_in_it_are_refused_and_others_go_on(self):
-        tree, x, y = self.make()
-        other, result = fields()
-        square = squares(x, y)
-        go_on = squares(other, result)
-        plans = [Jacobian(square, x, y), Jacobian(go_on, other, result)]
-        for plan in plans:
-            assert_allclose(plan(), np.diag([2.0, 4.0, 6.0]))
-        tree.destroy()
-        refused(plans[0])
-        refused(lambda: jacobian(square, x, y))
-        assert_allclose(plans[1](), np.diag([2.0, 4.0, 6.0]))
-        second, x2, y2 = self.make()  # gets the number of the first
-        refused(lambda: jacobian(square, x2, y2))
-        refused(lambda: jacobian(square, x, y))
-
-        @ti.kernel
-        def cube():
-            for i in x2:
-                y2[i] = x2[i] ** 3
-
-        assert_allclose(jacobian(cube, x2, y2), np.diag([3.0, 12.0, 27.0]))
-        second.destroy()
 
 
 class TestRecording:

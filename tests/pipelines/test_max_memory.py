@@ -3,96 +3,12 @@
 import numpy as np
 import pytest
 import taichi as ti
-from devices import real
-from differences import central_differences, outputs, read, scalars, write
+from differences import outputs, read, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, linear_operator
 
 pytestmark = pytest.mark.usefixtures("ti64")
-
-
-@pytest.fixture
-def simulation():
-    p, x, v = scalars([1.5, 0.7, 0.3, 0.9, 1.1]), scalars(np.linspace(0, 1, 16)), outputs(16)
-    y, count, seen = outputs(3), ti.field(ti.i32, shape=()), real(np.zeros(2))
-
-    @ti.kernel
-    def step(total: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in x:
-            v[i] -= 0.1 * p[i % 5] * ti.sin(x[i])
-            x[i] += 0.1 * v[i]
-        count[None] += 1
-        total[0] += x[3]
-        total[1] += 1.0
-
-    @ti.kernel
-    def measure():
-        for i in y:
-            y[i] += x[5 * i] * v[i] + p[4]
-
-    def run():
-        for _ in range(4):
-            step(seen)
-        measure()
-
-    return run, p, [x, v, y, seen], y, count
-
-
-@pytest.mark.sweep
-@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
-def test_several_runs_give_what_one_gives(simulation):
-    run, p, state, y, count = simulation
-    start = [read(f) for f in state]
-
-    def reset():
-        for f, values in zip(state, start):
-            write(f, values)
-        count[None] = 0
-
-    (truth,) = central_differences(run, [p], [y], state)[0]
-    reset()
-    run()
-    after = [read(f) for f in state]
-    for limit in (None, 3000, 1500, 800, 1):
-        runs = 0
-
-        def counted():
-            nonlocal runs
-            runs += 1
-            run()
-
-        plan = Jacobian(counted, p, y, max_memory=limit)
-        reset()
-        assert_allclose(plan(), truth, rtol=1e-6, atol=1e-9)  # the first call may run it more often, to compare
-        reset()
-        runs = 0
-        result = plan()
-        assert_allclose(result, truth, rtol=1e-6, atol=1e-9)
-        assert count[None] == 4
-        for f, values in zip(state, after):
-            assert_array_equal(read(f), values)
-        if limit is None:
-            assert runs == 1
-        if limit == 1:
-            assert runs >= 5
-
-
-@pytest.mark.sweep
-def test_blocks_of_a_prepared_form_are_found_once(simulation):
-    run, p, _, y, _ = simulation
-    runs = 0
-
-    def counted():
-        nonlocal runs
-        runs += 1
-        run()
-
-    plan = Jacobian(counted, p, y, max_memory=1)
-    plan()
-    first, runs = runs, 0
-    plan()
-    assert runs == 5 <= first
 
 
 def test_vectors_whose_tangents_do_not_fit_together():

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from runtimes import RUNTIME
 
 import taichi_ext as te
-from taichi_ext import DerivativeWarning, InvalidArgumentError, UnsupportedError, hvp, jacobian, jvp, vjp
+from taichi_ext import DerivativeWarning, InvalidArgumentError, UnsupportedError, hvp, jacobian, vjp
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("numbers of float64")]
 X = np.array([1.0, 2.0, 3.0])
@@ -85,15 +85,6 @@ def test_numbers_and_vectors_carry_their_tangent_through_python(scene, options):
     value = read(scene.y)
     scene.run(*ARGS)
     assert_allclose(read(scene.y), value, rtol=1e-15)
-
-
-@pytest.mark.sweep
-def test_products_and_check(scene):
-    assert_allclose(jvp(scene.run, PARAMS, [3.0, np.array([5.0, 7.0])], scene.y, args=ARGS), 3 * BY_SIGMA + 14 * X)
-    by_sigma, by_v = vjp(scene.run, PARAMS, scene.y, X, args=ARGS)
-    assert_allclose(by_sigma, X @ BY_SIGMA)
-    assert_allclose(by_v, X @ BY_V)
-    te.check_jacobian(scene.run, [*PARAMS, scene.x], scene.y, args=ARGS)
 
 
 def test_a_prepared_form_takes_other_numbers(scene):

@@ -49,33 +49,6 @@ def shift(a: ti.template()):
         a[i] = a[i + 1] * a[i]
 
 
-@pytest.mark.sweep
-def test_number_of_steps_can_change_between_calls():
-    x = scalars(X)
-    steps = 1
-
-    def run():
-        for _ in range(steps):
-            shift(x)
-
-    plan = Jacobian(run, x, x)
-    for steps in (1, 3, 0, 2):
-        x.from_numpy(np.array(X))
-        J = plan()
-        x.from_numpy(np.array(X))
-        expected = np.zeros((3, 3))
-        for k in range(3):
-            ends = []
-            for h in (1e-6, -1e-6):
-                moved = np.array(X)
-                moved[k] += h
-                x.from_numpy(moved)
-                run()
-                ends.append(x.to_numpy())
-            expected[:, k] = (ends[0] - ends[1]) / 2e-6
-        assert_allclose(J, expected, rtol=1e-8, atol=1e-9, err_msg=f"{steps} steps")
-
-
 def test_in_place_steps():
     x = scalars(X)
 
@@ -104,25 +77,6 @@ def test_several_params_and_outputs_in_structures():
     assert_allclose(J[1]["x"], np.diag(np.array(X)), rtol=1e-14)
     assert_allclose(J[1]["z"], np.array(X)[:, None] ** 2, rtol=1e-14)
     assert_allclose(values[1], np.array(X) ** 2 * 0.5, rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_returned_values_of_kernels_are_numbers_to_python():
-    """What a kernel returns is used in Python as the number it is: constants of the next kernel."""
-    x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def total() -> ti.f64:
-        s = 0.0
-        for i in range(3):
-            s += abs(x[i])
-        return s
-
-    def run():
-        n = total()
-        add(x, y, 2.0 if n > 1 else 0.0)
-
-    assert_allclose(jacobian(run, x, y), 2 * np.eye(3), rtol=1e-14)
 
 
 # --- stores of the host between kernels
@@ -265,9 +219,6 @@ def test_temporary_with_constants_at_the_address_of_one_with_tangents():
         warnings.simplefilter("ignore", DerivativeWarning)
         J = jacobian(run, x, y, args=(x, y))
     assert_array_equal(J, np.zeros((3, 3)))
-
-
-# --- sparse fields
 
 
 # --- decorators of Taichi's own differentiation
@@ -497,25 +448,3 @@ def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):
         names
     )
     assert set(names) == {"step", "change"}
-
-
-@pytest.mark.sweep
-def test_seeds_of_what_is_only_read_are_no_tangents():
-    """A kernel with index expressions for columns is built again once the field has other tangents."""
-    x, y = scalars([0.3, 0.8]), outputs(2)
-
-    @ti.kernel
-    def read():
-        for i in x:
-            y[i] += x[i] * x[i]
-
-    @ti.kernel
-    def change():
-        x[0] = ti.sin(x[1])
-
-    def run():
-        read()
-        change()
-        read()
-
-    check_jacobian(run, x, y, state=[x, y])

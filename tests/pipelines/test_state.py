@@ -3,7 +3,6 @@
 import functools
 import gc
 import sys
-import warnings
 import weakref
 
 import numpy as np
@@ -97,33 +96,6 @@ def test_jacobian_of_everything():
     check_jacobian(program.run, program.x, program.reals, state=[program.count, program.log])
 
 
-@pytest.mark.sweep
-def test_blocks_with_arrays():
-    @ti.kernel
-    def accumulate(x: ti.types.ndarray(), t: ti.types.ndarray(), y: ti.types.ndarray(), n: ti.types.ndarray()):
-        for i, j in t:
-            t[i, j] += x[i] * x[j]
-        for i, j in t:
-            y[i] += t[i, j] * x[j]
-            n[i] += 1
-
-    def run(x, t, y, n):
-        accumulate(x, t, y, n)
-        accumulate(x, t, y, n)
-
-    def arrays():
-        return X.copy(), np.ones((4, 4)), np.full(4, 0.5), np.zeros(4, np.int32)
-
-    plain, whole, parts = arrays(), arrays(), arrays()
-    run(*plain)
-    J = jacobian(run, whole[0], whole[2], args=whole)
-    J_parts = jacobian(run, parts[0], parts[2], args=parts, max_memory=200)
-    assert_allclose(J_parts, J, rtol=1e-13)
-    for a, b, c in zip(plain, whole, parts, strict=True):
-        assert_allclose(b, a, rtol=1e-13)
-        assert_allclose(c, a, rtol=1e-13)
-
-
 def test_arrays_that_share_memory_are_put_back_before_each_block():
     x, y, a = scalars([0.3, 0.5]), outputs(6), np.linspace(1.0, 2.0, 6)
 
@@ -159,45 +131,6 @@ def test_memory_that_was_saved_in_part_is_saved_between_the_parts():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", ["pipeline", "kernel"])
-def test_repeated_calls_go_on_from_the_state(kind):
-    """An accumulator grows with each call, as with plain launches; J is at the state before the call."""
-    x, y = scalars(X), outputs(4)
-
-    @ti.kernel
-    def grow():
-        for i in x:
-            y[i] += x[i] ** 2
-            x[i] *= 2.0
-
-    plan = Jacobian(grow if kind == "kernel" else lambda: grow(), x, [y, x])
-    for n in range(4):
-        J_y, J_x = plan()
-        assert_allclose(J_y, np.diag(2 * X * 2**n), rtol=1e-14)
-        assert_allclose(J_x, 2 * np.eye(4), rtol=1e-14)
-        assert_allclose(y.to_numpy(), X**2 * (4 ** (n + 1) - 1) / 3, rtol=1e-14)
-        assert_allclose(x.to_numpy(), X * 2 ** (n + 1), rtol=1e-15)
-
-
-@pytest.mark.sweep
-def test_same_field_as_parameter_and_output_among_others():
-    x, v = scalars(X), scalars(X[::-1])
-
-    @ti.kernel
-    def verlet():
-        for i in x:
-            v[i] -= 0.1 * ti.sin(x[i])
-        for i in x:
-            x[i] += 0.1 * v[i]
-
-    def run():
-        for _ in range(3):
-            verlet()
-
-    check_jacobian(run, [x, v], [x, v])
-
-
-@pytest.mark.sweep
 def test_tangents_of_one_call_do_not_reach_the_next():
     x, t, y = scalars(X), outputs(4), outputs(4)
     first = squares(x, t)
@@ -224,25 +157,6 @@ def test_values_are_those_after_the_run():
     second, _ = value_and_jacobian(run, x, y)
     assert_array_equal(first, kept)  # not a view of the field
     assert_array_equal(second, 2 * X)
-
-
-@pytest.mark.sweep
-def test_gradient_fields_are_left_alone():
-    x = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)
-    y = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)
-    x.from_numpy(X)
-    x.grad.fill(5.0)
-    y.grad.fill(6.0)
-    x.dual.fill(7.0)
-    run = squares(x, y)
-    jacobian(run, x, y)
-    assert_array_equal(x.grad.to_numpy(), np.full(4, 5.0))
-    assert_array_equal(y.grad.to_numpy(), np.full(4, 6.0))
-    assert_array_equal(x.dual.to_numpy(), np.full(4, 7.0))
-    y.grad.fill(1.0)
-    x.grad.fill(0.0)
-    run.grad()  # Taichi's own reverse mode still works on the same kernel
-    assert_allclose(x.grad.to_numpy(), 2 * X, rtol=1e-15)
 
 
 @pytest.mark.sweep
@@ -344,40 +258,6 @@ def test_shadows_are_freed_after_the_call():
     tracemalloc.stop()
     assert peak > n * 20 * 8  # the tangents of t were there
     assert left < n * 8
-
-
-@pytest.mark.sweep
-def test_program_that_starts_again():
-    """ti.init in between: what was prepared for the old program is not used for the new one."""
-    from taichi_program import initialise
-
-    for factor in (2.0, 3.0):
-        x, y = scalars(X), outputs(4)
-
-        @ti.kernel
-        def run():
-            for i in x:
-                y[i] = factor * x[i]
-
-        assert_allclose(jacobian(run, x, y), factor * np.eye(4), rtol=0)
-        initialise(default_fp=ti.f64)
-
-
-@pytest.mark.sweep
-def test_kernel_defined_once_and_used_over_several_programs():
-    from taichi_program import initialise
-
-    @ti.kernel
-    def double(a: ti.template(), b: ti.template()):
-        for i in a:
-            b[i] = 2 * a[i]
-
-    for n in (2, 3):
-        initialise(default_fp=ti.f64)
-        x, y = scalars(np.ones(n)), outputs(n)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert_array_equal(jacobian(double, x, y, args=(x, y)), 2 * np.eye(n))
 
 
 @pytest.mark.sweep

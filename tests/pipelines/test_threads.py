@@ -94,42 +94,6 @@ class TestCalls:
         in_threads(work)
         assert_allclose(plan(), [10.0, 1.0])
 
-    @pytest.mark.sweep
-    def test_arrays_of_each_thread(self):
-        @ti.kernel
-        def k(a: A1, o: A1):
-            for i in a:
-                o[i] = a[i] * a[0]
-
-        def work(number):
-            a, o = devices.real(np.arange(1.0, 4.0 + number)), devices.real(np.zeros(3 + number))
-            expected = np.diag(np.full(a.size, a[0]))
-            expected[:, 0] += a
-            for _ in range(20):
-                values, J = value_and_jacobian(k, a, o, args=(a, o))
-                assert_allclose(J, expected)
-                assert_allclose(values, a * a[0])
-
-        in_threads(work)
-
-    @pytest.mark.sweep
-    def test_outputs_belong_to_their_jacobian(self):
-        y = outputs(4)
-
-        @ti.kernel
-        def k(w: ti.f64):
-            for i in y:
-                y[i] = w * w * (i + 1)
-
-        def work(number):
-            w = number + 1.0
-            for _ in range(40):
-                values, J = value_and_jacobian(k, "w", y, args=(w,))
-                assert_allclose(values, w * w * np.arange(1, 5))
-                assert_allclose(J, 2 * w * np.arange(1, 5))
-
-        in_threads(work)
-
     def test_rows_in_scratch_memory(self):
         n = 600  # more columns than a local array holds
         x, scale = scalars(np.ones(n)), np.arange(1.0, n + 1)

@@ -9,7 +9,7 @@ import taichi as ti
 from many_threads import in_threads
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared
-from taichi_program import initialise, share_program
+from taichi_program import share_program
 
 from taichi_ext import UnsupportedError
 from taichi_ext.runtime.reverse.backward import Backward
@@ -142,16 +142,3 @@ def test_many_calls_keep_no_memory(simulated):
         sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
     assert max(sizes) < 100_000
-
-
-@pytest.mark.sweep
-def test_after_a_new_program():
-    initialise(default_fp=ti.f64)
-    x, _, run, reset = simulation()
-    reset()
-    first = Prepared(run, [x], [x])()[0]
-    del x, run, reset
-    initialise(default_fp=ti.f64)
-    x, _, run, reset = simulation()
-    reset()
-    assert_array_equal(Prepared(run, [x], [x])()[0], first)

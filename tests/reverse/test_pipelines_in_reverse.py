@@ -155,32 +155,6 @@ def test_arrays_of_each_kind(kind):
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
-def test_components_and_members():
-    v, S = ti.Vector.field(3, ti.f64, shape=N), ti.Struct.field({"m": ti.f64, "u": ti.types.vector(2, ti.f64)}, shape=N)
-
-    @ti.kernel
-    def step():
-        for i in v:
-            S[i].m = v[i].norm() * S[i].m
-            v[i] *= S[i].u[0]
-            S[i].u = S[i].u * v[i][1] + S[i].m
-
-    def run():
-        for _ in range(3):
-            step()
-        v[1] = [0.1, 0.2, 0.3]
-        S[2].m = 0.7
-        step()
-
-    def reset():
-        v.from_numpy(drawn(N, 3))
-        S.m.from_numpy(drawn(N, seed=1))
-        S.u.from_numpy(drawn(N, 2, seed=2))
-
-    require_same(run, [v.get_scalar_field(1), S.m], [S.u, v], reset)
-
-
 @pytest.mark.mostly_sweep("pointer")
 @pytest.mark.parametrize("layout", ["pointer", "bitmasked", "dynamic"])
 def test_sparse_fields_whose_cells_become_active(layout):
@@ -362,37 +336,6 @@ def test_one_warning_where_columns_take_over(call):
     assert_allclose(found, 2 * drawn(4) ** 3 if call is vjp else 0.0, rtol=1e-12)
 
 
-@pytest.mark.sweep
-def test_deactivation_makes_constants():
-    x, y = ti.field(ti.f64), ti.field(ti.f64, shape=4)
-    node = ti.root.pointer(ti.i, 4)
-    node.place(x)
-
-    @ti.kernel
-    def square():
-        for i in x:
-            y[i] += x[i] ** 2
-
-    @ti.kernel
-    def fill():
-        for i in y:
-            x[i] = y[i] + 0.5
-
-    def run():
-        square()
-        node.deactivate_all()
-        fill()
-        square()
-
-    def reset():
-        node.deactivate_all()
-        y.from_numpy(drawn(4))
-        for i in (1, 2):
-            x[i] = 0.3 * i
-
-    require_same(run, [x, y], [y], reset)
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -418,18 +361,6 @@ def fall(x: ti.template(), dt: ti.f64):
 def test_arguments_of_a_kernel():
     x = ti.field(ti.f64, shape=N)
     require_same(scaled, ["p", "w", x], None, lambda: x.from_numpy(drawn(N)), (x, 0.6, ti.Vector([0.3, 0.4])))
-
-
-@pytest.mark.sweep
-def test_python_numbers_and_arguments_of_a_pipeline():
-    x = ti.field(ti.f64, shape=N)
-
-    def run(p, w):
-        for t in range(3):
-            scaled(x, p * w[0] + t, ti.Vector([w[1], p]))
-            fall(x, p / 2)
-
-    require_same(run, ["p", "w", "gravity", x], [x], lambda: x.from_numpy(drawn(N)), (0.5, (0.7, 0.2)))
 
 
 @pytest.mark.sweep
