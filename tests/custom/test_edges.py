@@ -124,31 +124,6 @@ DISC = [12.317, 9.733, 7.213]  # centre and radius
 CURVED = 0.05  # what the curvature of so small a disc costs in the single pixel
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("antialias", MODES)
-@pytest.mark.parametrize(("squared", "r"), [(False, 40.713), (True, 100.361)])
-def test_disc(antialias, squared, r):
-    """A level that is a distance is exact up to the curvature of the edge; one that is not, up to its own, too."""
-    size = int(2 * r + 8)
-    cx, cy = size / 2 - 0.317, size / 2 + 0.233
-    p, image = scalars([cx, cy, r]), outputs(size, size)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            d = ti.Vector([px - p[0], py - p[1]])
-            level = p[2] - d.norm() if ti.static(not squared) else p[2] ** 2 - d.norm_sqr()
-            image[i, j] = edge(level, 1.0, 0.0, at=(px, py), antialias=antialias)
-
-    value, J = value_and_jacobian(k, p, image)
-    assert_allclose(J.sum((0, 1)), [0, 0, 2 * np.pi * r], rtol=0.1 / r, atol=0.1)
-    assert relative(J[..., 0], circle_in_pixels((cx, cy), r, lambda a, x, y: np.cos(a), size, size)) < 0.01
-    assert relative(J[..., 1], circle_in_pixels((cx, cy), r, lambda a, x, y: np.sin(a), size, size)) < 0.01
-    assert relative(J[..., 2], circle_in_pixels((cx, cy), r, lambda a, x, y: np.ones_like(a), size, size)) < 0.01
-    assert value.sum() == pytest.approx(np.pi * r * r, rel=1e-4 if antialias else 1e-3)
-
-
 def test_coverage_is_a_mask():
     p, image = scalars(DISC), outputs(W, H)
 
@@ -171,62 +146,6 @@ def test_coverage_is_a_mask():
     assert relative(J[..., 2], 0.6 * circle_in_pixels(DISC[:2], DISC[2], lambda a, x, y: 1 + 0 * a, W, H)) < CURVED
 
 
-# --- occlusion --------------------------------------------------------------------------------------------------------
-
-FRONT, BACK = (41.217, 36.733, 22.413), (61.642, 44.381, 25.178)
-OCCLUDED = (104, 84)
-FRONT_COLOUR, BACK_COLOUR, NOTHING = 0.3, 0.8, 0.1
-
-
-def occlusion(p, image, antialias):
-    @ti.func
-    def disc(px, py, n):
-        return p[n + 2] - ti.sqrt((px - p[n]) ** 2 + (py - p[n + 1]) ** 2)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            behind = edge(disc(px, py, 3), BACK_COLOUR, NOTHING, at=(px, py), antialias=antialias)
-            image[i, j] = edge(disc(px, py, 0), FRONT_COLOUR, behind, at=(px, py), antialias=antialias)
-
-    return k
-
-
-def occlusion_truth():
-    """Reynolds' theorem along both circles: the back one counts where it is seen."""
-
-    def is_in(disc, x, y):
-        return (x - disc[0]) ** 2 + (y - disc[1]) ** 2 < disc[2] ** 2
-
-    columns = []
-    for disc, jump in (
-        (FRONT, lambda x, y: FRONT_COLOUR - np.where(is_in(BACK, x, y), BACK_COLOUR, NOTHING)),
-        (BACK, lambda x, y: np.where(is_in(FRONT, x, y), 0.0, BACK_COLOUR - NOTHING)),
-    ):
-        for speed in (np.cos, np.sin, np.ones_like):
-
-            def weight(angle, x, y, jump=jump, speed=speed):
-                return jump(x, y) * speed(angle)
-
-            columns.append(circle_in_pixels(disc[:2], disc[2], weight, *OCCLUDED))
-    return np.stack(columns, axis=-1)
-
-
-@pytest.mark.sweep
-def test_nested_edges_are_occlusion():
-    """In the pixels that both edges cross, a point sample decides what is seen; covered areas share them."""
-    truth = occlusion_truth()
-    crossed = (truth[..., 2] != 0) & (truth[..., 5] != 0)
-    assert 2 <= crossed.sum() <= 12
-    p, image = scalars([*FRONT, *BACK]), outputs(*OCCLUDED)
-    for antialias, everywhere, total in ((False, 0.15, 0.03), (True, 0.05, 0.01)):
-        J = jacobian(occlusion(p, image, antialias), p, image)
-        assert relative(J, truth) < everywhere
-        assert relative(J.sum((0, 1)), truth.sum((0, 1))) < total
-        assert relative(J[~crossed], truth[~crossed]) < 0.015
-
-
 # --- polygons ---------------------------------------------------------------------------------------------------------
 
 
@@ -244,21 +163,6 @@ def polygon_kernel(p, image, sides, antialias=False):
 
 
 @pytest.mark.sweep
-def test_segments_are_exact_in_every_pixel():
-    """A polygon that is not convex, with a corner outside of the image and an upright side, against clipped areas."""
-    corners = np.array([[2.2, 1.4], [12.6, 3.3], [12.6, 9.7], [7.1, 5.2], [4.6, 13.7]])
-    width, height, h = 14, 11, 1e-5
-    p, image = vectors(corners), outputs(width, height)
-    J = jacobian(polygon_kernel(p, image, len(corners)), p, image)
-    for index in np.ndindex(corners.shape):
-        moved = [corners.copy(), corners.copy()]
-        moved[0][index] += h
-        moved[1][index] -= h
-        high, low = (area_in_pixels(m, width, height) for m in moved)
-        assert_allclose(J[(..., *index)], (high - low) / (2 * h), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize("whole", MODES)
 def test_antialiased_segments_are_covered_areas(whole):
     """Also where sides lie on the borders of pixels, run through their centres, or are short."""
@@ -273,26 +177,6 @@ def test_antialiased_segments_are_covered_areas(whole):
     if not whole:
         assert_allclose(J, differences, rtol=1e-5, atol=1e-6)
     assert_allclose(J.sum((0, 1)), jacobian(polygon_kernel(p, image, len(corners)), p, image).sum((0, 1)), atol=1e-13)
-
-
-@pytest.mark.sweep
-def test_segments_with_a_jump_of_colours():
-    colour = [0.9, -0.4, 0.2]
-    p, image = vectors([[2.2, 1.4], [12.6, 3.3], [7.1, 9.2]]), vector_outputs(3, 14, 11)
-    plain = outputs(14, 11)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            total = ti.Vector([0.0, 0.0, 0.0])
-            for n in ti.static(range(3)):
-                total += segment_edge(p[n], p[(n + 1) % 3], ti.Vector(colour), at=(px, py))
-            image[i, j] = total
-
-    J = jacobian(k, p, image)
-    single = jacobian(polygon_kernel(p, plain, 3), p, plain)
-    assert_allclose(J, single[:, :, None] * np.array(colour)[:, None, None], rtol=1e-12, atol=1e-13)
 
 
 # --- the sphere -------------------------------------------------------------------------------------------------------
@@ -343,37 +227,6 @@ def test_sphere_reference_values(kind):
         assert by_z > 0 > exact[2]
     else:
         assert_allclose([by_r, by_x, by_z], exact, rtol=5e-4 if kind == "sqrt" else 3e-2)
-
-
-def gauss_newton(k, p, depth, target, start, steps):
-    """The distance from the truth after each step."""
-    x, errors = start, []
-    for _ in range(steps):
-        write(p, x)
-        value, J = value_and_jacobian(k, p, depth)
-        J = J.reshape(-1, 4)
-        x = x - np.linalg.solve(J.T @ J, J.T @ (value - target).reshape(-1))
-        errors.append(np.linalg.norm(x - SPHERE))
-    return errors
-
-
-@pytest.mark.sweep
-@pytest.mark.double_only("the last digits of float64")
-def test_gauss_newton_from_near():
-    start = SPHERE + np.array([0.1, 0.05, -0.05, 0.1])
-    p, depth = scalars(SPHERE), outputs(640, 480)
-    k = sphere_kernel(p, depth, "sqrt", True)
-    k()
-    errors = gauss_newton(k, p, depth, read(depth), start, 8)
-    assert_allclose(errors[:2], [0.151, 8.2e-3], rtol=0.05)
-    assert errors[2] < 1.5e-4
-    assert errors[3] < 1e-6
-    assert errors[7] < 3e-12
-    k = sphere_kernel(p, depth, "autodiff", "hard")
-    write(p, SPHERE)
-    k()
-    errors = gauss_newton(k, p, depth, read(depth), start, 8)
-    assert max(errors) > 10  # without the boundary term it runs away
 
 
 # --- square roots that end at an edge ---------------------------------------------------------------------------------
@@ -459,46 +312,6 @@ def test_sqrt_edge_within_an_edge_of_the_same_level():
 
 
 @pytest.mark.sweep
-def test_in_plain_kernels_they_are_their_values():
-    p, image = scalars(DISC), outputs(W, H, 5)
-    half, colour = outputs(W, H), vector_outputs(2, W, H)
-
-    @ti.func
-    def shaded(px, py):
-        level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
-        return edge(level, 2.0, 0.5, at=(px, py), antialias=True)
-
-    @ti.kernel
-    def k():
-        for i, j in half:
-            px, py = float(i), float(j)
-            level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
-            image[i, j, 0] = edge(level, 2.0, 0.5)
-            image[i, j, 1] = edge(level, 1.0, 0.0)
-            image[i, j, 2] = sqrt_edge(level)
-            image[i, j, 3] = segment_edge(ti.Vector([1.0, 2.0]), ti.Vector([p[0], 4.0]), 1.0, at=(px, py))
-            image[i, j, 4] = edge(level, 2, 1, at=(px, py))
-            colour[i, j] = edge(level, ti.Vector([1.0, px]), ti.Vector([0.0, py]))
-
-    @ti.kernel
-    def antialiased():
-        for i, j in half:
-            half[i, j] = shaded(float(i), float(j))
-
-    k()
-    x, y = pixels(W, H)
-    level = DISC[2] ** 2 - (x - DISC[0]) ** 2 - (y - DISC[1]) ** 2
-    inside = level > 0
-    expected = [np.where(inside, 2, 0.5), inside, np.sqrt(np.maximum(level, 0)), 0 * x, np.where(inside, 2, 1)]
-    assert_allclose(read(image), np.stack(expected, axis=-1), rtol=1e-14)
-    assert_allclose(read(colour), np.where(inside[..., None], np.stack([0 * x + 1, x], -1), np.stack([0 * x, y], -1)))
-    antialiased()
-    covered = (read(half) - 0.5) / 1.5
-    assert covered.sum() == pytest.approx(np.pi * DISC[2] ** 2, rel=5e-3)
-    assert_allclose(covered[np.abs(level) > 20], inside[np.abs(level) > 20], rtol=0, atol=1e-12)
-
-
-@pytest.mark.sweep
 def test_vectors_and_matrices_with_tangents_of_their_own():
     p, image = scalars([*DISC, 0.7, 0.2]), vector_outputs(3, W, H)
     full = outputs(W, H, 2, 2)
@@ -525,120 +338,6 @@ def test_vectors_and_matrices_with_tangents_of_their_own():
     assert_allclose(J_full[:, :, 0, 0, 2], kappa, rtol=1e-12)
     assert_allclose(J_full[:, :, 0, 1, 2], 0.7 * kappa, rtol=1e-12)
     assert_allclose(J_full[:, :, 1, 0, 4], 1 - inside, rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_jump_replaces_the_difference_in_the_boundary_term_only():
-    p, image = scalars([*DISC, 0.7]), outputs(W, H, 2)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(W, H):
-            px, py = float(i), float(j)
-            level = p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2)
-            image[i, j, 0] = edge(level, 3.0 * p[3], 0.0, at=(px, py))
-            image[i, j, 1] = edge(level, 3.0 * p[3], 0.0, at=(px, py), jump=5.0)
-
-    value, J = value_and_jacobian(k, p, image)
-    assert_array_equal(value[..., 0], value[..., 1])
-    assert_allclose(J[..., 1, :3], J[..., 0, :3] * 5 / 2.1, rtol=1e-12, atol=1e-14)
-    assert_allclose(J[..., 1, 3], J[..., 0, 3], rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_a_side_that_does_not_count_may_have_an_infinite_tangent():
-    p, image = scalars(DISC), outputs(W, H, 2)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(W, H):
-            px, py = float(i), float(j)
-            level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
-            image[i, j, 0] = edge(level, ti.sqrt(ti.max(level, 0.0)), 0.0, at=(px, py))
-            image[i, j, 1] = edge(-level, 0.0, ti.sqrt(ti.max(level, 0.0)), at=(px, py), jump=0.0)
-
-    J = jacobian(k, p, image)
-    assert np.isfinite(J).all()
-    x, y = pixels(W, H)
-    level = DISC[2] ** 2 - (x - DISC[0]) ** 2 - (y - DISC[1]) ** 2
-    deep = level > 30
-    assert_allclose(J[deep][:, :, 2], np.repeat((DISC[2] / np.sqrt(level[deep]))[:, None], 2, 1), rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_where_the_gradient_of_the_level_is_zero_there_is_no_boundary_term():
-    p, image = scalars([4.0, 3.0, 0.0, 0.5]), outputs(9, 7, 3)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(9, 7):
-            px, py = float(i), float(j)
-            level = p[2] + (px - p[0]) ** 2 + (py - p[1]) ** 2  # 0, and flat, at the pixel (4, 3)
-            image[i, j, 0] = edge(level, p[3], 0.0, at=(px, py))
-            image[i, j, 1] = edge(level, p[3], 0.0, at=(px, py), antialias=True)
-            image[i, j, 2] = sqrt_edge(level + p[3], at=(px, py))
-
-    value, J = value_and_jacobian(k, p, image)
-    assert np.isfinite(J).all()
-    assert_allclose(value[4, 3, :2], [0, 0.5])  # level > 0 does not hold at the centre, and does around it
-    assert_allclose(J[4, 3, :2], [[0, 0, 0, 0], [0, 0, 0, 1]], atol=1e-12)
-    u = (np.arange(200) + 0.5) / 200 - 0.5
-    mean = (0.5 / np.sqrt(0.5 + u**2 + u[:, None] ** 2)).mean()
-    assert_allclose(J[4, 3, 2], [0, 0, mean, mean], rtol=5e-3, atol=1e-12)
-    assert_allclose(J[0, 0, :2, 3], 1)
-
-
-# --- positions --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("is_level", [False, True])
-def test_a_pixel_of_nan_has_no_boundary_term(is_level):
-    p, image, wrong = scalars([2.2, 0.8]), outputs(6, 4), outputs(6, 4)
-    offsets = np.zeros((6, 4))
-    write(wrong, offsets)
-
-    @ti.kernel
-    def run():
-        for i, j in image:
-            x = float(i) + (0.0 if ti.static(is_level) else wrong[i, j])
-            y = float(j)
-            level = p[0] - x + 0.3 * y + (wrong[i, j] if ti.static(is_level) else 0.0)
-            image[i, j] = edge(level, p[1], 0.0, at=(x, y))
-
-    wanted = jacobian(run, p, image)
-    assert wanted[2, 1].all()
-    offsets[2, 1], wanted[2, 1] = np.nan, 0
-    write(wrong, offsets)
-    assert_allclose(jacobian(run, p, image), wanted, rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_atomics_and_returned_values_hold_no_positions():
-    """The positions are seeds beyond the last column: they must not reach a neighbour's row."""
-    p, image, total = scalars(DISC), outputs(W, H), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            e = edge(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), 1.0, 0.0, at=(px, py))
-            ti.atomic_add(total[1], e)
-            ti.atomic_sub(total[2], 2.0 * e)
-
-    @ti.kernel
-    def returned(i: ti.i32, j: ti.i32) -> ti.f64:
-        px, py = float(i), float(j)
-        return edge(p[2] - 0.6 * (px - p[0]) - 0.8 * (py - p[1]), 1.0, 0.0, at=(px, py))
-
-    J = jacobian(k, p, total)
-    assert_array_equal(J[0], 0)
-    assert J[1, 2] == pytest.approx(2 * np.pi * DISC[2], rel=0.01)
-    assert_allclose(J[2], -2 * J[1], rtol=1e-12)
-    columns = jacobian(returned, p, args=(19, 14))
-    assert columns.shape == (3,)
-    assert_allclose(columns / columns[2], [0.6, 0.8, 1], rtol=1e-12)
-    assert columns[2] > 0.5
 
 
 # --- both modes, both types -------------------------------------------------------------------------------------------

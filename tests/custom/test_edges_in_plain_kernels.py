@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs
 from numpy.testing import assert_allclose
-from taichi_program import initialise
 
-from taichi_ext import coverage, edge, jacobian
+from taichi_ext import coverage, edge
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -25,50 +23,6 @@ def right_of(border, px):
 def right_of_it(border: ti.f64, px: ti.f64) -> ti.f64:
     py = 0.0
     return edge(px - border, 1.0, 0.0, at=(px, py), antialias=True)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("kind", ["numpy", "ndarray", "torch"])
-def test_plain_launches_on_arrays(kind):
-    if kind == "torch":
-        torch = pytest.importorskip("torch")
-
-    def array(n, bits):
-        if kind == "numpy":
-            return np.zeros(n, f"float{bits}")
-        if kind == "torch":
-            return torch.zeros(n, dtype=getattr(torch, f"float{bits}"))
-        return ti.ndarray(getattr(ti, f"f{bits}"), n)
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(ndim=1), border: ti.f64) -> ti.f64:
-        total = 0.0
-        for i in a:
-            c = right_of(border, float(i))
-            a[i] = 0.5 * c
-            a[i] += 0.5 * c
-            total += a[i]
-        return total
-
-    for n, bits, tolerance in ((3, 64, 1e-12), (5, 64, 1e-12), (5, 32, 1e-6), (2, 32, 1e-6)):  # one launch each
-        a = array(n, bits)
-        total = k(a, BORDER)
-        assert_allclose(a.to_numpy() if kind == "ndarray" else a, COVERED[:n], rtol=tolerance, atol=tolerance)
-        assert total == pytest.approx(COVERED[:n].sum(), rel=tolerance)
-
-
-@pytest.mark.sweep
-def test_plain_launches_with_templates():
-    @ti.kernel
-    def k(f: ti.template(), shift: ti.template()):
-        for i in f:
-            f[i] = right_of(BORDER, float(i) + shift)
-
-    long, short = outputs(5), ti.field(ti.f32, 3)
-    for f, shift in ((long, 0), (short, 0), (short, 1), (long, 1), (long, 0)):
-        k(f, shift)
-        expected = np.append(COVERED, 1.0)[shift : shift + f.shape[0]]
-        assert_allclose(f.to_numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_plain_launches_with_structs_and_vectors():
@@ -121,20 +75,6 @@ def test_plain_launches_that_print(capfd):
     assert capfd.readouterr().out.count("covered") == 2
 
 
-@pytest.mark.sweep
-def test_plain_launches_in_another_program():
-    @ti.kernel
-    def k(a: ti.types.ndarray()):
-        for i in a:
-            a[i] = right_of(BORDER, float(i)) + right_of_it(BORDER, float(i))
-
-    for _ in range(2):
-        a = np.zeros(5)
-        k(a)
-        assert_allclose(a, 2 * COVERED, rtol=1e-12, atol=1e-12)
-        initialise(default_fp=ti.f64)
-
-
 def slope_kernel():
     @ti.kernel
     def k(p: ti.types.ndarray(), a: ti.types.ndarray()):
@@ -158,15 +98,3 @@ def test_gradients_of_ndarrays():
     k.grad(p, a)
     assert_allclose(a.to_numpy(), [2.0, 1.7, 1.0, 1.0], rtol=1e-12)
     assert_allclose(p.grad.to_numpy(), [1.0, 3.4], rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_a_jacobian_between_plain_launches():
-    k = slope_kernel()
-    p, a = np.array([1.2, 1.0]), np.zeros(4)
-    k(p, a)
-    J = jacobian(k, p, a, args=(p, a))
-    assert_allclose(J, [[0, 2], [1, 1.4], [0, 0], [0, 0]], atol=1e-12)
-    wide = np.zeros(6)
-    k(p, wide)
-    assert_allclose(wide, [2.0, 1.7, 1.0, 1.0, 1.0, 1.0], rtol=1e-12)

@@ -295,7 +295,7 @@ def test_discs_that_are_smaller_than_a_pixel(use):
         assert np.count_nonzero(J) == 1
 
 
-STRIPES = [[0.503, 0.37, 0.7], [0.503, 0.37, 0.81], [0.2, 0.31, 0.4]]  # angle, period and phase
+STRIPES = [[0.503, 0.37, 0.7], [0.503, 0.37, 0.81], [0.2, 0.31, 0.4], [0.5, 0.83, 0.7]]  # angle, period and phase
 
 
 @pytest.mark.mostly_sweep("sine")

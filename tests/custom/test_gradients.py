@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from differences import check_jacobian, outputs, read, scalars, vector_outputs, vectors, write
+from differences import outputs, read, scalars, write
 from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
@@ -436,14 +436,6 @@ def test_reverse_is_the_transpose_of_forward(name):
     assert_array_equal(read(y), value)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    "name", ["matrices", "marks_in_loops", "replace_gradient", "rule_beside_an_edge", "loops_in_a_rule"]
-)
-def test_reverse_is_the_transpose_of_forward_in_float32(name):
-    check_transpose(*made(name, ti.f32)[:3], rtol=1e-5)
-
-
 def test_names():
     """The decorator gives the rule back; a function is found by its name."""
 
@@ -452,60 +444,6 @@ def test_names():
 
     assert boundary_gradient(tm.mix)(rule) is rule
     assert "mix" in registry
-
-
-@ti.data_oriented
-class Scaled:
-    """A class whose method takes rules."""
-
-    def __init__(self, c):
-        self.c = c
-        self.x, self.y = scalars([0.3, 0.8]), outputs(1)
-
-    @ti.func
-    def f(self, a, b):
-        return a * b * self.c
-
-    @ti.kernel
-    def k(self):
-        self.y[0] = self.f(self.x[0], self.x[1])
-
-
-@pytest.mark.sweep
-def test_methods():
-    two, five = Scaled(2.0), Scaled(5.0)
-
-    @boundary_gradient(Scaled.f)
-    def _(self, a, d_a):
-        return d_a * self.c * 10
-
-    check(two.k, two.x, two.y, [[20, 0.6]])
-    check(five.k, five.x, five.y, [[50, 1.5]])
-    registry.clear()
-
-    @boundary_gradient(two.f)  # named through an instance, it is still the method of the class
-    def _(d_a):
-        return 11 * d_a
-
-    check(two.k, two.x, two.y, [[11, 0.6]])
-
-
-@pytest.mark.sweep
-def test_a_sum_whose_tangent_is_stopped_has_no_row():
-    x, y = scalars([0.4, 0.9, 1.3, 0.2]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            total = 0.0
-            for n in range(i + 2):
-                total += x[n] ** 2
-            y[i] = x[i + 1] * stop_gradient(total) + ti.select(total > 1, 1.0, 2.0)
-
-    plan = te.Jacobian(k, x, y, format="csr")
-    sums = np.cumsum(read(x) ** 2)[1:]
-    assert_allclose(plan().toarray(), np.eye(3, 4, 1) * sums[:, None], rtol=1e-12)
-    assert "local total" not in plan.explain()
 
 
 @pytest.mark.parametrize(
@@ -631,50 +569,6 @@ def doubled(auto):
     return 2.0 * auto
 
 
-def zero_entries(a, d_a):
-    t = 0.0 * a
-    v = ti.Vector([0.0, 0.0])
-    for n in range(2):
-        v[n] += d_a * n
-    return t + v.sum() + ti.select(a > 0.1, d_a, 0.0) - (0.0 if a > 0.5 else -d_a)
-
-
-def reassigned(a, d_a):
-    t = a * a
-    t = d_a * t
-    t = t + ti.cast(d_a, ti.f32) * 0.0
-    return t
-
-
-def sides_of_an_edge(a, b, d_a, d_b):
-    return edge(a - 0.1, 2.0 * d_a, d_b, at=(a, b))
-
-
-def sum_of_atomics(a, d_a):
-    t = 0.0
-    old = ti.atomic_add(t, d_a)
-    ti.atomic_sub(t, 3.0 * d_a)
-    return old + t
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [(zero_entries, [3, 0.3]), (reassigned, [0.09, 0.3]), (sides_of_an_edge, [2, 0]), (sum_of_atomics, [-2, 0.3])],
-)
-def test_unusual_rules_that_are_linear_are_taken(rule, expected):
-    f, _, _, _ = product_kernel()
-    boundary_gradient(f)(rule)
-    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0])
-
-    @ti.kernel
-    def k():
-        for i in range(1):
-            y[i] = f(x[i], x[i + 1])
-
-    assert_allclose(check_transpose(k, x, y), [expected], rtol=1e-7)
-
-
 INTEGERS = r"replace_gradient: the value is of type (i32|u1).*float\(n\)"
 SHAPES = "replace_gradient: the value has shape .*, the surrogate .*same shape"
 DO_NOT_FIT = {  # what a kernel says of a = x[i], or a rule returns; and what both modes say of it
@@ -766,47 +660,6 @@ def test_misuse_of_mark_and_replace():
 
 
 # --- the same rule in Taichi's reverse mode ---------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_rules_beside_an_antialiased_edge_in_reverse():
-    """Such a kernel is compiled from its record: rules with loops, marks, structs, stopped and replaced gradients."""
-    Pair = ti.types.struct(a=ti.f64, v=tm.vec2, n=ti.i32)
-
-    @ti.func
-    def f(pair, m):
-        return Pair(a=pair.a * m[0, 0], v=m @ pair.v, n=pair.n), pair.v.norm_sqr()
-
-    @boundary_gradient(f)
-    def _(pair, m, d_pair, d_m, out, auto):
-        total = d_pair.v
-        for n in range(SMALL):
-            for k in range(n + 1):
-                total += k * (m @ d_pair.v) + d_m @ pair.v
-        for i, j in ti.ndrange((1, 3), 2):
-            total *= 0.5 * i + j
-        for index in ti.grouped(ti.ndrange(2, 2)):
-            total[index[0]] += d_pair.a * index.y
-        return Pair(a=auto[0].a + 2.0 * d_pair.a, v=total, n=0), 3.0 * auto[1] + out[1] * d_m[1, 0]
-
-    @boundary_gradient("m")
-    def _(auto, by, d_by):
-        return auto + by * d_by
-
-    x, y = gradient_field([0.3, 0.8, 0.5, 0.2, 0.7, 0.9]), gradient_field(np.zeros(6))
-
-    @ti.kernel
-    def k():
-        for i in range(3):
-            px = float(i)
-            py = 0.2
-            pair, length = f(Pair(a=x[i], v=tm.vec2(x[3], x[4]), n=i), ti.Matrix([[x[0], x[1]], [0.4, x[2]]]))
-            value = pair.a * pair.v[1] + mark("m", length * x[5], by=x[i] ** 2) * pair.n
-            value += stop_gradient(x[1]) * x[2] + replace_gradient(ti.floor(10.0 * x[4]), x[3] * x[4])
-            y[i] = edge(2.0 * x[0] + 1.5 - px, value, x[5], at=(px, py), antialias=True)
-
-    J = check_transpose(k, x, y)
-    assert np.count_nonzero(J) >= 12
 
 
 def test_a_rule_that_stores_is_refused_in_both_modes():
@@ -953,46 +806,6 @@ def test_tape():
     assert_allclose(read(x.grad), expected, rtol=1e-12)
 
 
-@pytest.mark.sweep
-def test_fwd_mode_says_what_to_use():
-    @ti.func
-    def f(a):
-        return a * a
-
-    @boundary_gradient(f)
-    def _(d_a):
-        return d_a
-
-    x = ti.field(ti.f64, 2, needs_dual=True)
-    y = ti.field(ti.f64, 2, needs_dual=True)
-
-    @ti.kernel
-    def with_a_rule():
-        for i in x:
-            y[i] = f(x[i])
-
-    @ti.kernel
-    def with_an_edge():
-        for i in x:
-            px = float(i)
-            py = 0.0
-            y[i] = edge(x[i] - px, 1.0, 0.0, at=(px, py))
-
-    @ti.kernel
-    def with_a_stop():
-        for i in x:
-            y[i] = stop_gradient(x[i])
-
-    for kernel in (with_a_rule, with_an_edge, with_a_stop):
-        with pytest.raises(ti.TaichiCompilationError, match=r"FwdMode.*jacobian, or kernel.grad\(\) and ti.ad.Tape"):
-            with ti.ad.FwdMode(loss=y, param=x, seed=[1.0, 0.0]):
-                kernel()
-    write(x, np.array([0.3, 0.8]))
-    with registry.disabled(), ti.ad.FwdMode(loss=y, param=x, seed=[1.0, 0.0]):
-        with_a_rule()
-    assert_allclose(read(y.dual), [0.6, 0], rtol=1e-12)
-
-
 def test_segments_in_reverse():
     corners = gradient_field([[1.2, 0.7], [6.3, 1.9], [2.8, 5.6]], 1)
     image = gradient_field(np.zeros((8, 7)))
@@ -1007,24 +820,3 @@ def test_segments_in_reverse():
             image[i, j] = total
 
     check_transpose(k, corners, image)
-
-
-@pytest.mark.sweep
-def test_check_jacobian_helper_sees_a_wrong_rule():
-    """The oracle of these tests is not blind: a rule that is not the derivative differs from differences."""
-    u, w = vectors([[0.3, 0.8]]), vector_outputs(2, 1)
-
-    @ti.func
-    def f(v):
-        return v * v
-
-    @boundary_gradient(f)
-    def _(v, d_v):
-        return 2.1 * v * d_v
-
-    @ti.kernel
-    def k():
-        w[0] = f(u[0])
-
-    with pytest.raises(AssertionError, match="output 0 by parameter 0"):
-        check_jacobian(k, u, w)

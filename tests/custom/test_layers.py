@@ -3,16 +3,15 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import central_differences, outputs, read, scalars, vector_outputs, write
+from differences import central_differences, outputs, scalars, vector_outputs, write
 from drawings import layered
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from planar import area, clip, square
-from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
 from taichi_program import initialise
 
 import taichi_ext as te
-from taichi_ext import Jacobian, UnsupportedError, coverage, jacobian, layers, stop_gradient, value_and_jacobian
+from taichi_ext import Jacobian, UnsupportedError, jacobian, layers, stop_gradient, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -225,42 +224,6 @@ def test_transparent_straight_edges_are_exact():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
-def test_transparent_discs(order):
-    discs = [
-        [6.3, 7.2, 4.4, 0.4, 0.5],
-        [11.7, 9.1, 4.3, 0.9, 0.3],
-        [12.7, 5.6, 3.7, 0.6, 0.7],
-        [8.0, 4.0, 3.0, 0.2, 0.4],
-    ]
-    p, image = scalars(np.array(discs)[order]), outputs(20, 16)
-
-    @ti.func
-    def glass(n, x, y):
-        return p[n, 2] - ti.sqrt((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2), p[n, 3], p[n, 4]
-
-    k = layered(image, glass, 4, 0.1)
-
-    @ti.func
-    def colour(x, y):
-        c = 0.1
-        for n in range(4):
-            level, own, alpha = glass(n, x, y)
-            if level > 0:
-                c += alpha * (own - c)
-        return c
-
-    render = sampler(colour, image, 20_000)
-    errors = errors_by_column(k, p, image, render, [0.2, 0.2, 0.2, 0.05, 0.05])
-    assert np.median(errors) < 0.005
-    assert errors.max() < 0.01
-    render()
-    expected = read(image)
-    k()
-    assert_allclose(read(image), expected, atol=1e-3)
-
-
-@pytest.mark.sweep
 def test_more_transparent_shapes_than_the_table_holds():
     """Nine that fill all pixels, by a level or by a number; the product of what they let through is exact."""
     alphas = np.linspace(0.1, 0.9, 9)
@@ -297,49 +260,6 @@ def test_more_transparent_shapes_than_the_table_holds():
 
 
 # --- values, types, many shapes ---------------------------------------------------------------------------------------
-
-
-@ti.data_oriented
-class Scene:
-    """Discs of colours with a slope, as a method."""
-
-    def __init__(self, count):
-        generator = np.random.default_rng(1)
-        self.p = scalars(np.column_stack([generator.uniform(2, 9, (count, 2)), generator.uniform(2, 4, count)]))
-        self.colours = scalars(generator.uniform(0, 1, (count, 3)))
-        self.image = vector_outputs(3, 12, 11)
-        self.count = count
-
-    @ti.func
-    def shape(self, n, x, y):
-        level = self.p[n, 2] - ti.sqrt((x - self.p[n, 0]) ** 2 + (y - self.p[n, 1]) ** 2)
-        return level, ti.Vector([self.colours[n, 0], self.colours[n, 1] * x, self.colours[n, 2]])
-
-    @ti.kernel
-    def draw(self):
-        for i, j in self.image:
-            p = ti.Vector([float(i), float(j)])
-            self.image[i, j] = layers(self.shape, self.count, ti.Vector([0.1, 0.2, 0.3]), at=p)
-
-
-@pytest.mark.sweep
-def test_methods_vectors_and_more_shapes_than_a_pixel_can_hold():
-    scene = Scene(20)
-    scene.draw()
-    plain = read(scene.image)
-    value, (by_p, by_colour) = value_and_jacobian(scene.draw, [scene.p, scene.colours], scene.image)
-    assert_allclose(value, plain, rtol=1e-13)
-    assert np.isfinite(by_p).all()
-    shares = by_colour[:, :, 0, :, 0]  # the areas in which each disc is seen
-    assert shares.min() >= -1e-12
-    assert shares.sum(-1).max() <= 1 + 1e-9
-    x = np.arange(12)[:, None, None]
-    seen_at = by_colour[:, :, 1, :, 1]  # times the middle of what is seen of it
-    assert (np.abs(seen_at - shares * x) <= 0.5 * shares + 1e-12).all()
-    full = shares > 1 - 1e-12
-    assert_allclose(seen_at[full], (shares * x)[full], rtol=1e-12)
-    background = 1 - shares.sum(-1)
-    assert_allclose(value[..., 0], shares @ read(scene.colours)[:, 0] + background * 0.1, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.sweep
@@ -425,62 +345,6 @@ def test_bad_input():
         assert len(str(error.value).splitlines()) < 14
     with pytest.raises(UnsupportedError, match="layers is called from Python"):
         layers(alone, 2, 0.0, at=(0.0, 0.0))
-
-
-@pytest.mark.sweep
-def test_reverse_mode():
-    x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
-
-    @ti.func
-    def shape(n, px, py):
-        return x[n] - px, 1.0 + n
-
-    @ti.func
-    def surface(n, px, py):
-        return x[n] - px, -x[n], 1.0
-
-    stored = layered(image, shape, 2, 0.0)
-
-    @ti.kernel
-    def added():
-        for i, j in image:
-            image[i, j] += layers(surface, 2, 0.0, at=(float(i), float(j)), order="depth") ** 2
-
-    @ti.func
-    def pane(n, px, py):
-        return x[n] - px, 1.0 + n, 0.4 * x[n]
-
-    transparent = layered(image, pane, 2, 0.1)
-    for k in (stored, added, transparent):
-        check_transpose(k, x, image)
-    before = read(image)
-    write(image.grad, np.ones((5, 4)))
-    added.grad()
-    assert_array_equal(read(image), before)  # what the kernel stores is put back
-    assert_array_equal(read(image.grad), 1)  # as Taichi does; where a kernel stores, the gradient is then 0
-    stored.grad()
-    assert_array_equal(read(image.grad), 0)
-    y, loss = gradient_field(np.zeros(())), gradient_field(np.zeros(()))
-
-    @ti.kernel
-    def total():
-        for i, j in image:
-            loss[None] += image[i, j] ** 2
-
-    with ti.ad.Tape(loss):
-        stored()
-        total()
-    image_now = read(image)
-    assert_allclose(read(x.grad), np.tensordot(2 * image_now, jacobian(stored, x, image), 2), rtol=1e-12)
-
-    @ti.kernel
-    def overwrites():
-        for i in x:
-            px = 1.0 * y[None]
-            x[i] = coverage(x[i] - px, at=px)
-
-    with pytest.raises(UnsupportedError, match=r"overwrites.grad\(\): the kernel reads and writes x.*vjp"):
-        overwrites.grad()
 
 
 def test_forward_mode_is_refused():

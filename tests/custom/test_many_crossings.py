@@ -5,7 +5,6 @@ import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
 from drawings import layered
-from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
 
@@ -128,30 +127,6 @@ def draws_nearest(surface, count, image):
 
 
 @pytest.mark.sweep
-def test_ten_cells_in_a_pixel():
-    generator = np.random.default_rng(0)
-    given = np.column_stack([GRID + 3 + generator.uniform(-0.05, 0.05, (10, 2)), generator.uniform(0.1, 1, 10)])
-    p, image = scalars(given), outputs(7, 7)
-
-    @ti.func
-    def cell(n, x, y):
-        return 1.0, ti.sqrt((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2), p[n, 2]
-
-    @ti.func
-    def colour(x, y):
-        c = 0.0
-        least = 1e9
-        for n in range(10):
-            _, depth, own = cell(n, x, y)
-            if depth < least:
-                least = depth
-                c = own
-        return c
-
-    check(draws_nearest(cell, 10, image), p, image, colour, 0.05)
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_too_many_shapes_the_nearest_stay(order):
     """Nine discs with one rim, and nine planes that swap their order along one line: no square is small enough."""
@@ -217,71 +192,6 @@ def test_half_a_ball_in_a_pixel():
     assert_allclose(J[0], [0, 0, slope], rtol=0.02, atol=0.02 * slope)
     assert_allclose(J[1], [0, 0, 4 * np.pi * r - slope], rtol=0.02, atol=0.02 * slope)
     assert_allclose(J[2], [0, 0, 2 * np.pi * r], rtol=0.01, atol=0.01)
-
-
-LEVELS = """
-at_once:
-    image[i, j] = coverage(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
-in_steps:
-    square = 0.0
-    for c in ti.static(range(2)):
-        square += ((px if ti.static(c == 0) else py) - p[c]) ** 2
-    radius = 0.0
-    n = 0
-    while n < 3:
-        radius = p[2] - 0.3 + radii[n]
-        n += 1
-    level = radius - ti.sqrt(square)
-    radius = 7.0
-    square = -1.0
-    image[i, j] = coverage(level, at=(px, py))
-in_branches:
-    u = i - p[0]
-    if u < 0:
-        u = -u
-    v = j - p[1]
-    level = 1e9
-    for n in range(3):
-        if n < 2:
-            level = ti.min(level, p[2] + n - ti.sqrt(u**2 + v**2))
-    image[i, j] = coverage(level, at=(i, j))
-in_a_loop:
-    total = 0.0
-    radius = 0.0
-    for n in range(3):
-        radius = radii[n] + p[2] - 0.3
-        x = ti.Vector([px, py]) - ti.Vector([p[0], p[1]])
-        total = coverage(radius - x.norm(), at=(px, py))
-        radius += 5.0
-    image[i, j] = total
-in_a_branch_by_the_position:
-    total = 0.0
-    if px > 1.5:
-        shift = 0.0
-        for n in range(2):
-            if py > 0.5:
-                place = n * 1.0
-                place -= n
-                shift = place + p[0]
-                total += coverage(p[2] - ti.sqrt((px - shift) ** 2 + (py - p[1]) ** 2), at=(px, py)) / 2
-    image[i, j] = total
-"""
-
-
-@pytest.mark.sweep
-def test_levels_that_are_computed_in_many_ways():
-    """Loops, branches, variables that change before and after: each computes the same level at other positions."""
-    p, image = scalars([3.1, 3.35, 0.3]), outputs(7, 7)
-    radii = scalars([0.1, 0.2, 0.3])
-
-    frame = "for i, j in image:\n    px = float(i)\n    py = float(j)\n    ...\n"
-    first, *others = kernels_of(LEVELS, frame, p=p, image=image, radii=radii, coverage=coverage).values()
-    value, J = value_and_jacobian(first, p, image)
-    assert value.sum() == pytest.approx(np.pi * 0.3**2, rel=1e-3)
-    for k in others:
-        found, own = value_and_jacobian(k, p, image)
-        assert_allclose(found, value, rtol=1e-9, atol=1e-12, err_msg=k.__name__)
-        assert_allclose(own, J, rtol=1e-9, atol=1e-12, err_msg=k.__name__)
 
 
 @pytest.mark.sweep

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars
+from differences import outputs
 from mesh_scenes import FOCAL, H, Scene, W, cube, linked_tori
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
-from taichi_ext import add_edge, jacobian, mesh_edges, vjp
+from taichi_ext import add_edge, jacobian, mesh_edges
 
 POSE = (0.43, 0.71, -0.26, 0.12, -0.07, 5.0)
 STEPS = (0.03, 0.0, 0.0, 0.04, 0.0, 0.1)
@@ -74,17 +74,6 @@ def test_meshes_against_supersampled_images(scene, name):
     assert errors.max() < most, errors
 
 
-@pytest.mark.sweep
-def test_the_gradient_of_a_loss_by_all_corners(scene):
-    """``vjp`` by the corners: a mesh that moves as a whole has the derivative by its position."""
-    corners, faces, colours, pose, _, _ = SCENES["24 corners"]
-    scene.load(corners, faces, colours, (0, 0, 0, *pose[3:]))
-    weights = np.random.default_rng(0).normal(size=(W, H))
-    by_corner = vjp(scene.render, scene.corners, scene.image, weights)
-    by_pose = np.tensordot(weights, scene.derivative(), 2)
-    assert_allclose(by_corner.sum(0), by_pose[3:], rtol=1e-9)
-
-
 def flat_area(corners, z):
     """The sum over the image of what a plate that faces the camera covers, times its contrast 0.5."""
     sizes = np.ptp(np.asarray(corners), axis=0)
@@ -133,46 +122,6 @@ def test_the_cube_of_mitsuba_1895(scene):
     expected = 0.5 * np.subtract(*ends) / (2 * step)
     assert found.sum() == pytest.approx(0.5 * -2 * (2 * FOCAL) ** 2 / 3.0**3, rel=1e-3)
     assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
-
-
-@pytest.mark.sweep
-def test_float32(ti64):
-    initialise(default_fp=ti.f32)
-    scene = Scene(ti.f32)
-    corners, faces, colours, pose, _, _ = SCENES["24 corners"]
-    scene.load(corners, faces, colours, pose)
-    assert scene.errors((0, 0, 0, 0, 0, 0.1)).max() < 0.01
-
-
-def chords_kernel(disc, image, count, beside):
-    """A true disc, with the boundary terms of chords."""
-
-    @ti.func
-    def seen(x, y):
-        return ti.select((x - 9.3) ** 2 + (y - 9.8) ** 2 < disc[0] ** 2, 1.0, 0.0)
-
-    @ti.func
-    def corner(k):
-        return ti.Vector([9.3, 9.8]) + disc[0] * ti.Vector(
-            [ti.cos(2 * np.pi * k / count), ti.sin(2 * np.pi * k / count)]
-        )
-
-    @ti.kernel
-    def draw():
-        for i, j in image:
-            image[i, j] = seen(float(i), float(j))
-        for k in range(count):
-            add_edge(image, corner(k), corner(k + 1), seen, beside=beside)
-
-    return draw
-
-
-@pytest.mark.sweep
-def test_chords_of_a_curve_need_the_distance(ti64):
-    """The chords of a disc are up to 0.07 pixels within it; the polygon's area is n / 2 sin(2 pi / n) r^2."""
-    disc, image, count = scalars([8.0]), outputs(20, 20), 24
-    total = jacobian(chords_kernel(disc, image, count, 0.2), disc, image).sum()
-    assert total == pytest.approx(count * np.sin(2 * np.pi / count) * 8.0, rel=2e-3)
 
 
 @pytest.mark.sweep

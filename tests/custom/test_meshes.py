@@ -321,45 +321,6 @@ def test_antialiased_edges_of_a_mesh(ti64):
     assert_allclose(J[~crossed], differences[~crossed], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("antialias", [False, True])
-def test_shaded_faces_have_sparse_rows(ti64, antialias):
-    """Each entry is that of a corner near the pixel, whatever the number of corners."""
-    columns, rows = np.meshgrid(np.linspace(0.7, 12.4, 5), np.linspace(0.9, 9.2, 4), indexing="ij")
-    corners = np.stack([columns + 0.13 * rows, rows - 0.07 * columns], -1).reshape(-1, 2)
-    number = np.arange(20).reshape(5, 4)
-    a, b, c, d = number[:-1, :-1], number[1:, :-1], number[:-1, 1:], number[1:, 1:]
-    triangles = np.concatenate([np.stack([a, b, c], -1), np.stack([c, b, d], -1)]).reshape(-1, 3)
-    table = mesh_edges(triangles, corners)
-    p, faces = ti.Vector.field(2, ti.f64, shape=20), ti.Vector.field(3, ti.i32, shape=24)
-    edges, image = ti.Vector.field(4, ti.i32, shape=len(table)), outputs(W, H)
-    for field, values in ((p, corners), (faces, triangles), (edges, table)):
-        field.from_numpy(values)
-
-    @ti.func
-    def seen(x, y):
-        value = 0.1
-        for f in range(24):
-            at = ti.Vector([x, y])
-            u, v, w = p[faces[f][0]] - at, p[faces[f][1]] - at, p[faces[f][2]] - at
-            if ti.min(u.cross(v), v.cross(w), w.cross(u)) > 0:
-                value = (f + 1) * u.cross(v) / (u.cross(v) + v.cross(w) + w.cross(u))
-        return value
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = seen(float(i), float(j))
-        for e in edges:
-            add_edge(image, p[edges[e][0]], p[edges[e][1]], seen, faces=(p, edges[e]), antialias=antialias)
-
-    plan = Jacobian(k, p, image, format="csr")
-    J, dense = plan(), jacobian(k, p, image).reshape(W * H, 40)
-    assert_allclose(J.toarray(), dense, rtol=0, atol=1e-11 * np.abs(dense).max())
-    assert "in scratch memory" not in plan.explain()
-    assert_allclose(vjp(k, p, image, np.ones((W, H))).reshape(-1), dense.sum(0), rtol=1e-9)
-
-
 # --- samples along an edge
 
 

@@ -1,6 +1,5 @@
 """``pixel``: the edges of a function of the position, found, against supersampled images."""
 
-import linecache
 import re
 import warnings
 
@@ -12,12 +11,10 @@ from drawings import drawing
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
-from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
-from taichi_program import initialise
 
 import taichi_ext as te
-from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, layers, pixel, ray_level, stop_gradient, vjp
+from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, layers, pixel, ray_level, vjp
 from taichi_ext.program import I32, Assign, Local, Read
 from taichi_ext.record import conditions
 
@@ -318,27 +315,6 @@ def test_metaballs_grow_with_their_radii():
 
 
 @pytest.mark.sweep
-def test_a_march_that_ends_at_its_hit():
-    """The number of steps changes everywhere; only at the outline does the value jump."""
-    p, image = scalars([0.1, -0.2, 5.0, 1.3]), outputs(7, 6)
-
-    @ti.func
-    def shade(x, y):
-        ray = ti.Vector([(x - 9.5) / 20, (y - 7.5) / 20, 1.0]).normalized()
-        t = 0.0
-        colour = 0.1
-        while t < 10:
-            distance = (t * ray - ti.Vector([p[0], p[1], p[2]])).norm() - p[3]
-            if distance < 1e-4:
-                colour = 0.2 + 0.1 * t
-                break
-            t += distance
-        return colour
-
-    check(shade, p, image, [0.05, 0, 0, 0.05], 24)
-
-
-@pytest.mark.sweep
 def test_two_edges_that_cut_the_same_corner():
     """Each side of the pixel is crossed by both; none of its corners lies between them."""
     p, image = scalars([0.3, 0.6]), outputs(1, 1)
@@ -375,81 +351,6 @@ def test_a_kink_beside_an_edge():
 
 
 @pytest.mark.sweep
-def test_the_value_at_the_centre_of_the_pixel():
-    """Without antialiasing the value is that of the function, and J that of the mean."""
-    p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(20, 16)
-    shade = shade_of("nested", p)
-    check(shade, p, image, [0.2, 0.2, 0.2, 0], antialias=False)
-    plain = outputs(20, 16)
-
-    @ti.kernel
-    def at_centres():
-        for i, j in plain:
-            plain[i, j] = shade(float(i), float(j))
-
-    at_centres()
-    drawing(shade, image, False)()
-    assert_allclose(read(image), read(plain), rtol=1e-13)
-    value, _ = te.value_and_jacobian(drawing(shade, image, False), p, image)
-    assert_allclose(value, read(plain), rtol=1e-13)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("dtype", [ti.f64, ti.f32])
-def test_vectors_and_float32(dtype):
-    """Each component has its own jump; the circumference of a disc."""
-    initialise(default_fp=dtype)
-    try:
-        p, image = scalars([10.3, 8.2, 5.1], dtype), vector_outputs(3, 20, 16, dtype=dtype)
-
-        @ti.func
-        def shade(x, y):
-            colour = ti.Vector([0.1, 0.2, 0.3])
-            if (x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2:
-                colour = ti.Vector([0.9, 0.0, 0.3 + 0.0 * x])
-            return colour
-
-        J = jacobian(drawing(shade, image, False), p, image)
-    finally:
-        initialise(default_fp=ti.f64)
-    assert J.dtype == (np.float64 if dtype == ti.f64 else np.float32)
-    assert_allclose(J.sum((0, 1))[:, 2], 2 * np.pi * 5.1 * np.array([0.8, -0.2, 0.0]), rtol=4e-3, atol=1e-5)
-    assert_allclose(J.sum((0, 1))[:, :2], 0, atol=5e-3)  # a disc that moves does not grow
-
-
-@pytest.mark.sweep
-def test_conditions_that_are_no_edges():
-    """What does not depend on the position, what changes nothing, and what has no gradient by the user's wish."""
-    p, image = scalars([3.3, 2.0, 0.7]), outputs(8, 6)
-
-    @ti.func
-    def shade(x, y):
-        value = p[2]
-        if p[1] > 1.0:
-            value = 2.0 * p[2]
-        if x > p[0]:
-            value += 0.0
-        if stop_gradient(y) > 2.3:
-            value += 1.0
-        return value
-
-    value, J = te.value_and_jacobian(drawing(shade, image, False), p, image)
-    assert_allclose(value, 1.4 + (np.arange(6) > 2.3) + np.zeros((8, 6)), rtol=1e-13)
-    assert_allclose(J, np.broadcast_to([0.0, 0.0, 2.0], (8, 6, 3)), atol=1e-13)
-
-
-@pytest.mark.sweep
-def test_all_edges_are_listed():
-    p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(8, 6)
-    plan = Jacobian(drawing(shade_of("nested", p), image, False), p, image)
-    plan()
-    listed = [line.split(": ")[0] for line in plan.explain().splitlines() if "an edge of pixel" in line]
-    places = [re.search(r"(<kernels \d+>):(\d+)", line).groups() for line in listed]
-    found = [linecache.getline(file, int(number)).split()[0] for file, number in places]
-    assert found == ["if", "if", "elif"]
-
-
-@pytest.mark.sweep
 def test_what_cannot_be_treated_is_refused():
     p, image, other = scalars([3.3, 2.0]), outputs(8, 6), outputs(8, 6)
 
@@ -483,20 +384,6 @@ def test_what_cannot_be_treated_is_refused():
         assert "line" in str(error.value)
     with pytest.raises(UnsupportedError, match="pixel is called from Python"):
         pixel(stores, at=(0.0, 0.0))
-
-
-@pytest.mark.sweep
-def test_reverse_mode():
-    x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
-
-    @ti.func
-    def shade(px, py):
-        value = x[1]
-        if px < x[0] + 0.2 * py:
-            value = 2.0
-        return value
-
-    check_transpose(drawing(shade, image, True), x, image)
 
 
 BOXES = [
@@ -819,20 +706,3 @@ def test_a_level_that_changes_its_sign_along_an_edge():
     expected = differences(k, p, image, 1e-5)
     assert np.abs(expected).max() > 1
     assert_allclose(jacobian(k, p, image), expected, atol=1e-4 * np.abs(expected).max())
-
-
-@pytest.mark.sweep
-def test_stripes_narrower_than_a_pixel():
-    """Also where the centre and the corners of a pixel lie in stripes of one colour."""
-    p, image = scalars([0.5, 0.83, 0.7]), outputs(12, 9)
-
-    @ti.func
-    def stripes(x, y):
-        return ti.select(ti.sin(2 * np.pi * ((x * ti.cos(p[0]) + y * ti.sin(p[0])) / p[1] + p[2])) > 0, 1.0, 0.0)
-
-    k = drawing(stripes, image, True)
-    expected = differences(k, p, image, 1e-5)
-    assert_allclose(jacobian(k, p, image), expected, atol=0.03 * np.abs(expected).max())
-    x, y = (np.arange(n * 200) / 200 - 0.4975 for n in image.shape)
-    seen = np.sin(2 * np.pi * (np.add.outer(x * np.cos(0.5), y * np.sin(0.5)) / 0.83 + 0.7)) > 0
-    assert_allclose(read(image), seen.reshape(12, 200, 9, 200).mean((1, 3)), atol=2e-3)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import central_differences, outputs, scalars
+from differences import outputs, scalars
 from numpy.testing import assert_allclose
 from reverse_mode import check_transpose, gradient_field
-from supersampled import errors_by_column, sampler
 
-from taichi_ext import UnsupportedError, edge, jacobian, ray_level, value_and_jacobian
+from taichi_ext import UnsupportedError, jacobian, ray_level, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -61,70 +60,6 @@ def test_the_smallest_distance_and_its_derivative():
         h = 1e-5 * np.eye(4)[k]
         differences = (exact(BALL + h) - exact(BALL - h)) / 2e-5
         assert_allclose(J[:, k], differences, rtol=1e-5, atol=tolerance(J))
-
-
-@pytest.mark.sweep
-def test_a_blended_distance_agrees_with_differences_of_itself():
-    p, level = scalars([0.3, 0.9, 0.25]), outputs(12)
-
-    @ti.func
-    def distance(x):
-        one = (x - ti.Vector([-0.5, 0.0, 4.0])).norm() - p[0]
-        two = (x - ti.Vector([0.6, 0.1, 4.4])).norm() - p[1]
-        near = ti.max(p[2] - abs(one - two), 0.0) / p[2]
-        return ti.min(one, two) - near * near * p[2] / 4
-
-    @ti.kernel
-    def k():
-        for n in level:
-            ray = ti.Vector([-0.3 + 0.06 * n, -0.21, 1.0]).normalized()
-            level[n] = ray_level(distance, ti.Vector([0.0, 0.0, 0.0]), ray, 0.5, 8.0)
-
-    J = jacobian(k, p, level)
-    [[differences]] = central_differences(k, [p], [level])
-    assert_allclose(J, differences, rtol=1e-5, atol=tolerance(J))
-    assert np.abs(J).max(0).min() > 1e-3
-
-
-@pytest.mark.sweep
-def test_soft_shadows_by_averaging_lights():
-    """The shadow of a ball on a floor, under 16 points of a light."""
-    p, image, lights = scalars([0.2, -0.6, 0.45, 1.0]), outputs(20, 16), 16
-
-    @ti.func
-    def level(m, x, y):
-        eye = ti.Vector([0.0, -1.0, 0.0])
-        ray = ti.Vector([(x - 9.6) / 14, (y - 4.3) / 14 + 0.35, 1.0]).normalized()
-        place = eye + 2.0 / ray.y * ray
-        to_light = (ti.Vector([p[3] + 0.08 * (m - 7.5), -4.0, 2.0]) - place).normalized()
-        to_ball = ti.Vector([p[0], p[1], 4.0]) - place
-        return p[2] - (to_ball - to_ball.dot(to_light) * to_light).norm()
-
-    @ti.func
-    def colour(x, y):
-        total = 0.0
-        for m in range(lights):
-            total += ti.select(level(m, x, y) > 0, 0.2, 0.9) / lights
-        return total
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            for m in range(lights):
-                image[i, j] += edge(level(m, px, py), 0.2, 0.9, at=(px, py), antialias=True) / lights
-
-    @ti.kernel
-    def clear():
-        for i, j in image:
-            image[i, j] = 0.0
-
-    def draw():
-        clear()
-        k()
-
-    errors = errors_by_column(draw, p, image, sampler(colour, image, 4096), [0.05, 0.05, 0.05, 0.1], 12)
-    assert errors.max() < 0.005, errors
 
 
 @pytest.mark.sweep

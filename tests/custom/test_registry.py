@@ -21,11 +21,6 @@ def product(a, b):
     return a * b
 
 
-@ti.func
-def other(a):
-    return a + 1.0
-
-
 def doubled(a, b, d_a, auto):
     return 2.0 * auto
 
@@ -308,46 +303,6 @@ def test_the_function_itself_is_never_changed():
 
 
 # --- what is rebuilt --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-@pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
-def test_kernels_are_rebuilt_when_their_rules_change_and_not_otherwise(traces):
-    k, x, y = product_kernel()
-    z = outputs(1)
-
-    @ti.kernel
-    def without():
-        z[0] = other(x[0]) * x[1]
-
-    plans = Jacobian(k, x, y), Jacobian(without, x, z)
-
-    def built():
-        traces.clear()
-        for plan in plans:
-            plan()
-        return list(traces)
-
-    assert built() == ["k", "without"]
-    assert built() == []
-    boundary_gradient(product)(doubled)
-    assert built() == ["k"]
-    assert built() == []
-    with registry.disabled("product"):
-        assert built() == ["k"]
-        assert built() == []
-    assert built() == ["k"]
-    boundary_gradient("a mark of no kernel")(tripled)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DerivativeWarning)
-        assert built() == []
-    with registry.disabled("a mark of no kernel"):
-        assert built() == []
-    assert built() == []
-    boundary_gradient(other)(tripled)
-    assert built() == ["without"]
-    registry.clear()
-    assert built() == ["k", "without"]
 
 
 @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")

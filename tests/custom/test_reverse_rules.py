@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from reverse_mode import check_transpose, gradient, gradient_field
 
 import taichi_ext as te
-from taichi_ext import UnsupportedError, boundary_gradient, jacobian, mark, registry, replace_gradient, stop_gradient
+from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry, replace_gradient, stop_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -146,25 +146,6 @@ def test_what_a_kernel_reads_and_overwrites():
             kernel.grad()
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
-def test_products_of_stopped_values(dtype):
-    @ti.func
-    def power(a):
-        return a * a
-
-    @boundary_gradient(power)
-    def _(a, d_a, out):
-        return d_a * out * a
-
-    @ti.func
-    def f(a, i):
-        return power(a) * stop_gradient(a) * stop_gradient(a)
-
-    values = np.array([0.3, 1.6, 7.2, 1200.0])
-    check(f, values**5, dtype, values)
-
-
 @pytest.mark.mostly_sweep("dtype0")
 @pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
 def test_stopped_values_are_exact(dtype):
@@ -181,10 +162,6 @@ def test_stopped_values_are_exact(dtype):
     gradient(k, z, y, np.ones(8))
     assert_array_equal(read(z.grad), read(x))
     assert_array_equal(read(x.grad), np.zeros(8))
-
-
-def in_a_vector(d_a):
-    return ti.Vector([d_a, d_a])
 
 
 def test_functions_whose_derivative_is_not_in_what_they_return():
@@ -229,62 +206,7 @@ def test_functions_whose_derivative_is_not_in_what_they_return():
     assert_allclose(check_transpose(both, x, y), np.diag(1 + 4 * X), rtol=1e-12)
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_arrays_as_arguments():
-    @boundary_gradient("steep")
-    def _(auto, by, d_by):
-        return 3.0 * auto + by * d_by
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1), c: ti.f64):
-        for i in a:
-            b[i] = c * mark("steep", ti.min(a[i], 1.0), by=a[i])
-
-    a, b = (ti.ndarray(ti.f64, 4, needs_grad=True) for _ in range(2))
-    a.from_numpy(X)
-    b.grad.fill(1.0)
-    k.grad(a, b, 2.0)
-    expected = 2 * (3 * (X < 1) + X)
-    assert_allclose(a.grad.to_numpy(), expected, rtol=1e-12)
-    assert_allclose(jacobian(k, "a", "b", args=(X.copy(), np.zeros(4), 2.0)), np.diag(expected), rtol=1e-12)
-
-
 # --- changes of the registry ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_rules_that_come_and_go_after_the_kernel_was_compiled():
-    @ti.func
-    def f(a, i):
-        return square(a) + mark("m", a)
-
-    def crooked(d_a):
-        return abs(d_a)
-
-    check(f, 2 * X + 1)
-    k, x, y = entrywise(f)
-    weights = np.ones(4)
-    assert_allclose(gradient(k, x, y, weights), 2 * X + 1)
-    boundary_gradient(square, name="first")(in_a_vector)
-    with pytest.raises(te.InvalidRuleError, match="'first'"):
-        k.grad()
-    with registry.disabled("first"):
-        assert_allclose(gradient(k, x, y, weights), 2 * X + 1)
-    boundary_gradient(square, name="second")(crooked)
-    with pytest.raises(UnsupportedError, match=r"'second'.*linear"):
-        k.grad()
-    registry.clear()
-    assert_allclose(gradient(k, x, y, weights), 2 * X + 1)
-
-    @boundary_gradient("m")
-    def _(auto):
-        return 5.0 * auto
-
-    assert_allclose(gradient(k, x, y, weights), 2 * X + 5)
-    assert registry["m"].uses == 1
 
 
 @pytest.mark.sweep
