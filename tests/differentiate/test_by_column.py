@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from differences import outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, backend, jacobian
@@ -21,23 +21,6 @@ X = [0.3, 0.8, 0.5]
 def by_column(monkeypatch):
     """The layout of a GPU, on the CPU."""
     monkeypatch.setattr(backend, "stores_by_column", lambda: True)
-
-
-@pytest.mark.sweep
-@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
-def test_a_view_with_the_documented_indices():
-    x, v, y = scalars(X), vectors([[0.4, 0.9], [0.1, 0.2]]), vector_outputs(2, 3, 4)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            y[i, j] = v[i % 2] * x[0] * j + v[0] * x[i]
-
-    by_x, by_v = check_jacobian(k, [x, v], y)
-    assert by_x.shape == (3, 4, 2, 3)
-    assert by_v.shape == (3, 4, 2, 2, 2)
-    assert by_x.base is not None
-    assert by_x.strides == tuple(by_x.itemsize * n for n in (8, 2, 1, 24))  # the 24 rows of a column lie together
 
 
 def test_values_that_are_returned():

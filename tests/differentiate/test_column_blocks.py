@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import Snapshot, as_list, central_differences, integers, outputs, scalars, vectors
+from differences import Snapshot, as_list, integers, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
@@ -13,7 +13,6 @@ from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 pytestmark = pytest.mark.usefixtures("ti64")
 
 N, M = 24, 5
-SIZES = [1, 3, 16]
 
 
 def numbers(*shape):
@@ -31,27 +30,6 @@ def matrix(J):
 
 
 # --- which blocks are alike
-
-
-@pytest.mark.sweep
-def test_blocks_are_alike_as_far_as_a_program_asks():
-    """Random questions, asked for each block: the answers are the same for all blocks that are said to be alike."""
-    rng = np.random.default_rng(7)
-    for _ in range(300):
-        count, total = int(rng.integers(1, 6)), 20
-        questions = [(int(rng.integers(0, total)), int(rng.integers(1, 8))) for _ in range(rng.integers(1, 4))]
-
-        def answers(first, count=count, questions=questions):
-            blocks = Blocks(count, first)
-            return [blocks.has(column - first, size) for column, size in questions], blocks.first_columns
-
-        for first in range(total):
-            given, alike = answers(first)
-            assert given == [first <= c and c + n <= first + count for c, n in questions]
-            assert first in alike
-            assert all(answers(other)[0] == given for other in range(total) if other in alike)
-            if any(given):
-                assert alike == range(first, first + 1)
 
 
 def test_a_block_that_nothing_asks_about_can_begin_anywhere():
@@ -202,19 +180,6 @@ PROGRAMS += [steps, changed_parameter]
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 
 
-@pytest.mark.sweep
-@each_program
-def test_blocks_make_up_the_whole(program):
-    run, params, y, _ = program()
-    state = Snapshot([*as_list(params), y])
-    truth = matrix(central_differences(run, as_list(params), [y])[0])
-    for size in SIZES:
-        plan = Jacobian(run, params, y, chunk_size=size)
-        for _ in range(2):
-            state.restore()
-            assert_allclose(matrix(plan()), truth, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.mostly_sweep("auto-sums", "sparse-read_indices", "dense-sums")
 @each_program
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -243,20 +208,6 @@ def test_what_the_kernel_takes():
     assert "k_jacobian(first_column: ti.i32, d_y: " in plan.source
     assert "first_column_1: ti.i32):" in plan.source and "= i + 2 - first_column_1" in plan.source
     assert _columns(plan) == ["5, the first of them any column", "4, the first of them any column"]
-
-
-@pytest.mark.sweep
-@pytest.mark.chosen_only("a Jacobian in one block", "--chunk-size")
-def test_which_blocks_a_kernel_is_for():
-    run, p, y, _ = constant_indices()
-    plan = Jacobian(run, p, y, chunk_size=1)
-    plan()
-    wanted = ["any of the columns 0 to 3", "column 4", "any of the columns 5 to 16", "column 17"]
-    wanted = [f"1, the first of them {which}" for which in (*wanted, "column 18 or any later one")]
-    assert _columns(plan) == wanted
-    whole = Jacobian(run, p, y)
-    whole()
-    assert _columns(whole) == ["24"]
 
 
 def _columns(plan):

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import textwrap
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from taichi_program import initialise, share_program
 
 from taichi_ext import Jacobian
 from taichi_ext.schedule import lanes as schedule_lanes
-from taichi_ext.schedule import loops
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -100,30 +98,6 @@ def test_a_body_takes_numbers_and_arrays_from_the_kernel(lanes):
     expected = 1.5 * x[1] * np.cos(x * w) * w + 1.5 * terms.sum(-1, keepdims=True) * [0, 1, 0]
     np.testing.assert_allclose(plan(), expected, rtol=1e-12)
     assert "@ti.real_func" in plan.source
-
-
-@pytest.mark.sweep
-def test_a_long_tape_keeps_a_short_body_in_the_kernel(lanes, monkeypatch):
-    """Taichi compiles arrays in functions in a time that grows with the square of their lengths."""
-    x, y = scalars(np.linspace(0.2, 0.8, 9)), outputs(8)
-
-    for longest, short, is_function in ((72, 100, True), (71, 100, False), (71, 10, True)):
-        monkeypatch.setattr(loops, "LONGEST", longest)  # 4 lanes, 9 iterations with 2 numbers each
-        monkeypatch.setattr(loops, "SHORT", short)
-
-        @ti.kernel
-        def k():
-            for j in y:
-                s = 0.1 * j
-                for n in range(9):
-                    s += 0.1 * ti.sin(s * x[n])
-                y[j] = s
-
-        check_jacobian(k, x, y)
-        plan = Jacobian(k, x, y)
-        plan()
-        assert ("@ti.real_func" in plan.source) == is_function
-    assert lanes and all(lanes)
 
 
 @pytest.mark.mostly_sweep("shape1")
@@ -354,25 +328,3 @@ def test_inverses_of_divisors(is_fast, lanes):
     plan()
     assert lanes[-1], lanes.reasons
     assert len(re.findall(r"inverse\w* = 1.0 / ", plan.source)) == 2 * is_fast
-
-
-@pytest.mark.sweep
-def test_places_in_a_function_are_brief(monkeypatch):
-    """Taichi wraps the source lines of each node of a function, which takes longer than all else that it does there."""
-    x, y = scalars(X), outputs(8, 64)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                s += ti.sqrt(x[n] * (i + 1) + j)
-            y[i, j] = s
-
-    plan = Jacobian(k, x, y)
-    k()
-    widths, wrap = [], textwrap.TextWrapper.wrap
-    monkeypatch.setattr(textwrap.TextWrapper, "wrap", lambda self, text: widths.append(self.width) or wrap(self, text))
-    plan()
-    assert "@ti.real_func" in plan.source
-    assert 80 not in widths  # the width of places

@@ -136,35 +136,3 @@ def test_integers_of_64_bits(lanes):
     check_jacobian(in_lanes, w, [y, z])
     check_jacobian(by_rows, x, y)
     assert lanes and all(lanes)
-
-
-@pytest.mark.sweep
-def test_pipeline(lanes):
-    """The same kernel again and again, the second time repeated from memory; then one that reads what it wrote."""
-    initialise()
-    x, y, total = scalars(X, ti.f32), outputs(2, 20, dtype=ti.f32), outputs(1, dtype=ti.f32)
-
-    @ti.kernel
-    def render():
-        for i, j in y:
-            y[i, j] = x[0] * x[0] * j + x[1]
-
-    @ti.kernel
-    def add():
-        for i, j in y:
-            total[0] += y[i, j]
-
-    def run():
-        total.fill(0)
-        for _ in range(3):
-            render()
-            add()
-
-    plan = Jacobian(run, x, [y, total])
-    for _ in range(2):
-        by_pixel, by_sum = plan()
-        expected = np.zeros((2, 20, 3))
-        expected[..., 0], expected[..., 1] = 0.6 * np.arange(20), 1
-        assert_allclose(by_pixel, expected, rtol=1e-6)
-        assert_allclose(by_sum[0], 3 * expected.sum(axis=(0, 1)), rtol=1e-5)
-    assert any(lanes)

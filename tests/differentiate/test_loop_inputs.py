@@ -167,13 +167,3 @@ def test_kernels(name, pytestconfig):
     plan()
     if not pytestconfig.getoption("--chunk-size"):
         assert (INPUTS in plan.explain()) == (name in WITH_INPUTS)
-
-
-@pytest.mark.sweep
-def test_other_storage_gives_the_same():
-    x, y, z = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3)
-    for name in ("network", "nested", "a_row"):
-        k = make_kernels(x, y, z)[name]
-        whole = Jacobian(k, x, y)()
-        for options in ({"chunk_size": 9}, {"chunk_size": 2}, {"tangents": "dense"}, {"tangents": "sparse"}):
-            np.testing.assert_allclose(Jacobian(k, x, y, **options)(), whole, rtol=1e-12, atol=1e-14)

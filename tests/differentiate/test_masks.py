@@ -9,7 +9,6 @@ from differences import check_jacobian, integers, outputs, scalars
 from forced_lanes import force_lanes
 from kernel_texts import kernels_of, names_of
 
-from taichi_ext import Jacobian
 from taichi_ext.schedule import masks
 
 pytestmark = [
@@ -166,27 +165,3 @@ def test_many_iterations_of_which_some_end_early(lanes):
     assert np.abs(check_jacobian(k, x, y)).max() > 0.3
     assert lanes
     assert all(lanes)
-
-
-@pytest.mark.sweep
-def test_text():
-    """Lanes that have left a loop take no part; the loop ends where none is left."""
-    x, y = scalars(X), outputs(2, 12)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                if s > 0.1 * j:
-                    break
-                s += x[n]
-            y[i, j] = s
-
-    plan = Jacobian(k, x, y)
-    plan()
-    lines = [line.strip().split("  #")[0] for line in plan.source.splitlines()]
-    first = lines.index("for n in range(3):")
-    assert "if active == 0:" in lines[first:]
-    assert lines[lines.index("if active == 0:") + 1] == "break"
-    assert "active += int(go_1)" in lines[first:]

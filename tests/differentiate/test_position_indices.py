@@ -1,14 +1,16 @@
-"""Positions by the indices of a loop, levels that take such an index beside the position, callbacks with arguments."""
+"""Positions by the indices of a loop, and levels that take such an index beside the position."""
 
 import math
 
 import numpy as np
 import pytest
 import taichi as ti
+from differences import central_differences, outputs, scalars
 from kernel_texts import kernels_of, names_of
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
+from planar import undivided_pixels
 
-from taichi_ext import UnsupportedError, coverage, edge, jacobian, layers, ray_level, stop_gradient
+from taichi_ext import Jacobian, UnsupportedError, coverage, edge, jacobian, layers, stop_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 N, X, Y, R = 40, 19.7, 20.1, 12.0
@@ -347,68 +349,30 @@ def test_what_is_constant_within_a_pixel_is_taken(scene):
 
 
 @pytest.mark.sweep
-def test_shapes_take_further_arguments(scene):
-    """Kernel arguments and locals, as parameters too."""
-    disc, image = scene
-
-    @ti.func
-    def shape(n, x, y, scale, colour):
-        return scale * R - ti.sqrt((x - disc[0]) ** 2 + (y - disc[1]) ** 2), colour.x + n * colour.y
-
-    @ti.func
-    def surface(n, x, y, scale, colour):
-        level, value = shape(n, x, y, scale, colour)
-        return level, 1.0 + n, value
+@pytest.mark.double_only("differences in float64")
+def test_no_position_is_taken_for_a_column():
+    """What follows J in memory is left as it is, and what the level does not depend on stays 0."""
+    n, rng = 12, np.random.default_rng(12)
+    angle = rng.uniform(0.2, 1.2, n) + np.pi / 2 * rng.integers(0, 4, n)
+    at = np.stack([rng.uniform(1, 3, n), rng.uniform(1, 2, n)])
+    normals, image = scalars(np.stack([np.cos(angle), np.sin(angle)])), outputs(5, 4)
+    d = scalars((at * normals.to_numpy()).sum(axis=0))
 
     @ti.kernel
-    def over(scale: ti.f64):
+    def run():
         for i, j in image:
-            colour = ti.Vector([1.0, 2.0])
-            image[i, j] = layers(shape, 2, 0.0, scale, colour, at=(i, j))
+            x, y = float(i), float(j)
+            level = 1e3
+            for k in range(n):
+                level = ti.min(level, normals[0, k] * x + normals[1, k] * y - d[k])
+            level = ti.max(level + 1.0, 1.3 - x)
+            image[i, j] = coverage(level, at=(x, y)) + 0.1 * level
 
-    @ti.kernel
-    def before(scale: ti.f64):
-        for i, j in image:
-            colour = ti.Vector([1.0, 2.0])
-            image[i, j] = layers(surface, 2, 0.0, scale, colour, at=(i, j), order="depth")
-
-    for k, height in ((over, 3.0), (before, 1.0)):  # of two discs the last, or the nearest, is seen
-        J = jacobian(k, "scale", image, args=(1.0,))
-        assert_allclose(J.sum(), height * 2 * math.pi * R * R, rtol=ACCURACY)
-
-
-@pytest.mark.sweep
-def test_a_distance_takes_further_arguments(scene):
-    _, image = scene
-
-    @ti.func
-    def ball(p, radius):
-        return p.norm() - radius
-
-    @ti.kernel
-    def k(radius: ti.f64):
-        for i, j in image:
-            origin = ti.Vector([i - X, j - Y, -50.0])
-            level = ray_level(ball, origin, ti.Vector([0.0, 0.0, 1.0]), 0.0, 100.0, radius)
-            image[i, j] = coverage(level, at=(i, j))
-
-    assert_allclose(jacobian(k, "radius", image, args=(R,)).sum(), 2 * math.pi * R, rtol=ACCURACY)
-
-
-@pytest.mark.sweep
-def test_arguments_that_change_afterwards_do_not_matter(scene):
-    disc, image = scene
-
-    @ti.func
-    def shape(n, x, y, height):
-        return disc_level(disc, x, y), height
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            height = 2.0
-            value = layers(shape, 1, 0.0, height, at=(i, j))
-            height = 7.0
-            image[i, j] = value + 0.0 * height
-
-    assert_allclose(jacobian(k, disc, image)[..., 2].sum(), 2.0 * 2 * math.pi * R, rtol=ACCURACY)
+    memory = np.full(20 * 12 + 64, 7.0)
+    J = memory[32:-32].reshape(5, 4, 12)
+    with undivided_pixels():
+        Jacobian(run, d, image)(out=J)
+        ((wanted,),) = central_differences(run, [d], [image])
+    assert_array_equal(memory[:32], 7.0)
+    assert_array_equal(memory[-32:], 7.0)
+    assert_allclose(J, wanted, rtol=1e-6, atol=1e-7)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from taichi_program import initialise
 
 from taichi_ext import Hessian, Jacobian, hessian, jacobian
@@ -41,52 +41,6 @@ def test_gradients_and_hessians():
             assert_allclose(kind(), found, rtol=1e-12, atol=1e-12)
         if ti.cfg.cpu_max_num_threads == 2:  # with more, an iteration adds too seldom for sums of each thread
             assert "global_thread_idx" in kind.source
-
-
-@pytest.mark.sweep
-@pytest.mark.cpu_only("sums of each thread's own are added up on the CPU")
-@pytest.mark.parametrize("case", ["is left out", "rows of two fields", "one component", "the kernel reads it"])
-def test_entries_above_the_diagonal_of_a_dense_hessian(case):
-    """They are left out where the host can mirror the others: of sums squared, and of constant entries."""
-    rng = np.random.default_rng(23)
-    count = 18  # no multiple of the columns that are taken at once
-    numbers, data = rng.uniform(0.5, 1, (2, count)), rng.normal(size=(COUNT, count))
-    x, energy = ti.Vector.field(2, ti.f64, count), outputs(1)
-    y, rows = scalars(numbers[0]), scalars(data)
-    x.from_numpy(np.ascontiguousarray(numbers.T))
-    is_component, reads = ti.static(case == "one component"), ti.static(case == "the kernel reads it")
-
-    @ti.kernel
-    def run():
-        for n in range(COUNT):
-            s = 0.0
-            for k in range(count):
-                s += rows[n, k] * (x[k][1] if ti.static(is_component) else y[k])
-            energy[0] += s**3 + x[3][1] * x[7][1] ** 2
-        if ti.static(reads):
-            energy[0] = energy[0] ** 2
-
-    params = {"one component": x.get_scalar_field(1), "rows of two fields": [y, x]}.get(case, y)
-    plan = Hessian(run, params, energy)
-    H = plan()
-    assert ("| 3) + 1" in plan.source) == (case in ("is left out", "rows of two fields"))
-    if case == "rows of two fields":
-        assert_allclose(H[1][0].reshape(2 * count, count), H[0][1].reshape(count, -1).T, rtol=0)
-        (corner,) = np.unique(H[1][1][3, 1, 7, 1])
-        assert_allclose(corner, COUNT * 2 * numbers[1, 7], rtol=1e-12)
-        H = H[0][0]
-    s = data @ numbers[1 if is_component else 0]
-    gradient, expected = data.T @ (3 * s**2), (data.T * (6 * s)) @ data
-    if is_component:
-        a, b = numbers[1, [3, 7]]
-        expected[3, 7] += COUNT * 2 * b
-        expected[7, 3] += COUNT * 2 * b
-        expected[7, 7] += COUNT * 2 * a
-    if reads:
-        E = (s**3).sum() + COUNT * numbers[1, 3] * numbers[1, 7] ** 2
-        expected = 2 * np.outer(gradient, gradient) + 2 * E * expected
-    assert_allclose(H, expected, rtol=1e-10, atol=1e-9)
-    assert_array_equal(H, H.T)
 
 
 def test_several_loops_and_rows_some_of_them_shared():

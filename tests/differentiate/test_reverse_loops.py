@@ -193,12 +193,3 @@ def test_kernels(name, pytestconfig):
     is_chosen = STRATEGIES["auto"] is not STRATEGIES["dense"] and not pytestconfig.getoption("--chunk-size")
     if name in FORWARD or is_chosen:  # of dense rows, and of few columns, none is
         assert (BACKWARDS in plan.explain()) == (name in REVERSED)
-
-
-@pytest.mark.sweep
-def test_columns_in_blocks_and_other_storage():
-    x, y, z, v = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3), vector_outputs(2, 3)
-    k = make_kernels(x, y, z, v)["with_a_start"]
-    whole = Jacobian(k, x, y)()
-    for options in ({"chunk_size": 9}, {"tangents": "dense"}, {"tangents": "sparse"}):
-        np.testing.assert_allclose(Jacobian(k, x, y, **options)(), whole, rtol=1e-12)

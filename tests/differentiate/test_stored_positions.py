@@ -12,7 +12,7 @@ from differences import central_differences, integers, outputs, scalars, vector_
 from numpy.testing import assert_allclose
 
 import taichi_ext
-from taichi_ext import UnsupportedError, boundary_gradient, jacobian
+from taichi_ext import UnsupportedError, jacobian
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differences in float64")]
 W, H = 5, 4
@@ -238,14 +238,6 @@ def test_a_plain_launch_of_an_antialiased_value():
         scene.kernel(REFUSED["a field"])()
 
 
-@pytest.mark.sweep
-def test_a_plain_launch_that_needs_no_gradient():
-    scene = Scene()
-    scene.kernel("tmp[i, j] = p[0] - 2 * x\nimage[i, j] = edge(tmp[i, j] + x, 1.0, 0.0, at=(x, y))")()
-    wanted = np.broadcast_to(1.737 - np.arange(W)[:, None] > 0, (W, H))
-    assert_allclose(scene.image.to_numpy(), wanted)
-
-
 # --- nothing that depends on the position is read ---------------------------------------------------------------------
 
 
@@ -325,45 +317,3 @@ def test_roots_of_different_levels_are_not_mixed_up():
     found, wanted = (jacobian(scene.kernel(text + use), scene.p, scene.image) for text in (stored, kept))
     assert wanted.any()
     assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.sweep
-def test_what_another_kernel_stored_is_constant():
-    scene = Scene()
-    store = scene.kernel("tmp[i, j] = p[0] * (1.0 + 0.1 * x)")
-    use = scene.kernel("image[i, j] = coverage(tmp[i, j] - x + 0.2 * y, at=(x, y))")
-
-    def run():
-        store()
-        use()
-
-    ((wanted,),) = central_differences(run, [scene.p], [scene.image], state=scene.state)
-    assert wanted.any()
-    assert_allclose(jacobian(run, scene.p, scene.image), wanted, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.sweep
-def test_tangents_of_a_rule_that_are_stored():
-    """A rule stores nothing."""
-    scene = Scene()
-
-    @ti.func
-    def twice(u):
-        return 2.0 * u
-
-    tmp = scene.tmp
-
-    @boundary_gradient(twice, name="a stored tangent")
-    def rule(u, d_u):
-        tmp[0, 0] = d_u * 2.0
-        return d_u + tmp[0, 0]
-
-    p, image = scene.p, scene.image
-
-    @ti.kernel
-    def run():
-        for i, j in image:
-            image[i, j] = twice(p[0] * i)
-
-    with pytest.raises(UnsupportedError, match=r"must not write to fields or arrays"):
-        jacobian(run, p, image)
