@@ -81,25 +81,6 @@ def test_steps(scene, which):
     assert_allclose(found.split(found.x)[1][-1], START[-1])
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"loss": "huber", "f_scale": 0.5},
-        {"loss": ["cauchy", "linear"], "loss_over": "last axis"},
-        {"weights": [RNG.uniform(0.5, 2.0, (SEEN, 2)), RNG.uniform(0.5, 2.0, SEEN)]},
-        {"bounds": ([-np.inf, -2.0, 0.9], [np.inf, 2.0, 1.02])},
-    ],
-    ids=["huber", "norms", "weights", "bounds"],
-)
-def test_losses_weights_and_bounds(scene, options):
-    wanted = scene.solve(**options, **WHOLE)
-    found = scene.solve(eliminate=[scene.weights, scene.points], **options)
-    same_steps(found, wanted)
-    if "bounds" in options:
-        assert (found.x[-SEEN:] == 1.02).any()
-
-
 def test_everything_is_eliminated(scene):
     """Points alone: fits that have nothing to do with each other."""
     wanted = scene.solve([scene.points], scene.errors, **WHOLE)
@@ -115,24 +96,6 @@ def test_covariance(scene):
     with pytest.raises(InvalidArgumentError, match=r"do not determine entry \[10, 0\]"):
         found.covariance(scene.weights)
     assert_allclose(found.grad, wanted.grad, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.sweep
-def test_arrays():
-    """Numbers with the same first index are a block where not each number is one."""
-    rng = np.random.default_rng(0)
-    x, shift = rng.standard_normal((6, 2)), np.zeros(2)
-
-    @ti.kernel
-    def kernel(x: ti.types.ndarray(), shift: ti.types.ndarray(), r: ti.types.ndarray()):
-        for i, j in ti.ndrange(6, 3):
-            r[i, j] = x[i, 0] * ti.cos(0.3 * j) + x[i, 1] ** 2 * j + shift[0] - shift[1] * j - ti.sin(1.0 + i * j)
-
-    def solve(**options):
-        args = x.copy(), shift.copy(), np.zeros((6, 3))
-        return least_squares(kernel, {"x": "x", "shift": "shift"}, "r", args=args, max_iterations=5, **options)
-
-    same_steps(solve(eliminate="x"), solve(**WHOLE))
 
 
 @pytest.mark.parametrize(("density", "width"), [(0.1, 1), (1.0, 3)])
@@ -235,21 +198,6 @@ def small(monkeypatch):
     """Params of few numbers are chosen, too."""
     monkeypatch.setattr(elimination, "_LEAST_BLOCKS", 2)
     monkeypatch.setattr(elimination, "_FEW", 8)
-
-
-@pytest.mark.sweep
-def test_params_that_are_chosen(scene, small, monkeypatch):
-    """Weights, then points, which meet one point each; cameras are block diagonal, but meet several points."""
-    layouts = []
-    fix = BlockLayout.fix
-    monkeypatch.setattr(BlockLayout, "fix", lambda layout, J: layouts.append(layout) or fix(layout, J))
-    found = scene.solve(format="csr", **EXACT)
-    assert layouts[-1].eliminated == [2, 1]
-    same_steps(found, scene.solve(format="csr", eliminate=[], **EXACT))
-    assert layouts[-1].eliminated == []
-    monkeypatch.setattr(elimination, "_MOST_KEPT", 15)  # the cameras have 16
-    scene.solve(format="csr", max_iterations=0)
-    assert layouts[-1].eliminated == []
 
 
 def test_a_pattern_that_changes(small):

@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pytest
 import taichi as ti
-from differences import integers, outputs, read, scalars, vector_outputs, vectors, write
-from energies import differences_of_gradients, require_right
+from differences import outputs, read, scalars, vector_outputs, vectors
+from energies import require_right
 from kernel_texts import kernels_of
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
-import taichi_ext as te
-from taichi_ext import Hessian, UnsupportedError, hessian, hvp, newton, value_and_gradient, value_gradient_and_hessian
-from taichi_ext.runtime.launching.session import Session
+from taichi_ext import UnsupportedError, hessian, hvp, value_and_gradient, value_gradient_and_hessian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -116,140 +114,6 @@ def test_right(name):
     require_right(getattr(chain, name), [chain.x, chain.a], chain.energy)
 
 
-@pytest.mark.sweep
-def test_where_sparse_ones_stay_sparse_and_the_state_is_that_of_one_run():
-    chain = Chain()
-    cases = (
-        (chain.sums, ""),
-        (chain.sums_that_begin_again, "is written in a loop"),
-        (chain.of_what_is_not_read, ""),
-        (chain.through_u, ""),
-        (chain.intermediates, "a kernel reads the energy"),
-        (chain.of_changed_params, "a parameter is changed from Python"),
-        (chain.of_moved_params, "another kernel computes from params"),
-    )
-    for pipeline, reason in cases:
-        plan = Hessian(pipeline, chain.x, chain.energy, format="csr")
-        found = []
-        for run in (pipeline, plan, plan):
-            write(chain.x, chain.start)
-            chain.energy.fill(0.0)
-            H = run()
-            found.append((H, read(chain.energy), read(chain.x), read(chain.u)))
-        for _, value, *state in found[1:]:
-            assert_allclose(value, found[0][1], rtol=1e-14)  # a sum of parallel iterations
-            for now, then in zip(state, found[0][2:], strict=True):
-                assert_array_equal(now, then)
-        assert_array_equal(found[1][0].toarray(), found[2][0].toarray())
-        assert reason in plan.explain() and ("J is computed dense" in plan.explain()) == bool(reason)
-
-
-@pytest.mark.sweep
-@pytest.mark.cpu_only("launches are set up once where arrays lie on the host")
-def test_launches_that_are_repeated(monkeypatch):
-    """A launch like one before is made again without what a first one needs; clearing tangents in between counts."""
-    x, energy, p, v = scalars([0.3, 0.5, 0.9]), scalars(0.0), outputs(3), outputs(3)
-
-    @ti.kernel
-    def begin():
-        for i in x:
-            p[i], v[i] = x[i], 0.0
-
-    @ti.kernel
-    def step():
-        for i in p:
-            v[i] -= 0.1 * ti.sin(p[i]) * p[(i + 1) % 3]
-        for i in p:
-            p[i] += 0.1 * v[i]
-
-    @ti.kernel
-    def add():
-        for i in p:
-            energy[None] += p[i] ** 4
-
-    def roll():
-        begin()
-        for number in range(12):
-            step()
-            if number % 3 == 0:
-                add()
-            if number == 7:
-                p[1] = 0.2
-
-    launches, launch = [], Session.launch
-    monkeypatch.setattr(Session, "launch", lambda *args, **options: launches.append(1) or launch(*args, **options))
-    found = hessian(roll, x, energy)
-    assert len(launches) <= 8
-    assert_allclose(found, differences_of_gradients(roll, [x], energy), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.sweep
-def test_a_second_run_that_differs_or_cannot_be_made():
-    chain, count = Chain(), scalars(0.0)
-
-    def of_its_own_state():
-        count[None] += 1.0
-        for _ in range(len(calls)):
-            chain.springs()
-        calls.append(None)
-        chain.middle()
-        chain.penalty()
-
-    calls = []
-    with pytest.raises(te.InvalidArgumentError, match="Python's state differs"):
-        hessian(of_its_own_state, chain.x, chain.energy, format="csr")
-    assert read(count) == 0.0
-    u, energy = chain.u, chain.energy
-
-    @ti.kernel
-    def noisy():
-        for i in u:
-            energy[None] += u[i][0] ** 2 * (1.0 + 0.0 * ti.random())
-
-    def with_noise():
-        chain.middle()
-        noisy()
-
-    plan = Hessian(with_noise, chain.x, chain.energy, format="csr")
-    dense = hessian(with_noise, chain.x, chain.energy).reshape(8, 8)
-    assert_allclose(plan().toarray(), dense, rtol=1e-13, atol=1e-13)
-    assert "random numbers" in plan.explain()
-
-
-@pytest.mark.sweep
-def test_projections_of_kernels_that_are_launched_again_with_other_pairs():
-    rng = np.random.default_rng(19)
-    x, energy = vectors(rng.normal(size=(6, 2))), scalars(0.0)
-    ends = integers([[0, 1], [2, 3], [4, 5]])
-
-    @ti.kernel
-    def contacts():
-        for k in range(3):
-            energy[None] += ((x[ends[k, 0]] - x[ends[k, 1]]).norm() - 3.0) ** 2
-
-    @ti.kernel
-    def anchor():
-        for i in x:
-            energy[None] += 0.5 * x[i].dot(x[i])
-
-    def run():
-        ends.from_numpy(np.array([[0, 1], [2, 3], [4, 5]], np.int32))
-        contacts()
-        ends.from_numpy(np.array([[0, 5], [2, 1], [4, 3]], np.int32))
-        contacts()
-        anchor()
-
-    as_it_is = hessian(run, x, energy, format="csr").toarray()
-    assert_allclose(as_it_is, hessian(run, x, energy).reshape(12, 12), rtol=1e-13, atol=1e-13)
-    clamped = hessian(run, x, energy, format="csr", project="clamp").toarray()
-    assert np.linalg.eigvalsh(as_it_is)[0] < 0 and np.linalg.eigvalsh(clamped)[0] > 1 - 1e-12
-    assert_array_equal(hessian(run, x, energy, format="csr", project="on_demand").toarray(), clamped)
-    H = te.hessian_operator(run, x, energy)
-    assert_allclose(H.materialize(), as_it_is, rtol=1e-12, atol=1e-12)
-    result = newton(run, x, energy)
-    assert result.success and np.abs(result.gradient).max() < 1e-8
-
-
 Numbers = ti.types.ndarray(ti.f64, ndim=1)
 
 
@@ -265,12 +129,6 @@ def cubes(u: Numbers, e: Numbers):
         e[0] += u[i] ** 3 * u[(i + 1) % u.shape[0]]
 
 
-@ti.kernel
-def squares(a: Numbers):
-    for i in range(4):
-        a[i] *= a[i]
-
-
 def intermediates(a, u, e):
     e[0] = 0.0
     middle(a, u)
@@ -278,49 +136,9 @@ def intermediates(a, u, e):
     cubes(a, e)
 
 
-def changed_from_python(a, u, e):
-    middle(a, u)
-    u[2] = 1.5
-    cubes(u, e)
-    squares(a)
-    a[1] = 0.7
-    middle(a, u)
-    cubes(u, e)
-
-
 def parts(a, u, e):
     cubes(a, e)
     cubes(a[1:3], e)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("kind", ["numpy", "ndarray"])
-@pytest.mark.parametrize("pipeline", [intermediates, changed_from_python])
-@pytest.mark.filterwarnings("ignore:.*changed from Python:taichi_ext.DerivativeWarning")
-def test_arrays(kind, pipeline):
-    rng = np.random.default_rng(19)
-
-    def arrays(values):
-        made = [np.array(values), np.zeros(4), np.zeros(1)]
-        if kind == "ndarray":
-            for n, array in enumerate(made):
-                made[n] = ti.ndarray(ti.f64, array.shape)
-                made[n].from_numpy(array)
-        return made
-
-    def gradient(values):
-        a, u, e = arrays(values)
-        return value_and_gradient(pipeline, a, e, args=(a, u, e))[1]
-
-    start = rng.normal(size=4) + 1
-    expected = [(gradient(start + d) - gradient(start - d)) / 2e-6 for d in 1e-6 * np.eye(4)]
-    a, u, e = arrays(start)
-    H = hessian(pipeline, a, e, args=(a, u, e))
-    assert_allclose(H, expected, rtol=1e-6, atol=1e-6)
-    a, u, e = arrays(start)
-    assert_allclose(hessian(pipeline, a, e, args=(a, u, e), format="csr").toarray(), H, rtol=1e-12, atol=1e-12)
-    a, u, e = arrays(start)
-    assert_allclose(hvp(pipeline, a, np.eye(4), e, args=(a, u, e)), H, rtol=1e-12, atol=1e-12)
 
 
 READ = """
@@ -380,29 +198,6 @@ class Read:
 def test_numbers_in_python(name):
     read = Read()
     require_right(getattr(read, name), [read.x, read.w], read.energy)
-
-
-@pytest.mark.sweep
-def test_numbers_in_python_in_all_forms():
-    read = Read()
-    run, x, energy = read.passed, read.x, read.energy
-    energy.fill(0.0)
-    H = hessian(run, x, energy)
-    before = energy[None]
-    energy.fill(0.0)
-    value, gradient, again = value_gradient_and_hessian(run, x, energy)
-    assert value == energy[None] == before  # the side effects of one run
-    assert_array_equal(again, H)
-    assert_allclose(gradient, value_and_gradient(run, x, energy)[1], rtol=1e-13)
-    plan = Hessian(run, x, energy, chunk_size=3, fixed=[1])
-    fixed = plan()
-    assert_array_equal(fixed[1], np.eye(4)[1])
-    assert_allclose(np.delete(np.delete(fixed, 1, 0), 1, 1), np.delete(np.delete(H, 1, 0), 1, 1), rtol=1e-12)
-    assert_array_equal(plan(), fixed)
-    assert "Python passes a number that depends on params" in plan.explain()
-    assert_allclose(hessian(run, x, energy, format="csr").toarray(), H, rtol=1e-12)
-    with pytest.raises(UnsupportedError, match="project='clamp' needs an energy"):
-        hessian(run, x, energy, format="csr", project="clamp")
 
 
 def test_numbers_in_python_without_an_adjoint():
@@ -502,12 +297,3 @@ def test_refused():
 def two_views(a: Numbers, b: Numbers, e: Numbers):
     for i in range(3):
         e[0] += a[i] ** 2 * b[i]
-
-
-@pytest.mark.sweep
-def test_blocks_of_columns():
-    chain = Chain()
-    expected = hessian(chain.intermediates, chain.x, chain.energy)
-    chain.energy.fill(0.0)
-    found = hessian(chain.intermediates, chain.x, chain.energy, chunk_size=3)
-    assert_allclose(found, expected, rtol=1e-13, atol=1e-13 * np.abs(expected).max())

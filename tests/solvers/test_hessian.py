@@ -5,16 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import taichi as ti
-from differences import matrices, outputs, read, scalars, vectors, write
-from energies import as_matrix, differences_of_gradients, products_with_units, require_right, sparse_matrix
+from differences import outputs, read, scalars, vectors, write
+from energies import as_matrix, require_right, sparse_matrix
 from numpy.testing import assert_allclose, assert_array_equal
 
 import taichi_ext as te
-from taichi_ext import UnsupportedError, edge, hessian, hvp, replace_gradient, stop_gradient, value_gradient_and_hessian
+from taichi_ext import UnsupportedError, edge, hessian, hvp, value_gradient_and_hessian
 
 pytestmark = pytest.mark.usefixtures("ti64")
-
-rate = 1.5
 
 
 def test_parameters_that_the_kernel_overwrites():
@@ -29,50 +27,6 @@ def test_parameters_that_the_kernel_overwrites():
             e[None] += x[i] ** 3
 
     np.testing.assert_allclose(hessian(k, x, e), np.diag(30 * start**4))
-
-
-@pytest.mark.sweep
-def test_every_kind_of_parameter():
-    """A field, a component, an array, an argument, a Python number; a returned energy."""
-    x, v = scalars([0.4, 0.7, 1.1]), vectors([[0.3, 0.8], [1.2, 0.6]])
-    array, shift = np.array([0.5, 0.9]), 0.7
-
-    @ti.kernel
-    def run(a: ti.types.ndarray(ti.f64, ndim=1), w: ti.f64) -> ti.f64:
-        total = 0.0
-        for i in range(3):
-            total += ti.sin(x[i] * w) * a[0] * rate
-        for i in range(2):
-            total += a[i] ** 3 * v[i][1] ** 2 * ti.exp(rate * w) + v[i][0]
-        return total * total
-
-    def energy(x, v, a, w, r):
-        total = np.sum(np.sin(x * w) * a[0] * r) + np.sum(a**3 * v**2 * np.exp(r * w) + [0.3, 1.2])
-        return total * total
-
-    params = {"x": x, "v": v.get_scalar_field(1), "a": array, "numbers": ["w", "rate"]}
-    value, gradient, H = value_gradient_and_hessian(run, params, args=(array, shift))
-    names, given = ("x", "v", "a", "w", "r"), [read(x), read(v)[:, 1], array.copy(), np.array(shift), np.array(rate)]
-    assert_allclose(value, energy(*given), rtol=1e-13)
-    flat = np.concatenate([np.ravel(g) for g in given])
-    ends = np.cumsum([g.size for g in given])[:-1]
-
-    def at(moved):
-        return energy(*(p.reshape(g.shape) for p, g in zip(np.split(moved, ends), given, strict=True)))
-
-    eye, h = 1e-4 * np.eye(len(flat)), 1e-4
-    expected = [[at(flat + a + b) - at(flat + a - b) - at(flat - a + b) + at(flat - a - b) for a in eye] for b in eye]
-    block = {"x": 0, "v": 1, "a": 2, "w": ("numbers", 0), "r": ("numbers", 1)}
-
-    def found(a, b):
-        row = H["numbers"][block[a][1]] if a in "wr" else H[("x", "v", "a")[block[a]]]
-        return row["numbers"][block[b][1]] if b in "wr" else row[("x", "v", "a")[block[b]]]
-
-    matrix = np.block([[np.reshape(found(a, b), (p.size, q.size)) for b, q in zip(names, given, strict=True)]
-                       for a, p in zip(names, given, strict=True)])  # fmt: skip
-    assert_allclose(matrix, np.array(expected) / (4 * h * h), rtol=1e-5, atol=1e-4)
-    assert_array_equal(matrix, matrix.T)
-    assert gradient["numbers"][0].shape == () and H["x"]["v"].shape == (3, 2)
 
 
 def test_states_of_rest_where_first_derivatives_are_zero():
@@ -186,79 +140,6 @@ def test_powers_of_roots_whose_radicands_change_before_the_use():
                 energy[None] += root**4 + norm**2 * ti.sqrt(v * v)
 
     require_right(run, [x], energy)
-
-
-@pytest.mark.sweep
-def test_stopped_and_replaced_gradients():
-    x, energy = scalars([0.7, 1.3]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for _ in range(1):
-            energy[None] += stop_gradient(x[0] ** 2) * x[0] * x[1] + replace_gradient(ti.floor(x[0]), x[0] ** 3) * x[1]
-
-    # of s x0 x1 + r(x0) x1: s = 0.49 is constant, r is 0 with the derivatives of x0^3
-    expected = [[6 * 0.7 * 1.3, 0.49 + 3 * 0.49], [0.49 + 3 * 0.49, 0.0]]
-    assert_allclose(hessian(run, x, energy), expected, rtol=1e-14)
-    assert_allclose(sparse_matrix(run, [x], energy), expected, rtol=1e-14)
-    assert_allclose(products_with_units(run, [x], energy), expected, rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_vectors_read_by_an_index_of_a_loop():
-    x, energy = scalars([0.4, 0.3, -0.2, 0.9]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(1):
-            U, S, V = ti.svd(ti.Matrix([[1 + x[i], x[1]], [x[2], 2 + x[3]]]))
-            b = ti.solve(ti.Matrix([[2.0, x[0]], [x[1], 3.0]]), ti.Vector([x[2], 1.0]))
-            for k in range(2):
-                energy[None] += S[k, k] ** 2 * U[1, k] * V[0, k] ** 3 * ti.exp(b[k])
-
-    require_right(run, [x], energy)
-
-
-@pytest.mark.sweep
-def test_vectors_of_a_decomposition():
-    """The equations of the decomposition are differentiated once more, rather than 162 partials nine times each."""
-    rng = np.random.default_rng(3)
-    x, energy = matrices(rng.normal(size=(1, 3, 3)) + np.diag([1.0, 2.0, 3.0])), scalars(0.0)
-    weights = ti.Matrix(rng.normal(size=(3, 3)))
-
-    @ti.kernel
-    def run():
-        for i in range(1):
-            U, S, V = ti.svd(x[i])
-            energy[None] += ti.sin(((x[i] - U @ V.transpose()) * weights).sum()) + ti.log(S[0, 0]) * U[0, 1] * V[1, 0]
-
-    expected = differences_of_gradients(run, [x], energy)
-    plan = te.Hessian(run, x, energy)
-    H = plan().reshape(9, 9)
-    assert_allclose(H, expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
-    assert plan.source.count("\n") < 1400
-    v = rng.normal(size=(1, 3, 3))
-    assert_allclose(hvp(run, x, v, energy).ravel(), H @ v.ravel(), rtol=1e-9, atol=1e-9 * np.abs(H).max())
-
-
-@pytest.mark.sweep
-def test_single_precision_and_blocks_of_columns():
-    x, energy = scalars([0.5, 1.5, 2.5], ti.f32), scalars(0.0, ti.f32)
-
-    @ti.kernel
-    def run():
-        for i in range(2):
-            energy[None] += ti.exp(x[i] * x[i + 1])
-
-    H = hessian(run, x, energy)
-    assert H.dtype == np.float32
-    out = np.empty((3, 3), np.float32)
-    assert hessian(run, x, energy, chunk_size=2, out=out) is out
-    assert_allclose(out, H, rtol=1e-6)
-    a, b, c = 0.5, 1.5, 2.5
-    e, f = np.exp(a * b), np.exp(b * c)
-    expected = [[b * b * e, (1 + a * b) * e, 0], [(1 + a * b) * e, a * a * e + c * c * f, (1 + b * c) * f]]
-    assert_allclose(H, [*expected, [0, (1 + b * c) * f, b * b * f]], rtol=2e-6)
 
 
 def test_energies_in_arrays():
@@ -376,44 +257,6 @@ def test_rules_and_edges_have_no_second_derivative(program):
             hessian(kernel, x, energy, format="csr")
         with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
             hvp(kernel, x, np.ones(2), energy)
-
-
-@pytest.mark.sweep
-def test_fixed_entries_have_rows_and_columns_of_the_identity():
-    """Of params of several kinds; an entry that no term has, whose diagonal is no entry of a sparse H; project=."""
-    rng = np.random.default_rng(7)
-    x, a, energy = vectors(rng.normal(size=(4, 2))), scalars([0.4, 1.2, 0.7]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(3):
-            energy[None] += a[0] * ((x[i + 1] - x[i]).norm() - 3.0) ** 2 + a[1] * x[i][1] ** 2
-
-    fixed, params = {"x": np.array([True, False, False, True]), "a": np.array([0, 1, 1], bool)}, {"x": x, "a": a}
-    mask = np.array([1, 1, 0, 0, 0, 0, 1, 1, 0, 1, 1], bool)
-
-    def matrix(H):
-        return np.block(
-            [[H[p][q].toarray() if hasattr(H[p][q], "toarray") else H[p][q].reshape(m, n) for q, n in (("x", 8), ("a", 3))]
-             for p, m in (("x", 8), ("a", 3))])  # fmt: skip
-
-    expected = np.where(mask[:, None] | mask, np.eye(11), matrix(hessian(run, params, energy)))
-    _, gradient, H = value_gradient_and_hessian(run, params, energy, fixed=fixed)
-    assert_array_equal(matrix(H), expected)
-    assert_array_equal(gradient["x"][[0, 3]], np.zeros((2, 2)))
-    assert_array_equal(gradient["a"] != 0, [True, False, False])
-    plan = te.Hessian(run, params, energy, fixed=fixed, format="csr")
-    for _ in range(2):
-        assert_allclose(matrix(plan()), expected, rtol=1e-13, atol=1e-13)
-    vectors_ = rng.normal(size=(3, 11))
-    given = {"x": vectors_[:, :8].reshape(3, 4, 2), "a": vectors_[:, 8:]}
-    found = hvp(run, params, given, energy, fixed=fixed)
-    assert_allclose(np.hstack([found["x"].reshape(3, 8), found["a"]]), vectors_ @ expected, rtol=1e-12, atol=1e-12)
-    projected = matrix(hessian(run, params, energy, fixed=fixed, format="csr", project="clamp"))
-    assert np.linalg.eigvalsh(projected)[0] > -1e-12 > np.linalg.eigvalsh(expected)[0]
-    assert_array_equal(projected[mask], np.eye(11)[mask])
-    with pytest.raises(te.InvalidArgumentError, match=r"fixed\[1\] has shape \(2,\)"):
-        hessian(run, params, energy, fixed={"x": fixed["x"], "a": np.zeros(2, bool)})
 
 
 @pytest.mark.parametrize("format", [None, "csr"])

@@ -1,20 +1,15 @@
 """Products with Hessians: beside H itself, and beside differences of gradients."""
 
-import math
 import re
 
 import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
-from energies import energy_of_every_kind_of_parameter
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError, hessian, hvp, replace_gradient, stop_gradient, value_and_gradient
-from taichi_ext.api.inputs.options import checked_options
-from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.runs.second_order import point_along, with_choices
 from taichi_ext.runtime.reverse.kernels import StagedKernel
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -92,92 +87,6 @@ def test_entries_whose_indices_may_be_out_of_range(monkeypatch):
     assert not any("== 0.0, 0.0, ti.select" in text for text in texts)
 
 
-@pytest.mark.sweep
-def test_products_alone_and_with_the_gradient():
-    """The same plan gives both: a kernel that adds up no gradient is not taken for one that does."""
-    rng = np.random.default_rng(5)
-    x, pairs, energy = vectors(rng.normal(size=(6, 3))), ti.Vector.field(2, ti.i32, 4), scalars(0.0)
-    pairs.from_numpy(np.array([[0, 1], [1, 2], [5, 2], [3, 4]], np.int32))
-
-    @ti.kernel
-    def springs():
-        for k in pairs:
-            energy[None] += ((x[pairs[k][1]] - x[pairs[k][0]]).norm() - 0.3) ** 2
-
-    plan, call = prepared_form(springs, x, energy, (), checked_options(None, "auto", None, None), "hvp")
-    direction, gradient, H = rng.normal(size=18), value_and_gradient(springs, x, energy)[1], hessian(springs, x, energy)
-    for _ in range(2):
-        product = hvp(springs, x, direction.reshape(6, 3), energy)
-        assert_allclose(product.reshape(-1), H.reshape(18, 18) @ direction, rtol=1e-12, atol=1e-12)
-        _, found, along = point_along(with_choices(plan.start(call), None, None), direction)
-        assert_allclose(found, gradient.reshape(-1), rtol=1e-12, atol=1e-12)
-        assert_allclose(along, product.reshape(-1), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.sweep
-def test_every_kind_of_parameter():
-    """Fields, a component, an array, an argument, a Python number; a returned energy."""
-    rng = np.random.default_rng(5)
-    run, x, v, array = energy_of_every_kind_of_parameter()
-    params = {"x": x, "v": v.get_scalar_field(1), "a": array, "numbers": ["w", "stiffness"]}
-    H = hessian(run, params, args=(array, 0.7))
-    sizes = {"x": (3,), "v": (2,), "a": (2,)}
-    vectors_ = {k: rng.normal(size=(2, *s)) for k, s in sizes.items()} | {"numbers": [rng.normal(size=2) for _ in "wr"]}
-    found = hvp(run, params, vectors_, args=(array, 0.7))
-
-    def product(row, shape):
-        total = sum(np.tensordot(vectors_[k], row[k], ([1], [len(shape)])) for k in sizes)
-        return total + sum(np.multiply.outer(v, h) for v, h in zip(vectors_["numbers"], row["numbers"], strict=True))
-
-    for key, shape in sizes.items():
-        assert_allclose(found[key], product(H[key], shape), rtol=1e-11, atol=1e-11)
-    for n in range(2):
-        assert_allclose(found["numbers"][n], product(H["numbers"][n], ()), rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.sweep
-def test_energies_that_are_no_sums():
-    rng = np.random.default_rng(5)
-    x, u, energy = scalars(rng.uniform(0.3, 1, 40)), outputs(40), scalars(0.0)
-
-    @ti.kernel
-    def of_a_sum() -> ti.f64:
-        total = 0.0
-        for i in range(40):
-            total += x[i] ** 3
-        return ti.sin(total) + total * x[3]
-
-    @ti.kernel
-    def of_intermediates():
-        for i in range(40):
-            u[i] = ti.sin(x[i]) * x[(i + 7) % 40]
-        for i in range(39):
-            energy[None] += u[i] ** 2 * u[i + 1]
-
-    for kernel, e in ((of_a_sum, None), (of_intermediates, energy)):
-        vectors_ = rng.normal(size=(3, 40))
-        assert_allclose(hvp(kernel, x, vectors_, e), vectors_ @ hessian(kernel, x, e), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.sweep
-def test_parameters_that_the_kernel_changes():
-    rng = np.random.default_rng(5)
-    x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(4):
-            x[i] = x[i] ** 2
-        for i in range(4):
-            energy[None] += x[i] * x[(i + 1) % 4]
-
-    start, vector = read(x), rng.normal(size=4)
-    H = hessian(run, x, energy)
-    write(x, start)
-    assert_allclose(hvp(run, x, vector, energy), H @ vector, rtol=1e-12)
-    assert_array_equal(read(x), start**2)
-
-
 def check_by_differences(run, x, energy, count=2, rtol=1e-7, **options):
     """Products with random vectors beside central differences of the gradient."""
     rng = np.random.default_rng(5)
@@ -234,38 +143,6 @@ def test_pipelines_in_place(max_memory):
         finish()
 
     check_by_differences(simulate, x, energy, max_memory=max_memory)
-
-
-@pytest.mark.sweep
-def test_numbers_that_python_reads_and_computes():
-    rng = np.random.default_rng(5)
-    x, y, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
-
-    @ti.kernel
-    def squares() -> ti.f64:
-        total = 0.0
-        for i in range(5):
-            y[i] = x[i] ** 2
-            total += y[i] * x[(i + 1) % 5]
-        return total
-
-    @ti.kernel
-    def weighted(weight: ti.f64):
-        for i in x:
-            energy[None] += weight * x[i] ** 3 * y[i]
-
-    def run(scale=1.3):
-        energy[None] = 0.0
-        total = squares()
-        weighted(math.sin(total) / (1.0 + y[2] ** 2) * scale**2)
-        y[3] = total * y[1]
-        weighted(0.5)
-
-    check_by_differences(run, x, energy)
-    step = 1e-5
-    slopes = [value_and_gradient(run, "scale", energy, args=(s,))[1] for s in (1.3 + step, 1.3 - step)]
-    assert_allclose(hvp(run, "scale", 1.0, energy, args=(1.3,)), np.subtract(*slopes) / (2 * step), rtol=1e-7)
-    assert_allclose(hessian(run, "scale", energy, args=(1.3,)), hvp(run, "scale", 1.0, energy, args=(1.3,)), rtol=1e-13)
 
 
 def test_arrays_that_share_memory():
@@ -409,37 +286,6 @@ def test_second_derivatives_that_are_not_known():
         with pytest.raises(te.UnsupportedError, match=rf"(?is)second derivative.*{match}"):
             hvp(run, x, np.ones(2), energy)
         assert read(energy) == 0
-
-
-@pytest.mark.sweep
-def test_operator_leaves_the_state_as_it_was():
-    rng = np.random.default_rng(5)
-    from scipy.sparse.linalg import cg
-
-    x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.75)
-
-    @ti.kernel
-    def run():
-        for i in range(5):
-            energy[None] += x[i].norm_sqr() ** 2 + x[i].norm_sqr()
-        for i in range(4):
-            energy[None] += 0.3 * x[i].dot(x[i + 1])
-
-    expected = hessian(run, x, energy).reshape(10, 10)
-    write(energy, 0.75)
-    H, right = te.hessian_operator(run, x, energy), rng.normal(size=(10, 40))
-    assert H.shape == (10, 10)
-    assert_allclose(H @ right, expected @ right, rtol=1e-12, atol=1e-12)
-    assert_allclose(H.T @ right[:, 0], expected @ right[:, 0], rtol=1e-12, atol=1e-12)
-    assert_allclose(H.materialize(), expected, rtol=1e-12, atol=1e-12)
-    found, problem = cg(H, right[:, 0], rtol=1e-12)
-    assert not problem and read(energy) == 0.75
-    assert_allclose(found, np.linalg.solve(expected, right[:, 0]), rtol=1e-9, atol=1e-9)
-    fixed = np.arange(5) % 2 == 0
-    held = te.hessian_operator(run, x, energy, fixed=fixed)
-    assert_allclose(held @ right, hessian(run, x, energy, fixed=fixed).reshape(10, 10) @ right, rtol=1e-12, atol=1e-12)
-    with pytest.raises(InvalidArgumentError, match=r"fixed\[0\] has shape \(4,\)"):
-        te.hessian_operator(run, x, energy, fixed=fixed[1:])
 
 
 @pytest.mark.sweep

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, vectors, write
+from differences import read, vectors, write
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Manifold, least_squares, manifolds
@@ -163,92 +163,6 @@ def test_rotations(wahba, format):
     assert by_quaternion.standard_errors(variance=1.0)[0].shape == (1, 3)
     assert by_matrix.standard_errors(variance=1.0).shape == (3,)
     assert by_matrix.split(by_matrix.x).shape == (3, 3)
-
-
-@pytest.mark.sweep
-def test_mean_direction():
-    """Of unit vectors: their sum, normalised; without the constraint it would be shorter."""
-    u, seen, r = vectors(UNITS[:1]), vectors(normalized(UNITS + [0, 0, 3])), outputs(12)
-
-    @ti.kernel
-    def differences():
-        for k, c in ti.ndrange(4, 3):
-            r[3 * k + c] = u[0][c] - seen[k][c]
-
-    result = least_squares(differences, u, r, retract=manifolds.unit_vector, xtol=1e-13, gtol=1e-14, ftol=0.0)
-    assert_allclose(result.x, normalized(normalized(UNITS + [0, 0, 3]).sum(axis=0)), atol=1e-10)
-
-
-class Rig:
-    """Poses that see points, and a scale of the images."""
-
-    def __init__(self):
-        rng = np.random.default_rng(0)
-        self.poses, self.scale = ti.Matrix.field(4, 4, ti.f64, shape=4), scalars([1.0])
-        self.points, self.r = vectors(np.zeros((9, 3))), vectors(np.zeros((36, 3)))
-        poses, scale, points, r = self.poses, self.scale, self.points, self.r
-        self.places = rng.standard_normal((9, 3))
-        seen = np.concatenate([self.places @ T[:3, :3].T + T[:3, 3] for T in POSES])
-        images = vectors(seen + 0.01 * rng.standard_normal(seen.shape))
-
-        @ti.kernel
-        def kernel():
-            for k in r:
-                T, x = poses[k // 9], points[k % 9]
-                y = T @ ti.Vector([x[0], x[1], x[2], 1.0])
-                r[k] = scale[0] * ti.Vector([y[0], y[1], y[2]]) - images[k]
-
-        self.kernel = kernel
-
-    def solve(self, **options):
-        self.poses.from_numpy(POSES + 0.0)
-        self.points.from_numpy(self.places + 0.3)
-        self.scale.from_numpy(np.array([1.1]))
-        params = {"poses": self.poses, "scale": self.scale, "points": self.points}
-        retract = {"poses": manifolds.se3, "scale": None, "points": None}
-        return least_squares(self.kernel, params, self.r, retract=retract, max_iterations=7, **options)
-
-
-@pytest.mark.sweep
-def test_poses_and_eliminated_points():
-    """The same steps with and without elimination; poses stay rigid."""
-    pytest.importorskip("scipy.sparse")
-    rig = Rig()
-    wanted = rig.solve(format="csr", eliminate=[])
-    assert wanted.cost < 0.05 * wanted.history[0].cost
-    for eliminate in (rig.points, [rig.points, rig.poses]):
-        if isinstance(eliminate, list):
-            with pytest.raises(InvalidArgumentError, match="not block diagonal"):
-                rig.solve(eliminate=eliminate)
-            continue
-        found = rig.solve(eliminate=eliminate)
-        for a, b in zip(found.history, wanted.history, strict=True):
-            assert_allclose(a.x, b.x, atol=1e-8)
-    for T in read(rig.poses):
-        assert_allclose(T[:3, :3] @ T[:3, :3].T, np.eye(3), atol=1e-12)
-
-
-@pytest.mark.sweep
-def test_own_manifold_and_arrays():
-    """The circle: the angle of the mean of some points on it."""
-
-    @ti.func
-    def turn(x, delta):
-        return (x + delta[0] * ti.Vector([-x[1], x[0]])).normalized()
-
-    @ti.kernel
-    def kernel(x: ti.types.ndarray(), angles: ti.types.ndarray(), r: ti.types.ndarray()):
-        for i, k in ti.ndrange(2, 3):
-            r[i, k, 0] = x[i, 0] - ti.cos(angles[i, k])
-            r[i, k, 1] = x[i, 1] - ti.sin(angles[i, k])
-
-    angles = np.array([[0.1, 0.3, 0.5], [3.0, 3.2, 3.4]])
-    for kind in (np.float64, np.float32):
-        x = np.array([[1, 0], [0, 1]], kind)
-        args = x, angles.astype(kind), np.zeros((2, 3, 2), kind)
-        result = least_squares(kernel, "x", "r", args=args, retract=Manifold(turn, size=1, shape=(2,)))
-        assert_allclose(x, [[np.cos(a), np.sin(a)] for a in (0.3, 3.2)], atol=1e-6)
-        assert result.grad.shape == (2,) and result.split(result.grad).shape == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,6 @@ def expected():
     return a * e + c - y, np.stack([e, -a * t * e, np.ones_like(t)], axis=1)
 
 
-def equal(a, b):
-    assert_array_equal(a.JtJ, b.JtJ)
-    assert_array_equal(a.Jtr, b.Jtr)
-    assert a.rtr == b.rtr
-
-
 @pytest.mark.sweep
 def test_jacobians_come_in_order(pool):
     _, J = expected()
@@ -65,61 +59,6 @@ def test_jacobians_come_in_order(pool):
     assert [part["p"].shape for part in found] == [(n, 2) for n in COUNTS]
     assert_allclose(np.concatenate([part["p"] for part in found]), J[:, :2], rtol=1e-13)
     assert_array_equal(np.concatenate([part["q"] for part in found]), J[:, 2])
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("format", [None, "csr"])
-def test_normal_equations(pool, format):
-    """The kernel adds to its residuals: they begin at the state in which the factory left them, also the second time."""
-    if format:
-        pytest.importorskip("scipy.sparse")
-    r, J = expected()
-    here = normal_equations(decay, shards=SHARDS, at=START, format=format)
-    for _ in range(2):
-        found = normal_equations(decay, shards=SHARDS, at=START, executor=pool, format=format)
-        if format:
-            assert (found.JtJ != here.JtJ).nnz == 0
-            found, there = (e.JtJ.toarray() for e in (found, here))
-        else:
-            equal(found, here)
-            assert_allclose(found.Jtr, J.T @ r, rtol=1e-12)
-            assert_allclose(found.rtr, r @ r, rtol=1e-13)
-            assert found.split(found.Jtr)["p"].shape == (2,)
-            found = found.JtJ
-        assert_allclose(found, J.T @ J, rtol=1e-12)
-
-
-@pytest.mark.sweep
-def test_energies_and_their_gradients(pool, tmp_path):
-    """The same digits as in this process, also where a worker is lost."""
-    r, J = expected()
-    value, gradient = value_and_gradient(shard_factories.misfit, shards=SHARDS, at=START)
-    assert_allclose(value, r @ r, rtol=1e-12)
-    assert_allclose([*gradient["p"], gradient["q"]], 2 * J.T @ r, rtol=1e-11)
-    fragile = [(n, count, "killed once" if n == 2 else "", str(tmp_path)) for n, count in SHARDS]
-    for shards, executor in ((SHARDS, pool), (SHARDS, pool), (fragile, spawned)):
-        again, found = value_and_gradient("shard_factories:misfit", shards=shards, at=START, executor=executor)
-        assert again == value
-        for key in START:
-            assert_array_equal(found[key], gradient[key])
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    "options", [{}, {"loss": "huber", "f_scale": 0.02}, {"bounds": (-9.0, {"p": np.array([2.4, 9.0]), "q": 9.0})}]
-)
-def test_least_squares(pool, options):
-    """The same points as in this process; without bounds and losses, the solution of all data in one kernel."""
-    found = least_squares(decay, shards=SHARDS, start=START, executor=pool, **options)
-    here = least_squares("shard_factories:decay", shards=SHARDS, start=START, **options)
-    assert found.success
-    assert_array_equal(found.x, here.x)
-    assert [line.cost for line in found.history] == [line.cost for line in here.history]
-    assert_allclose(found.x, shard_factories.TRUTH, atol=0.2 if "bounds" in options else 0.01)
-    assert found.split(found.x)["q"].shape == () and found.fun is None
-    assert "3 parameters" in found.summary()
-    if "bounds" in options:
-        assert found.x[0] == 2.4
 
 
 @pytest.mark.sweep
@@ -180,40 +119,6 @@ class TestFactoriesThatShareFields:
         for at, words in ((swapped, r"\[\"\['b'\]\", \"\['a'\]\"\]"), (list(self.HERE.values()), r"'\[0\]', '\[1\]'")):
             with pytest.raises(ShardError, match=f"shard 0, .* structure .*; that of the values: .*{words}"):
                 normal_equations(shard_factories.shared, shards=shards, at=at, executor=pool)
-
-
-@pytest.mark.sweep
-def test_manifolds_and_eliminated_params(pool):
-    """The same steps as of all poses in one program; poses stay rigid; workers give the digits of the serial run."""
-    pytest.importorskip("scipy.sparse")
-    poses, points = shard_factories.poses_and_points()
-    start = {"poses": poses, "points": points + 0.3}
-    options = {"retract": {"poses": manifolds.se3, "points": None}, "max_iterations": 4, "gtol": 0.0}
-    seen, errors = [shard_factories.view(n)[3][2] for n in range(4)], [np.zeros((9, 3)) for _ in range(4)]
-
-    def everything(poses, points, *errors):
-        for n in range(4):
-            shard_factories.see(poses, points, seen[n], errors[n], n)
-
-    args = (poses.copy(), points + 0.3, *errors)
-    params = dict(zip(start, args, strict=False))
-    wanted = least_squares(everything, params, errors, args=args, **options, format="csr", eliminate=[])
-    shards = [(n,) for n in range(4)]
-    for more in ({}, {"eliminate": start["points"]}, {"eliminate": [start["poses"]], "format": "csr"}):
-        found = least_squares(shard_factories.view, shards=shards, start=start, **options, **more)
-        assert len(found.history) == len(wanted.history) >= 5
-        for a, b in zip(found.history, wanted.history, strict=True):
-            assert_allclose(a.x, b.x, atol=1e-9)
-        T = found.split(found.x)["poses"]
-        assert_allclose(
-            T[:, :3, :3] @ T[:, :3, :3].transpose(0, 2, 1), np.broadcast_to(np.eye(3), (4, 3, 3)), atol=1e-12
-        )
-        assert found.split(found.grad)["poses"].shape == (4, 6)
-    there = least_squares(shard_factories.view, shards=shards, start=start, executor=pool, **options, **more)
-    assert [line.cost for line in there.history] == [line.cost for line in found.history]
-    assert_array_equal(there.x, found.x)
-    with pytest.raises(InvalidArgumentError, match="not block diagonal"):
-        least_squares(shard_factories.view, shards=shards, start=start, eliminate=list(start.values()), **options)
 
 
 def test_the_cores_are_shared_between_workers(pool):
