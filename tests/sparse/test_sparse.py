@@ -495,29 +495,6 @@ def test_guarded_columns_stay_within_the_rows_of_locals():
 
 
 @pytest.mark.sweep
-@pytest.mark.chosen_only("rows are what is avoided", "--tangents")
-def test_local_multiplied_in_place_keeps_few_columns():
-    """Factors of a local in straight-line code take one slot each, and do not make each other grow."""
-    x, y = scalars(np.linspace(0.3, 0.9, 7)), outputs(6)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            a = x[i] * 1.5
-            if i % 3 == 0:
-                a = a * x[(i * i) % 7]
-            a = a * x[(i * i + 3) % 7]
-            y[i] = a
-
-    expected = central_differences(k, [x], [y])[0][0]
-    assert_allclose(jacobian(k, x, y, format="csr").toarray(), expected, rtol=1e-6, atol=1e-8)
-    plan = Jacobian(k, x, y)
-    assert_allclose(plan(), expected, rtol=1e-6, atol=1e-8)
-    assert " columns in " not in plan.explain()
-    assert "indexed columns" in plan.explain()
-
-
-@pytest.mark.sweep
 def test_guarded_columns_stay_within_the_rows_of_entries():
     """Next to a row, the term of a guarded register is added to an entry of its own site, wherever the guard fails."""
     n = 6
@@ -540,37 +517,3 @@ def test_guarded_columns_stay_within_the_rows_of_entries():
     expected = np.concatenate([b.reshape(read(y).size, n) for b in central_differences(k, [x, w], [y])[0]], axis=1)
     assert_allclose(np.concatenate([b.toarray() for b in plan()], axis=1), expected, rtol=1e-6, atol=1e-8)
     assert "+ max(0, min(j + -2, 5))" in plan.source  # outside of it, a term of 0 would meet another iteration's sum
-
-
-@pytest.mark.sweep
-def test_many_places_that_write_entries():
-    """More than 64 arrays of entries, which is what Taichi's own launch lets through: particles to a grid and back."""
-    position, velocity = vectors(random(3, 2)), vectors(random(3, 2))
-    mass, momentum, found = outputs(5, 5), vector_outputs(2, 5, 5), vector_outputs(2, 3)
-
-    @ti.kernel
-    def run():
-        for i, j in mass:
-            mass[i, j] = 0.0
-            momentum[i, j] = ti.Vector([0.0, 0.0])
-        for p in position:
-            base = ti.cast(position[p], ti.i32)
-            f = position[p] - base
-            w = [0.5 * (1.5 - f) ** 2, 0.75 - (f - 1) ** 2, 0.5 * (f - 0.5) ** 2]
-            for i, j in ti.static(ti.ndrange(3, 3)):
-                weight = w[i][0] * w[j][1]
-                mass[base + ti.Vector([i, j])] += weight
-                momentum[base + ti.Vector([i, j])] += weight * velocity[p]
-        for p in position:
-            base = ti.cast(position[p], ti.i32)
-            for i, j in ti.static(ti.ndrange(3, 3)):
-                at = base + ti.Vector([i, j])
-                found[p] += momentum[at] / mass[at]
-
-    params, outs = [position, velocity], [found, momentum]
-    plan = Jacobian(run, params, outs, format="csr")
-    for _ in range(2):
-        write(found, 0.0)
-        require_equal(plan(), run, params, outs, [mass])
-    assert plan.source.count("ti.types.ndarray") > 64
-    assert not plan._prepared.dense_reason

@@ -35,53 +35,6 @@ def lists():
     return Lists()
 
 
-def check(plan, run, params, outs, state=()):
-    """J is right, twice, without a row of all columns."""
-    for _ in range(2):
-        require_equal(plan(), run, params, outs, state)
-    assert not plan._prepared.dense_reason
-
-
-@pytest.mark.sweep
-def test_lists_of_neighbours(lists):
-    """Direct sums and sums in a local; with other integers there are other entries, more or fewer."""
-    w, y, starts, nodes, z = lists.w, lists.y, lists.starts, lists.nodes, outputs(M)
-
-    @ti.kernel
-    def run():
-        for i in y:
-            s = 0.0
-            y[i] = w[i]
-            for k in range(starts[i], starts[i + 1]):
-                if nodes[k] % 5 == 0:
-                    continue
-                y[i] += w[nodes[k]] ** 2
-                s += w[nodes[k]] * y[i]
-            z[i] = s * s
-
-    @ti.kernel
-    def apart():
-        for i in y:
-            s = 0.0
-            y[i] = w[i]
-            for k in range(starts[i], starts[i + 1]):
-                if nodes[k] % 5 == 0:
-                    continue
-                y[i] += w[nodes[k]] ** 2
-                if k % 2 == 0:
-                    s += w[nodes[k]]
-                    s += w[nodes[k]] * w[i]
-            z[i] = s * s
-
-    plan = Jacobian(apart, [w], [y, z], format="csr")
-    for seed in (1, 2, 3, 1):
-        lists.set(seed)
-        check(plan, apart, [w], [y, z])
-    dense = Jacobian(run, [w], [y, z], format="csr")
-    require_equal(dense(), run, [w], [y, z])
-    assert "read in the loop that writes it" in dense.explain()
-
-
 def test_entries_that_no_iteration_writes_are_not_stored(lists):
     w, y, starts, nodes = lists.w, lists.y, lists.starts, lists.nodes
 
@@ -121,59 +74,6 @@ def test_side_effects_happen_once(lists):
     np.testing.assert_allclose(value, after)
     assert steps[0] == M
     np.testing.assert_array_equal(found[1].toarray(), np.eye(M))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("is_grouped", [False, True])
-def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_grouped):
-    w, ends, y = scalars(random(200)), integers([0, 0, 0]), ti.field(ti.f64, (6, 5, 4))
-
-    @ti.func
-    def row(i, j, k):
-        y[i, j, k] = w[i * i + j] * w[7 * k + j] * w[199]
-
-    @ti.kernel
-    def run():
-        if ti.static(is_grouped):
-            for I in ti.grouped(ti.ndrange((1, ends[0]), ends[1], (ends[2], 4))):
-                row(I.x, I.y, I.z)
-        else:
-            for i, j, k in ti.ndrange((1, ends[0]), ends[1], (ends[2], 4)):
-                row(i, j, k)
-
-    plan = Jacobian(run, [w], [y], format="csr")
-    for sizes in ([3, 4, 2], [6, 5, 0], [2, 1, 1], [1, 5, 0], [5, 2, 3], [0, 5, 4]):
-        y.fill(0)
-        write(ends, np.array(sizes, np.int32))
-        for _ in range(2):
-            found = plan()
-            require_equal(found, run, [w], [y])
-        a, b, c = max(0, sizes[0] - 1), sizes[1], max(0, 4 - sizes[2])
-        assert np.count_nonzero(np.diff(found[0][0].indptr)) == a * b * c
-    assert not plan._prepared.dense_reason
-
-
-@pytest.mark.sweep
-def test_sparse_layouts():
-    """A loop over a sparse field visits some of its entries: there is room for all."""
-    y, s = outputs(16), ti.field(ti.f64)
-    ti.root.pointer(ti.i, 4).dense(ti.i, 4).place(s)
-    for n in (1, 2, 9):
-        s[n] = 0.5 + n
-
-    @ti.kernel
-    def run():
-        for i in s:
-            y[i] = s[i] ** 2
-            y[0] += s[i]
-
-    found = jacobian(run, s, y, format="csr")
-    expected = np.zeros((16, 16))
-    active = [*range(4), *range(8, 12)]
-    for n in active:
-        expected[n, n] = 2 * s[n]
-    expected[0, active] += 1
-    np.testing.assert_allclose(found.toarray(), expected)
 
 
 @pytest.mark.sweep

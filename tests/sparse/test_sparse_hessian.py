@@ -12,7 +12,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
 
 from taichi_ext import Hessian, InvalidArgumentError, hessian, hvp, value_gradient_and_hessian
-from taichi_ext.runtime.sparse import pattern
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -84,27 +83,6 @@ def test_springs():
 
 
 @pytest.mark.sweep
-def test_tetrahedra_neo_hookean():
-    rng = np.random.default_rng(11)
-    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]], float)
-    x = vectors(corners + 0.1 * rng.normal(size=corners.shape))
-    tets, energy = integers([[0, 1, 2, 3], [1, 2, 3, 4]]), scalars(0.0)
-    rest = ti.Matrix.field(3, 3, ti.f64, 2)
-    edges = [np.stack([corners[t[k]] - corners[t[0]] for k in (1, 2, 3)], axis=1) for t in read(tets)]
-    rest.from_numpy(np.linalg.inv(np.stack(edges)))
-
-    @ti.kernel
-    def elastic():
-        for e in tets:
-            a, b, c, d = tets[e]
-            F = ti.Matrix.cols([x[b] - x[a], x[c] - x[a], x[d] - x[a]]) @ rest[e]
-            J = F.determinant()
-            energy[None] += 0.7 * ((F.transpose() @ F).trace() - 3) - 0.7 * ti.log(J) + 1.1 * ti.log(J) ** 2
-
-    require_like_dense(elastic, x, energy)
-
-
-@pytest.mark.sweep
 def test_energies_that_are_stored_from_themselves():
     """``energy = 1 / energy``: the gradient so far is a part of the tangent that is stored."""
     x, scale, energy = scalars([0.9, 1.3, 0.6, 1.1]), scalars(1.2), scalars(0.0)
@@ -159,44 +137,6 @@ def test_contacts_whose_pairs_change():
         assert_allclose(H.toarray(), hessian(contacts, x, energy), rtol=1e-11, atol=1e-11 * np.abs(H).max())
         assert_array_equal(H.toarray(), H.T.toarray())
     assert len(counts) > 2
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"project": "abs"}, {"fixed": True}], ids=["plain", "project", "fixed"])
-def test_blocks_that_threads_add_up(monkeypatch, n, options):
-    """From ``LONG`` numbers on a kernel adds up vectors of them: springs within reach, in any order."""
-    rng = np.random.default_rng(11)
-    x, energy = vectors(rng.normal(size=(15, n))), scalars(0.0)
-    pairs = integers([rng.choice(15, 2, replace=False) for _ in range(60)])
-
-    @ti.kernel
-    def springs():
-        for s in pairs:
-            i, j = pairs[s]
-            if (x[i] - x[j]).norm() < 2:
-                energy[None] += 0.5 * stiffness * ((x[i] - x[j]).norm() - 0.4) ** 2
-
-    if "fixed" in options:
-        options = {"fixed": np.arange(15) % 4 == 0}
-    wanted = []
-    for least in (2**30, 0):
-        monkeypatch.setattr(pattern, "LONG", least)
-        write(energy, 0.0)
-        plan = Hessian(springs, x, energy, format="csr", **options)
-        write(x, x.to_numpy() * 0.7)
-        for _ in range(2):
-            write(energy, 0.0)
-            wanted.append(plan())
-        write(x, x.to_numpy() / 0.7)
-        (fused,) = plan._prepared.fused.values()
-        ((block, _),) = next(iter(fused.memory.streams._blocks.values())).values()
-        assert block.length == (1 if least else n)
-    for found in wanted[2:]:
-        assert_array_equal(found.indices, wanted[0].indices)
-        assert_array_equal(found.indptr, wanted[0].indptr)
-        assert_allclose(found.data, wanted[0].data, rtol=1e-12, atol=1e-12)
-        assert (found != found.T).nnz == 0
 
 
 @pytest.mark.sweep
@@ -304,22 +244,6 @@ def test_energies(name):
     kernel, (params, energy), more = ENERGIES[name].made()
     plan = require_like_dense(kernel, params, energy, **more)
     assert ("whose entries are stored twice, or after they are read" in plan.explain()) == bool(more)
-
-
-@pytest.mark.sweep
-def test_elements_with_the_same_vertex_twice():
-    """Three and more terms of an element meet in one entry, whose order decides on the last bit."""
-    rng = np.random.default_rng(11)
-    x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.0)
-    corners = integers(rng.integers(0, 5, (30, 4)))
-
-    @ti.kernel
-    def run():
-        for e in corners:
-            a, b, c, d = corners[e]
-            energy[None] += ti.sin(x[a].dot(x[b]) + x[c].dot(x[d]) * x[a][0]) * ti.exp(0.3 * x[d][1])
-
-    require_like_dense(run, x, energy)
 
 
 @pytest.mark.sweep

@@ -6,7 +6,7 @@ import taichi as ti
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
-from taichi_ext import check_jacobian, jacobian, linear_operator
+from taichi_ext import jacobian, linear_operator
 from taichi_ext.backend import storage_parts
 
 X = np.array([0.5, -1.5, 2.0])
@@ -297,106 +297,3 @@ def test_cells_that_a_kernel_activates_and_deactivates_by_name():
     J = jacobian(run, x, y, chunk_size=1)
     assert_allclose(J, [[-1.5, 0.5, 0], [-3, 1, 0]], rtol=1e-14)
     assert [i for i, _ in active(t)] == [2, 3]
-
-
-@pytest.mark.sweep
-def test_lists_of_structs():
-    entry = ti.types.struct(p=ti.types.vector(2, ti.f64), n=ti.i32)
-    entries = entry.field()
-    ti.root.dynamic(ti.i, 16, chunk_size=4).place(entries)
-    x, y = numbers(X), ti.field(ti.f64, shape=6)
-
-    @ti.kernel
-    def collect():
-        ti.loop_config(serialize=True)
-        for i in range(3):
-            entries.append(entry(p=[x[i], x[i] * x[0]], n=i))
-
-    @ti.kernel
-    def read():
-        for i in entries:
-            y[i] = entries[i].p[0] * entries[i].p[1] * (1 + entries[i].n)
-
-    def run():
-        collect()
-        read()
-
-    collect()
-    J = jacobian(run, x, y, chunk_size=1)
-    a, b, c = X
-    by_entry = [[3 * a**2, 0, 0], [2 * b**2, 4 * a * b, 0], [3 * c**2, 0, 6 * a * c]]
-    assert_allclose(J, [[0, 0, 0]] * 3 + by_entry, rtol=1e-13)
-    assert_allclose(y.to_numpy()[3:], [a**3, 2 * b**2 * a, 3 * c**2 * a], rtol=1e-13)
-
-
-@pytest.mark.sweep
-def test_numbers_that_python_stores():
-    x, y, t = numbers(X), ti.field(ti.f64, shape=4), ti.field(ti.f64)
-    ti.root.pointer(ti.i, 4).place(t)
-    t[1] = 4.0
-
-    @ti.kernel
-    def sums():
-        for i in t:
-            y[i] += x[0] * x[2] * t[i]
-
-    def run():
-        sums()
-        t[3] = 2.0
-        sums()
-        t.fill(1.0)
-
-    assert_allclose(jacobian(run, x, y, chunk_size=1)[:, [0, 2]], np.outer([0, 8, 0, 2], [2, 0.5]), rtol=1e-14)
-    assert active(t) == [(1, 1), (3, 1)]
-
-
-# --- what else runs again ---------------------------------------------------------------------------------------------
-
-
-def grid():
-    """Two particles scatter to the cells of a grid, which is made anew in each run."""
-    x, mass, y = numbers([0.5, -1.5, 2.2]), ti.field(ti.f64), ti.field(ti.f64, shape=3)
-    node = ti.root.pointer(ti.i, 4)
-    node.dense(ti.i, 4).place(mass)
-
-    @ti.kernel
-    def scatter():
-        for i in range(3):
-            cell = int(x[i] + 4)
-            mass[cell] += x[i] ** 2
-            mass[cell + 1] += x[i] * x[0]
-
-    @ti.kernel
-    def gather():
-        for i in range(3):
-            y[i] = 0
-        for i in mass:
-            y[i % 3] += mass[i]
-
-    def run():
-        node.deactivate_all()
-        scatter()
-        gather()
-
-    return run, x, y, mass
-
-
-@pytest.mark.sweep
-def test_check_jacobian_restores_the_grid():
-    run, x, y, mass = grid()
-    mass[15] = 7.0
-    before = active(mass)
-    assert check_jacobian(run, x, y)
-    assert active(mass) == before
-    assert_array_equal(y.to_numpy(), 0)
-
-
-@pytest.mark.sweep
-def test_products_restore_the_grid():
-    pytest.importorskip("scipy")
-    run, x, y, mass = grid()
-    mass[15] = 7.0
-    before = active(mass)
-    A = linear_operator(run, x, y)
-    assert_allclose(A @ np.eye(3), (A.T @ np.eye(3)).T, rtol=1e-13)
-    assert active(mass) == before

@@ -100,21 +100,6 @@ def test_sums_outside_of_loops():
 
 
 @pytest.mark.sweep
-def test_recurrences_have_rows(mesh):
-    w, x, nodes, y = mesh.w, mesh.x, mesh.nodes, mesh.y
-
-    @ti.kernel
-    def run():
-        for i in y:
-            s = 0.0
-            for k in range(K):
-                s += w[nodes[i, k]] * ti.sin(s) + x[i, k]
-            y[i] = s
-
-    mesh.check(run, has_own_columns=False)
-
-
-@pytest.mark.sweep
 def test_a_sum_that_becomes_a_row_in_a_loop_of_any_length(mesh):
     """It was to count what it writes; in a row there is nothing to count."""
     w, nodes, y = mesh.w, mesh.nodes, mesh.y
@@ -185,23 +170,6 @@ def test_recurrences_through_two_locals_have_rows():
 
     plan = Jacobian(run, [w], [y], format="csr")
     require_equal(plan(), run, [w], [y])
-
-
-@pytest.mark.sweep
-def test_few_parameters_stay_in_rows():
-    pose, w, y = scalars(random(26)), scalars(random(P)), outputs(P)
-
-    @ti.kernel
-    def run():
-        for i in y:
-            s = 0.0
-            for k in range(26):
-                s += pose[k] ** 2 * w[i]
-            y[i] = s
-
-    plan = Jacobian(run, [pose, w], [y], format="csr")
-    require_equal(plan(), run, [pose, w], [y])
-    assert "entries of the local" not in plan.explain()
 
 
 def test_a_later_launch_keeps_the_columns_in_rows_that_an_earlier_one_does():

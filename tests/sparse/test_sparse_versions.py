@@ -205,15 +205,6 @@ def test_sparse_rows_are_those_of_differences(name):
         require_equal([plan()], v.kernels[name], [v.w, v.x], [v.y])
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", ["constant_arm", "constant_arm_of_a_later_sum", "no_else", "carried_by_a_slot"])
-def test_a_constant_arm_needs_no_dense_rows(name):
-    v = Versions()
-    plan = Jacobian(v.kernels[name], [v.w, v.x], v.y, format="csr")
-    plan()
-    assert not plan._prepared.dense_reason
-
-
 @pytest.mark.mostly_sweep("read_after_the_stores")
 @pytest.mark.parametrize("name", NAMES)
 def test_cotangents_go_back_through_the_same_versions(name):
