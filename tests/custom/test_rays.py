@@ -1,4 +1,4 @@
-"""Levels of signed distances: the silhouette and the shadow of a ball, against closed forms."""
+"""Levels of signed distances: the silhouette of a ball, against closed forms."""
 
 import numpy as np
 import pytest
