@@ -5,7 +5,6 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
-import taichi.math as tm
 from differences import outputs, read, scalars, write
 from many_threads import in_threads
 from numpy.testing import assert_allclose
@@ -319,23 +318,6 @@ def test_a_mark_in_a_kernel_is_looked_up_again(traces):
     assert_allclose(plan(), [[1.6, 0.6]], rtol=1e-14)
     assert_allclose(plan(), [[1.6, 0.6]], rtol=1e-14)
     assert traces == ["k", "k"]
-
-
-def test_methods_and_library_functions_can_be_removed():
-    x, y = scalars([0.3, 0.8, 0.5]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = tm.mix(x[0], x[1], x[2])
-
-    boundary_gradient(tm.mix)(five_times)
-    assert_allclose(jacobian(k, x, y), [[0.5, 0.5, 5]], rtol=1e-14)
-    registry.remove("mix")
-    assert_allclose(jacobian(k, x, y), [[0.5, 0.5, 0.5]], rtol=1e-14)
-
-
-def five_times(a, d_a):
-    return 5.0 * d_a
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -140,35 +140,6 @@ not_a_function = 3
 
 
 @ti.kernel
-def see(
-    poses: ti.types.ndarray(), points: ti.types.ndarray(), seen: ti.types.ndarray(), r: ti.types.ndarray(), n: ti.i32
-):
-    for k, i in r:
-        r[k, i] = poses[n, i, 3] - seen[k, i]
-        for j in range(3):
-            r[k, i] += poses[n, i, j] * points[k, j]
-
-
-def poses_and_points():
-    """Four rigid poses, and nine points."""
-    rng = np.random.default_rng(0)
-    poses = np.tile(np.eye(4), (4, 1, 1))
-    poses[:, :3, :3] = np.linalg.qr(rng.standard_normal((4, 3, 3)))[0]
-    poses[:, :3, :3] *= np.sign(np.linalg.det(poses[:, :3, :3]))[:, None, None]
-    poses[:, :3, 3] = rng.standard_normal((4, 3))
-    return poses, rng.standard_normal((9, 3))
-
-
-def view(number):
-    """The view of the points from one of the poses, with some noise."""
-    poses, points = poses_and_points()
-    seen = points @ poses[number, :3, :3].T + poses[number, :3, 3]
-    seen += 0.01 * np.random.default_rng(number).standard_normal(seen.shape)
-    r = np.zeros_like(seen)
-    return see, {"poses": poses, "points": points}, r, (poses, points, seen, r, number)
-
-
-@ti.kernel
 def cubic(p: ti.types.ndarray(), b: ti.types.ndarray(), x: ti.types.ndarray(), r: ti.types.ndarray()):
     for i in x:
         r[i] = p[0] * x[i] + x[i] ** 3 - p[1] * b[i]

@@ -10,7 +10,7 @@ import taichi as ti
 from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, least_squares, linear_operator, normal_equations, value_and_jacobian
+from taichi_ext import InvalidArgumentError, least_squares, linear_operator, normal_equations
 from taichi_ext.api.runs import evaluation
 
 optimize = pytest.importorskip("scipy.optimize")
@@ -93,25 +93,6 @@ class TestNormalEquations:
             assert_allclose(JtJ, J.T @ (w[:, None] * J), rtol=1e-12)
             assert_allclose(found.Jtr, J.T @ (w * r), rtol=1e-12)
             assert_allclose(found.rtr, r @ (w * r))
-
-    @pytest.mark.sweep
-    def test_several_blocks_of_several_outputs(self):
-        """Five blocks: each pair of columns is met once, whatever the order."""
-        p, a, b = scalars(np.linspace(0.5, 2.0, 9)), outputs(4), vectors(np.zeros((3, 2)))
-
-        @ti.kernel
-        def k():
-            for i in a:
-                a[i] = p[i] * p[i + 5] + p[8]
-            for i in b:
-                b[i] = ti.Vector([p[i] ** 2, p[i + 1] * p[i + 6]])
-
-        (va, vb), (Ja, Jb) = value_and_jacobian(k, p, [a, b])
-        J, r = np.concatenate([Ja, Jb.reshape(6, 9)]), np.concatenate([va, vb.reshape(-1)])
-        for columns in (1, 2, 4):
-            found = normal_equations(k, p, [a, b], max_memory=2 * columns * 10 * 8)
-            assert_allclose(found.JtJ, J.T @ J, rtol=1e-12)
-            assert_allclose(found.Jtr, J.T @ r, rtol=1e-12)
 
     def test_single_precision(self):
         p, r = scalars([1.0, 2.0], dtype=ti.f32), outputs(3, dtype=ti.f32)
@@ -387,29 +368,6 @@ class TestLeastSquares:
             z = (found[-1].fun.reshape(5, 2) ** 2).sum(axis=1) / 0.04
             assert_allclose(found[-1].cost, 0.5 * 0.04 * np.log1p(z).sum())
         assert_allclose(found[0].x @ np.array([[0.6, -0.8], [0.8, 0.6]]), found[1].x, atol=1e-6)
-
-    @pytest.mark.sweep
-    def test_parameters_that_the_kernel_changes(self):
-        x, target = scalars([0.5, 0.2]), scalars([4.0, 9.0])
-
-        @ti.kernel
-        def square():
-            for i in x:
-                x[i] = x[i] ** 2
-
-        r = outputs(2)
-
-        @ti.kernel
-        def compare():
-            for i in r:
-                r[i] = x[i] - target[i]
-
-        def run():
-            square()
-            compare()
-
-        least_squares(run, x, r)
-        assert_allclose(read(x), [2.0, 3.0], rtol=1e-6)
 
     def test_arrays(self):
         x, r = devices.real([0.5, 0.2]), devices.real(np.zeros(2))
