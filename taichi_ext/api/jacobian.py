@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -330,7 +331,7 @@ def vjp(
 def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int | None) -> list[np.ndarray]:
     """J times the columns of ``directions``: for each output a row for each entry."""
     total = directions.shape[1]
-    along = evaluation.changed(directions=directions)
+    along = replace(evaluation, directions=directions)
     if not total:
         return [np.zeros((math.prod(shape), 0), dtype) for shape, dtype in evaluation.output_shapes()]
     return side_by_side(found for _, found in along.column_blocks(chunk_size or total))

@@ -138,7 +138,7 @@ class Plan:
         """One call, with the subject and the form that its use needs."""
         use, format = prepared.question.use, prepared.format
         is_energy = use in USES and use != "gradient"
-        subject = EnergyGradient() if is_energy else RowSpace(is_gradient=use in USES)
+        subject = EnergyGradient() if is_energy else RowSpace(warns_of_zeros=use not in USES)
         dense = DenseForm if prepared.question.options.mode == "forward" else RowsOrColumns
         dense = HessianForm if is_energy else dense
         form = dense(as_matrix=as_matrix) if format is None else SparseForm(as_matrix=as_matrix)

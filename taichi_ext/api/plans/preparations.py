@@ -7,8 +7,6 @@ import os
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from taichi_ext import backend
@@ -37,37 +35,25 @@ class ByIdentity(Generic[Value]):
 
     def set(self, obj: Any, value: Value) -> None:
         """Give an object a value; raises TypeError for one that cannot be referred to weakly."""
-        self._items[id(obj)] = weakref.ref(obj, partial(_forget, weakref.ref(self), id(obj))), value
+        table, number = weakref.ref(self), id(obj)  # weakly, so that the values go at once when the table goes
 
-    def forget(self, number: int, reference: weakref.ref[object]) -> None:
-        """Drop the value of an object that is gone: called by Python in the middle of anything, so without a lock."""
-        item = self._items.get(number)
-        if item is not None and item[0] is reference:
-            self._items.pop(number, None)
+        def forget(reference: object) -> None:  # called by Python in the middle of anything, so without a lock
+            found = table()
+            if found is not None and found._items.get(number, (None,))[0] is reference:
+                found._items.pop(number, None)
 
-
-def _forget(table: weakref.ref[ByIdentity[Any]], number: int, reference: weakref.ref[object]) -> None:
-    """The table is referred to weakly, so that its values go at once when it goes."""
-    found = table()
-    if found is not None:
-        found.forget(number, reference)
+        self._items[number] = weakref.ref(obj, forget), value
 
 
 EVERY = 8  # preparations of the same code, for the same params and outputs, per warning
 _MOST_KEYS = 32  # of one piece of code
 
 
-@dataclass
-class _Count:
-    fields: list[weakref.ref[Any]]  # fields and arrays that are named
-    count: int = 0
-
-
 class Preparations:
     """Count how often each piece of code was prepared for the same params and outputs."""
 
-    def __init__(self) -> None:
-        self._counts: ByIdentity[dict[object, _Count]] = ByIdentity()
+    def __init__(self) -> None:  # by code and key, with the fields and arrays that are named
+        self._counts: ByIdentity[dict[object, tuple[list[weakref.ref[Any]], int]]] = ByIdentity()
 
     def note(self, kernel: object, origin: Origin, key: Any, plan: Plan, *, is_kept: bool) -> None:
         """Count a preparation, and warn where there have been many.
@@ -98,14 +84,12 @@ class Preparations:
             self._counts.set(code, counts)
         targets = (*plan.prepared.params, *plan.prepared.outputs)
         fields = [target.field for target in targets if target.field is not None]
-        known = counts.pop(key, None)
-        if known is None or [id(reference()) for reference in known.fields] != list(map(id, fields)):
-            known = _Count(list(map(weakref.ref, fields)))
+        known, count = counts.pop(key, ([], 0))
+        is_same = [id(reference()) for reference in known] == list(map(id, fields))
         while len(counts) >= _MOST_KEYS:
             del counts[next(iter(counts))]
-        counts[key] = known
-        known.count += 1
-        return known.count
+        counts[key] = (known if is_same else list(map(weakref.ref, fields))), 1 + count * is_same
+        return counts[key][1]
 
 
 def _message(function: types.FunctionType, origin: Origin, count: int, *, is_kept: bool) -> str:

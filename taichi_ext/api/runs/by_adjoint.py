@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import RETURN, Key
-from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError, Request
+from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import check_dense
 from taichi_ext.runtime.memory.state import State
@@ -221,8 +222,7 @@ def energy_products(
     """
     subject, layout = evaluation.subject, evaluation.layout
     assert isinstance(subject, EnergyGradient)
-    plain = evaluation.changed(subject=RowSpace(is_gradient=True))
-    plain.state = evaluation.given_state
+    plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
     with plain.whole():
         found = _value_and_products(plain, subject.moved(directions), restores=restores)
     evaluation.returned = plain.returned
@@ -308,7 +308,9 @@ def _products(
         return None
     if prepared.reverse is None:
         prepared.reverse = Reverse(prepared.fields)
-    request, memory, reverse = _request(evaluation, directions), prepared.question.options.max_memory, prepared.reverse
+    memory, reverse = prepared.question.options.max_memory, prepared.reverse
+    numbers = layout.numbers(None)
+    request = evaluation.request(ColumnBlock(layout.count), directions=directions, numbers=numbers)
 
     def check(forward: Forward) -> None:
         if not evaluation.is_judged and forward.may_lose:
@@ -322,13 +324,13 @@ def _products(
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
 
     def product(check: Callable[[Forward], None] | None) -> CotangentProducts:
-        with backend.suspend_following(), evaluation.whole(), evaluation.saying_once(), _WayBack(evaluation) as bar:
+        with backend.suspend_following(), evaluation.whole(), evaluation.saying_once(), _way_back(evaluation) as bar:
             return reverse.vjp(
                 evaluation.what,
                 request,
                 cotangents,
                 max_memory=memory,
-                advance=bar.advance,
+                advance=bar,
                 check=check,
                 known=known,
                 restores=restores,
@@ -344,12 +346,12 @@ def _products(
         if _is_moved(evaluation, unjudged.passed, lambda: product(_stop)):
             evaluation.judge_along()
         set_generators(generators)
-        prepared.note_judged(evaluation.path)
+        prepared.judged.add(evaluation.path)
         return _products(evaluation, cotangents, restores=restores, after=after, directions=directions)
     except UnsupportedError as error:
         prepared.has_no_adjoint = str(error)
         return None
-    prepared.note_judged(evaluation.path)
+    prepared.judged.add(evaluation.path)
     if found.alerts:
         _take_alerts(evaluation, found, reverse)
     elif np.isnan(found.rows).any():
@@ -357,20 +359,6 @@ def _products(
             warn_at_user(_NOT_A_NUMBER)
     evaluation.returned = found.returned
     return found
-
-
-def _request(evaluation: Evaluation, directions: np.ndarray | None) -> Request:
-    """What one run with its way back computes."""
-    layout = evaluation.layout
-    return Request(
-        block=ColumnBlock(layout.count),
-        seeds=layout.seeds,
-        arrays=layout.arrays,
-        outputs=evaluation.subject.outputs(layout),
-        numbers=layout.numbers(None),
-        directions=directions,
-        wants_return=any(o.target.kind == "return" for o in layout.outputs),
-    )
 
 
 def _take_alerts(evaluation: Evaluation, found: CotangentProducts, reverse: Reverse) -> None:
@@ -383,22 +371,21 @@ def _take_alerts(evaluation: Evaluation, found: CotangentProducts, reverse: Reve
             numbers[:] = np.nan
 
 
-class _WayBack(contextlib.ExitStack):
-    """The progress bar of the way back, whose length is known when it begins."""
+@contextlib.contextmanager
+def _way_back(evaluation: Evaluation) -> Iterator[Callable[[int, int], None]]:
+    """The progress bar of the way back; gives a function that takes how many steps of how many are done."""
+    draw: Callable[[int], None] | None = None
+    before = 0
+    with contextlib.ExitStack() as stack:
 
-    def __init__(self, evaluation: Evaluation) -> None:
-        super().__init__()
-        self._evaluation = evaluation
-        self._draw: Callable[[int], None] | None = None
-        self._done = 0
+        def advance(done: int, total: int) -> None:
+            nonlocal draw, before
+            text = f"Way back, {evaluation.call.name}"
+            draw = draw or stack.enter_context(progress_bar(evaluation.progress, text, total))
+            draw(max(0, done - before))
+            before = max(done, before)
 
-    def advance(self, done: int, total: int) -> None:
-        """So many steps of so many are done."""
-        if self._draw is None:
-            text = f"Way back, {self._evaluation.call.name}"
-            self._draw = self.enter_context(progress_bar(self._evaluation.progress, text, total))
-        self._draw(max(0, done - self._done))
-        self._done = max(done, self._done)
+        yield advance
 
 
 def _stop(forward: Forward) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import types
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,13 @@ class StoresFoundError(Exception):
     """The columns so far count on tangents of entries that Python stores to, see ``Arbiter``."""
 
 
+@dataclass(eq=False)
 class Evaluation:
     """One call: its arguments, the kernel's return value, and the state to restore before another run.
 
-    Args:
+    ``dataclasses.replace`` gives the same call with another subject or form, or for products with J.
+
+    Attributes:
         prepared: state shared by all calls.
         call: the kernel and the arguments of this call.
         subject: the containers that rows of the blocks belong to.
@@ -67,46 +71,31 @@ class Evaluation:
         directions: for products with J, the tangents of the parameters, a row for each entry.
         is_any: whether no tangent vanishes in all of them but by chance.
         said: the warnings of the call so far.
-
-    Attributes:
         returned: the return value of the kernel or function in the last run.
         least_runs: how many runs all columns take at least.
         before_launch: called with the new kernel with tangents of a call of one kernel.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        call: KernelCall,
-        subject: RowSpace,
-        form: DenseForm,
-        *,
-        out: object = None,
-        state: State | None = None,
-        watch: object = None,
-        progress: bool | None = False,
-        shows_stages: bool = True,
-        directions: np.ndarray | None = None,
-        is_any: bool = False,
-        said: set[object] | None = None,
-    ) -> None:
-        self.prepared = prepared
-        self.call = call
-        self.subject = subject
-        self.form = form
-        self.returned: Any = None
-        self.out = out
-        self.given_state = self.state = state
-        self.watch = watch
-        self.progress, self.shows_stages = progress, shows_stages
-        self._directions = directions
-        self._has_all_tangents = directions is None or is_any
-        self._said = set[object]() if said is None else said
-        self.before_launch: Callable[[JacobianKernel], None] | None = None
-        self._arbiter: Arbiter | None = None
-        self._stores: dict[int, np.ndarray] | None = None  # of numbers that were there already
-        self.least_runs = prepared.blocks
-        chunk_size = prepared.question.options.chunk_size
+    prepared: Prepared
+    call: KernelCall
+    subject: RowSpace
+    form: DenseForm
+    out: object = None
+    state: State | None = None
+    watch: object = None
+    progress: bool | None = False
+    shows_stages: bool = True
+    directions: np.ndarray | None = None
+    is_any: bool = False
+    said: set[object] = field(default_factory=set[object])
+    returned: Any = field(default=None, init=False)
+    before_launch: Callable[[JacobianKernel], None] | None = field(default=None, init=False)
+    _arbiter: Arbiter | None = field(default=None, init=False)
+    _stores: dict[int, np.ndarray] | None = field(default=None, init=False)  # of numbers that were there already
+
+    def __post_init__(self) -> None:
+        self.given_state, self.least_runs = self.state, self.prepared.blocks
+        chunk_size = self.prepared.question.options.chunk_size
         if chunk_size is not None:
             self.least_runs = max(self.least_runs, -(-self.column_count() // chunk_size))
 
@@ -194,26 +183,11 @@ class Evaluation:
             yield first, found
             first += count
 
-    def changed(
-        self,
-        *,
-        subject: RowSpace | None = None,
-        form: DenseForm | None = None,
-        directions: np.ndarray | None = None,
-        is_any: bool = False,
-    ) -> Evaluation:
-        """The same call with another subject or form, or for products with J (see ``directions``)."""
-        options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self.progress}
-        options["shows_stages"] = self.shows_stages
-        parts = subject or self.subject, form or self.form
-        options |= {"directions": directions, "is_any": is_any}
-        return Evaluation(self.prepared, self.call, *parts, **options, said=self._said)
-
     # --- shapes
 
     def column_count(self) -> int:
         """The number of columns to compute: those of J, or the given directions."""
-        return self.layout.count if self._directions is None else self._directions.shape[1]
+        return self.layout.count if self.directions is None else self.directions.shape[1]
 
     def parameter_shapes(self) -> list[tuple[int, ...]]:
         """The shapes of the parameters, those of their elements included."""
@@ -241,7 +215,7 @@ class Evaluation:
 
     def saying_once(self) -> contextlib.AbstractContextManager[None]:
         """Within the context, no warning of this call is repeated."""
-        return saying_once(self._said)
+        return saying_once(self.said)
 
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
@@ -322,16 +296,13 @@ class Evaluation:
     ) -> Session:
         """A run for some columns that has not begun, see ``run``."""
         total, is_direct = self.column_count(), self.call.kernel is not None
-        given = None if self._directions is None else self._directions[:, first : first + count]
+        given = None if self.directions is None else self.directions[:, first : first + count]
         blocks, intermediates = max(1, -(-total // count)), self.prepared.energy_intermediates
-        request = Request(
-            block=ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
-            seeds=self.layout.seeds,
-            arrays=self.layout.arrays,
-            outputs=self.subject.outputs(self.layout, places),
+        request = self.request(
+            ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
+            places,
             directions=given,
             numbers=self.layout.numbers(given),
-            wants_return=any(o.target.kind == "return" for o in self.layout.outputs),
             max_memory=self._max_memory(),
             strategy=self.prepared.question.options.tangents,
             watch=self.watch,
@@ -343,6 +314,18 @@ class Evaluation:
         kernels = KernelTable(self.prepared.fused, blocks)
         return Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
 
+    def request(self, block: ColumnBlock, places: list[object] | None = None, **options: Any) -> Request:
+        """What one run computes; ``options`` are other attributes of the request."""
+        layout = self.layout
+        return Request(
+            block=block,
+            seeds=layout.seeds,
+            arrays=layout.arrays,
+            outputs=self.subject.outputs(layout, places),
+            wants_return=any(o.target.kind == "return" for o in layout.outputs),
+            **options,
+        )
+
     def _trace(self, first: int, count: int) -> Trace | None:
         """What takes the numbers that the Python code of a pipeline passes on, in the first call of its kind."""
         trace = None
@@ -350,7 +333,7 @@ class Evaluation:
             trace = Trace(stores=self._stores)
         elif not self.is_judged or self.prepared.stores:
             if self._arbiter is None or not first:
-                self._arbiter = Arbiter(self.call, self.layout, self._directions)
+                self._arbiter = Arbiter(self.call, self.layout, self.directions)
             trace = self._arbiter.trace
         if trace is not None:
             trace.begin(first, count)
@@ -369,13 +352,13 @@ class Evaluation:
             return
         run = arbiter.trace.found
         if is_dense:
-            is_enough = self._has_all_tangents or not run.events
+            is_enough = self.directions is None or self.is_any or not run.events
         else:
             is_enough = not run.has_unknown and all(name in ASKING for name, *_ in cuts)
         along = None if is_enough else self.judge_along
         found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
         prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.found.events)
-        prepared.note_judged(self.path)
+        prepared.judged.add(self.path)
         if found.seen:
             prepared.stores[self.path] = found if known is None else known.plus(found)
         if found.equal:
@@ -391,12 +374,12 @@ class Evaluation:
         directions = np.zeros((self.layout.count, max(1, len(parts))))
         for n, part in enumerate(parts):
             directions[part, n] = np.random.default_rng(n).standard_normal(len(directions[part]))
-        along = self.changed(directions=directions, is_any=True)
-        along.state = State()
+        state = State()
+        along = replace(self, directions=directions, is_any=True, state=state)
         try:
             along.columns(0, directions.shape[1])
         finally:
-            along.state.undo()
+            state.undo()
         self._log.note_python_cuts_along(along._log, directions)
         return self.prepared.stores.get(self.path, ArrayStores())
 
@@ -524,7 +507,7 @@ class DenseForm:
                 evaluation.restore()
                 prepared.blocks = max(prepared.blocks, evaluation.least_runs)
                 continue
-            prepared.note_fit(evaluation.sizes)
+            prepared.sizes_that_fit.add(evaluation.sizes)
             if is_whole:
                 evaluation.form.keep_launch(evaluation)
             found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]

@@ -158,7 +158,7 @@ class Replay:
 
 # The state shared by the calls of one Jacobian.
 
-_MOST_SIZES = 256  # combinations of shapes that are remembered
+_MOST_KNOWN = 256  # calls of one kind that are remembered
 _PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
 
 
@@ -188,6 +188,15 @@ class JacobianProblem:
         """A dummy with the structure of the result."""
         rows = self.params if self.use in _PAIRS else self.outputs
         return self.result([[0] * len(self.params) for _ in rows])
+
+
+class KnownCalls(set[Hashable]):
+    """What is known to hold for calls of these kinds; forgotten where there are too many."""
+
+    def add(self, element: Hashable) -> None:
+        if len(self) >= _MOST_KNOWN:
+            self.clear()
+        super().add(element)
 
 
 @dataclass(kw_only=True)
@@ -224,8 +233,8 @@ class Prepared:
     fused: dict[Any, JacobianKernel] = field(default_factory=dict)
     layout: int = 0
     blocks: int = 1
-    sizes_that_fit: set[object] = field(default_factory=set)
-    judged: set[Hashable] = field(default_factory=set)
+    sizes_that_fit: KnownCalls = field(default_factory=KnownCalls)
+    judged: KnownCalls = field(default_factory=KnownCalls)
     has_host_arrays: bool = False
     stores: dict[Hashable, ArrayStores] = field(default_factory=dict)
     is_checked: bool = False
@@ -254,18 +263,6 @@ class Prepared:
     def format(self) -> str | None:
         """Of sparse Jacobians; None for dense ones."""
         return self.question.options.format
-
-    def note_judged(self, path: Hashable) -> None:
-        """Remember that an ``Arbiter`` has seen such a call."""
-        if len(self.judged) >= _MOST_SIZES:
-            self.judged = set()
-        self.judged.add(path)
-
-    def note_fit(self, sizes: object) -> None:
-        """Remember that a call with arrays of these shapes has fitted into free memory."""
-        if len(self.sizes_that_fit) >= _MOST_SIZES:
-            self.sizes_that_fit = set()
-        self.sizes_that_fit.add(sizes)
 
 
 def values_of(prepared: Prepared, call: KernelCall, returned: object) -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def with_choices(
 ) -> Evaluation:
     """The same call, for H with projected blocks and fixed entries; perhaps without the gradient."""
     subject = EnergyGradient(is_projected=projection is not None, fixed=fixed, has_gradient=has_gradient)
-    return evaluation.changed(subject=subject, form=evaluation.form.projected(projection))
+    return replace(evaluation, subject=subject, form=evaluation.form.projected(projection))
 
 
 def value_gradient_and_hessian_of(evaluation: Evaluation) -> tuple[object, object, object]:
@@ -87,10 +88,10 @@ def point_along(evaluation: Evaluation, direction: np.ndarray) -> tuple[float, n
         if found is not None:
             value, gradient, products = found
             return _number(value), gradient, np.concatenate(products).reshape(-1)
-        try:
-            along, products = _forward_products(evaluation, given)
-        except _HasDenseGradient:
+        forward = _forward_products(evaluation, given)
+        if forward is None:
             return point_along(evaluation, direction)
+        along, products = forward
         return *_energy_and_gradient(along), np.concatenate(products).reshape(-1)
 
 
@@ -110,14 +111,8 @@ def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.nda
         found = products_in_blocks(evaluation, directions)
         if found is not None:
             return found[1]
-    try:
-        return _forward_products(evaluation, directions)[1]
-    except _HasDenseGradient:
-        return hessian_times(evaluation, directions)
-
-
-class _HasDenseGradient(Exception):
-    """Raised before a kernel is made that would compute tangents along all parameters for the gradient."""
+    forward = _forward_products(evaluation, directions)
+    return hessian_times(evaluation, directions) if forward is None else forward[1]
 
 
 def _prefers_forward(evaluation: Evaluation) -> bool:
@@ -128,22 +123,26 @@ def _prefers_forward(evaluation: Evaluation) -> bool:
     return evaluation.call.kernel is not None and not evaluation.prepared.mode
 
 
-def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[Evaluation, list[np.ndarray]]:
-    """The evaluation that computed products by differentiating forward twice, and the products."""
+def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[Evaluation, list[np.ndarray]] | None:
+    """The evaluation that computed products by differentiating forward twice, and the products.
+
+    None, before a kernel is made that would compute tangents along all parameters for the gradient: adjoints are
+    preferred from then on.
+    """
     prepared = evaluation.prepared
     if evaluation.layout.passed:
         raise no_adjoint(evaluation, "second derivatives with respect to numbers that a Python function takes")
     subject = _subject(evaluation)
     has_other = _prefers_forward(evaluation) and not prepared.has_no_adjoint and backend.is_host_arch()
     moved = subject.moved(directions)
-    along = evaluation.changed(subject=subject.as_sum() if has_other else subject, directions=moved)
+    along = replace(evaluation, subject=replace(subject, is_sum=has_other), directions=moved)
     try:
         found = [matrix for _, (matrix,) in along.column_blocks(MOST_VECTORS)]
     except DenseRowsError as error:
         if not has_other:
             raise
         prepared.mode = f"forward over reverse: {error}"
-        raise _HasDenseGradient from None
+        return None
     return along, subject.products(np.concatenate(found, axis=1), directions, evaluation.layout)
 
 

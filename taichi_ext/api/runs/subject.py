@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,13 @@ Shapes = list[tuple[tuple[int, ...], np.dtype]]
 BlockOf = Callable[[Output | Placed, Placed], Any]  # the sparse block of a container and a parameter
 
 
+@dataclass(eq=False, kw_only=True)
 class RowSpace:
-    """The outputs; ``is_gradient``: whether the output is an energy, whose gradient may be zero."""
+    """The outputs; ``warns_of_zeros`` is false for an energy, whose gradient may be zero."""
 
+    warns_of_zeros: bool = True
     has_gradient = False  # beside J
     has_rows_of_outputs = True
-
-    def __init__(self, *, is_gradient: bool = False) -> None:
-        self.warns_of_zeros = not is_gradient
 
     def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
         """The containers that have rows; ``places`` is memory for their rows."""
@@ -73,40 +73,25 @@ class RowSpace:
         return [[_cut(block(o, p), o.inner) for p in layout.params] for o in layout.outputs]
 
 
+@dataclass(eq=False, kw_only=True)
 class EnergyGradient(RowSpace):
     """The gradient of an energy, which has a row for each entry of a container of parameters.
 
-    Args:
+    Attributes:
         is_projected: whether blocks of elements are made positive semidefinite.
         fixed: entries of the params whose rows and columns of H are those of the identity matrix.
         has_gradient: whether the gradient is needed, or only products of H.
-        is_sum: see ``as_sum``.
-
-    Attributes:
+        is_sum: whether terms of the energy must depend on few params alone: a ``DenseRowsError`` refuses others.
         gradient: that of the last run.
     """
 
     has_rows_of_outputs = False
-
-    def __init__(
-        self,
-        *,
-        is_projected: bool = False,
-        fixed: Fixed | None = None,
-        has_gradient: bool = True,
-        is_sum: bool = False,
-    ) -> None:
-        super().__init__(is_gradient=True)
-        self.has_gradient = has_gradient
-        self._is_sum = is_sum
-        self._fixed = fixed
-        self.gradient = np.zeros(0)
-        self._is_projected = is_projected
-
-    def as_sum(self) -> EnergyGradient:
-        """The same for energies whose terms depend on few params alone: a ``DenseRowsError`` refuses others."""
-        has = self.has_gradient
-        return EnergyGradient(is_projected=self._is_projected, fixed=self._fixed, has_gradient=has, is_sum=True)
+    warns_of_zeros: bool = False
+    is_projected: bool = False
+    fixed: Fixed | None = None
+    has_gradient: bool = True
+    is_sum: bool = False
+    gradient: np.ndarray = field(default_factory=lambda: np.zeros(0), init=False)
 
     def outputs(self, layout: Layout, places: Sequence[object] | None = None) -> tuple[Output, ...]:
         (energy,) = layout.outputs
@@ -131,11 +116,11 @@ class EnergyGradient(RowSpace):
             dtype=energy.dtype,
             carried=frozenset(),
             adds_terms=intermediates is not None or is_product,  # also of energies with few parameters
-            has_whole_blocks=self._is_projected,
+            has_whole_blocks=self.is_projected,
             intermediates=frozenset(intermediates or ()),
             is_mirrored=not is_product and all(_rows(p, layout) == _columns(p) for p in layout.params),
             has_gradient=self.has_gradient,
-            is_sum=self._is_sum,
+            is_sum=self.is_sum,
         )
 
     def note_run(self, session: Session, layout: Layout) -> None:
@@ -161,14 +146,14 @@ class EnergyGradient(RowSpace):
     def free_gradients(self, layout: Layout) -> list[np.ndarray]:
         """The gradient, 0 for fixed entries."""
         parts = self.gradients(layout)
-        if not self._fixed:
+        if not self.fixed:
             return parts
-        whole = self._fixed.free(np.concatenate([part.reshape(-1) for part in parts]))
+        whole = self.fixed.free(np.concatenate([part.reshape(-1) for part in parts]))
         return [part.reshape(p.shape) for part, p in zip(_split(whole, layout), layout.params, strict=True)]
 
     def moved(self, directions: np.ndarray) -> np.ndarray:
         """Directions with their fixed entries set to 0."""
-        return self._fixed.free(directions) if self._fixed else directions
+        return self.fixed.free(directions) if self.fixed else directions
 
     def products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """H times directions for each parameter, from products of the gradient's Jacobian with ``moved`` directions."""
@@ -176,7 +161,7 @@ class EnergyGradient(RowSpace):
 
     def free_products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """H times directions for each parameter, from H times ``moved`` directions, a row for each column of H."""
-        return _split(np.where(self._fixed.mask[:, None], directions, found) if self._fixed else found, layout)
+        return _split(np.where(self.fixed.mask[:, None], directions, found) if self.fixed else found, layout)
 
     def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """The rows of each parameter, of a matrix with a row for each entry of the gradient."""
@@ -184,8 +169,8 @@ class EnergyGradient(RowSpace):
 
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
         matrix = np.concatenate(self._by_param(values[0], layout))
-        if self._fixed:
-            self._fixed.mask_matrix(matrix)
+        if self.fixed:
+            self.fixed.mask_matrix(matrix)
         return self.of_matrix(matrix, layout)
 
     def of_matrix(self, matrix: np.ndarray, layout: Layout) -> list[list[np.ndarray]]:
@@ -199,7 +184,7 @@ class EnergyGradient(RowSpace):
         row = [block(output, param) for param in layout.params]
         blocks = [[_cut(_cut(b, _rows(p, layout)), p.inner) for b in row] for p in layout.params]
         blocks = blocks if is_symmetric else _symmetric(blocks)
-        return self._fixed.mask_blocks(blocks) if self._fixed else blocks
+        return self.fixed.mask_blocks(blocks) if self.fixed else blocks
 
 
 def _sizes(layout: Layout) -> dict[object, int]:
