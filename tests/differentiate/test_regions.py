@@ -108,17 +108,15 @@ def test_an_array_in_fortran_order_has_its_rows_in_its_own_order_until_another_v
 
 
 def test_changed_rows_are_in_the_order_of_the_layout():
-    regions = Regions()
-    ((region, _),) = included(regions, FORTRAN)
-    before, now = FORTRAN.copy("F"), FORTRAN.copy("F")
-    before[3, 4] = now[3, 4] = np.nan
-    assert not len(region.changed_rows(_bytes(now), _bytes(before)))
-    now[1, 2] += 1
-    np.testing.assert_array_equal(region.changed_rows(_bytes(now), _bytes(before)), [1 * 6 + 2])
-
-
-def _bytes(array):
-    return array.T.reshape(-1).view(np.uint8)
+    regions, array = Regions(), FORTRAN.copy("F")
+    array[3, 4] = np.nan
+    ((region, _),) = included(regions, array)
+    regions.remember(lambda region: True)
+    assert not regions.changes()
+    array[1, 2] += 1
+    ((changed, rows),) = regions.changes()
+    assert changed is region
+    np.testing.assert_array_equal(rows, [1 * 6 + 2])
 
 
 def test_seeds_in_a_row():

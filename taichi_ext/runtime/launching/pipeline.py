@@ -356,8 +356,8 @@ class Pipeline(DualFollower):
             self._save(unknown)
         solving, lost = Solving(session.table, self._save, self._clear_changed), session.accesses.lost
         result = root.solve(solving)
-        for _, key, rows in list(tangents.arrays.changed()):
-            tangents.clear(key, rows)
+        for region, rows in tangents.arrays.regions.changes():
+            tangents.clear(region.layout, rows)
         tangents.arrays.remember()
         unknowns = TangentMatrix(root.unknowns, session)
         session.accesses.note(set(), tangents.arrays.shared(unknowns.containers))
@@ -488,8 +488,8 @@ class Pipeline(DualFollower):
     def _follow_host_arrays(self) -> None:
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
         accesses, arrays = self._session.accesses, self._tangents.arrays
-        for name, key, rows in list(arrays.changed()):
-            self._tangents.clear(key, rows)
+        for region, rows in arrays.regions.changes():
+            self._tangents.clear(region.layout, rows)
             if not accesses.overwritten:
-                warn_of_changes(name, len(rows))
-            accesses.note_overwritten(arrays.shared([key]))
+                warn_of_changes(region.name, len(rows))
+            accesses.note_overwritten(arrays.shared([region.layout]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -195,21 +195,7 @@ class ArrayTangents:
 
     def remember(self) -> None:
         """Save the numbers of arrays that carry tangents and that Python can change unnoticed."""
-        for region in self.regions:
-            if region.is_active:
-                memory = region.memory
-                region.copy = None if memory is None else memory.copy()
-
-    def changed(self) -> Iterator[tuple[Label | str, View, np.ndarray]]:
-        """The entries that have changed since the last launch.
-
-        Yields name and layout of each region, and the rows.
-        """
-        for region in self.regions:
-            if region.copy is not None and region.is_active:
-                rows = region.changed_rows(region.memory, region.copy)
-                if len(rows):
-                    yield region.name, region.layout, rows
+        self.regions.remember(lambda region: region.is_active)
 
 
 def array_arguments(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -175,9 +175,10 @@ class Region(Carrier):
         """Its bytes; None if Python cannot change them unnoticed."""
         return backend.memory_of(self.owners[-1][1], self.layout.start, self.layout.end - self.layout.start)
 
-    def changed_rows(self, now: np.ndarray | None, before: np.ndarray | None) -> np.ndarray:
-        """The rows of the entries that differ between two copies of its bytes; a NaN is equal to another one."""
-        if now is None or before is None or np.array_equal(now, before):
+    def changed_rows(self) -> np.ndarray:
+        """The rows of the entries that have changed since its bytes were copied; a NaN is equal to another one."""
+        before, now = self.copy, None if self.copy is None else self.memory
+        if before is None or now is None or np.array_equal(now, before):
             return np.zeros(0, np.intp)
         dtype = backend.to_numpy_type(self.dtype)
         numbers, old = now.view(dtype), before.view(dtype)
@@ -197,6 +198,17 @@ class Regions:
 
     def __len__(self) -> int:
         return sum(map(len, self._spaces.values()))
+
+    def remember(self, is_needed: Callable[[Region], bool]) -> None:
+        """Copy the bytes of regions that Python can change unnoticed."""
+        for region in filter(is_needed, self):
+            memory = region.memory
+            region.copy = None if memory is None else memory.copy()
+
+    def changes(self) -> list[tuple[Region, np.ndarray]]:
+        """The regions that have changed since they were copied, and the rows of the entries."""
+        found = ((region, region.changed_rows()) for region in self)
+        return [(region, rows) for region, rows in found if len(rows)]
 
     def find(self, view: View) -> Region | None:
         """The region of an array that has been included."""

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,27 @@ class Cells:
                 self.dots.move(replaced, known)
             self.version += 1
         return known
+
+    def remember(self, written: Iterable[Cell] | None = None) -> None:
+        """Copy the bytes of arrays that may have changed since the last copy: those written, or all."""
+        changed = None if written is None else {self.regions.find(c.key) for c in written if c.key is not None}  # type: ignore[arg-type]
+        self.regions.remember(lambda region: region.copy is None or changed is None or region in changed)
+
+    def changes(self) -> Iterator[tuple[Cell, Any, np.ndarray, Callable[[], None]]]:
+        """Arrays that Python has changed since then: the name, the entries, and what changes them again.
+
+        Memory is as it was before.
+        """
+        for region, rows in self.regions.changes():
+            if backend.host_values(region.owners[-1][1]) is None:
+                raise UnsupportedError("Python changes an array on a device between kernels.")
+            memory = region.memory
+            assert memory is not None
+            cell = self.of_array(region.layout, region.name, memory.view(backend.to_numpy_type(region.dtype)))
+            now = memory.copy()
+            memory[...] = region.copy
+            region.copy = now
+            yield cell, region.name, rows, partial(np.copyto, memory, now)
 
     def sharing(self, view: View) -> list[Cell]:
         """The arrays that have memory in common with one."""

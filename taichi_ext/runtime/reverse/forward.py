@@ -30,7 +30,6 @@ from taichi_ext.runtime.python.dual_numbers import (
     plain_number,
 )
 from taichi_ext.runtime.python.run_record import entries_of, numbers_like
-from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
 from taichi_ext.runtime.reverse.history import LaunchCall, LaunchEvent, NumberForm, ReadEvent, Stored
@@ -73,8 +72,7 @@ class Forward(DualFollower):
         self._count = max(self._count, request.block.count)
         self._is_pipeline = False
         self._pending: tuple[Stored, Any] | None = None  # a store of Python, and its rows
-        self._arrays = HostArrays(self.cells)
-        self._roots = Roots(self.cells, schedule, self._arrays)
+        self._roots = Roots(self.cells, schedule)
         for array in request.arrays:
             self.cells.of_array(array.view, array.name, array.value)
         for seed in request.seeds:
@@ -123,7 +121,7 @@ class Forward(DualFollower):
         """Run a function; returns its result."""
         self._is_pipeline = True
         self._has_reads |= bool(run.passed)
-        self._arrays.remember()
+        self.cells.remember()
         result = self.follow(run, self._calls.parameter)
         self.read |= {PipelineArgument(name) for name in self._numbers.passed}
         check_same_program(self._program)
@@ -151,7 +149,7 @@ class Forward(DualFollower):
                 return self._fill(*args)
             event = self._launched(kernel, args)
             if self._is_pipeline and self.cells.regions:  # after which Python may change arrays
-                self._arrays.remember(event.written)
+                self.cells.remember(event.written)
             if self._roots.lost:
                 read = {event.cell(c).key for step in event.steps for c in step.plan.forward.reads}
                 self._roots.lost.note(read, {cell.key for cell in event.written})
@@ -183,7 +181,7 @@ class Forward(DualFollower):
         result, unknowns = self._roots.run(root, self._follow_arrays)
         self.written |= {cell.key for cell in unknowns}
         self._has_reads |= result is not None
-        self._arrays.remember()
+        self.cells.remember()
         return result
 
     def _launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> LaunchEvent:
@@ -204,11 +202,11 @@ class Forward(DualFollower):
 
     def _follow_arrays(self) -> None:
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
-        for change in self._arrays.changes():
-            if change.cell.carries():
-                warn_of_changes(change.name, len(change.rows))
-            self._store([change.cell], change.rows, change.redo)
-            self.written.add(change.cell.key)
+        for cell, name, rows, redo in self.cells.changes():
+            if cell.carries():
+                warn_of_changes(name, len(rows))
+            self._store([cell], rows, redo)
+            self.written.add(cell.key)
 
     def _result(self, event: LaunchEvent) -> Any:
         """The value that the launch returns; numbers in it that depend on parameters are followed."""

@@ -17,7 +17,6 @@ from taichi_ext import backend
 from taichi_ext.runtime.launching.pipeline import Root, Solving
 from taichi_ext.runtime.launching.session import Lost, is_among
 from taichi_ext.runtime.memory.shadows import view_of
-from taichi_ext.runtime.reverse.arrays import HostArrays
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
 from taichi_ext.runtime.reverse.history import Event, LaunchEvent
 
@@ -114,14 +113,13 @@ class Roots:
     Args:
         cells: the fields and arrays of the run.
         schedule: takes the events.
-        arrays: those that Python can change.
 
     Attributes:
         lost: what they have changed besides their unknowns.
     """
 
-    def __init__(self, cells: Cells, schedule: Any, arrays: HostArrays) -> None:
-        self._cells, self._schedule, self._arrays = cells, schedule, arrays
+    def __init__(self, cells: Cells, schedule: Any) -> None:
+        self._cells, self._schedule = cells, schedule
         self._whole: list[Any] = []  # those of the log around the residuals that are computed
         self.lost = Lost()
 
@@ -136,7 +134,7 @@ class Roots:
         with schedule.held():
             result = solved.again(log)
             schedule.add(solved)
-            self._arrays.remember(unknowns)
+            self._cells.remember(unknowns)
             follow_arrays()
             self.lost.note(set(), {cell.key for cell in unknowns})
             self.lost.add(changed, root.refuse)
