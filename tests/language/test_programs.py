@@ -428,30 +428,6 @@ a_sum_of_zero_tangents_stays_zero_through_a_square_root: x, zero, y = scalars(np
 """
 
 SWEEPS = """
-atomics_on_local_vectors_at_runtime_indices: x, y = scalars([1.3, 0.4, 0.7, 0.23, 0.9][:3]), outputs(3)
-    for n in range(3):
-        v = ti.Vector([0.0, 0.0, 0.0])
-        for j in range(3):
-            ti.atomic_add(v[j], x[j] * x[n])
-            ti.atomic_sub(v[(j + n) % 3], x[j])
-            ti.atomic_max(v[n], x[j] * 1.1)
-        y[n] = v[0] * v[1] * v[2]
-atomics_on_vectors: x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 4)
-    for i in range(3):
-        y[0] += x[i] * x[0].x
-        ti.atomic_add(y[1], x[i])
-        y[1] -= x[i].yx * x[i]
-        ti.atomic_add(y[2].x, x[i].y * x[i].x)
-        y[2][1] -= x[i].x
-    total = tm.vec2(0.0)
-    for i in range(3):
-        total += x[i] * x[i].yx
-    y[3] = total * total.yx
-extrema_of_vectors: x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 2)
-    for _ in range(1):
-        for i in range(3):
-            ti.atomic_max(y[0], x[i])
-            ti.atomic_min(y[1], -x[i])
 arguments_by_name: x, y = scalars([0.3, 0.8, 0.5]), outputs(8)
     y[0] = ti.sqrt(x=x[0])
     y[1] = ti.atan2(x2=x[1], x1=x[0])
@@ -474,18 +450,6 @@ index_arithmetic_that_wraps: x, y = scalars(np.linspace(0.1, 0.9, 300)), outputs
         m = ti.cast(130 + i, ti.u8)
         n = ti.cast(i - 1, ti.i64)
         y[i] = x[m + m] * x[m] + x[n + 1] * x[m - ti.cast(1, ti.u8)]
-decompositions_in_loops: x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), outputs(3) | x, y, **{"step": 1e-5, "rtol": 1e-5, "atol": 1e-7}
-    for i in range(3):
-        a = tm.mat2(x[i].x, 0.1, x[i].y, 1.0)
-        s = 0.0
-        for j in range(3):
-            u, sig, v = ti.svd(a)
-            s += sig[0, 0]
-            a = u @ v.transpose() * 0.3 + x[j].outer_product(x[i])
-            if j > i:
-                r, p = ti.polar_decompose(a)
-                a += r * p[0, 0]
-        y[i] = s + a.determinant()
 a_matrix_that_is_solved_for_in_its_own_place(n: ti.i32): x, y = scalars([0.1, 0.2, 0.3, 0.4]), outputs(1) | x, y, args=(1,)
     for i in range(1):
         m = ti.Matrix([[0.5, 0.7], [0.7, 0.5]])
@@ -494,13 +458,6 @@ a_matrix_that_is_solved_for_in_its_own_place(n: ti.i32): x, y = scalars([0.1, 0.
                 m[0, 0] -= x[j] * x[(j + n) % 4]
             m = ti.Matrix([[1.25, 0.5 * m[0, 1]], [0.5 * m[n - 1, n - 1], 1.0 + m[n - 1, n - 1]]]).inverse()
         y[0] += m.sum()
-loop_options: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(5)
-    ti.loop_config(block_dim=32)
-    for i in range(5):
-        y[i] = x[i] * x[0]
-    ti.loop_config(parallelize=2)
-    for i in y:
-        y[i] *= x[1]
 indices_that_are_named_after_a_local_whose_tangent_they_reach(n: ti.i32): x, y = scalars([0.3, 0.8, -0.5, 1.1]), outputs(3) | x, y, args=(1,)
     for i in range(3):
         s = x[0]
@@ -509,36 +466,6 @@ indices_that_are_named_after_a_local_whose_tangent_they_reach(n: ti.i32): x, y =
         for j in range(2):
             s += x[index] * x[1]
         y[i] += v[n % 3] * s
-runtime_index_with_many_parameters: x, y = scalars(np.linspace(0.2, 1.4, 40)), outputs(4)
-    # More parameters than registers: the local array keeps rows.
-    for n in range(4):
-        a = ti.Vector.zero(ti.f64, 4)
-        for i in range(40):
-            a[i % 4] = a[i % 4] * 0.9 + x[i] * x[(i + n) % 40]
-            if i % 7 == 0:
-                b = a[(i + 1) % 4]
-                a[(i + 1) % 4] = a[i % 4]
-                a[i % 4] = b
-        m = n
-        first = a[m]
-        m = 3 - m
-        a[n] += a[m]
-        y[n] = first * a[m] + a[n]
-several_statements_on_one_line: x, y = scalars([1.3, 0.4, 0.7]), outputs(3)
-    for i in range(3):
-        a = x[i]; b = a * x[0]; a = b * x[1]; y[i] = a + b  # noqa: E702
-        if i > 0: c = x[0]; c *= a; y[i] += c  # noqa: E701, E702
-        for j in range(2): d = x[j]; d *= b; y[i] += d; b = d  # noqa: E701, E702
-entries_that_are_vectors: p, y = vectors(np.random.default_rng(1).standard_normal((14, 3))), vectors(np.zeros((4, 3))) | p, [y], rtol=1e-5, atol=1e-6
-    # Kernels whose containers have vectors as entries are compiled with other settings.
-    for i in y:
-        a = ti.Matrix.zero(ti.f64, 3, 3)
-        c = ti.Vector([0.0, 0.0, 0.0])
-        for j in range(14):
-            c += p[j] / 14
-        for j in range(14):
-            a += (p[j] - c).outer_product(p[(j + i) % 14])
-        y[i] = a @ c
 constant_constructors: x, y, z = scalars([0.3, 0.8, -0.5, 1.1]), matrix_outputs(3, 3, 4), vector_outputs(3, 3)
     y[0] = ti.Matrix.identity(ti.f64, 3) * x[0]
     y[1] = ti.Matrix.diag(3, x[1])
@@ -547,76 +474,6 @@ constant_constructors: x, y, z = scalars([0.3, 0.8, -0.5, 1.1]), matrix_outputs(
     z[0] = ti.Vector.zero(ti.f64, 3) + x[0]
     z[1] = ti.Vector.one(ti.f64, 3) * x[1]
     z[2] = ti.Vector.unit(3, 1, ti.f64) * x[2]
-zero_is_filled_later: x, y = scalars([0.3, 0.8, -0.5, 1.1]), outputs(3)
-    v = ti.Vector.zero(ti.f64, 4)
-    m = ti.Matrix.zero(ti.f64, 2, 2)
-    for i in ti.static(range(4)):
-        v[i] = x[i] * x[0]
-        m[i // 2, i % 2] = v[i] + x[3]
-    y[0] = v.sum() * v[2]
-    y[1] = m.determinant()
-    v.fill(x[1])
-    m.fill(v[0] * 2.0)
-    y[2] = v[3] * m[1, 0] * m.trace()
-entries_read_and_written: x, y, m = scalars([0.3, 0.8, -0.5, 1.1]), vector_outputs(3, 3), matrix_outputs(2, 2, 2)
-    v = tm.vec3(x[0], x[1], x[2])
-    v[0] = v[1] * v[2]
-    v[1] += v[0]
-    v[2] *= v[1]
-    v[0], v[1] = v[1], v[0] * v[2]
-    y[0] = v
-    y[1][0] = v[2]
-    y[1][1] += v[1] * v[0]
-    y[1].z = y[1][0] * y[1].y
-    a = ti.Matrix([[x[0], x[1]], [x[2], x[3]]])
-    a[0, 1] -= a[1, 1] * a[1, 0]
-    a[1, 0] /= a[0, 1]
-    a[1, 1] **= 2
-    m[0] = a
-    m[1][0, 1] = a[0, 0]
-    m[1][1, 1] -= a[1, 0] * m[1][0, 1]
-    y[2] = tm.vec3(a[0, 1], m[0][1, 0] * a[1, 1], v[0])
-swizzles: x, y, z = vectors([[0.3, 0.8, -0.5, 1.1], [0.7, -0.2, 0.4, 0.9]]), vector_outputs(4, 6), vector_outputs(2, 3)
-    v, w = x[0], x[1]
-    y[0] = v.wzyx * w.xxyy
-    y[1] = v.rgba + w.stpq.qpts
-    z[0] = v.xy * w.zw + v.yy
-    v.xy = v.yx
-    y[2] = v
-    v.zw += w.xy * v.x
-    v.xyz *= w.zyx
-    v.w -= v.x
-    v.yx = tm.vec2(w.x, v.w)
-    y[3] = v
-    v.yz = 2.0 * w.x
-    v.xw *= v.y
-    y[4] = v
-    y[5].xz = v.wy
-    y[5].y = v.x * y[5].z
-    y[5].yw += v.zx
-    z[1].yx = z[0].xy
-    z[2] = x[0].xw * x[1].yz
-operators_on_vectors: x, y = vectors([[0.3, 0.8], [1.4, 0.6]]), vector_outputs(2, 9)
-    u, v = x[0], x[1]
-    y[0] = u + v * u - v / u
-    y[1] = -u * 2 + 3.0 / v - 1 + u * v[0]
-    y[2] = u**v + v**2 + 2**u
-    y[3] = v % u + v // u
-    y[4] = (u < v) * u + ti.select(u > 0.4, u, v)
-    y[5] = max(u, v) - min(u, 0.4) + abs(u - v)
-    u += v
-    u *= 2.0
-    u -= v * u
-    v /= u
-    v **= 2
-    y[6] = u + v
-    u += u[0]
-    v = u + v
-    v %= 0.7
-    y[7] = u * v
-    v -= v[1]
-    u //= 0.3
-    y[8] = u + v
 methods_of_vectors: x, y, z, n = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), vector_outputs(3, 5), outputs(14), matrix_outputs(3, 3, 1)
     u, v = x[0], x[1]
     z[0] = u.dot(v)
@@ -655,113 +512,6 @@ stores_to_slices: x, y, z, u = scalars([0.3, 0.8, -0.5, 1.1]), matrix_outputs(3,
         z[0][1:3] = v[0:2]
         z[1][0:2] -= x[3]
         u[0][1, :] = c[0, :]
-augmented_assignment: x, y, z = scalars([1.3, 0.45]), scalars([2.2, 0.7, 1.9]), outputs(3);
-        v, w = vectors([[1.3, 0.45]]), vectors([[2.2, 0.7], [1.6, 1.0], [0.8, 1.9]]) | [x, y, v, w], [y, z, w]
-    # Of a local, an entry and a vector; sums, differences, products and quotients stand in random programs.
-    a, b, c = x[0], x[0], x[0]
-    a //= x[1]
-    b %= x[1]
-    c **= x[1]
-    z[0], z[1], z[2] = a * x[0], b * x[0], c * x[0]
-    y[0] //= x[1]
-    y[1] %= x[0]
-    y[2] **= y[1]
-    w[0] //= x[1]
-    w[1] %= v[0]
-    w[2] **= x[0]
-single_precision_mixed_with_double: x, s = scalars([1.25, 0.5]), scalars([0.75, 1.5], ti.f32);
-        y, z = outputs(4), outputs(3, dtype=ti.f32); p, q = x.to_numpy(), s.to_numpy().astype(float);
-        u = float(q @ p); by_x = [[q[0], 0], [0, 2 * q[0] ** 2 * p[1]], 2 * u * q, [1 + q[0], 0]];
-        by_s = [[p[0], 0], [2 * q[0] * p[1] ** 2, 0], 2 * u * p, [p[0], 0]]; z_by_x = [[p[1], p[0]], [0, 0], q];
-        z_by_s = [[0, 0], [3 * q[1], 3 * q[0]], p] | [x, s], [y, z], expected=[[by_x, by_s], [z_by_x, z_by_s]]
-    y[0] = x[0] * s[0]
-    t = s[0]
-    t = t * x[1]
-    y[1] = t * t
-    u = ti.cast(0.0, ti.f32)
-    for i in range(2):
-        u += s[i] * x[i]
-    y[2] = u * u
-    y[3] = max(s[0], x[0]) + min(s[1], x[0]) * s[0]
-    z[0] = x[0] * x[1]
-    z[1] = s[0] * s[1] * 3.0
-    z[2] = u
-sums_over_many_threads: n = 4000; x, y = scalars(np.linspace(0.5, 1.5, 8)), outputs(3) | x, y, atol=1e-5, state_rtol=1e-12
-    for i in range(n):
-        w = ti.sin(i * 0.1) + 1.5
-        y[0] += x[i % 8] * w
-        ti.atomic_max(y[1], x[(i * 3) % 8] * w)
-        y[2] -= x[i % 8] * x[(i + 1) % 8]
-particles_to_a_grid_and_back: n, g = 6, 5; generator = np.random.default_rng(0);
-        x, v = vectors(generator.uniform(0.3, 0.7, (n, 2))), vectors(generator.uniform(-1, 1, (n, 2)));
-        c = matrices(generator.uniform(-1, 1, (n, 2, 2)));
-        momentum, mass, out = vector_outputs(2, g, g), outputs(g, g), vector_outputs(2, n) | [x, v, c], out, state=[momentum, mass], rtol=1e-5, atol=1e-6, state_rtol=1e-10
-    for I in ti.grouped(mass):
-        momentum[I] = tm.vec2(0.0)
-        mass[I] = 0.0
-    for p in x:
-        base = ti.cast(x[p] * g - 0.5, ti.i32)
-        fx = x[p] * g - ti.cast(base, ti.f64)
-        w = [0.5 * (1.5 - fx) ** 2, 0.75 - (fx - 1) ** 2, 0.5 * (fx - 0.5) ** 2]
-        for i, j in ti.static(ti.ndrange(3, 3)):
-            offset = ti.Vector([i, j])
-            weight = w[i].x * w[j].y
-            momentum[base + offset] += weight * (v[p] + c[p] @ ((ti.cast(offset, ti.f64) - fx) / g))
-            mass[base + offset] += weight
-    for i, j in mass:
-        if mass[i, j] > 0:
-            momentum[i, j] /= mass[i, j]
-            momentum[i, j].y -= 0.1
-            if i < 1 and momentum[i, j].x < 0:
-                momentum[i, j].x = 0.0
-    for p in x:
-        base = ti.cast(x[p] * g - 0.5, ti.i32)
-        fx = x[p] * g - ti.cast(base, ti.f64)
-        w = [0.5 * (1.5 - fx) ** 2, 0.75 - (fx - 1) ** 2, 0.5 * (fx - 0.5) ** 2]
-        new = ti.Vector.zero(ti.f64, 2)
-        for i in ti.static(range(3)):
-            for j in ti.static(range(3)):
-                new += w[i].x * w[j].y * momentum[base + ti.Vector([i, j])]
-        out[p] = new
-a_component_stored_after_the_whole: x, y = vectors([[0.3, 0.4, 1.2], [0.5, 0.6, 0.9]]), vector_outputs(3, 2);
-        m, n = matrices([[[1.3, 0.2, -0.4], [0.1, 0.9, 0.7], [-0.3, 0.6, 1.8]]]), matrix_outputs(3, 3, 1)
-    for i in range(2):
-        y[i] = x[i]
-        y[i].x = x[0].y * x[i].x
-    n[0][1, 2] = x[0].x
-    n[0] = m[0]
-    n[0][0, 1] = m[0][1, 0] * x[1].z
-static_loops_over_values: x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(3); numbers = [2.0, 3.0]
-    s = 0.0
-    for c in ti.static(numbers):
-        for i, d in ti.static(enumerate([0.5, 1.5, 2.5])):
-            s += c * x[i] * d * s + x[i]
-    y[0] = s
-    for i, j in ti.static(ti.ndrange(2, (1, 3))):
-        y[1] += x[i] * x[j]
-    for I in ti.static(ti.grouped(ti.ndrange(2, 2))):
-        y[2] += x[I[0]] * x[I[1] + 1] ** 2
-    for a, b in ti.static(zip([0, 1], [2, 3])):
-        y[2] *= x[a] + x[b]
-    for i in ti.static(range(5)):
-        if ti.static(i == 3):
-            break
-        if ti.static(i == 1):
-            continue
-        y[1] *= x[i]
-methods_that_reduce_by_their_class: x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), outputs(2, 8);
-        length = ti.Vector.norm
-    for i in x:
-        v = x[i] * 2.0
-        y[i, 0] = ti.Vector.norm(x[i], 0.1)
-        y[i, 1] = ti.Matrix.dot(v, x[0])
-        y[i, 2] = length(v) + ti.Matrix.norm_inv(v, eps=0.5)
-        y[i, 3] = ti.Vector.norm_sqr(v) * ti.Vector.sum(x[i])
-        y[i, 4] = ti.Matrix.max(v) - ti.Matrix.min(x[i])
-        m = ti.Matrix.outer_product(v, x[1] + 1.0) + ti.Matrix.identity(float, 3)
-        y[i, 5] = ti.Matrix.determinant(m)
-        y[i, 6] = ti.Matrix.trace(m) + ti.Matrix.inverse(m)[0, 1]
-        y[i, 7] = ti.select(ti.Matrix.any(v), v[0], 0.0)
 hints_beside_tangents: x, y, n = scalars(np.array([1.0, 2.0, 3.0])), outputs(3), ti.field(ti.i32, shape=3) | x, y, state=[n]
     ti.block_local(x)
     for i in x:
@@ -794,64 +544,6 @@ slices: x, m = vectors([[0.3, 0.8, -0.5, 1.1]]), matrices([[[1.3, 0.2, -0.4], [0
     w[0] = a[:2, 1:] @ a[1:, :2]
     z[2] = m[0][1, :].dot(a[:, 2])
     z[3] = a[::2, ::2].determinant()
-rectangular_matrices: x, v = matrices([[[0.3, 0.8, 0.5], [1.4, 0.6, -0.9]]]), vectors([[0.7, 0.2]]);
-        y, z, m = vector_outputs(3, 2), vector_outputs(2, 2), matrix_outputs(2, 2, 1)
-    a = x[0]
-    y[0] = a.transpose() @ v[0]
-    y[1] = v[0] @ a
-    z[0] = a @ a[0, :]
-    m[0] = a @ a.transpose()
-    z[1] = tm.vec2(a.n * a[1, 2], a.m * a[0, 1])
-fill_with_a_tangent: x, y, z = scalars(np.array([0.5, -1.0, 2.0])), outputs(4), vector_outputs(2, 3)
-    y.fill(x[1] * x[2])
-    for i in range(3):
-        y[i] += x[i]
-    z.fill(x[0] ** 2)
-    z[1] += ti.Vector([x[1], 1.0])
-fill_of_vectors_and_matrices_with_tangents: x, z = scalars(np.array([0.5, -1.0, 2.0])), vector_outputs(3, 2);
-        m = ti.Matrix.field(2, 2, ti.f64, shape=2); v = vectors([[1.0, 2.0, 3.0]]) | x, [z, m]
-    z.fill([x[0], 2.0, x[1] * x[2]])
-    m.fill([[x[0], 1.0], [0.0, x[2]]])
-fill_of_vectors_and_matrices_with_a_product: x, z = scalars(np.array([0.5, -1.0, 2.0])), vector_outputs(3, 2);
-        m = ti.Matrix.field(2, 2, ti.f64, shape=2); v = vectors([[1.0, 2.0, 3.0]]) | [x, v], [z, m]
-    z.fill(v[0] * x[0])
-    m.fill(ti.Matrix([[x[0], v[0][1]], [v[0].x, x[2]]]))
-fill_of_a_field_with_an_offset: x = scalars(np.array([0.5, -1.0, 2.0]));
-        y = ti.field(ti.f64, shape=(2, 3), offset=(-1, 4)) | x, y
-    for i, j in y:
-        y[i, j] = x[j - 4]
-    y.fill(x[0])
-    y[0, 5] *= x[1]
-fill_of_a_local: x, y = scalars(np.array([0.5, -1.0, 2.0])), vector_outputs(3, 3)
-    for i in x:
-        v = ti.Vector([x[i], x[0], 1.0])
-        w = v * 2
-        v.fill(x[i] ** 2)
-        if i == 1:
-            w.fill(0.0)
-        y[i] = v + w
-arrays_of_the_user: x, y = scalars(np.random.default_rng(3).uniform(0.3, 1.2, 40)), outputs(7)
-    # Of whole and real numbers, filled with something else than zeros, indexed at run time.
-    for i in y:
-        count = ti.Vector([0] * 20)
-        value = ti.Vector([0.5] * 20)
-        flag = ti.Vector([ti.u8(3)] * 20, ti.u8)
-        for n in range(40):
-            count[(n * i) % 20] += 1
-            value[(n * i) % 20] += x[n] * count[(n + i) % 20]
-        s = 0.0
-        for n in range(20):
-            s += value[n] ** 2 * flag[n]
-        y[i] = s
-loops_below_zero_whose_ends_are_computed: x, n, y, total = scalars([0.3, 0.8, 0.5]), ti.field(ti.i32, ()), outputs(3), outputs(1);
-        n[None] = 2
-    for i in range(-3, n[None] + 3):
-        total[0] += ti.sin(x[abs(i) % 3]) * i
-        if 0 <= i < 3:
-            for j in range(-2, 9):
-                if not (0 <= i + j < 3):
-                    continue
-                y[i] += x[i] * x[i + j]
 integers_mixed_in: x, y = scalars([1.3, 0.45]), outputs(10); n = integers([3, -2, 5])
     m = n[0]
     y[0] = x[0] * (n[0] // 2) + (n[2] % 3) * x[1]
@@ -874,25 +566,6 @@ integers_mixed_in: x, y = scalars([1.3, 0.45]), outputs(10); n = integers([3, -2
     m //= 2
     m %= 3
     y[9] = x[0] * m + x[1] * ti.cast(m, ti.f64) * abs(n[1]) * max(m, n[0]) * min(m, n[1])
-and_or_not: x, y = scalars([0.3, 0.8]), outputs(8); n = integers([0, 1])
-    a, b = x[0], x[1]
-    y[0] = a * b if a > 0.1 and b > 0.1 else a
-    y[1] = a * b if a > 1.0 or b > 0.1 else a
-    y[2] = a * b if not (a > 1.0) else a
-    y[3] = a * b if (a > 1.0 or b > 0.1) and not (a > b) else a
-    y[4] = a * b if (a > 0.1) & (b < 0.1) else b
-    y[5] = a * b if (a > 0.1) | (b < 0.1) else b
-    y[6] = a * b if n[0] or n[1] else b
-    y[7] = a * b if n[0] and a > 0.0 else b * b
-fields_of_vectors_and_matrices_by_each_other: v, m = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]]), matrices(np.arange(1.0, 13.0).reshape(2, 2, 3) / 5.0);
-        y, n = vector_outputs(2, 2), matrix_outputs(3, 2, 1)
-    for i in range(2):
-        y[i] = m[i] @ v[i] * v[0].x
-        n[0] += v[i].outer_product(m[i] @ v[1 - i])
-one_array_for_two_arguments(p: ti.types.ndarray(ti.f64, ndim=1), q: ti.types.ndarray(ti.f64, ndim=1)): a = real([1.3, 0.4, 0.7, 0.23, 0.9]) | a, a, args=(a, a)
-    for _ in range(1):
-        for i in range(4):
-            q[i + 1] = p[i] * q[i + 1]
 """
 
 ROWS = rows_of(PROGRAMS + SWEEPS)
