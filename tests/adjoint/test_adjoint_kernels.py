@@ -238,24 +238,6 @@ def test_loops_that_begin_below_zero(name):
 
 
 @pytest.mark.sweep
-def test_nothing_is_added_out_of_range():
-    x, y = fields()
-    index, u = ti.field(ti.i32, N), ti.field(ti.f64, (3, N))
-    index.from_numpy(np.array([0, 1, 2, 3, 4, 5, 6, 9], np.int32))
-
-    @ti.kernel
-    def run(a: ti.i32):
-        for i in x:
-            s = x[i] ** 2
-            if index[i] < N:
-                s += x[index[i]]
-            u[a, i] = s
-            y[i] = u[a, i] * x[i]
-
-    check(lambda: run(1), x, y)
-
-
-@pytest.mark.sweep
 def test_locals_between_loops_outlast_a_way_back():
     """More rows than one way back has cotangents."""
     x, _ = fields()

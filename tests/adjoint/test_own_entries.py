@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, jacobian, vjp
@@ -72,19 +73,55 @@ def test_state_in_place_with_branches_and_loops_needs_no_tape():
     assert "own_v" in plan.source and "tape_reals" not in plan.source
 
 
-@pytest.mark.sweep
-def test_entries_at_other_places_of_the_loop_are_shared():
-    x = field(2 * N)
-
-    @ti.kernel
-    def run():
+KERNELS = """
+    at_other_places:
         for i in range(N):
             x[i] *= x[i]
             if x[i] > 0.5:
                 x[i + N] = x[i] * x[i + N]
             x[i] += x[i + N]
+    beyond_the_container:
+        for i in range(3 * N):
+            if i < 2 * N:
+                x[i] *= x[i]
+                x[i] += 0.5 * x[i] ** 2
+    stored_before_an_early_end:
+        for i in x:
+            x[i] *= x[i]
+            if x[i] > 0.6:
+                continue
+            x[i] += ti.exp(x[i])
+    transposed:
+        for i, j in square:
+            if i < j:
+                square[i, j] *= square[j, i]
+                square[j, i] += square[i, j]
+    constant_components:
+        for i in range(N):
+            rows[i, 0] *= rows[i, 1]
+            if rows[i, 0] > 0.7:
+                rows[i, 2] -= rows[i, 0] ** 2
+            rows[i, 0] += rows[i, 2]
+    varying_components:
+        for i in range(N):
+            for k in range(3):
+                rows[i, k] *= rows[i, (k + 1) % 3]
+            rows[i, 1] += rows[i, 0] * rows[i, 2]
+    computed_components:
+        for i in range(N):
+            rows[i, 1] *= rows[i, 2]
+            for k in range(3):
+                rows[i, 2 * k % 3] *= rows[i, (k + 1) % 3]
+            rows[i, 1] += rows[i, 0] * rows[i, 2]
+"""
 
-    check(run, x, x)
+
+@pytest.mark.mostly_sweep("stored_before_an_early_end", "varying_components", "computed_components")
+@pytest.mark.parametrize("name", names_of(KERNELS))
+def test_entries_of_one_field(name):
+    fields = {"x": field(2 * N), "square": field(25, 25), "rows": field(N, 3)}
+    changed = fields["square" if name == "transposed" else "rows" if name.endswith("components") else "x"]
+    check(kernels_of(KERNELS, **fields, N=N)[name], changed, changed)
 
 
 def test_entries_of_several_iterations_are_shared():
@@ -97,70 +134,6 @@ def test_entries_of_several_iterations_are_shared():
             s[i] -= x[i, j] ** 3
 
     check(run, x, s)
-
-
-@pytest.mark.sweep
-def test_transposed_entries_are_shared():
-    x = field(25, 25)
-
-    @ti.kernel
-    def run():
-        for i, j in x:
-            if i < j:
-                x[i, j] *= x[j, i]
-                x[j, i] += x[i, j]
-
-    check(run, x, x)
-
-
-@pytest.mark.sweep
-def test_entries_beyond_the_container():
-    x = field(N)
-
-    @ti.kernel
-    def run():
-        for i in range(2 * N):
-            if i < N:
-                x[i] *= x[i]
-                x[i] += 0.5 * x[i] ** 2
-
-    check(run, x, x)
-
-
-def test_iterations_that_end_early_keep_what_they_have_stored():
-    x = field(N)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            x[i] *= x[i]
-            if x[i] > 0.6:
-                continue
-            x[i] += ti.exp(x[i])
-
-    check(run, x, x)
-
-
-def test_places_in_a_row_that_vary():
-    x = field(N, 3)
-
-    @ti.kernel
-    def run():
-        for i in range(N):
-            for k in range(3):
-                x[i, k] *= x[i, (k + 1) % 3]
-            x[i, 1] += x[i, 0] * x[i, 2]
-
-    @ti.kernel
-    def computed():
-        for i in range(N):
-            x[i, 1] *= x[i, 2]
-            for k in range(3):
-                x[i, 2 * k % 3] *= x[i, (k + 1) % 3]
-            x[i, 1] += x[i, 0] * x[i, 2]
-
-    check(run, x, x)
-    check(computed, x, x)
 
 
 @pytest.mark.sweep
@@ -188,21 +161,6 @@ def test_cells_that_a_store_activates():
         add()
 
     check(run, x, total)
-
-
-@pytest.mark.sweep
-def test_constant_components_of_a_row():
-    x = field(N, 3)
-
-    @ti.kernel
-    def run():
-        for i in range(N):
-            x[i, 0] *= x[i, 1]
-            if x[i, 0] > 0.7:
-                x[i, 2] -= x[i, 0] ** 2
-            x[i, 0] += x[i, 2]
-
-    check(run, x, x)
 
 
 @pytest.mark.sweep

@@ -48,12 +48,6 @@ KERNELS = """
             for k, m in ti.ndrange((1, 4), 2):
                 s += ti.sin(s * x[k] + w[m])
             z[i, j] = s
-    an_inner_grouped_loop:
-        for i in range(1, 4):
-            s = 0.0
-            for j in ti.grouped(ti.ndrange(2, (1, 4))):
-                s += ti.tanh(x[i] * w[j[0]] + x[j[1]])
-            y[i] = s
     two_loops:
         for i in range(5):
             s = 0.0
@@ -76,21 +70,6 @@ KERNELS = """
             for k in range(STEPS):
                 s += ti.cos(s + x[i[0]] * w[k % 4] * x[k % 5])
             y[i] = s
-    in_a_branch:
-        for i in range(5):
-            a = 0.0
-            for k in range(STEPS):
-                if x[k % 5] > 0.4:
-                    a += (1 - a) * ti.exp(-depth(i, k))
-            y[i] = a
-    ends_early:
-        for i in range(5):
-            a = 0.0
-            for k in range(STEPS):
-                a += ti.exp(-depth(i, k))
-                if a > 1.5:
-                    break
-            y[i] = a
     left_out:
         for i in range(5):
             if x[i] < 0.4:
@@ -129,12 +108,9 @@ def loops(x, w, y, z):
 RECORDED = {
     "march": ("y", [5 * STEPS]),
     "two_variables": ("z", [2 * 3 * 6]),
-    "an_inner_grouped_loop": ("y", [3 * 6]),
     "two_loops": ("y", [5 * 3 * 2, 5 * 3]),
     "overwritten": ("y", [5 * STEPS]),
     "grouped": ("y", [5 * STEPS]),
-    "in_a_branch": ("y", []),
-    "ends_early": ("y", []),
     "left_out": ("y", []),
     "as_long_as_given": ("y", []),
     "in_lanes": ("v", []),

@@ -81,9 +81,6 @@ MEETING = """
     last_one:
         for i in w:
             y[i // 2] = w[i] * x[i] + y[2]
-    last_in_a_list:
-        for i in w:
-            y[near[i]] = w[i] * x[i]
     by_a_list:
         for i in x:
             x[i] += ti.sin(x[near[i]]) * w[i]
@@ -99,10 +96,6 @@ MEETING = """
         for i in x:
             if i % 2 == 1 and i < 5:
                 x[i] = 0.5 * (x[i - 1] * w[i] + x[i + 1])
-    two_of_three:
-        for i in range(5):
-            if i % 3 != 2:
-                x[i] = w[i] * ti.sin(x[i + 1])
     but_third:
         for i in range(5):
             if i % 3 == 2:
@@ -113,12 +106,6 @@ MEETING = """
         for i in range(5):
             if near[i] > 0:
                 x[i] = w[i] * ti.sin(x[i + 1])
-    third:
-        for i in range(5):
-            if i % 3 != 2:
-                pass
-            else:
-                x[i] = w[i] * ti.sin(x[i + 1] * x[i - 1])
     overlapping_pieces:
         # of three entries, two apart
         for i in range(2):
@@ -135,9 +122,6 @@ MEETING = """
         for k in range(6):
             i, j = k // 3, k % 3
             z[i, j] = w[k] * z[i, j] + x[k]
-    halves:
-        for i in range(3):
-            x[i] = w[i] * x[i + 3] + x[i]
     odd_from_even:
         for i in range(3):
             x[2 * i + 1] = w[i] * x[2 * i] + x[2 * i + 1]
@@ -171,22 +155,18 @@ OUTPUTS = {  # the output, and whether there is order with several threads, too
     "neighbours": ("x", True),
     "pairs": ("x", True),
     "last_one": ("y", False),
-    "last_in_a_list": ("y", False),
     "by_a_list": ("x", False),
     "entries_of_a_list": ("x", False),
     "there_and_back": ("y", False),
     "every_other": ("x", False),
-    "two_of_three": ("x", False),
     "but_third": ("x", False),
     "chosen": ("x", False),
-    "third": ("x", False),
     "overlapping_pieces": ("x", True),
 }
 SEPARATE = {
     "pieces": "x",
     "few_rows": "z",
     "quotients": "z",
-    "halves": "x",
     "odd_from_even": "x",
     "rows": "z",
     "buffers": "z",

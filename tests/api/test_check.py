@@ -161,28 +161,6 @@ def test_float32_has_a_step_and_a_tolerance_of_its_own():
         initialise(default_fp=ti.f64)
 
 
-@pytest.mark.sweep
-def test_at_most_so_many_entries():
-    x, y = scalars(np.linspace(0.1, 1, 300)), outputs(1)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[0] += x[i] * x[i]
-
-    assert check_jacobian(k, x, y).blocks[0].compared == 200
-    assert check_jacobian(k, x, y, most_entries=7).blocks[0].compared == 7
-    assert "7 of 300" in str(check_jacobian(k, x, y, most_entries=7))
-    small = scalars(np.ones(3))
-
-    @ti.kernel
-    def few():
-        for i in small:
-            y[0] += small[i] * x[0]
-
-    assert check_jacobian(few, [small, x], y, most_entries=None).blocks[1].compared == 300
-
-
 # --- check_rule -------------------------------------------------------------------------------------------------------
 
 

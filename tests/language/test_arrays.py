@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import check_jacobian
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, backend, jacobian, value_and_jacobian
@@ -71,37 +70,6 @@ def test_parameter_and_output(kind):
     assert type(J).__module__.split(".")[0] == ("torch" if kind == "torch" else "numpy")
 
 
-@pytest.mark.parametrize("parameter", KINDS)
-@pytest.mark.parametrize("output", KINDS)
-def test_kinds_can_be_mixed(parameter, output):
-    x, y = make(parameter, X), make(output, np.zeros(3))
-    J = jacobian(smooth, "x", "y", args=(x, y))
-    assert_allclose(content(J), smooth_jacobian(X), rtol=1e-14)
-
-
-def test_names_and_objects_are_the_same():
-    x, y = real(X), real(np.zeros(3))
-    by_object = jacobian(smooth, {"in": x}, [y], args=(x, y))
-    by_name = jacobian(smooth, {"in": "x"}, ["y"], args=(x, y))
-    assert_array_equal(by_object[0]["in"], by_name[0]["in"])
-
-
-def test_float32_arrays_have_float32_jacobians():
-    x, y = X.astype(np.float32), np.zeros(3, np.float32)
-    J = jacobian(smooth, x, y, args=(x, y))
-    assert J.dtype == np.float32
-    assert_allclose(J, smooth_jacobian(X), rtol=1e-5)
-
-
-@pytest.mark.double_only("two types of real numbers")
-def test_types_can_be_mixed():
-    """The type of J is that of the output."""
-    x, y = X.astype(np.float32), np.zeros(3)
-    J = jacobian(smooth, x, y, args=(x, y))
-    assert J.dtype == np.float64
-    assert_allclose(J, smooth_jacobian(X), rtol=1e-6)
-
-
 # --- elements that are vectors and matrices
 
 
@@ -165,19 +133,6 @@ def test_vector_elements_as_output(kind):
 
 
 @ti.kernel
-def decay(T: ti.types.ndarray(), a: ti.types.ndarray()):
-    ti.loop_config(serialize=True)
-    for s in range(T.shape[0] - 1):
-        T[s + 1] = T[s] * (1 - a[s])
-
-
-def test_recurrence_through_an_array():
-    T, a = np.array([1.0, 0, 0, 0, 0]), np.array([0.1, 0.4, 0.2, 0.7])
-    check_jacobian(decay, a, T, args=(T, a))
-    check_jacobian(decay, [T, a], T, args=(T, a))
-
-
-@ti.kernel
 def through_working_array(
     x: ti.types.ndarray(), work: ti.types.ndarray(), n: ti.types.ndarray(), y: ti.types.ndarray()
 ):
@@ -205,14 +160,6 @@ def test_array_between_two_loops(kind):
 def step_in_place(x: ti.types.ndarray(), k: ti.f64):
     for i in x:
         x[i] += k * x[i] ** 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_parameter_is_output(kind):
-    x = make(kind, X)
-    J = jacobian(step_in_place, x, x, args=(x, 0.5))
-    assert_allclose(content(J), np.diag(1 + X), rtol=1e-14)
-    assert_allclose(content(x), X + 0.5 * X**2, rtol=1e-15)
 
 
 def test_array_and_number_as_parameters():
@@ -280,28 +227,6 @@ def test_arrays_that_change_roles_between_calls():
     assert_allclose(jacobian(product, b, c, args=(a, b, c)), np.diag(a), rtol=1e-14)
     assert_allclose(jacobian(product, a, c, args=(a, a, c)), np.diag(2 * a), rtol=1e-14)
     assert_allclose(jacobian(product, a, c, args=(a, b, c)), np.diag(b), rtol=1e-14)
-
-
-def test_fresh_arrays_in_a_loop():
-    """Arrays come and go at the same addresses; each call is about its own."""
-    for n in range(6):
-        x, y = real(np.full(3 + n % 3, 0.1 * n)), real(np.zeros(2 + n % 3))
-        assert_allclose(jacobian(smooth, x, y, args=(x, y)), smooth_jacobian(x), rtol=1e-14, atol=1e-15)
-
-
-def test_fields_and_arrays_together():
-    scale = ti.field(ti.f64, shape=())
-    scale[None] = 3.0
-
-    @ti.kernel
-    def scaled(x: ti.types.ndarray(), y: ti.types.ndarray()):
-        for i in x:
-            y[i] = scale[None] * x[i]
-
-    x, y = X.copy(), np.zeros(4)
-    J = jacobian(scaled, [scale, x], y, args=(x, y))
-    assert_allclose(J[0], X, rtol=1e-15)
-    assert_allclose(J[1], 3 * np.eye(4), rtol=1e-15)
 
 
 def test_fortran_order_is_read_as_it_is():

@@ -142,31 +142,6 @@ def test_stores_outside(kind, options):
     assert_allclose(memory[42:], 7)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_indices_that_are_read_or_computed(options):
-    """Of columns, of rows, and of both."""
-    values, where = np.arange(1.0, 6.0), [-1, 7, 2, 0, 4]
-    x, y, q = between(values), between(np.zeros(5), fill=0.0), integers(where)
-
-    @ti.kernel
-    def k():
-        for i in q:
-            y[q[i]] += x[i] ** 2
-            y[i] += x[q[i]] ** 3 + x[ti.cast(x[i] * 3 - 4, ti.i32)]
-
-    wanted = np.zeros((5, 5))
-    for i, n in enumerate(where):
-        if 0 <= n < 5:
-            wanted[n, i] += 2 * values[i]
-            wanted[i, n] += 3 * values[n] ** 2
-        n = int(values[i] * 3 - 4)
-        if 0 <= n < 5:
-            wanted[i, n] += 1
-    y.fill(0)
-    assert_allclose(dense(jacobian(k, x, y, **options)), wanted)
-
-
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"tangents": "dense"}], ids=str)
 def test_arrays(options):
     """Part of a larger array: what is next to it is there, too."""

@@ -255,32 +255,6 @@ class TestLayouts:
                 assert_allclose(values_of(m.w), values_of(reference.w), rtol=1e-13)
                 assert_allclose(values_of(m.v), values_of(reference.v), rtol=1e-13)
 
-    def test_deactivation_of_one_component(self):
-        v, out = _placed("sparse"), vector_outputs(3, N)
-        x = scalars(START[:, 0])
-
-        @ti.kernel
-        def fill():
-            for i in range(N):
-                v[i] = ti.Vector([x[i], 2 * x[i], 3 * x[i]])
-
-        @ti.kernel
-        def load():
-            for i in range(N):
-                out[i] = v[i]
-
-        node = v.get_scalar_field(0).parent()
-
-        def pipeline():
-            fill()
-            node.deactivate_all()
-            load()
-
-        expected = np.einsum("ij,c->icj", np.eye(N), [0.0, 2.0, 3.0])
-        for options in ({}, {"chunk_size": 2}):
-            assert_array_equal(jacobian(pipeline, x, out, **options), expected)
-        assert_allclose(read(out)[:, 2], 3 * START[:, 0])
-
 
 class TestPipelines:
     @pytest.mark.mostly_sweep("options2")

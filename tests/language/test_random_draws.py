@@ -42,9 +42,6 @@ def draw_in_python(a):
 
 
 PROGRAMS = """
-    partial:
-        for i in y:
-            y[i] = ti.random(ti.f64) + ti.random(ti.f64) * x[i]
     signs:
         for i in y:
             y[i] = -ti.random(ti.f64) + ti.random(ti.f64) + x[i] * (-ti.random(ti.f64)) * (-ti.random(ti.f64))
@@ -84,31 +81,12 @@ PROGRAMS = """
         for i in range(4):
             z[int(ti.random(ti.f64) * 4)] += ti.random(ti.f64)
             y[int(ti.random(ti.f64) * 4)] = x[int(ti.random(ti.f64) * 4)] * ti.random(ti.f64)
-    several_targets:
-        for i in range(4):
-            a, b = ti.random(ti.f64), ti.random(ti.f64)
-            y[i], z[int(ti.random(ti.f64) * 4)] = a * x[i], b - ti.random(ti.f64)
-            a, b = b * ti.random(ti.f64), a
-            y[i] += a * x[i] - b
     atomics:
         for i in y:
             old = ti.atomic_add(y[i], ti.random(ti.f64) * x[i])
             ti.atomic_max(z[0], ti.random(ti.f64))
             z[i] += old + ti.random(ti.f64)
             ti.atomic_sub(y[int(ti.random(ti.f64) * 4)], x[i])
-    kinds:
-        for i in y:
-            y[i] = ti.randn(ti.f64) * x[i] + ti.randn() - ti.randn(ti.f32) * x[i]
-            z[i] = ti.random(ti.f32) + ti.random(ti.i32) / 1e9 + ti.random(ti.u64) / 1e18 + ti.random()
-    updates:
-        for i in y:
-            s = x[i]
-            s *= ti.random(ti.f64)
-            s /= ti.random(ti.f64) + 1
-            s %= 1 + ti.random(ti.f64)
-            y[i] = s + max(ti.random(ti.f64), x[i], ti.random(ti.f64))
-            y[i] += ti.select(x[i] > 1, ti.random(ti.f64), ti.random(ti.f64) * x[i])
-            y[i] *= 1 + ti.random(ti.f64)
     unused:
         for i in y:
             ti.random(ti.f64)
@@ -158,12 +136,6 @@ PROGRAMS = """
             y[i] = (a + ti.random(ti.f64)) * b * x[i]
         for i in range(3):
             z[i] = ti.random(ti.f64) + a
-    matrices:
-        for i in range(4):
-            v = ti.Vector([ti.random(ti.f64) for _ in ti.static(range(5))])
-            A = ti.Matrix([[ti.random(ti.f64), x[i]], [ti.random(ti.f64), 1.0 + ti.random(ti.f64)]])
-            _, S, _ = ti.svd(A)
-            y[i] = S[0, 0] * v[i % 3]
     rows:
         for i, j in ti.ndrange(4, 64):
             y[i] += x[i] * ti.random(ti.f64) * (0.5 if j < 32 else ti.random(ti.f64))

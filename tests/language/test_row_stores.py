@@ -27,9 +27,6 @@ SUMS = {  # ... from total = 0 to the store of it
         all_of_it:
             for n in range(pairs):
                 total += x[2 * n + 1] * x[2 * n] * (i + 1)
-        over_a_field:
-            for n in range(x.shape[0]):
-                total += x[n] ** 2
         skipped:
             if i == 2:
                 continue
@@ -40,19 +37,9 @@ SUMS = {  # ... from total = 0 to the store of it
         one_term:
             for n in range(19):
                 total += x[2 * n] * x[2 * n + 1] * i
-        by_condition_with_break:
-            for n in range(20):
-                if x[n] > 0.55:
-                    total += x[n] ** 2
-                if n > 15 + i:
-                    break
         with_an_outer_index:
             for n in range(5):
                 total += x[i + 8 * n] ** 2 + x[i + 8 * n + 3]
-        filled_by_condition:
-            if i > 1:
-                for n in range(count):
-                    total += x[n] ** 2
         filled_in_part_by_condition:
             for n in range(count):
                 if n % 2 == i % 2:
@@ -62,23 +49,6 @@ SUMS = {  # ... from total = 0 to the store of it
                 total += x[n] ** 2
                 if n > 5 * i:
                     break
-        continued_early:
-            for n in range(count):
-                if n > 5 * i:
-                    continue
-                total += x[n] ** 2
-        short_of_one:
-            for n in range(39):
-                total += x[n] ** 2
-        from_the_second:
-            for n in range(1, count):
-                total += x[n] ** 2
-        every_second:
-            for n in range(pairs):
-                total += x[2 * n] ** 2
-        of_other_length:
-            for n in range(10 * i):
-                total += x[n] ** 2
     """,
     ADDED: """
         neighbours:
@@ -87,30 +57,6 @@ SUMS = {  # ... from total = 0 to the store of it
         looked_up:
             for n in range(20):
                 total += x[order[n]] ** 2
-        halves:
-            for n in range(20):
-                total += x[n // 2] ** 2
-        nested:
-            for n in range(5):
-                for m in range(4):
-                    total += x[n + 2 * m] * x[n] * m
-        repeated:
-            for _ in range(3):
-                for n in range(10):
-                    total += x[n] ** 2
-        two_statements:
-            for n in range(10):
-                total += x[n] ** 2
-                total += ti.sin(x[n])
-        unrolled:
-            for k in ti.static(range(2)):
-                for n in range(10):
-                    total += x[n + k] ** 2
-        reset:
-            for n in range(10):
-                if n == 4:
-                    total = 0.0
-                total += x[n] ** 2
         scaled:
             for n in range(10):
                 total += x[n] ** 2
@@ -125,12 +71,6 @@ SUMS = {  # ... from total = 0 to the store of it
             for n in range(10):
                 add_square(total, n)
                 add_square(total, n + 1)
-        straight:
-            for _ in range(2):
-                part = 0.0
-                if i < 3:
-                    part += x[i + 8] * x[i + 7] + x[i]
-                total += part
     """,
 }
 OTHERS = {
@@ -143,21 +83,8 @@ OTHERS = {
             for n in range(count):
                 other += x[n] * total
             y[i] = other + total
-        all_of_it_in_an_inner_loop:
-            product = 1.0
-            for m in range(3):
-                total = 0.0
-                for n in range(count):
-                    total += ti.sin(x[n]) * (m + 1)
-                product *= total
-            y[i] = product
     """,
     STORED: """
-        backwards_and_subtracted:
-            total = 0.0
-            for n in range(19, 20):
-                total -= x[3 - 2 * (n - 19)] * x[2 - 2 * (n - 19)] * i
-            y[i] = total * total
         read_while_it_is_filled:
             total = 0.0
             other = 0.0
@@ -195,14 +122,6 @@ OTHERS = {
                     total = 0.0
                     total += 0.01 * x[n] * x[1]
                 other += total * 0.01
-            y[i] = total + other * i
-        read_between_two_statements:
-            total = 0.0
-            other = 0.0
-            for n in range(count):
-                total += 0.01 * x[n] ** 2
-                other += total * 0.01
-                total -= 0.01 * ti.sin(x[n])
             y[i] = total + other * i
     """,
 }

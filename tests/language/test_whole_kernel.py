@@ -54,38 +54,17 @@ LANES = """
             y[i] = p[0] * p[0] * i + p[1] * p[0]
         for i in z:
             y[i] += p[1] * i
-    scaled_after:
-        for i in y:
-            y[i] = p[0] * p[0] * i + p[1] * p[0]
-        for i in z:
-            y[i] *= 2.0
     cleared_after:
         for i in y:
             y[i] = p[0] * p[0] * i + p[1] * p[0]
         for i in range(N // 2):
             y[i] = 0.0
-    summed_after:
-        for i in y:
-            y[i] = p[0] * p[0] * i + p[1] * p[0]
-        total[None] = 0.0
-        for i in y:
-            total[None] += y[i]
-        for i in z:
-            z[i] = total[None]
     extremum_after:
         for i in y:
             y[i] = p[0] * p[0] * i + p[1] * p[0]
         for i in z:
             ti.atomic_max(y[0], y[i])
             z[i] = 0.0
-    read_by_a_local:
-        for i in y:
-            y[i] = p[0] * p[0] * i + p[1] * p[0]
-        for i in z:
-            s = 0.0
-            for j in range(i):
-                s += y[j]
-            z[i] = s
 """
 
 
@@ -114,18 +93,14 @@ class TestLanes:
         half[: N // 2] = 0
         largest = by_p.copy()
         largest[0] = by_p[-1]
-        sums = np.concatenate([np.zeros((1, 2)), np.cumsum(by_p, 0)[:-1]])
         made = {
             "alone": (by_p, none),
             "inline": (by_p, none),
             "read_after": (by_p, 2 * by_p[::-1]),
             "read_before": (by_p, none),
             "added_after": (by_p + np.stack([np.zeros(N), i], -1), none),
-            "scaled_after": (2 * by_p, none),
             "cleared_after": (half, none),
-            "summed_after": (by_p, np.tile(by_p.sum(0), (N, 1))),
             "extremum_after": (largest, none),
-            "read_by_a_local": (by_p, sums),
         }
         cases = {name: (kernel, *made[name]) for name, kernel in kernels.items()}
         return p, y, z, cases
@@ -192,31 +167,16 @@ COVER = """
     read_by_the_store:
         for i in y:
             y[i] = y[i] * p[0] + p[1]
-    added_by_the_store:
-        for i in y:
-            y[i] = y[i] + p[1]
     read_before:
         for i in z:
             z[i] = y[i] * p[0]
         for i in y:
-            y[i] = p[0] * p[1] * i
-    read_before_in_the_loop:
-        for i in y:
-            z[i] = y[i] * p[0]
             y[i] = p[0] * p[1] * i
     read_ahead:
         ti.loop_config(serialize=True)
         for i in range(6):
             y[i] = p[0] * p[1] * i
             z[i] = y[(i + 1) % 6] * p[0]
-    read_ahead_in_a_loop:
-        ti.loop_config(serialize=True)
-        for i in range(6):
-            y[i] = p[0] * p[1] * i
-            s = 0.0
-            for j in range(6):
-                s += y[j] * p[j % 2]
-            z[i] = s
     added_before:
         for i in z:
             y[i] += p[0]

@@ -312,27 +312,6 @@ class TestTreesFromBefore:
         refused(lambda: torch_function(square, inputs=x, outputs=old), r"outputs \(field old\) " + ENDED)
         refused(lambda: torch_function(square, inputs=old, outputs=x), r"inputs \(field old\) " + ENDED)
 
-    @pytest.mark.sweep
-    def test_same_layout_again(self):
-        """Prepared once; its argument is a field of another tree in each call."""
-        (y,) = fields(0.0)
-        plan = None
-        for round_ in range(4):
-            a = ti.field(ti.f64)
-            own = tree(a, shape=N + round_ % 2)
-            a.fill(float(round_ + 1))
-            plan = plan or Jacobian(first_ones, "a", y, args=(a, y))
-            expected = np.zeros((N, N + round_ % 2))
-            expected[:, :N] = 2 * (round_ + 1) * np.eye(N)
-            assert_allclose(plan(args=(a, y)), expected)
-            own.destroy()
-
-
-@ti.kernel
-def first_ones(a: ti.template(), b: ti.template()):
-    for i in b:
-        b[i] = a[i] ** 2
-
 
 class TestPrograms:
     @pytest.mark.sweep

@@ -175,16 +175,6 @@ def test_stores_to_fields(scenes, kind, name):
     scenes[kind].check(*STORES[kind][name])
 
 
-@pytest.mark.sweep
-def test_stores_from_tensors(scenes):
-    torch = pytest.importorskip("torch")
-    ones, pairs = torch.ones(N, dtype=torch.float64), torch.ones((N, 2), dtype=torch.float64)
-    scenes["scalar"].check(lambda c: c.from_torch(ones), EVERYTHING)
-    scenes["scalar"].check(lambda c: c.from_torch(pairs[:, 1]), EVERYTHING)
-    scenes["vector"].check(lambda c: c.from_torch(pairs), EVERYTHING)
-    scenes["struct"].check(lambda c: c.from_torch({"m": ones, "v": pairs, "s": {"n": ones}}), EVERYTHING)
-
-
 def test_an_entry_object_made_before_the_pipeline(scenes):
     entry, vector = scenes["struct"].c[1], scenes["vector"].c[2]
     scenes["struct"].check(lambda c: setattr(entry, "m", 5.0), [(1, 0)])

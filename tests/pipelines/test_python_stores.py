@@ -5,7 +5,6 @@ A number that is stored to its own place keeps its derivative.
 
 import functools
 import operator
-import queue
 import warnings
 
 import numpy as np
@@ -31,117 +30,33 @@ zero_first:
 zero_by_number:
     for i in range(2):
         t[i] *= 0.0
-zero_in_a_helper:
-    zero_first(t)
-zero_in_a_method:
-    class Walls:
-        def __init__(self, values):
-            self.values = values
-        @property
-        def first(self):
-            self.values[0] = 0.0
-            return self.values
-        def __call__(self):
-            return self.first
-    Walls(t)()
-by_iteration:
-    for entry in np.nditer(t, op_flags=["readwrite"]):
-        entry[...] = 0.0
-unpacked:
-    t[0], t[3] = 0.0, 0.0
-as_a_target:
-    for t[1] in (5.0, 0.0):
-        pass
-by_real_part:
-    t[1:].real = 0.0
-by_flat:
-    t.flat = 0.0
 swapped:
     t[0], t[1] = t[1], t[0]
 to_itself:
     t[:] = t
 added:
     t += 0.0
-kept_elsewhere:
-    box = {"views": [t.reshape(2, 2)]}
-    box["views"][0][1, 0] = 0.0
-set_by_a_nested_function:
-    def inner(i):
-        t[i] = 0.0
-    list(map(inner, (1, 2)))
-under_a_condition:
-    if t.size > 3:
-        t[3] = 0.0
-    else:
-        t[:] = 0.0
-never:
-    if t.size > 5:
-        t[:] = 0.0
-put_in_a_queue:
-    held = queue.Queue()
-    held.put(t)
-    assert held.qsize() == 1
 """,
     decorator="",
     arguments="(t)",
-    queue=queue,
 )
 zero_first = FUNCTIONS["zero_first"]
 EVERYWHERE = [0, 1, 2, 3]
 STORES = {
     "entry": (FUNCTIONS["zero_first"], [0]),
-    "helper": (FUNCTIONS["zero_in_a_helper"], [0]),
-    "method": (FUNCTIONS["zero_in_a_method"], [0]),
-    "partial": (lambda t: functools.partial(zero_first, t)(), [0]),
-    "nested partial": (lambda t: functools.partial(functools.partial(operator.setitem, t), 0)(0.0), [0]),
     "slice": (lambda t: operator.setitem(t, slice(1, 3), 0.0), [1, 2]),
-    "dunder": (lambda t: t.__setitem__(2, 0.0), [2]),
-    "negative index": (lambda t: t.__setitem__(-1, 0.0), [3]),
     "mask": (lambda t: t.__setitem__(np.array([True, False, True, False]), 0.0), [0, 2]),
-    "indices": (lambda t: t.__setitem__([0, 3], [0.0, 0.0]), [0, 3]),
-    "ellipsis": (lambda t: t.__setitem__(..., 0.0), EVERYWHERE),
     "augmented": (FUNCTIONS["zero_by_number"], [0, 1]),
     "plus nothing": (FUNCTIONS["added"], []),
     "itself": (FUNCTIONS["to_itself"], []),
     "swap": (FUNCTIONS["swapped"], [0, 1]),
-    "unpacked": (FUNCTIONS["unpacked"], [0, 3]),
-    "real part": (FUNCTIONS["by_real_part"], [1, 2, 3]),
-    "flat as a whole": (FUNCTIONS["by_flat"], EVERYWHERE),
-    "setattr": (lambda t: setattr(t, "real", 0.0), EVERYWHERE),
-    "loop variable": (FUNCTIONS["as_a_target"], [1]),
-    "condition": (FUNCTIONS["under_a_condition"], [3]),
-    "condition that does not hold": (FUNCTIONS["never"], []),
-    "nested function": (FUNCTIONS["set_by_a_nested_function"], [1, 2]),
-    "container": (FUNCTIONS["kept_elsewhere"], [2]),
-    "nditer": (FUNCTIONS["by_iteration"], EVERYWHERE),
     "reshape": (lambda t: t.reshape(2, 2).__setitem__((1, 1), 0.0), [3]),
     "transposed": (lambda t: t.reshape(2, 2).T.__setitem__((0, 1), 0.0), [2]),
     "strided view": (lambda t: t[::2].__setitem__(slice(None), 0.0), [0, 2]),
-    "reversed view": (lambda t: t[::-1].__setitem__(0, 0.0), [3]),
-    "ravel": (lambda t: t.ravel().fill(0.0), EVERYWHERE),
-    "flat": (lambda t: t.flat.__setitem__(1, 0.0), [1]),
     "bits": (lambda t: t.view(np.int64).__setitem__(1, t.view(np.int64)[1]), []),
     "memoryview": (lambda t: memoryview(t).__setitem__(1, 0.0), [1]),
-    "fill": (lambda t: t.fill(0.0), EVERYWHERE),
-    "put": (lambda t: t.put([1, 2], 0.0), [1, 2]),
-    "np.put": (lambda t: np.put(t, [1, 5], 0.0, mode="wrap"), [1]),
-    "copyto": (lambda t: np.copyto(t, 0.0), EVERYWHERE),
-    "copyto where": (lambda t: np.copyto(t, 0.0, where=[True, False, False, True]), [0, 3]),
-    "place": (lambda t: np.place(t, np.arange(4) > 2, [0.0]), [3]),
-    "putmask": (lambda t: np.putmask(t, np.arange(4) < 1, [0.0]), [0]),
-    "fill_diagonal": (lambda t: np.fill_diagonal(t.reshape(2, 2), 0.0), [0, 3]),
-    "put_along_axis": (lambda t: np.put_along_axis(t, np.array([2]), 0.0, 0), [2]),
-    "out": (lambda t: np.multiply(t, 0.0, out=t), EVERYWHERE),
-    "out by place": (lambda t: np.multiply(t, 0.0, t), EVERYWHERE),
-    "out of a view": (lambda t: np.multiply(t[:2], 0.0, out=t[:2]), [0, 1]),
     "out where": (lambda t: np.multiply(t, 0.0, out=t, where=np.arange(4) == 2), [2]),
-    "ufunc.at": (lambda t: np.multiply.at(t, [0, 1], 0.0), [0, 1]),
-    "imul": (lambda t: operator.imul(t, 0.0), EVERYWHERE),
-    "reduction": (lambda t: np.sum(np.zeros((3, 4)), axis=0, out=t), EVERYWHERE),
-    "clip": (lambda t: t.clip(0.0, 0.0, out=t), EVERYWHERE),
-    "list of arrays": (lambda t: [zero_first(a) for a in [t]], [0]),
     "reads only": (lambda t: (t[0] + t.sum(), np.multiply(t, 0.0), t.copy().fill(0.0)), []),
-    "queue": (FUNCTIONS["put_in_a_queue"], []),
     "another array": (lambda t: np.zeros(4).__setitem__(0, 0.0), []),
 }
 
@@ -192,7 +107,7 @@ def scene(ti64):
     return Scene()
 
 
-@pytest.mark.mostly_sweep(every=7)
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", STORES)
 def test_stores_to_numpy_arrays(scene, name):
@@ -201,22 +116,11 @@ def test_stores_to_numpy_arrays(scene, name):
 
 TENSOR_STORES = {
     "entry": (FUNCTIONS["zero_first"], [0]),
-    "augmented": (FUNCTIONS["zero_by_number"], [0, 1]),
     "plus nothing": (FUNCTIONS["added"], []),
-    "view": (lambda t: t.view(2, 2).__setitem__((1, 0), 0.0), [2]),
     "transposed": (lambda t: t.view(2, 2).t().__setitem__((0, 1), 0.0), [2]),
-    "mask": (lambda t: t.__setitem__(t > 100.0, 0.0), []),
-    "index": (lambda t: t.__setitem__(t.new_tensor([1, 3]).long(), 0.0), [1, 3]),
-    "zero_": (lambda t: t.zero_(), EVERYWHERE),
     "zero_ of a part": (lambda t: t[1:3].zero_(), [1, 2]),
-    "fill_": (lambda t: t.fill_(0.0), EVERYWHERE),
-    "mul_": (lambda t: t.mul_(0.0), EVERYWHERE),
-    "copy_": (lambda t: t.copy_(t.new_zeros(4)), EVERYWHERE),
-    "masked_fill_": (lambda t: t.masked_fill_(t.new_tensor([1, 0, 0, 1]).bool(), 0.0), [0, 3]),
-    "index_fill_": (lambda t: t.index_fill_(0, t.new_tensor([2]).long(), 0.0), [2]),
     "through NumPy": (lambda t: t.numpy().__setitem__(1, 0.0), [1]),
     "detached": (lambda t: t.detach().__setitem__(1, 0.0), [1]),
-    "out": (lambda t: t.new_zeros(4).mul(0.0).add(0.0) is None, []),
 }
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import Snapshot, check_jacobian, outputs, scalars, vectors
+from differences import Snapshot, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
-from small_kernels import squares
 from taichi.lang import impl
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
@@ -91,11 +90,6 @@ def test_state_is_that_of_one_plain_run(max_memory):
         assert_allclose(parts, whole, rtol=1e-13, atol=1e-15)
 
 
-def test_jacobian_of_everything():
-    program = Everything()
-    check_jacobian(program.run, program.x, program.reals, state=[program.count, program.log])
-
-
 def test_arrays_that_share_memory_are_put_back_before_each_block():
     x, y, a = scalars([0.3, 0.5]), outputs(6), np.linspace(1.0, 2.0, 6)
 
@@ -128,35 +122,6 @@ def test_memory_that_was_saved_in_part_is_saved_between_the_parts():
         view *= 3.0
     state.restore()
     assert_array_equal(a, start)
-
-
-@pytest.mark.sweep
-def test_tangents_of_one_call_do_not_reach_the_next():
-    x, t, y = scalars(X), outputs(4), outputs(4)
-    first = squares(x, t)
-
-    @ti.kernel
-    def second():
-        for i in x:
-            y[i] = t[i] + x[i]
-
-    jacobian(lambda: (first(), second()), x, y)
-    assert_allclose(jacobian(second, x, y), np.eye(4), rtol=0)  # t is a constant here
-
-
-def test_values_are_those_after_the_run():
-    x, y = scalars(X), outputs(4)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            y[i] += x[i]
-
-    first, _ = value_and_jacobian(run, x, y)
-    kept = first.copy()
-    second, _ = value_and_jacobian(run, x, y)
-    assert_array_equal(first, kept)  # not a view of the field
-    assert_array_equal(second, 2 * X)
 
 
 @pytest.mark.sweep

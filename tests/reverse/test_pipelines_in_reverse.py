@@ -187,33 +187,6 @@ def test_sparse_fields_whose_cells_become_active(layout):
     require_same(run, [y], [y], reset)
 
 
-@pytest.mark.sweep
-def test_a_field_with_an_offset():
-    x, y = ti.field(ti.f64, shape=(4, 3), offset=(-2, 5)), ti.field(ti.f64, shape=(4, 3))
-
-    @ti.kernel
-    def run_one(t: int):
-        for j in range(5, 8):
-            x[t, j] = ti.sin(x[t - 1, j]) + x[t, j]
-
-    @ti.kernel
-    def end():
-        for i, j in y:
-            y[i, j] = x[i - 2, j + 5] ** 2
-
-    def run():
-        for t in range(-1, 2):
-            run_one(t)
-        x[0, 6] = 0.3
-        end()
-
-    def reset():
-        x.from_numpy(drawn(4, 3))
-        y.fill(0)
-
-    require_same(run, [x], [y], reset)
-
-
 def test_a_trajectory_in_one_field_is_not_copied():
     """Each launch writes one row of it, and reads another: nothing has to be kept."""
     steps = 50
@@ -247,41 +220,6 @@ def test_a_trajectory_in_one_field_is_not_copied():
 
 
 # --- Python between launches ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.sweep
-def test_stores_of_python_between_launches():
-    x, y, k = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N), ti.field(ti.i32, shape=N)
-    a = np.zeros(N)
-
-    @ti.kernel
-    def step():
-        for i in x:
-            y[i] += x[i] * x[k[i]]
-        for i in x:
-            x[i] = ti.cos(y[i]) * x[i]
-
-    def run(a):
-        step()
-        x[1] = 0.4
-        k[0] = 3  # which the adjoint of the first launch must not see
-        step()
-        x.from_numpy(np.full(N, 0.3))
-        mix(a, a)
-        step()
-        x.copy_from(y)
-        y.fill(0.2)
-        k.fill(2)
-        step()
-
-    def reset():
-        x.from_numpy(drawn(N))
-        y.from_numpy(drawn(N, seed=1))
-        k.from_numpy(np.arange(N, dtype=np.int32))
-        a[:] = drawn(N, seed=2)
-
-    for max_memory in (None, 900):
-        require_same(run, [x, y], [x, y], reset, (a,), max_memory=max_memory)
 
 
 def test_numpy_in_place_between_launches():
@@ -361,30 +299,6 @@ def fall(x: ti.template(), dt: ti.f64):
 def test_arguments_of_a_kernel():
     x = ti.field(ti.f64, shape=N)
     require_same(scaled, ["p", "w", x], None, lambda: x.from_numpy(drawn(N)), (x, 0.6, ti.Vector([0.3, 0.4])))
-
-
-@pytest.mark.sweep
-def test_numbers_that_python_reads_and_passes_on():
-    x, y = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N)
-
-    def run():
-        s = scaled(x, 0.5, ti.Vector([0.1, 0.2]))
-        fall(y, s * 0.1 + x[2] * x[3])
-        fall(x, y[1])
-
-    def plain(values):
-        x.from_numpy(values[:N])
-        y.from_numpy(values[N:])
-        run()
-        return x.to_numpy().sum() + 2 * y.to_numpy().sum()
-
-    start = np.concatenate([drawn(N), drawn(N, seed=1)])
-    x.from_numpy(start[:N])
-    y.from_numpy(start[N:])
-    found = np.concatenate(Prepared(run, [x, y], [x, y])([np.ones((1, N)), np.full((1, N), 2.0)]), axis=1)[0]
-    steps = np.eye(2 * N) * 1e-5
-    want = [(plain(start + e) - plain(start - e)) / 2e-5 for e in steps]
-    assert_allclose(found, want, rtol=1e-7)
 
 
 @pytest.mark.mostly_sweep(every=2)
