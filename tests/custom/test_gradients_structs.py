@@ -46,25 +46,6 @@ def functions():
     return made, energy, moved
 
 
-def test_arguments_that_a_rule_leaves_to_autodiff():
-    made, energy, _ = functions()
-    x, y = scalars(X), outputs(3)
-
-    @boundary_gradient(energy)
-    def _(ball, scale, d_scale):
-        return 7.0 * d_scale * ball.mass
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = energy(made(x[i]), x[0])
-
-    speed = np.hypot(X, 1)
-    expected = np.diag(X[0] * (3 * X**2 + 1) + speed + X * X / speed)
-    expected[:, 0] += 7 * X
-    assert_allclose(jacobian(k, x, y), expected, rtol=1e-13)
-
-
 def test_entries_of_fields_of_structs():
     _, energy, _ = functions()
     balls, y = Ball.field(shape=3), outputs(3)

@@ -125,9 +125,6 @@ def test_arguments_that_are_passed_on_cannot_be_stored_to():
 # functions of the position (x, y) with parameters p
 DEFINITIONS = """
 @ti.func
-def side(a, b, x, y):
-    return (p[b, 0] - p[a, 0]) * (y - p[a, 1]) - (p[b, 1] - p[a, 1]) * (x - p[a, 0])
-@ti.func
 def turned(x, y):
     return (x * ti.cos(p[1]) + y * ti.sin(p[1]) - p[0]) / p[2], (y * ti.cos(p[1]) - x * ti.sin(p[1])) / p[2]
 @ti.func
@@ -153,12 +150,6 @@ nested:
     elif y > p[3]:
         c = 0.3
     return c
-covered_discs:
-    c = 0.1
-    for n in range(4):
-        if (x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2 < p[n, 2] ** 2:
-            c = p[n, 3]
-    return c
 transparent_discs:
     c = 0.1
     for n in range(4):
@@ -174,16 +165,6 @@ cells:
             least = distance
             c = p[n, 2]
     return c
-triangle_by_minimum:
-    return ti.select(ti.min(side(0, 1, x, y), side(1, 2, x, y), side(2, 0, x, y)) > 0, 0.8, 0.1)
-triangle_by_and:
-    c = 0.1
-    if side(0, 1, x, y) > 0 and side(1, 2, x, y) > 0 and side(2, 0, x, y) > 0:
-        c = 0.8
-    return c
-checkers:
-    u, v = turned(x, y)
-    return ti.select((int(ti.floor(u)) + int(ti.floor(v))) % 2 == 0, 0.2, 0.9)
 sawtooth:
     return turned(x, y)[0] % 1.0
 texture:
@@ -268,16 +249,11 @@ GLASS = [[6.3, 7.2, 4.4, 0.4, 0.5], [11.7, 9.1, 4.3, 0.9, 0.3], [12.7, 5.6, 3.7,
 SITES = np.stack(np.meshgrid([4, 10, 16], [3, 8, 13], indexing="ij"), -1).reshape(-1, 2)
 MOVED = np.random.default_rng(3).uniform((-2, -2, 0.1), (2, 2, 1), (9, 3)) + np.pad(SITES, ((0, 0), (0, 1)))
 BLOBS = [[6.3, 7.2, 2.4], [11.7, 9.1, 2.1], [9.2, 4.0, 1.7], [14.5, 11.0, 1.2]]
-CORNERS = [[6.3, 3.1], [16.2, 5.7], [9.6, 13.3]]
 PATTERN, BY = [0.3, 0.2, 3.3], [0.2, 0.03, 0.1]
 SCENES = {  # function: parameters, steps, nodes of the mean of J
     "nested": ([10.3, 8.2, 5.1, 9.1], 0.2, 24),
-    "covered_discs": (OVER, [[0.2, 0.2, 0.2, 0.05]] * 4, 24),
     "transparent_discs": (GLASS, [[0.2, 0.2, 0.2, 0.05, 0.05]] * 4, 24),
     "cells": (MOVED, [0.2, 0.2, 0.05], 24),
-    "triangle_by_minimum": (CORNERS, 0.2, 24),
-    "triangle_by_and": (CORNERS, 0.2, 24),
-    "checkers": (PATTERN, BY, 24),
     "sawtooth": (PATTERN, BY, 24),
     "texture": (PATTERN, BY, 24),
     "line": ([5.2, 0.4, 0.3], [0.25, 0.03, 0.05], 96),

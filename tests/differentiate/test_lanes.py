@@ -269,24 +269,6 @@ def test_float64_in_parts_stays(lanes, monkeypatch):
     assert "some lanes only" in lanes.reasons[-1]
 
 
-def test_explain_and_threads(monkeypatch):
-    monkeypatch.setattr(schedule_lanes, "LANES_OF_FLOAT64", 8)
-    x, y = scalars(X), outputs(3, 200)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            s = 0.0
-            for n in range(3):
-                s += ti.exp(-x[n] * j * 0.01)
-            y[i, j] = s
-
-    check_jacobian(k, x, y)
-    plan = Jacobian(k, x, y)
-    plan()
-    assert "parallel loop 1 runs in lanes, 8 iterations at a time in vectors" in plan.explain()
-
-
 def test_each_loop_has_a_line_on_lanes(lanes):
     x, y, z, n = scalars(X), outputs(20), outputs(20), integers([20])
 

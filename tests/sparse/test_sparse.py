@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import taichi as ti
-from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
+from differences import central_differences, integers, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
@@ -20,12 +20,6 @@ pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("differen
 
 def random(*shape):
     return np.random.default_rng(5).uniform(0.5, 1.5, shape)
-
-
-def integers(values):
-    field = ti.field(ti.i32, shape=np.shape(values))
-    field.from_numpy(np.array(values, np.int32))
-    return field
 
 
 def require_equal(found, run, params, outs, state=()):

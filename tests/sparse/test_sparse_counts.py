@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, write
+from differences import integers, outputs, read, scalars, write
 from numpy.testing import assert_allclose
-from test_sparse import integers, random, require_equal
+from test_sparse import random, require_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 

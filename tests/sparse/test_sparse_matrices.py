@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 import taichi as ti
-from differences import outputs, scalars
+from differences import integers, outputs, scalars
 from taichi_program import initialise
-from test_sparse import integers, random, require_equal
+from test_sparse import random, require_equal
 
 from taichi_ext import Jacobian
 from taichi_ext.runtime.sparse import matrices as sparse_matrices

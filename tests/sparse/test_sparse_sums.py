@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars
+from differences import integers, outputs, scalars
 from numpy.testing import assert_allclose
-from test_sparse import integers, random, require_equal
+from test_sparse import random, require_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, vjp
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from differences import outputs, read, scalars, write
+from differences import integers, outputs, read, scalars, write
 from kernel_texts import kernels_of
-from test_sparse import integers, random, require_equal
+from test_sparse import random, require_equal
 
 from taichi_ext import Jacobian, vjp
 
