@@ -24,26 +24,12 @@ def disc(p, n, x, y):
     return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 0.8
 
 
-def squared(p, n, x, y):
-    return p[2] ** 2 - (x - p[0]) ** 2 - (y - p[1]) ** 2, 0.8
-
-
 def manhattan(p, n, x, y):
     return p[2] - abs(x - p[0]) - abs(y - p[1]), 0.8
 
 
 def either(p, n, x, y):
     return ti.max(x - p[0] - 0.2 * y, y - p[1] + 0.1 * x), 0.8
-
-
-def triangle(p, n, x, y):
-    level = 1e9
-    for a in ti.static(range(3)):
-        b = (a + 1) % 3
-        dx = p[2 * b] - p[2 * a]
-        dy = p[2 * b + 1] - p[2 * a + 1]
-        level = ti.min(level, ((y - p[2 * a + 1]) * dx - (x - p[2 * a]) * dy) / ti.sqrt(dx * dx + dy * dy))
-    return level, 0.8
 
 
 def discs(p, n, x, y):
@@ -53,13 +39,9 @@ def discs(p, n, x, y):
 GRID = np.array([[(n % 5) / 5 - 0.4 + 0.03 * (n % 3), (n // 5) / 2 - 0.27 + 0.05 * (n % 2)] for n in range(10)])
 SCENES = {  # shape, parameters, steps
     "a line of 0.3 pixels": (line, [5.2, 0.4, 0.3], [0.25, 0.03, 0.05]),
-    "a steep line of 0.3 pixels": (line, [5.2, 1.2, 0.3], [0.25, 0.03, 0.05]),
     "a disc, r = 0.3": (disc, [3.1, 3.35, 0.3], [0.2, 0.2, 0.05]),
-    "a disc, r = 0.3, squared distance": (squared, [3.1, 3.35, 0.3], [0.2, 0.2, 0.05]),
-    "a disc, r = 1.2": (disc, [3.1, 3.35, 1.2], [0.2, 0.2, 0.05]),
     "Manhattan distance": (manhattan, [5.1, 4.35, 2.3], [0.2, 0.2, 0.2]),
     "union of half-planes": (either, [5.1, 4.35], [0.2, 0.2]),
-    "triangle, as a minimum": (triangle, [1.3, 0.7, 10.2, 1.9, 4.4, 7.8], [0.2] * 6),
     "ten discs in a pixel": (discs, np.column_stack([GRID + 3, np.full(10, 0.12)]), [[0, 0, 0.05]] * 10),
 }
 

@@ -47,14 +47,6 @@ SCENES = {  # corners, faces, colours, pose, steps, and how far the worst column
         (0.02, 0, 0.02, 0.04, 0, 0.1),
         0.02,
     ),
-    "two solids in one another's edge": (
-        np.vstack([cube()[0], cube()[0] + [2, 0, 2]]),
-        np.vstack([cube()[1], cube()[1] + 24]),
-        [*cube()[2], *(1 - cube()[2])],
-        POSE,
-        STEPS,
-        0.02,
-    ),
     "tori that hide each other in part": (
         *linked_tori(),
         (0.5, 0.3, 0.1, 0, 0, 5.0),

@@ -9,7 +9,6 @@ import taichi as ti
 import taichi.math as tm
 from differences import read, write
 from kernel_texts import kernels_of, names_of
-from printed_programs import text
 from reemission import Reemission
 from taichi_program import end_program, initialise
 
@@ -444,29 +443,6 @@ def test_places_lead_to_the_user_s_line(f):
     assert inner[0].text.strip() == "a += b"
     assert "changes(f.x[i], 1.0)" in inner[0].caller.text
     assert f"# test_record_emit.py:{inner[0].line}" in emit(program)[0]
-
-
-def test_a_kernel_followed(f):
-    @ti.kernel
-    def k(scale: ti.f64):
-        for i in f.x:
-            a = f.v[i] * scale
-            f.y[i] += a.norm_sqr()
-
-    program = program_of(k, 2.0)
-    assert "a: f64[3] = [(v[i][0] * scale), (v[i][1] * scale), (v[i][2] * scale)]" in text(program)
-    lines = [line for line in emit(simplify(program))[0].splitlines()[6:-2] if not line.lstrip().startswith("#")]
-    assert [line.split("#")[0].rstrip() for line in lines] == [
-        "",
-        "def make(x, v, y):",
-        "    @ti.kernel",
-        "    def k(scale: ti.f64):",
-        "        for i in x:",
-        "            a_x = v[i][0] * scale",
-        "            a_y = v[i][1] * scale",
-        "            a_z = v[i][2] * scale",
-        "            y[i] += a_x * a_x + a_y * a_y + a_z * a_z",
-    ]
 
 
 def test_the_text_is_known_to_messages(f):

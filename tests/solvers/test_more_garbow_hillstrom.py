@@ -115,19 +115,3 @@ def test_reasons(name, scale):
     problem, reason = PROBLEMS[name], REASONS[OPEN[name, scale]]
     assert reason(problem, problem.start * scale)
     assert not reason(PROBLEMS["bard"], PROBLEMS["bard"].start * 10)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
-def test_losses(loss):
-    """Costs of robust losses have many minima: not more often worse than SciPy's trf than better."""
-    worse = better = 0
-    for problem in PROBLEMS.values():
-        for scale in SCALES[:2]:
-            start = problem.start * scale
-            if is_finite(problem, start):
-                wanted = optimize.least_squares(problem.fun, start, problem.jac, loss=loss, max_nfev=100 * len(start))
-                found = solved(problem, start, loss).point.cost
-                worse += not is_as_good(found, wanted.cost)
-                better += not is_as_good(wanted.cost, found)
-    assert worse <= better
