@@ -195,10 +195,6 @@ replace_gradient: x, y = field([0.37, 0.84]), zeros(3) | x, y, [[10, 0], [2, 1],
     w = replace_gradient(ti.floor(ti.Vector([x[0], x[1]])), ti.Vector([x[1], x[0]]))
     y[1] = w[0] + 2 * w[1]
     y[2] = replace_gradient(x[0] * x[0], 1.0)
-rounded_vectors: x, y = field(X), zeros(4) | x, y, np.diag([7.0] * 4)
-    for i in x:
-        v = replace_gradient(ti.round(ti.Vector([x[i], 3.0 * x[i]])), ti.Vector([x[i], 3.0 * x[i]]))
-        y[i] = v[0] + 2.0 * v.y
 rounded_structs: x, y = field(X), zeros(4); Pair = ti.types.struct(a=ti.f64, b=ti.f64) | x, y, np.diag(2 * X + 3)
     for i in x:
         pair = replace_gradient(Pair(a=ti.floor(x[i]), b=2.0), Pair(a=x[i] * x[i], b=x[i]))

@@ -39,12 +39,6 @@ KERNELS = """
             for m in range(n - j % 2, n + 2):
                 s -= 0.1 * x[1] * m
         y[i, j] = s
-    while_of_each:
-        s, n = w[i, j], 0
-        while s < 1.2 and n < 6:
-            s += x[0] * s + 0.1
-            n += 1
-        y[i, j] = s * x[1] + n
     break_and_continue:
         s, n = x[1], 0
         while True:
@@ -55,32 +49,6 @@ KERNELS = """
             if s > 2.0 + w[i, j] or n > 6:
                 break
             s -= x[0] * 0.1
-        y[i, j] = s
-    shared_jumps:
-        if j % 4 == 1:
-            continue
-        s, t, u = x[2], 0.0, 0.0
-        for n in range(6):
-            if n > 4:
-                break
-            if n % 2 == 0:
-                continue
-            u += 1.0
-            for m in range(2):
-                if m + n > 3:
-                    continue
-                s += x[m]
-                if s > 1.2123 + w[i, j]:
-                    break
-                t += x[0]
-        y[i, j] = s * t + u * x[1]
-    bounds_of_each:
-        s = 0.0
-        for n in range(j % 4):
-            t = x[n % 3]
-            for m in range(n, j % 4):
-                t = t * x[m % 3] + w[i, j]
-            s += t * t
         y[i, j] = s
     loops_in_loops:
         s = 1.0
@@ -102,14 +70,6 @@ KERNELS = """
         else:
             q[i, j] = 10 * i + j
             y[i, j] = x[2] * w[i, j]
-    arrays_in_loops:
-        h, s = ti.Vector([0.1, 0.2, 0.3]), 0.0
-        for n in range(j % 3):
-            g = ti.Vector([x[0], 0.0, x[n]])
-            for m in range(3):
-                h[m] += g[(m + n) % 3] * w[i, j]
-            s += h[n % 3] * h[2]
-        y[i, j] = s + h[0]
     skipped:
         if j % 5 == 3:
             continue
