@@ -21,7 +21,7 @@ from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.analysis.stores import free_loops
-from taichi_ext.boundary.registry import RulesInUse, registry
+from taichi_ext.boundary.registry import RulesInUse
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest
 from taichi_ext.differentiate.facts.facts import first_column_argument, shadow_argument
 from taichi_ext.differentiate.transform.forward import differentiate
@@ -75,7 +75,6 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
         facts = _facts(recorded, differentiated, infos, launch, constants)
         facts = replace(
             facts,
-            rules=tuple(rules.found.items()),
             returns_active=returns_active(program, differentiated.active),
             left_out=frozenset(infos[c].key for c in subject.left_out),
         )
@@ -97,7 +96,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
             arrays=launch.arrays,
             first_order=tuple(subject.arrays.values()),
             assumed=None if launch.sparse is not None else assumed,
-            memory=launches.KernelMemory(registry.version),
+            memory=launches.KernelMemory(rules),
         )
 
 

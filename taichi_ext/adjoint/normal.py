@@ -1,20 +1,17 @@
 """The normal form of a block: every load stands alone in a declaration, so that its adjoint has one place.
 
 * Where operands may not be evaluated (``ifte``), a branch takes their place.
-* Costly values that occur more than once have one name.
 * A load whose indices do not change has one name until its memory is written.
 * ``while condition`` is ``while True`` with a branch that leaves it, and inner loops have one variable.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from itertools import zip_longest
 
 import taichi_ext.program as ir
-from taichi_ext.adjoint.costly import is_costly
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, I64, U1, Const, Container, FoldedConst, Load, Local, Op, Read, Value
@@ -47,8 +44,7 @@ def running_number(indices: Iterable[Coefficient], sizes: Iterable[int], firsts:
 
 
 def normal(body: ir.Body) -> ir.Body:
-    made = _Normal(frozenset(assigned_locals(body))).block(body)
-    return _Common(frozenset(assigned_locals(made)), ValueNumbers()).block(made, {})
+    return _Normal(frozenset(assigned_locals(body))).block(body)
 
 
 def lower_loop(s: ir.For, hoist: Hoist, keep: Hoist) -> tuple[Local, tuple[Value, Value], ir.Body]:
@@ -275,43 +271,3 @@ def _is_plain(x: Value) -> bool:
         and x.contents.size <= _MOST_PLAIN
         and not any((isinstance(n, Op) and n.name in _COSTLY) or (isinstance(n, Read) and n.index) for n in ir.walk(x))
     )
-
-
-# Costly values that a block computes more than once have one name, and so one place for their adjoint.
-
-
-class _Common:
-    """Declares common values before they are first used; ``assigned`` are the locals that change."""
-
-    def __init__(self, assigned: frozenset[Local], numbers: ValueNumbers) -> None:
-        self._assigned, self._numbers = assigned, numbers
-
-    def block(self, body: ir.Body, names: dict[int, Read]) -> ir.Body:
-        """A block; ``names`` are the values that have a name where it stands."""
-        values = (v for s in ir.statements(body) for v in ir.values_of(s))
-        counts = Counter(self._numbers.of(n) for v in values for n in ir.walk(v) if isinstance(n, Op))
-        known, made = dict(names), list[ir.Statement]()
-
-        def change(v: Value) -> Value:
-            if not isinstance(v, Op) or v.name in ir.LAZY:
-                return v
-            number = self._numbers.of(v)
-            if number not in known:
-                new = ir.with_children(v, change)
-                if counts[number] < 2 or not self._is_fixed(v):
-                    return new
-                local = Local("common", v.dtype, (), "temporary")
-                made.append(ir.Declare(local, (new,), place=v.place))
-                known[number] = Read(local)
-            return known[number]
-
-        for s in body:
-            s = ir.with_values(s, change)
-            made.append(ir.with_blocks(s, lambda block: self.block(block, known)))
-        return tuple(made)
-
-    def _is_fixed(self, v: Value) -> bool:
-        """Whether a value is costly and the same wherever it is computed."""
-        contents = v.contents
-        is_same = contents.is_pure and not contents.containers and self._assigned.isdisjoint(contents.locals)
-        return is_same and is_costly(v) and not any(isinstance(n, Read) and n.index for n in ir.walk(v))

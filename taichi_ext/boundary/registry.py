@@ -227,11 +227,26 @@ class Registry:
 
 
 class RulesInUse:
-    """The rules of the registry that one kernel asks for, noted as it asks."""
+    """The rules of the registry that one kernel asks for, noted as it asks.
+
+    Attributes:
+        found: the rules, or None, by function or name of a mark.
+        version: of the registry, at which they were the ones in use.
+    """
 
     def __init__(self, *, takes_derivative: bool) -> None:
         self.takes_derivative = takes_derivative
-        self.found: dict[object, GradientRule | None] = {}  # by function or name of a mark
+        self.found: dict[object, GradientRule | None] = {}
+        self.version = registry.version
+
+    def are_current(self) -> bool:
+        """Whether the registry has these rules now."""
+        version = registry.version
+        if version != self.version:
+            if any(registry.rule_for(target) is not rule for target, rule in self.found.items()):
+                return False
+            self.version = version
+        return True
 
     def rule_for(self, target: object) -> GradientRule | None:
         """The enabled rule of a function or mark."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,7 +157,6 @@ class KernelFacts:
     changed_nodes: tuple[backend.SNode, ...] = ()  # of the layout, cells of which are activated and deactivated by name
     has_random: bool = False
     returns_active: bool = False  # its return value has a tangent
-    rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
     report: Report = field(default_factory=Report)  # the decisions, for people
     namesakes: dict[Key, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
     left_out: frozenset[Key] = frozenset()  # containers whose tangents it does not keep, since it reads none of them
@@ -186,12 +185,12 @@ class KernelMemory:
     """The memory that a kernel keeps from launch to launch.
 
     Attributes:
-        rules_version: of the registry when its rules were last found to be the same.
+        rules: those of users that it was built with, ``boundary.registry.RulesInUse``.
         scratch: memory for rows, by key.
         streams: the memory of the entries that it writes.
     """
 
-    rules_version: Hashable
+    rules: Any
     scratch: dict[Key, Any] = field(default_factory=dict)
     streams: Any = None
 

@@ -445,16 +445,12 @@ def is_current(fused: JacobianKernel) -> bool:
     Raises:
         UnsupportedError: a Python value has changed, and the plain kernel goes on with the one before.
     """
-    if fused.memory.rules_version != registry.version:
-        if any(registry.rule_for(target) is not rule for target, rule in fused.facts.rules):
-            return False
-        fused.memory.rules_version = registry.version
-    return fused.kernel.captures.are_current(fused.primal)
+    return fused.memory.rules.are_current() and fused.kernel.captures.are_current(fused.primal)
 
 
 def is_repeatable(fused: JacobianKernel) -> bool:
     """Whether a kernel is current, and no rule has been registered since its last launch."""
-    return fused.memory.rules_version == registry.version and is_current(fused)
+    return fused.memory.rules.version == registry.version and is_current(fused)
 
 
 # Checks before a launch with tangents: errors, and warnings where tangents are lost.

@@ -200,13 +200,14 @@ class TangentColumns:
     Attributes:
         count: the number of columns.
         changes: the number of changes of the set of shadows, or of whether they are zero.
+        directions: the tangents of the parameters; None if they are the columns of J.
     """
 
     def __init__(self, block: ColumnBlock, directions: np.ndarray | None, max_memory: float) -> None:
         self.count = block.count
         self.changes = 0
         self.first = block.first
-        self._directions = directions
+        self.directions = directions
         self._left = max_memory
 
     def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow:
@@ -215,21 +216,16 @@ class TangentColumns:
         self.changes += 1
         return Shadow(name, rows, self.count, dtype)
 
-    @property
-    def has_directions(self) -> bool:
-        """Whether the tangents of the parameters are directions, rather than the columns of J."""
-        return self._directions is not None
-
     def rows_of(self, column: int, count: int) -> np.ndarray:
         """The tangents of a parameter's entries, whose columns are those from one on."""
-        if self._directions is None:
+        if self.directions is None:
             return np.eye(count, self.count, k=column - self.first)
-        return self._directions[column : column + count]
+        return self.directions[column : column + count]
 
     def along(self, column: int, count: int, direction: np.ndarray) -> np.ndarray:
         """The tangents of a parameter's entries, whose columns are those from one on, times a direction."""
-        if self._directions is not None:
-            return self._directions[column : column + count] @ direction
+        if self.directions is not None:
+            return self.directions[column : column + count] @ direction
         found, places = np.zeros(count), np.arange(column, column + count) - self.first
         is_inside = (places >= 0) & (places < len(direction))
         found[is_inside] = direction[places[is_inside]]
@@ -238,10 +234,10 @@ class TangentColumns:
     def seed_rows(self, shadow: Shadow, column: int, rows: Any) -> None:
         """Set the rows of a parameter to its seeds: its columns, or the given directions."""
         self.changes += 1
-        if self._directions is None:
+        if self.directions is None:
             shadow.set_identity(column - self.first, rows)
         else:
-            shadow.set_rows(rows, self._directions[column : column + shadow.row_count(rows)])
+            shadow.set_rows(rows, self.directions[column : column + shadow.row_count(rows)])
 
     def spend(self, size: int) -> None:
         """Count the memory of tangents other than J against the limit; a single column is computed in any case."""

@@ -224,7 +224,7 @@ class NumberSeeds:
             return self
         starts: dict[str, Any] = {name: getattr(entries[0], "column", None) for name, entries in passed.items()}
         if (
-            not columns.has_directions
+            columns.directions is None
             and self.tangents is None
             and all(
                 is_dual(n) and first is not None and n.column == first + place

@@ -29,7 +29,7 @@ from taichi_ext.analysis.activity import Activity, find_activity, useful_activit
 from taichi_ext.analysis.changes import read_containers, written_containers
 from taichi_ext.analysis.cuts import Paths, find_paths
 from taichi_ext.analysis.loops import Extent, iterations
-from taichi_ext.boundary.registry import RulesInUse, registry
+from taichi_ext.boundary.registry import RulesInUse
 from taichi_ext.cached import cached_property
 from taichi_ext.differentiate.edges.edges import check_again
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Role
@@ -144,7 +144,7 @@ class StagedKernel:
         numbers: the arguments and Python numbers that may depend on parameters.
         accessed: the containers that the user's kernel reads, and those that it writes.
         captures: the Python values that it was recorded with.
-        rules: the version of the registry, and the rules in use.
+        rules: the rules in use.
     """
 
     kernel: Any
@@ -157,14 +157,13 @@ class StagedKernel:
     numbers: tuple[NumberPlace, ...]
     accessed: tuple[frozenset[Container], ...]
     captures: Any
-    rules: Any
+    rules: RulesInUse
     uses: Any
     integers: tuple[tuple[Local, int], ...]  # arguments by position that indices may be computed from
     folded: Mapping[Value, Value]  # numbers that Python has computed from parameters, by their expressions
     columns: int = 0  # of tangents along which everything is differentiated, for second derivatives
     _warned: set[Container] = field(default_factory=set)  # of the order of iterations
     _checked: set[Hashable] = field(default_factory=set)  # the arguments of launches whose order is known
-    _rules_version: Hashable = None  # of the registry, at which ``rules`` were the ones in use
     _forward: dict[Hashable, StageKernel] = field(default_factory=dict)
     _adjoints: dict[Hashable, AdjointKernel] = field(default_factory=dict)
 
@@ -189,12 +188,7 @@ class StagedKernel:
 
     def is_current(self) -> bool:
         """Whether it was built with the rules and Python values of now; raises as ``Captures.are_current``."""
-        version = registry.version
-        if version != self._rules_version:
-            if not all(registry.rule_for(target) is rule for target, rule in self.rules.found.items()):
-                return False
-            self._rules_version = version
-        return self.captures.are_current(self.kernel)
+        return self.rules.are_current() and self.captures.are_current(self.kernel)
 
     def check_apart(self, arguments: Mapping[Local, int]) -> None:
         """Raise, or warn, where with these arguments an iteration stores to entries that others use."""

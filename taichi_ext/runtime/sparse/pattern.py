@@ -140,11 +140,6 @@ class PatternBlock:
     def is_in_place(self) -> bool:
         return self.order is None
 
-    @property
-    def is_lent(self) -> bool:
-        """Whether the data are memory that the next launch of the kernel overwrites."""
-        return self.is_in_place and self.has_rows
-
     @cached_property
     def pattern(self) -> Pattern:
         return Pattern(self.indptr, self.indices, self.shape)

@@ -37,7 +37,8 @@ class StageBlocks:
         key: the container.
         size: its number of entries.
         stored: its entries that are overwritten, rather than added to.
-        blocks: CSR arrays, including data, by the owner of the columns. Lent data are valid until the next launch.
+        blocks: CSR arrays, including data, by the owner of the columns. Data in place that have rows are valid until
+            the next launch.
     """
 
     key: Key
@@ -284,7 +285,7 @@ class Streams:
                 full = {}
                 for owner, (block, bundle) in blocks.items():
                     full[owner] = (block, block.data(bundle.written()))
-                    if block.is_in_place and not block.is_lent:
+                    if block.is_in_place and not block.has_rows:  # rows are copied, without their zeros
                         bundle.give_away()
                 yield StageBlocks(key, self._size(key), self._stored[stage, key], full)
 
