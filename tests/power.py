@@ -104,7 +104,6 @@ DISTRICTS = {
     "runtime/memory": [
         "differentiate/test_regions.py",
         "language/test_views.py",
-        "language/test_layouts.py",
         "language/test_arrays.py",
         *PIPELINES,
         "sparse/test_sparse_layout_state.py",
