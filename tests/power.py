@@ -75,9 +75,9 @@ DISTRICTS = {
     ],
     "record": [
         "differentiate/test_record_emit.py",
-        *(f"language/test_language{n}.py" for n in ("", "_python", "_names", "_functions", "_vectors", "_structs")),
+        *(f"language/test_language{n}.py" for n in ("", "_python", "_names", "_functions", "_vectors")),
         *(f"language/test_{n}.py" for n in ("programs", "programs_with_functions", "captures", "constants")),
-        *(f"language/test_language_{n}.py" for n in ("atomics", "calls", "linalg", "whole_fields")),
+        *(f"language/test_language_{n}.py" for n in ("calls", "linalg", "whole_fields")),
         *(f"custom/test_{n}.py" for n in ("registry", "edges", "reverse_rules", "exact_pixels")),
         "api/test_bad_input.py",
     ],

@@ -186,24 +186,12 @@ def test_periodic_neighbours_behind_a_condition(way, count):
 
 
 @pytest.mark.mostly_sweep("at_two_entries")
-@pytest.mark.parametrize("name", ["at_own_entry", "at_two_entries", "in_two_dimensions"])
+@pytest.mark.parametrize("name", ["at_two_entries", "in_two_dimensions"])
 def test_loops_that_begin_below_zero(name):
     """Conditions keep indices within arrays; LLVM 15 took those of iterations before that for some 32 GiB further on."""
     x, y = fields(6)
     y.from_numpy(np.linspace(0.5, 1.5, 6))
     z, w = ti.field(ti.f64, shape=(4, 6)), ti.Vector.field(3, ti.f64, shape=(2, 4))
-
-    @ti.kernel
-    def at_own_entry():
-        for k in range(-1, 7):
-            if not (0 <= k and k <= 2):
-                continue
-            if y[k] >= 10:
-                if k - 2 >= 0:
-                    for _ in range(3):
-                        w[k - 1, k - 2][k - 2] += x[k - 2]
-            else:
-                y[k] *= x[k + 1] if 0.3 * k < x[min(k, 5)] else y[k]
 
     @ti.kernel
     def at_two_entries():

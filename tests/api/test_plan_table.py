@@ -344,16 +344,6 @@ class TestLifetime:
         assert traces == ["k"] * 3
 
     @pytest.mark.sweep
-    def test_new_objects_at_the_address_of_old_ones(self, fields, simulation):
-        addresses = set()
-        for n in range(20):
-            owner = simulation(float(n + 1))
-            addresses.add(id(owner))
-            assert_allclose(jacobian(owner.run, *fields).diagonal(), 4.0 * (n + 1))
-            del owner
-        assert len(addresses) < 20, "no address was used again, so that this shows nothing"
-
-    @pytest.mark.sweep
     def test_a_program_that_ends_takes_all_forms_along(self):
         others: set[int] = set()  # of other tests, which may keep theirs
 

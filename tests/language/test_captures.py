@@ -27,9 +27,7 @@ class Stepper:
     def __init__(self):
         self.x, self.y = scalars([1.0, 1.0, 1.0]), outputs(3)
         self.dt, self.r = 1.0, 3.0
-        self.weights = [1.0, 2.0]
         self.options = types.SimpleNamespace(dt=1.0)
-        self.direction = ti.Vector([1.0, 2.0])
 
     @ti.kernel
     def step(self):
@@ -47,20 +45,9 @@ class Stepper:
             self.y[i] = self.r * self.x[i]
 
     @ti.kernel
-    def listed(self):
-        for i in self.y:
-            for w in ti.static(self.weights):
-                self.y[i] += w * self.x[i]
-
-    @ti.kernel
     def nested(self):
         for i in self.y:
             self.y[i] = self.options.dt * self.x[i]
-
-    @ti.kernel
-    def vector(self):
-        for i in self.y:
-            self.y[i] = self.direction[1] * self.x[i]
 
     @ti.func
     def slope(self, i):

@@ -85,8 +85,6 @@ class Mixed:
             "everything": everything,
             "components, vectors": lambda: (by_components(), by_vectors()),
             "vectors, components": lambda: (by_vectors(), by_components()),
-            "in place, components": lambda: (in_place(), by_components()),
-            "all": lambda: (by_components(), in_place(), at_run_time_indices(), by_vectors()),
         }
         fill(self.v, START)
 
@@ -122,10 +120,6 @@ def _placed(layout):
         ti.root.dense(ti.i, N).place(components[1])
         ti.root.bitmasked(ti.i, N).place(components[2])
     return field
-
-
-KERNELS = "by components|by vectors|in place|at run-time indices|everything".split("|")
-KERNELS += ["components, vectors", "vectors, components", "in place, components", "all"]
 
 
 class TestParametersAndOutputs:

@@ -1,10 +1,13 @@
-"""Operators in kernels, and the order in which Taichi evaluates an expression."""
+"""Operators in kernels, the order in which Taichi evaluates an expression, and constructs that have one test each."""
 
 import operator
 
+import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
+
+from taichi_ext import InvalidArgumentError, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -68,3 +71,43 @@ def test_docstrings_pass_and_bare_expressions():
         y[0] = x[0] * x[1]
 
     check_jacobian(k, x, y)
+
+
+# --- one test each ----------------------------------------------------------------------------------------------------
+
+
+def test_an_atomic_product_outside_of_loops():
+    x, y = scalars([1.3, 0.4, 0.7, 0.23, 0.9]), scalars([1.5])
+
+    @ti.kernel
+    def k():
+        ti.atomic_mul(y[0], x[0])  # Taichi 1.7.4 aborts the process on it, so that there are no differences to compare
+
+    np.testing.assert_array_equal(jacobian(k, x, y), [[1.5, 0.0, 0.0, 0.0, 0.0]])
+    assert y[0] == pytest.approx(1.5 * 1.3, rel=1e-6)
+
+
+@pytest.mark.sweep
+def test_a_struct_field_with_integers_means_its_real_members():
+    vec2, matrix = ti.types.vector(2, ti.f64), ti.types.matrix(2, 2, ti.f64)
+    Tag, Mixed = ti.types.struct(id=ti.i32), ti.types.struct(n=ti.i32, v=vec2, m=matrix, s=ti.f32)
+    x, y = ti.types.struct(a=ti.f64, n=ti.i32, inner=Mixed, tag=Tag).field(shape=2), outputs(2)
+    x.a.from_numpy(np.array([0.3, 0.8]))
+    x.n.from_numpy(np.array([2, 5]))
+    x.inner.v.from_numpy(np.array([[0.5, 0.2], [1.1, 0.4]]))
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            s = x[i].inner.m.trace() + x[i].inner.s
+            y[i] = x[i].a ** 2 * x[i].n + x[i].inner.v.sum() * x[i].a + s + x[i].tag.id
+
+    J = jacobian(k, x, y)
+    assert set(J) == {"a", "inner"} and set(J["inner"]) == {"v", "m", "s"}
+    a, v = x.a.to_numpy(), x.inner.v.to_numpy()
+    np.testing.assert_allclose(J["a"], np.diag(2 * a * [2, 5] + v.sum(1)), rtol=1e-12)
+    np.testing.assert_allclose(J["inner"]["v"], np.einsum("ij,k->ijk", np.diag(a), np.ones(2)), rtol=1e-12)
+    with pytest.raises(InvalidArgumentError, match="real numbers"):
+        jacobian(k, x.n, y)
+    with pytest.raises(InvalidArgumentError, match="real numbers"):
+        jacobian(k, x.tag, y)

@@ -102,7 +102,7 @@ FUNCTIONS = {
 ELSEWHERE = {
     # tested in test_language_linalg.py
     *("ti.svd", "ti.polar_decompose", "ti.sym_eig", "ti.eig", "ti.solve"),
-    # tested below, or in test_language_atomics.py
+    # tested below, or in test_language.py
     *("ti.random", "ti.randn", "ti.bit_cast", "ti.assume_in_range", "tm.isinf", "tm.isnan", "tm.eye"),
     *("ti.atomic_add", "ti.atomic_sub", "ti.atomic_min", "ti.atomic_max", "ti.atomic_mul"),
     # statements and iterators, tested in the other files

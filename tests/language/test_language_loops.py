@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import outputs, scalars
+from kernel_texts import kernels_of, names_of
 
 from taichi_ext import Jacobian, jacobian
 
@@ -28,65 +29,47 @@ def test_ranges_with_steps_are_taichis_own_errors():
         jacobian(k, x, y)
 
 
-def partial_writers():
-    """Kernels that write some of the entries of y, and which."""
-    x, y = scalars([0.3, 0.4, 1.2, 0.5, 0.6]), outputs(5)
-
-    @ti.kernel
-    def breaks_before():
+WRITERS = """
+    breaks_before:
         ti.loop_config(serialize=True)
         for i in range(5):
             if x[i] > 1.0:
                 break
             y[i] = x[i] * x[0]
-
-    @ti.kernel
-    def breaks_after():
+    breaks_after:
         ti.loop_config(serialize=True)
         for i in range(5):
             y[i] = x[i] * x[0]
             if x[i] > 1.0:
                 break
-
-    @ti.kernel
-    def continues():
+    continues:
         for i in range(5):
             if x[i] > 1.0:
                 continue
             y[i] = x[i] * x[0]
-
-    @ti.kernel
-    def starts_late():
+    starts_late:
         for i in range(2, 5):
             y[i] = x[i] * x[0]
-
-    @ti.kernel
-    def permutes():
+    permutes:
         for i in range(5):
             m = i
             if i > 2:
                 m = 4 - i
             y[m] = x[m] * x[0]
-
-    kernels = {
-        breaks_before: [0, 1],
-        breaks_after: [0, 1, 2],
-        continues: [0, 1, 3, 4],
-        starts_late: [2, 3, 4],
-        permutes: [0, 1, 2],
-    }
-    return x, y, kernels
+"""
+WRITTEN = {"breaks_before": [0, 1], "breaks_after": [0, 1, 2], "continues": [0, 1, 3, 4], "starts_late": [2, 3, 4]}
+WRITTEN["permutes"] = [0, 1, 2]
 
 
-@pytest.mark.mostly_sweep("0", "1", "2")
-@pytest.mark.parametrize("number", range(5))
-def test_entries_that_are_not_written_have_derivative_zero(number):
-    x, y, kernels = partial_writers()
-    kernel, written = list(kernels.items())[number]
+@pytest.mark.mostly_sweep("breaks_before", "breaks_after", "continues")
+@pytest.mark.parametrize("name", names_of(WRITERS))
+def test_entries_that_are_not_written_have_derivative_zero(name):
+    x, y = scalars([0.3, 0.4, 1.2, 0.5, 0.6]), outputs(5)
+    kernel = kernels_of(WRITERS, x=x, y=y)[name]
     J = real(np.full((5, 5), 7.0))
     Jacobian(kernel, x, y)(out=J)
     expected = np.zeros((5, 5))
-    for i in written:
+    for i in WRITTEN[name]:
         expected[i, i] += x[0]
         expected[i, 0] += x[i]
     np.testing.assert_allclose(J, expected, rtol=1e-12)

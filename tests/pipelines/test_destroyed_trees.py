@@ -34,18 +34,6 @@ def square(a: ti.template(), b: ti.template()):
         b[i] = a[i] ** 2
 
 
-@ti.kernel
-def add_to_first(a: ti.template(), v: ti.template()):
-    for i in a:
-        v[i][0] += 3.0 * a[i]
-
-
-@ti.kernel
-def total(v: ti.template(), b: ti.template()):
-    for i in b:
-        b[i] = v[i].sum() * v[i][0]
-
-
 def tree(*fields, shape=N, kind="dense"):
     builder = ti.FieldsBuilder()
     getattr(builder, kind)(ti.i, shape).place(*fields)
@@ -74,17 +62,6 @@ def by_fields(x, y):
     own = tree(t)
     square(x, t)
     square(t, y)
-    own.destroy()
-
-
-def by_vectors_and_python(x, y):
-    v = ti.Vector.field(2, ti.f64)
-    own = tree(v)
-    v.fill(1.0)
-    v[1] = [0.0, 2.0]
-    v.get_scalar_field(1)[2] = 4.0
-    add_to_first(x, v)
-    total(v, y)
     own.destroy()
 
 
@@ -126,10 +103,8 @@ def add_up(a: ti.template(), y: ti.template()):
         y[i] += a[i] + a[4]
 
 
-FIRST = 1 + 3 * X[[0, 2]]
 PIPELINES = {
     "fields": (by_fields, 4 * X**3),
-    "vectors": (by_vectors_and_python, [3 * (2 * FIRST[0] + 1), 3 * (2 * 3 * X[1] + 2), 3 * (2 * FIRST[1] + 4)]),
     "sparse": (by_sparse_fields, [4 * X[0] ** 3, 0.0, 4 * X[2] ** 3]),
     "two trees": (by_two_trees, 4 * X**3 + 2 * X),
 }

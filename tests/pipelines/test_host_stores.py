@@ -382,23 +382,6 @@ def test_arrays_that_cannot_be_found_and_are_changed_before_the_first_kernel_are
     scene.check(lambda: scene.change(hidden.array), hidden.array, None)
 
 
-def test_change_after_the_last_kernel():
-    a, x = real(np.zeros(N)), real(np.ones(N))
-
-    @ti.kernel
-    def load(x: A1, a: A1):
-        for i in x:
-            a[i] = x[i]
-
-    def pipeline(x, a):
-        load(x, a)
-        a[1] = 4.0
-
-    with pytest.warns(DerivativeWarning, match="changed from Python"):
-        J = jacobian(pipeline, x, a, args=(x, a))
-    assert_allclose(J, np.diag([1.0, 0.0, 1.0]))
-
-
 @pytest.mark.mostly_sweep(every=2)
 @each_chunk
 def test_change_of_one_view_seen_through_another(chunk_size):

@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+import types
 
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from small_kernels import squares
 from taichi_program import end_program, initialise
@@ -35,6 +37,29 @@ def refused(call, what="create it again"):
         call()
 
 
+NAMING = """
+    reads:
+        for i in x:
+            y[i] = x[i] * old[i]
+    reads_integers:
+        for i in x:
+            y[i] = x[i] * old_int[i]
+    reads_of_an_object:
+        for i in x:
+            y[i] = x[i] * model.old[i]
+    loops:
+        for i in old:
+            y[i] = x[i]
+    stores:
+        for i in x:
+            y[i] = x[i]
+            old[i] = 1.0
+    template(f: ti.template()):
+        for i in x:
+            y[i] = x[i] * f[i]
+"""
+
+
 @pytest.mark.sweep
 class TestEndedProgram:
     def test_parameters_and_outputs(self):
@@ -58,43 +83,9 @@ class TestEndedProgram:
         initialise(default_fp=ti.f64)
         x, y = fields()
 
-        @ti.data_oriented
-        class Model:
-            def __init__(self):
-                self.old = old
-
-            @ti.kernel
-            def run(self):
-                for i in x:
-                    y[i] = x[i] * self.old[i]
-
-        @ti.kernel
-        def reads():
-            for i in x:
-                y[i] = x[i] * old[i]
-
-        @ti.kernel
-        def reads_integers():
-            for i in x:
-                y[i] = x[i] * old_int[i]
-
-        @ti.kernel
-        def loops():
-            for i in old:
-                y[i] = x[i]
-
-        @ti.kernel
-        def stores():
-            for i in x:
-                y[i] = x[i]
-                old[i] = 1.0
-
-        @ti.kernel
-        def template(f: ti.template()):
-            for i in x:
-                y[i] = x[i] * f[i]
-
-        for kernel in (reads, reads_integers, loops, stores, Model().run, lambda: reads()):
+        kernels = kernels_of(NAMING, x=x, y=y, old=old, old_int=old_int, model=types.SimpleNamespace(old=old))
+        template, reads = kernels.pop("template"), kernels["reads"]
+        for kernel in (*kernels.values(), lambda: reads()):
             refused(lambda kernel=kernel: jacobian(kernel, x, y))
         refused(lambda: jacobian(template, x, y, args=(old,)))
         refused(lambda: jacobian(lambda: template(old), x, y))

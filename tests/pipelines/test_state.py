@@ -60,10 +60,6 @@ class Everything:
     def containers(self):
         return [self.x, self.work, self.y, self.total, self.best, self.count, self.log, self.v]
 
-    @property
-    def reals(self):
-        return [self.work, self.y, self.total, self.best, self.v, self.x]
-
 
 def state_after(program, run):
     before = Snapshot(program.containers)
