@@ -21,7 +21,7 @@ from taichi_ext.interop.torch_products import (
     host_number,
     require_torch,
     returned_tensor,
-    run_function,
+    run,
     wants_derivative,
 )
 from taichi_ext.interop.torch_runs import Runs
@@ -95,11 +95,11 @@ class TorchFunction:
         check_kernel(kernel)
         if not isinstance(shapes, Mapping):
             raise unexpected("shapes", shapes, "a dict of shapes by name")
-        checked_options(max_memory, "auto", None, None)
+        checked_options(max_memory)
         self._kernel: Any = kernel  # has a gradient, too, if it is one of Taichi's
         self._is_checked = False
         bound = backend.primal_kernel(kernel)
-        self._signature = Signature.of(kernel)
+        self.signature = Signature.of(kernel)
         self.inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         self._shapes = dict(shapes)
         if outputs is None:
@@ -116,7 +116,7 @@ class TorchFunction:
                 raise InvalidArgumentError("outputs is empty; name at least one argument or field, or None.")
         self._check()
         allocated = {*self._shapes, *(o for o in self._outputs if isinstance(o, str))}
-        self._constants = [n for n in self._signature.names if n not in allocated and n not in self.inputs]
+        self._constants = [n for n in self.signature.names if n not in allocated and n not in self.inputs]
         self.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
         self.__doc__ = getattr(kernel, "__doc__", None)
         self._runs = Runs(self, kernel, max_memory)
@@ -142,12 +142,12 @@ class TorchFunction:
             raise InvalidArgumentError("inputs is empty; name at least one argument or field.")
 
     def _check_name(self, what: str, name: str) -> None:
-        if name not in self._signature.names:
+        if name not in self.signature.names:
             raise InvalidArgumentError(
                 f"{what} has {name!r}, which is not an argument of {_name(self._kernel)} (arguments: "
-                f"{', '.join(map(repr, self._signature.names)) or 'none'}).{suggestion(name, self._signature.names)}"
+                f"{', '.join(map(repr, self.signature.names)) or 'none'}).{suggestion(name, self.signature.names)}"
             )
-        if what == "outputs" and self._signature.is_value(name):
+        if what == "outputs" and self.signature.is_value(name):
             raise InvalidArgumentError(f"outputs has {name!r}, which is passed by value and cannot be written.")
         if what == "shapes" and name in self.inputs:
             raise InvalidArgumentError(f"shapes has {name!r}, which is an input.")
@@ -186,7 +186,7 @@ class TorchFunction:
                 )
         values = {n: value for n, value in constants.items() if n not in names}
         call = TorchCall(self._runs, wanted, tuple(names), values, [], [])
-        return self._rebuild(list(run_function().apply(call, *inputs, *(constants[n] for n in names))))
+        return self._rebuild(list(run(call, *inputs, *(constants[n] for n in names))))
 
     def _bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
         """The inputs, and the other arguments by name."""
@@ -213,7 +213,7 @@ class TorchFunction:
             if not value.is_floating_point():
                 raise InvalidArgumentError(f"{what} has type {value.dtype}; only real numbers have a derivative.")
             shape = (
-                backend.full_field_shape(item) if isinstance(item, backend.Field) else self._signature.value_shape(item)
+                backend.full_field_shape(item) if isinstance(item, backend.Field) else self.signature.value_shape(item)
             )
             if shape is not None and tuple(value.shape) != shape:
                 raise InvalidArgumentError(f"{what} has shape {tuple(value.shape)}; expected {shape}.")
@@ -226,7 +226,7 @@ class TorchFunction:
         arguments = dict(call.constants)
         arguments.update(self._in_memory(call, tensors))
         self._allocate(arguments, tensors)
-        for name, annotation in self._signature.annotations.items():
+        for name, annotation in self.signature.annotations.items():
             problem = backend.argument_problem(annotation, arguments[name])
             if problem:
                 raise InvalidArgumentError(f"{name!r} of {self.__name__} {problem}.")
@@ -234,7 +234,7 @@ class TorchFunction:
             if isinstance(field, backend.Field):
                 backend.check_not_ended(field)
                 field.from_torch(tensor.detach())
-        return {name: arguments[name] for name in self._signature.names}
+        return {name: arguments[name] for name in self.signature.names}
 
     def _in_memory(self, call: TorchCall, tensors: Sequence[Any]) -> dict[str, Any]:
         """The tensors of array arguments by name, so that the kernel can read them where they are.
@@ -247,7 +247,7 @@ class TorchFunction:
             if isinstance(name, backend.Field):
                 continue
             value = tensor.data  # whose version is not that of the tensor: what a run writes is put back
-            if self._signature.is_value(name):
+            if self.signature.is_value(name):
                 found[name] = host_number(value)
                 continue
             value = value.contiguous()
@@ -266,7 +266,7 @@ class TorchFunction:
             yield
             return
         inputs = [
-            n for n in self.inputs if isinstance(n, str) and n not in self._outputs and not self._signature.is_value(n)
+            n for n in self.inputs if isinstance(n, str) and n not in self._outputs and not self.signature.is_value(n)
         ]
         before = {name: arguments[name].clone() for name in inputs}
         yield
@@ -284,7 +284,7 @@ class TorchFunction:
         torch = require_torch()
         first = tensors[0]
         by_name = {i: t.detach() for i, t in zip(self.inputs, tensors, strict=False) if isinstance(i, str)}
-        for name in self._signature.names:
+        for name in self.signature.names:
             if name in arguments:
                 continue
             shape = self._shapes.get(name, tuple(first.shape))

@@ -134,143 +134,115 @@ def _unknown(name: str, what: str) -> UnsupportedError:
     )
 
 
-@functools.cache
-def run_function() -> Any:
-    """The ``torch.autograd.Function`` that runs the kernel."""
-    torch = require_torch()
-
-    class Run(torch.autograd.Function):
-        @staticmethod
-        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
-            with _as_constants(call, tensors):
-                return call.function.plain(call, tensors)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-            call, *tensors = inputs
-            ctx.call, ctx.is_real = call, [r.is_floating_point() for r in output]
-            ctx.save_for_backward(*tensors)
-            ctx.save_for_forward(*tensors)
-            ctx.mark_non_differentiable(*[r for r in output if not r.is_floating_point()])
-            ctx.set_materialize_grads(False)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
-            given = _filled(ctx.call.results, [g for g, real in zip(gradients, ctx.is_real, strict=True) if real])
-            return None, *_rows(ctx.call, ctx.saved_tensors, given)
-
-        @staticmethod
-        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
-            found = list(_columns(ctx.call, ctx.saved_tensors, tangents))
-            return tuple(found.pop(0) if is_real else None for is_real in ctx.is_real)
-
-    Run.vmap = staticmethod(_one_by_one(run_function))
-    return Run
-
-
-@functools.cache
-def _rows_function() -> Any:
-    """Cotangents of the outputs times J: a tensor for each wanted input."""
-    torch = require_torch()
-
-    class Rows(torch.autograd.Function):
-        @staticmethod
-        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
-            return _in_batch(call, tensors, call.function.rows)
-
-        setup_context = staticmethod(_keep_inputs)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
-            call, saved = ctx.call, ctx.saved_tensors
-            tensors, cotangents = saved[: call.count], saved[call.count :]
-            directions = _by_input(call, gradients)
-            return (
-                None,
-                *_curvature(call, tensors, cotangents, directions, ctx.needs_input_grad[1:]),
-                *_columns(call, tensors, directions),
-            )
-
-        @staticmethod
-        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
-            call_, saved = ctx.call, ctx.saved_tensors
-            tensors, cotangents = saved[: call_.count], saved[call_.count :]
-            moved, changed = tangents[: call_.count], tangents[call_.count :]
-            found = _curvature(call_, tensors, cotangents, moved, call_.wanted)
-            added = _rows(call_, tensors, _filled(call_.results, changed))
-            return tuple(_sum(found[n], added[n]) for n in call_.wanted_inputs)
-
-    Rows.vmap = staticmethod(_batched(_rows_function))
-    return Rows
-
-
-@functools.cache
-def _columns_function() -> Any:
-    """J times directions of the wanted inputs: a tensor for each real output."""
-    torch = require_torch()
-
-    class Columns(torch.autograd.Function):
-        @staticmethod
-        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
-            return _in_batch(call, tensors, call.function.columns)
-
-        setup_context = staticmethod(_keep_inputs)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
-            call, saved = ctx.call, ctx.saved_tensors
-            tensors, directions = saved[: call.count], _by_input(call, saved[call.count :])
-            cotangents = _filled(call.results, gradients)
-            found = _rows(call, tensors, cotangents)
-            return (
-                None,
-                *_curvature(call, tensors, cotangents, directions, ctx.needs_input_grad[1:]),
-                *[found[n] for n in call.wanted_inputs],
-            )
-
-        @staticmethod
-        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
-            count = ctx.call.count
-            if any(t is not None for t in tangents[:count]):
-                raise _unknown(ctx.call.function.name, "A second derivative in forward mode alone")
-            return tuple(_columns(ctx.call, ctx.saved_tensors[:count], _by_input(ctx.call, tangents[count:])))
-
-    Columns.vmap = staticmethod(_batched(_columns_function))
-    return Columns
-
-
-@functools.cache
-def _curvature_function() -> Any:
-    """Directions times the Hessian of cotangents times outputs: a tensor for each wanted input."""
-    torch = require_torch()
-
-    class Curvature(torch.autograd.Function):
-        @staticmethod
-        def forward(call: TorchCall, *tensors: object) -> tuple[object, ...]:
-            with _as_constants(call, tensors):
-                return call.function.curvature(call, tensors[: call.count], tensors[call.count :])
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
-            ctx.name = inputs[0].function.name
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
-            raise _unknown(ctx.name, "A third derivative")
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: object) -> tuple[Any, ...]:
-            raise _unknown(ctx.name, "A third derivative")
-
-    Curvature.vmap = staticmethod(_one_by_one(_curvature_function))
-    return Curvature
-
-
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
-    ctx.call = inputs[0]
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    ctx.call, ctx.is_real = inputs[0], [r.is_floating_point() for r in output]
     ctx.save_for_backward(*inputs[1:])
     ctx.save_for_forward(*inputs[1:])
+    ctx.mark_non_differentiable(*[r for r in output if not r.is_floating_point()])
     ctx.set_materialize_grads(False)
+
+
+def _run(call: TorchCall, *tensors: object) -> tuple[object, ...]:
+    with _as_constants(call, tensors):
+        return call.function.plain(call, tensors)
+
+
+def _run_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
+    given = [g for g, is_real in zip(gradients, ctx.is_real, strict=True) if is_real]
+    return None, *_rows(ctx.call, ctx.saved_tensors, _filled(ctx.call.results, given))
+
+
+def _run_forward(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
+    found = list(_columns(ctx.call, ctx.saved_tensors, tangents))
+    return tuple(found.pop(0) if is_real else None for is_real in ctx.is_real)
+
+
+def _rows_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
+    call, (tensors, cotangents), directions = ctx.call, _split(ctx), _by_input(ctx.call, gradients)
+    curved = _curvature(call, tensors, cotangents, directions, ctx.needs_input_grad[1:])
+    return None, *curved, *_columns(call, tensors, directions)
+
+
+def _rows_forward(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
+    call, (tensors, cotangents) = ctx.call, _split(ctx)
+    found = _curvature(call, tensors, cotangents, tangents[: call.count], call.wanted)
+    added = _rows(call, tensors, _filled(call.results, tangents[call.count :]))
+    return tuple(_sum(found[n], added[n]) for n in call.wanted_inputs)
+
+
+def _columns_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
+    call, (tensors, given), cotangents = ctx.call, _split(ctx), _filled(ctx.call.results, gradients)
+    found = _rows(call, tensors, cotangents)
+    curved = _curvature(call, tensors, cotangents, _by_input(call, given), ctx.needs_input_grad[1:])
+    return None, *curved, *[found[n] for n in call.wanted_inputs]
+
+
+def _columns_forward(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
+    call, count = ctx.call, ctx.call.count
+    if any(t is not None for t in tangents[:count]):
+        raise _unknown(call.function.name, "A second derivative in forward mode alone")
+    return tuple(_columns(call, ctx.saved_tensors[:count], _by_input(call, tangents[count:])))
+
+
+def _product(name: str, call: TorchCall, *tensors: Any) -> tuple[Any, ...]:
+    """Products, also of the tensors of torch's prototype vmap (``is_grads_batched=True``, ``vectorize=True``)."""
+    torch, compute = require_torch(), getattr(call.function, name)
+    is_batched = [torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors]
+    if not any(is_batched):
+        with _as_constants(call, tensors):
+            return compute(call, tensors[: call.count], tensors[call.count :])
+    if any(is_batched[: call.count]) or call.batch is not None:
+        raise UnsupportedError(
+            f"{call.function.name} is mapped by torch's prototype vmap (is_grads_batched=True, vectorize=True), which "
+            "does not let its values be read. Use torch.func.vmap."
+        )
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    parts = [torch._remove_batch_dim(t, level, 1, 0) if b else t for t, b in zip(tensors, is_batched, strict=True)]
+    count = next(len(t) for t, b in zip(parts, is_batched, strict=True) if b)
+    given = [
+        t if b else t.expand(count, *t.shape)
+        for t, b in zip(parts[call.count :], is_batched[call.count :], strict=True)
+    ]
+    found = compute(replace(call, batch=count), parts[: call.count], given)
+    return tuple(torch._add_batch_dim(f, 0, level) for f in found)
+
+
+def _curvature_of(call: TorchCall, *tensors: Any) -> tuple[object, ...]:
+    with _as_constants(call, tensors):
+        return call.function.curvature(call, tensors[: call.count], tensors[call.count :])
+
+
+def _third(ctx: Any, *_: object) -> tuple[object, ...]:
+    raise _unknown(ctx.call.function.name, "A third derivative")
+
+
+def _split(ctx: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The tensors of the call, and the cotangents or directions."""
+    return ctx.saved_tensors[: ctx.call.count], ctx.saved_tensors[ctx.call.count :]
+
+
+@functools.cache
+def _function(kind: str) -> Any:
+    """A ``torch.autograd.Function``, see the table above; each gives a tensor for each output or wanted input."""
+    forward, backward, jvp, is_product = _FUNCTIONS[kind]
+    methods = {"forward": forward, "setup_context": _keep_inputs, "backward": backward, "jvp": jvp}
+    methods["vmap"] = functools.partial(_batched if is_product else _one_by_one, kind)
+    members = {name: staticmethod(method) for name, method in methods.items()}
+    return type(kind, (require_torch().autograd.Function,), members)
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], bool]] = {
+    "Run": (_run, _run_backward, _run_forward, False),
+    "Rows": (functools.partial(_product, "rows"), _rows_backward, _rows_forward, True),
+    "Columns": (functools.partial(_product, "columns"), _columns_backward, _columns_forward, True),
+    "Curvature": (_curvature_of, _third, _third, False),
+}
+
+
+def run(call: TorchCall, *tensors: object) -> tuple[Any, ...]:
+    """The outputs, which torch differentiates."""
+    return _function("Run").apply(call, *tensors)
 
 
 # --- calls of these functions, on tensors that may be missing
@@ -278,7 +250,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) 
 
 def _rows(call: TorchCall, tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """A tensor for each tensor of the call, None for those that are not wanted."""
-    found = _rows_function().apply(call, *tensors, *cotangents)
+    found = _function("Rows").apply(call, *tensors, *cotangents)
     return _by_input(call, found)
 
 
@@ -289,7 +261,7 @@ def _columns(call: TorchCall, tensors: Sequence[Any], directions: Sequence[Any])
     given = [_zeros(tensors[n], call) if directions[n] is None else directions[n] for n in call.wanted_inputs]
     if _tracing_mode() is not None:
         return _columns_by_matrix(call, tensors, given)
-    return _columns_function().apply(call, *tensors, *given)
+    return _function("Columns").apply(call, *tensors, *given)
 
 
 def _columns_by_matrix(call: TorchCall, tensors: Sequence[Any], directions: Sequence[Any]) -> list[Any]:
@@ -316,7 +288,7 @@ def _curvature(
     if call.batch is not None:
         raise _unknown(call.function.name, "A second derivative of several products at once")
     given = [_zeros(tensors[n], call) if directions[n] is None else directions[n] for n in call.wanted_inputs]
-    return _by_input(call, _curvature_function().apply(call, *tensors, *cotangents, *given))
+    return _by_input(call, _function("Curvature").apply(call, *tensors, *cotangents, *given))
 
 
 def _zeros(like: Any, call: TorchCall) -> Any:
@@ -344,26 +316,21 @@ def _sum(a: Any, b: Any) -> Any:
 # --- several at once
 
 
-def _one_by_one(function: Any) -> Callable[..., tuple[object, object]]:
+def _one_by_one(kind: str, info: Any, in_dims: tuple[Any, ...], call: TorchCall, *tensors: Any) -> tuple[Any, Any]:
     """A ``vmap`` that runs the function once per item of the batch."""
-    torch = require_torch()
-
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: TorchCall, *tensors: Any) -> tuple[object, object]:
-        if info.batch_size == 0:
-            raise InvalidArgumentError(f"{call.function.name} was mapped over an empty batch.")
-        calls = [_item(call, n) for n in range(info.batch_size)]
-        rows = [
-            function().apply(
-                item, *[t if d is None else t.select(d, n) for t, d in zip(tensors, in_dims[1:], strict=True)]
-            )
-            for n, item in enumerate(calls)
-        ]
-        if not call.snapshot:
-            call.snapshot[:], call.results[:] = [[item.snapshot[0] for item in calls]], calls[0].results
-        stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
-        return stacked, tuple(None if column is None else 0 for column in stacked)
-
-    return vmap
+    if info.batch_size == 0:
+        raise InvalidArgumentError(f"{call.function.name} was mapped over an empty batch.")
+    calls = [_item(call, n) for n in range(info.batch_size)]
+    dims = in_dims[1:]
+    rows = [
+        _function(kind).apply(item, *[t if d is None else t.select(d, n) for t, d in zip(tensors, dims, strict=True)])
+        for n, item in enumerate(calls)
+    ]
+    if not call.snapshot:
+        call.snapshot[:], call.results[:] = [[item.snapshot[0] for item in calls]], calls[0].results
+    columns = zip(*rows, strict=True)
+    stacked = tuple(None if column[0] is None else require_torch().stack(column) for column in columns)
+    return stacked, tuple(None if column is None else 0 for column in stacked)
 
 
 def _item(call: TorchCall, number: int) -> TorchCall:
@@ -372,47 +339,18 @@ def _item(call: TorchCall, number: int) -> TorchCall:
     return replace(call, snapshot=snapshots, results=list(call.results))
 
 
-def _batched(function: Any) -> Callable[..., tuple[object, object]]:
+def _batched(kind: str, info: Any, in_dims: tuple[Any, ...], call: TorchCall, *tensors: Any) -> tuple[Any, Any]:
     """A ``vmap`` for products: those with the same J are computed together."""
-    one_by_one = _one_by_one(function)
-
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: TorchCall, *tensors: Any) -> tuple[object, object]:
-        dims = in_dims[1:]
-        is_same = all(d is None for d in dims[: call.count]) and call.batch is None
-        if not is_same or (info.batch_size > 0 and any(map(wants_derivative, tensors))):
-            return one_by_one(info, in_dims, call, *tensors)
-        given = [
-            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors[call.count :], dims[call.count :], strict=True)
-        ]
-        found = function().apply(replace(call, batch=info.batch_size), *tensors[: call.count], *given)
-        return found, (0,) * len(found)
-
-    return vmap
-
-
-def _in_batch(call: TorchCall, tensors: Sequence[Any], compute: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Products, also of the tensors of torch's prototype vmap (``is_grads_batched=True``, ``vectorize=True``)."""
-    torch = require_torch()
-    is_batched = [torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors]
-    if not any(is_batched):
-        with _as_constants(call, tensors):
-            return compute(call, tensors[: call.count], tensors[call.count :])
-    if any(is_batched[: call.count]) or call.batch is not None:
-        raise UnsupportedError(
-            f"{call.function.name} is mapped by torch's prototype vmap (is_grads_batched=True, vectorize=True), which "
-            "does not let its values be read. Use torch.func.vmap."
-        )
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    parts = [torch._remove_batch_dim(t, level, 1, 0) if b else t for t, b in zip(tensors, is_batched, strict=True)]
-    count = next(len(t) for t, b in zip(parts, is_batched, strict=True) if b)
+    dims = in_dims[1:]
+    is_same = all(d is None for d in dims[: call.count]) and call.batch is None
+    if not is_same or (info.batch_size > 0 and any(map(wants_derivative, tensors))):
+        return _one_by_one(kind, info, in_dims, call, *tensors)
     given = [
-        t if b else t.expand(count, *t.shape)
-        for t, b in zip(parts[call.count :], is_batched[call.count :], strict=True)
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip(tensors[call.count :], dims[call.count :], strict=True)
     ]
-    found = compute(replace(call, batch=count), parts[: call.count], given)
-    return tuple(torch._add_batch_dim(f, 0, level) for f in found)
+    found = _function(kind).apply(replace(call, batch=info.batch_size), *tensors[: call.count], *given)
+    return found, (0,) * len(found)
 
 
 # Arguments of kernels by name, and values as kernels take and return them, from and to torch tensors.

@@ -3,8 +3,7 @@
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
 # pyright: reportInvalidTypeForm=false
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
 
 import contextlib
 import functools
@@ -109,32 +108,29 @@ class Runs:
         return tuple(found)
 
     @contextlib.contextmanager
-    def _again(self, call: TorchCall, tensors: Tensors) -> Generator[tuple[dict[str, Any], list[Any], Any], None, None]:
-        """The arguments, the wanted inputs and the outputs of another run like that of a call."""
+    def _again(self, call: TorchCall, tensors: Tensors) -> Generator[tuple[Any, Any, dict[str, Any]], None, None]:
+        """The wanted inputs, the outputs and the options of another run like that of a call."""
         with backend.suspend_following(), call.snapshot[0].restored():
             arguments = self.function.make_arguments(call, tensors)
+            options = {"args": tuple(arguments.values()), "max_memory": self._max_memory}
             wanted = [self.function.inputs[n] for n in call.wanted_inputs]
-            yield arguments, wanted, self.function.real_outputs(arguments) or None
+            yield wanted, self.function.real_outputs(arguments) or None, options
 
     def rows(self, call: TorchCall, tensors: Tensors, cotangents: Tensors) -> tuple[Any, ...]:
         """``v J``: a tensor for each wanted input, with the leading axis of the cotangents if they have one."""
         if call.batch == 0:
             return tuple(tensors[n].new_zeros((0, *tensors[n].shape)) for n in call.wanted_inputs)
-        with self._again(call, tensors) as (arguments, wanted, outputs):
-            given = [_host(c) for c in cotangents]
-            given = given if outputs is not None else given[0]
-            args = tuple(arguments.values())
-            found = vjp(self._kernel, wanted, outputs, given, args=args, max_memory=self._max_memory)
+        given = [_host(c) for c in cotangents]
+        with self._again(call, tensors) as (wanted, outputs, options):
+            found = vjp(self._kernel, wanted, outputs, given[0] if outputs is None else given, **options)
         return tuple(_like(f, tensors[n], call) for f, n in zip(found, call.wanted_inputs, strict=True))
 
     def columns(self, call: TorchCall, tensors: Tensors, directions: Tensors) -> tuple[Any, ...]:
         """``J u``: a tensor for each real output."""
         if call.batch == 0:
             return tuple(require_torch().zeros((0, *shape), **options) for shape, options in call.results)
-        with self._again(call, tensors) as (arguments, wanted, outputs):
-            args = tuple(arguments.values())
-            given = [_host(d) for d in directions]
-            found = jvp(self._kernel, wanted, given, outputs, args=args, max_memory=self._max_memory)
+        with self._again(call, tensors) as (wanted, outputs, options):
+            found = jvp(self._kernel, wanted, [_host(d) for d in directions], outputs, **options)
         found = [found] if outputs is None else found
         lead = () if call.batch is None else (call.batch,)
         device = tensors[0].device
@@ -145,9 +141,8 @@ class Runs:
 
     def jacobian(self, call: TorchCall, tensors: Tensors) -> list[list[Any]]:
         """J as a matrix for each pair of real output and wanted input."""
-        with self._again(call, tensors) as (arguments, wanted, outputs):
-            args = tuple(arguments.values())
-            found = jacobian(self._kernel, wanted, outputs, args=args, max_memory=self._max_memory)
+        with self._again(call, tensors) as (wanted, outputs, options):
+            found = jacobian(self._kernel, wanted, outputs, **options)
         return [
             [as_tensor(b, tensors[0].device).reshape(shape.numel(), -1) for b in row]
             for row, (shape, _) in zip([found] if outputs is None else found, call.results, strict=True)
@@ -157,7 +152,7 @@ class Runs:
         """``w H``, where H is the Hessian of cotangents times outputs; ``others`` are cotangents and directions."""
         torch, count = require_torch(), len(call.results)
         cotangents, directions = others[:count], others[count:]
-        with self._again(call, tensors) as (arguments, wanted, outputs):
+        with self._again(call, tensors) as (wanted, outputs, options):
             if outputs is None or any(
                 isinstance(o, backend.Field) and not isinstance(o, backend.ScalarField) for o in outputs
             ):
@@ -165,14 +160,13 @@ class Runs:
                     f"A second derivative of {self.name} was requested. torch_function gives those of arrays and "
                     "scalar fields that a kernel writes, not of returned values and fields of vectors."
                 )
-            by_name = {name: n for n, name in enumerate(arguments)}
             energy = torch.zeros(1, dtype=cotangents[0].dtype, device=cotangents[0].device)
             weights = [_own(c) for c in cotangents]
-            places = [o if isinstance(o, backend.Field) else by_name[o] for o in outputs]
-            params = [arguments[w] if isinstance(w, str) else w for w in wanted]
-            args = (energy, len(weights), places, *weights, *arguments.values())
-            given = [_host(d) for d in directions]
-            found = hvp(self._weighted, params, given, energy, args=args, max_memory=self._max_memory)
+            arguments, names = options["args"], self.function.signature.names
+            places = [o if isinstance(o, backend.Field) else names.index(o) for o in outputs]
+            params = [arguments[names.index(w)] if isinstance(w, str) else w for w in wanted]
+            options["args"] = (energy, len(weights), places, *weights, *arguments)
+            found = hvp(self._weighted, params, [_host(d) for d in directions], energy, **options)
         return tuple(_like(f, tensors[n], call) for f, n in zip(found, call.wanted_inputs, strict=True))
 
     def _weighted(self, energy: Any, count: int, places: list[Any], *values: Any) -> None:
