@@ -28,7 +28,7 @@ from taichi_ext.backend import matrix_ops, ops, ti
 from taichi_ext.errors import UnsupportedError, bound_arguments, raise_baked
 from taichi_ext.program import FoldedConst, Tensor, Value
 from taichi_ext.record.assignments import update_place
-from taichi_ext.record.construct import inline_call, walk_typed
+from taichi_ext.record.construct import inline_call
 from taichi_ext.record.decompositions import decomposition
 from taichi_ext.record.handles import (
     HANDLES,
@@ -110,7 +110,7 @@ def structure(r: Recording, function: Any, args: tuple[Any, ...], keywords: dict
         values: Any
         values, total = args[0], [*args[1:], *keywords.values(), 0][0]
         for value in values:
-            total = _binary("add", r, total, value)
+            total = _operator("add", r, total, value)
         return total
     return NotImplemented
 
@@ -118,14 +118,10 @@ def structure(r: Recording, function: Any, args: tuple[Any, ...], keywords: dict
 # --- the operations of a rewritten function
 
 
-def _binary(name: str, r: Recording, a: Any, b: Any) -> object:
-    if not isinstance(a, HANDLES) and not isinstance(b, HANDLES):
-        return getattr(operator, f"__{PYTHON_NAMES.get(name, name)}__")(a, b)
-    return r.library.matmul(a, b) if name == "matmul" else operate(r, name, a, b)
-
-
-def _unary(name: str, r: Recording, x: Any) -> object:
-    return operate(r, name, x) if isinstance(x, HANDLES) else getattr(operator, name)(x)
+def _operator(name: str, r: Recording, *operands: Any) -> object:
+    if not any(isinstance(x, HANDLES) for x in operands):
+        return getattr(operator, f"__{PYTHON_NAMES.get(name, name)}__")(*operands)
+    return r.library.matmul(*operands) if name == "matmul" else operate(r, name, *operands)
 
 
 def _compare(r: Recording, names: tuple[str, ...], *operands: object) -> object:
@@ -148,26 +144,23 @@ def _augmented(r: Recording, target: object, name: str, value: object) -> object
     if isinstance(target, (Value, Tensor)):
         raise backend.SyntaxFault(f"cannot use a non-writable target as the first operand of {name!r}")
     if isinstance(value, HANDLES):
-        return _binary(name, r, target, value)
+        return _operator(name, r, target, value)
     return getattr(operator, f"__i{PYTHON_NAMES.get(name, name)}__")(target, value)
 
 
 def _item(r: Recording, base: Any, index: Any) -> object:
-    return subscripts.load(r, base, index if isinstance(index, tuple) else (index,)) if _is_own(base) else base[index]
+    given = index if isinstance(index, tuple) else (index,)
+    return subscripts.load(r, base, given) if isinstance(base, HANDLES) else base[index]
 
 
 def _attribute(r: Recording, base: object, name: str) -> object:
-    if _is_own(base):
+    if isinstance(base, HANDLES):
         return subscripts.attribute(r, base, name)
     return r.constants.read_attribute(base, name, getattr(base, name))
 
 
-def _is_own(base: object) -> bool:
-    return isinstance(base, HANDLES)
-
-
 def _method(r: Recording, base: Any, name: str, /, *args: object, **keywords: object) -> object:
-    if _is_own(base) or (isinstance(base, backend.Field) and name == "fill"):
+    if isinstance(base, HANDLES) or (isinstance(base, backend.Field) and name == "fill"):
         return r.library.method(base, name, *args, **keywords)
     function = _attribute(r, base, name)
     if isinstance(base, _CONTAINERS) and isinstance(function, types.BuiltinMethodType):
@@ -195,8 +188,7 @@ def _call(r: Recording, function: Any, /, *args: Any, **keywords: object) -> obj
 
 
 _FUNCTIONS: dict[str, Any] = {
-    **{name: functools.partial(_binary, name) for name in BINARY.values()},
-    **{name: functools.partial(_unary, name) for name in ("neg", "pos", "invert")},
+    **{name: functools.partial(_operator, name) for name in (*BINARY.values(), "neg", "pos", "invert")},
     **{"compare": _compare, "augmented": _augmented, "load": _item, "attribute": _attribute, "method": _method},
     **{"call": _call, "slice": lambda r, *parts: slice(*parts), "spread": lambda r, values: list(value_of(values))},
 }
@@ -447,11 +439,6 @@ def _conversion(kind: type) -> Handler:
     return lambda r, *args: operations.cast(r, args[0], kind) if has_values(args[0]) else kind(*args)
 
 
-def _eig(r: Recording, matrix: object, dt: object = None) -> object:
-    """Eigenvalues of a 2 x 2 matrix in complex form: Taichi's own algorithm is differentiated."""
-    return call(r, backend.eig_function, [matrix, dt or backend.default_type(float)], {})
-
-
 def _any_all(function: Callable[[Any], bool]) -> Handler:
     return lambda r, x: call(r, getattr(matrix_ops, function.__name__), [x], {}) if shape_of(x) else function(x)
 
@@ -498,7 +485,8 @@ _SPECIAL: dict[Any, Handler] = {
     **{f: functools.partial(decomposition, function=f) for f in (ti.svd, ti.sym_eig)},
     operator.matmul: matmul,
     operator.pos: lambda r, x: value_of(x),
-    ti.eig: _eig,
+    # in complex form: Taichi's own algorithm for 2 x 2 matrices is differentiated
+    ti.eig: lambda r, matrix, dt=None: call(r, backend.eig_function, [matrix, dt or backend.default_type(float)], {}),
     builtins.len: lambda r, x: shape_of(x)[0] if shape_of(x) else len(x),
     builtins.print: effects.print_,
     ops.cast: operations.cast,
@@ -564,12 +552,8 @@ def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords
     return _HANDLERS.get(kind, edges.edge)(r, call, function, given)
 
 
-def _mark(r: Recording, _: edges.Call, function: object, given: dict[str, Any]) -> object:
-    return marked(r, given["name"], given["value"], given["along"], lambda f, passed: walk_typed(r, f, passed))
-
-
 _HANDLERS = {
-    "mark": _mark,
+    "mark": lambda r, call, function, given: marked(r, given["name"], given["value"], given["along"]),
     "stop_gradient": lambda r, call, function, given: stopped(r, given["value"]),
     "replace_gradient": lambda r, call, function, given: replaced(r, given["value"], given["surrogate"]),
     "sqrt_edge": edges.sqrt_edge,

@@ -158,7 +158,7 @@ def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywor
     bound = [_bind(r, func, a, v) for a, v in zip(backend.arguments(func), given, strict=True)]
     rule = find_rule(r, func)
     if rule is not None:
-        return ruled_call(r, rule, func, bound, lambda f, passed: walk_typed(r, f, passed))
+        return ruled_call(r, rule, func, bound)
     if func in r.stopped:
         bound = stop_arguments(r, bound)
     return walk_typed(r, func, bound)
@@ -234,7 +234,7 @@ def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]
     """Record a real function called at the top of a kernel: its loops are not the kernel's own parallel ones."""
     results = [declare(r, "result", typed(r, kind, 0), "temporary") for kind in kinds]
     once = Local("once", I32, (), "loop")
-    r.open_for(For("range", (once,), (Const(1, I32),), (), place=r.place()))
+    r.open_block(For("range", (once,), (Const(1, I32),), (), place=r.place()))
     with backend.for_range(1):
         value = backend.walk(tree, context)
         values = [value] if len(kinds) == 1 else value or ()

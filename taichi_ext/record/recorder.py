@@ -91,7 +91,7 @@ def enter_for(r: Recording, *names: str) -> None:
         if local is not variable:  # of ``ti.ndrange`` with bounds of 64 bits
             wide.append(ir.Declare(local, (cast(ir.Read(variable), dtype),), place=r.place()))
     loop = r.loop.statement
-    r.open_for(ir.For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))
+    r.open_block(ir.For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))
     for declare in wide:
         r.add(declare)
 
@@ -101,24 +101,14 @@ def jump(r: Recording, kind: str) -> None:
         r.add(ir.Jump(kind, place=r.place()))
 
 
-def _begin(r: Recording) -> None:
-    """First statement of every function: arguments of the kernel become values and containers."""
-    if len(r.frames) == 1:
-        bind_arguments(r)
-
-
 def _if(r: Recording, condition: object) -> object:
-    r.open_if(as_value(condition))
+    r.open_block(ir.If(as_value(condition), (), place=r.place()))
     return dummy(I32)
 
 
 def _while(r: Recording, _: None, condition: object) -> object:
     r.set_condition(as_value(condition))
     return dummy(I32)
-
-
-def _bound(r: Recording, number: int | None = None) -> object:
-    return r.loop.domain if number is None else r.loop.domain[number]
 
 
 def _result(r: Recording, value: Any) -> Any:
@@ -133,40 +123,32 @@ def _result(r: Recording, value: Any) -> Any:
     return None
 
 
-def _update(r: Recording, base: object, index: object, op: str, value: object) -> None:
-    """``base[index] += value``."""
-    assignments.update_place(r, assignments.place_of(r, base, index), op, value)
-
-
-def _call(r: Recording, function: object, /, *args: object, **keywords: object) -> Any:
-    return calls.call(r, function, list(args), keywords)
-
-
 def _run(r: Recording, function: object, /, *args: object, **keywords: object) -> None:
     """A call whose result is not used."""
     calls.call(r, function, list(args), keywords, is_statement=True)
 
 
-def _method(r: Recording, base: object, name: str, /, *args: object, **keywords: object) -> object:
-    return calls.method(r, base, name, list(args), keywords, False)
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{"begin": _begin, "if_": _if, "orelse": Recording.open_else, "close": Recording.close},
-    **{"end_if": Recording.end_if, "enter_while": Recording.open_while, "while_": _while, "before_loop": before_loop},
-    **{"bound": _bound, "enter_for": enter_for, "end_loop": Recording.end_loop, "jump": jump, "result": _result},
+    # the first statement of every function: arguments of the kernel become values and containers
+    "begin": lambda r: bind_arguments(r) if len(r.frames) == 1 else None,
+    **{"if_": _if, "orelse": Recording.open_block, "close": Recording.close, "end_if": Recording.end_if},
+    "enter_while": lambda r: r.open_block(ir.While(None, (), place=r.place())),
+    **{"while_": _while, "before_loop": before_loop, "enter_for": enter_for, "end_loop": Recording.end_loop},
+    "bound": lambda r, number=None: r.loop.domain if number is None else r.loop.domain[number],
+    **{"jump": jump, "result": _result, "assert_": effects.assert_, "spread": subscripts.spread},
     **{"let": assignments.let, "let_value": assignments.let_value, "bind_static": assignments.bind_static},
     **{"unpack": assignments.unpack, "store": assignments.store, "update_local": assignments.update_local},
-    **{"update": _update, "assert_": effects.assert_},
+    "update": lambda r, base, index, *update: assignments.update_place(
+        r, assignments.place_of(r, base, index), *update
+    ),
     **{"percent": effects.percent, "format": effects.format_text, "compare": operations.compare},
-    **{
-        "bool_op": operations.bool_op,
-        "where": operations.where,
-        "cast": lambda r, x, dtype: construct.typed(r, dtype, x),
-    },
+    **{"bool_op": operations.bool_op, "where": operations.where},
+    "cast": lambda r, x, dtype: construct.typed(r, dtype, x),
     **{"pos": lambda r, x: value_of(x), "matmul": calls.matmul, "slice": lambda r, *parts: slice(*parts)},
-    **{"load": subscripts.load, "attribute": subscripts.attribute, "spread": subscripts.spread},
-    **{"call": _call, "run": _run, "method": _method},
+    **{"load": subscripts.load, "attribute": subscripts.attribute, "walk": construct.walk_typed},
+    "call": lambda r, function, /, *args, **keywords: calls.call(r, function, list(args), keywords),
+    "run": _run,
+    "method": lambda r, base, name, /, *args, **keywords: calls.method(r, base, name, list(args), keywords, False),
 }
 _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n != "matmul"]
 _FUNCTIONS |= {n: lambda r, *args, name=n: operations.operate(r, name, *args) for n in _OPERATORS}

@@ -136,11 +136,9 @@ class Recording:
         source, *changes = self._copies[value.local, value.index]
         return source if changes == [self._changes[source.local], self._changes[value.local]] else value
 
-    def open_if(self, condition: ir.Value) -> None:
-        self.blocks.append(OpenBlock(head=ir.If(condition, (), place=self.place())))
-
-    def open_else(self) -> None:
-        self.blocks.append(OpenBlock())
+    def open_block(self, head: ir.If | ir.While | ir.For | None = None) -> None:
+        """Start the block of a statement; without one, that of an else."""
+        self.blocks.append(OpenBlock(head=head))
 
     def close(self) -> None:
         """The end of one side of a branch."""
@@ -154,9 +152,6 @@ class Recording:
     def end_if(self) -> None:
         self.add(self.blocks.pop().head)
 
-    def open_while(self) -> None:
-        self.blocks.append(OpenBlock(head=ir.While(None, (), place=self.place())))
-
     def set_condition(self, condition: ir.Value) -> None:
         """Set the condition of a while loop; if computing it took statements, a branch leaves the loop."""
         block = self.blocks[-1]
@@ -165,9 +160,6 @@ class Recording:
             self.add(ir.If(ends, (ir.Jump("break"),), place=self.place()))
         else:
             block.head = replace(block.head, condition=condition)
-
-    def open_for(self, loop: ir.For) -> None:
-        self.blocks.append(OpenBlock(head=loop))
 
     def end_loop(self) -> None:
         block = self.blocks.pop()

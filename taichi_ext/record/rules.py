@@ -100,9 +100,6 @@ def structure_of(x: object) -> object:
     return described(x)
 
 
-Walk = Callable[[Any, list[Any]], Any]  # of a function on bound arguments
-
-
 class UserRule(Protocol):
     """A rule of a user."""
 
@@ -149,7 +146,7 @@ def find_rule(r: Recording, target: object) -> UserRule | None:
     return None if target in r.stopped else rule
 
 
-def ruled_call(r: Recording, rule: UserRule, func: Func, bound: Sequence[object], walk: Walk) -> object:
+def ruled_call(r: Recording, rule: UserRule, func: Func, bound: Sequence[object]) -> object:
     """A call of a function that has a rule: its body sees copies of the arguments."""
     inputs: dict[str, Any] = {}
     passed: list[Any] = []
@@ -166,7 +163,7 @@ def ruled_call(r: Recording, rule: UserRule, func: Func, bound: Sequence[object]
         passed.append(own if is_template else declare(r, argument.name, own, "argument"))
     block = r.blocks[-1].statements
     before = len(block)
-    automatic = value_of(walk(func, passed))
+    automatic = value_of(r.library.walk(func, passed))
     if automatic is None:
         raise InvalidRuleError(
             f"The rule {rule.name!r} ({rule.place}) is for {rule.target_name!r}, which returns nothing, so that it has "
@@ -174,7 +171,7 @@ def ruled_call(r: Recording, rule: UserRule, func: Func, bound: Sequence[object]
         )
     if "auto" not in rule.parameters and rule.taken:
         _check_stores(rule, ir.statements(tuple(block[before:])))
-    return apply_rule(r, rule, inputs, automatic, walk)
+    return apply_rule(r, rule, inputs, automatic)
 
 
 def _check_stores(rule: UserRule, body: list[ir.Statement]) -> None:
@@ -196,7 +193,7 @@ def stop_arguments(r: Recording, bound: Sequence[object]) -> list[object]:
     return [stopped(r, v) if isinstance(v, (ir.Value, ir.Tensor, Record)) else v for v in values]
 
 
-def marked(r: Recording, name: str, value: object, along: Mapping[str, object], walk: Walk) -> object:
+def marked(r: Recording, name: str, value: object, along: Mapping[str, object]) -> object:
     """``mark``: its value, with the tangent that the rule of this name gives."""
     if not isinstance(name, str):
         raise InvalidRuleError(f"mark: the name is {shown(name)}; expected a string.")
@@ -212,10 +209,10 @@ def marked(r: Recording, name: str, value: object, along: Mapping[str, object], 
                 f"The rule {rule.name!r} ({rule.place}) has a parameter {parameter!r}, which mark({name!r}, ...) does "
                 f"not pass along; it can take {', '.join(sorted(allowed))}."
             )
-    return apply_rule(r, rule, kept, value, walk)
+    return apply_rule(r, rule, kept, value)
 
 
-def apply_rule(r: Recording, rule: UserRule, inputs: Mapping[str, object], automatic: object, walk: Walk) -> object:
+def apply_rule(r: Recording, rule: UserRule, inputs: Mapping[str, object], automatic: object) -> object:
     """Apply a rule; ``automatic`` is the result with autodiff's tangents, of the arguments that the rule leaves."""
     is_tuple = isinstance(automatic, (tuple, list))
     parts = tuple(frozen(r, p, "automatic") for p in (automatic if is_tuple else (automatic,)))
@@ -234,7 +231,7 @@ def apply_rule(r: Recording, rule: UserRule, inputs: Mapping[str, object], autom
             value = whole if parameter == "auto" else inputs[parameter[2:]]
             tangent, inner[parameter], sources[parameter] = _tangent_of(r, parameter, value)
             bound.append(declare(r, parameter, tangent, "argument"))
-    result = _walked(r, rule, walk, bound)
+    result = _walked(r, rule, bound)
     returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     check_shapes(rule, list(map(structure_of, parts)), None if result is None else list(map(structure_of, returned)))
     groups, locals_, results = results_of("ruled", whole)
@@ -246,11 +243,11 @@ def apply_rule(r: Recording, rule: UserRule, inputs: Mapping[str, object], autom
     return results
 
 
-def _walked(r: Recording, rule: UserRule, walk: Walk, bound: list[object]) -> object:
+def _walked(r: Recording, rule: UserRule, bound: list[object]) -> object:
     function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
     r.stopped.append(rule.target)
     try:
-        return value_of(walk(function, bound))
+        return value_of(r.library.walk(function, bound))
     finally:
         r.stopped.pop()
 

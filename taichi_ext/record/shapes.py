@@ -239,7 +239,7 @@ def seen_together(r: Recording, call: Call, function: object, given: dict[str, A
     size = count * len(places)
     values = declare(r, "seen", typed_tensor([ir.entries(zeros)[0]] * size, (size,)), "temporary")
     sample = ir.Read(ir.Local("sample", ir.I32, (), "loop"))
-    r.open_for(ir.For("range", (sample.local,), (as_value(len(places)),), (), is_together=True, place=r.place()))
+    r.open_block(ir.For("range", (sample.local,), (as_value(len(places)),), (), is_together=True, place=r.place()))
     at = [declare(r, "at", c.at((sample,)), "kept") for c in (x, y)]
     found = value_of(stopped(r, value_of(call(given["seen"], *at))))
     for n, value in enumerate(ir.entries(found)):
