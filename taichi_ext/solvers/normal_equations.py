@@ -1,7 +1,7 @@
 """``normal_equations``: the matrix and vector of a Gauss-Newton step, without storing J."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from taichi_ext.runtime.memory.shadows import check_fits
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.problem import output_parts, residual_vector
-from taichi_ext.solvers.shard_worker import Sums
 from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 
 _MEMORY = 2**28  # bytes of J in memory at once
@@ -121,16 +120,16 @@ def normal_equations(
         >>> equations.split(step).round(6).tolist()
         [1.0, 2.0]
     """
-    checked_options(max_memory, "auto", None, None)
+    checked_options(max_memory)
     check_matrix_format(format)
     of_kernels = {"params": params, "residuals": residuals, "weights": weights, "args": args or None, "dtype": dtype}
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
     if shards is not None:
         check_progress(progress)
         found = Shards(kernel, shards, at, "at", init, format)
-        total = found.total(executor, ("linear", 1.0, "entries"), Sums.plus, progress)
-        return NormalEquations(total.JtJ, total.Jtr, 2 * total.cost, found.split)
-    plan, call = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
+        total = found.total(executor, ("linear", 1.0, "entries"), progress)
+        return NormalEquations(total.JtJ, total.gradient, 2 * total.cost, found.split)
+    plan, call = prepared_form(kernel, params, residuals, args, checked_options(format=format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
     w = weights_of(weights, residuals, [shape for shape, _ in shapes])
@@ -201,50 +200,38 @@ def _dense(
     width = block_size(evaluation, memory)
     if width < total:
         width = block_size(evaluation, memory / 2)  # two blocks at once
+
+    def columns(first: int) -> tuple[slice, list[np.ndarray]]:
+        """A block of columns of J, from a separate run: for each output its rows."""
+        end = min(first + width, total)
+        return slice(first, end), side_by_side(found for _, found in evaluation.column_blocks(width, first, end))
+
+    def add(a: tuple[slice, list[np.ndarray]], b: tuple[slice, list[np.ndarray]]) -> None:
+        """Add the products of two blocks of columns, some rows in each step."""
+        product, at = JtJ[a[0], b[0]], 0
+        for left, right in zip(a[1], b[1], strict=True):
+            is_direct = w is None and left.dtype == kind  # in one go, which is quicker
+            step = max(1, len(left) if is_direct else _ROWS)
+            for first in range(0, len(left), step):
+                part, here = slice(first, first + step), slice(at + first, at + min(first + step, len(left)))
+                A = left[part].astype(kind, copy=False)
+                B = A if left is right else right[part].astype(kind, copy=False)
+                if left is right:
+                    Jtr[a[0]] += A.T @ wr[here]
+                product += (A if w is None else A * w[here, None].astype(kind)).T @ B
+            at += len(left)
+        JtJ[b[0], a[0]] = product.T
+
     starts = list(range(0, total, width))
-    own: Any = _columns(evaluation, width, 0) if starts else None
+    own: Any = columns(0) if starts else None
     r = residual_vector(evaluation)
     wr = (r if w is None else w * r).astype(kind)
     for n, start in enumerate(starts):
-        own = own if n == 0 else _columns(evaluation, width, start)
-        _add(JtJ, Jtr, own, own, w, wr)
+        own = own if n == 0 else columns(start)
+        add(own, own)
         for other in starts[n + 1 :]:
-            _add(JtJ, Jtr, own, _columns(evaluation, width, other), w, wr)
+            add(own, columns(other))
     return JtJ, Jtr, r
-
-
-def _columns(evaluation: Evaluation, width: int, first: int) -> tuple[int, list[np.ndarray]]:
-    """A block of columns of J, from a separate run: for each output its rows."""
-    end = min(first + width, evaluation.column_count())
-    return first, side_by_side(found for _, found in evaluation.column_blocks(width, first, end))
-
-
-def _add(
-    JtJ: np.ndarray,
-    Jtr: np.ndarray,
-    a: tuple[int, list[np.ndarray]],
-    b: tuple[int, list[np.ndarray]],
-    w: np.ndarray | None,
-    wr: np.ndarray,
-) -> None:
-    """Add the products of two blocks of columns, some rows in each step."""
-    rows = slice(a[0], a[0] + a[1][0].shape[1])
-    columns = slice(b[0], b[0] + b[1][0].shape[1])
-    product = np.zeros((rows.stop - rows.start, columns.stop - columns.start), JtJ.dtype)
-    at = 0
-    for left, right in zip(a[1], b[1], strict=True):
-        is_direct = w is None and left.dtype == JtJ.dtype  # in one go, which is quicker
-        step = max(1, len(left) if is_direct else _ROWS)
-        for first in range(0, len(left), step):
-            part, here = slice(first, first + step), slice(at + first, at + min(first + step, len(left)))
-            A = left[part].astype(JtJ.dtype, copy=False)
-            B = A if left is right else right[part].astype(JtJ.dtype, copy=False)
-            if left is right:
-                Jtr[rows] += A.T @ wr[here]
-            product += (A if w is None else A * w[here, None].astype(JtJ.dtype)).T @ B
-        at += len(left)
-    JtJ[rows, columns] = product
-    JtJ[columns, rows] = product.T
 
 
 # --- sparse -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportMissingTypeStubs=false
 
 from __future__ import annotations
 
@@ -34,30 +33,17 @@ from taichi_ext.solvers.systems import products_of
 _KEPT = 256  # shards whose programs a process keeps, the last ones that were used
 
 
-class Recipe(NamedTuple):
-    """How a worker makes the program of a shard.
-
-    Attributes:
-        factory: the import path of the function that makes it.
-        arguments: those of the factory, pickled.
-        init: options of ``ti.init``.
-        places: where the params stand in their structure.
-        format: of J.
-    """
-
-    factory: str
-    arguments: bytes
-    init: dict[str, object]
-    places: list[str]
-    shapes: list[tuple[int, ...]]
-    format: str | None
-
-
 class Task(NamedTuple):
     """A part of the work, as it is sent to a worker.
 
     Attributes:
         shard: its number.
+        factory: the import path of the function that makes its program.
+        arguments: those of the factory, pickled.
+        init: options of ``ti.init``.
+        places: where the params stand in their structure.
+        shapes: of the params.
+        format: of J.
         x: the values of the params, as one vector.
         loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted, and
             ``GRADIENT`` where an energy and its gradient are.
@@ -68,7 +54,12 @@ class Task(NamedTuple):
     """
 
     shard: int
-    recipe: Recipe
+    factory: str
+    arguments: bytes
+    init: dict[str, object]
+    places: list[str]
+    shapes: list[tuple[int, ...]]
+    format: str | None
     x: np.ndarray
     loss: tuple[object, object, str] | None
     is_finite: bool
@@ -78,34 +69,29 @@ class Task(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The terms of one or more shards of the normal equations; without matrices where a residual is not finite."""
+    """The terms of one or more shards of the normal equations, or of an energy and its gradient.
+
+    Attributes:
+        cost: or the energy.
+        gradient: Jtr; None where a residual is not finite.
+        JtJ: likewise, and for an energy.
+        residuals: their number.
+    """
 
     cost: float
-    residuals: int  # their number
-    JtJ: Any
-    Jtr: Any
-    param_types: list[np.dtype]
-    noise: float
+    gradient: Any
+    JtJ: Any = None
+    residuals: int = 0
+    param_types: tuple[np.dtype, ...] = ()
+    noise: float = 0.0
 
     def plus(self, other: Sums) -> Sums:
-        cost, residuals = self.cost + other.cost, self.residuals + other.residuals
-        noise = max(self.noise, other.noise)
-        if not np.isfinite(cost):
-            return Sums(cost, residuals, None, None, self.param_types, noise)
-        return Sums(cost, residuals, self.JtJ + other.JtJ, self.Jtr + other.Jtr, self.param_types, noise)
+        gradient, JtJ = (None if a is None or b is None else a + b for a, b in zip(self[1:3], other[1:3], strict=True))
+        residuals, noise = self.residuals + other.residuals, max(self.noise, other.noise)
+        return Sums(self.cost + other.cost, gradient, JtJ, residuals, self.param_types, noise)
 
 
 GRADIENT = (None, None, "gradient")  # in place of a loss: the gradient of an energy is wanted
-
-
-class GradientSum(NamedTuple):
-    """An energy and its gradient, of one or more shards."""
-
-    value: float
-    gradient: np.ndarray
-
-    def plus(self, other: GradientSum) -> GradientSum:
-        return GradientSum(self.value + other.value, self.gradient + other.gradient)
 
 
 class Failure(NamedTuple):
@@ -178,9 +164,8 @@ class Worker:
             self._last = None
 
     def _shard(self, task: Task) -> _Shard:
-        recipe = task.recipe
         use = "gradient" if task.loss == GRADIENT else "jacobian"
-        key = hashlib.sha256(repr((recipe.factory, recipe.format, use)).encode() + recipe.arguments).digest()
+        key = hashlib.sha256(repr((task.factory, task.format, use)).encode() + task.arguments).digest()
         shard = self._built.get(key)
         if self._last is not shard:
             self.leave()
@@ -193,28 +178,24 @@ class Worker:
         if len(self._built) > _KEPT:
             self._built.popitem(last=False)
         self._last = shard
-        if shard.places != recipe.places:
+        if shard.places != task.places:
             raise InvalidArgumentError(
-                f"its params have the structure {shard.places}; that of the values: {recipe.places}."
+                f"its params have the structure {shard.places}; that of the values: {task.places}."
             )
-        if shard.problem.shapes != recipe.shapes:
-            raise InvalidArgumentError(
-                f"its params have the shapes {shard.problem.shapes}; the values: {recipe.shapes}."
-            )
+        if shard.problem.shapes != task.shapes:
+            raise InvalidArgumentError(f"its params have the shapes {shard.problem.shapes}; the values: {task.shapes}.")
         return shard
 
     def _made(self, task: Task, use: str) -> _Shard:
-        recipe = task.recipe
-        start_taichi(recipe.init, task.neighbours)
+        start_taichi(task.init, task.neighbours)
         self._calls += 1
-        made = imported(recipe.factory)(*pickle.loads(recipe.arguments))
+        made = imported(task.factory)(*pickle.loads(task.arguments))
         if not (isinstance(made, tuple) and len(made) in (3, 4)):
             raise InvalidArgumentError(
                 f"the factory returns {shown(made)}; expected (kernel, params, outputs) or these and args."
             )
-        kernel, params, outputs = made[:3]
-        args = made[3] if len(made) == 4 else ()
-        options = checked_options(None, "auto", None, recipe.format)
+        kernel, params, outputs, args = (*made, ())[:4]
+        options = checked_options(format=task.format)
         plan, call = prepared_form(kernel, params, outputs, args, options, use)
         places = [place for place, _ in flatten(params)[0]]
         return _Shard(Problem(plan, call), outputs, places, weakref.ref(backend.program()), self._calls)
@@ -234,7 +215,7 @@ def _computed(shard: _Shard, task: Task) -> tuple[object, np.ndarray]:
         return shard.problem.jacobian(task.x)
     if task.loss == GRADIENT:
         value, gradient = shard.problem.gradient(task.x)
-        return GradientSum(value, gradient), np.array(value)
+        return Sums(value, gradient), np.array(value)
     r, J = shard.problem.compute(task.x)
     return _sums(shard, task, r, J), r
 
@@ -245,15 +226,16 @@ def _sums(shard: _Shard, task: Task, r: np.ndarray, J: Any) -> Sums:
     robust = Robust(*task.loss, shard.residuals, [part.shape for part in problem.rows])
     if task.is_finite:
         problem.check_residuals(r)
-    types = [part.dtype for part in problem.parts]
+    rest = len(r), tuple(part.dtype for part in problem.parts), problem.noise
     if not np.isfinite(r).all():
-        return Sums(np.inf, len(r), None, None, types, problem.noise)
+        return Sums(np.inf, None, None, *rest)
     problem.check_rows(J)
     cost, scaled, factors = robust.apply(r)
     if isinstance(J, SparseJacobian):
         system = SparseSystem.of(J, scaled, factors)
-        return Sums(cost, len(r), system.JtJ, system.gradient, types, problem.noise)
-    return Sums(cost, len(r), *products_of(J, scaled, factors), types, problem.noise)
+        return Sums(cost, system.gradient, system.JtJ, *rest)
+    JtJ, gradient = products_of(J, scaled, factors)
+    return Sums(cost, gradient, JtJ, *rest)
 
 
 def imported(path: str) -> Callable[..., object]:

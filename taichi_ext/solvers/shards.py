@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import socket
@@ -12,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.inputs.types import Format, Kernel
 from taichi_ext.api.jacobian import in_structure, prepared_form, real_array
 from taichi_ext.api.runs.by_adjoint import value_and_row
+from taichi_ext.api.runs.subject import by_param
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown, unexpected, with_short_traceback
 from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.elimination import BlockLayout, SparseSystem
@@ -32,8 +34,6 @@ from taichi_ext.solvers.problem import Charts
 from taichi_ext.solvers.shard_worker import (
     GRADIENT,
     Failure,
-    GradientSum,
-    Recipe,
     Sums,
     Task,
     Worker,
@@ -65,7 +65,7 @@ class Shards:
         if values is None:
             raise InvalidArgumentError(f"{what} is missing: with shards, {what}= gives the values of the params.")
         self.options: dict[str, Any] = init or {}
-        self._format = checked_options(None, "auto", None, format)[3]
+        self._format = checked_options(format=format)[3]
         leaves, rebuild = flatten(values, what)
         self._places = [place for place, _ in leaves]
         arrays = [real_array(leaf, f"{what}{place}") for place, leaf in leaves]
@@ -86,16 +86,17 @@ class Shards:
         """A task for each shard: J, or its normal equations with a loss."""
         for n, shard in enumerate(self._shards):
             arguments = _pickled(shard, f"shards[{n}]", "numbers, arrays and names of files")
-            recipe = Recipe(self._factory, arguments, self.options, self._places, self._shapes, self._format)
-            yield Task(n, recipe, x, loss, is_finite)
+            program = self._factory, arguments, self.options, self._places, self._shapes, self._format
+            yield Task(n, *program, x, loss, is_finite)
 
-    def total(self, executor: AnyExecutor, loss: Any, plus: Callable[[Any, Any], Any], progress: bool | None) -> Any:
+    def total(self, executor: AnyExecutor, loss: Any, progress: bool | None) -> Sums:
         """The sum over all shards at the given values, added in their order."""
-        total = None
         with Workers(executor) as workers, progress_bar(progress, "shards", len(self)) as advance:
-            for total in accumulate(workers.answers(self.tasks(self.x, loss, is_finite=True)), plus):  # noqa: B007
+            total: Any = None
+            for found in workers.answers(self.tasks(self.x, loss, is_finite=True)):
+                total = found if total is None else total.plus(found)
                 advance(1)
-        return total
+            return total
 
 
 class ShardedProblem:
@@ -149,15 +150,14 @@ class ShardedProblem:
     def _sums(self, x: np.ndarray, *, is_finite: bool) -> Sums:
         try:
             tasks = self._shards.tasks(x, self._loss, is_finite=is_finite)
-            *_, total = accumulate(self._workers.answers(tasks), Sums.plus)
+            return functools.reduce(Sums.plus, self._workers.answers(tasks))
         except ShardError as error:
             error.best = None if self.best is None else self._shards.split(self.best)
             raise
-        return total
 
     def _point(self, x: np.ndarray, found: Sums) -> Point:
         def system() -> System:
-            JtJ, Jtr = self.charts.local_products(found.JtJ, found.Jtr, x)
+            JtJ, Jtr = self.charts.local_products(found.JtJ, found.gradient, x)
             return NormalSystem(JtJ, Jtr) if self._layout is None else SparseSystem.of_products(JtJ, Jtr, self._layout)
 
         return Point(x, found.cost, system, (None, None, found.residuals))
@@ -390,7 +390,7 @@ def _end(pool: Executor) -> None:
 
 def _checked(task: Task, answer: object) -> Any:
     if isinstance(answer, Failure):
-        raise ShardError(f"shard {task.shard}, from {task.recipe.factory!r}: {answer.text}", task.shard)
+        raise ShardError(f"shard {task.shard}, from {task.factory!r}: {answer.text}", task.shard)
     return answer
 
 
@@ -486,11 +486,9 @@ def value_and_gradient(
     check_progress(progress)
     if shards is not None:
         found = Shards(kernel, shards, at, "at", init, None)
-        total = found.total(executor, GRADIENT, GradientSum.plus, progress or False)
-        return total.value, found.split(total.gradient)
-    plan, call = prepared_form(
-        kernel, params, energy, args, checked_options(max_memory, "auto", None, None), "gradient"
-    )
+        total = found.total(executor, GRADIENT, progress or False)
+        return total.cost, found.split(total.gradient)
+    plan, call = prepared_form(kernel, params, energy, args, checked_options(max_memory), "gradient")
     evaluation = plan.start(call, progress="stages" if progress is None else progress)
     value, row = value_and_row(evaluation)
-    return value, in_structure(plan, evaluation, pieces_of(row, evaluation.parameter_shapes()), "params")
+    return value, in_structure(evaluation, by_param(row, evaluation.layout), None, "params")
