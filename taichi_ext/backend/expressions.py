@@ -1,7 +1,7 @@
 """Expressions of the kernel that is being traced: types, variables, places, control flow."""
 
-# Taichi declares attributes as None that have a value in a kernel, and makes swizzles as it is imported.
-# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+# Taichi makes swizzles as it is imported.
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

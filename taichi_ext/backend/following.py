@@ -138,7 +138,7 @@ class Follower:
         """The entries of a vector or matrix, if there are numbers with tangents among them."""
 
 
-class _Stray(Follower):
+class _Stray:
     """Follows a thread that works for a pipeline, for the follower of that; it must not launch kernels, nor store."""
 
     def __init__(self, main: Any) -> None:
@@ -154,14 +154,8 @@ class _Stray(Follower):
     def before_host_write(self, obj: object, value: object) -> None:
         raise self._error("A field or array is written in")
 
-    def host_read(self, obj: object, index: object, value: object) -> object:
-        return self.main.host_read(obj, index, value)
-
-    def note_field(self, field: Any) -> None:
-        self.main.note_field(field)
-
-    def with_tangents(self, entries: Any) -> np.ndarray | None:
-        return self.main.with_tangents(entries)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.main, name)
 
     def _error(self, what: str) -> UnsupportedError:
         return UnsupportedError(

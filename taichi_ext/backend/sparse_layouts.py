@@ -16,7 +16,7 @@ from taichi_ext.backend.opaque import CoreNode
 from taichi_ext.host import Expr, all_types, core, ti
 
 # Taichi's stubs of kernels differ from the arguments that it takes.
-# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
+# pyright: reportInvalidTypeForm=false
 
 _KINDS = core.SNodeType
 _DENSE = (_KINDS.dense, _KINDS.place)
