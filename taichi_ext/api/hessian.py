@@ -10,7 +10,7 @@ from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import checked_choice, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import AnyHessian, AnyProduct, DenseHessian, DenseProduct, Format, Kernel, Leaf
-from taichi_ext.api.jacobian import in_structure, matrices, prepared_form, shaped
+from taichi_ext.api.jacobian import in_structure, matrices, prepared_form
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
@@ -63,7 +63,7 @@ class Hessian(Jacobian):
         fixed: object = None,
         progress: bool | None = None,
     ) -> None:
-        options = checked_options(max_memory, "auto", chunk_size, format)
+        options = checked_options(max_memory, chunk_size=chunk_size, format=format)
         self._prepare(kernel, params, energy, args, options, progress, use=_use(project, format))
         self._project, self._fixed, self._mask = project, fixed, None
 
@@ -167,7 +167,7 @@ def hessian(
                [-400.,  200.]])
     """
     check_progress(progress)
-    options = checked_options(max_memory, "auto", chunk_size, format)
+    options = checked_options(max_memory, chunk_size=chunk_size, format=format)
     plan, call = prepared_form(kernel, params, energy, args, options, _use(project, format))
     evaluation = plan.start(call, out, progress=progress)
     evaluation = with_choices(evaluation, project, Fixed(fixed, evaluation.parameter_shapes()))
@@ -217,7 +217,7 @@ def value_gradient_and_hessian(
         (8.0, 12.0, 12.0)
     """
     check_progress(progress)
-    options = checked_options(max_memory, "auto", chunk_size, format)
+    options = checked_options(max_memory, chunk_size=chunk_size, format=format)
     plan, call = prepared_form(kernel, params, energy, args, options, _use(project, format))
     evaluation = plan.start(call, out, progress=progress)
     evaluation = with_choices(evaluation, project, Fixed(fixed, evaluation.parameter_shapes()))
@@ -279,7 +279,7 @@ def hvp(
         >>> hvp(products, x, np.array([1.0, 0.0, 0.0]), energy)
         array([2., 2., 0.])
     """
-    options = checked_options(max_memory, "auto", None, None)
+    options = checked_options(max_memory)
     plan, call = prepared_form(kernel, params, energy, args, options, "hvp")
     evaluation = plan.start(call)
     shapes = evaluation.parameter_shapes()
@@ -288,7 +288,7 @@ def hvp(
         raise InvalidArgumentError("vectors has no vector: its leading axis is empty.")
     evaluation = with_choices(evaluation, None, Fixed(fixed, shapes), has_gradient=False)
     found = hessian_times(evaluation, np.concatenate(given).astype(np.float64))
-    return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(found, shapes, strict=True)], "params")
+    return in_structure(evaluation, found, count, "params")
 
 
 def _use(project: object, format: str | None) -> str:

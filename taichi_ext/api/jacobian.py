@@ -22,6 +22,7 @@ from taichi_ext.api.plans.plan import Plan, prepare
 from taichi_ext.api.plans.preparations import PlanTable, Preparations, origin_of, structure_key
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.subject import by_param
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 
@@ -244,13 +245,12 @@ def jvp(
         >>> jvp(square, x, np.array([1.0, 0.0, 1.0]), y)
         array([2., 0., 6.], dtype=float32)
     """
-    options = checked_options(max_memory, "auto", chunk_size, None)
+    options = checked_options(max_memory, chunk_size=chunk_size)
     plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory), "products")
     evaluation = plan.start(call)
     given, count = matrices(tangents, params, "tangents", evaluation.parameter_shapes())
-    result = directional(evaluation, np.concatenate(given).astype(np.float64), options.chunk_size)
-    shapes = [shape for shape, _ in evaluation.output_shapes()]
-    return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(result, shapes, strict=True)], "outputs")
+    found = directional(evaluation, np.concatenate(given).astype(np.float64), options.chunk_size)
+    return in_structure(evaluation, found, count, "outputs")
 
 
 @overload
@@ -308,21 +308,15 @@ def vjp(
         >>> vjp(square, x, y, np.array([1.0, 1.0, 0.5], np.float32))
         array([2., 4., 3.], dtype=float32)
     """
-    options = checked_options(max_memory, "auto", chunk_size, None)
+    options = checked_options(max_memory, chunk_size=chunk_size)
     check_progress(progress)
     plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory))
     evaluation = plan.start(call, progress=progress)
-    shapes = evaluation.output_shapes()
-    given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
+    given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in evaluation.output_shapes()])
     found = None if options.chunk_size is not None else rows_by_adjoint(evaluation, given)
     if found is None:
         found = transposed(evaluation, given, options.chunk_size)
-    columns, at = [], 0
-    for shape in evaluation.parameter_shapes():
-        size = math.prod(shape)
-        columns.append(shaped(found[:, at : at + size].T, shape, count))
-        at += size
-    return in_structure(plan, evaluation, columns, "params")
+    return in_structure(evaluation, by_param(found.T, evaluation.layout), count, "params")
 
 
 # --- the products, of matrices ----------------------------------------------------------------------------------------
@@ -422,13 +416,14 @@ def real_array(value: object, place: str) -> np.ndarray:
     return found
 
 
-def shaped(values: np.ndarray, shape: tuple[int, ...], count: int | None) -> np.ndarray:
-    """Columns as arrays of a shape, along a leading axis if there are several."""
-    return np.ascontiguousarray(values.T).reshape(shape if count is None else (count, *shape))
+def in_structure(evaluation: Evaluation, columns: list[np.ndarray], count: int | None, what: str) -> object:
+    """Columns in the structure of the params or the outputs, as tensors where the outputs are.
 
-
-def in_structure(plan: Plan, evaluation: Evaluation, values: list[np.ndarray], what: str) -> object:
-    """Arrays in the structure of the params or the outputs, as tensors where the outputs are."""
-    question = plan.prepared.question
-    rebuild = question.rebuild_outputs if what == "outputs" else question.rebuild_params
+    ``count`` is the size of their leading axis; None if there is only one, without that axis.
+    """
+    question, lead = evaluation.prepared.question, () if count is None else (count,)
+    rebuild, shapes = question.rebuild_params, evaluation.parameter_shapes()
+    if what == "outputs":
+        rebuild, shapes = question.rebuild_outputs, [shape for shape, _ in evaluation.output_shapes()]
+    values = [np.ascontiguousarray(v.T).reshape((*lead, *s)) for v, s in zip(columns, shapes, strict=True)]
     return as_torch(rebuild(values), evaluation.call, question.outputs)

@@ -7,8 +7,6 @@ compares it with those at smaller and larger steps.
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The parts of a Jacobian are private to the package, not to its module.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -171,7 +169,7 @@ def check_jacobian(
           outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
     """
     way = Comparison(step, rtol, atol, most_entries, progress, raise_on_failure)
-    run = CheckedRun(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
+    run = CheckedRun(*prepared_form(kernel, params, outputs, args, checked_options(format=format)))
     return report_of(run, way, "J")
 
 
@@ -448,8 +446,8 @@ def check_hessian(
           gradient with respect to params (field x of shape (2,))  params (field x of shape (2,))  4 of 4 ...
     """
     way = Comparison(step, rtol, atol, most_entries, progress, raise_on_failure)
-    plan, call = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, format), "hessian")
-    gradient, _ = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, None), "gradient")
+    plan, call = prepared_form(kernel, params, energy, args, checked_options(format=format), "hessian")
+    gradient, _ = prepared_form(kernel, params, energy, args, checked_options(), "gradient")
     return report_of(_GradientRun(plan, gradient, call), way, "H")
 
 

@@ -5,7 +5,6 @@ the rule.  It is written as text, which is kept where Python's ``inspect`` finds
 """
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
-# pyright: reportMissingTypeStubs=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # Input is checked, whatever its annotation says.
 # pyright: reportUnnecessaryIsInstance=false

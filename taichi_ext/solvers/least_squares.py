@@ -1,7 +1,7 @@
 """``least_squares``: residuals of a kernel, minimised with value and J from one launch per point."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -158,7 +158,20 @@ def least_squares(
     of_scipy = {"x_scale": x_scale, "tr_solver": tr_solver, "tr_options": tr_options, "verbose": verbose}
     options = {name: value for name, value in of_scipy.items() if value is not None}
     max_iterations = _most_steps(max_iterations, max_nfev)
-    _check(method, options, tolerances, max_iterations, callback, progress, format, loss_over)
+    checked_choice("method", method, get_args(_Method))
+    for name, value in options.items():
+        if method == "lm":
+            raise InvalidArgumentError(f"{name} is an option of SciPy's methods; give method='trf', or leave it out.")
+        if is_complex(value):  # of which SciPy drops the imaginary part
+            raise unexpected(name, value, "real numbers")
+    for name, value in tolerances.items():
+        check_number(name, value, "a tolerance", least=0, is_optional=False)
+    checked_choice("loss_over", loss_over, get_args(LossOver))
+    if loss_over != "entries" and method != "lm":
+        raise InvalidArgumentError(f"loss_over={loss_over!r} needs method='lm'.")
+    check_function("callback", callback, "a LeastSquaresIteration")
+    check_progress(progress)
+    check_matrix_format(format)
     for name, value in {"eliminate": eliminate, "retract": retract}.items():
         if value is not None and method != "lm":
             raise InvalidArgumentError(f"{name} needs method='lm'; method is {method!r}.")
@@ -169,7 +182,7 @@ def least_squares(
     format = "csr" if eliminated else format
     points: Weighted | ShardedProblem
     if shards is None:
-        prepared = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
+        prepared = prepared_form(kernel, params, residuals, args, checked_options(format=format))
         problem = Problem(*prepared, None if eliminate is None else eliminated, retract)
         shapes = [part.shape for part in problem.rows]
         robust = Robust(loss, f_scale, loss_over, residuals, shapes)
@@ -191,6 +204,8 @@ def least_squares(
 def _most_steps(max_iterations: Any, max_nfev: Any) -> Any:
     """The limit of the number of steps, which may be given as one of points."""
     if max_nfev is None:
+        if max_iterations is not None:
+            check_count("max_iterations", max_iterations)
         return max_iterations
     if max_iterations is not None:
         raise InvalidArgumentError(
@@ -287,34 +302,6 @@ def _eliminated(eliminate: object, params: object) -> list[int]:
     if len(set(found)) < len(found):
         raise InvalidArgumentError("eliminate names a param twice.")
     return found
-
-
-def _check(
-    method: object,
-    options: Mapping[str, object],
-    tolerances: dict[str, Any],
-    max_iterations: Any,
-    callback: object,
-    progress: object,
-    format: object,
-    loss_over: object,
-) -> None:
-    checked_choice("method", method, get_args(_Method))
-    for name in options:
-        if method == "lm":
-            raise InvalidArgumentError(f"{name} is an option of SciPy's methods; give method='trf', or leave it out.")
-        if is_complex(options[name]):  # of which SciPy drops the imaginary part
-            raise unexpected(name, options[name], "real numbers")
-    for name, value in tolerances.items():
-        check_number(name, value, "a tolerance", least=0, is_optional=False)
-    checked_choice("loss_over", loss_over, get_args(LossOver))
-    if loss_over != "entries" and method != "lm":
-        raise InvalidArgumentError(f"loss_over={loss_over!r} needs method='lm'.")
-    if max_iterations is not None:
-        check_count("max_iterations", max_iterations)
-    check_function("callback", callback, "a LeastSquaresIteration")
-    check_progress(progress)
-    check_matrix_format(format)
 
 
 # SciPy's methods for least squares, reported and ended like ours.

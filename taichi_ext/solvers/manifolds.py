@@ -8,10 +8,9 @@
   three for the rotation.
 """
 
-# The annotations of a kernel are values that Taichi reads; its variables have the types that it is called with.
-# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false, reportCallIssue=false
+# The variables of a kernel have the types that it is called with.
+# pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportUnknownParameterType=false, reportMissingParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 
 import functools
 from dataclasses import dataclass

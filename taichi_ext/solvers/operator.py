@@ -1,7 +1,7 @@
 """``linear_operator``, ``hessian_operator``: J and H as something that multiplies, for SciPy's iterative solvers."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def linear_operator(
                [0., 3., 2.]], dtype=float32)
     """
     operator = _operator_class()
-    memory, _, chunk_size, *_ = checked_options(max_memory, "auto", chunk_size, None)
-    return operator(_Products(kernel, params, outputs, args, memory, chunk_size))
+    memory, _, chunk_size, *_ = checked_options(max_memory, chunk_size=chunk_size)
+    prepare = functools.partial(prepared_form, kernel, params, outputs, args, Options(memory))
+    return operator(_Products(prepare, chunk_size))
 
 
 @with_short_traceback
@@ -133,25 +134,16 @@ def hessian_operator(
         [1.0, -1.0, 1.0]
     """
     operator = _operator_class()
-    memory, *_ = checked_options(max_memory, "auto", None, None)
-    return operator(_SymmetricProducts(kernel, params, energy, args, memory, fixed))
+    options = checked_options(max_memory)
+    return operator(_SymmetricProducts(*prepared_form(kernel, params, energy, args, options, "hvp"), fixed))
 
 
 class _Products:
     """The prepared forms of J, and of J times given directions, and one state for both."""
 
-    def __init__(
-        self,
-        kernel: Callable[..., object],
-        params: object,
-        outputs: object,
-        args: tuple[object, ...],
-        memory: int | None,
-        chunk_size: int | None,
-    ) -> None:
-        prepare = functools.partial(prepared_form, kernel, params, outputs, args)
-        self._whole, self._call = prepare(Options(memory))
-        self._along, _ = prepare(Options(memory), "products")
+    def __init__(self, prepare: Callable[..., tuple[Plan, KernelCall]], chunk_size: int | None) -> None:
+        self._whole, self._call = prepare()
+        self._along, _ = prepare("products")
         self._chunk_size = chunk_size
         evaluation = self._whole.start(self._call)
         self.dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
@@ -180,11 +172,9 @@ class _Products:
 class _SymmetricProducts:
     """The prepared form of products with the Hessian of an energy."""
 
-    def __init__(
-        self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], memory: int | None, fixed: object
-    ) -> None:
-        self._plan, self._call = prepared_form(kernel, params, energy, args, Options(memory), "hvp")
-        evaluation = self._plan.start(self._call)
+    def __init__(self, plan: Plan, call: KernelCall, fixed: object) -> None:
+        self._plan, self._call = plan, call
+        evaluation = plan.start(call)
         self.dtype = evaluation.output_shapes()[0][1]
         self.shape = (evaluation.column_count(),) * 2
         self._fixed = Fixed(fixed, evaluation.parameter_shapes())

@@ -1,8 +1,7 @@
 """A kernel's residuals and J as functions of one vector, with robust losses, and in local coordinates of manifolds."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type; J is no constant.
-# pyright: reportConstantRedefinition=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
+# pyright: reportConstantRedefinition=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

@@ -26,7 +26,11 @@ class Options(NamedTuple):
 
 
 def checked_options(
-    max_memory: Any, tangents: object, chunk_size: Any, format: object, mode: object = "forward"
+    max_memory: Any = None,
+    tangents: object = "auto",
+    chunk_size: Any = None,
+    format: object = None,
+    mode: object = "forward",
 ) -> Options:
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):

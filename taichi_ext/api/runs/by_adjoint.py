@@ -26,7 +26,7 @@ from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import check_dense
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import reachable, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import reachable, saying_once, warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 
@@ -163,9 +163,7 @@ class HessianForm(DenseForm):
     """A dense Hessian, in one run, or by its products with unit vectors if Python passes on numbers with tangents."""
 
     may_begin_again = True
-
-    def keep_launch(self, evaluation: Evaluation) -> None:
-        pass  # it has tangents of the first order, which a session sets up
+    keeps_launch = False  # it has tangents of the first order, which a session sets up
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         prepared, layout, subject = evaluation.prepared, evaluation.layout, evaluation.subject
@@ -324,7 +322,7 @@ def _products(
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
 
     def product(check: Callable[[Forward], None] | None) -> CotangentProducts:
-        with backend.suspend_following(), evaluation.whole(), evaluation.saying_once(), _way_back(evaluation) as bar:
+        with backend.suspend_following(), evaluation.whole(), saying_once(evaluation.said), _bar_of(evaluation) as bar:
             return reverse.vjp(
                 evaluation.what,
                 request,
@@ -355,7 +353,7 @@ def _products(
     if found.alerts:
         _take_alerts(evaluation, found, reverse)
     elif np.isnan(found.rows).any():
-        with evaluation.saying_once():
+        with saying_once(evaluation.said):
             warn_at_user(_NOT_A_NUMBER)
     evaluation.returned = found.returned
     return found
@@ -372,7 +370,7 @@ def _take_alerts(evaluation: Evaluation, found: CotangentProducts, reverse: Reve
 
 
 @contextlib.contextmanager
-def _way_back(evaluation: Evaluation) -> Iterator[Callable[[int, int], None]]:
+def _bar_of(evaluation: Evaluation) -> Iterator[Callable[[int, int], None]]:
     """The progress bar of the way back; gives a function that takes how many steps of how many are done."""
     draw: Callable[[int], None] | None = None
     before = 0

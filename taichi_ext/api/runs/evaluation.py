@@ -213,10 +213,6 @@ class Evaluation:
         """
         return backend.exclusive if self.call.kernel is not None else contextlib.nullcontext()
 
-    def saying_once(self) -> contextlib.AbstractContextManager[None]:
-        """Within the context, no warning of this call is repeated."""
-        return saying_once(self.said)
-
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
         """Within the context, a run that fails leaves everything as it was."""
@@ -263,7 +259,7 @@ class Evaluation:
         )
         session = self.session(target, first, count, places, restart)
         given = session.request.directions
-        with self.saying_once():
+        with saying_once(self.said):
             if self.call.kernel is not None:
                 launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
                 self.returned = launched.result
@@ -463,6 +459,7 @@ class DenseForm:
     """J as dense arrays; ``as_matrix``: as one matrix over all outputs and parameters."""
 
     may_begin_again = False  # whether a run may show that another one is needed
+    keeps_launch = True  # of a run for all columns, for ``repeated``
 
     def __init__(self, *, as_matrix: bool = False) -> None:
         self.as_matrix = as_matrix
@@ -508,15 +505,11 @@ class DenseForm:
                 prepared.blocks = max(prepared.blocks, evaluation.least_runs)
                 continue
             prepared.sizes_that_fit.add(evaluation.sizes)
-            if is_whole:
-                evaluation.form.keep_launch(evaluation)
+            if is_whole and evaluation.form.keeps_launch:
+                kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
+                prepared.replay = Replay.of_field(kernels, evaluation.layout)
             found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
             return evaluation.subject.of_dense(found, evaluation.layout)
-
-    def keep_launch(self, evaluation: Evaluation) -> None:
-        """Keep the launch of a run for all columns, for ``repeated``."""
-        kernels = list(evaluation.prepared.fused.values()) if evaluation.is_repeatable else []
-        evaluation.prepared.replay = Replay.of_field(kernels, evaluation.layout)
 
     def repeated(self, evaluation: Evaluation) -> Any:
         """J by a launch like that of the call before; None if there is no such launch."""
@@ -527,10 +520,6 @@ class DenseForm:
             return None
         found = replay.dense(evaluation.call.full_args, out)
         return self.structured(evaluation, [[found]]) if out is None and found is not None else found
-
-    def projected(self, projection: str | None) -> DenseForm:
-        """The form of a Hessian whose blocks of elements are perhaps made positive semidefinite."""
-        return self
 
     def structured(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
         """The blocks as one matrix, or in the structure of the outputs and params."""

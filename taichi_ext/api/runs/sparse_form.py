@@ -39,6 +39,7 @@ class SparseForm(DenseForm):
     """J as sparse arrays; ``projection``: how the blocks of an energy's elements are made semidefinite."""
 
     may_begin_again = True
+    keeps_launch = False  # of rows that are dense, although J is sparse
 
     def __init__(self, projection: str | None = None, *, as_matrix: bool = False) -> None:
         super().__init__(as_matrix=as_matrix)
@@ -72,12 +73,6 @@ class SparseForm(DenseForm):
             block, is_symmetric = partial(_block, found[0]), found[1].is_symmetric
             blocks = evaluation.subject.of_sparse(block, evaluation.layout, is_symmetric=is_symmetric)
         return self.result(evaluation, blocks)
-
-    def keep_launch(self, evaluation: Evaluation) -> None:
-        pass  # of rows that are dense, although J is sparse
-
-    def projected(self, projection: str | None) -> SparseForm:
-        return SparseForm(projection)
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         _device(evaluation)
@@ -116,7 +111,7 @@ class SparseForm(DenseForm):
             )
         rows, params = evaluation.subject.rows(evaluation.layout), evaluation.layout.params
         entries = sum(o.size for o in rows) * evaluation.layout.count
-        form = DenseForm() if evaluation.subject.has_rows_of_outputs else HessianForm()
+        form = HessianForm() if isinstance(evaluation.subject, EnergyGradient) else DenseForm()
         check_size(reason, entries, np.dtype(np.float64), available_memory() / 2)
         return [
             [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
@@ -259,7 +254,8 @@ def _repeated(evaluation: Evaluation, projection: str | None) -> tuple[SparseRow
     sizes = {p.container: p.rows for p in replay.layout.params}
     rows, gradient = replay.sparse(evaluation.call.full_args, SparseRows(sizes, prepared.arithmetic))
     if gradient is not None:
-        subject.note_gradient(gradient)
+        assert isinstance(subject, EnergyGradient)
+        subject.gradient = gradient
     return rows, replay
 
 

@@ -30,7 +30,6 @@ class RowSpace:
 
     warns_of_zeros: bool = True
     has_gradient = False  # beside J
-    has_rows_of_outputs = True
 
     def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
         """The containers that have rows; ``places`` is memory for their rows."""
@@ -62,9 +61,6 @@ class RowSpace:
     def note_run(self, session: Session, layout: Layout) -> None:
         """Called after each run."""
 
-    def note_gradient(self, gradient: np.ndarray) -> None:
-        """Called after a repeated launch."""
-
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
         return [by_parameter(v, o.shape, layout) for v, o in zip(values, layout.outputs, strict=True)]
 
@@ -85,7 +81,6 @@ class EnergyGradient(RowSpace):
         gradient: that of the last run.
     """
 
-    has_rows_of_outputs = False
     warns_of_zeros: bool = False
     is_projected: bool = False
     fixed: Fixed | None = None
@@ -131,13 +126,10 @@ class EnergyGradient(RowSpace):
             warn_at_user(f"{energy.target.name} does not depend on any of the params: its Hessian is zero.")
         self.gradient = found
 
-    def note_gradient(self, gradient: np.ndarray) -> None:
-        self.gradient = gradient
-
     def note_parts(self, gradient: np.ndarray, layout: Layout) -> None:
         """Note the gradient, from its entries for the params."""
         self.gradient = np.zeros(sum(_sizes(layout).values()), gradient.dtype)
-        for p, part in zip(layout.params, _split(gradient, layout), strict=True):
+        for p, part in zip(layout.params, by_param(gradient, layout), strict=True):
             self.gradient[_rows(p, layout)][p.inner] = part
 
     def gradients(self, layout: Layout) -> list[np.ndarray]:
@@ -149,7 +141,7 @@ class EnergyGradient(RowSpace):
         if not self.fixed:
             return parts
         whole = self.fixed.free(np.concatenate([part.reshape(-1) for part in parts]))
-        return [part.reshape(p.shape) for part, p in zip(_split(whole, layout), layout.params, strict=True)]
+        return [part.reshape(p.shape) for part, p in zip(by_param(whole, layout), layout.params, strict=True)]
 
     def moved(self, directions: np.ndarray) -> np.ndarray:
         """Directions with their fixed entries set to 0."""
@@ -161,7 +153,7 @@ class EnergyGradient(RowSpace):
 
     def free_products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """H times directions for each parameter, from H times ``moved`` directions, a row for each column of H."""
-        return _split(np.where(self.fixed.mask[:, None], directions, found) if self.fixed else found, layout)
+        return by_param(np.where(self.fixed.mask[:, None], directions, found) if self.fixed else found, layout)
 
     def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """The rows of each parameter, of a matrix with a row for each entry of the gradient."""
@@ -195,8 +187,8 @@ def _starts(sizes: Mapping[object, int]) -> dict[Any, int]:
     return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
 
 
-def _split(values: np.ndarray, layout: Layout) -> list[np.ndarray]:
-    """Rows of all parameters, split by parameter."""
+def by_param(values: np.ndarray, layout: Layout) -> list[np.ndarray]:
+    """Rows of all parameters, by parameter."""
     return np.split(values, [p.first for p in layout.params[1:]])
 
 
