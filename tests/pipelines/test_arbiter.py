@@ -865,3 +865,28 @@ def test_what_is_stored_right_after_the_launch_that_fills_an_array(is_argument):
     for call in (jacobian, functools.partial(jacobian, mode="reverse")):
         with pytest.warns(DerivativeWarning, match="stored to a field or array depends on the params"):
             assert_allclose(call(pipeline, x, total, args=(filled,) if is_argument else ()), [[1.0]])
+
+
+@pytest.mark.parametrize("product", [jacobian, lambda *args: vjp(*args, np.ones(1))], ids=["jacobian", "vjp"])
+def test_sparse_params_with_an_offset(product):
+    """The runs that are compared move the entries that are there, and nothing beside the field."""
+    x = ti.Vector.field(2, ti.f64)
+    ti.root.pointer(ti.i, 4).dense(ti.i, 2).place(x, offset=-11)
+    total, beside = outputs(1), ti.field(ti.f64, shape=8)
+    x[-10] = [0.5, 2.0]
+    start = x.to_numpy()
+
+    @ti.kernel
+    def square():
+        total[0] = 0.0
+        for i in x:
+            total[0] += x[i].norm_sqr()
+
+    def pipeline():
+        square()
+        total[0] = 2.0 * float(total[0])
+
+    with pytest.warns(DerivativeWarning, match="stored to a field or array depends on the params"):
+        product(pipeline, x, total)
+    assert_array_equal(x.to_numpy(), start)
+    assert_array_equal(beside.to_numpy(), 0.0)

@@ -185,15 +185,7 @@ class Arbiter:
                 continue
             obj = self._call.value(p.target)
             state.save(obj)
-            if self._is_dense(p):
-                backend.put_back(obj, moved)
-                continue
-            for index in np.argwhere(move):  # cells that are there
-                at, component = tuple(index[: len(obj.shape)]), index[len(obj.shape) :].tolist()
-                if component:
-                    obj[at][tuple(component) if len(component) > 1 else component[0]] = moved[tuple(index)]
-                else:
-                    obj[at] = moved[tuple(index)]
+            backend.put_back(obj, moved)  # in cells that are there
         return tuple(args)
 
     def move_params(self, state: State) -> None:
