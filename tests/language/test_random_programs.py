@@ -14,6 +14,7 @@ import program_check
 import program_grammar
 import program_hessians
 import program_lists
+import program_offsets
 import pytest
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ from taichi_ext import backend
 pytestmark = pytest.mark.double_only("the reference is in float64")
 
 PROGRAMS = 15
-WAYS = {"reverse": 24, "drawn": 24, "lists": 24, "lanes": 8, "hessians": 8}  # seeds
+WAYS = {"reverse": 24, "drawn": 24, "offsets": 8, "lists": 24, "lanes": 8, "hessians": 8}  # seeds
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_random_programs(workshop, seed):
 @pytest.mark.sweep
 @pytest.mark.parametrize(("way", "seed"), [(way, seed) for way, count in WAYS.items() for seed in range(count)])
 def test_random_programs_in_other_ways(workshop, monkeypatch, way, seed):
-    """Adjoints; tangents, blocks and memory drawn by the seed; sparse sums over lists; loops in lanes; energies."""
+    """Adjoints; tangents, blocks and memory drawn by the seed; fields with offsets; sparse sums over lists; loops in lanes; energies."""
     options = {"reverse": {"mode": "reverse"}, "drawn": drawn_ways(seed)}.get(way, {})
     if options.pop("by_column", False):
         monkeypatch.setattr(backend, "stores_by_column", lambda: True)
@@ -69,6 +70,7 @@ def test_random_programs_in_other_ways(workshop, monkeypatch, way, seed):
         monkeypatch.setattr(f"taichi_ext.{name}", ast.literal_eval(value))
     monkeypatch.setattr(program_check, "OPTIONS", options)
     monkeypatch.setattr(program_check, "FORMAT", "csr" if way == "lists" else None)
+    monkeypatch.setattr(program_offsets, "IS_DRAWN", way == "offsets")
     program = {"lists": program_lists, "hessians": program_hessians}.get(way, program_grammar).generate(seed)
     judged = program_hessians.hessian_verdict if way == "hessians" else verdict
     kind, message = judged(program, seed, workshop, runs_alone=False)

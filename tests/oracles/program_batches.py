@@ -11,6 +11,7 @@
     python tests/oracles/program_batches.py 300 --by-column            # with tangents in memory as on a GPU
     python tests/oracles/program_batches.py 300 --chunk-size 3         # with three columns of J in each run
     python tests/oracles/program_batches.py 300 --mode reverse         # rows of J by adjoints; with every generator
+    python tests/oracles/program_batches.py 300 --offsets              # with fields that begin at other indices than 0
     python tests/oracles/program_batches.py 300 --vary                 # with these three drawn by the seed of each program
     python tests/oracles/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/oracles/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
@@ -41,6 +42,7 @@ import program_grammar
 import program_hessians
 import program_levels
 import program_lists
+import program_offsets
 import program_pipelines
 from program_level_check import LevelWorkshop, describe_level, level_verdict
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
@@ -161,6 +163,7 @@ def main() -> int:
     parser.add_argument("--chunk-size", type=int, metavar="N", help="columns of J in each run at most")
     parser.add_argument("--mode", choices=("forward", "reverse"), help="of the Jacobians")
     parser.add_argument("--vary", action="store_true", help="draw these three by the seed of each program")
+    parser.add_argument("--offsets", action="store_true", help="fields that begin at other indices than 0")
     parser.add_argument("--format", choices=("dense", "csr"), default="dense", help="of the Jacobians, default dense")
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE", help="of ti.init, for fused kernels alone"
@@ -175,6 +178,7 @@ def main() -> int:
     options.limit += IN_LANES * options.lanes
     STRATEGIES["auto"] = STRATEGIES[options.tangents]
     program_check.IS_PLAIN = options.plain
+    program_offsets.IS_DRAWN = options.offsets
     program_check.FORMAT = None if options.format == "dense" else options.format
     kernels.SETTINGS.update({n: ast.literal_eval(value) for n, value in (s.split("=") for s in options.setting)})
     for limit in options.limit:
@@ -188,7 +192,7 @@ def main() -> int:
     how = ["--generator", options.generator, "--tangents", options.tangents, "--format", options.format]
     how += [f"--setting={setting}" for setting in options.setting] + [f"--limit={limit}" for limit in options.limit]
     how += ["--reduce"] * options.reduce + ["--vary"] * options.vary
-    how += ["--by-column"] * options.by_column
+    how += ["--by-column"] * options.by_column + ["--offsets"] * options.offsets
     how += [] if options.mode is None else ["--mode", options.mode]
     how += [] if options.chunk_size is None else ["--chunk-size", str(options.chunk_size)]
     with options.log.open("a") as log:

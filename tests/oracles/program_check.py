@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import taichi as ti
 import taichi.math as tm
 from differences import read, write
 from program_model import SHAPES, Argument, Field, Program
+from program_offsets import drawn_offsets, with_offsets
 from program_reference import Reference, RejectedError
 
 from taichi_ext import Jacobian, UnsupportedError
@@ -37,16 +39,16 @@ class Fields:
     def __init__(self) -> None:
         self.made: dict[Any, Any] = {}
 
-    def get(self, f: Field) -> Any:
-        key = (f.name, f.type, f.shape)
+    def get(self, f: Field, offset: tuple[int, ...] = ()) -> Any:
+        key, placed = (f.name, f.type, f.shape, offset), {"shape": f.shape, "offset": offset or None}
         if key not in self.made:
             shape = SHAPES.get(f.type, ())
             if len(shape) == 2:
-                self.made[key] = ti.Matrix.field(*shape, ti.f64, shape=f.shape)
+                self.made[key] = ti.Matrix.field(*shape, ti.f64, **placed)
             elif shape:
-                self.made[key] = ti.Vector.field(shape[0], ti.f64, shape=f.shape)
+                self.made[key] = ti.Vector.field(shape[0], ti.f64, **placed)
             else:
-                self.made[key] = ti.field(ti.i32 if f.type == "i" else ti.f64, shape=f.shape)
+                self.made[key] = ti.field(ti.i32 if f.type == "i" else ti.f64, **placed)
         return self.made[key]
 
 
@@ -72,8 +74,10 @@ class Loaded(Executed):
     """A program whose kernels exist."""
 
     def __init__(self, program: Program, fields: Fields, name: str) -> None:
-        self.fields = {f.name: fields.get(f) for f in program.fields if not f.is_array}
-        super().__init__(program, name, **self.fields)
+        used = {f.name: f for f in program.fields if not f.is_array}
+        offsets = drawn_offsets(program.text, {name: f.shape for name, f in used.items()})
+        self.fields = {name: fields.get(f, offsets.get(name, ())) for name, f in used.items()}
+        super().__init__(replace(program, text=with_offsets(program.text, offsets)), name, **self.fields)
 
     def prepare(self, values: dict[str, Any]) -> tuple[Any, ...]:
         """Set the fields; returns the arguments of the call."""

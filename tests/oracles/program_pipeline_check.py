@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import taichi as ti
 from differences import read, write
 from program_check import Executed, MismatchError, check_plain_run, points_of, require_close, require_state
 from program_containers import ELEMENTS, SPARSE, Container
+from program_offsets import drawn_offsets, with_offsets
 from program_pipeline_reference import PipelineReference, columns_of, owner
 from program_pipelines import Pipeline
 from program_reference import RejectedError
@@ -45,13 +47,13 @@ class PipelineWorkshop:
         self.count += 1
 
 
-def placed(layout: str, field: Any, shape: tuple[int, ...]) -> Any:
+def placed(layout: str, field: Any, shape: tuple[int, ...], offset: tuple[int, ...] | None = None) -> Any:
     """A field in a layout of its own."""
     axes = ti.ij if len(shape) == 2 else ti.i
     if layout == "dense":
-        ti.root.dense(axes, shape).place(field)
+        ti.root.dense(axes, shape).place(field, offset=offset)
     else:
-        getattr(ti.root, layout)(axes, shape).dense(axes, 1).place(field)
+        getattr(ti.root, layout)(axes, shape).dense(axes, 1).place(field, offset=offset)
     return field
 
 
@@ -64,7 +66,9 @@ class Loaded(Executed):
             import torch
 
             scope["torch"] = torch
-        super().__init__(program, name, **scope)
+        fields = {c.name: c.shape for c in program.containers if c.kind == "field"}  # Taichi gives structs none
+        self.offsets = drawn_offsets(program.text, fields)
+        super().__init__(replace(program, text=with_offsets(program.text, self.offsets)), name, **scope)
         self.leaves = [leaf for c in program.containers for leaf in leaves_of(c)]
 
     def named(self, name: str) -> Any:
@@ -79,8 +83,9 @@ class Loaded(Executed):
             elif c.kind == "torch":
                 self.named(leaf).copy_(self.scope["torch"].from_numpy(value))
             elif c.layout in SPARSE:  # which from_numpy does not activate
+                offset = self.offsets.get(c.name, (0,) * len(c.shape))
                 for index in np.ndindex(value.shape):
-                    self.named(leaf)[index] = value[index]
+                    self.named(leaf)[tuple(map(operator.add, index, offset))] = value[index]
             else:
                 write(self.named(leaf), value)
         return self.arguments(values)
