@@ -161,20 +161,3 @@ def test_cells_that_a_store_activates():
         add()
 
     check(run, x, total)
-
-
-@pytest.mark.sweep
-def test_iterations_that_draw_random_numbers():
-    x = field(N)
-    before = read(x)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            x[i] *= 2
-            if ti.random(ti.f64) < 0.5:
-                x[i] *= 1 + ti.random(ti.f64)
-            x[i] = x[i] * 3
-
-    found = vjp(run, x, x, np.ones(N))
-    assert_allclose(found, read(x) / before, rtol=1e-12)

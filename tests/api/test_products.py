@@ -108,33 +108,6 @@ class TestVjpOfPrograms:
             for y, wanted in zip(outs, after):
                 assert_allclose(read(y), wanted, rtol=1e-14)
 
-    def test_steps_in_place_and_stores_from_python(self):
-        x, u, y = scalars([0.3, 0.4, 0.5, 0.6]), outputs(4), outputs(4)
-
-        @ti.kernel
-        def begin():
-            for i in u:
-                u[i] = x[i] ** 2
-
-        @ti.kernel
-        def step():
-            for i in y:
-                y[i] = ti.sin(u[i]) * x[(i + 1) % 4]
-            for i in u:
-                u[i] += y[(i + 1) % 4]
-                x[i] *= 1.5
-            for i in range(2):
-                y[i] = 0.1
-
-        def run():
-            begin()
-            for n in range(3):
-                step()
-                u[n] = 0.2
-                x[n] = 0.7
-
-        self.check(run, [x], [y, u, x], lambda: x.from_numpy(np.array([0.3, 0.4, 0.5, 0.6])))
-
     @pytest.mark.sweep
     @pytest.mark.double_only("differences in float64")
     def test_rows_of_tangents_of_one_kernel_launched_several_times(self):

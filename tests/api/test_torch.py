@@ -113,23 +113,13 @@ TRANSFORMS = {
     "jacrev": lambda f, a, b: torch.func.jacrev(lambda a, b: tuple(f(a, b, 2)), argnums=(0, 1))(a, b),
     "vmap": lambda f, a, b: torch.vmap(lambda a, b: tuple(f(a, b, 2)))(many(a), many(b)),
     "vmap over one": lambda f, a, b: torch.vmap(lambda a, b: tuple(f(a, b, 2)), (0, None))(many(a), b),
-    "vmap of columns": lambda f, a, b: torch.vmap(lambda a: f(a, b, 2)[0], in_dims=1, out_dims=1)(
-        many(a).T.contiguous()
-    ),
     "per sample": lambda f, a, b: torch.vmap(torch.func.grad(lambda a: f(a, b, 2)[0].pow(2).sum()))(many(a)),
     "through vmap": lambda f, a, b: grad(torch.vmap(lambda a: f(a, b, 2)[0])(many(a)).pow(2).sum(), (a, b)),
-    "jacfwd of vmap": lambda f, a, b: torch.func.jacfwd(torch.vmap(lambda a: f(a, b, 2)[0]))(many(a)),
     "reverse inside forward": reverse_inside_forward,
     "outer gradient": outer_gradient,
     "second by both": by_both_inputs,
     "hessian": of_one(lambda f, x: torch.func.hessian(lambda x: f(x).pow(2).sum())(x)),
-    "jacrev of jacrev": of_one(lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x)),
     "jacfwd of jacrev": of_one(lambda f, x: torch.func.jacfwd(torch.func.jacrev(f))(x)),
-    "functional hessian": of_one(lambda f, x: torch.autograd.functional.hessian(lambda x: f(x).exp().sum(), x)),
-    "jacfwd of grad": of_one(lambda f, x: torch.func.jacfwd(lambda s: torch.func.grad(lambda x: f(x * s).sum())(x))(x)),
-    "vmap of hessian": of_one(
-        lambda f, x: torch.vmap(torch.func.hessian(lambda x: f(x).pow(2).sum()))(torch.stack([x, 2 * x]))
-    ),
     "hessian of vmap": of_one(
         lambda f, x: torch.func.hessian(lambda x: torch.vmap(f)(torch.stack([x, x * x])).pow(2).sum())(x)
     ),

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from field_pool import pool
 from numpy.testing import assert_array_equal
 from taichi import _kernels
 from taichi._lib import core
@@ -1305,47 +1304,6 @@ def test_fields_are_found_in_the_layout_by_the_addresses_of_their_expressions():
     assert place.is_place()
     assert place.get_expr().get_underlying_ptr_address() == x.vars[0].ptr.get_underlying_ptr_address()
     tree.destroy()
-
-
-@pytest.mark.sweep
-@pytest.mark.cpu_only("a field in memory that Python can reach")
-def test_fields_lie_in_memory_where_tests_read_and_write_them():
-    """``field_pool`` finds them by their places in the layout, and Taichi's table of trees in the runtime."""
-    struct = ti.types.struct(a=ti.f64, v=ti.types.vector(2, ti.f32)).field(shape=3)
-    inner, apart = ti.field(ti.f64), ti.Vector.field(2, ti.f64, 3, layout=ti.Layout.SOA)
-    ti.root.dense(ti.i, 2).dense(ti.i, 3).place(inner)
-    scalar, table = ti.field(ti.f64, ()), ti.field(ti.i32, (2, 3), offset=(1, -1))
-    vector, matrix = ti.Vector.field(3, ti.f32, (2, 5)), ti.Matrix.field(2, 3, ti.f64, 4, needs_grad=True)
-    columns = ti.field(ti.f64, (3, 4), order="ji")
-
-    @ti.kernel
-    def number():
-        scalar[None] = 0.5
-        for i, j in table:
-            table[i, j] = 10 * i + j
-        for i, j in vector:
-            vector[i, j] = 10 * i + j + ti.Vector([0.25, 0.5, 0.75])
-        for i in matrix:
-            matrix[i] = i + ti.Matrix([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])
-            matrix.grad[i] = -matrix[i]
-        for i in struct:
-            struct[i].a = i + 0.25
-            struct[i].v = i + ti.Vector([0.5, 0.75])
-
-    number()
-    i, j = np.arange(10)[:, None], np.arange(10)
-    assert_array_equal(pool.memory(scalar), 0.5)
-    assert_array_equal(pool.memory(table), (10 * (i + 1) + j - 1)[:2, :3])
-    assert_array_equal(pool.memory(vector), (10 * i + j)[:2, :5, None] + [0.25, 0.5, 0.75])
-    numbers = i[:4, None] + np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])
-    assert_array_equal(pool.memory(matrix), numbers)
-    assert_array_equal(pool.memory(matrix.grad), -numbers)
-    assert_array_equal(pool.memory(struct.a), j[:3] + 0.25)
-    assert_array_equal(pool.memory(struct.v), i[:3] + [0.5, 0.75])
-    for field in (inner, apart, columns):  # not in one block
-        assert pool.memory(field) is None
-    pool.memory(table)[1, 2] = 7
-    assert table[2, 1] == 7
 
 
 def test_types_of_operations_are_those_of_expressions_on_dummies():

@@ -6,7 +6,7 @@ import taichi as ti
 from devices import real
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, Jacobian, backend, jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, backend, jacobian, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -133,30 +133,6 @@ def test_vector_elements_as_output(kind):
 
 
 @ti.kernel
-def through_working_array(
-    x: ti.types.ndarray(), work: ti.types.ndarray(), n: ti.types.ndarray(), y: ti.types.ndarray()
-):
-    for i in x:
-        work[i] = x[i] ** 2
-    for i in x:
-        y[i] = work[n[i]] * x[i]
-
-
-@pytest.mark.mostly_sweep("numpy", "torch")
-@pytest.mark.parametrize("kind", KINDS)
-def test_array_between_two_loops(kind):
-    x = make(kind, X)
-    args = (x, make(kind, np.full(4, 7.0)), make(kind, np.array([2, 0, 3, 1], np.int32)), make(kind, np.zeros(4)))
-    J = content(jacobian(through_working_array, x, args[3], args=args))
-    expected = np.zeros((4, 4))
-    for i, n in enumerate([2, 0, 3, 1]):
-        expected[i, n] += 2 * X[n] * X[i]
-        expected[i, i] += X[n] ** 2
-    assert_allclose(J, expected, rtol=1e-14)
-    assert_allclose(content(args[1]), X**2, rtol=1e-15)
-
-
-@ti.kernel
 def step_in_place(x: ti.types.ndarray(), k: ti.f64):
     for i in x:
         x[i] += k * x[i] ** 2
@@ -200,23 +176,6 @@ def test_the_same_array_twice_on_a_gpu(kind, monkeypatch):
     with pytest.raises(InvalidArgumentError, match="Taichi gives the GPU two copies.*; pass copies, or a ti.ndarray"):
         jacobian(product, "a", a, args=(a, a, a))
     assert_array_equal(content(a), X)
-
-
-def test_equal_arrays_are_two_arrays():
-    a, b, c = X.copy(), X.copy(), np.zeros(4)
-    J = jacobian(product, a, c, args=(a, b, c))
-    assert_allclose(J, np.diag(X), rtol=1e-14)
-
-
-def test_the_plan_takes_other_arrays():
-    x, y, y2, y3 = real(X), real(np.zeros(3)), real(np.zeros(3)), real(np.zeros(5))
-    plan = Jacobian(smooth, "x", "y", args=(x, y))
-    assert_allclose(plan(), smooth_jacobian(X), rtol=1e-14)
-    other, longer = real(2 * X), real(np.linspace(0.1, 0.9, 6))
-    assert_allclose(plan(args=(other, y2)), smooth_jacobian(other), rtol=1e-14)
-    assert_allclose(y2, np.sin(other[:-1]) * other[1:], rtol=1e-15)
-    assert_allclose(plan(args=(longer, y3)), smooth_jacobian(longer), rtol=1e-14)
-    assert_allclose(y, np.sin(X[:-1]) * X[1:], rtol=1e-15)  # left alone since
 
 
 def test_arrays_that_change_roles_between_calls():

@@ -187,10 +187,6 @@ def test_products():
 
 
 INSIDE = """
-    in_a_branch:
-        for i in x:
-            if i > 0:
-                y[i] = x[i - 1]
     in_the_other_branch:
         for i in x:
             if i == 0 or i >= n - 1:
@@ -202,9 +198,6 @@ INSIDE = """
             if i == n - 1:
                 continue
             y[i] = x[i + 1]
-    in_a_conditional_expression:
-        for i in x:
-            y[i] = x[i - 1] if i >= 1 else x[i] * 2
     clamped:
         for i in x:
             y[i] = x[ti.max(i - 1, 0)] + x[ti.min(i + 1, n - 1)] + x[ti.math.clamp(i - 2, 0, n - 1)]
@@ -214,11 +207,6 @@ INSIDE = """
             if before < 0:
                 before += n
             y[i] = x[before] + x[(i + 3) % n] + x[(i - 1 + n) % n]
-    by_a_named_condition:
-        for i in x:
-            is_inner = 0 < i and i < n - 1
-            if is_inner:
-                y[i] = x[i - 1] + x[i + 1]
     in_inner_loops:
         for i in x:
             for j in range(i):
@@ -234,29 +222,24 @@ INSIDE = """
                 y[q[i]] += x[q[i]]
             if not (q[i] < 0 or q[i] >= n):
                 y[i] += x[q[i]]
-    by_types_and_bits:
-        for i in q:
-            y[q[i] & 3] += x[ti.abs(q[i]) % n] + x[ti.cast(b[i], ti.i32) // 64]
     selected:
         for i in x:
             y[i] = x[ti.select(i > 0, i - 1, n - 1)]
 """
 
 
-def inside(x, y, q, b):
+def inside(x, y, q):
     """Kernels that stay inside, by one way of saying so each."""
     n = x.shape[0]
-    return list(kernels_of(INSIDE, x=x, y=y, q=q, b=b, n=n).values())
+    return list(kernels_of(INSIDE, x=x, y=y, q=q, n=n).values())
 
 
-@pytest.mark.mostly_sweep("10")
-@pytest.mark.parametrize("number", range(11))
+@pytest.mark.mostly_sweep("6")
+@pytest.mark.parametrize("number", range(7))
 def test_what_lies_within_costs_nothing(number):
     """No guard is needed, and J is that of differences."""
     x, y, q = scalars([0.3, 1.2, 2.1, 0.7, 1.5]), outputs(5), integers([0, 3, -2, 7, 4])
-    b = ti.field(ti.u8, 5)
-    b.from_numpy(np.array([0, 70, 255, 128, 3], np.uint8))
-    k = inside(x, y, q, b)[number]
+    k = inside(x, y, q)[number]
     plan = Jacobian(k, x, y)
     J = plan()
     assert GUARD not in plan.explain()

@@ -272,24 +272,6 @@ class TestPipelines:
         assert_allclose(J, np.diag(12 * np.array([0.4, -0.7, 1.2]) ** 2))
         assert_allclose(jacobian(first, x, [v.get_scalar_field(1), v])[0], np.diag(4 * np.array([0.4, -0.7, 1.2])))
 
-    @pytest.mark.mostly_sweep("options3", "options4")
-    @pytest.mark.parametrize("options", OPTIONS)
-    def test_stores_from_python(self, options):
-        v, y = vectors(START), outputs(N)
-        w = vector_outputs(3, N)
-
-        def pipeline():
-            double(v.get_scalar_field(1), w.get_scalar_field(2))
-            w.get_scalar_field(2)[1] = 7.0
-            double(v.get_scalar_field(0), w.get_scalar_field(0))
-            w.get_scalar_field(0).fill(2.0)
-            multiply(w.get_scalar_field(2), w.get_scalar_field(0), y)
-
-        J = jacobian(pipeline, v.get_scalar_field(1), y, **options)
-        J = J.toarray() if "format" in options else J
-        assert_array_equal(J, np.diag([4.0, 0.0, 4.0]))
-        assert_array_equal(read(y), [4 * START[0, 1], 14.0, 4 * START[2, 1]])
-
     @pytest.mark.chosen_only("counts the kernels of its own blocks", "--chunk-size", "--by-column", "--tangents")
     def test_a_kernel_that_is_launched_again_is_not_built_again(self, traces):
         """In a block that ends within the second component, which begins at another column in each."""
@@ -353,23 +335,3 @@ class TestPipelines:
             add()
 
         assert_allclose(jacobian(run, x, y), [[3.0, 2 * 4 * 4]] * 3)
-
-
-class TestKernels:
-    @pytest.mark.mostly_sweep("False")
-    @pytest.mark.parametrize("is_first", [True, False])
-    def test_in_block_local(self, is_first):
-        p, out, v = scalars(1.5), outputs(), vector_outputs(2, 4)
-
-        @ti.kernel
-        def fill():
-            if ti.static(is_first):
-                ti.block_local(v.get_scalar_field(0))
-            for i in range(4):
-                v[i] = ti.Vector([p[None], 1.0])
-            if ti.static(not is_first):
-                ti.block_local(v.get_scalar_field(1))
-            for i in range(4):
-                out[None] += v[i][0] * v[i][1]
-
-        assert_array_equal(jacobian(fill, p, out), 4.0)

@@ -13,7 +13,7 @@ from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
-from taichi_ext import Jacobian, jacobian
+from taichi_ext import jacobian
 
 pytestmark = pytest.mark.cpu_only("the order of draws is that of one thread")
 SEED = 5
@@ -237,33 +237,3 @@ def test_j_is_that_of_the_numbers_drawn(one_thread):
     J = jacobian(k, x, y)
     drawn = np.where(x.to_numpy() > 1.0, 0.0, y.to_numpy() / x.to_numpy())
     assert_allclose(J, np.diag(drawn), rtol=1e-14)
-
-
-@pytest.mark.sweep
-def test_a_pipeline_goes_on_where_it_was(one_thread):
-    def run(is_plain):
-        start(fast_math=False)
-        x, y = ti.field(ti.f64, 16), ti.field(ti.f64, ())
-        x.fill(0.5)
-
-        @ti.kernel
-        def move(x: ti.template(), y: ti.template(), n: int):
-            for _ in range(1):
-                t = 1.0
-                for j in range(16):
-                    t *= 1 + 0.1 * x[j] * (ti.random(ti.f64) if j < n else ti.random(ti.f64) - 0.5)
-                y[None] += t
-
-        def pipeline():
-            for n in (0, 8, 12):
-                move(x, y, n)
-
-        if is_plain:
-            pipeline()
-        else:
-            prepared = Jacobian(pipeline, x, y)
-            prepared()
-        pipeline()
-        return y[None]
-
-    assert run(is_plain=True) == run(is_plain=False)

@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import random
-import time
 import warnings
 from collections import namedtuple
 
@@ -610,26 +609,6 @@ def test_numbers_are_plain_ones_after_the_run(scene):
     scene.reset()
     jacobian(pipeline, scene.x, scene.y)
     assert [type(n) for n in (*log, *named["pair"])] == [float] * 3
-
-
-def test_python_code_takes_its_time(scene):
-    """Python runs as it is: not even twice as long, where rewritten code took over 50 times."""
-
-    def pipeline(count):
-        total = 0.0
-        for i in range(count):
-            total += i * 0.5
-        scene.square()
-
-    def seconds(run, *args):
-        start = time.process_time()
-        run(*args)
-        return time.process_time() - start
-
-    plan = Jacobian(pipeline, scene.x, scene.y, args=(10,))
-    plan()
-    plain, other = (min(seconds(f, 200_000) for _ in range(3)) for f in (pipeline, lambda n: plan(args=(n,))))
-    assert other < 3 * plain
 
 
 def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):

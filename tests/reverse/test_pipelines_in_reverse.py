@@ -49,12 +49,6 @@ def mix(a: ti.types.ndarray(dtype=ti.f64, ndim=1), b: ti.types.ndarray(dtype=ti.
         b[i] = ti.sin(b[i]) * a[i] + b[i]
 
 
-@ti.kernel
-def products_of(a: ti.types.ndarray(dtype=ti.f64, ndim=1), b: ti.types.ndarray(dtype=ti.f64, ndim=1), c: ti.template()):
-    for i in c:
-        c[i] += a[i] * b[i] + a[0] * b[1]
-
-
 # --- memory that is shared --------------------------------------------------------------------------------------------
 
 
@@ -75,26 +69,6 @@ def test_views_that_overlap_from_launch_to_launch(max_memory):
     require_same(overlapping, [B], [B], reset, (B,), max_memory=max_memory)
 
 
-def test_a_transposed_view_and_a_row_share_adjoints():
-    B, c = np.zeros((3, 3)), ti.field(ti.f64, shape=3)
-
-    @ti.kernel
-    def whole(a: ti.types.ndarray(dtype=ti.f64, ndim=2), c: ti.template()):
-        for i, j in ti.ndrange(3, 3):
-            c[i] += a[i, j] ** 2 * (j + 1)
-
-    def run(B):
-        whole(B.T, c)
-        mix(B[0], B[1])
-        whole(B, c)
-
-    def reset():
-        B[:] = drawn(3, 3)
-        c.fill(0)
-
-    require_same(run, [B], [c, B], reset, (B,))
-
-
 def test_arrays_of_integers_of_other_types():
     x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
     counts, signs = np.arange(4, dtype=np.uint32), np.array([1, -1, 1, -1], np.int8)
@@ -106,28 +80,6 @@ def test_arrays_of_integers_of_other_types():
 
     x.fill(1.5)
     assert_allclose(vjp(scaled, x, y, np.ones(4), args=(counts, signs)), 3.0 * counts * signs, rtol=RTOL)
-
-
-def test_two_views_that_are_read_in_one_launch():
-    """Each iteration adds to two entries that another one adds to, too."""
-    B, c = np.zeros(1001), ti.field(ti.f64, shape=1000)
-
-    def run(B):
-        products_of(B[:1000], B[1:], c)
-
-    def reset():
-        B[:] = drawn(1001)
-        c.fill(0)
-
-    reset()
-    cotangent = np.random.default_rng(0).standard_normal(1000)
-    found = Prepared(run, [B], [c], (B,))([cotangent[None]], (B,))[0][0]
-    own = np.zeros(1001)
-    own[:1000] += cotangent * drawn(1001)[1:]
-    own[1:] += cotangent * drawn(1001)[:1000]
-    own[0] += cotangent.sum() * drawn(1001)[2]
-    own[2] += cotangent.sum() * drawn(1001)[0]
-    assert_allclose(found, own, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "ndarray"])
@@ -440,27 +392,6 @@ def test_random_numbers_are_those_of_the_run():
         assert_allclose(x.to_numpy(), value, rtol=1e-12)
         assert_allclose(found[0], want, rtol=1e-10)
     assert how.repeated
-
-
-def test_infinite_partials_meet_zeros():
-    """The root of 0 has an infinite derivative, and what it is multiplied with is 0."""
-    x, y = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=2)
-
-    @ti.kernel
-    def root():
-        for i in x:
-            y[i] = ti.sqrt(x[i] * x[i])
-
-    @ti.kernel
-    def end():
-        for i in x:
-            y[i] = y[i] * x[1]
-
-    def run():
-        root()
-        end()
-
-    require_same(run, [x], [y], lambda: x.from_numpy(np.array([0.0, 0.5])))
 
 
 VECTOR = ti.types.vector(2, ti.f64)
