@@ -78,9 +78,9 @@ def adjoint_of(
         real = max((t for t in dtypes if t.is_real), key=lambda t: t.bits, default=ir.F32)
         shared = contention(stage, sizes, machine, None if gather is None else gather.variable)
         own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
-        dirty = dirty_containers(stage.body)
-        guards = is_guarded, dirty, own, gather, is_again, machine.is_fast
-        sweep = Sweep(stage, activity, arrays, Tape(real), shared, width, *guards)
+        dirty, is_fast = dirty_containers(stage.body), machine.is_fast
+        given = stage, activity, arrays, Tape(real), shared, width, dirty, own, gather
+        sweep = Sweep(*given, is_guarded=is_guarded, is_again=is_again, is_fast=is_fast)
         return sweep, _Loops(sweep, bounds, machine)
 
     pairs = inner_loop(stage.body, bounds, set(arrays))

@@ -69,12 +69,12 @@ class Sweep:
     tape: Tape
     contention: Contention
     width: int
-    is_guarded: bool
     dirty: frozenset[Container]
     own: dict[Container, Container]
-    gather: Gather | None = None
-    is_again: bool = False
-    is_fast: bool = False
+    gather: Gather | None
+    is_guarded: bool
+    is_again: bool
+    is_fast: bool
     thread: Local = field(default_factory=lambda: Local("thread", I32, (), "kept"))
     active: set[Local] = field(default_factory=set)
     local_arrays: dict[Local, list[Local]] = field(default_factory=dict)

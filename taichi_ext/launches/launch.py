@@ -134,14 +134,14 @@ class Launch:
     args: tuple[Any, ...]
     block: ColumnBlock
     fields: Any
-    roles: Mapping[Key, Role]
     arrays: Mapping[int, ContainerInfo]
     numbers: NumberColumns
-    wants_return: bool
-    strategy: str
-    sparse: SparseTarget | None
-    energy: EnergyTarget | None
     is_repeated: bool
+    roles: Mapping[Key, Role] = field(default_factory=dict)
+    wants_return: bool = False
+    strategy: str = "auto"
+    sparse: SparseTarget | None = None
+    energy: EnergyTarget | None = None
 
 
 @dataclass(frozen=True)

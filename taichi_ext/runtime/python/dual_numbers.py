@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, filterfalse
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -466,16 +466,14 @@ def reachable_arrays(function: object, args: object) -> Iterator[object]:
 
     Those in lists, tuples, dicts and objects with attributes are found too, and those of functions that it calls.
     """
-    seen: set[int] = set()
-    yield from _within(args, seen, 0)
-    yield from _within(function, seen, 0)
+    arrays = filter(backend.is_array, _reached((args, function), set()))
+    return (a for a in arrays if not isinstance(a, backend.Ndarray) and not getattr(a.dtype, "hasobject", False))
 
 
 def reachable(function: object, args: object) -> Set[int]:
-    """The identities of the objects in which ``reachable_arrays`` looks for arrays."""
+    """The identities of the objects among which ``reachable_arrays`` looks for arrays."""
     seen: set[int] = set()
-    for value in (args, function):
-        collections.deque(_within(value, seen, 0), maxlen=0)
+    collections.deque(_reached((args, function), seen), maxlen=0)
     return seen
 
 
@@ -484,21 +482,13 @@ def forget_tangents(result: Any, function: object, args: object) -> Any:
 
     Returns the result of the function, also without tangents.
     """
-    _forget((result, function, args), set(), 0)
+    for value in filterfalse(backend.is_array, _reached((result, function, args), set())):
+        holder = value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
+        if isinstance(holder, (list, dict)) and not isinstance(value, _OPEN):
+            for key, inner in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+                if is_dual(inner) or (isinstance(inner, tuple) and _plain(inner) is not inner):
+                    holder[key] = _plain(inner)
     return _plain(result)
-
-
-def _forget(value: Any, seen: set[int], depth: int) -> None:
-    if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE) or backend.is_array(value):
-        return
-    seen.add(id(value))
-    holder = value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
-    if isinstance(holder, (list, dict)) and not isinstance(value, _OPEN):
-        for key, inner in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-            if is_dual(inner) or (isinstance(inner, tuple) and _plain(inner) is not inner):
-                holder[key] = _plain(inner)
-    for inner in _items(value):
-        _forget(inner, seen, depth + 1)
 
 
 def _plain(value: Any) -> Any:
@@ -508,15 +498,15 @@ def _plain(value: Any) -> Any:
     return plain_number(value)
 
 
-def _within(value: Any, seen: set[int], depth: int) -> Iterator[object]:
-    if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE):
-        return
-    if not backend.is_array(value):
-        seen.add(id(value))
-        for inner in _items(value):
-            yield from _within(inner, seen, depth + 1)
-    elif not isinstance(value, backend.Ndarray) and not getattr(value.dtype, "hasobject", False):
+def _reached(values: Iterable[Any], seen: set[int], depth: int = 0) -> Iterator[Any]:
+    """The values and what they lead to: arrays, and other objects, which are ``seen`` once."""
+    for value in values:
+        if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE):
+            continue
         yield value
+        if not backend.is_array(value):
+            seen.add(id(value))
+            yield from _reached(_items(value), seen, depth + 1)
 
 
 def _items(value: Any) -> Iterable[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from taichi_ext import backend
 from taichi_ext.adjoint import Tape, own_width
 from taichi_ext.program import Container
 from taichi_ext.runtime.memory.regions import Region, View
-from taichi_ext.runtime.memory.shadows import check_indices, numpy_dtype
+from taichi_ext.runtime.memory.shadows import check_indices
 from taichi_ext.runtime.python.dual_numbers import is_dual
 from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy
 from taichi_ext.runtime.reverse.history import Event, Launcher, LaunchEvent, Lent, NumberForm, ReadEvent, Stored
@@ -36,10 +36,8 @@ class CellAdjoints:
         self.numbers: dict[int, np.ndarray] = {}
 
     def _owner(self, cell: Cell) -> Any:
-        """The holder of the adjoints: the region of an array, the key of a field, or the numbers of a launch."""
-        if cell.key is None:
-            return cell
-        return self.cells.regions.find(cell.key) if isinstance(cell.key, View) else cell.key
+        """The holder of the adjoints: the region of an array, or else the cell."""
+        return self.cells.regions.find(cell.key) if isinstance(cell.key, View) else cell
 
     def has(self, cell: Cell) -> bool:
         return self._owner(cell) in self._arrays
@@ -47,20 +45,14 @@ class CellAdjoints:
     def whole(self, cell: Cell) -> np.ndarray:
         """The adjoints of all the memory that a cell lies in, zeros at first."""
         owner = self._owner(cell)
-        found = self._arrays.get(owner)
-        if found is None:
-            is_region = isinstance(owner, Region)
-            size = owner.layout.size if is_region else cell.size
-            dtype = numpy_dtype(backend.named_type(owner.layout.dtype)) if is_region else cell.dtype
-            found = self._arrays[owner] = np.zeros(max(1, size) * self.width, dtype)
-        return found
+        if owner not in self._arrays:
+            self._arrays[owner] = np.zeros(max(1, owner.size) * self.width, cell.dtype)
+        return self._arrays[owner]
 
     def rows(self, cell: Cell) -> slice | np.ndarray:
         """Which of these belong to the cell, in the order of its entries."""
         owner = self._owner(cell)
-        if not isinstance(owner, Region):
-            return slice(None)
-        return slice(None) if owner.is_whole(cell.key) else owner.rows(cell.key)  # type: ignore[arg-type]
+        return slice(None) if owner is cell or owner.is_whole(cell.key) else owner.rows(cell.key)
 
     def matrix(self, cell: Cell) -> np.ndarray:
         """``whole``, a row for each number."""
@@ -90,6 +82,10 @@ class CellAdjoints:
         """Entries have become constants."""
         if any(map(self.has, cell.all)):
             self.store(cell, rows, 0)
+
+    def forget(self) -> None:
+        """Drop all adjoints of entries."""
+        self._arrays.clear()
 
     def clear_all(self) -> None:
         """Let all adjoints be 0."""
@@ -141,38 +137,32 @@ class Backward:
 
     Args:
         adjoints: with the cotangents of the outputs.
-        capacity: entries of a thread's tape, of real numbers and of integers.
-        is_guarded: whether a product of 0 with what is infinite or not a number is 0.
+        capacity: entries of a thread's tape, of real numbers and of integers; they grow where that is too little.
         moved: takes the tangents of adjoints, for second derivatives.
 
     Attributes:
         final: copies of what has been undone, with the numbers from after the run.
-        missing: how many entries of a thread's tape were missing.
     """
 
-    def __init__(
-        self,
-        adjoints: CellAdjoints,
-        capacity: Sequence[int],
-        *,
-        is_guarded: bool = False,
-        moved: CellAdjoints | None = None,
-    ) -> None:
+    def __init__(self, adjoints: CellAdjoints, capacity: list[int], moved: CellAdjoints | None) -> None:
         self.adjoints, self.moved = adjoints, moved
         self._stores = [adjoints] if moved is None else [adjoints, moved]
-        self.is_guarded = is_guarded
         self.final: dict[Hashable, Copy] = {}
-        self.missing = [0, 0]
-        self._keeps_final = True
+        self._missing = [0, 0]  # entries of a thread's tape
+        self._keeps_final, self._is_guarded = True, False
         self._capacity = capacity
         self._threads = backend.thread_count() or 1
-        self._tapes: dict[Hashable, np.ndarray] = {}
-        self._own: dict[Hashable, np.ndarray] = {}
+        self._memory: dict[Hashable, np.ndarray] = {}  # of threads: tapes and sums
         self._repeated: dict[Hashable, tuple[AdjointKernel, list[Launcher]]] = {}  # launches with the same arrays
 
-    def begin_again(self) -> None:
-        """Be ready for another way back over the same events."""
-        self._keeps_final = True
+    def begin(self, *, is_guarded: bool) -> None:
+        """Be ready for a way back, with adjoints that are 0.
+
+        ``is_guarded``: whether a product of 0 with what is infinite or not a number is 0.
+        """
+        if is_guarded != self._is_guarded:
+            self._forget()
+        self._keeps_final, self._is_guarded = True, is_guarded
         for store in self._stores:
             store.clear_all()
 
@@ -233,13 +223,13 @@ class Backward:
 
     def _stage(self, event: LaunchEvent, n: int) -> None:
         plan = event.steps[n].plan
-        arrays = {} if self.is_guarded else event.recordings.get(n, {})
+        arrays = {} if self._is_guarded else event.recordings.get(n, {})
         name, adjoint = (event.call, plan, bool(arrays)), plan.recorded if arrays else plan.adjoint
         known = self._repeated.get(name)
         if known is None:
             if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
                 return
-            if self.is_guarded:
+            if self._is_guarded:
                 adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
             lent = Lent(adjoint.stage)
             extra = [self._argument(event, n, adjoint, c, lent) for c in adjoint.stage.extra]
@@ -265,8 +255,8 @@ class Backward:
                 store.add(cell, slice(None), total.reshape(-1, store.width))
                 sums[:] = 0
         if adjoint.tape is not None:
-            status = self._tapes["status"]
-            self.missing = [max(known, int(count)) for known, count in zip(self.missing, status, strict=False)]
+            status = self._memory["status"]
+            self._missing = [max(known, int(count)) for known, count in zip(self._missing, status, strict=False)]
             status[:2] = 0
 
     def _argument(self, event: LaunchEvent, n: int, adjoint: AdjointKernel, c: Container, lent: Lent) -> np.ndarray:
@@ -295,28 +285,42 @@ class Backward:
     def _sums(self, c: Container, store: CellAdjoints) -> np.ndarray:
         """Sums of each thread."""
         assert c.shape is not None
-        name = c, store
-        if name not in self._own:
-            size = own_width(c.shape[0]) * self._threads * (store.width // self.adjoints.width)
-            self._own[name] = np.zeros(size, numpy_type(c))
-        return self._own[name]
+        return self._of_threads((c, store), own_width(c.shape[0]), c, store)
 
-    def check_capacity(self) -> None:
-        """Raise where tapes of this length are too long."""
+    def _forget(self) -> None:
+        """Drop the adjoints, and the launches that have their arrays."""
+        self._repeated.clear()
+        for store in self._stores:
+            store.forget()
+
+    def has_grown(self) -> bool:
+        """Whether a tape was too short, so that the next way back has longer ones; raises where that is too long."""
+        if not any(self._missing):
+            return False
+        for part, missing in enumerate(self._missing):
+            self._capacity[part] += int(missing * 1.25)
+        self._missing = [0, 0]
+        self._memory.clear()
+        self._forget()
         columns = max(store.width for store in self._stores) // self.adjoints.width
         count = max(self._capacity) * self._threads * columns
         what = f"What one iteration keeps for its way back takes {max(self._capacity)} entries in each thread"
         advice = "Split its loop over several launches, or use fewer threads (ti.init(cpu_max_num_threads=...))."
         check_indices(f"{what}, for all {count}", count, advice)
+        return True
 
     def _tape(self, tape: Tape, c: Container, store: CellAdjoints) -> np.ndarray:
         if c is tape.status:
-            return self._tapes.setdefault("status", np.array([0, 0, *self._capacity], np.int32))
-        capacity = self._capacity[0 if c is tape.reals else 1]
-        name = c.dtype, c is tape.reals, store
-        if name not in self._tapes:
-            self._tapes[name] = np.zeros(capacity * self._threads * (store.width // self.adjoints.width), numpy_type(c))
-        return self._tapes[name]
+            return self._memory.setdefault("status", np.array([0, 0, *self._capacity], np.int32))
+        is_real = c is tape.reals
+        return self._of_threads((c.dtype, is_real, store), self._capacity[0 if is_real else 1], c, store)
+
+    def _of_threads(self, name: Hashable, size: int, c: Container, store: CellAdjoints) -> np.ndarray:
+        """So many numbers of each thread, for each column of a store; zeros at first."""
+        if name not in self._memory:
+            size *= self._threads * (store.width // self.adjoints.width)
+            self._memory[name] = np.zeros(size, numpy_type(c))
+        return self._memory[name]
 
 
 def _times(partial: float, values: np.ndarray) -> np.ndarray:

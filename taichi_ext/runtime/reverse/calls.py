@@ -128,18 +128,14 @@ class Calls:
         """The kernel as stages, for arguments of these types and shapes."""
         numbers = self._request.numbers
         columns = NumberColumns({**numbers.arguments, **dict.fromkeys(passed, 0)}, numbers.constants)
+        block, arrays = ColumnBlock(1), binding.arrays
         launch = Launch(
             kernel=kernel,
             args=args,
-            block=ColumnBlock(1),
+            block=block,
             fields=self._cells.table,
-            roles={},
-            arrays=binding.arrays,
+            arrays=arrays,
             numbers=columns,
-            wants_return=False,
-            strategy="auto",
-            sparse=None,
-            energy=None,
             is_repeated=True,
         )
         shapes = tuple((n, tuple(value.shape)) for _, n, value in backend.array_values(kernel, values))

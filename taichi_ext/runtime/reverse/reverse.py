@@ -183,7 +183,9 @@ class WaysBack:
 
     def __init__(self, forward: Forward, kernels: Kernels, *, may_be_guarded: bool) -> None:
         self._forward, self._kernels, self._may_be_guarded = forward, kernels, may_be_guarded
-        self._backward: Backward | None = None
+        cells, width = forward.schedule.cells, forward.width
+        moved = None if cells.dots is None else CellAdjoints(cells, width * cells.dots.width)
+        self._backward = Backward(CellAdjoints(cells, width), kernels.capacity, moved)
 
     def back(self, cotangents: list[np.ndarray], rows: np.ndarray, advance: Any) -> np.ndarray | None:
         """One way back, which stores rows of J; another one if a tape was too short, or numbers are not finite.
@@ -194,22 +196,17 @@ class WaysBack:
         Returns:
             Second derivatives, a column for each direction.
         """
-        forward, kernels = self._forward, self._kernels
-        schedule = forward.schedule
+        forward, kernels, backward = self._forward, self._kernels, self._backward
         is_guarded = self._may_be_guarded and kernels.is_guarded
         while True:
-            backward = self._ready(is_guarded)
+            backward.begin(is_guarded=is_guarded)
             _seed(forward, backward.adjoints, cotangents)
             with backend.exclusive, backend.suspend_following():
                 try:
-                    schedule.back(backward, advance)
+                    forward.schedule.back(backward, advance)
                 finally:
                     backward.restore()
-            if any(backward.missing):
-                for part, missing in enumerate(backward.missing):
-                    kernels.capacity[part] += int(missing * 1.25)
-                self._backward = None
-                backward.check_capacity()
+            if backward.has_grown():
                 continue
             second = None
             _gradient(forward, backward.adjoints, rows.T)
@@ -220,18 +217,6 @@ class WaysBack:
             if is_final or all(np.isfinite(part).all() for part in (rows, second) if part is not None):
                 return second
             is_guarded = kernels.is_guarded = True
-
-    def _ready(self, is_guarded: bool) -> Backward:
-        """The way back with adjoints that are 0."""
-        known, forward = self._backward, self._forward
-        if known is not None and known.is_guarded == is_guarded:
-            known.begin_again()
-            return known
-        cells = forward.schedule.cells
-        moved = None if cells.dots is None else CellAdjoints(cells, forward.width * cells.dots.width)
-        adjoints = CellAdjoints(cells, forward.width)
-        self._backward = Backward(adjoints, self._kernels.capacity, is_guarded=is_guarded, moved=moved)
-        return self._backward
 
 
 @contextlib.contextmanager
