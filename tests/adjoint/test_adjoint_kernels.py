@@ -370,6 +370,7 @@ stored:
 """
 
 
+@pytest.mark.mostly_sweep(every=2)
 @pytest.mark.parametrize("name", names_of(UNUSED))
 def test_infinite_values_that_are_not_used(name):
     """A quotient that is asked for only where its divisor is not 0, an exponential that is not taken where it is large."""

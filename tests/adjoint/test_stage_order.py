@@ -221,7 +221,7 @@ class Meeting:
         return np.array(found)
 
 
-@pytest.mark.mostly_sweep("neighbours", "last_one", "there_and_back")
+@pytest.mark.mostly_sweep("last_one", "there_and_back")
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_iterations_that_meet(name, monkeypatch):
     output, is_ordered = OUTPUTS[name]

@@ -124,6 +124,7 @@ DISC = [12.317, 9.733, 7.213]  # centre and radius
 CURVED = 0.05  # what the curvature of so small a disc costs in the single pixel
 
 
+@pytest.mark.sweep
 def test_coverage_is_a_mask():
     p, image = scalars(DISC), outputs(W, H)
 

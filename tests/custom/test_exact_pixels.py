@@ -210,6 +210,7 @@ def inside_of(p):
     return shade
 
 
+@pytest.mark.sweep
 def test_values_beside_corners():
     """Also of the outer region, whose angle is more than 180 degrees: its middle may be in the triangle."""
     p, image = scalars(sliver(0.5).ravel()), outputs(8, 7)

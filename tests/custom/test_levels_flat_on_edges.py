@@ -147,7 +147,7 @@ def test_a_level_that_is_constant_outside(scene, place, name):
     assert_sums(scene, kernel_of(scene, "one-sided", name), PLACES[place], ATOL[name])
 
 
-@pytest.mark.mostly_sweep("float64-coverage", "float32-layers")
+@pytest.mark.mostly_sweep("float32-coverage", "float32-layers")
 @pytest.mark.parametrize("name", ["coverage", "layers"])
 def test_corners_a_rounding_beside_the_centre_of_a_pixel(scene, name):
     """The sides of a square that the pixel is divided into are on the edges there, or beside them."""

@@ -236,6 +236,7 @@ def test_an_image_that_is_drawn_after_its_edges(ti64):
         jacobian(storing, p, image)
 
 
+@pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("antialias", [False, True])
 def test_a_jump_that_is_given(ti64, antialias):
     """A triangle, thinner than a pixel at its tip, of a colour that is a parameter: areas of clipped polygons."""

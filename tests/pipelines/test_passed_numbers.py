@@ -310,6 +310,7 @@ def by_template(scaled: ti.template()):
         scaled.y[i] += scaled.scale * scaled.x[i]
 
 
+@pytest.mark.mostly_sweep(every=3)
 @pytest.mark.parametrize("product", [jacobian, vjp], ids=["jacobian", "vjp"])
 @pytest.mark.parametrize("name", ["attribute", "item", "entry", "function", "template"])
 def test_a_plain_number_of_an_object_that_the_pipeline_makes_warns(scene, name, product):
