@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import taichi_ext.program as ir
@@ -26,19 +26,9 @@ def check_rules(program: ir.Program) -> None:
     rules = [s for s in everything if isinstance(s, ir.Boundary) and s.kind == "rule"]
     if not rules:
         return
-    tangents = _tangent_locals(everything, rules)
-    check = _Check(tangents, _zero_locals(everything, tangents))
+    check = _Check(everything, rules)
     for s in everything:
         check.statement(s)
-
-
-def _tangent_locals(everything: Sequence[ir.Statement], rules: Sequence[ir.Boundary]) -> dict[ir.Local, ir.Boundary]:
-    """The locals that hold a tangent of a rule, or a value that was made of one, each with the rule."""
-    start = {local: s for s in rules for local, source in _tangents_of(s) if source.dtype.is_real}
-    given = [(to, values) for s in everything for to, values in ir.flows(s, _CARRIERS) if to.dtype.is_real]
-    reads = ((v, to) for to, values in given for v in ir.through(values, _operands) if isinstance(v, ir.Read))
-    found = ir.reached(start, [(v.local, to) for v, to in reads if isinstance(to, ir.Local)])
-    return {local: start[first] for local, first in found.items()}
 
 
 def _tangents_of(rule: ir.Boundary) -> Iterator[tuple[ir.Local, ir.Value]]:
@@ -51,81 +41,69 @@ def _tangents_of(rule: ir.Boundary) -> Iterator[tuple[ir.Local, ir.Value]]:
 
 
 _CARRIERS = {"stop_gradient": "", "gradient": "", "rule": ""}  # none of these is applied to tangents
+_FREE = "free"
+Kind = ir.Boundary | str | None  # of values made of tangents: their rule; "free" of them; None: certainly 0
 
 
-def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
-    """The operands whose tangents a value is made of."""
-    return value.args if isinstance(value, ir.Op) and value.dtype.is_real else ()
+def _joined(kinds: Iterable[Kind]) -> Kind:
+    """The kind of what takes values of several kinds."""
+    return max(kinds, key=lambda kind: 2 if isinstance(kind, ir.Boundary) else kind is _FREE, default=None)
 
 
-def _rule_of(value: ir.Value, tangents: Mapping[ir.Local, ir.Boundary]) -> ir.Boundary | None:
-    """The rule whose tangents a value is made of."""
-    if tangents.keys().isdisjoint(value.contents.locals):
-        return None
-    return tangents.get(value.local) if isinstance(value, ir.Read) else _rule_within(_operands(value), tangents)
+def _rule_among(kinds: Iterable[Kind]) -> ir.Boundary | None:
+    found = _joined(kinds)
+    return found if isinstance(found, ir.Boundary) else None
 
 
-def _rule_within(values: Sequence[ir.Value], tangents: Mapping[ir.Local, ir.Boundary]) -> ir.Boundary | None:
-    return next((rule for rule in (_rule_of(v, tangents) for v in values) if rule is not None), None)
-
-
-def _zero_locals(everything: Sequence[ir.Statement], tangents: Mapping[ir.Local, ir.Boundary]) -> set[ir.Local]:
-    """The locals that are 0 whenever they are read: all that they are ever given is."""
-    stores = [(local, value) for s in everything for local, value in _stores(s) if local not in tangents]
-    found = {local for local, _ in stores}
-    count = -1
-    while count != len(found):
-        count = len(found)
-        found -= {local for local, value in stores if local in found and not _is_zero(value, found)}
-    return found
-
-
-def _stores(s: ir.Statement) -> Iterator[tuple[ir.Local, ir.Value]]:
-    """The locals that a statement gives values that are its own expressions; an update adds."""
-    if isinstance(s, ir.Declare):
-        yield from ((s.local, value) for value in s.values)
-    elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-        yield s.target.local, s.value
-
-
-def _is_zero(value: ir.Value, zeros: set[ir.Local]) -> bool:
-    """Whether a value is certainly 0."""
-    match value:
-        case ir.Const():
-            return value.value == 0
-        case ir.Read():
-            return value.local in zeros
-        case ir.Op(name="neg" | "cast" | "add" | "sub"):
-            return all(_is_zero(a, zeros) for a in value.args)
-        case ir.Op(name="mul"):
-            return any(_is_zero(a, zeros) for a in value.args)
-        case ir.Op(name="truediv" | "raw_div"):
-            return _is_zero(value.args[0], zeros)
-        case ir.Op(name="select" | "ifte"):
-            return all(_is_zero(a, zeros) for a in value.args[1:])
-    return False
+def _given(s: ir.Statement) -> Iterator[tuple[ir.Local, list[ir.Value], bool]]:
+    """The locals that a statement gives values, and whether these are its own expressions; an update adds."""
+    for to, values in ir.flows(s, _CARRIERS):
+        if isinstance(to, ir.Local):
+            yield to, values, isinstance(s, ir.Declare) or (isinstance(s, ir.Store) and s.target.memory is to)
 
 
 class _Check:
-    """The statements of a program with rules, checked one by one."""
+    """The kinds of the locals of a program with rules, and its statements, checked one by one."""
 
-    def __init__(self, tangents: Mapping[ir.Local, ir.Boundary], zeros: set[ir.Local]) -> None:
-        self.tangents = tangents
-        self.zeros = zeros
+    def __init__(self, everything: Sequence[ir.Statement], rules: Sequence[ir.Boundary]) -> None:
+        given = [x for s in everything for x in _given(s)]
+        self.kinds: dict[ir.Local, Kind] = {to: None for to, _, _ in given}
+        self.kinds |= {local: s for s in rules for local, source in _tangents_of(s) if source.dtype.is_real}
+        self._known: dict[ir.Value, Kind] = {}
+        before: dict[ir.Local, Kind] = {}
+        while before != self.kinds:
+            before = dict(self.kinds)
+            self._known.clear()
+            for to, values, is_own in given:
+                found = _joined((self.kinds[to], *map(self.kind, values), None if is_own else _FREE))
+                self.kinds[to] = found if to.dtype.is_real or found is None else _FREE
 
-    def rule_of(self, value: ir.Value) -> ir.Boundary | None:
-        return _rule_of(value, self.tangents)
+    def kind(self, value: ir.Value) -> Kind:
+        if value not in self._known:
+            self._known[value] = self._kind(value)
+        return self._known[value]
+
+    def _kind(self, value: ir.Value) -> Kind:
+        match value:
+            case ir.Const():
+                return None if value.value == 0 else _FREE
+            case ir.Read():
+                return self.kinds.get(value.local, _FREE)
+            case ir.Op(name=name, args=args):
+                kinds = [self.kind(a) for a in args]
+                rule = _rule_among(kinds) if value.dtype.is_real else None
+                return rule or (None if _is_zero(name, kinds) else _FREE)
+        return _FREE
 
     def is_offset(self, value: ir.Value) -> bool:
         """Whether a value has a part without tangents, which is not certainly 0."""
-        return self.rule_of(value) is None and not _is_zero(value, self.zeros)
+        return self.kind(value) is _FREE
 
     def statement(self, s: ir.Statement) -> None:
         for value in ir.values_of(s):
-            if not self.tangents.keys().isdisjoint(value.contents.locals):
-                for node in ir.walk(value):
-                    if isinstance(node, ir.Op):
-                        self.operation(node, s.place)
+            for node in ir.walk(value):
+                if isinstance(node, ir.Op):
+                    self.operation(node, s.place)
         if isinstance(s, (ir.If, ir.While)) and s.condition is not None:
             self.refuse([s.condition], "a condition depends on a tangent here.", s.place)
         elif isinstance(s, ir.Call):
@@ -139,30 +117,13 @@ class _Check:
         self.joined(s)
 
     def operation(self, op: ir.Op, place: ir.Place | None) -> None:
-        rule = _rule_within(op.args, self.tangents)
-        if rule is None or self.is_linear(op):
+        kinds = [self.kind(a) for a in op.args]
+        rule = _rule_among(kinds)
+        if rule is None or _is_linear(op, kinds):
             return
-        is_joined = op.name in ("add", "sub") or (op.name in _CHOICES and self.rule_of(op.args[0]) is None)
+        is_joined = op.name in ("add", "sub") or (op.name in _CHOICES and _rule_among(kinds[:1]) is None)
         name = _SIGNS.get(op.name, op.name)
         raise _refusal(rule, _JOINED if is_joined else f"{name!r} is applied to a tangent here.", op.place or place)
-
-    def is_linear(self, op: ir.Op) -> bool:
-        """Whether an operation is linear in the tangents among its operands."""
-        is_own = [self.rule_of(a) is not None for a in op.args]
-        match op.name:
-            case "neg":
-                return True
-            case "cast":
-                return op.dtype.is_real
-            case "add" | "sub":
-                return not any(map(self.is_offset, op.args))
-            case "select" | "ifte":
-                return not is_own[0] and not any(map(self.is_offset, op.args[1:]))
-            case "mul":
-                return sum(is_own) == 1
-            case "truediv" | "raw_div":
-                return is_own == [True, False]
-        return False
 
     def boundary(self, s: ir.Boundary) -> None:
         """Of all that has a derivative of its own, only an edge is linear, in its two sides."""
@@ -176,12 +137,13 @@ class _Check:
 
     def joined(self, s: ir.Statement) -> None:
         """No local holds a tangent at one time and another value at another time."""
-        for local, value in _stores(s):
-            if local in self.tangents and self.is_offset(value):
-                raise _refusal(self.tangents[local], _JOINED, s.place)
+        for local, values, is_own in _given(s):
+            rule = self.kinds[local]
+            if is_own and isinstance(rule, ir.Boundary) and any(map(self.is_offset, values)):
+                raise _refusal(rule, _JOINED, s.place)
 
     def refuse(self, values: Sequence[ir.Value], what: str, place: ir.Place | None) -> None:
-        rule = _rule_within(values, self.tangents)
+        rule = _rule_among(map(self.kind, values))
         if rule is not None:
             raise _refusal(rule, what, place)
 
@@ -191,10 +153,40 @@ class _Check:
             if value.dtype.is_real and self.is_offset(given):
                 problem = "returns a value that does not depend on its tangents, so it is not linear in them"
                 raise InvalidRuleError(f"{ir.cited(s.place)}The rule {_named(s)} {problem}. {_REMEDY}, or 0.0.")
-            if not value.dtype.is_real and self.rule_of(given) is not None:
+            if not value.dtype.is_real and isinstance(self.kind(given), ir.Boundary):
                 problem = f"returns a tangent for a result of type {value.dtype.name}, which has no derivative"
                 remedy = "Let the function return a real number, or the rule 0 for this result."
                 raise InvalidRuleError(f"{ir.cited(s.place)}The rule {_named(s)} {problem}. {remedy}")
+
+
+def _is_zero(name: str, kinds: list[Kind]) -> bool:
+    """Whether an operation on values of some kinds is certainly 0."""
+    match name:
+        case "mul":
+            return None in kinds
+        case "neg" | "cast" | "add" | "sub" | "truediv" | "raw_div" | "select" | "ifte":
+            needed = kinds[1:] if name in _CHOICES else kinds[:1] if name.endswith("div") else kinds
+            return all(kind is None for kind in needed)
+    return False
+
+
+def _is_linear(op: ir.Op, kinds: list[Kind]) -> bool:
+    """Whether an operation on values of some kinds is linear in the tangents among them."""
+    is_own = [isinstance(kind, ir.Boundary) for kind in kinds]
+    match op.name:
+        case "neg":
+            return True
+        case "cast":
+            return op.dtype.is_real
+        case "add" | "sub":
+            return _FREE not in kinds
+        case "select" | "ifte":
+            return not is_own[0] and _FREE not in kinds[1:]
+        case "mul":
+            return sum(is_own) == 1
+        case "truediv" | "raw_div":
+            return is_own == [True, False]
+    return False
 
 
 _CHOICES = ("select", "ifte")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -239,12 +239,6 @@ class _RunWriter:
         self.memo: dict[ir.Value, ir.Value] = {}
         self.before: list[ir.Statement] = []
         self.copies, self.behind = Copies(self.stretch), behind
-        divisors = Counter(map(_divisor, (v for s in ir.statements(run.statements) for v in all_values(s))))
-        changed = assigned_locals(run.statements)
-        self.divisors = {x for x, n in divisors.items() if x is not None and n > 1 and x.dtype.is_real} - changed
-        if not self.stretch.lanes.is_fast:
-            self.divisors.clear()
-        self.inverses: dict[ir.Local, ir.Read] = {}
 
     def written(self) -> list[ir.Statement]:
         inner = [x for s in self.run.statements for x in self._statement(s)]
@@ -285,32 +279,7 @@ class _RunWriter:
                 return self._entry(value.local, index if isinstance(index, ir.Value) else literal(index, ir.I32))
             scalar = self.scalars.get(value.local)
             return value if scalar is None else ir.Read(scalar, place=value.place)
-        if not self.stretch.lanes.is_fast:
-            return value
-        inverse = self._inverse(value)
-        return as_arithmetic(value) if inverse is None else multiply(value.args[0], inverse)  # type: ignore[attr-defined]
-
-    def _inverse(self, value: ir.Value) -> ir.Read | None:
-        """The inverse of a divisor, where that is the same for all lanes, or divides several numbers."""
-        if not isinstance(value, ir.Op) or value.name != "truediv" or value.dtype != value.args[1].dtype:
-            return None
-        divisor = value.args[1]
-        if isinstance(divisor, ir.Read) and divisor.local in self.inverses:
-            return self.inverses[divisor.local]
-        c = divisor.contents
-        mine = {self.lane, self.number, *self.scalars.values()}
-        if c.containers or not c.is_pure or not (self.stretch.lanes.varying | mine).isdisjoint(c.locals):
-            return None
-        found = self._declare_inverse(self.before, divisor)
-        if isinstance(divisor, ir.Read):
-            self.inverses[divisor.local] = found
-        return found
-
-    @staticmethod
-    def _declare_inverse(body: list[ir.Statement], divisor: ir.Value) -> ir.Read:
-        inverse = ir.Local("inverse", divisor.dtype, (), "temporary")
-        body.append(ir.Declare(inverse, (operation("truediv", 1.0, divisor),), place=divisor.place))
-        return ir.Read(inverse)
+        return as_arithmetic(value) if self.stretch.lanes.is_fast else value
 
     def _value(self, value: ir.Value) -> ir.Value:
         return ir.rebuilt(value, self._changed, self.memo)
@@ -321,12 +290,7 @@ class _RunWriter:
             case ir.Declare(local=local) if local.shape:
                 yield from self._array(new)
             case ir.Declare(local=local):
-                scalar = self.scalars.get(local, local)
-                yield replace(new, local=scalar)
-                if local in self.divisors and scalar not in self.inverses:
-                    inverse: list[ir.Statement] = []
-                    self.inverses[scalar] = self._declare_inverse(inverse, ir.Read(scalar))
-                    yield from inverse
+                yield replace(new, local=self.scalars.get(local, local))
             case ir.Assign(target=ir.Load()) | ir.Update(target=ir.Load()) if self.stretch.lanes.is_direct:
                 yield new
             case ir.Assign(target=ir.Load()) | ir.Update(target=ir.Load()):
@@ -367,12 +331,6 @@ def _runs(parts: tuple[Part, ...]) -> Iterator[LaneRun]:
         elif isinstance(part, SharedBlock):
             for block in part.blocks:
                 yield from _runs(block)
-
-
-def _divisor(value: ir.Value) -> ir.Local | None:
-    """The local that a value is divided by."""
-    is_division = isinstance(value, ir.Op) and value.name == "truediv"
-    return value.args[1].local if is_division and isinstance(value.args[1], ir.Read) else None  # type: ignore[attr-defined]
 
 
 def _conditions_of_stores(run: LaneRun) -> Iterator[ir.Local]:

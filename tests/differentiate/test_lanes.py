@@ -1,7 +1,6 @@
 """Parallel loops whose iterations go through their inner loops together, in lanes."""
 
 import inspect
-import re
 
 import numpy as np
 import pytest
@@ -288,8 +287,8 @@ def test_each_loop_has_a_line_on_lanes(lanes):
 
 @pytest.mark.mostly_sweep("True")
 @pytest.mark.parametrize("is_fast", [True, False])
-def test_inverses_of_divisors(is_fast, lanes):
-    """What divides several numbers, or is the same for all lanes, is inverted once, where last bits may differ."""
+def test_quotients(is_fast, lanes):
+    """By what divides several numbers, or is the same for all lanes."""
     initialise(default_fp=ti.f64, fast_math=is_fast)
     x, y = scalars(X), outputs(2, 12)
 
@@ -306,7 +305,4 @@ def test_inverses_of_divisors(is_fast, lanes):
             y[i, j] = s
 
     check_jacobian(k, x, y)
-    plan = Jacobian(k, x, y)
-    plan()
     assert lanes[-1], lanes.reasons
-    assert len(re.findall(r"inverse\w* = 1.0 / ", plan.source)) == 2 * is_fast

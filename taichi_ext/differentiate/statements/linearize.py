@@ -453,8 +453,7 @@ class ContainerStores:
             return
         targets = self._targets(group)
         raw = [s.value for s in group]  # type: ignore[attr-defined]
-        parts = [self._unguarded(v, tangents, target) for v, target in zip(raw, targets, strict=True)]
-        forms = self.linearizer.stored(parts)
+        forms = self.linearizer.stored(raw)
         forms = [linear.materialize(builder, linear.columns_only(f, walk.numbering.is_column)) for f in forms]
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
@@ -463,14 +462,6 @@ class ContainerStores:
             tangents.add(site, group, written, 1 if s.op == "add" else -1)
         else:
             tangents.store(site, group, written)
-
-    def _unguarded(self, value: ir.Value, tangents: ContainerTangents, target: ir.Load) -> ir.Value:
-        """A value without a condition that is needless for its tangent."""
-        match value:
-            case ir.Op(name="select", args=(condition, inner, ir.Const(value=0))):
-                return inner if tangents.leaves_out(target, self.linearizer.definition(condition)) else value
-            case _:
-                return value
 
     def _update(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
         """``entry *= value`` and the like, as assignments that read the entry."""

@@ -31,7 +31,7 @@ from taichi_ext.differentiate.memory.rows import LocalRows
 from taichi_ext.differentiate.plan.row_terms import ADDED, only_row
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.storage.storages import GradientTerms, Storages
-from taichi_ext.program import U32, Assign, Const, Container, Load, Op, Statement, Update, Value
+from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
 from taichi_ext.program.build import Coefficient, add, cast, element, literal, negative, operation, select
 from taichi_ext.program.keys import ADJOINTS
 
@@ -124,10 +124,6 @@ class ContainerTangents:
         for i, n in zip(load.component, self.container.element_shape, strict=True):
             total = total * n + self.walk.naming.normal(i)
         return total
-
-    def leaves_out(self, target: Load, condition: Value) -> bool:
-        """Whether tangents of an entry are left out of the result where a condition does not hold."""
-        return False
 
     def entry(self, row: Coefficient, column: Coefficient, /) -> Load:
         assert self.matrix is not None
@@ -350,19 +346,6 @@ class SparseTangents(ContainerTangents):
     def has_entries(self) -> bool:
         """Whether stores to it are entries of sparse rows."""
         return self.writer.numbering.has_entries(self.container)
-
-    def leaves_out(self, target: Load, condition: Value) -> bool:
-        """Whether a condition says that a row of a Hessian exists: others are left out, if blocks are not projected."""
-        match condition:
-            case Op("lt", (Op("cast", (index,), dtype), Const(end))) if dtype == U32 and end:
-                known, asked = self.walk.facts.indices.form(index), self.writer.numbering.asked
-            case _:
-                return False
-        if known is None or not asked.starts or asked.has_whole_blocks or self.target.key not in asked.outputs:
-            return False
-        factor = self.size // int(end)
-        rest = self.walk.facts.indices.unclamped(self.row(target)) + known * -factor
-        return rest.is_constant and 0 <= rest.constant < factor and factor * end == self.size
 
     def form(self, load: Load) -> linear.Form:
         if self.matrix is not None:
