@@ -21,7 +21,7 @@ from taichi_ext.api.inputs.types import AnyJacobian, AnyProduct, DenseJacobian, 
 from taichi_ext.api.plans.plan import Plan, prepare
 from taichi_ext.api.plans.preparations import PlanTable, Preparations, origin_of, structure_key
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
-from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.evaluation import Evaluation, equal_parts
 from taichi_ext.api.runs.subject import by_param
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
@@ -328,7 +328,7 @@ def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int 
     along = replace(evaluation, directions=directions)
     if not total:
         return [np.zeros((math.prod(shape), 0), dtype) for shape, dtype in evaluation.output_shapes()]
-    return side_by_side(found for _, found in along.column_blocks(chunk_size or total))
+    return side_by_side(found for _, found in along.column_blocks(equal_parts(total, chunk_size or total)))
 
 
 def side_by_side(blocks: Iterable[list[np.ndarray]]) -> list[np.ndarray]:
@@ -346,7 +346,8 @@ def transposed(evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size:
     dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
     rows = [np.ascontiguousarray(v.T, dtype) for v in cotangents]
     result = np.zeros((len(rows[0]), total), dtype)
-    for first, found in evaluation.column_blocks(chunk_size or block_size(evaluation, BLOCK)):
+    size = equal_parts(total, chunk_size) if chunk_size else block_size(evaluation, BLOCK)
+    for first, found in evaluation.column_blocks(size):
         block = sum(v @ J for v, J in zip(rows, found, strict=True))
         result[:, first : first + found[0].shape[1]] = block
     return result
@@ -356,8 +357,7 @@ def block_size(evaluation: Evaluation, memory: float) -> int:
     """The number of columns of J in a block that fits into ``memory`` bytes, at least one; blocks are balanced."""
     total = evaluation.column_count()
     column = sum(math.prod(shape) * dtype.itemsize for shape, dtype in evaluation.output_shapes())
-    blocks = -(-total // max(1, int(memory // max(1, column))))
-    return max(1, -(-total // max(1, blocks)))
+    return equal_parts(total, int(memory // max(1, column)))
 
 
 # --- arguments and results --------------------------------------------------------------------------------------------

@@ -284,7 +284,8 @@ def seeds_of(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
 ) -> DifferentiationRequest:
     """The seeds of a launch, by the locals and containers of its program."""
-    numbers = number_locals(program, launch, constants)
+    numbers, rows = number_locals(program, launch, constants), launch.numbers.shadow
+    before = launch.block.first if rows is None else 0  # rows are numbered by themselves
     limits, sparse = STRATEGIES[launch.strategy], None
     if launch.sparse is not None:
         limits = SPARSE if launch.strategy == "auto" else limits
@@ -298,11 +299,11 @@ def seeds_of(
         columns=launch.block.count,
         roles={c: launch.roles.get(info.key, Role()).moved(-launch.block.first) for c, info in infos.items()},
         extents=_extents(program, infos),
-        arguments={local: first - launch.block.first for local, (_, first) in numbers.items()},
+        arguments={local: first - before for local, (_, first) in numbers.items()},
         limits=limits,
         wants_return=launch.wants_return,
         device=Device(backend.is_host_arch(), backend.stores_by_column(), backend.thread_count(), backend.block_size()),
-        values=None if launch.numbers.shadow is None else (type_of(launch.numbers.shadow[0]), launch.numbers.shadow[1]),
+        values=None if rows is None else (type_of(rows[0]), rows[1]),
         sparse=sparse,
         first_column=launch.block.first if launch.block.is_part else None,
     )

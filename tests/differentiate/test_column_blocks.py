@@ -1,12 +1,14 @@
 """Blocks of columns: J in blocks is J, and blocks that differ in their first column alone share a kernel."""
 
+import warnings
+
 import numpy as np
 import pytest
 import taichi as ti
 from differences import Snapshot, as_list, integers, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, jacobian, jvp, vjp
 from taichi_ext.differentiate.forms.entry_sites import LAST, Blocks
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 
@@ -34,9 +36,6 @@ def matrix(J):
 
 def test_a_block_that_nothing_asks_about_can_begin_anywhere():
     assert Blocks(3, 12).first_columns == range(LAST + 1)
-    blocks = Blocks(3, 12)
-    assert not blocks.has(-12, 30)  # no block has that many
-    assert blocks.first_columns == range(LAST + 1)
     assert Blocks(3).first_columns is None
 
 
@@ -207,7 +206,7 @@ def test_what_the_kernel_takes():
     assert_allclose(plan(), jacobian(k, p, y, args=(3,)))
     assert "k_jacobian(first_column: ti.i32, d_y: " in plan.source
     assert "first_column_1: ti.i32):" in plan.source and "= i + 2 - first_column_1" in plan.source
-    assert _columns(plan) == ["5, the first of them any column", "4, the first of them any column"]
+    assert _columns(plan) == ["5, the first of them any column"]
 
 
 def _columns(plan):
@@ -222,6 +221,78 @@ def test_a_kernel_for_blocks_is_not_exported(tmp_path):
     assert kernel_count(plan) == count
     with pytest.raises(InvalidArgumentError, match="has kernels for .* blocks of columns"):
         plan.export(tmp_path / "module.py")
+
+
+# --- the last block, which has columns of zeros behind those of J
+
+
+@pytest.mark.parametrize("size", [4, 7])
+def test_the_last_block_shares_the_kernels_of_the_others(size):
+    """Also where a parameter lies in it whole, kernels add to memory, and Python passes numbers on."""
+    p, weights, total, y = scalars(numbers(7)), scalars(numbers(3, 1)[:, 0]), scalars([0.5]), outputs(M)
+
+    @ti.kernel
+    def add():
+        for i in p:
+            total[0] += p[i] * weights[i % 3] * total[0] ** 0.25
+
+    @ti.kernel
+    def scale(factor: ti.f64):
+        for i in y:
+            y[i] += factor * p[i] * weights[i % 3]
+
+    def run():
+        for _ in range(2):
+            add()
+            scale(total[0] * 2.0)
+
+    state = Snapshot([total, y])
+    whole = Jacobian(run, [p, weights], [y, total])
+    found = whole()
+    after = y.to_numpy(), total.to_numpy()
+    plan = Jacobian(run, [p, weights], [y, total], chunk_size=size)
+    for _ in range(2):
+        state.restore()
+        for row, blocks in zip(found, plan(), strict=True):
+            for block, values in zip(row, blocks, strict=True):
+                assert_allclose(values, block, rtol=1e-13)
+        assert_array_equal(y.to_numpy(), after[0])
+        assert_array_equal(total.to_numpy(), after[1])
+    assert kernel_count(plan) == kernel_count(whole)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_products_in_blocks_share_a_kernel(size):
+    k, p, y, _ = expressions()
+    tangents = numbers(5, N)
+    plan = Jacobian(k, p, y)
+    assert_allclose(jvp(k, p, tangents, y, chunk_size=size), jvp(k, p, tangents, y), rtol=1e-13)
+    weights = numbers(2, M)
+    assert_allclose(vjp(k, p, y, weights, chunk_size=size), weights @ plan(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_losses_of_python_are_said_in_blocks(size):
+    """Moves of numbers are added up over the blocks, of which the last one is not full."""
+    p, y = scalars(numbers(5)), outputs(M)
+
+    @ti.kernel
+    def scale(factor: ti.f64):
+        for i in y:
+            y[i] = factor * p[i]
+
+    def kept():
+        scale(p[0] * p[4] * 2.0)
+
+    def lost():
+        scale(p[0] * float(p[4]))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = jacobian(kept, p, y, chunk_size=size)
+    assert_allclose(found, jacobian(kept, p, y), rtol=1e-13)
+    with pytest.warns(DerivativeWarning, match="tangent is lost|part of its tangent"):
+        jacobian(lost, p, y, chunk_size=size)
 
 
 @pytest.mark.sweep

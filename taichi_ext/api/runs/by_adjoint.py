@@ -14,7 +14,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.inputs.results import by_parameter
 from taichi_ext.api.runs.arbiter import Arbiter, random_generators, set_generators
-from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
+from taichi_ext.api.runs.evaluation import DenseForm, Evaluation, equal_parts
 from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
@@ -199,8 +199,8 @@ def products_in_blocks(
     Up to ``most`` directions, at most ``MOST_DIRECTIONS``, are in each run.
     """
     total, gradient, parts = directions.shape[1], np.zeros(0), list[list[np.ndarray]]()
-    width = -(-total // max(1, -(-total // min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))))
-    for first in range(0, total, max(1, width)):
+    width = equal_parts(total, min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))
+    for first in range(0, total, width):
         block = directions[:, first : first + width]
         padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
         found = energy_products(evaluation, padded, restores=first + width < total)

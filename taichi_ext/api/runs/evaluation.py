@@ -48,6 +48,11 @@ _EARLIER = (
 )
 
 
+def equal_parts(total: int, most: int) -> int:
+    """The size of blocks of at most ``most`` columns, at least one, that differ little in their size."""
+    return max(1, -(-total // max(1, -(-total // max(1, most)))))
+
+
 class StoresFoundError(Exception):
     """The columns so far count on tangents of entries that Python stores to, see ``Arbiter``."""
 
@@ -173,14 +178,13 @@ class Evaluation:
         """
         end = self.column_count() if end is None else end
         while first < end:
-            count = min(count, end - first)
             try:
                 found = self.columns(first, count)
             except OverBudgetError:
                 count = -(-count // 2)
                 self.state = self.state or State()  # of one kernel, which has not been launched
                 continue
-            yield first, found
+            yield first, [values[:, : end - first] for values in found]
             first += count
 
     # --- shapes
@@ -244,12 +248,13 @@ class Evaluation:
     ) -> tuple[Session, list[np.ndarray]]:
         """Run the kernel or pipeline for some columns, which are stored in ``target`` and returned by output.
 
-        ``is_again``: whether this is the second run of a call for the same columns.
+        ``is_again``: whether this is the second run of a call for the same columns.  All blocks of ``count`` columns
+        share their kernels: the last one has columns of zeros behind those of J, which are not returned.
         """
         total, is_pipeline = self.column_count(), self.call.kernel is None
         if first == 0 and not is_again:
             self._log.begin()
-        count = max(1, min(count, total - first))  # one column without tangents if the parameters have no entries
+        count = max(1, min(count, total))  # one column without tangents if the parameters have no entries
         is_part = count < total or is_repeated or is_again
         restart = Restart(
             self.state,
@@ -273,6 +278,8 @@ class Evaluation:
             is_checked = self.prepared.is_checked
             self._check_after_run(session)
             found = session.outputs()
+            if first:
+                found = [values[:, : total - first] for values in found]
             if self.call.kernel is None and not is_repeated and first + count >= total:
                 self._judge(pipeline.cuts, is_dense=target.is_dense)
             if not is_checked:
@@ -293,6 +300,8 @@ class Evaluation:
         """A run for some columns that has not begun, see ``run``."""
         total, is_direct = self.column_count(), self.call.kernel is not None
         given = None if self.directions is None else self.directions[:, first : first + count]
+        if given is not None and given.shape[1] < count:
+            given = np.pad(given, ((0, 0), (0, count - given.shape[1])))
         blocks, intermediates = max(1, -(-total // count)), self.prepared.energy_intermediates
         request = self.request(
             ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),

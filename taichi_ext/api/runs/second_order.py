@@ -12,7 +12,7 @@ from taichi_ext.api.inputs.arguments import KernelCall, Target
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.runs.by_adjoint import energy_products, no_adjoint, products_in_blocks
-from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.evaluation import Evaluation, equal_parts
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient
@@ -138,7 +138,8 @@ def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[E
     moved = subject.moved(directions)
     along = replace(evaluation, subject=replace(subject, is_sum=has_other), directions=moved)
     try:
-        found = [matrix for _, (matrix,) in along.column_blocks(MOST_VECTORS)]
+        size = equal_parts(moved.shape[1], MOST_VECTORS)
+        found = [matrix for _, (matrix,) in along.column_blocks(size)]
     except DenseRowsError as error:
         if not has_other:
             raise

@@ -224,9 +224,9 @@ class SparseColumns:
 
 # Blocks of columns, and the blocks that a program made for one of them is valid for.
 #
-# A walk asks whether columns are in its block. If they are, the program names them and is valid for this block only. If
-# not, it is valid for all blocks of the same size that do not contain them either and are on the same side of them.
-# Where this would take many programs, one for all blocks asks at run time.
+# A walk asks whether the column of an entry by constant indices is in its block. If it is, the program names it and is
+# valid for this block only. If not, it is valid for all blocks of that size on the same side of the column. For other
+# entries, and where this would take many programs, one program for all blocks asks at run time.
 
 LAST = 2**31 - 1  # no column has a larger number
 _FEW = 24  # entries by number: of so many, each block may have a kernel of its own, with columns in registers
@@ -247,17 +247,15 @@ class Blocks:
         self._count = count
         self._least, self._most = -(first or 0), LAST - (first or 0)  # the range of shifts of the block
 
-    def has(self, column: int, size: int = 1) -> bool:
-        """Whether ``size`` columns from this one on are all in the block."""
-        first_move, last_move = column + size - self._count, column  # shifts that give a block with these columns
-        if first_move <= 0 <= last_move:
+    def has(self, column: int) -> bool:
+        """Whether a column is in the block."""
+        if column < 0:
+            self._least = max(self._least, column + 1)
+        elif column >= self._count:
+            self._most = min(self._most, column - self._count)
+        else:
             self._least = self._most = 0
-            return True
-        if 0 < first_move <= last_move:
-            self._most = min(self._most, first_move - 1)
-        elif first_move <= last_move < 0:
-            self._least = max(self._least, last_move + 1)
-        return False
+        return 0 <= column < self._count
 
     @property
     def first_columns(self) -> range | None:

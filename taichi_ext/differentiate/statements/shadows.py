@@ -146,7 +146,7 @@ class ContainerTangents:
         first = self.role.first_column
         assert first is not None
         if not self.role.components:
-            return self._seed(self.row(load), first, self.size, condition)
+            return self._seed(self.row(load) + Affine((), first), condition)
         component = self.component(load)
         entry, form, known = self.walk.naming.entry_number(self.extent, load.indices), {}, None
         for number, column in self.role.components:
@@ -156,27 +156,21 @@ class ContainerTangents:
                 known = known or self.walk.builder.keep(value_of(component), "component")
                 dtype = self.container.dtype
                 weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
-            for seed, factor in self._seed(entry, column, self.size // self.components, condition).items():
+            for seed, factor in self._seed(entry + Affine((), column), condition).items():
                 if weight != 0:
                     form[seed] = linear.times(factor, weight)
         return form
 
-    def _seed(self, entry: Affine, first: int, size: int, condition: Condition) -> linear.Form:
-        """The seed of an entry where a condition holds; zero if it is outside of the computed block.
-
-        ``first`` is the column of the first of ``size`` entries.
-        """
-        column, end, blocks = entry + Affine((), first), self.walk.facts.columns, self.walk.blocks
-        is_asked = column.is_constant and blocks.is_for_all
-        if column.is_constant and not is_asked:
+    def _seed(self, column: Affine, condition: Condition) -> linear.Form:
+        """The seed of an entry, by its column, where a condition holds; zero if it is outside of the computed block."""
+        end, blocks = self.walk.facts.columns, self.walk.blocks
+        if column.is_constant and not blocks.is_for_all:
             return (
                 where(condition, {linear.Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
             )
-        if not is_asked and blocks.has(first, size):
+        if blocks.first is None:
             return self._guarded(condition, {linear.Seed(column): 1})
-        k = value_of(column + Affine((), blocks.first or 0))
-        if blocks.first is not None:
-            k = operation("sub", k, self.walk.arguments.first_of_block())
+        k = operation("sub", value_of(column + Affine((), blocks.first)), self.walk.arguments.first_of_block())
         k = self.walk.builder.keep(k, "column")
         in_block = operation("logical_and", operation("ge", k, 0), operation("lt", k, end))
         if isinstance(condition, Value):

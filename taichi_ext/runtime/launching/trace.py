@@ -148,6 +148,7 @@ class Trace:
         """Start a run for some of the columns."""
         before = [self.found] if self.found.events else []
         along = np.zeros(0) if self.direction is None else self.direction[first : first + count]
+        along = np.pad(along, (0, count - len(along)))
         self._runs = [*before, TracedRun(along, backend.kernels_made())]
         self._arrays.clear()
         self.facts.clear()

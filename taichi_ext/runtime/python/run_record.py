@@ -234,7 +234,7 @@ class NumberSeeds:
         ):
             return NumberSeeds(starts, self.constants)  # the parameters themselves
         constants, rows = self.constants, [] if self.tangents is None else [self.tangents]
-        count = columns.first + sum(map(len, rows))  # rows are numbered like the columns of the block
+        count = sum(map(len, rows))
         if self.tangents is None:
             constants = ()
             for variable, column in self.constants:
