@@ -31,6 +31,12 @@ class InvalidArgumentError(ValueError):
     """An argument of a taichi_ext call is invalid; the message names it and the fix."""
 
 
+def raise_problem(place: str, problem: str) -> None:
+    """Raise for an argument that has a problem; there is none where that is empty."""
+    if problem:
+        raise InvalidArgumentError(f"{place} {problem}.")
+
+
 class SignatureError(InvalidArgumentError, TypeError):
     """Arguments that do not fit a function, as a keyword that it does not have: a ``TypeError``, too."""
 

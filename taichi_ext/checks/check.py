@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from taichi_ext.runtime.memory.state import State
 
 _MOST_SITES = 4096
 _SHOWN = 3
+_MARGIN = "    "
 
 
 class Watch:
@@ -55,11 +57,10 @@ class Watch:
         return watched(differentiated, counts, self._number)
 
     def _number(self, place: Place | None, is_index: bool) -> int | None:
-        return None if place is None else self.number(place.message(), is_index)
-
-    def number(self, place: str, is_index: bool = False) -> int | None:
         """The number of a place; None where there are too many."""
-        number = self.sites.setdefault((place.strip("\n"), is_index), len(self.sites))
+        if place is None:
+            return None
+        number = self.sites.setdefault((place.message().strip("\n"), is_index), len(self.sites))
         return number if number < _MOST_SITES else None
 
     def findings(self) -> list[str]:
@@ -68,7 +69,7 @@ class Watch:
         if not places:
             return []
         first, *others = places
-        texts = [f"it arises first in\n{_indented(first)}"]
+        texts = [f"it arises first in\n{indent(first, _MARGIN)}"]
         if others:
             lines = ", ".join(dict.fromkeys(place.split(", in ")[0].split(", ")[-1] for place in others[:_SHOWN]))
             texts.append(f"from there it reaches {lines}{' and more' if len(others) > _SHOWN else ''}.")
@@ -77,7 +78,7 @@ class Watch:
     def outside(self) -> list[str]:
         """The places where an index is outside, and how often."""
         return [
-            f"an index is outside ({count} {'time' if count == 1 else 'times'}) in\n{_indented(place)}"
+            f"an index is outside ({count} {'time' if count == 1 else 'times'}) in\n{indent(place, _MARGIN)}"
             for place, count in self._counted(is_index=True).items()
         ]
 
@@ -90,10 +91,6 @@ class Watch:
     def close(self) -> None:
         """Give the memory back."""
         self._tree.destroy()
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 _RTOL = {2: 0.2, 4: 2e-2, 8: 1e-6}  # by bytes of the type; central differences are no better
@@ -251,7 +248,8 @@ class CheckedRun:
                     return self.outputs()
             if self.call.is_value(param):
                 like = args[param.position]
-                args[param.position] = with_entries(like, values) if self.call.kernel is None else _as_argument(values)
+                given = float(values) if values.ndim == 0 else backend.ti.Matrix(values.tolist())
+                args[param.position] = with_entries(like, values) if self.call.kernel is None else given
             else:
                 backend.put_back(self.call.value(param), values)
         return self.results(tuple(args))
@@ -298,10 +296,6 @@ class CheckedRun:
         """Put everything back."""
         self.state.has_random = False
         self.state.restore()
-
-
-def _as_argument(values: np.ndarray) -> object:
-    return float(values) if values.ndim == 0 else backend.ti.Matrix(values.tolist())
 
 
 def _as_array(value: object) -> np.ndarray:

@@ -30,7 +30,7 @@ from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.differences import entry_text, number_text, table
-from taichi_ext.errors import CheckError, InvalidArgumentError, UnsupportedError, unexpected
+from taichi_ext.errors import CheckError, InvalidArgumentError, UnsupportedError, raise_problem, unexpected
 from taichi_ext.program import Tensor, Value
 from taichi_ext.record.handles import ScalarPlace, VectorPlace
 from taichi_ext.runtime.memory.shadows import numpy_dtype
@@ -215,8 +215,7 @@ def _array(name: str, value: object) -> object:
             return value
         kind = "has complex numbers" if array.dtype.kind == "c" else f"has elements of type {array.dtype}"
         problem = problem or f"{kind}; expected real numbers or integers"
-    if problem:
-        raise InvalidArgumentError(f"inputs[{name!r}] {problem}.")
+    raise_problem(f"inputs[{name!r}]", problem)
     return array
 
 

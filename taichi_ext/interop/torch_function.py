@@ -13,7 +13,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import check_initialised, check_kernel, check_not_ended, flatten
 from taichi_ext.api.inputs.options import checked_options
-from taichi_ext.errors import InvalidArgumentError, shown, suggestion, unexpected, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, raise_problem, shown, suggestion, unexpected, with_short_traceback
 from taichi_ext.interop.torch_products import (
     Signature,
     TorchCall,
@@ -207,9 +207,8 @@ class TorchFunction:
             what = repr(item) if isinstance(item, str) else "the input of a field"
             if not isinstance(value, torch.Tensor):
                 raise InvalidArgumentError(f"{what} is a {type(value).__name__}; expected a torch tensor.")
-            problem = backend.array_problem(value)
-            if problem and not value.is_complex():
-                raise InvalidArgumentError(f"{what} {problem}.")
+            if not value.is_complex():
+                raise_problem(what, backend.array_problem(value))
             if not value.is_floating_point():
                 raise InvalidArgumentError(f"{what} has type {value.dtype}; only real numbers have a derivative.")
             shape = (
@@ -227,9 +226,7 @@ class TorchFunction:
         arguments.update(self._in_memory(call, tensors))
         self._allocate(arguments, tensors)
         for name, annotation in self.signature.annotations.items():
-            problem = backend.argument_problem(annotation, arguments[name])
-            if problem:
-                raise InvalidArgumentError(f"{name!r} of {self.__name__} {problem}.")
+            raise_problem(f"{name!r} of {self.__name__}", backend.argument_problem(annotation, arguments[name]))
         for field, tensor in zip(self.inputs, tensors, strict=False):
             if isinstance(field, backend.Field):
                 backend.check_not_ended(field)

@@ -212,9 +212,9 @@ class _Run:
     def _ranges(self, s: ir.For) -> list[Iterable[int]]:
         """The numbers of the loop variables; one each where bounds are not known, or it runs over a field."""
         domain = s.domain if s.kind != "range" else (s.domain,)
-        if s.kind not in ("range", "ndrange") or not all(_is_constant(part) for part in domain):
-            return [(0,)] * max(1, len(s.variables))
         bounds = [part if isinstance(part, tuple) else (part,) for part in domain]
+        if s.kind not in ("range", "ndrange") or not all(isinstance(v, ir.Const) for part in bounds for v in part):
+            return [(0,)] * max(1, len(s.variables))
         return [range(*(int(self._value(v)) for v in part))[:_MOST_ROUNDS] for part in bounds]
 
     def _decomposed(self, number: int, call: Decomposition) -> None:
@@ -280,7 +280,8 @@ class _Run:
             case ir.Read(local=local) if local in self._loops:
                 return self._loops[local]
             case ir.Read(local=memory) | ir.Load(container=memory):
-                key = memory, tuple(v if isinstance(v, int) else self._value(v) for v in _indices(value))
+                indices: Any = value.index if isinstance(value, ir.Read) else (*value.indices, *value.component)
+                key = memory, tuple(v if isinstance(v, int) else self._value(v) for v in indices)
                 return self._drawn.number(key, value.dtype)
         return self._drawn.number(value, value.dtype)
 
@@ -295,14 +296,6 @@ class _Run:
         except (ArithmeticError, ValueError, TypeError):
             return math.nan
         return math.nan if isinstance(found, complex) else found
-
-
-def _indices(value: Any) -> tuple[Any, ...]:
-    return value.index if isinstance(value, ir.Read) else (*value.indices, *value.component)
-
-
-def _is_constant(part: object) -> bool:
-    return all(isinstance(v, ir.Const) for v in (part if isinstance(part, tuple) else (part,)))
 
 
 # All that is computed from decompositions, again.

@@ -350,7 +350,7 @@ class Constants:
         if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
             if not backend.is_library(found.fget):
                 value = self.library.call(found.fget, owner)
-        elif found is None and hasattr(type(owner), "__getattr__") and not _is_library(owner):
+        elif found is None and hasattr(type(owner), "__getattr__") and not _is_nameless(type(owner).__module__):
             with self.watching() as watched:
                 getattr(owner, name)
             if watched.may_read:
@@ -395,7 +395,7 @@ class Constants:
             return
 
         def notice(frame: types.FrameType, event: str, _: object) -> None:
-            if event == "call" and not watched.may_read and _package(frame) not in _NAMELESS:
+            if event == "call" and not watched.may_read and not _is_nameless(frame.f_globals.get("__name__")):
                 watched.may_read = not self._names.isdisjoint(names_in_code(frame.f_code))
 
         before = sys.getprofile()
@@ -418,9 +418,5 @@ class Constants:
         return found
 
 
-def _package(frame: types.FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).split(".")[0]
-
-
-def _is_library(owner: object) -> bool:
-    return type(owner).__module__.split(".")[0] in _NAMELESS
+def _is_nameless(module: object) -> bool:
+    return str(module).split(".")[0] in _NAMELESS

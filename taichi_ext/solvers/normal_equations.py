@@ -145,11 +145,8 @@ def normal_equations(
     parameter_shapes = evaluation.parameter_shapes()
     _check_finite(evaluation, JtJ, r)
     rtr = float(r @ r if w is None else r @ (w * r))
-
-    def split(vector: np.ndarray) -> object:
-        return plan.prepared.question.rebuild_params(pieces_of(vector, parameter_shapes))
-
-    return NormalEquations(JtJ, Jtr, rtr, split)
+    rebuild = plan.prepared.question.rebuild_params
+    return NormalEquations(JtJ, Jtr, rtr, lambda vector: rebuild(pieces_of(vector, parameter_shapes)))
 
 
 def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]) -> np.ndarray | None:

@@ -73,11 +73,7 @@ class Shards:
         self.parts = [Part(f"{what}{place}", a.shape, a.dtype) for place, a in zip(self._places, arrays, strict=True)]
         self.x = np.concatenate([array.astype(np.float64).reshape(-1) for array in arrays])
         check_finite(self.x, self.parts, "; give finite numbers.")
-
-        def split(x: np.ndarray) -> object:
-            return rebuild(pieces_of(x, self._shapes))
-
-        self.split = split
+        self.split: Callable[[np.ndarray], object] = lambda x: rebuild(pieces_of(x, self._shapes))
 
     def __len__(self) -> int:
         return len(self._shards)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.errors import InvalidArgumentError, shown, suggestion, unexpected
+from taichi_ext.errors import InvalidArgumentError, raise_problem, shown, suggestion, unexpected
 from taichi_ext.labels import Label, Labels
 from taichi_ext.record.variables import Variable, find_variable, named_numbers, number_shape
 
@@ -90,7 +90,10 @@ class KernelCall:
         check_kernel(kernel)
         function = self.kernel.func if self.kernel is not None else kernel
         self.name = getattr(function, "__qualname__", repr(kernel)).split("<locals>.")[-1]
-        self.names = self._argument_names()
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.names = [leaf.name for leaf in self._leaves]
+        if self.kernel is None:
+            self.names = [p.name for p in self._parameters() if p.kind in positional]
         self._check_args()
 
     def with_args(self, args: tuple[Any, ...]) -> KernelCall:
@@ -141,11 +144,6 @@ class KernelCall:
         values = backend.with_leaf_values(self.kernel, (*self._owner, *args))
         return self.function(*values[len(self._owner) :])
 
-    def _argument_names(self) -> list[str]:
-        if self.kernel is not None:
-            return [leaf.name for leaf in self._leaves]
-        return [p.name for p in self._parameters() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
     def _parameters(self) -> list[inspect.Parameter]:
         try:
             return list(inspect.signature(self.function).parameters.values())
@@ -160,9 +158,7 @@ class KernelCall:
         if self.kernel is None:
             self._check_call()
             for position, value in enumerate(self.args):
-                problem = backend.ended_problem(value)
-                if problem:
-                    raise InvalidArgumentError(f"args[{position}] of {self.name} {problem}.")
+                raise_problem(f"args[{position}] of {self.name}", backend.ended_problem(value))
             return
         arguments = backend.arguments(self.kernel)[len(self._owner) :]
         if len(self.given) != len(arguments):
@@ -172,14 +168,11 @@ class KernelCall:
             )
         for position, (argument, value) in enumerate(zip(arguments, self.given, strict=True)):
             problem = backend.argument_problem(argument.annotation, value)
-            if problem:
-                raise InvalidArgumentError(f"args[{position}] ({argument.name!r} of {self.name}) {problem}.")
+            raise_problem(f"args[{position}] ({argument.name!r} of {self.name})", problem)
         self.args = backend.leaf_values(self.kernel, self.full_args)[len(self._owner) :]
         for leaf, value in zip(self._leaves, self.args, strict=True):
             problem = backend.argument_problem(leaf.annotation, value) if leaf.path else ""
-            if problem:
-                place = leaf.position - len(self._owner)
-                raise InvalidArgumentError(f"args[{place}] ({leaf.name!r} of {self.name}) {problem}.")
+            raise_problem(f"args[{leaf.position - len(self._owner)}] ({leaf.name!r} of {self.name})", problem)
 
     def _check_call(self) -> None:
         """Raise where Python would not call the function with these arguments."""
@@ -208,9 +201,7 @@ class KernelCall:
             return self._resolve_name(place, leaf)
         if isinstance(leaf, backend.Field):
             return _resolve_field(place, leaf, self.labels)
-        problem = backend.array_problem(leaf) if backend.is_array(leaf) else backend.foreign_problem(leaf)
-        if problem:
-            raise InvalidArgumentError(f"{place} {problem}.")
+        raise_problem(place, backend.array_problem(leaf) if backend.is_array(leaf) else backend.foreign_problem(leaf))
         if not backend.is_array(leaf):
             if hasattr(leaf, "__dlpack__"):
                 raise InvalidArgumentError(
@@ -403,33 +394,6 @@ def check_not_ended(what: str, *items: object) -> None:
             raise InvalidArgumentError(f"{what}{f' (field {name})' if name else ''} {problem}.")
 
 
-def check_active(
-    params: Sequence[tuple[Target, object]],
-    outputs: Sequence[tuple[Target, object]],
-    read: Set[object],
-    written: Set[object],
-    where: str,
-) -> None:
-    """Raise for a parameter that nothing reads and an output that nothing writes; targets are paired with keys."""
-    for target, key in params:
-        if key not in read and key not in written:
-            raise InvalidArgumentError(f"{target.name} is not read {where}, so nothing depends on it.")
-    for target, key in outputs:
-        if key not in written and key not in {k for _, k in params}:
-            raise InvalidArgumentError(f"{target.name} is not written {where}.")
-
-
-def check_read(params: list[Target], read: Set[object], call: KernelCall, where: str) -> None:
-    """Raise for a Python number that is a parameter and that no kernel reads, and say which ones may be read."""
-    for target in params:
-        if target.variable is not None and target.variable.key not in read:
-            raise InvalidArgumentError(
-                f"{target.name} is not read {where}, so nothing depends on it.{call.known_numbers} "
-                "Values that Python computed from a number before do not depend on it. To differentiate with respect "
-                "to a number that Python passes to kernels, make it an argument of the pipeline and name that."
-            )
-
-
 # Whether something is a kernel or a pipeline, and what to give instead where it is not.
 
 
@@ -441,9 +405,7 @@ def check_initialised() -> None:
 
 def check_kernel(kernel: object) -> None:
     """Raise unless the object is a kernel or a pipeline."""
-    problem = _kernel_problem(kernel)
-    if problem:
-        raise InvalidArgumentError(f"kernel is {problem}.")
+    raise_problem("kernel is", _kernel_problem(kernel))
 
 
 def _kernel_problem(kernel: object) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
-from taichi_ext.errors import InvalidArgumentError, unexpected
+from taichi_ext.errors import InvalidArgumentError, raise_problem, unexpected
 from taichi_ext.launches import FieldKey, NumberArgument, PipelineArgument, container_key, rows_of
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record.variables import Variable
@@ -55,10 +55,9 @@ def check_out(leaves: Sequence[tuple[str, Any]], wanted: Sequence[tuple[tuple[in
         place = f"out{path}"
         if not isinstance(target, backend.Field) and not backend.is_array(target):
             raise unexpected(place, target, "a NumPy array, tensor, ti.ndarray or field")
-        problem = backend.ended_problem(target) if isinstance(target, backend.Field) else _array_problem(target)
-        if problem:
-            raise InvalidArgumentError(f"{place} {problem}.")
-        given = backend.full_field_shape(target) if isinstance(target, backend.Field) else backend.full_shape(target)
+        is_field = isinstance(target, backend.Field)
+        raise_problem(place, backend.ended_problem(target) if is_field else _array_problem(target))
+        given = backend.full_field_shape(target) if is_field else backend.full_shape(target)
         if tuple(given) != tuple(shape):
             raise InvalidArgumentError(f"{place} has shape {tuple(given)}; the Jacobian has {tuple(shape)}.")
         host = backend.host_values(target)
@@ -208,14 +207,13 @@ class Layout:
         count = 0
         passed = [p for p in self.params if isinstance(p.key, NumberArgument)]
         for p in (*passed, *(p for p in self.params if p.target.variable is not None)):
-            is_argument = p.target.variable is None
             first = p.first
             if directions is not None:
                 first, count = count, count + p.size
                 rows.append(directions[p.first : p.first + p.size])
-            if is_argument:
+            if p.target.variable is None:
                 arguments[p.target.argument] = first
-            elif p.target.variable is not None:
+            else:
                 constants.append((p.target.variable, first))
         return NumberSeeds(arguments, tuple(constants), np.concatenate(rows) if rows else None)
 

@@ -27,7 +27,7 @@ from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
 from taichi_ext.differentiate.forms.entry_sites import LAST
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.emit import Part, Tangents, export
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError, unexpected, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError, raise_problem, unexpected, with_short_traceback
 from taichi_ext.launches import ArrayArgument, JacobianKernel, NumberArgument
 from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
@@ -150,9 +150,7 @@ class Plan:
         if prepared.layout == version:
             return
         for target in map(call.current, (*prepared.params, *prepared.outputs)):
-            problem = backend.ended_problem(target.field)
-            if problem:
-                raise InvalidArgumentError(f"{target.name} {problem}.")
+            raise_problem(str(target.name), backend.ended_problem(target.field))
         self.prepared = replace(
             prepared,
             fields=FieldTable(call.labels),

@@ -85,7 +85,8 @@ class Arbiter:
             sizes[p.first : p.first + p.size] = _sizes(self._values(p).reshape(-1), self._is_dense(p))
         sizes *= max(self._precision**_STEP, _LEAST_STEP)
         count = layout.count if directions is None else directions.shape[1]
-        along = np.random.default_rng(0).uniform(0.5, 1.0, count) * _signs(count)
+        signs = np.random.default_rng(1).choice([-1.0, 1.0], count)
+        along = np.random.default_rng(0).uniform(0.5, 1.0, count) * signs
         if directions is None:
             along = self._delta = along * sizes
         else:
@@ -409,10 +410,6 @@ def _sizes(values: np.ndarray, is_dense: bool) -> np.ndarray:
     others = np.flatnonzero(sizes)
     sizes[np.random.default_rng(0).permutation(others)[_MOST_MOVED:]] = 0.0
     return sizes
-
-
-def _signs(count: int) -> np.ndarray:
-    return np.random.default_rng(1).choice([-1.0, 1.0], count)
 
 
 def random_generators() -> list[tuple[Callable[[Any], object], Any]]:

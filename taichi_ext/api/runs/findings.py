@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.analysis.cuts import Cut, Paths, cuts_between, reaches
-from taichi_ext.api.inputs.arguments import KernelCall, Target, check_active, check_read
+from taichi_ext.api.inputs.arguments import KernelCall, Target
 from taichi_ext.api.inputs.results import Layout, Placed
 from taichi_ext.api.runs.replay import Prepared
 from taichi_ext.boundary.registry import registry
@@ -28,15 +28,23 @@ from taichi_ext.runtime.sparse.rows import ContainerRows
 def check_accesses(call: KernelCall, layout: Layout, read: set[Key], written: set[Key]) -> None:
     """Raise where a parameter is not read, or an output not written."""
     where = f"in {call.name}" if call.kernel is not None else f"by the kernels that {call.name} launched"
-    params, outputs = ([(p.target, p.container) for p in placed] for placed in (layout.params, layout.outputs))
-    check_read([target for target, _ in params], read, call, where)
-    for target, key in params if call.kernel is None else ():
-        if key not in read | written and target.variable is None and backend.is_array(call.value(target)):
+    params = [(p.target, p.container) for p in layout.params]
+    for target, key in params:
+        if target.variable is not None and target.variable.key not in read:
             raise InvalidArgumentError(
-                f"{target.name} is not read {where}, and what Python computes from an array has no derivative. Read it "
-                "in a kernel."
+                f"{target.name} is not read {where}, so nothing depends on it.{call.known_numbers} "
+                "Values that Python computed from a number before do not depend on it. To differentiate with respect "
+                "to a number that Python passes to kernels, make it an argument of the pipeline and name that."
             )
-    check_active(params, outputs, read, written, where)
+        if key not in read and key not in written:
+            is_array = call.kernel is None and target.variable is None and backend.is_array(call.value(target))
+            why = "and what Python computes from an array has no derivative. Read it in a kernel."
+            raise InvalidArgumentError(
+                f"{target.name} is not read {where}, {why if is_array else 'so nothing depends on it.'}"
+            )
+    for output in layout.outputs:
+        if output.container not in written and output.container not in {key for _, key in params}:
+            raise InvalidArgumentError(f"{output.target.name} is not written {where}.")
 
 
 def check_run(
