@@ -374,19 +374,12 @@ COMPOUND = (host.StructType, host.ArgPackType)
 
 @dataclass(frozen=True)
 class LeafArgument:
-    """A number, vector or array that a kernel takes, by itself or in a struct or argument pack.
+    """A number, vector or array that a kernel takes, by itself or in a struct or argument pack."""
 
-    Attributes:
-        name: as users name it: ``p``, or ``p.mass`` for a member.
-        annotation: its own.
-        position: of the argument that it is, or that it is a member of.
-        path: the members that lead to it.
-    """
-
-    name: str
-    annotation: object
-    position: int
-    path: tuple[str, ...] = ()
+    name: str  # as users name it: ``p``, or ``p.mass`` for a member
+    annotation: object  # its own
+    position: int  # of the argument that it is, or that it is a member of
+    path: tuple[str, ...] = ()  # the members that lead to it
 
     def value(self, args: Sequence[Any]) -> Any:
         value = args[self.position]

@@ -34,19 +34,12 @@ NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
 
 
 class Path(NamedTuple):
-    """How a value is reached: attributes and items of an object, or a name from outside of a function and those of it.
+    """How a value is reached: attributes and items of an object, or a name from outside of a function and its own."""
 
-    Attributes:
-        owner: the object or function.
-        steps: names of attributes, and items, each in a tuple of its own.
-        text: as the source has it.
-        is_global: whether the first step is a name that the function reads.
-    """
-
-    owner: Any
-    steps: tuple[Any, ...]
-    text: str
-    is_global: bool = False
+    owner: Any  # the object or function
+    steps: tuple[Any, ...]  # names of attributes, and items, each in a tuple of its own
+    text: str  # as the source has it
+    is_global: bool = False  # whether the first step is a name that the function reads
 
     @property
     def key(self) -> object:

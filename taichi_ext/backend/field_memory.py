@@ -107,17 +107,14 @@ class Alert(NamedTuple):
     """What a kernel says.
 
     Attributes:
-        what: the message; ``{pixels}`` in it stands for the number of pixels.
-        place: where it stands in the source.
         field: a function that gives the field that is stored to there, as long as it exists, None for an array; None
             where nothing is stored.
-        is_undefined: whether there is no derivative.
     """
 
-    what: str
-    place: Any
+    what: str  # the message; ``{pixels}`` in it stands for the number of pixels
+    place: Any  # where it stands in the source
     field: Callable[[], object] | None
-    is_undefined: bool
+    is_undefined: bool  # whether there is no derivative
 
 
 class _Alerts(NamedTuple):

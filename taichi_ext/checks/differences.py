@@ -31,19 +31,12 @@ _SAFETY = 4.0  # how much larger an error may be than its estimate
 
 @dataclass(frozen=True)
 class Sample:
-    """An output at both sides of an entry.
+    """An output at both sides of an entry."""
 
-    Attributes:
-        up: how far the upper side is from the entry.
-        down: how far the lower side is.
-        high: the output there.
-        low: the output at the lower side.
-    """
-
-    up: float
-    down: float
-    high: np.ndarray
-    low: np.ndarray
+    up: float  # how far the upper side is from the entry
+    down: float  # how far the lower side is
+    high: np.ndarray  # the output there
+    low: np.ndarray  # the output at the lower side
 
     def of(self, entries: np.ndarray) -> Sample:
         """The same for some entries of the output."""

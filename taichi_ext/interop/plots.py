@@ -384,18 +384,12 @@ class Side:
 
 @dataclass(frozen=True)
 class BlockPicture:
-    """One block of J, a matrix with a row for each entry of ``output`` and a column for each entry of ``param``.
-
-    Attributes:
-        values: the block as it is given.
-        output: its output; None if it is unknown, as for an array alone, which is then drawn unchanged.
-        param: its parameter; likewise.
-    """
+    """One block of J, a matrix with a row for each entry of ``output`` and a column for each entry of ``param``."""
 
     path: str
-    values: Any
-    output: Side | None
-    param: Side | None
+    values: Any  # the block as it is given
+    output: Side | None  # its output; None if it is unknown, as for an array alone, which is then drawn unchanged
+    param: Side | None  # its parameter; likewise
 
     @property
     def title(self) -> str:

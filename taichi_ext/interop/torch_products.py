@@ -37,25 +37,15 @@ def require_torch() -> Any:
 
 @dataclass(frozen=True)
 class TorchCall:
-    """The data that a call passes through torch in addition to its tensors.
+    """The data that a call passes through torch in addition to its tensors."""
 
-    Attributes:
-        function: computes outputs and products, see ``torch_runs.Runs``.
-        wanted: by input, whether a derivative is wanted.
-        tensor_names: the arguments that the tensors after the inputs are.
-        constants: the other arguments by name.
-        snapshot: once it has run, the fields that it used, as they were before; within a map, a list of those.
-        results: the shape and type of each real output, once it has run.
-        batch: the number of cotangents or directions along a leading axis; None: one, without that axis.
-    """
-
-    function: Any
-    wanted: tuple[bool, ...]
-    tensor_names: tuple[str, ...]
-    constants: Mapping[str, object]
-    snapshot: list[Any]
-    results: list[Any]
-    batch: int | None = None
+    function: Any  # computes outputs and products, see ``torch_runs.Runs``
+    wanted: tuple[bool, ...]  # by input, whether a derivative is wanted
+    tensor_names: tuple[str, ...]  # the arguments that the tensors after the inputs are
+    constants: Mapping[str, object]  # the other arguments by name
+    snapshot: list[Any]  # once it has run, the fields that it used, as they were before; within a map, a list of those
+    results: list[Any]  # the shape and type of each real output, once it has run
+    batch: int | None = None  # how many cotangents or directions along a leading axis; None: one, without that axis
 
     @property
     def wanted_inputs(self) -> list[int]:

@@ -42,17 +42,11 @@ class OpenBlock:
 
 @dataclass
 class NextLoop:
-    """The loop whose body comes next.
+    """The loop whose body comes next."""
 
-    Attributes:
-        statement: with its domain; None before the first one.
-        domain: the domain that Taichi walks instead.
-        config: the settings of the loop to come.
-    """
-
-    statement: Any = None
-    domain: tuple[Any, ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)
+    statement: Any = None  # with its domain; None before the first one
+    domain: tuple[Any, ...] = ()  # the domain that Taichi walks instead
+    config: dict[str, Any] = field(default_factory=dict)  # the settings of the loop to come
 
 
 class Recording:

@@ -313,15 +313,10 @@ WRONG = (
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a kernel finds out about one decomposition: 1 where it is so, else 0.
+    """What a kernel finds out about one decomposition: 1 where it is so, else 0."""
 
-    Attributes:
-        ties: for each pair of neighbouring values, whether they are equal or nearly so.
-        is_wrong: whether the vectors are; none for those that are always right.
-    """
-
-    ties: tuple[ir.Local, ...]
-    is_wrong: tuple[ir.Local, ...]
+    ties: tuple[ir.Local, ...]  # for each pair of neighbouring values, whether they are equal or nearly so
+    is_wrong: tuple[ir.Local, ...]  # whether the vectors are; none for those that are always right
 
 
 def with_tangents_at(body: ir.Body, alert: Callable[..., ir.If]) -> ir.Body:

@@ -29,21 +29,13 @@ _DEEPEST = 3  # attributes in a path that is suggested
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """A name in a namespace: of a module, of a closure, of an object.
+    """A name in a namespace: of a module, of a closure, of an object."""
 
-    Attributes:
-        key: the same for each way to reach the variable; valid while the namespace exists.
-        name: within its namespace.
-        read: its value now.
-        write: assigns another value.
-        is_qualified: whether it was named by its module or object.
-    """
-
-    key: tuple[Any, ...]
-    name: str
-    read: Callable[[], object]
-    write: Callable[[object], None]
-    is_qualified: bool = False
+    key: tuple[Any, ...]  # the same for each way to reach the variable; valid while the namespace exists
+    name: str  # within its namespace
+    read: Callable[[], object]  # its value now
+    write: Callable[[object], None]  # assigns another value
+    is_qualified: bool = False  # whether it was named by its module or object
 
 
 def global_variable(function: types.FunctionType, name: str) -> Variable | None:

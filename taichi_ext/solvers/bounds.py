@@ -19,17 +19,11 @@ from taichi_ext.errors import InvalidArgumentError, unexpected
 
 
 class Part(NamedTuple):
-    """A part of a vector: a parameter or an output.
+    """A part of a vector: a parameter or an output."""
 
-    Attributes:
-        name: as messages call it.
-        shape: with that of its elements.
-        dtype: the type in which it is kept.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    name: str  # as messages call it
+    shape: tuple[int, ...]  # with that of its elements
+    dtype: np.dtype  # the type in which it is kept
 
 
 def pieces_of(vector: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:

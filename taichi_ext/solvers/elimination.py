@@ -60,15 +60,12 @@ class _Plan(NamedTuple):
     Attributes:
         terms: the blocks of the factors by term, and for each block of the result its first term, the end of its terms,
             and its place; for the product of a matrix with its own transpose, without blocks below the diagonal.
-        pattern: of the result.
-        before: places of the blocks of the matrix that it is added to.
-        mirrored: places of blocks below the diagonal, and of those above it.
     """
 
     terms: list[np.ndarray]
-    pattern: Pattern
-    before: np.ndarray | None
-    mirrored: tuple[np.ndarray, np.ndarray] | None
+    pattern: Pattern  # of the result
+    before: np.ndarray | None  # places of the blocks of the matrix that it is added to
+    mirrored: tuple[np.ndarray, np.ndarray] | None  # places of blocks below the diagonal, and of those above it
 
 
 class BlockProducts:
@@ -319,17 +316,11 @@ def whole(J: object) -> Any:
 
 
 class _Elimination(NamedTuple):
-    """A part that is eliminated.
+    """A part that is eliminated."""
 
-    Attributes:
-        param: its number.
-        roots: R in V^-1 = R R^T for its blocks V, on the diagonal of a BSR array.
-        coupling: by param, R^T times the coupling; and times the right side.
-    """
-
-    param: int
-    roots: Any
-    coupling: dict[int, Any]
+    param: int  # its number
+    roots: Any  # R in V^-1 = R R^T for its blocks V, on the diagonal of a BSR array
+    coupling: dict[int, Any]  # by param, R^T times the coupling; and times the right side
 
 
 class SparseSystem:

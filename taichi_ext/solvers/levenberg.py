@@ -51,36 +51,22 @@ class System(Protocol):
 
 
 class Point(NamedTuple):
-    """The problem at one point.
+    """The problem at one point."""
 
-    Attributes:
-        x: the parameters as one vector.
-        cost: the minimised cost, half the sum of squares or of the losses; NaN or infinite if it is not finite.
-        system: gives the normal equations at this point; called once, mostly where the point is accepted.
-        data: data of the caller, for use in the last point.
-    """
-
-    x: np.ndarray
-    cost: float
-    system: Callable[[], System]
-    data: Any = None
+    x: np.ndarray  # the parameters as one vector
+    cost: float  # the minimised cost, half the sum of squares or of the losses; NaN or infinite if it is not finite
+    system: Callable[[], System]  # gives the normal equations; called once, mostly where the point is accepted
+    data: Any = None  # data of the caller, for use in the last point
 
 
 @dataclass(frozen=True)
 class Space:
-    """The parameters as one vector of P numbers, and how a step changes them.
+    """The parameters as one vector of P numbers, and how a step changes them."""
 
-    Attributes:
-        low: the least values, of shape (P,).
-        high: the largest values, of shape (P,).
-        plus: the point that a step from a point leads to, in the types in which the parameters are kept.
-        coordinates: the numbers of a point that bounds and steps refer to, of shape (P,).
-    """
-
-    low: np.ndarray
-    high: np.ndarray
-    plus: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    coordinates: Callable[[np.ndarray], np.ndarray] = lambda x: x
+    low: np.ndarray  # the least values, of shape (P,)
+    high: np.ndarray  # the largest values, of shape (P,)
+    plus: Callable[[np.ndarray, np.ndarray], np.ndarray]  # where a step from a point leads, as the parameters are kept
+    coordinates: Callable[[np.ndarray], np.ndarray] = lambda x: x  # of a point: what bounds and steps refer to
 
 
 @dataclass(frozen=True)
@@ -91,37 +77,25 @@ class StoppingCriteria:
         ftol: if an accepted step lowers the cost by a smaller share, other than a good one that the radius limits.
         xtol: if a step is a smaller share of the parameters; both are measured in units of residuals, by the column
             norms of J, so that the units of parameters do not matter.
-        gtol: if the largest cosine of the angle between a column of J and the residuals is smaller.
-        max_iterations: after this many steps, accepted or not.
-        noise: the relative rounding error of a cost.
     """
 
     ftol: float = 1e-8
     xtol: float = 1e-8
-    gtol: float = 1e-8
-    max_iterations: int = 100
-    noise: float = 1e-14
+    gtol: float = 1e-8  # if the largest cosine of the angle between a column of J and the residuals is smaller
+    max_iterations: int = 100  # after this many steps, accepted or not
+    noise: float = 1e-14  # the relative rounding error of a cost
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Where the iteration ended, and why.
+    """Where the iteration ended, and why."""
 
-    Attributes:
-        point: the best one.
-        gradient: of the cost there.
-        status: 1 to 4 for a tolerance, 0 for the largest number of iterations, -1 for the callback, -2 for a failure.
-        message: the reason in words.
-        evaluations: how many points were computed.
-        seconds: where the time went.
-    """
-
-    point: Point
-    gradient: np.ndarray
-    status: int
-    message: str
-    evaluations: int
-    seconds: dict[str, float]
+    point: Point  # the best one
+    gradient: np.ndarray  # of the cost there
+    status: int  # 1 to 4 for a tolerance, 0 for the largest number of iterations, -1 for the callback, -2 for a failure
+    message: str  # the reason in words
+    evaluations: int  # how many points were computed
+    seconds: dict[str, float]  # where the time went
 
 
 def minimize(
@@ -147,42 +121,25 @@ def minimize(
 
 
 class _Step(NamedTuple):
-    """A step within the bounds.
+    """A step within the bounds."""
 
-    Attributes:
-        vector: in local coordinates.
-        length: in units of residuals; infinite where the normal equations could not be solved.
-        slope: of the cost along the step.
-        predicted: by how much it lowers the quadratic model.
-        damping: as a multiple of D**2; 0 where the radius did not matter.
-    """
-
-    vector: np.ndarray
-    length: float
-    slope: float
-    predicted: float
-    damping: float
+    vector: np.ndarray  # in local coordinates
+    length: float  # in units of residuals; infinite where the normal equations could not be solved
+    slope: float  # of the cost along the step
+    predicted: float  # by how much it lowers the quadratic model
+    damping: float  # as a multiple of D**2; 0 where the radius did not matter
 
 
 class _Place(NamedTuple):
-    """A point and its normal equations.
-
-    Attributes:
-        point, system: those.
-        at: the coordinates of the point.
-        norms: of the columns of J.
-        free: the coordinates that bounds allow to descend.
-        slope: the largest entry of their gradient.
-        cosine: the largest one of the angle between their columns and the residuals.
-    """
+    """A point and its normal equations."""
 
     point: Point
     system: System
-    at: np.ndarray
-    norms: np.ndarray
-    free: np.ndarray
-    slope: float
-    cosine: float
+    at: np.ndarray  # the coordinates of the point
+    norms: np.ndarray  # of the columns of J
+    free: np.ndarray  # the coordinates that bounds allow to descend
+    slope: float  # the largest entry of their gradient
+    cosine: float  # the largest one of the angle between their columns and the residuals
 
 
 class _Trial(NamedTuple):

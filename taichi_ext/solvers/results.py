@@ -30,23 +30,14 @@ def place_of(leaf: object, given: Sequence[object], what: str) -> int:
 
 @dataclass(frozen=True)
 class Solved:
-    """The problem that a result is of.
+    """The problem that a result is of."""
 
-    Attributes:
-        params: as they were given, one after the other.
-        rebuild: puts them into their structure.
-        shapes: theirs.
-        parts: of a vector of local coordinates.
-        residuals: how many there are.
-        system: the normal equations at the solution.
-    """
-
-    params: list[object]
-    rebuild: Callable[[list[Any]], object]
-    shapes: list[tuple[int, ...]]
-    parts: list[Part]
-    residuals: int
-    system: Callable[[], Any]
+    params: list[object]  # as they were given, one after the other
+    rebuild: Callable[[list[Any]], object]  # puts them into their structure
+    shapes: list[tuple[int, ...]]  # theirs
+    parts: list[Part]  # of a vector of local coordinates
+    residuals: int  # how many there are
+    system: Callable[[], Any]  # the normal equations at the solution
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,51 +37,32 @@ class Task(NamedTuple):
     """A part of the work, as it is sent to a worker.
 
     Attributes:
-        shard: its number.
-        factory: the import path of the function that makes its program.
-        arguments: those of the factory, pickled.
-        init: options of ``ti.init``.
-        places: where the params stand in their structure.
-        shapes: of the params.
-        format: of J.
-        x: the values of the params, as one vector.
         loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted, and
             ``GRADIENT`` where an energy and its gradient are.
-        is_finite: whether residuals that are not finite are an error.
-        neighbours: how many workers share the machine.
-        driver: the process that wants the answer, if a worker has to be another one.
-        attempt: how often workers were lost with this task.
     """
 
-    shard: int
-    factory: str
-    arguments: bytes
-    init: dict[str, object]
-    places: list[str]
-    shapes: list[tuple[int, ...]]
-    format: str | None
-    x: np.ndarray
+    shard: int  # its number
+    factory: str  # the import path of the function that makes its program
+    arguments: bytes  # those of the factory, pickled
+    init: dict[str, object]  # options of ``ti.init``
+    places: list[str]  # where the params stand in their structure
+    shapes: list[tuple[int, ...]]  # of the params
+    format: str | None  # of J
+    x: np.ndarray  # the values of the params, as one vector
     loss: tuple[object, object, str] | None
-    is_finite: bool
-    neighbours: int = 1
-    driver: tuple[str, int] | None = None
-    attempt: int = 0
+    is_finite: bool  # whether residuals that are not finite are an error
+    neighbours: int = 1  # how many workers share the machine
+    driver: tuple[str, int] | None = None  # the process that wants the answer, if a worker has to be another one
+    attempt: int = 0  # how often workers were lost with this task
 
 
 class Sums(NamedTuple):
-    """The terms of one or more shards of the normal equations, or of an energy and its gradient.
+    """The terms of one or more shards of the normal equations, or of an energy and its gradient."""
 
-    Attributes:
-        cost: or the energy.
-        gradient: Jtr; None where a residual is not finite.
-        JtJ: likewise, and for an energy.
-        residuals: their number.
-    """
-
-    cost: float
-    gradient: Any
-    JtJ: Any = None
-    residuals: int = 0
+    cost: float  # or the energy
+    gradient: Any  # Jtr; None where a residual is not finite
+    JtJ: Any = None  # likewise, and for an energy
+    residuals: int = 0  # their number
     param_types: tuple[np.dtype, ...] = ()
     noise: float = 0.0
 
@@ -102,23 +83,14 @@ class Failure(NamedTuple):
 
 @dataclass(eq=False)
 class _Shard:
-    """A shard whose program is kept.
+    """A shard whose program is kept."""
 
-    Attributes:
-        problem: its program.
-        residuals: the outputs, as the factory has returned them.
-        places: where the params stand in their structure.
-        program: Taichi's.
-        calls: how often factories had been called in this process when its numbers were last known to be its own.
-        first: the first point that was computed, with the outputs there; None before.
-    """
-
-    problem: Problem
-    residuals: object
-    places: list[str]
-    program: weakref.ref[Any]
-    calls: int
-    first: tuple[np.ndarray, np.ndarray] | None = None
+    problem: Problem  # its program
+    residuals: object  # the outputs, as the factory has returned them
+    places: list[str]  # where the params stand in their structure
+    program: weakref.ref[Any]  # Taichi's
+    calls: int  # how often factories had been called in this process when its numbers were last known to be its own
+    first: tuple[np.ndarray, np.ndarray] | None = None  # the first point that was computed, with the outputs there
 
     def is_current(self, calls: int, task: Task) -> bool:
         """Whether no later call of a factory has ended its Taichi program or changed the numbers that it computes with.

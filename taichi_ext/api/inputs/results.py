@@ -139,27 +139,16 @@ def as_torch(result: object, call: KernelCall, outputs: list[Target]) -> Any:
 
 @dataclass(frozen=True)
 class Placed:
-    """A parameter or output of one call.
+    """A parameter or output of one call."""
 
-    Attributes:
-        target: the parameter or output that the user has named.
-        key: of the field, component, array or number.
-        shape: that of its elements included.
-        dtype: Taichi's.
-        rows: the number of entries of its container.
-        inner: which of these belong to it.
-        element: the count of numbers in an element.
-        first: the first column of a parameter.
-    """
-
-    target: Target
-    key: Key
-    shape: tuple[int, ...]
-    dtype: Any = None
-    rows: int = 0
-    inner: slice = field(default_factory=lambda: slice(None))
-    element: int = 1
-    first: int = 0
+    target: Target  # the parameter or output that the user has named
+    key: Key  # of the field, component, array or number
+    shape: tuple[int, ...]  # that of its elements included
+    dtype: Any = None  # Taichi's
+    rows: int = 0  # the number of entries of its container
+    inner: slice = field(default_factory=lambda: slice(None))  # which of these belong to it
+    element: int = 1  # the count of numbers in an element
+    first: int = 0  # the first column of a parameter
 
     @property
     def size(self) -> int:
@@ -178,20 +167,13 @@ class Placed:
 
 @dataclass(frozen=True)
 class Layout:
-    """All parameters and outputs, in the order in which the user has named them.
+    """All parameters and outputs, in the order in which the user has named them."""
 
-    Attributes:
-        params: the parameters; their columns follow each other.
-        arrays: the arrays among both.
-        count: the number of columns of J.
-        passed: the first columns of numbers that a pipeline takes, by position.
-    """
-
-    params: tuple[Placed, ...]
+    params: tuple[Placed, ...]  # the parameters; their columns follow each other
     outputs: tuple[Placed, ...]
-    arrays: tuple[Given, ...]
-    count: int
-    passed: dict[int, int]
+    arrays: tuple[Given, ...]  # the arrays among both
+    count: int  # the number of columns of J
+    passed: dict[int, int]  # the first columns of numbers that a pipeline takes, by position
 
     @property
     def seeds(self) -> tuple[ParameterSeed, ...]:

@@ -113,13 +113,9 @@ _DEEPEST = 100  # levels of a structure that are compared; a structure may conta
 
 
 class Origin(NamedTuple):
-    """A kernel or pipeline, however it was reached.
+    """A kernel or pipeline, however it was reached."""
 
-    Attributes:
-        owner: the object of a bound method, else the kernel or function itself.
-    """
-
-    owner: object
+    owner: object  # the object of a bound method, else the kernel or function itself
     function: Any
 
 

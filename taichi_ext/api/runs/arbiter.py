@@ -305,19 +305,12 @@ def _stored(node: ast.expr, names: Mapping[str, object]) -> object:
 
 @dataclass(frozen=True)
 class Mismatches:
-    """How the numbers of all events of two runs, one after the other, differ from what their tangents say.
+    """How the numbers of all events of two runs, one after the other, differ from what their tangents say."""
 
-    Attributes:
-        ends: of the numbers of the events that are alike, from the first on, after a 0.
-        beyond: how far each number moves beyond what its tangent says.
-        bad: whether that is more than rounding.
-        is_judged: whether it is asked for, see ``_is_judged``.
-    """
-
-    ends: np.ndarray
-    beyond: np.ndarray
-    bad: np.ndarray
-    is_judged: np.ndarray
+    ends: np.ndarray  # of the numbers of the events that are alike, from the first on, after a 0
+    beyond: np.ndarray  # how far each number moves beyond what its tangent says
+    bad: np.ndarray  # whether that is more than rounding
+    is_judged: np.ndarray  # whether it is asked for, see ``_is_judged``
 
 
 def _mismatches(first: TracedRun, moved: TracedRun, last: TracedRun, factor: float, precision: float) -> Mismatches:
@@ -367,17 +360,11 @@ def _is_judged(event: TraceEvent, moved: TraceEvent, size: int) -> Any:
 
 @dataclass(frozen=True)
 class ArrayStores:
-    """Stores of Python to arrays with tangents, as entries of an array by event.
+    """Stores of Python to arrays with tangents, as entries of an array by event."""
 
-    Attributes:
-        seen: all of them.
-        equal: those of numbers that were there already.
-        events: how many events were compared.
-    """
-
-    seen: dict[int, np.ndarray] = field(default_factory=dict)
-    equal: dict[int, np.ndarray] = field(default_factory=dict)
-    events: int = 0
+    seen: dict[int, np.ndarray] = field(default_factory=dict)  # all of them
+    equal: dict[int, np.ndarray] = field(default_factory=dict)  # those of numbers that were there already
+    events: int = 0  # how many events were compared
 
     def plus(self, later: ArrayStores) -> ArrayStores:
         """With those of a later call."""

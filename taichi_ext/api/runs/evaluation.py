@@ -62,44 +62,27 @@ class Evaluation:
     """One call: its arguments, the kernel's return value, and the state to restore before another run.
 
     ``dataclasses.replace`` gives the same call with another subject or form, or for products with J.
-
-    Attributes:
-        prepared: state shared by all calls.
-        call: the kernel and the arguments of this call.
-        subject: the containers that rows of the blocks belong to.
-        form: the form of the blocks, dense or sparse.
-        out: arrays for the result.
-        state: saves the containers that the call changes.
-        watch: observer of the values that kernels compute.
-        progress: see ``jacobian``.
-        shows_stages: whether a line says what a long first call does, on a terminal and in a notebook.
-        directions: for products with J, the tangents of the parameters, a row for each entry.
-        is_any: whether no tangent vanishes in all of them but by chance.
-        said: the warnings of the call so far.
-        returned: the return value of the kernel or function in the last run.
-        least_runs: how many runs all columns take at least.
-        before_launch: called with the new kernel with tangents of a call of one kernel.
     """
 
-    prepared: Prepared
-    call: KernelCall
-    subject: RowSpace
-    form: DenseForm
-    out: object = None
-    state: State | None = None
-    watch: object = None
-    progress: bool | None = False
-    shows_stages: bool = True
-    directions: np.ndarray | None = None
-    is_any: bool = False
-    said: set[object] = field(default_factory=set[object])
-    returned: Any = field(default=None, init=False)
-    before_launch: Callable[[JacobianKernel], None] | None = field(default=None, init=False)
+    prepared: Prepared  # state shared by all calls
+    call: KernelCall  # the kernel and the arguments of this call
+    subject: RowSpace  # the containers that rows of the blocks belong to
+    form: DenseForm  # the form of the blocks, dense or sparse
+    out: object = None  # arrays for the result
+    state: State | None = None  # saves the containers that the call changes
+    watch: object = None  # observer of the values that kernels compute
+    progress: bool | None = False  # see ``jacobian``
+    shows_stages: bool = True  # whether a line says what a long first call does, on a terminal and in a notebook
+    directions: np.ndarray | None = None  # for products with J, the tangents of the parameters, a row for each entry
+    is_any: bool = False  # whether no tangent vanishes in all of them but by chance
+    said: set[object] = field(default_factory=set[object])  # the warnings of the call so far
+    returned: Any = field(default=None, init=False)  # the return value of the kernel or function in the last run
+    before_launch: Callable[[JacobianKernel], None] | None = field(default=None, init=False)  # for one new kernel
     _arbiter: Arbiter | None = field(default=None, init=False)
     _stores: dict[int, np.ndarray] | None = field(default=None, init=False)  # of numbers that were there already
 
     def __post_init__(self) -> None:
-        self.given_state, self.least_runs = self.state, self.prepared.blocks
+        self.given_state, self.least_runs = self.state, self.prepared.blocks  # runs that all columns take at least
         chunk_size = self.prepared.question.options.chunk_size
         if chunk_size is not None:
             self.least_runs = max(self.least_runs, -(-self.column_count() // chunk_size))

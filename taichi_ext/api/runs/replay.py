@@ -48,20 +48,13 @@ class _Tangents:
 
 @dataclass
 class Replay:
-    """A launch that takes tangents that begin at zero, and memory of the kernel itself; it is set up once.
-
-    Attributes:
-        fused: the kernel.
-        tangents: the tangents that it takes; for a dense J, J alone.
-        kept: the arrays that are the same in each launch, by key.
-        gradient: of an energy, which the launch adds up beside H.
-    """
+    """A launch that takes tangents that begin at zero, and memory of the kernel itself; it is set up once."""
 
     layout: Layout
-    fused: JacobianKernel
-    tangents: dict[Key, _Tangents]
-    kept: dict[Key, Any]
-    gradient: _Tangents | None = None
+    fused: JacobianKernel  # the kernel
+    tangents: dict[Key, _Tangents]  # the tangents that it takes; for a dense J, J alone
+    kept: dict[Key, Any]  # the arrays that are the same in each launch, by key
+    gradient: _Tangents | None = None  # of an energy, which the launch adds up beside H
     _repeated: backend.RepeatedLaunch | None = None
     _changing: list[tuple[int, Key]] = field(default_factory=list)  # positions and keys of the arrays that are not kept
 
@@ -164,21 +157,14 @@ _PAIRS = ("hessian", "projected")  # uses with a block for each pair of paramete
 
 @dataclass(frozen=True, kw_only=True)
 class JacobianProblem:
-    """The quantity to compute.
-
-    Attributes:
-        rebuild_params: puts the blocks of one output into the structure of the parameters.
-        rebuild_outputs: puts values, one for each output, into the structure of the outputs.
-        options: see ``checked_options``.
-        use: "jacobian"; or "gradient", "hessian", "hvp", "projected" where the output is an energy.
-    """
+    """The quantity to compute."""
 
     params: list[Target]
     outputs: list[Target]
-    rebuild_params: Callable[[list[Any]], object]
-    rebuild_outputs: Callable[[list[Any]], object]
-    options: Options
-    use: str = "jacobian"
+    rebuild_params: Callable[[list[Any]], object]  # puts the blocks of one output into the structure of the parameters
+    rebuild_outputs: Callable[[list[Any]], object]  # likewise values, one for each output
+    options: Options  # see ``checked_options``
+    use: str = "jacobian"  # "jacobian"; or "gradient", "hessian", "hvp", "projected" where the output is an energy
 
     def result(self, blocks: list[list[object]]) -> Any:
         """``[output][parameter]`` in the user's structure; for a Hessian ``[parameter][parameter]``."""
@@ -201,55 +187,30 @@ class KnownCalls(set[Hashable]):
 
 @dataclass(kw_only=True)
 class Prepared:
-    """The state shared by all calls of one Jacobian, from all threads; it holds nothing of a single call.
+    """The state shared by all calls of one Jacobian, from all threads; it holds nothing of a single call."""
 
-    Attributes:
-        question: the quantity to compute.
-        fields: the fields that the kernels use.
-        fused: the kernels with tangents.
-        layout: the version of the layout of all fields that the kernels were built for.
-        blocks: the least number of runs for all columns.
-        sizes_that_fit: the shapes of arguments for which a call has fitted into free memory.
-        judged: the calls in which an ``Arbiter`` has looked for derivatives that Python loses, see ``Evaluation.path``.
-        has_host_arrays: whether kernels of a pipeline read arrays that Python may have stored to.
-        stores: entries of arrays that Python stores to, by event, see ``Arbiter``, by call.
-        is_checked: whether a run has shown that every parameter is read and every output written.
-        rules_seen: the version of the registry at the last check of its marks.
-        replay: the fast path for a repeated launch, where there is one.
-        dense_reason: why rows of all columns are computed although the result is sparse; empty if they are not.
-        in_rows: the numbers of the parameters whose columns are held by rows of tangents, for sparse rows.
-        is_in_rows: whether the columns of small parameters have been moved there.
-        intermediates: the fields whose entries are separate columns, and their sizes.
-        energy_intermediates: the fields that an energy is computed from, and their sizes.
-        arithmetic: the patterns of products and sums of sparse matrices.
-        reverse: the kernels of reverse mode.
-        has_no_adjoint: why rows are not computed by reverse mode; empty if they are.
-        is_reverse: whether rows of J are computed, where that has been chosen by estimate.
-        mode: which mode was chosen, and why.
-    """
-
-    question: JacobianProblem
-    fields: FieldTable
-    fused: dict[Any, JacobianKernel] = field(default_factory=dict)
-    layout: int = 0
-    blocks: int = 1
-    sizes_that_fit: KnownCalls = field(default_factory=KnownCalls)
-    judged: KnownCalls = field(default_factory=KnownCalls)
-    has_host_arrays: bool = False
-    stores: dict[Hashable, ArrayStores] = field(default_factory=dict)
-    is_checked: bool = False
-    rules_seen: Hashable = None
-    replay: Replay | None = None
-    dense_reason: str = ""
-    in_rows: set[int] = field(default_factory=set)
-    is_in_rows: bool = False
-    intermediates: dict[object, int] = field(default_factory=dict)
-    energy_intermediates: dict[object, int] = field(default_factory=dict)
-    arithmetic: Arithmetic = field(default_factory=Arithmetic)
-    reverse: Reverse | None = None
-    has_no_adjoint: str = ""
-    is_reverse: bool | None = None
-    mode: str = ""
+    question: JacobianProblem  # the quantity to compute
+    fields: FieldTable  # the fields that the kernels use
+    fused: dict[Any, JacobianKernel] = field(default_factory=dict)  # the kernels with tangents
+    layout: int = 0  # the version of the layout of all fields that the kernels were built for
+    blocks: int = 1  # the least number of runs for all columns
+    sizes_that_fit: KnownCalls = field(default_factory=KnownCalls)  # shapes of arguments that fitted into free memory
+    judged: KnownCalls = field(default_factory=KnownCalls)  # in which an ``Arbiter`` has looked, see ``path``
+    has_host_arrays: bool = False  # whether kernels of a pipeline read arrays that Python may have stored to
+    stores: dict[Hashable, ArrayStores] = field(default_factory=dict)  # of Python, see ``Arbiter``, by call
+    is_checked: bool = False  # whether a run has shown that every parameter is read and every output written
+    rules_seen: Hashable = None  # the version of the registry at the last check of its marks
+    replay: Replay | None = None  # the fast path for a repeated launch, where there is one
+    dense_reason: str = ""  # why rows of all columns are computed although the result is sparse; empty if they are not
+    in_rows: set[int] = field(default_factory=set)  # parameters whose columns are held by rows, for sparse rows
+    is_in_rows: bool = False  # whether the columns of small parameters have been moved there
+    intermediates: dict[object, int] = field(default_factory=dict)  # sizes of fields whose entries are columns
+    energy_intermediates: dict[object, int] = field(default_factory=dict)  # those that an energy is computed from
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)  # the patterns of products and sums of sparse matrices
+    reverse: Reverse | None = None  # the kernels of reverse mode
+    has_no_adjoint: str = ""  # why rows are not computed by reverse mode; empty if they are
+    is_reverse: bool | None = None  # whether rows of J are computed, where that has been chosen by estimate
+    mode: str = ""  # which mode was chosen, and why
 
     @property
     def params(self) -> list[Target]:

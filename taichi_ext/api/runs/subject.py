@@ -71,22 +71,14 @@ class RowSpace:
 
 @dataclass(eq=False, kw_only=True)
 class EnergyGradient(RowSpace):
-    """The gradient of an energy, which has a row for each entry of a container of parameters.
-
-    Attributes:
-        is_projected: whether blocks of elements are made positive semidefinite.
-        fixed: entries of the params whose rows and columns of H are those of the identity matrix.
-        has_gradient: whether the gradient is needed, or only products of H.
-        is_sum: whether terms of the energy must depend on few params alone: a ``DenseRowsError`` refuses others.
-        gradient: that of the last run.
-    """
+    """The gradient of an energy, which has a row for each entry of a container of parameters."""
 
     warns_of_zeros: bool = False
-    is_projected: bool = False
-    fixed: Fixed | None = None
-    has_gradient: bool = True
-    is_sum: bool = False
-    gradient: np.ndarray = field(default_factory=lambda: np.zeros(0), init=False)
+    is_projected: bool = False  # whether blocks of elements are made positive semidefinite
+    fixed: Fixed | None = None  # entries of the params whose rows and columns of H are those of the identity matrix
+    has_gradient: bool = True  # whether the gradient is needed, or only products of H
+    is_sum: bool = False  # whether its terms must depend on few params alone: a ``DenseRowsError`` refuses others
+    gradient: np.ndarray = field(default_factory=lambda: np.zeros(0), init=False)  # that of the last run
 
     def outputs(self, layout: Layout, places: Sequence[object] | None = None) -> tuple[Output, ...]:
         (energy,) = layout.outputs
