@@ -354,11 +354,6 @@ def test_arguments_of_a_prepared_form(scene):
         Jacobian(scene.arrays, "a", "o", args=(a, o))(args=(a, real(np.zeros((3, 2)))[:, 1]))
 
 
-def test_out_in_any_order(scene):
-    for good in (real(np.zeros((3, 4)))[:, ::2], real(np.zeros((2, 3))).T, real(np.zeros((3, 2)))[::-1]):
-        assert_allclose(jacobian(scene.k, scene.x, scene.y, out=good), [[0.5, 0.3]] * 3)
-
-
 def test_a_part_of_the_arguments(scene):
     def run(a, b):
         scene.k()
@@ -525,13 +520,6 @@ def test_arrays_that_cannot_be_written(scene, refused):
         assert_allclose(J, 0.3 * np.eye(3))
 
 
-@pytest.mark.cpu_only("a GPU gets a copy of the host's array for each argument")
-def test_the_same_array_twice_is_one_array(scene):
-    a = real([0.3, 0.5])
-    assert_allclose(jacobian(scene.arrays, a, a, args=(a, a)), 1.3 * np.eye(2))
-    assert_allclose(a, [0.39, 0.65])
-
-
 @pytest.mark.double_only("tensors of float64")
 def test_torch_tensors_that_cannot_be_used(scene, refused):
     torch = pytest.importorskip("torch")
@@ -565,16 +553,6 @@ def test_tensors_that_are_no_plain_memory(scene, things, refused):
     tracked = torch.zeros((3, 2), dtype=torch.float64, requires_grad=True)
     refused(scene.k, scene.x, scene.y, "out is a tensor that requires a gradient", "out.detach()", out=tracked)
     assert o.count_nonzero() == 0
-
-
-def test_arrays_that_change_their_shape_between_calls(scene):
-    """Another size is another launch, not an error; another number of dimensions is refused."""
-    for size in (3, 5, 3):
-        a, o = real(np.arange(1.0, size + 1)), real(np.zeros(size))
-        assert_allclose(jacobian(scene.arrays, a, o, args=(a, o)), 0.3 * np.eye(size))
-        assert_allclose(o, 0.3 * a)
-    with pytest.raises(InvalidArgumentError, match="2 dimensions"):
-        jacobian(scene.arrays, "a", "o", args=(real(np.ones((2, 2))), real(np.zeros(2))))
 
 
 # --- out and memory ---------------------------------------------------------------------------------------------------
@@ -711,19 +689,6 @@ def test_output_that_depends_on_no_parameter(call):
     assert_array_equal(result[0], [[1.0]])
 
 
-def test_no_warning_where_there_is_a_derivative():
-    x, y = scalars([0.3]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] ** 2
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        jacobian(k, x, y)
-        jacobian(lambda: k(), x, y)
-
-
 def test_parameter_that_a_pipeline_overwrites():
     x, y = scalars([0.3]), outputs(1)
 
@@ -746,31 +711,6 @@ def test_parameter_that_a_pipeline_overwrites():
     assert_array_equal(result, [[0.0]])
     own = [w for w in caught if "overwritten" in str(w.message)]
     check_warning(own, "# overwriting pipeline", "params (field x of shape (1,))", "overwritten before it is read")
-
-
-def test_active_value_that_python_writes_back():
-    x, y = scalars([0.3, 0.5]), outputs(1)
-
-    @ti.kernel
-    def scale():
-        for i in x:
-            x[i] *= 3.0
-
-    @ti.kernel
-    def add():
-        y[0] = x[0] + 10.0 * x[1]
-
-    def run():
-        scale()
-        x[1] = x.to_numpy()[0]  # written back by hand
-        add()
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = jacobian(run, x, y)
-    check_warning(caught, "# written back by hand", "tangent is lost", "Compute it in a kernel")
-    assert_allclose(result, [[3.0, 0.0]])
-    assert_allclose(read(y), [0.9 * 11])
 
 
 @pytest.mark.mostly_sweep("options2")
@@ -810,28 +750,6 @@ def test_an_output_that_depends_on_some_columns_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_allclose(jacobian(k, x, y, chunk_size=1), [[0, 0, 0], [0, 1, 0]])
-
-
-def test_array_that_python_changes_between_kernels():
-    a, o = real([0.3, 0.5]), real(np.zeros(2))
-
-    @ti.kernel
-    def scale(v: ti.types.ndarray(ti.f64, ndim=1), w: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in v:
-            w[i] = 3.0 * v[i]
-
-    b = real(np.zeros(2))
-
-    def run(p, q):
-        scale(p, b)
-        b[1] = 2.0 * b[0]
-        scale(b, q)  # notices the change
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = jacobian(run, a, o, args=(a, o))
-    check_warning(caught, "# notices the change", "changed from Python", "Change them in a kernel")
-    assert_allclose(result, [[9.0, 0.0], [0.0, 0.0]])
 
 
 @pytest.mark.mostly_sweep("entry")

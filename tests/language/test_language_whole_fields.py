@@ -246,28 +246,3 @@ def test_deactivation_in_the_loop_that_stores_is_refused():
             y[i] = t[i, 0]
 
     check_refused(k, x, y, "a loop of its own", only_forward=True)  # adjoints know it
-
-
-@pytest.mark.sweep
-def test_deactivation_in_a_rule_is_refused():
-    from taichi_ext import boundary_gradient
-
-    t, node = placed("rows")
-    x, y = scalars(X), outputs(3)
-
-    @ti.func
-    def f(v):
-        return v
-
-    @boundary_gradient(f)
-    def _(v, d_v):
-        ti.deactivate(node, [0])
-        return d_v
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = f(x[i])
-
-    with pytest.raises(UnsupportedError, match="must not write"):
-        jacobian(k, x, y)

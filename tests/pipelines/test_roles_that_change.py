@@ -50,27 +50,6 @@ def test_a_kernel_is_built_again_where_containers_have_got_tangents():
     assert len(plan._prepared.fused) == 3
 
 
-def test_a_parameter_that_is_overwritten_later():
-    x, y = scalars([0.3, 0.8]), outputs(2)
-
-    @ti.kernel
-    def first():
-        for i in x:
-            y[i] += x[i] * x[1 - i]
-
-    @ti.kernel
-    def second():
-        for i in x:
-            x[i] = ti.sin(y[i])
-
-    def run():
-        for _ in range(2):
-            first()
-            second()
-
-    check_jacobian(run, x, [x, y])
-
-
 def test_a_container_that_gets_tangents_in_some_calls():
     x, t, y = scalars([0.3, 0.8]), scalars([1.0, 2.0]), outputs(2)
 
