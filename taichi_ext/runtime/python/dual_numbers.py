@@ -387,12 +387,18 @@ def dual_like(value: Any, rows: Iterator[Any], run: PipelineRun, name: str = "",
         return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
     if isinstance(value, backend.Matrix):
         entries = np.array(value.to_list(), object)
-        made = backend.Matrix(entries.tolist())
-        made.entries = np.empty(entries.shape, object)
-        made.entries.ravel()[:] = dual_like(list(entries.flat), rows, run, name, column)
-        return made
+        return matrix_of(dual_like(list(entries.flat), rows, run, name, column), entries.shape)
     names = frozenset({name} if name else ())
     return DualNumber(float(plain_number(value)), next(rows), run, names, column=column)
+
+
+def matrix_of(numbers: list[Any], shape: tuple[int, ...]) -> backend.Matrix:
+    """A vector or matrix, which keeps the tangents of its entries."""
+    made = backend.Matrix(np.reshape([float(plain_number(n)) for n in numbers], shape).tolist())
+    if any(map(is_dual, numbers)):
+        made.entries = np.empty(shape, object)
+        made.entries.ravel()[:] = numbers
+    return made
 
 
 # --- math, whose functions take the float of any number ---------------------------------------------------------------

@@ -27,6 +27,7 @@ from taichi_ext.runtime.python.dual_numbers import (
     DualNumber,
     Run,
     is_dual,
+    matrix_of,
     plain_number,
 )
 from taichi_ext.runtime.python.run_record import entries_of, numbers_like
@@ -338,21 +339,12 @@ class Forward(DualFollower):
         return self._number(value, cell, rows) if isinstance(value, float) and isinstance(rows, int) else value
 
 
-def _matrix(values: list[Any], shape: tuple[int, ...]) -> backend.Matrix:
-    """A returned vector or matrix, which keeps numbers that depend on parameters."""
-    made = backend.Matrix(np.reshape([float(plain_number(v)) for v in values], shape).tolist())
-    if any(map(is_dual, values)):
-        made.entries = np.empty(shape, object)
-        made.entries.ravel()[:] = values
-    return made
-
-
 def _returned(kind: Any, entries: Iterator[Any]) -> Any:
     """A result as Taichi returns it, of the next entries; those of structs lose their tangents, as in forward mode."""
     if isinstance(kind, backend.StructType):
         return kind(**{name: _returned(member, entries) for name, member in kind.members.items()})
     if isinstance(kind, backend.MatrixType):
         shape = tuple(kind.get_shape())
-        return _matrix([next(entries) for _ in range(math.prod(shape))], shape)
+        return matrix_of([next(entries) for _ in range(math.prod(shape))], shape)
     value = next(entries)
     return value if is_dual(value) or backend.is_real(backend.cook_dtype(kind)) else int(value)
