@@ -33,9 +33,6 @@ CHAIN = """
     advance:
         for i in x:
             x[i] += 0.1 * u[i] * a[1]
-    shift:
-        for i in range(3):
-            x[i] += 0.25
 """
 
 
@@ -64,11 +61,6 @@ class Chain:
         self.weight()
         self.springs()
 
-    def of_what_is_not_read(self):
-        self.springs()
-        self.middle()
-        self.weight()
-
     def through_u(self):
         self.springs()
         self.u.fill(0.3)
@@ -96,19 +88,9 @@ class Chain:
         self.penalty()
         self.springs()
 
-    def of_moved_params(self):
-        self.shift()
-        self.middle()
-        self.springs()
-        self.penalty()
-
 
 @pytest.mark.mostly_sweep("intermediates")
-@pytest.mark.parametrize(
-    "name",
-    ["sums", "sums_that_begin_again", "of_what_is_not_read", "intermediates", "steps", "of_changed_params",
-     "of_moved_params"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["sums", "sums_that_begin_again", "intermediates", "steps", "of_changed_params"])
 def test_right(name):
     chain = Chain()
     require_right(getattr(chain, name), [chain.x, chain.a], chain.energy)
@@ -178,15 +160,6 @@ class Read:
         self.middle()
         self.energy[None] = self.y[0] ** 2 * self.y[1] + self.mean()
 
-    def of_a_param(self):
-        self.middle()
-        self.weighted(self.x[1] / (1.0 + self.w[0][1] ** 2))
-
-    def read_alone(self):
-        self.middle()
-        self.weighted(0.5)
-        assert self.energy[None] > 0.0
-
     def energy_again(self):
         self.middle()
         self.weighted(0.5)
@@ -194,7 +167,7 @@ class Read:
 
 
 @pytest.mark.mostly_sweep("energy_in_python")
-@pytest.mark.parametrize("name", ["passed", "stored", "energy_in_python", "of_a_param", "read_alone", "energy_again"])
+@pytest.mark.parametrize("name", ["passed", "stored", "energy_in_python", "energy_again"])
 def test_numbers_in_python(name):
     read = Read()
     require_right(getattr(read, name), [read.x, read.w], read.energy)
@@ -273,8 +246,8 @@ class Cleared:
 @pytest.mark.mostly_sweep("middle of_u_alone", "direct zero direct")
 @pytest.mark.parametrize(
     "names",
-    ["middle of_u_alone", "direct zero direct", "middle sines clear of_u of_v", "middle zero of_u", "both sines of_v",
-     "direct middle of_u_alone direct", "both", "both clear sines of_v", "middle of_u zero of_u", "both zero of_u"],
+    ["middle of_u_alone", "direct zero direct", "middle sines clear of_u of_v", "direct middle of_u_alone direct",
+     "both clear sines of_v", "middle of_u zero of_u", "both zero of_u"],
 )  # fmt: skip
 def test_energies_that_are_set_to_zero(names):
     cleared = Cleared()

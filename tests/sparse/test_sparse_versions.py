@@ -23,16 +23,6 @@ KERNELS = """
                     s += s + w[counts[j] % 3]
             s -= 1.0 if s < 0.5 else s * t[0]
             y[i] = s
-    constant_arm_of_a_later_sum:
-        for i in t:
-            t[i] = w[i] * 2.0
-        for i in y:
-            s = x[i]
-            for j in range(counts[i]):
-                s += s * w[nodes[j, j]]
-            s -= 1.0 if s < 0.5 else s * t[0]
-            s += 2.0 if s < 0.4 else s * t[1]
-            y[i] = s
     no_else:
         for i in t:
             t[i] = w[i] * x[i]
@@ -46,14 +36,6 @@ KERNELS = """
             s -= v
             s += v * v
             y[i] = s
-    first:
-        for i in y:
-            s = 0.0
-            if i % 2 == 0:
-                s = 1.0
-            for j in range(K):
-                s += w[nodes[i, j]] * x[i]
-            y[i] = s * s
     middle_and_last:
         for i in y:
             s = 0.0
@@ -91,15 +73,6 @@ KERNELS = """
                     s = 2.0
                 total += s * s
             y[i] = total
-    carried_by_a_slot:
-        for i in y:
-            s = x[i]
-            for _ in range(3):
-                v = 0.0
-                for j in range(K):
-                    v += s * w[nodes[i, j]]
-                s = v
-            y[i] = s
     carried_among_parameters:
         for i in y:
             s = x[i]
