@@ -90,10 +90,10 @@ from taichi_ext.backend.field_memory import (
 )
 from taichi_ext.backend.following import (
     FieldEntry,
+    FollowedBy,
     Follower,
     ending,
     follow,
-    follow_by,
     is_followed,
     is_gradient_replaced,
     is_recorded,

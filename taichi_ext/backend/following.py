@@ -491,8 +491,11 @@ def _end(before: tuple[object, _Stray] | None) -> None:
                 setattr(owner, attribute, _originals[name])
 
 
-class _FollowedBy:
-    """See ``follow_by``; no generator, as each launch enters one."""
+class FollowedBy:
+    """Within the context, a thread that is followed reports to another observer; to none if that is None.
+
+    No generator, as each launch enters one.
+    """
 
     def __init__(self, follower: object) -> None:
         self._follower = follower
@@ -508,14 +511,9 @@ class _FollowedBy:
             _followers[self._me] = self._before
 
 
-def follow_by(follower: object) -> contextlib.AbstractContextManager[None]:
-    """Within the context, a thread that is followed reports to another observer; to none if that is None."""
-    return _FollowedBy(follower)
-
-
 def suspend_following() -> contextlib.AbstractContextManager[None]:
     """Within the context, this thread is not followed."""
-    return follow_by(None)
+    return FollowedBy(None)
 
 
 def pipeline_follower() -> Any:

@@ -67,7 +67,7 @@ class Root:
     def solve(self, solving: Solving) -> Any:
         """Run the solver."""
         before = [(array, np.array(backend.as_numpy(array))) for array in self.arrays]
-        with backend.follow_by(solving) if backend.pipeline_follower() else backend.follow(solving):
+        with backend.FollowedBy(solving) if backend.pipeline_follower() else backend.follow(solving):
             result = self.solver()
         for array, numbers in before:
             if _differs(array, numbers):

@@ -117,7 +117,7 @@ class Reverse:
             for array in reachable_arrays(run.function, run.args):
                 log.others.save(array)
         with _undone(log, InvalidArgumentError, UnsupportedError):
-            returned = self._forward(forward, run)
+            returned = forward.run(run) if run.kernel is None else forward.launch(run.kernel, run.args)
             alerts = backend.raised_alerts()
         may_be_guarded = not any(alert.is_undefined for alert in alerts)
         ways = WaysBack(forward, self._kernels, may_be_guarded=may_be_guarded)
@@ -164,11 +164,6 @@ class Reverse:
     def paths(self) -> list[Paths]:
         """From where to where numbers go in the kernels."""
         return [kernel.paths for kernel in self._kernels.staged.values()]
-
-    def _forward(self, forward: Forward, run: Run) -> Any:
-        if run.kernel is None:
-            return forward.run(run)
-        return forward.launch(run.kernel, run.args)
 
 
 class WaysBack:
