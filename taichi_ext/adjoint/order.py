@@ -1,10 +1,11 @@
 """Whether what a parallel loop leaves depends on the order of its iterations.
 
 It does where an iteration stores to an entry that another one loads, or stores a different number to. The way back has
-to visit such iterations from the last to the first. With one thread, a loop runs in order unless this is ruled out.
-With several threads, what a plain run of such a loop gives is a matter of chance, and it only runs in order where
-indices show that iterations meet: computed indices, and stores under conditions other than ranges, may be the user's
-way to keep them apart. The launch computes what it can of these, and warns where iterations meet, or may do so.
+to visit such iterations from the last to the first. On one thread, where short loops run, a loop runs in order unless
+this is ruled out. With several threads, what a plain run of such a loop gives is a matter of chance, and it only runs
+in order where indices show that iterations meet: computed indices, and stores under conditions other than ranges, may
+be the user's way to keep them apart. The launch computes what it can of these, and warns where iterations meet, or may
+do so.
 
 Two iterations do not meet in an entry (U. Banerjee, *Dependence Analysis*, 1997, chapters 3 and 5)
 
@@ -24,6 +25,7 @@ from taichi_ext.analysis.changes import written
 from taichi_ext.analysis.loops import Extents, leaves, loop_reach
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.program import Const, Container, If, Load, Local, Op, Read, Value
+from taichi_ext.schedule import is_of_one_thread
 
 _RANGES = frozenset(("lt", "le", "gt", "ge"))
 _LOGIC = frozenset(("logical_and", "logical_or", "logical_not", "bit_and", "bit_or"))
@@ -103,8 +105,9 @@ class Order:
         for access, spot in self._accesses(loop.body, (), (loop,)):
             found.setdefault(spot.entry.container, {}).setdefault(access, spot)
         variables = {atom for atom in loop_atoms(loop) if ranges[atom] > 1}
+        is_alone = self._threads == 1 or is_of_one_thread(loop, self._extents)
         meets = [
-            self._meet(c, ((a, x), (b, y)), variables, ranges)
+            self._meet(c, ((a, x), (b, y)), variables, ranges, is_alone=is_alone)
             for c, accesses in found.items()
             for n, (a, x) in enumerate(accesses.items())
             if a.kind != "load"
@@ -164,6 +167,8 @@ class Order:
         pair: tuple[tuple[_Access, _Spot], tuple[_Access, _Spot]],
         variables: set[Atom],
         ranges: dict[Atom, float],
+        *,
+        is_alone: bool,
     ) -> bool:
         """Whether two iterations may touch the same entry."""
         (a, x), (b, y) = pair
@@ -186,7 +191,7 @@ class Order:
         if apart:
             self.apart.append(Pair(c, x.entry.indices[:apart], y.entry.indices[:apart], x.place))
             return False
-        if is_certain or self._threads == 1:
+        if is_certain or is_alone:
             return True
         if a.forms != b.forms:
             loops = tuple(dict.fromkeys((*x.loops, *y.loops)))

@@ -174,7 +174,12 @@ def _from_below_zero(loop: ir.For, extents: Extents) -> ir.For:
 
 def is_short_below_zero(loop: ir.For, extents: Extents) -> bool:
     """Whether a loop begins below zero, and Taichi gives it to one thread."""
-    count = iterations(loop, extents) if _begins_below_zero(loop) else None
+    return _begins_below_zero(loop) and is_of_one_thread(loop, extents)
+
+
+def is_of_one_thread(loop: ir.For, extents: Extents) -> bool:
+    """Whether Taichi gives a parallel loop to one thread, which runs its iterations in order."""
+    count = iterations(loop, extents)
     return count is not None and count <= LEAST_ITERATIONS and not loop.config
 
 

@@ -15,6 +15,7 @@ from taichi_ext import UnsupportedError, jacobian, vjp
 from taichi_ext.runtime.reverse import calls
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.runtime.reverse.kernels import staged_kernel
+from taichi_ext.schedule import loops
 
 KERNELS = """
     steps:
@@ -84,6 +85,10 @@ MEETING = """
     by_a_list:
         for i in x:
             x[i] += ti.sin(x[near[i]]) * w[i]
+    last_in_a_list:
+        # of which each iteration stores one
+        for k in w:
+            y[near[k]] = w[k] * x[k]
     entries_of_a_list:
         for k in w:
             x[near[k]] = ti.sin(x[near[k]]) * w[k]
@@ -151,11 +156,13 @@ def meeting(**fields):
     return kernels_of(MEETING, near=integers([2, 0, 5, 1, 0, 2]), **fields)
 
 
-OUTPUTS = {  # the output, and whether there is order with several threads, too
+LONGEST = loops.LEAST_ITERATIONS  # of the loops that run on one thread
+OUTPUTS = {  # the output, and whether there is order if several threads share the loop, too
     "neighbours": ("x", True),
     "pairs": ("x", True),
     "last_one": ("y", False),
     "by_a_list": ("x", False),
+    "last_in_a_list": ("y", False),
     "entries_of_a_list": ("x", False),
     "there_and_back": ("y", False),
     "every_other": ("x", False),
@@ -221,7 +228,7 @@ class Meeting:
         return np.array(found)
 
 
-@pytest.mark.mostly_sweep("last_one", "there_and_back")
+@pytest.mark.mostly_sweep("last_one", "last_in_a_list")
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_iterations_that_meet(name, monkeypatch):
     output, is_ordered = OUTPUTS[name]
@@ -229,11 +236,14 @@ def test_iterations_that_meet(name, monkeypatch):
     gradient, values = program.gradient(output)
     assert program.staged[0].staged.stages[0].loop is None
     assert_allclose(gradient, program.differences(output), rtol=1e-7, atol=1e-8)
-    program = Meeting(name, 2, monkeypatch)
+    for length in (LONGEST, 0):
+        monkeypatch.setattr(loops, "LEAST_ITERATIONS", length)
+        program = Meeting(name, 2, monkeypatch)
+        if length or is_ordered:
+            again, values_again = program.gradient(output)
+            assert_allclose(again, gradient, rtol=1e-12, atol=1e-14)
+            assert_allclose(values_again, values, rtol=1e-14)
     if is_ordered:
-        again, values_again = program.gradient(output)
-        assert_allclose(again, gradient, rtol=1e-12, atol=1e-14)
-        assert_allclose(values_again, values, rtol=1e-14)
         return
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -268,6 +278,7 @@ def test_iterations_that_do_not_meet(name, monkeypatch):
 )
 def test_indices_of_a_launch_are_compared(name, arguments, is_warned, monkeypatch):
     """With several threads, where the kernel alone does not show whether iterations read what others store."""
+    monkeypatch.setattr(loops, "LEAST_ITERATIONS", 0)
     program = Meeting(name, 2, monkeypatch)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -281,6 +292,7 @@ def test_indices_of_a_launch_are_compared(name, arguments, is_warned, monkeypatc
 def test_indices_are_compared_once_for_the_arguments_that_they_read(monkeypatch):
     """A red-black loop that is given its step, too: once for each colour, not for each step."""
     share_program(default_fp=ti.f64, cpu_max_num_threads=2)
+    monkeypatch.setattr(loops, "LEAST_ITERATIONS", 0)
     compared, meet = [], Places.meet
 
     def noted(places, pair, arguments, extents):
