@@ -24,38 +24,29 @@ class NeedsEngine(host.CompilationError):
     """Raised while Taichi compiles a kernel that only the engine can build, which it then does."""
 
 
-class _Again:
-    """Attributes of kernels and functions as they were before these were compiled again."""
-
-    def __init__(self) -> None:
-        self._before: dict[tuple[int, str], tuple[Any, Any]] = {}
-
-    def renew(self, obj: object, name: str, value: object) -> None:
-        """Give an attribute another value, once."""
-        key = (id(obj), name)
-        if key not in self._before:
-            self._before[key] = (obj, getattr(obj, name))
-            setattr(obj, name, value)
-
-    def restore(self) -> None:
-        for (_, name), (obj, value) in self._before.items():
-            setattr(obj, name, value)
+# Attributes of kernels and functions as they were before these were compiled again, within ``compiled_again``.
+_before: dict[tuple[int, str], tuple[Any, Any]] | None = None
 
 
-_again: _Again | None = None
+def _renew(obj: object, name: str, value: object) -> None:
+    """Give an attribute another value, once."""
+    if _before is not None and (id(obj), name) not in _before:
+        _before[id(obj), name] = obj, getattr(obj, name)
+        setattr(obj, name, value)
 
 
 @contextlib.contextmanager
 def compiled_again() -> Iterator[None]:
     """Kernels that are launched within are compiled for it, with the Python values of now."""
-    global _again
-    assert _again is None
-    _again = _Again()
+    global _before
+    assert _before is None
+    _before = {}
     try:
         yield
     finally:
-        again, _again = _again, None
-        again.restore()
+        before, _before = _before, None
+        for (_, name), (obj, value) in before.items():
+            setattr(obj, name, value)
 
 
 def compile_with(
@@ -78,9 +69,8 @@ def compile_with(
             args = args if py_args is None else py_args  # the same in another runtime
             compile_natively = partial(compile_kernel, self, key, args, arg_features)
             skip_empty_layout()
-            if _again is not None:
-                for table in host.COMPILED_TABLES:
-                    _again.renew(self, table, {})
+            for table in host.COMPILED_TABLES if _before is not None else ():
+                _renew(self, table, {})
             if is_reverse(self) and compiled_with.get(self) != rules():
                 host.forget_compiled(self)
                 compiled_with[self] = rules()
@@ -94,7 +84,7 @@ def compile_with(
                 with noting(captures):
                     compile_natively()
                 host.finish(self, key)
-                if _again is None:
+                if _before is None:
                     first_captures(self, arg_features, captures, is_plain=True)
             except host.CompilationError as error:
                 is_refused = is_reverse(self) and host.refuses_reverse(error)
@@ -104,7 +94,7 @@ def compile_with(
                     replace_gradient_kernel(self, key, args)
                     return
                 traced = trace(self, args)
-                if _again is None:
+                if _before is None:
                     first_captures(self, arg_features, traced.captures, is_plain=True)
                 traced.compile()
                 host.keep_compiled(self, key, traced)
@@ -116,7 +106,7 @@ def compile_with(
         try:
             with noting(captures):
                 compile_function(self, key, args, arg_features)
-            if _again is None:
+            if _before is None:
                 keep_function(self, captures)
         except NeedsEngine:
             # Taichi would take the function for compiled when the next kernel calls it
@@ -127,10 +117,10 @@ def compile_with(
             raise
 
     def call(self: Func, *args: object, **keywords: object) -> Any:
-        if _again is not None and self.is_real_function:
-            _again.renew(self, "compiled", {})
-            _again.renew(self, host.FUNCTION_TABLE, {})
-            _again.renew(self, "func_id", Func.function_counter)
+        if _before is not None and self.is_real_function:
+            _renew(self, "compiled", {})
+            _renew(self, host.FUNCTION_TABLE, {})
+            _renew(self, "func_id", Func.function_counter)
             Func.function_counter += 1
         is_users = impl.inside_kernel() and not isinstance(host.current_kernel(), FusedKernel)
         if is_users and has_rule(self) and is_gradient_kernel():

@@ -113,34 +113,23 @@ def verdict_of(
         return Verdict(rank, derivative)
 
 
+@dataclass(eq=False)
 class MovedEntry:
-    """One entry of a parameter, moved by steps to both sides.
+    """One entry of a parameter, moved by steps to both sides."""
 
-    Args:
-        outputs: gives the outputs where the entry has another value.
-        values: the parameter.
-        index: of the entry.
-        step: the first step, relative to the magnitude of the entry.
-        precision: the relative rounding of a number.
-    """
+    outputs: Callable[[float], list[np.ndarray]]  # where the entry has another value
+    values: np.ndarray  # the parameter
+    index: tuple[int, ...]  # of the entry
+    step: float  # the first one, relative to the magnitude of the entry
+    precision: float  # the relative rounding of a number
 
-    def __init__(
-        self,
-        outputs: Callable[[float], list[np.ndarray]],
-        values: np.ndarray,
-        index: tuple[int, ...],
-        step: float,
-        precision: float,
-    ) -> None:
-        self.index = index
-        self.precision = precision
-        self._outputs = outputs
-        self._kind = values.dtype.type
-        self._x = float(values[index])
+    def __post_init__(self) -> None:
+        values = self.values
+        self._x = float(values[self.index])
         sizes = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
         typical = float(np.median(sizes)) if sizes.size else 1.0  # entries may be of very different sizes
-        self._step = step * (max(abs(self._x), math.sqrt(precision) * typical) if self._x else typical)
-        self._smaller = max(2, math.floor(math.log(step / (_LEAST * precision), _FACTOR)))
+        self._step = self.step * (max(abs(self._x), math.sqrt(self.precision) * typical) if self._x else typical)
+        self._smaller = max(2, math.floor(math.log(self.step / (_LEAST * self.precision), _FACTOR)))
         self._widest = _WIDEST * max(abs(self._x), typical, 1.0)
         self._samples: dict[int, list[Sample]] = {}
 
@@ -148,8 +137,8 @@ class MovedEntry:
         """The outputs ``4 ** power`` of the first step away."""
         if power not in self._samples:
             h = _FACTOR**power * self._step
-            high, low = (float(self._kind(self._x + sign * h)) for sign in (1, -1))
-            sides = zip(self._outputs(high), self._outputs(low), strict=True)
+            high, low = (float(self.values.dtype.type(self._x + sign * h)) for sign in (1, -1))
+            sides = zip(self.outputs(high), self.outputs(low), strict=True)
             self._samples[power] = [Sample(high - self._x, self._x - low, a.ravel(), b.ravel()) for a, b in sides]
         return self._samples[power]
 
@@ -162,20 +151,12 @@ class MovedEntry:
 
 
 class ComparedColumns:
-    """The columns of a block of J that have been compared.
-
-    Args:
-        jacobian: the block: an array of the shape of the output and the parameter, or a CSR array.
-        centre: the output.
-        shape: of the parameter.
-    """
+    """The columns of a block of J that have been compared: an array of the shape of the output and param, or CSR."""
 
     def __init__(self, jacobian: Any, centre: np.ndarray, shape: tuple[int, ...]) -> None:
-        self._size = math.prod(jacobian.shape)
+        self._size, self._centre, self._shape = math.prod(jacobian.shape), centre, shape
         is_sparse = hasattr(jacobian, "tocsc")
         self._jacobian: Any = jacobian.tocsc() if is_sparse else jacobian.reshape(centre.size, math.prod(shape))
-        self._centre = centre
-        self._shape = shape
         self._counts = np.zeros(3, int)
         self._studied = 0
         self._worst = (-1, 0.0)
@@ -350,19 +331,12 @@ class JacobianReport:
         verdict = {"agrees": "agrees with", "disagrees": "DISAGREES with", "cannot tell": "CANNOT BE TOLD from"}
         start = f"{self.of} of {self.name} {verdict[self.verdict]} central differences"
         lines = [f"{start} (relative tolerance {self.rtol:.0e})"]
-        rows = [("output", "parameter", "compared", "failed", "undecided", "largest error", "worst entry")]
-        rows += [
-            (
-                block.output,
-                block.param,
-                f"{block.compared} of {block.total}",
-                str(block.failed),
-                str(block.undecided),
-                "" if block.worst is None else f"{block.worst.error:.2g}",
-                "" if block.worst is None else block.worst.text(self.of),
-            )
-            for block in self.blocks
+        rows: list[tuple[str, ...]] = [
+            ("output", "parameter", "compared", "failed", "undecided", "largest error", "worst entry")
         ]
+        for b in self.blocks:
+            worst = ("", "") if b.worst is None else (f"{b.worst.error:.2g}", b.worst.text(self.of))
+            rows.append((b.output, b.param, f"{b.compared} of {b.total}", str(b.failed), str(b.undecided), *worst))
         lines += [f"  {line}" for line in table(rows)]
         lines += [f"  {block.output}, {block.param}: {block.remark}" for block in self.blocks if block.remark]
         lines += [f"  not finite: {text}" for text in self.not_finite]

@@ -93,9 +93,10 @@ def _judged(
     They do if that is so in all draws in which they depend on vectors at all: a draw may take another branch.
     """
     judged: dict[ir.Value, bool] = {}
+    numbered = {call.statement: (n, call) for n, call in enumerate(calls)}
     for seed in range(_DRAWS):
         drawn = _Drawn(np.random.default_rng(seed), are_rotations)
-        runs = [_Run(calls, locals_, drawn, target, how) for how in ("", "turned", "others")]
+        runs = [_Run(numbered, *locals_, drawn, target, how) for how in ("", "turned", "others")]
         plain, turned, others = [run.results(body) for run in runs]
         for value, numbers in plain.items():
             if not all(map(math.isfinite, (*numbers, *turned[value]))):
@@ -141,34 +142,31 @@ class _Jump(Exception):
     pass
 
 
+@dataclass(eq=False)
 class _Run:
     """One evaluation of the statements that compute a slice or numbers for it, and of what others read of the slice."""
 
-    def __init__(
-        self,
-        calls: list[Decomposition],
-        locals_: tuple[frozenset[ir.Local], frozenset[ir.Local]],
-        drawn: _Drawn,
-        target: tuple[int, int],
-        how: str,
-    ) -> None:
-        self._calls = {call.statement: (n, call) for n, call in enumerate(calls)}
-        (self._slice, self._computed_locals), self._drawn, self._target, self._how = locals_, drawn, target, how
-        self._locals: dict[ir.Local, Any] = {}
-        self._loops: dict[ir.Local, int] = {}
-        self._visits: dict[int, int] = defaultdict(int)
-        self._memo: dict[ir.Value, Any] = {}
-        self._found: dict[ir.Value, list[float]] = defaultdict(list)
+    calls: dict[ir.Statement, tuple[int, Decomposition]]
+    slice_: frozenset[ir.Local]
+    computed: frozenset[ir.Local]
+    drawn: _Drawn
+    target: tuple[int, int]
+    how: str
+    locals_: dict[ir.Local, Any] = field(default_factory=dict)
+    loops: dict[ir.Local, int] = field(default_factory=dict)
+    visits: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    memo: dict[ir.Value, Any] = field(default_factory=dict)
+    found: dict[ir.Value, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def results(self, body: ir.Body) -> dict[ir.Value, list[float]]:
         """The numbers of each value that a statement outside of the slice reads of it."""
         with contextlib.suppress(_Jump):
             self._body(body)
-        return self._found
+        return self.found
 
     def _body(self, body: ir.Body) -> None:
         for s in body:
-            self._memo = {}
+            self.memo = {}
             self._statement(s)
 
     def _statement(self, s: ir.Statement) -> None:
@@ -179,19 +177,19 @@ class _Run:
                 self._loop(s)
             case ir.Jump(kind=kind):
                 raise _Jump(kind)
-            case ir.Call() if s in self._calls:
-                self._decomposed(*self._calls[s])
-            case ir.Declare(local=local, values=values) if local in self._computed_locals:
+            case ir.Call() if s in self.calls:
+                self._decomposed(*self.calls[s])
+            case ir.Declare(local=local, values=values) if local in self.computed:
                 numbers = [self._value(v) for v in values] or [0.0] * math.prod(local.shape)
-                self._locals[local] = np.reshape(numbers, local.shape) if local.shape else numbers[0]
-            case ir.Store(target=ir.Read(local=local) as target) if local in self._computed_locals:
+                self.locals_[local] = np.reshape(numbers, local.shape) if local.shape else numbers[0]
+            case ir.Store(target=ir.Read(local=local) as target) if local in self.computed:
                 self._store(s, target)
-            case ir.Call(results=results) if self._slice.intersection(results):
+            case ir.Call(results=results) if self.slice_.intersection(results):
                 self._called(s)
             case _:
                 for value in ir.values_of(s):
-                    if value.dtype.is_real and not self._slice.isdisjoint(value.contents.locals):
-                        self._found[value].append(self._value(value))
+                    if value.dtype.is_real and not self.slice_.isdisjoint(value.contents.locals):
+                        self.found[value].append(self._value(value))
 
     def _loop(self, s: ir.While | ir.For) -> None:
         rounds: Iterable[tuple[int, ...]] = itertools.repeat((), _MOST_ROUNDS)
@@ -199,8 +197,8 @@ class _Run:
             rounds = itertools.islice(itertools.product(*self._ranges(s)), _MOST_ROUNDS)
         for numbers in rounds:
             if isinstance(s, ir.For):
-                self._loops.update(zip(s.variables, numbers, strict=False))
-            self._memo = {}
+                self.loops.update(zip(s.variables, numbers, strict=False))
+            self.memo = {}
             if isinstance(s, ir.While) and s.condition is not None and not self._value(s.condition):
                 break
             try:
@@ -218,22 +216,22 @@ class _Run:
         return [range(*(int(self._value(v)) for v in part))[:_MOST_ROUNDS] for part in bounds]
 
     def _decomposed(self, number: int, call: Decomposition) -> None:
-        visit, self._visits[number] = self._visits[number], self._visits[number] + 1
-        is_nested = any(not self._slice.isdisjoint(v.contents.locals) for v in call.matrix)
+        visit, self.visits[number] = self.visits[number], self.visits[number] + 1
+        is_nested = any(not self.slice_.isdisjoint(v.contents.locals) for v in call.matrix)
         matrix = tuple(f"{self._value(v):.6e}" for v in call.matrix) if is_nested else ()
         n = call.values.shape[0]
-        values, vectors, others = self._drawn.bases((number, visit, matrix), n, len(call.vectors))
-        if number == self._target[0]:
-            is_opposite, k = divmod(self._target[1], n - 1)
+        values, vectors, others = self.drawn.bases((number, visit, matrix), n, len(call.vectors))
+        if number == self.target[0]:
+            is_opposite, k = divmod(self.target[1], n - 1)
             values = values.copy()
             values[k + 1] = -values[k] if is_opposite else values[k]
-            if self._how == "turned":
+            if self.how == "turned":
                 turn = np.eye(n)
                 turn[k : k + 2, k : k + 2] = [[0.8, -0.6], [0.6, 0.8]]
                 vectors = [v @ (turn.T if is_opposite and m else turn) for m, v in enumerate(vectors)]
-            vectors = others if self._how == "others" else vectors
-        self._locals |= zip(call.vectors, vectors, strict=True)
-        self._locals[call.values] = values if len(call.values.shape) == 1 else np.diag(values)
+            vectors = others if self.how == "others" else vectors
+        self.locals_ |= zip(call.vectors, vectors, strict=True)
+        self.locals_[call.values] = values if len(call.values.shape) == 1 else np.diag(values)
 
     def _store(self, s: ir.Store, target: ir.Read) -> None:
         new = self._value(s.value)
@@ -241,13 +239,13 @@ class _Run:
             name = s.op if isinstance(s, ir.Update) else s.function.removeprefix("atomic_")
             old = self._value(target)
             if isinstance(s, ir.Atomic) and s.result is not None:
-                self._locals[s.result] = old
+                self.locals_[s.result] = old
             new = self._computed(name, old, new)
         if not target.index:
-            self._locals[target.local] = new
-        elif target.local in self._locals:
-            self._locals[target.local] = np.array(self._locals[target.local], dtype=float)
-            self._locals[target.local][self._index(target)] = new
+            self.locals_[target.local] = new
+        elif target.local in self.locals_:
+            self.locals_[target.local] = np.array(self.locals_[target.local], dtype=float)
+            self.locals_[target.local][self._index(target)] = new
 
     def _called(self, s: ir.Call) -> None:
         """The results of another function of the library, where it is known."""
@@ -255,14 +253,14 @@ class _Run:
         args = [np.reshape([self._value(v) for v in a.entries], a.shape) for a in groups]
         known: dict[str, Callable[..., Any]] = {"inverse": np.linalg.inv, "solve": np.linalg.solve}
         for local in s.results:
-            self._locals[local] = known[s.function](*args) if s.function in known else np.full(local.shape, np.nan)
+            self.locals_[local] = known[s.function](*args) if s.function in known else np.full(local.shape, np.nan)
 
     # --- values
 
     def _value(self, value: ir.Value) -> Any:
-        if value not in self._memo:
-            self._memo[value] = self._evaluated(value)
-        return self._memo[value]
+        if value not in self.memo:
+            self.memo[value] = self._evaluated(value)
+        return self.memo[value]
 
     def _evaluated(self, value: ir.Value) -> Any:
         match value:
@@ -274,16 +272,16 @@ class _Run:
                 )
             case ir.Op(name=name, args=args):
                 return self._computed(name, *[self._value(a) for a in args])
-            case ir.Read(local=local) if local in self._locals:
-                held = self._locals[local]
+            case ir.Read(local=local) if local in self.locals_:
+                held = self.locals_[local]
                 return held[self._index(value)].item() if value.index else held
-            case ir.Read(local=local) if local in self._loops:
-                return self._loops[local]
+            case ir.Read(local=local) if local in self.loops:
+                return self.loops[local]
             case ir.Read(local=memory) | ir.Load(container=memory):
                 indices: Any = value.index if isinstance(value, ir.Read) else (*value.indices, *value.component)
                 key = memory, tuple(v if isinstance(v, int) else self._value(v) for v in indices)
-                return self._drawn.number(key, value.dtype)
-        return self._drawn.number(value, value.dtype)
+                return self.drawn.number(key, value.dtype)
+        return self.drawn.number(value, value.dtype)
 
     def _index(self, read: ir.Read) -> tuple[int, ...]:
         index = (i if isinstance(i, int) else self._value(i) for i in read.index)

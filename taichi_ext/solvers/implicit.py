@@ -14,6 +14,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -38,13 +39,14 @@ _MANY = 200_000  # unknowns, from which on "auto" does not decompose dr/dx
 _MOST_ITERATIONS = 10_000
 
 
+@dataclass(eq=False, repr=False)
 class ImplicitSolver:
     """What ``custom_root`` returns; call it in place of ``solve``."""
 
-    def __init__(
-        self, solve: Callable[..., object], equation: Equation, residual: Callable[..., object], tol: float
-    ) -> None:
-        self._solve, self._equation, self._residual, self._tol = solve, equation, residual, tol
+    _solve: Callable[..., object]
+    _equation: Equation
+    _residual: Callable[..., object]
+    _tol: float
 
     def __repr__(self) -> str:
         return f"<custom_root of {_name(self._solve)}>"
@@ -103,7 +105,9 @@ class Equation:
         self.unknowns, self.residuals = ([leaf for _, leaf in flatten(x)[0]] for x in (unknowns, residuals))
         for name, leaves in (("unknowns", self.unknowns), ("residuals", self.residuals)):
             for leaf in leaves:
-                if not _is_real(leaf):
+                is_field = isinstance(leaf, backend.Field)
+                dtype = leaf.dtype if is_field else backend.is_array(leaf) and backend.outer_array_dtype(leaf)
+                if not backend.is_real(dtype):
                     raise InvalidArgumentError(f"{name} has {shown(leaf)}; expected fields and arrays of real numbers.")
         rows, columns = (sum(map(_count, x)) for x in (self.residuals, self.unknowns))
         if rows != columns or not rows:
@@ -140,8 +144,10 @@ class Equation:
                     raise self._singular()
         else:
             linalg = require_scipy("sparse.linalg", "custom_root")
+            is_symmetric = not abs(matrix - matrix.T).max() > 8 * eps * abs(matrix).max()
             try:
-                factors = _symmetric_factors(matrix) or linalg.splu(matrix.tocsc())
+                by_cholesky = Cholmod() if importlib.util.find_spec("cvxopt") else positive_factors
+                factors = (by_cholesky(matrix) if is_symmetric else None) or linalg.splu(matrix.tocsc())
             except RuntimeError:  # exactly singular
                 raise self._singular() from None
             pivots = factors.pivots if isinstance(factors, Cholmod) else np.abs(factors.U.diagonal())
@@ -336,19 +342,6 @@ def implicit_jacobian(
         return rebuild_params([part.reshape((*outer, *shape)) for part, shape in parts])
 
     return rebuild([of(x, block) for (_, x), block in zip(leaves, rows, strict=True)])
-
-
-def _symmetric_factors(matrix: Any) -> Any:
-    """The factors of a CSR array: by CHOLMOD where CVXOPT is installed; None unless it is symmetric and positive."""
-    if abs(matrix - matrix.T).max() > 8 * np.finfo(np.float64).eps * abs(matrix).max():
-        return None
-    return (Cholmod() if importlib.util.find_spec("cvxopt") else positive_factors)(matrix)
-
-
-def _is_real(x: Any) -> bool:
-    """Whether something is a field or array of real numbers."""
-    is_field = isinstance(x, backend.Field)
-    return (is_field or backend.is_array(x)) and backend.is_real(x.dtype if is_field else backend.outer_array_dtype(x))
 
 
 def _count(x: Any) -> int:

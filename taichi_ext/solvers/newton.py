@@ -44,50 +44,40 @@ _MOST_SOLVES = 30  # of an inverse iteration, or of random products, for a direc
 _LEAST_EIGENVALUE = 1e-8  # of a block on the diagonal, over its largest
 
 
+@dataclass(eq=False)
 class FactoredDirections:
-    """Directions by a factorisation of H, whose blocks are projected where it is not positive definite.
+    """Directions by a factorisation of H, whose blocks are projected where it is not positive definite."""
 
-    Args:
-        problem: the energy at points.
-        plain: the plan of H in format="csr".
-        projected: that of H with projected blocks.
-        fixed: entries that do not move.
-        factorise: takes H and gives something that has ``solve``; None where H is not positive definite.
-
-    Attributes:
-        hessians: how often H was computed, or multiplied with a vector.
-    """
-
-    def __init__(
-        self, problem: Problem, plain: Plan, projected: Plan, fixed: Fixed, factorise: Callable[[Any], Any]
-    ) -> None:
-        self._problem, self._plain, self._projected = problem, plain, projected
-        self._fixed, self._factorise = fixed, factorise
-        self._H: Any = None
-        self.hessians = 0
+    problem: Problem  # the energy at points
+    plain: Plan  # of H in format="csr"
+    projected: Plan  # of H with projected blocks
+    fixed: Fixed  # entries that do not move
+    factorise: Callable[[Any], Any]  # gives something that has ``solve``; None where H is not positive definite
+    hessians: int = 0  # how often H was computed, or multiplied with a vector
+    _H: Any = None
 
     def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """The energy and its gradient."""
-        value, gradient, self._H = self._evaluated(x, self._plain, None)
+        value, gradient, self._H = self._evaluated(x, self.plain, None)
         return value, gradient
 
     def _evaluated(self, x: np.ndarray, plan: Plan, projection: str | None) -> tuple[float, np.ndarray, Any]:
-        value, gradient, blocks = point_of(with_choices(self._problem.start_at(x, plan), projection, self._fixed))
+        value, gradient, blocks = point_of(with_choices(self.problem.start_at(x, plan), projection, self.fixed))
         self.hessians += 1
         is_single = len(blocks) == 1
         return value, gradient, blocks[0][0] if is_single else require_scipy("sparse", "newton").block_array(blocks)
 
     def directions(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
         """Directions from the last point, each more cautious, and whether H was not positive definite there."""
-        H, downhill = self._H, self._fixed.free(-gradient)
-        factors = self._factorise(H)
+        H, downhill = self._H, self.fixed.free(-gradient)
+        factors = self.factorise(H)
         if factors is not None:
             yield factors.solve(downhill), False
-        prepared = self._plain.prepared
+        prepared = self.plain.prepared
         if not (prepared.dense_reason or prepared.energy_intermediates):  # with blocks of elements
-            H = self._evaluated(x, self._projected, "abs")[2]
+            H = self._evaluated(x, self.projected, "abs")[2]
         for shift in _SHIFTS:
-            factors = self._factorise(self._shifted(H, shift))
+            factors = self.factorise(self._shifted(H, shift))
             if factors is not None:
                 yield factors.solve(downhill), True
         yield downhill, True
@@ -99,15 +89,15 @@ class FactoredDirections:
 
     def escape(self, x: np.ndarray) -> tuple[np.ndarray, float] | None:
         """A direction of negative curvature, by inverse iteration, and that; None where H is positive semidefinite."""
-        H, shift = self._H, self._problem.noise
-        if self._factorise(self._shifted(H, shift)) is not None:
+        H, shift = self._H, self.problem.noise
+        if self.factorise(self._shifted(H, shift)) is not None:
             return None
         factors: Any = None
         sums = _row_sums(H)
         while factors is None and shift < _SHIFTS[-1]:
             shift *= 10
-            factors = self._factorise(self._shifted(H, shift))
-        along = self._fixed.free(np.random.default_rng(0).standard_normal(len(x)))
+            factors = self.factorise(self._shifted(H, shift))
+        along = self.fixed.free(np.random.default_rng(0).standard_normal(len(x)))
         if factors is None:
             return None
         for _ in range(_MOST_SOLVES):
@@ -117,24 +107,19 @@ class FactoredDirections:
         return (along, curvature) if curvature < 0 else None
 
 
+@dataclass(eq=False)
 class ConjugateDirections:
     """Directions by conjugate gradients on products with H, which end where H is not positive definite.
 
     Nocedal and Wright, Numerical Optimization, algorithm 7.1, with preconditioning as in algorithm 5.3.
-
-    Args:
-        problem: the energy at points.
-        plan: that of products with H.
-        projected: that of H in format="csr" with projected blocks, of which those on the diagonal are kept.
-        fixed: entries that do not move.
-
-    Attributes and methods are those of ``FactoredDirections``.
+    Methods are those of ``FactoredDirections``.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, projected: Plan, fixed: Fixed) -> None:
-        self._problem, self._plan, self._fixed = problem, plan, fixed
-        self._projected: Plan | None = projected  # None where the energy has no blocks of elements
-        self.hessians = 0
+    problem: Problem  # the energy at points
+    plan: Plan  # of products with H
+    projected: Plan | None  # of H with projected blocks in format="csr", for its diagonal; None where it has no blocks
+    fixed: Fixed  # entries that do not move
+    hessians: int = 0  # how often H was computed, or multiplied with a vector
 
     def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient, _ = self._along(x, np.zeros_like(x))
@@ -142,10 +127,10 @@ class ConjugateDirections:
 
     def _along(self, x: np.ndarray, direction: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         self.hessians += 1
-        return point_along(with_choices(self._problem.start_at(x, self._plan), None, self._fixed), direction)
+        return point_along(with_choices(self.problem.start_at(x, self.plan), None, self.fixed), direction)
 
     def directions(self, x: np.ndarray, gradient: np.ndarray) -> Iterator[tuple[np.ndarray, bool]]:
-        downhill, precondition = self._fixed.free(-gradient), self._preconditioner(x)
+        downhill, precondition = self.fixed.free(-gradient), self._preconditioner(x)
         size = float(downhill @ downhill)
         step, bent = self._solve(x, downhill, precondition, size * min(0.25, math.sqrt(size)))
         if bent is None:
@@ -157,12 +142,12 @@ class ConjugateDirections:
 
     def escape(self, x: np.ndarray) -> tuple[np.ndarray, float] | None:
         """By conjugate gradients, for a random right side."""
-        right = self._fixed.free(np.random.default_rng(0).standard_normal(len(x)))
+        right = self.fixed.free(np.random.default_rng(0).standard_normal(len(x)))
         bent = self._solve(x, right, self._preconditioner(x), 1e-4 * float(right @ right))[1]
         if bent is None:
             return None
         along, curvature = bent
-        is_rounding = curvature > -self._problem.noise * float(np.abs(along) @ np.abs(self._along(x, along)[2]))
+        is_rounding = curvature > -self.problem.noise * float(np.abs(along) @ np.abs(self._along(x, along)[2]))
         return None if is_rounding else bent
 
     def _solve(
@@ -187,13 +172,13 @@ class ConjugateDirections:
 
     def _preconditioner(self, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """The inverse of the blocks on the diagonal of H, one for each element of a param."""
-        if self._projected is None:
+        if self.projected is None:
             return np.copy
-        evaluation = with_choices(self._problem.start_at(x, self._projected), "clamp", self._fixed)
+        evaluation = with_choices(self.problem.start_at(x, self.projected), "clamp", self.fixed)
         try:
             _, _, blocks = point_of(evaluation)
         except UnsupportedError:  # no sum over elements
-            self._projected = None
+            self.projected = None
             return np.copy
         self.hessians += 1
         sizes = [param.element for param in evaluation.layout.params]
