@@ -9,13 +9,7 @@ import numpy as np
 
 import taichi_ext.program as ir
 from taichi_ext import backend
-from taichi_ext.analysis.changes import (
-    draws_random_numbers,
-    read_containers,
-    reads_target,
-    written,
-    written_containers,
-)
+from taichi_ext.analysis.changes import draws_random_numbers, read_containers, reads_target, written, written_containers
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.api.inputs.options import Options

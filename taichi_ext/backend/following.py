@@ -266,10 +266,6 @@ def _of_field(field: ti.ScalarField, key: object, *_: object) -> Place:
     return FieldEntry(accessor, index, known.node, known.tree), None
 
 
-def _of_proxy(proxy: Any, key: object, *_: object) -> Place:
-    return _of_field(proxy, proxy.g2r_field[key])
-
-
 def _of_access(x: Any, *_: object) -> Place:
     is_field = isinstance(x, SNodeHostAccess)
     return (FieldEntry.of(x.accessor, tuple(x.key)), None) if is_field else (x.ndarr, x.indices)
@@ -278,10 +274,6 @@ def _of_access(x: Any, *_: object) -> Place:
 def _of_member(struct: Any, key: object, *_: object) -> Place | None:
     x = struct._Struct__entries[key]  # Python's name of a private attribute
     return _of_access(x) if isinstance(x, SNodeHostAccess) else None  # structs and matrices are followed themselves
-
-
-def _of_array(array: object, key: object, *_: object) -> Place:
-    return array, key
 
 
 def _of_whole(obj: object, *_: object) -> Place:
@@ -420,15 +412,16 @@ _POOLS: list[tuple[type, tuple[str, ...]]] = [
 for _pool, _methods in _POOLS:
     _FOLLOWED |= {f"pool {_name}": (_pool, _name, _giving(f"pool {_name}")) for _name in _methods}
 _NDARRAYS = (ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray)
+_ITEMS = ("__getitem__", "__setitem__")
 _ACCESSES: list[tuple[type | types.ModuleType, str, str, Callable[..., Place | None]]] = [
-    (ti.ScalarField, "__getitem__", "__setitem__", _of_field),
+    (ti.ScalarField, *_ITEMS, _of_field),
     (matrix, "_read_host_access", "_write_host_access", _of_access),
-    (ti.Struct, "__getitem__", "__setitem__", _of_member),
-    (mesh.MeshReorderedScalarFieldProxy, "__getitem__", "__setitem__", _of_proxy),
-    (ti.ScalarNdarray, "__getitem__", "__setitem__", _of_array),
+    (ti.Struct, *_ITEMS, _of_member),
+    (mesh.MeshReorderedScalarFieldProxy, *_ITEMS, lambda proxy, key, *_: _of_field(proxy, proxy.g2r_field[key])),
+    (ti.ScalarNdarray, *_ITEMS, lambda array, key, *_: (array, key)),
     (ti.Ndarray, "", "fill", _of_whole),
     *((kind, "to_numpy", "from_numpy", _of_whole) for kind in (ti.ScalarField, ti.MatrixField, *_NDARRAYS)),
-    *((kind, "__getitem__", "__setitem__", _of_existing) for kind in (ti.MatrixField, ti.StructField)),
+    *((kind, *_ITEMS, _of_existing) for kind in (ti.MatrixField, ti.StructField)),
 ]
 for _owner, _read, _write, _place in _ACCESSES:
     for _attribute, _make in ((_read, _reading), (_write, _writing)):

@@ -203,12 +203,7 @@ def walk_function(r: Recording, func: backend.Func, bound: Sequence[object]) -> 
             "time. Write it as a loop."
         )
     context = backend.make_context(
-        function,
-        rewritten.source,
-        scope,
-        names=rewritten.names,
-        arguments=bound,
-        places=rewritten.places,
+        function, rewritten.source, scope, names=rewritten.names, arguments=bound, places=rewritten.places
     )
     r.frames.append(Frame(context, r.place(), _is_library(function)))
     try:

@@ -223,11 +223,10 @@ class Rewriter(ast.NodeTransformer):
         else:
             node.iter = bound(0)
 
-    def visit_Continue(self, node: ast.Continue) -> object:
-        return [self.statement("jump", node, self.string("continue", node)), node]
+    def _jump(self, node: ast.Continue | ast.Break) -> object:
+        return [self.statement("jump", node, self.string(type(node).__name__.lower(), node)), node]
 
-    def visit_Break(self, node: ast.Break) -> object:
-        return [self.statement("jump", node, self.string("break", node)), node]
+    visit_Continue = visit_Break = _jump
 
     def visit_Expr(self, node: ast.Expr) -> object:
         if isinstance(node.value, ast.Constant):

@@ -28,6 +28,8 @@ _LEAST_WORK = 2**20  # multiplications of a product by the kernel, which takes 0
 _MOST_TERMS = 2**25  # of a product that are listed
 _MOST_NUMBERS = 2**31  # of all blocks of a matrix: the kernel counts in 32 bits
 _MOST_TOTALS = 256  # numbers of a block that are added up at once
+_RIGHT = -1  # stands for the right side among the params
+_Matrix = dict[tuple[int, int], Any]  # the matrices of pairs of params
 
 
 class BlockCut:
@@ -104,6 +106,12 @@ class BlockProducts:
             data[below] = data[above].transpose(0, 2, 1)
         shape = left.shape[1], right.shape[1]
         return type(left)((data, plan.pattern.indices, plan.pattern.indptr), shape=shape)
+
+    def add_pairs(self, key: tuple[str, int], matrix: _Matrix, blocks: dict[int, Any], sign: int = 1) -> None:
+        """Add products of blocks, transposed, with others to the matrices of pairs of params, or subtract them."""
+        for a, b in itertools.combinations_with_replacement(blocks, 2):
+            if a != _RIGHT:
+                matrix[a, b] = self.add((*key, a, b), matrix.get((a, b)), blocks[a], blocks[b], sign)
 
     def _can_be_compiled(self, left: Any, right: Any) -> bool:
         """Whether a product has some work for the kernel, and not too much to list its terms."""
@@ -196,7 +204,6 @@ def _kernel(ti: ModuleType) -> Callable[..., None]:
 
 _MOST_FILLED = 2.0  # numbers in blocks for each entry of J
 _DENSE = 0.1  # of the entries of a matrix, from which on it is decomposed as a dense one
-_RIGHT = -1  # stands for the right side among the params
 _FEW = 256  # rows of a matrix that is decomposed as a dense one whatever its entries
 _LEAST_BLOCKS = 64  # of a param that is eliminated unasked
 _MOST_KEPT = 4096  # numbers that are left by such params: the matrix of these may be dense
@@ -336,7 +343,7 @@ class SparseSystem:
 
     first_damping, least_damping, width = FIRST_DAMPING, LEAST_DAMPING, 2.0
 
-    def __init__(self, layout: BlockLayout, matrix: dict[tuple[int, int], Any], gradient: np.ndarray) -> None:
+    def __init__(self, layout: BlockLayout, matrix: _Matrix, gradient: np.ndarray) -> None:
         self._layout, self.gradient = layout, gradient
         self._matrix = matrix  # by pairs of params, eliminated ones first; zero blocks are left out
         self.diagonal = np.zeros_like(gradient)
@@ -349,14 +356,14 @@ class SparseSystem:
         """That of J, whose rows are multiplied by factors, and residuals."""
         layout = J.layout
         layout.fix(J.blocks)
-        matrix, gradient = dict[tuple[int, int], Any](), np.zeros(layout.places[-1].stop)
+        matrix, gradient = _Matrix(), np.zeros(layout.places[-1].stop)
         for m, rows in enumerate(slices_of(layout.rows)):
             scale = None if factors is None else factors[rows]
             blocks = {n: J.dense_blocks(m, n, scale) for n in layout.order if J.blocks[m][n].nnz}
             weighted = r[rows] if scale is None else scale * r[rows]
             for n in blocks:
                 gradient[layout.places[n]] += J.blocks[m][n].T @ weighted
-            _add_products(layout.products, ("output", m), matrix, blocks)
+            layout.products.add_pairs(("output", m), matrix, blocks)
         return cls(layout, matrix, gradient)
 
     @classmethod
@@ -407,9 +414,7 @@ class SparseSystem:
             steps[places[found.param]] = found.roots @ rest
         return steps
 
-    def _eliminated(
-        self, sparse: Any, matrix: dict[tuple[int, int], Any], n: int, damping: np.ndarray
-    ) -> _Elimination | None:
+    def _eliminated(self, sparse: Any, matrix: _Matrix, n: int, damping: np.ndarray) -> _Elimination | None:
         """Eliminate a param; None where a block is not positive definite."""
         width, products = self._layout.widths[n], self._layout.products
         V = self._diagonal_blocks(matrix.pop((n, n), None), n, width)
@@ -427,7 +432,7 @@ class SparseSystem:
             part = matrix.pop((n, k), None)
             if part is not None:
                 coupling[k] = products.add(("root", n, k), None, roots, part)
-        _add_products(products, ("param", n), matrix, coupling, -1)
+        products.add_pairs(("param", n), matrix, coupling, -1)
         return _Elimination(n, roots, coupling)
 
     def _diagonal_blocks(self, part: Any, n: int, width: int) -> np.ndarray:
@@ -443,7 +448,7 @@ class SparseSystem:
             found[part.indices[rows == part.indices]] = part.data[rows == part.indices]
         return found
 
-    def _solve_kept(self, matrix: dict[tuple[int, int], Any], damping: np.ndarray, steps: np.ndarray) -> bool:
+    def _solve_kept(self, matrix: _Matrix, damping: np.ndarray, steps: np.ndarray) -> bool:
         """Find the steps of the params that are left; whether their matrix is positive definite."""
         kept = np.concatenate([np.r_[self._layout.places[n]] for n in self._layout.kept])
         right = np.concatenate([matrix[n, _RIGHT].toarray().reshape(-1) for n in self._layout.kept])
@@ -455,7 +460,7 @@ class SparseSystem:
             steps[kept] = solved
         return solved is not None
 
-    def _assembled(self, matrix: dict[tuple[int, int], Any], params: Any) -> Any:
+    def _assembled(self, matrix: _Matrix, params: Any) -> Any:
         """The matrix of some params as one CSR array."""
         sparse, sizes = require_scipy("sparse", "format='csr'"), [math.prod(p.shape) for p in self._layout.columns]
         blocks = [[matrix.get((a, b)) for b in params] for a in params]
@@ -464,19 +469,6 @@ class SparseSystem:
                 mirrored = matrix.get((b, a))
                 blocks[i][j] = sparse.csr_array((sizes[a], sizes[b])) if mirrored is None else mirrored.T
         return sparse.bmat(blocks, format="csr")
-
-
-def _add_products(
-    products: BlockProducts,
-    key: tuple[str, int],
-    matrix: dict[tuple[int, int], Any],
-    blocks: dict[int, Any],
-    sign: int = 1,
-) -> None:
-    """Add products of blocks, transposed, with others to the matrices of pairs of params, or subtract them."""
-    for a, b in itertools.combinations_with_replacement(blocks, 2):
-        if a != _RIGHT:
-            matrix[a, b] = products.add((*key, a, b), matrix.get((a, b)), blocks[a], blocks[b], sign)
 
 
 def _inverses(lower: np.ndarray) -> np.ndarray:

@@ -135,15 +135,20 @@ def normal_equations(
     w = weights_of(weights, residuals, [shape for shape, _ in shapes])
     kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
     if format is None:
-        columns = evaluation.column_count()
-        check_fits(f"J^T J has {columns} x {columns} entries,", columns * columns * kind.itemsize, _SPARSE)
+        count = evaluation.column_count()
+        check_fits(f"J^T J has {count} x {count} entries,", count * count * kind.itemsize, _SPARSE)
+    JtJ: Any
     with np.errstate(invalid="ignore", over="ignore"):  # numbers that are not finite raise an error below
         if format is None:
             JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
         else:
             JtJ, Jtr, r = _sparse(evaluation, w, kind)
     parameter_shapes = evaluation.parameter_shapes()
-    _check_finite(evaluation, JtJ, r)
+    check_finite(r, output_parts(evaluation), "; check_jacobian names the line where it arises.")
+    placed = evaluation.layout.params
+    columns = [Part(f"the diagonal of J^T J, of {p.target.name},", p.shape, JtJ.dtype) for p in placed]
+    advice = "; check_jacobian names the line of a NaN in J, and dtype=np.float64 holds larger sums."
+    check_finite(JtJ.diagonal(), columns, advice)
     rtr = float(r @ r if w is None else r @ (w * r))
     rebuild = plan.prepared.question.rebuild_params
     return NormalEquations(JtJ, Jtr, rtr, lambda vector: rebuild(pieces_of(vector, parameter_shapes)))
@@ -157,15 +162,6 @@ def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]
     if not (np.isfinite(found).all() and (found >= 0).all()):
         raise InvalidArgumentError("weights has entries that are negative or not finite.")
     return found
-
-
-def _check_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:
-    """Raise for a residual, or a column of J, that is not finite."""
-    check_finite(r, output_parts(evaluation), "; check_jacobian names the line where it arises.")
-    params = evaluation.layout.params
-    columns = [Part(f"the diagonal of J^T J, of {p.target.name},", p.shape, JtJ.dtype) for p in params]
-    advice = "; check_jacobian names the line of a NaN in J, and dtype=np.float64 holds larger sums."
-    check_finite(JtJ.diagonal(), columns, advice)
 
 
 def check_matrix_format(format: object) -> None:
@@ -234,7 +230,7 @@ def _dense(
 # --- sparse -----------------------------------------------------------------------------------------------------------
 
 
-def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tuple[object, np.ndarray, np.ndarray]:
+def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tuple[Any, np.ndarray, np.ndarray]:
     sparse = require_scipy("sparse", "normal_equations with format='csr'")
     kind = np.result_type(kind, np.float32)  # SciPy has no float16
     J = joined(evaluation.blocks(), evaluation.layout).astype(kind, copy=False)

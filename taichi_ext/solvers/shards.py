@@ -31,16 +31,7 @@ from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.elimination import BlockLayout, SparseSystem
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.problem import Charts
-from taichi_ext.solvers.shard_worker import (
-    GRADIENT,
-    Failure,
-    Sums,
-    Task,
-    Worker,
-    imported,
-    run,
-    start_taichi,
-)
+from taichi_ext.solvers.shard_worker import GRADIENT, Failure, Sums, Task, Worker, imported, run, start_taichi
 from taichi_ext.solvers.systems import NormalSystem
 
 AnyExecutor = Executor | Callable[[], Executor] | None

@@ -64,14 +64,7 @@ class Plan:
             check_energy(call, output_targets, param_targets, use)
             rebuild_outputs = rebuild_params if use in ("hessian", "projected") else _only
         backend.materialize()
-        question = JacobianProblem(
-            params=param_targets,
-            outputs=output_targets,
-            rebuild_params=rebuild_params,
-            rebuild_outputs=rebuild_outputs,
-            options=options,
-            use=use,
-        )
+        question = JacobianProblem(param_targets, output_targets, rebuild_params, rebuild_outputs, options, use)
         self.prepared = Prepared(question=question, fields=FieldTable(call.labels), layout=backend.layout_version())
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
@@ -152,12 +145,7 @@ class Plan:
         for target in map(call.current, (*prepared.params, *prepared.outputs)):
             raise_problem(str(target.name), backend.ended_problem(target.field))
         self.prepared = replace(
-            prepared,
-            fields=FieldTable(call.labels),
-            fused={},
-            replay=None,
-            layout=version,
-            intermediates={},
+            prepared, fields=FieldTable(call.labels), fused={}, replay=None, layout=version, intermediates={}
         )
 
     def _follow_constants(self, call: KernelCall) -> None:

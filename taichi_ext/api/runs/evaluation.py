@@ -240,10 +240,7 @@ class Evaluation:
         count = max(1, min(count, total))  # one column without tangents if the parameters have no entries
         is_part = count < total or is_repeated or is_again
         restart = Restart(
-            self.state,
-            self._log.record(is_part=is_pipeline and is_part),
-            is_repeated,
-            self._trace(first, count),
+            self.state, self._log.record(is_part=is_pipeline and is_part), is_repeated, self._trace(first, count)
         )
         session = self.session(target, first, count, places, restart)
         given = session.request.directions

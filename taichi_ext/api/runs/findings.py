@@ -48,12 +48,7 @@ def check_accesses(call: KernelCall, layout: Layout, read: set[Key], written: se
 
 
 def check_run(
-    prepared: Prepared,
-    call: KernelCall,
-    layout: Layout,
-    accessed: tuple[set[Key], set[Key]],
-    *,
-    has_launched: bool,
+    prepared: Prepared, call: KernelCall, layout: Layout, accessed: tuple[set[Key], set[Key]], *, has_launched: bool
 ) -> None:
     """Check what a run has read and written, if it is the first one, and that it has launched a kernel."""
     if prepared.rules_seen != registry.version:

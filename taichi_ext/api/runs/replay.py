@@ -155,7 +155,7 @@ _MOST_KNOWN = 256  # calls of one kind that are remembered
 _PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class JacobianProblem:
     """The quantity to compute."""
 
