@@ -11,7 +11,7 @@ from taichi_ext.api.inputs.options import checked_choice, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import AnyHessian, AnyProduct, DenseHessian, DenseProduct, Format, Kernel, Leaf
 from taichi_ext.api.jacobian import in_structure, matrices, prepared_form
-from taichi_ext.api.plans.plan import Jacobian
+from taichi_ext.api.plans.plan import Jacobian, prepare
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, with_short_traceback
@@ -64,7 +64,7 @@ class Hessian(Jacobian):
         progress: bool | None = None,
     ) -> None:
         options = checked_options(max_memory, chunk_size=chunk_size, format=format)
-        self._prepare(kernel, params, energy, args, options, progress, use=_use(project, format))
+        self._begin(*prepare(kernel, params, energy, args, options, _use(project, format)), progress)
         self._project, self._fixed, self._mask = project, fixed, None
 
     @with_short_traceback

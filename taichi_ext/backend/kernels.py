@@ -11,7 +11,7 @@ import re
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -375,42 +375,24 @@ def settings_text(hazards: frozenset[str], lines: int, *, has_functions: bool) -
 
 def native_attribute(ctx: host.ASTTransformerContext, obj: Any, name: str) -> tuple[object, object]:
     """``obj.name`` as Taichi evaluates it in a kernel, and the object to pass first when it is called."""
-    node: Any = ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load(), **no_position())
-    node.value.lineno = node.value.col_offset = node.value.end_col_offset = node.value.end_lineno = 1
+    node: Any = ast.fix_missing_locations(ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load()))
     ASTTransformer.build_Attribute(ctx, node)
     return node.ptr, (node,) if hasattr(node, "caller") else ()
 
 
-class Position(TypedDict):
-    """The attributes of a node that give its position."""
-
-    lineno: int
-    col_offset: int
-    end_lineno: int
-    end_col_offset: int
-
-
-def no_position() -> Position:
-    """The attributes of a node that stands nowhere in the source."""
-    return {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
-
-
-def native_call(ctx: host.ASTTransformerContext, function: object, args: Any, keywords: Mapping[str, object]) -> object:
+def native_call(ctx: host.ASTTransformerContext, function: object, args: Any, keywords: Mapping[str, Any]) -> object:
     """``function(*args, **keywords)`` as Taichi evaluates it in a kernel."""
     match = re.search(r"line (\d+), in", source_location())
     line = int(match.group(1)) - ctx.lineno_offset if match else 1
-    position: Position = {**no_position(), "lineno": line, "end_lineno": line}
-
-    def constant_node(value: Any) -> ast.Constant:
-        return ast.Constant(value=value, **position)
-
     name = getattr(function, "__name__", "function")
     node = ast.Call(
-        func=ast.Name(id=name, ctx=ast.Load(), **position),  # by its name, which Taichi's warnings cite
-        args=[constant_node(a) for a in args],
-        keywords=[ast.keyword(arg=k, value=constant_node(v), **position) for k, v in keywords.items()],
-        **position,
+        func=ast.Name(id=name, ctx=ast.Load()),  # by its name, which Taichi's warnings cite
+        args=[ast.Constant(value=a) for a in args],
+        keywords=[ast.keyword(arg=k, value=ast.Constant(value=v)) for k, v in keywords.items()],
+        lineno=line,
+        end_lineno=line,
     )
+    ast.fix_missing_locations(node)  # the others have its line
     ctx.local_scopes.append({name: function})
     try:
         return ASTTransformer.build_Call(ctx, node)

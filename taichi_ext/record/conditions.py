@@ -186,7 +186,8 @@ class Probe:
         levels: list[ir.Value] = [ir.Read(kept)]
         if period is not None:  # of the changes on both sides one is ahead
             step = _real("abs", _as(period, level.dtype))
-            levels.append(_real("sub", levels[0], _chosen(_is_positive(levels[0]), step, _real("neg", step))))
+            ahead = ir.Op("select", (_is_positive(levels[0]), step, _real("neg", step)), step.dtype)
+            levels.append(_real("sub", levels[0], ahead))
         body: list[ir.Statement] = [*start, ir.Declare(fall, (_real("neg", _real("add", *parts)),), place=place)]
         for own in levels:
             distance = _as(_real("truediv", own, ir.Read(fall)), near.dtype)
@@ -213,10 +214,6 @@ def _is_equality(value: ir.Value) -> bool:
 
 def _is_less(a: ir.Value, b: ir.Value) -> ir.Value:
     return ir.Op("lt", (a, b), ir.U1)
-
-
-def _chosen(condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ir.Op("select", (condition, a, b), a.dtype)
 
 
 def _is_positive(value: ir.Value) -> ir.Value:

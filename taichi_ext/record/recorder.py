@@ -47,7 +47,7 @@ def before_loop(r: Recording, kind: str, *domain: object) -> None:
         r.loop.domain = given
         shown: tuple[Any, ...] = (_domain_object(r, given[0]),)
     else:
-        r.loop.domain = tuple(_native_bound(d) for d in given)
+        r.loop.domain = tuple([native(e) for e in d.entries] if isinstance(d, ir.Tensor) else native(d) for d in given)
         shown = tuple(_domain_bound(d) for d in given)
     r.loop.statement = ir.For(kind, (), shown, (), r.loop.config, place=r.place())
     r.loop.config = {}
@@ -70,10 +70,6 @@ def _domain_bound(x: object) -> object:
     if isinstance(x, ir.Tensor):
         return tuple(x.entries)
     return tuple(map(_domain_bound, x)) if isinstance(x, (list, tuple)) else as_value(x)
-
-
-def _native_bound(x: object) -> object:
-    return [native(e) for e in x.entries] if isinstance(x, ir.Tensor) else native(x)
 
 
 def enter_for(r: Recording, *names: str) -> None:

@@ -223,10 +223,10 @@ class Rewriter(ast.NodeTransformer):
         else:
             node.iter = bound(0)
 
-    def _jump(self, node: ast.Continue | ast.Break) -> object:
+    def visit_Continue(self, node: ast.Continue | ast.Break) -> object:
         return [self.statement("jump", node, self.string(type(node).__name__.lower(), node)), node]
 
-    visit_Continue = visit_Break = _jump
+    visit_Break = visit_Continue
 
     def visit_Expr(self, node: ast.Expr) -> object:
         if isinstance(node.value, ast.Constant):

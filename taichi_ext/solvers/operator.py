@@ -285,17 +285,8 @@ def _operator_class() -> Any:
 
         _adjoint = _transpose
 
-        def _matvec(self, x: np.ndarray) -> np.ndarray:
-            return self._matmat(x.reshape(-1, 1)).reshape(-1)
-
-        def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-            return self._rmatmat(x.reshape(-1, 1)).reshape(-1)
-
         def _matmat(self, X: np.ndarray) -> np.ndarray:
             return _product(self._products.times, X, self.dtype)
-
-        def _rmatmat(self, X: np.ndarray) -> np.ndarray:
-            return _product(self._products.transposed_times, X, self.dtype)
 
         def materialize(self) -> np.ndarray:
             """The matrix, of shape ``A.shape``: a NumPy array."""

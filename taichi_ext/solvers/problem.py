@@ -211,17 +211,15 @@ class Charts:
             if manifold is None:
                 found[point] = x[point] + step[local]
             else:
-                found[point] = self._launch(n, x[point], step[local])[2].reshape(-1)
+                kernel, *arrays = self._arrays(n, x[point], step[local])
+                kernel(*arrays)
+                found[point] = arrays[2].reshape(-1)
         return found
 
     def of_points(self, values: np.ndarray, other: float) -> np.ndarray:
         """Numbers for the params as numbers for local coordinates: another number for those of manifolds."""
-        return np.concatenate(
-            [
-                values[point] if m is None else np.full(local.stop - local.start, other)
-                for m, point, local in self._triples
-            ]
-        )
+        parts = [values[p] if m is None else np.full(l.stop - l.start, other) for m, p, l in self._triples]
+        return np.concatenate(parts)
 
     def check_bounds(self, low: np.ndarray, high: np.ndarray) -> None:
         for part, (manifold, point, _) in zip(self._points, self._triples, strict=True):
@@ -304,11 +302,6 @@ class Charts:
         x = np.ascontiguousarray(points.reshape(-1, *manifold.shape), dtype)
         kernel = retraction(manifold, np.dtype(dtype))
         return kernel, x, np.ascontiguousarray(step.reshape(-1, manifold.size), dtype), np.zeros_like(x)
-
-    def _launch(self, n: int, points: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, ...]:
-        kernel, *arrays = self._arrays(n, points, step)
-        kernel(*arrays)
-        return tuple(arrays)
 
 
 def _times_blocks(block: Any, P: np.ndarray) -> object:

@@ -218,21 +218,11 @@ class Jacobian:
         check_as_matrix(as_matrix, format)
         self._as_matrix = as_matrix
         options = checked_options(max_memory, tangents, chunk_size, format, mode)
-        self._prepare(kernel, params, outputs, args, options, progress)
+        self._begin(*prepare(kernel, params, outputs, args, options), progress)
 
-    def _prepare(
-        self,
-        kernel: Any,
-        params: Any,
-        outputs: Any,
-        args: Any,
-        options: Options,
-        progress: bool | None,
-        use: str = "jacobian",
-    ) -> None:
+    def _begin(self, plan: Plan, call: KernelCall, progress: bool | None) -> None:
         check_progress(progress)
-        self._progress: bool | None = progress
-        self._plan, self._call = prepare(kernel, params, outputs, args, options, use)
+        self._plan, self._call, self._progress = plan, call, progress
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         self._last = threading.local()  # values that value() needs, of this thread's last call
 

@@ -497,7 +497,10 @@ class DenseForm:
             if is_whole and evaluation.form.keeps_launch:
                 kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
                 prepared.replay = Replay.of_field(kernels, evaluation.layout)
-            found = _apart(parts[0]) if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+            found = parts[0] if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+            for n, values in enumerate(found):  # an output that is named twice has memory of its own
+                if any(np.may_share_memory(values, other) for other in found[:n]):
+                    found[n] = values.copy()
             return evaluation.subject.of_dense(found, evaluation.layout)
 
     def repeated(self, evaluation: Evaluation) -> Any:
@@ -521,11 +524,3 @@ class DenseForm:
         if evaluation.out is not None:
             return fill_out(evaluation.out, result)
         return as_torch(result, evaluation.call, [o.target for o in evaluation.layout.outputs])
-
-
-def _apart(values: list[np.ndarray]) -> list[np.ndarray]:
-    """The same values, with separate memory for an output that is named twice."""
-    if len(values) == 1:
-        return values
-    is_shared = [any(np.may_share_memory(v, other) for other in values[:n]) for n, v in enumerate(values)]
-    return [v.copy() if shared else v for v, shared in zip(values, is_shared, strict=True)]
