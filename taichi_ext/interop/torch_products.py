@@ -157,7 +157,7 @@ def _rows_forward(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
     call, (tensors, cotangents) = ctx.call, _split(ctx)
     found = _curvature(call, tensors, cotangents, tangents[: call.count], call.wanted)
     added = _rows(call, tensors, _filled(call.results, tangents[call.count :]))
-    return tuple(_sum(found[n], added[n]) for n in call.wanted_inputs)
+    return tuple(added[n] if found[n] is None else found[n] + added[n] for n in call.wanted_inputs)
 
 
 def _columns_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
@@ -299,10 +299,6 @@ def _by_input(call: TorchCall, values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _sum(a: Any, b: Any) -> Any:
-    return b if a is None else a if b is None else a + b
-
-
 # --- several at once
 
 
@@ -388,6 +384,4 @@ class Signature(NamedTuple):
         if not self.is_value(name):
             return None
         kind = self.annotations[name]
-        if isinstance(kind, backend.MatrixType):
-            return tuple(kind.get_shape())
-        return ()
+        return tuple(kind.get_shape()) if isinstance(kind, backend.MatrixType) else ()

@@ -79,17 +79,11 @@ class TorchSnapshot(backend.Follower):
 
 
 class Runs:
-    """The runs of one ``TorchFunction``.
-
-    Args:
-        max_memory: see ``jacobian``.
-    """
+    """The runs of one ``TorchFunction``."""
 
     def __init__(self, function: Any, kernel: Any, max_memory: int | None) -> None:
-        self.function = function
+        self.function, self._kernel, self._max_memory = function, kernel, max_memory
         self.name: str = function.__name__
-        self._kernel = kernel
-        self._max_memory = max_memory
         self._known: dict[Any, Any] = {}
         self._table = FieldTable(Labels(kernel))
 

@@ -142,6 +142,7 @@ def filled_like(r: Recording, x: object, number: int) -> Record | Tensor | Op:
 # Functions that a recorded kernel calls: walked in place, their arguments bound.
 
 MAX_DEPTH = 100
+_LOOPS = (ast.For, ast.While)
 
 
 def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywords: Mapping[str, object]) -> object:
@@ -208,7 +209,7 @@ def walk_function(r: Recording, func: backend.Func, bound: Sequence[object]) -> 
     r.frames.append(Frame(context, r.place(), _is_library(function)))
     try:
         with rewritten.borrowed_tree() as tree:
-            if func.is_real_function and len(r.blocks) == 1 and _has_loops(tree):
+            if func.is_real_function and len(r.blocks) == 1 and any(isinstance(n, _LOOPS) for n in ast.walk(tree)):
                 return _walk_serially(r, tree, context, kinds)
             return backend.walk(tree, context)
     finally:
@@ -219,10 +220,6 @@ def _is_library(function: object) -> bool:
     """Whether messages cite the call of a function, not its own lines: one of Taichi's, or of this package."""
     own = ("taichi_ext.boundary.", "taichi_ext.record.")
     return backend.is_library(function) or backend.module_of(function).startswith(own)
-
-
-def _has_loops(tree: ast.Module) -> bool:
-    return any(isinstance(n, (ast.For, ast.While)) for n in ast.walk(tree))
 
 
 def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]) -> object:

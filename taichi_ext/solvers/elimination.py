@@ -336,9 +336,6 @@ class SparseSystem:
     A param whose part ``V`` of JtJ is block diagonal is eliminated by its Schur complement, of the parts ``U`` of the
     other params and ``W`` in between: ``(U - W V^-1 W^T) s = -g_U + W V^-1 g_V``; see B. Triggs and others, Bundle
     Adjustment - A Modern Synthesis, 2000, section 6.1.
-
-    Attributes:
-        gradient, diagonal: see ``System``.
     """
 
     first_damping, least_damping, width = FIRST_DAMPING, LEAST_DAMPING, 2.0

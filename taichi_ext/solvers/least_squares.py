@@ -246,7 +246,15 @@ def _ended(
     given = limits.pop("max_iterations")
     most = 100 * len(first) if given is None else given
     if isinstance(points, ShardedProblem) or method == "lm":
-        space, first = _space(problem, first, low, high)
+        charts = problem.charts
+        charts.check_bounds(low, high)
+        space = Space(
+            charts.of_points(low, -np.inf),
+            charts.of_points(high, np.inf),
+            lambda x, step: np.clip(rounded(charts.plus(x, step), problem.parts), low, high),
+            lambda x: charts.of_points(x, 1.0),
+        )
+        first = np.clip(rounded(charts.projected(first), problem.parts), low, high)
         return minimize(
             points.point, first, space, StoppingCriteria(**limits, max_iterations=most, noise=problem.noise), history
         )
@@ -277,21 +285,6 @@ def _result(
             [leaf for _, leaf in leaves], rebuild, problem.shapes, problem.charts.parts, count, ended.point.system
         ),
     )
-
-
-def _space(
-    problem: Problem | ShardedProblem, start: np.ndarray, low: np.ndarray, high: np.ndarray
-) -> tuple[Space, np.ndarray]:
-    """How steps are added, and the start, on the manifolds of the params."""
-    charts = problem.charts
-    charts.check_bounds(low, high)
-    space = Space(
-        charts.of_points(low, -np.inf),
-        charts.of_points(high, np.inf),
-        lambda x, step: np.clip(rounded(charts.plus(x, step), problem.parts), low, high),
-        lambda x: charts.of_points(x, 1.0),
-    )
-    return space, np.clip(rounded(charts.projected(start), problem.parts), low, high)
 
 
 def _eliminated(eliminate: object, params: object) -> list[int]:

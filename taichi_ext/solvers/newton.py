@@ -424,7 +424,13 @@ def newton(
             raise InvalidArgumentError("params have no entries, so newton has nothing to move.")
         if not free.any():
             raise InvalidArgumentError("fixed leaves nothing that moves; leave some entries False.")
-        directions = _directions_by(method, problem, mask, prepared)
+        plain, projected = (prepared(Options(format="csr"), use)[0] for use in ("hessian", "projected"))
+        directions: Directions
+        if method == "cg":
+            directions = ConjugateDirections(problem, prepared(Options(), "hvp")[0], projected, mask)
+        else:
+            factorise = positive_factors if method == "splu" else Cholmod()
+            directions = FactoredDirections(problem, plain, projected, mask, factorise)
         search = _Search(problem, directions, plan.prepared.question.rebuild_params, is_valid, max_step)
         return search.run(free, gtol, xtol, max_iterations, callback, is_shown=progress)
     finally:
@@ -550,11 +556,3 @@ class _Search:
 
 def _largest(gradient: np.ndarray, free: np.ndarray) -> float:
     return float(np.abs(gradient[free]).max())
-
-
-def _directions_by(method: str, problem: Problem, fixed: Fixed, prepared: Callable[..., Any]) -> Directions:
-    """A method to find directions; ``prepared`` takes options and the purpose of a plan."""
-    plain, projected = (prepared(Options(format="csr"), use)[0] for use in ("hessian", "projected"))
-    if method == "cg":
-        return ConjugateDirections(problem, prepared(Options(), "hvp")[0], projected, fixed)
-    return FactoredDirections(problem, plain, projected, fixed, positive_factors if method == "splu" else Cholmod())

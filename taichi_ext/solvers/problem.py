@@ -193,10 +193,8 @@ class Charts:
                     f"{manifold.shape}."
                 )
         self.parts = [
-            part
-            if m is None
-            else Part(f"local coordinates of {part.name}", (*part.shape[: -len(m.shape)], m.size), part.dtype)
-            for part, m in zip(parts, self._manifolds, strict=True)
+            Part(f"local coordinates of {p.name}", (*p.shape[: -len(m.shape)], m.size), p.dtype) if m else p
+            for p, m in zip(parts, self._manifolds, strict=True)
         ]
         self._triples = list(zip(self._manifolds, slices_of(parts), slices_of(self.parts), strict=True))
 
@@ -461,16 +459,11 @@ class Problem:
 
 
 class Weighted:
-    """A problem with weights and a robust cost; the data of its points are the residuals and J, without weights.
-
-    Attributes:
-        robust: the losses.
-        roots: the square roots of the weights; None where all are 1.
-    """
+    """A problem with weights and a robust cost; the data of its points are the residuals and J, without weights."""
 
     def __init__(self, problem: Problem, robust: Robust, weights: np.ndarray | None) -> None:
         self._problem, self.robust = problem, robust
-        self.roots = None if weights is None else np.sqrt(weights)
+        self.roots = None if weights is None else np.sqrt(weights)  # None where all are 1
 
     def point(self, x: np.ndarray) -> Point:
         """See ``minimize``."""

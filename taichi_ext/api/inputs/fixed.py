@@ -55,7 +55,7 @@ class Fixed:
 
     def _mask_block(self, block: Any, pair: tuple[int, int]) -> object:
         places = self._places.get(pair)
-        if places is None or not places.are_of(block):
+        if places is None or block.indptr is not places.pattern[0] or block.indices is not places.pattern[1]:
             places = self._places[pair] = _Places(block, self._masks[pair[0]], self._masks[pair[1]])
         block.data[places.zeros] = 0.0
         if pair[0] != pair[1]:
@@ -74,14 +74,10 @@ class _Places:
     """Where a block has the entries of fixed rows and columns, found once for each pattern."""
 
     def __init__(self, block: Any, rows: np.ndarray, columns: np.ndarray) -> None:
-        self._pattern = (block.indptr, block.indices)
+        self.pattern = (block.indptr, block.indices)
         at = np.repeat(np.arange(block.shape[0], dtype=np.int32), np.diff(block.indptr))
         self.zeros = np.flatnonzero(rows[at] | columns[block.indices])
         self.ones = self.zeros[at[self.zeros] == block.indices[self.zeros]]
-
-    def are_of(self, block: Any) -> bool:
-        """Whether a block has the same pattern."""
-        return block.indptr is self._pattern[0] and block.indices is self._pattern[1]
 
 
 def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:

@@ -37,11 +37,7 @@ from taichi_ext.runtime.memory.state import State
 class Plan:
     """The part shared by all calls of one kernel with the same params and outputs; keeps no argument or owner alive.
 
-    Args:
-        params: see ``jacobian``.
-        outputs: see ``jacobian``.
-        options: see ``checked_options``.
-        use: "gradient" or "hessian" if ``outputs`` is an energy and these are computed.
+    ``use`` is one of ``USES`` if ``outputs`` is an energy.
     """
 
     def __init__(
