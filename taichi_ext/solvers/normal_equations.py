@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.results import joined
@@ -157,6 +158,9 @@ def normal_equations(
 def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
     if weights is None:
         return None
+    leaves, rebuild = flatten(weights, "weights")
+    if len(leaves) == len(shapes):  # None for one of several stands for 1, too
+        weights = rebuild([np.ones(s) if w is None else w for (_, w), s in zip(leaves, shapes, strict=True)])
     parts, _ = matrices(weights, residuals, "weights", shapes, are_several=False)
     found = np.concatenate(parts).reshape(-1).astype(np.float64)
     if not (np.isfinite(found).all() and (found >= 0).all()):

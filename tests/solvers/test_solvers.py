@@ -93,6 +93,9 @@ class TestNormalEquations:
             assert_allclose(JtJ, J.T @ (w[:, None] * J), rtol=1e-12)
             assert_allclose(found.Jtr, J.T @ (w * r), rtol=1e-12)
             assert_allclose(found.rtr, r @ (w * r))
+        fit.r.fill(0.0)
+        found = normal_equations(fit.kernel, fit.params, {"a": fit.r, "b": fit.r}, {"a": w, "b": None})
+        assert_allclose(found.rtr, r @ ((1 + w) * r))
 
     def test_single_precision(self):
         p, r = scalars([1.0, 2.0], dtype=ti.f32), outputs(3, dtype=ti.f32)
