@@ -12,7 +12,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.pipeline import as_scalars
-from taichi_ext.simplify.usage import assigned_locals, kept_locals
+from taichi_ext.simplify.usage import assigned_locals, changed_locals, kept_locals
 
 Locals = frozenset[ir.Local]
 
@@ -40,7 +40,7 @@ def _without_dead_stores(body: ir.Body) -> ir.Body:
     assigned, overwritten = assigned_locals(body), _overwritten_entries(body)
 
     def change(s: ir.Statement) -> ir.Statement | ir.Body:
-        changed = _changed_locals(s)
+        changed = changed_locals(s)
         if changed and changed.isdisjoint(liveness.after[s]):
             return _as_zero(s) if isinstance(s, ir.Declare) and s.local in assigned else ()
         # an empty loop stays, with the draws of its bound
@@ -75,7 +75,7 @@ def _leaves(s: ir.Statement, entry: ir.Load, indices: Locals) -> bool:
     if not isinstance(s, (ir.Declare, ir.Assign, ir.Update, ir.If)) or entry.container in s.contents.containers:
         return False
     is_read = isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.target.container is entry.container
-    return not is_read and indices.isdisjoint(_changed_locals(s))
+    return not is_read and indices.isdisjoint(changed_locals(s))
 
 
 def _as_zero(s: ir.Declare) -> ir.Declare:
@@ -84,16 +84,6 @@ def _as_zero(s: ir.Declare) -> ir.Declare:
         return s
     zero = ir.Const(0.0 if s.local.dtype.is_real else 0, s.local.dtype)
     return replace(s, values=(zero,) * len(s.values))
-
-
-def _changed_locals(s: ir.Statement) -> Locals:
-    """The locals that are all that a statement changes; none if it changes anything else."""
-    if isinstance(s, ir.Declare):
-        return frozenset((s.local,))
-    if isinstance(s, ir.Store) and isinstance(s.target, ir.Read):
-        result = s.result if isinstance(s, ir.Atomic) else None
-        return frozenset((s.target.local,) if result is None else (s.target.local, result))
-    return frozenset(s.results) if isinstance(s, (ir.Call, ir.Boundary)) else frozenset()
 
 
 @dataclass(frozen=True)
@@ -134,5 +124,5 @@ class _Liveness:
         if isinstance(s, ir.Declare) or (
             isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) and not s.target.index
         ):
-            return (live - _changed_locals(s)) | read
-        return live | read | (_changed_locals(s) if isinstance(s, ir.Store) else frozenset())
+            return (live - changed_locals(s)) | read
+        return live | read | (changed_locals(s) if isinstance(s, ir.Store) else frozenset())

@@ -13,7 +13,14 @@ import numpy as np
 import taichi_ext.program as ir
 from taichi_ext.program import F32, F64, I32, U1, Const, Op, Program, Type, Value
 from taichi_ext.program.values import joined_contents
-from taichi_ext.simplify.usage import all_values, assigned_locals, kept_locals, position_locals, read_counts
+from taichi_ext.simplify.usage import (
+    all_values,
+    assigned_locals,
+    changed_locals,
+    kept_locals,
+    position_locals,
+    read_counts,
+)
 
 
 def simplify(program: Program) -> Program:
@@ -176,15 +183,9 @@ def needed_locals(body: ir.Body) -> set[ir.Local]:
     return set(ir.reached(needed, edges))
 
 
-def _defined(s: ir.Statement) -> set[ir.Local] | None:
+def _defined(s: ir.Statement) -> frozenset[ir.Local] | None:
     """The locals that are all that a statement is for; None for any other statement."""
-    if isinstance(s, ir.Declare) and s.contents.is_pure:
-        return {s.local}
-    if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read) and s.value.contents.is_pure:
-        return {s.target.local}
-    if isinstance(s, ir.Atomic) and isinstance(s.target, ir.Read) and s.value.contents.is_pure:
-        return {s.target.local} if s.result is None else {s.target.local, s.result}
-    return set(s.results) if isinstance(s, (ir.Call, ir.Boundary)) and s.contents.is_pure else None
+    return (changed_locals(s) or None) if s.contents.is_pure else None
 
 
 def _with_used_tangents(s: ir.Boundary, needed: set[ir.Local]) -> ir.Boundary:

@@ -19,6 +19,13 @@ def written_locals(s: ir.Statement) -> tuple[ir.Local, ...]:
     return (*((target,) if isinstance(target, ir.Local) else ()), *ir.declared(s))
 
 
+def changed_locals(s: ir.Statement) -> frozenset[ir.Local]:
+    """The locals that are all that a statement changes; none if it changes anything else."""
+    if isinstance(s, ir.Store):
+        return frozenset(written_locals(s) if isinstance(s.target, ir.Read) else ())
+    return frozenset(ir.declared(s) if isinstance(s, (ir.Declare, ir.Call, ir.Boundary)) else ())
+
+
 def all_values(statement: ir.Statement) -> list[ir.Value]:
     """All nodes in the expressions of a statement, without those in its blocks."""
     return [node for value in ir.values_of(statement) for node in ir.walk(value)]

@@ -372,8 +372,11 @@ class Cursor:
     def parallel_loop(self) -> Loop | None:
         return self._loops[0] if self._loops and self._loops[0].is_parallel else None
 
-    def is_stale(self, row: Row) -> bool:
-        """Whether a row may have changed since it was read."""
+    def is_stale(self, form: Form) -> bool:
+        """Whether a row in a form may have changed since it was read."""
+        return any(map(self._has_changed, filter(is_row, form)))
+
+    def _has_changed(self, row: Row) -> bool:
         entered = [loop for loop in self._loops if loop not in row.loops]
         return row.version != row.rows.version or any(row.source in loop.changes for loop in entered)
 

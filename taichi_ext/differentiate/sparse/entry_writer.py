@@ -207,10 +207,10 @@ class EntryWriter(RowWriter):
 
     def read(self, target: EntryTarget, row: Affine) -> linear.Form:
         """The tangent of an entry of such a container."""
-        loops = self.walk.cursor.loops
+        cursor, loops = self.walk.cursor, self.walk.cursor.loops
         stored = self._stored.get((target.key, row))
         self._order += 1
-        if stored is not None and self.walk.cursor.block.is_within(stored.block) and not self._is_stale(stored.form):
+        if stored is not None and cursor.block.is_within(stored.block) and not cursor.is_stale(stored.form):
             self._reads.append(SparseAccess(self._order, self.stage, target.key, row, loops, since=len(stored.loops)))
             return dict(stored.form)
         self._reads.append(SparseAccess(self._order, self.stage, target.key, row, loops))
@@ -223,10 +223,6 @@ class EntryWriter(RowWriter):
         """The block of the statement, without a guard: reads by the same index are guarded, too."""
         block = self.walk.cursor.block
         return block.outer if block.is_guard and block.outer is not None else block
-
-    def _is_stale(self, form: linear.Form) -> bool:
-        """Whether rows in a form may have changed since it was stored."""
-        return any(linear.is_row(leaf) and self.walk.cursor.is_stale(leaf) for leaf in form)
 
     # --- writing
 

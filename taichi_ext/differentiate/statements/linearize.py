@@ -14,11 +14,11 @@ from typing import NoReturn, TypeGuard
 import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.analysis.stores import StoreSite, is_scattered
-from taichi_ext.differentiate.facts.facts import PassState
+from taichi_ext.differentiate.facts.facts import PassState, only_inside
 from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.rules.table import partials_of_operation, rule_of
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
-from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts, Written
+from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts
 from taichi_ext.differentiate.storage.storages import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program.build import GUARDED_BOTH, Coefficient, Number, literal, multiply, operation
@@ -457,11 +457,16 @@ class ContainerStores:
         forms = [linear.materialize(builder, linear.columns_only(f, walk.numbering.is_column)) for f in forms]
         forms = [self.reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
-        written = Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)
-        if isinstance(s, ir.Update):
-            tangents.add(site, group, written, 1 if s.op == "add" else -1)
-        else:
-            tangents.store(site, group, written)
+        values = [builder.keep(v) for v in values] if len(values) > 1 else values
+        for one, target, value in zip(group, targets, values, strict=True):
+            is_sum = isinstance(one, ir.Update)
+            made = ir.Update(target, one.op, value) if is_sum else ir.Assign(target, value)
+            builder.emit(replace(made, place=one.place))
+        with only_inside(walk.naming, walk.cursor, targets[0]) as is_possible:
+            if is_possible and isinstance(s, ir.Update):
+                tangents.add(site, targets, forms, 1 if s.op == "add" else -1)
+            elif is_possible:
+                tangents.store(site, targets, forms)
 
     def _update(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
         """``entry *= value`` and the like, as assignments that read the entry."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.facts.facts import PassState, only_inside
-from taichi_ext.differentiate.forms.forms import Form, is_row, materialize, negated
+from taichi_ext.differentiate.forms.forms import Form, has_row, materialize, negated
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.storage.storage import Storage
 from taichi_ext.differentiate.storage.storages import MOST_IN_ROWS, Deferred, LocalForms, Storages
@@ -92,7 +92,7 @@ class LocalTangents:
 
     def _is_better_row(self, form: Form) -> bool:
         """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""
-        return 0 < self.walk.numbering.all_in_rows <= MOST_IN_ROWS and len(form) > 1 and any(map(is_row, form))
+        return 0 < self.walk.numbering.all_in_rows <= MOST_IN_ROWS and len(form) > 1 and has_row(form)
 
     def _declare_array(self, s: Declare) -> None:
         forms = [materialize(self.walk.builder, self.linearizer.form(v)) for v in s.values]
@@ -117,20 +117,19 @@ class LocalTangents:
             target = Read(local, kept, checks=target.checks, place=target.place)
         index = self.known.flat_index(target)
         has_own = index in self.walk.facts.own_seeds.get(local, ())
-        if isinstance(s, Update) and s.op in ("add", "sub") and not has_own:
-            form = materialize(self.walk.builder, self.linearizer.form(s.value))
-            self.walk.builder.emit(replace(s, target=target, value=self.walk.expressions.primal(s.value)))
-            with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
-                if is_possible:
-                    storage.add(form if s.op == "add" else negated(form), index)
-            return
-        value = s.value
-        if isinstance(s, Update):
-            value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
+        op, value = s.op if isinstance(s, Update) else "", s.value
+        is_sum = op in ("add", "sub") and not has_own
+        if op and not is_sum:
+            value = Op(op, (target, value), local.dtype, place=value.place)
         form = materialize(self.walk.builder, self.linearizer.form(value))
-        self.walk.builder.emit(Assign(target, self.walk.expressions.primal(value), place=s.place))
+        primal = self.walk.expressions.primal(value)
+        self.walk.builder.emit(
+            replace(s, target=target, value=primal) if is_sum else Assign(target, primal, place=s.place)
+        )
         with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
-            if is_possible:
+            if is_possible and is_sum:
+                storage.add(form if op == "add" else negated(form), index)
+            elif is_possible:
                 storage.write(self.known.with_own(local, [form], index), [index])
 
 

@@ -23,7 +23,7 @@ from taichi_ext.differentiate.facts.facts import Declaration, PassState
 from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.plan.storage_plan import StorageKey
-from taichi_ext.differentiate.statements.reverse_loops import only_added
+from taichi_ext.differentiate.statements.reverse_loops import is_closed, only_added
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage.storages import LocalForms, Storages
 from taichi_ext.program.build import Index
@@ -100,17 +100,9 @@ class LoopInputs:
 
     def _sums(self, s: ir.For | ir.While) -> tuple[ir.Local, ...]:
         """The numbers that a loop adds to; none where it changes other tangents, or reads a sum."""
-        facts, loop, inner = self.walk.facts, self.walk.facts.loops[s], ir.statements(s.body)
-        own = {local for x in inner for local in ir.declared(x)}
-        kinds = (ir.Declare, ir.Assign, ir.Update, ir.If, ir.For, ir.While, ir.Jump)
-        if (
-            loop.is_parallel
-            or s in self.walk.plan.forward
-            or not self._is_wanted()
-            or not all(isinstance(x, kinds) for x in inner)
-            or loop.changes & facts.activity.containers
-            or (own | loop.changes) & facts.own_seeds.keys()
-        ):
+        facts, loop = self.walk.facts, self.walk.facts.loops[s]
+        is_wanted = not loop.is_parallel and s not in self.walk.plan.forward and self._is_wanted()
+        if not is_wanted or not is_closed(s, facts):
             return ()
         changed = tuple(local for local in self.storages.by_local if local in loop.changes)
         is_added = only_added(s, changed).issuperset(changed) and not any(v.shape for v in changed)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, source_of
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.facts import PassState
+from taichi_ext.differentiate.facts.facts import Facts, PassState
 from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.memory.registers import OwnRegisters
 from taichi_ext.differentiate.memory.rows import RowMemory, local_row, scratch_part, scratch_row
@@ -84,7 +84,8 @@ class Reversals:
 
     def _carried(self, s: ir.For) -> tuple[ir.Local, ...]:
         """The numbers that a loop carries, if its text shows that reversing it is possible and pays."""
-        if not (self._is_wanted() and self._is_counted(s) and self._is_closed(s)):
+        is_left = any(isinstance(x, ir.Jump) for x in s.within)
+        if is_left or not (self._is_wanted() and self._is_counted(s) and is_closed(s, self.walk.facts)):
             return ()
         inner = {x.local for x in ir.statements(s.body) if isinstance(x, ir.Declare)}
         targets = [x.target.memory for x in ir.statements(s.body) if isinstance(x, (ir.Assign, ir.Update))]
@@ -103,15 +104,6 @@ class Reversals:
         loop = self.walk.facts.loops[s]
         is_whole = not loop.is_parallel and loop.bounds is not None and not loop.is_interrupted
         return is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.walk.facts.changed
-
-    def _is_closed(self, s: ir.For) -> bool:
-        """Whether the loop only changes locals, and takes no tangents of rules or edges."""
-        facts, changes = self.walk.facts, self.walk.facts.loops[s].changes
-        kinds = (ir.Declare, ir.Assign, ir.Update, ir.If, ir.For, ir.While)
-        if not all(isinstance(x, kinds) for x in ir.statements(s.body)) or changes & facts.activity.containers:
-            return False
-        inner = {x.local for x in ir.statements(s.body) if isinstance(x, ir.Declare)}
-        return not (inner | changes) & facts.own_seeds.keys()
 
     def _have_rows(self, carried: tuple[ir.Local, ...]) -> bool:
         """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
@@ -302,6 +294,14 @@ class Reversed:
 
     def add(self, form: linear.Form, index: Index = 0) -> None:
         self._go_forward()
+
+
+def is_closed(s: ir.For | ir.While, facts: Facts) -> bool:
+    """Whether a loop only changes locals, and takes no tangents of rules or edges."""
+    changes, own = facts.loops[s].changes, {local for x in s.within for local in ir.declared(x)}
+    kinds = (ir.Declare, ir.Assign, ir.Update, ir.If, ir.For, ir.While, ir.Jump)
+    is_local = all(isinstance(x, kinds) for x in s.within) and not changes & facts.activity.containers
+    return is_local and not (own | changes) & facts.own_seeds.keys()
 
 
 def only_added(s: ir.For | ir.While, carried: tuple[ir.Local, ...]) -> frozenset[ir.Local]:

@@ -22,7 +22,6 @@ from taichi_ext.differentiate.facts.facts import (
     ShadowMatrix,
     clamped,
     is_inside,
-    only_inside,
     where,
 )
 from taichi_ext.differentiate.forms import forms as linear
@@ -31,7 +30,7 @@ from taichi_ext.differentiate.memory.rows import LocalRows
 from taichi_ext.differentiate.plan.row_terms import ADDED, only_row
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.storage.storages import GradientTerms, Storages
-from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
+from taichi_ext.program import Container, Load, Value
 from taichi_ext.program.build import Coefficient, add, cast, element, literal, negative, operation, select
 from taichi_ext.program.keys import ADJOINTS
 
@@ -62,15 +61,6 @@ class ShadowFacts:
 
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
-
-
-@dataclass(frozen=True)
-class Written:
-    """A store to entries, evaluated: the entries, the tangents and the values."""
-
-    targets: list[Load]
-    forms: list[linear.Form]
-    values: list[Value]
 
 
 @dataclass(eq=False)
@@ -187,16 +177,8 @@ class ContainerTangents:
 
     # --- writing
 
-    def store(self, site: StoreSite, group: tuple[Statement, ...], written: Written) -> None:
-        """``entry = value``, primal and tangent; of several components at once."""
-        targets, forms = written.targets, written.forms
-        for s, target, value in zip(group, targets, written.values, strict=True):
-            self.walk.builder.emit(Assign(target, value, place=s.place))
-        with only_inside(self.walk.naming, self.walk.cursor, targets[0]) as is_possible:
-            if is_possible:
-                self._store_tangents(site, targets, forms)
-
-    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
+    def store(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
+        """The tangents of ``entry = value``; of several components at once."""
         stores = self.walk.facts.stores
         if any(forms) or not (stores.is_untouched(site) and self._is_fresh()):
             self._store_forms(site, targets, forms)
@@ -269,16 +251,8 @@ class ContainerTangents:
         own = only_row(form)
         return own is not None and self._is_own(own) and own.key == row
 
-    def add(self, site: StoreSite, group: tuple[Statement, ...], written: Written, sign: int) -> None:
-        """``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic, primal and tangent."""
-        targets, forms = written.targets, written.forms
-        for s, target, value in zip(group, targets, written.values, strict=True):
-            self.walk.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
-        with only_inside(self.walk.naming, self.walk.cursor, targets[0]) as is_possible:
-            if is_possible:
-                self._add_tangents(site, targets, forms, sign)
-
-    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
+    def add(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
+        """The tangents of ``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic."""
         is_private = self.walk.facts.stores.is_private(site)
         rows = [self.row_number(target)[1] for target in targets]
 
@@ -355,19 +329,19 @@ class SparseTangents(ContainerTangents):
         is_needless = is_first and self.writer.numbering.is_alone(self.target.key)
         return form if is_needless else self._guarded(condition, form)
 
-    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
+    def store(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
         if self.has_entries:
             self.writer.store(self.target, site, list(map(self.row, targets)), forms)
         elif not self._require_columns(forms):
-            super()._store_tangents(site, targets, forms)
+            super().store(site, targets, forms)
 
-    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
+    def add(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
         if self.has_entries:
             forms = forms if sign > 0 else list(map(linear.negated, forms))
             if any(forms):
                 self.writer.add(self.target, site, list(map(self.row, targets)), forms)
         elif not self._require_columns(forms):
-            super()._add_tangents(site, targets, forms, sign)
+            super().add(site, targets, forms, sign)
 
     def _require_columns(self, forms: list[linear.Form]) -> bool:
         """Whether forms have columns that no row holds, so that the next walk needs entries here; requires them."""
@@ -392,7 +366,7 @@ class EnergyTangents(ContainerTangents):
         self.gradient.add(forms[0])
         self.version += 1
 
-    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
+    def add(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
         self.gradient.add(forms[0] if sign > 0 else linear.negated(forms[0]))
         self.version += 1
 
@@ -420,10 +394,10 @@ class IntermediateTangents(EnergyTangents):
             self.gradient.same_loop.update(linear.columns_of(form))
         return form
 
-    def _store_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
+    def store(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
         is_once = site in self._sites and all(_is_own(site, loop) for loop in site.loops)  # not ``entry *= value``
         self._check(is_twice=not is_once or any(map(self._is_before(site), self._sites)))
-        self._add_tangents(site, targets, forms, 1)
+        self.add(site, targets, forms, 1)
 
     def _is_before(self, store: StoreSite) -> Callable[[StoreSite], bool]:
         """Whether an entry of a store may have been written to before."""
@@ -437,7 +411,7 @@ class IntermediateTangents(EnergyTangents):
 
         return is_before
 
-    def _add_tangents(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
+    def add(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
         earlier = self.gradient.same_loop  # adjoints need it as a column
         is_of_other = bool(earlier) and any(linear.has_row(form) or earlier & form.keys() for form in forms)
         self._check(is_twice=self._is_read and any(forms), is_of_other=is_of_other)

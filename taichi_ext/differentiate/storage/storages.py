@@ -23,7 +23,7 @@ from taichi_ext.differentiate.storage.pivots import is_worth_pivot, pivots_of, w
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.program import I32, Container, Local, Read, Update, Value, declared, statements
 from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
-from taichi_ext.program.keys import RETURN, TERMS, Whole
+from taichi_ext.program.keys import RETURN, Whole
 
 MOST_IN_ROWS = 16  # with at most so many columns, a local whose form would have several rows gets a row
 
@@ -167,15 +167,11 @@ class GradientTerms:
         """The gradient in the tangents of the energy; None if it has none."""
         if sums.container is not None:
             return GradientTerms(walk, sums, matrices[sums.container]) if sums.container in matrices else None
-        return GradientTerms._in_array(walk, sums, RETURN, "d_result") if walk.facts.seeds.wants_return else None
+        return GradientTerms.in_array(walk, sums, RETURN, "d_result") if walk.facts.seeds.wants_return else None
 
     @staticmethod
-    def of_terms(walk: PassState, sums: EnergySums) -> GradientTerms:
-        """A gradient of its own for fields that the energy is computed from: stores to the energy leave it."""
-        return GradientTerms._in_array(walk, sums, TERMS, "d_terms")
-
-    @staticmethod
-    def _in_array(walk: PassState, sums: EnergySums, purpose: Whole, name: str) -> GradientTerms:
+    def in_array(walk: PassState, sums: EnergySums, purpose: Whole, name: str) -> GradientTerms:
+        """A gradient in an array of its own: stores to the energy leave it."""
         array = walk.arguments.add(purpose, name, sums.dtype)
         return GradientTerms(walk, sums, ShadowMatrix.of(walk.facts, array, 1))
 
@@ -285,7 +281,7 @@ class LocalForms:
 
     def _fresh(self, form: linear.Form, local: Local) -> linear.Form:
         """The form of a local, or of one of its entries; if rows in it may have changed, the local needs its own."""
-        if any(linear.is_row(leaf) and self._walk.cursor.is_stale(leaf) for leaf in form):
+        if self._walk.cursor.is_stale(form):
             self._walk.plan.own_rows.setdefault(local, "a local that it is made of changes while it is used")
         return form
 

@@ -59,6 +59,7 @@ from taichi_ext.differentiate.transform.special import serialized
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Body, Program, statements
 from taichi_ext.program.build import Builder, Expressions, literal
+from taichi_ext.program.keys import TERMS
 
 
 class _NamedIndices:
@@ -342,7 +343,7 @@ class Transform:
         sums = facts.seeds.use.sums
         gradient = None if sums is None else GradientTerms.of(walk, sums, matrices)
         if sums is not None and facts.seeds.use.intermediates:
-            terms = GradientTerms.of_terms(walk, sums)
+            terms = GradientTerms.in_array(walk, sums, TERMS, "d_terms")
             others |= dict.fromkeys(facts.seeds.use.intermediates, partial(IntermediateTangents, gradient=terms))
         if gradient is not None:
             kinds |= dict.fromkeys(gradient.sums.weights, partial(EnergyPart, gradient))
