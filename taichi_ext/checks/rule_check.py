@@ -231,7 +231,7 @@ class _Subject:
         else:
             names = [a.name for a in backend.arguments(rule.target)]
         self.values, self.points = _values(names, inputs)
-        given = {n: v for n, v in self.values.items() if isinstance(v, np.ndarray)}
+        given = self.given = {n: v for n, v in self.values.items() if isinstance(v, np.ndarray)}
         self.real = {n: v for n, v in given.items() if v.dtype.kind == "f"}
         if not self.real:
             raise InvalidArgumentError("inputs has no real numbers; give at least one argument as an array of floats.")
@@ -306,8 +306,7 @@ class _Subject:
     # --- names
 
     def where(self, point: int) -> str:
-        given = {n: v for n, v in self.values.items() if isinstance(v, np.ndarray)}
-        return f"point {point} ({', '.join(f'{n} = {number_text(v[point])}' for n, v in given.items())})"
+        return f"point {point} ({', '.join(f'{n} = {number_text(v[point])}' for n, v in self.given.items())})"
 
     def derivative(self, result: int, column: int) -> str:
         entries = [(m, index) for m, s in enumerate(self.shapes) for index in np.ndindex(s)]
@@ -379,11 +378,10 @@ def _differing(
     scale = np.maximum(np.abs(by_rule), np.abs(automatic)).max(axis=(1, 2), keepdims=True)
     is_other = ~(distance <= tolerance * scale) | (np.isfinite(by_rule) != np.isfinite(automatic))
     points = np.flatnonzero(is_other.any(axis=(1, 2)))
-    largest = np.where(np.isnan(distance), np.inf, distance).reshape(subject.points, -1).max(axis=1, initial=0.0)
+    ranked = np.where(np.isnan(distance), np.inf, distance).reshape(subject.points, -1)
     rows = []
-    for point in sorted(points, key=lambda p: -largest[p])[:_SHOWN]:
-        ranked = np.where(np.isnan(distance[point]), np.inf, distance[point])
-        result, column = (int(n) for n in np.unravel_index(int(ranked.argmax()), ranked.shape))
+    for point in sorted(points, key=lambda p: -ranked[p].max())[:_SHOWN]:
+        result, column = divmod(int(ranked[point].argmax()), distance.shape[2])
         values = (f"{m[point, result, column]:.6g}" for m in (by_rule, automatic))
         rows.append((subject.where(int(point)), subject.derivative(result, column), *values))
     return tuple(int(p) for p in points), tuple(rows)
