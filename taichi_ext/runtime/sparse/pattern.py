@@ -24,7 +24,7 @@ from taichi_ext.runtime.sparse.matrices import Pattern
 
 @functools.cache
 def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
-    """Kernels that gather numbers, and add up stretches of them."""
+    """Kernels that gather numbers, and add up stretches of vectors of them."""
     array: Any = ti.types.ndarray(ndim=1)
 
     @ti.kernel
@@ -33,26 +33,32 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
             found[k] = numbers[order[k]]
 
     @ti.kernel
-    def add_up(numbers: array, order: array, starts: array, found: array):
-        for k in found:
-            total = numbers[order[starts[k]]]
+    def add_up(numbers: array, order: array, starts: array, found: array, length: ti.template()):
+        for k in range(starts.shape[0] - 1):
+            first = order[starts[k]]
+            totals = ti.Vector([numbers[first + c] for c in ti.static(range(length))])
             for n in range(starts[k] + 1, starts[k + 1]):
-                total += numbers[order[n]]
-            found[k] = total
+                for c in ti.static(range(length)):
+                    totals[c] += numbers[order[n] + c]
+            for c in ti.static(range(length)):
+                found[length * k + c] = totals[c]
 
     return gather, add_up
 
 
-def merged(numbers: np.ndarray, order: np.ndarray, starts: Any) -> np.ndarray:
-    """The numbers in an order; with ``starts`` (one per entry, and the end), the sum of each stretch of them."""
+def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> np.ndarray:
+    """The numbers in an order; with ``starts`` (one per entry, and the end), the sum of each stretch of them.
+
+    If ``length`` is more than 1, each place in the order stands for ``length`` contiguous numbers.
+    """
     gather, add_up = _kernels(backend.RUNTIME.module)
     with backend.suspend_following():
         if starts is None:
             found = np.empty(len(order), numbers.dtype)
             gather(numbers, order, found)
         else:
-            found = np.empty(len(starts) - 1, numbers.dtype)
-            add_up(numbers, order, starts, found)
+            found = np.empty(length * (len(starts) - 1), numbers.dtype)
+            add_up(numbers, order, starts, found, length)
     return found
 
 
@@ -106,6 +112,7 @@ class SiteSlots:
 
 PART = 1 << 18  # count of numbers processed in one pass, to save memory
 LONG = 1 << 15  # count of numbers from which threads share the work
+LENGTHS = (12, 6, 4, 3, 2)  # of vectors in which entries may be contiguous
 
 
 @dataclass
@@ -118,6 +125,7 @@ class PatternBlock:
         order: for each entry in turn, the numbers that are added up; None if the written memory is the data.
         starts: the start of each entry in ``order``, and the end; None if each entry is one number.
         has_rows: whether numbers come from rows of tangents, whose zeros are not entries.
+        length: the count of contiguous entries for each place in ``order``, which has the first of them.
     """
 
     indptr: np.ndarray
@@ -126,6 +134,7 @@ class PatternBlock:
     starts: np.ndarray | None
     shape: tuple[int, int]
     has_rows: bool
+    length: int = 1
 
     @property
     def is_in_place(self) -> bool:
@@ -142,8 +151,8 @@ class PatternBlock:
             return numbers
         if not len(self.order):
             return np.zeros(0, numbers.dtype)
-        if len(self.order) >= LONG:
-            return merged(numbers, self.order, self.starts)
+        if self.length > 1 or len(self.order) >= LONG:
+            return merged(numbers, self.order, self.starts, self.length)
         taken = numbers.take(self.order)
         return taken if self.starts is None else np.add.reduceat(taken, self.starts[:-1])
 
@@ -154,7 +163,12 @@ def sparse_dtype(dtype: Any) -> np.dtype:
 
 
 def block_of(
-    key: np.ndarray, kept: np.ndarray, shape: tuple[int, int], has_rows: bool, *, may_be_in_place: bool
+    key: np.ndarray,
+    kept: np.ndarray,
+    shape: tuple[int, int],
+    has_rows: bool,
+    *,
+    may_be_in_place: bool,
 ) -> PatternBlock:
     """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept.
 
@@ -174,8 +188,15 @@ def block_of(
     indices = (key % width).astype(dtype)
     del key
     order = (order if numbers is None else numbers[order]).astype(dtype, copy=False)
-    ends = None if is_first.all() else np.append(starts, dtype(len(order)))
-    return PatternBlock(indptr, indices, order, ends, shape, has_rows)
+    ends = np.append(starts, dtype(len(order)))
+    del starts
+    for length in LENGTHS if len(order) >= LONG else ():
+        if _comes_together(order, ends, length):
+            counts = np.diff(ends)[::length]
+            first = np.repeat(ends[:-1:length] - np.append(0, np.cumsum(counts)[:-1]), counts) + np.arange(counts.sum())
+            ends = np.append(0, np.cumsum(counts)).astype(dtype)
+            return PatternBlock(indptr, indices, order[first], ends, shape, has_rows, length)
+    return PatternBlock(indptr, indices, order, None if is_first.all() else ends, shape, has_rows)
 
 
 def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarray:
@@ -200,6 +221,28 @@ def _sorted(key: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
         order[first : first + PART] = key[first : first + PART] & ((1 << bits) - 1)
     key >>= bits
     return order, key
+
+
+def _comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
+    """Whether groups of ``length`` entries come from contiguous numbers."""
+    if (len(ends) - 1) % length:
+        return False
+    step = PART // length * length
+    return all(
+        _part_comes_together(order, ends[first : first + step + 1], length) for first in range(0, len(ends) - 1, step)
+    )
+
+
+def _part_comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
+    counts = np.diff(ends).reshape(-1, length)
+    if (counts != counts[:, :1]).any():
+        return False
+    starts = ends[:-1].reshape(-1, length)
+    for n in range(int(counts[:, 0].max(initial=0))):
+        places = order[starts[counts[:, 0] > n] + n]
+        if (places != places[:, :1] + np.arange(length)).any():
+            return False
+    return True
 
 
 def kept_slots(sites: list[SiteSlots]) -> list[np.ndarray]:

@@ -248,7 +248,11 @@ class Streams:
                     width = max(1, columns)  # no reference to the keys is kept, so that they can be freed
                     is_row = has_rows and owner in self._program.columns.in_rows
                     blocks[owner] = block_of(
-                        _keys(places, first, width, is_last=is_whole), here, shape, is_row, may_be_in_place=is_whole
+                        _keys(places, first, width, is_last=is_whole),
+                        here,
+                        shape,
+                        is_row,
+                        may_be_in_place=is_whole,
                     )
         return blocks
 
