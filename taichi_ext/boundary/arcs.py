@@ -32,13 +32,14 @@ from taichi_ext.boundary.crossings import (
     probe,
 )
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.polygons import BESIDE_FLAT, SIDES, TRIES, side_of_try
+from taichi_ext.boundary.polygons import BESIDE_FLAT, SIDES, TRIES, is_wide, side_of_try
 
 _ALIKE = 0.3  # by which jumps may differ between the ends of an arc, relative
 STEEPEST = 8.0  # slope of an arc with respect to its chord
 _APART = 0.01  # of the square: by how much tangents may miss the point in which they meet
 _FAR_APART = 0.1  # the same in the smallest squares, where it is not confirmed
 OFF = 0.001  # of the pixel: by which the edge may be off an arc or an arm
+_OFF_CHORD = 0.03  # of the chord: the same for short ones
 _WITHIN = 0.5 + 1e-5  # where an arc must be, with roundings
 _POINTS, _CROSSED = 12, 2e-4  # of an arc, and by how much they lie on both sides of another one, of the square
 GAUSS = 0.5 - 0.5 / 3**0.5
@@ -164,7 +165,8 @@ def put_arcs(shade: ti.template(), count, is_star, meeting, x, y, size, rounding
             is_flat = k + 1 < TRIES and level == 0 and g == 0
             off = level / (size * g)
             if not is_flat:
-                is_there = (abs(off) * size < OFF) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
+                allowed = ti.min(OFF, _OFF_CHORD * size * way.norm())
+                is_there = (abs(off) * size < allowed) & (ti.max(abs(at[0]), abs(at[1])) < _WITHIN)
             if is_there and not is_flat:
                 beyond = stop_gradient(there[LEVEL]) / (size * g)  # where it is sloped, so a place beside the edge
                 at = near - (beyond - ti.select(beyond > 0, rounding, -rounding)) * slope / g
@@ -230,9 +232,11 @@ def region_from(k, count, before, table: ti.template()):
     """The region behind the place in row k, on the border to the left.
 
     Returns its middle and area, the middle of its longest edge, and ``before`` with the bits of the rows that it takes.
+    A thin region bends, so its middle is beside that of its edge.
     """
     total = ti.Vector([0.0, 0.0, 0.0])
     rim = ti.Vector([0.0, 0.0])
+    inwards = rim
     longest = -1.0
     done = before
     q = k
@@ -258,11 +262,15 @@ def region_from(k, count, before, table: ti.template()):
             total += bulge * ti.Vector([middle[0], middle[1], 1.0])
             if chord.norm() > longest:
                 longest = chord.norm()
-                rim = middle + (slopes[0] - slopes[1]) / 8.0 * ti.Vector([-chord[1], chord[0]])
+                inwards = ti.Vector([-chord[1], chord[0]])
+                rim = middle + (slopes[0] - slopes[1]) / 8.0 * inwards
             q = mate
     if total[2] > _TINY:
         for m in ti.static(range(2)):
             total[m] = ti.max(-0.5, ti.min(0.5, total[m] / total[2]))
+        if not is_wide(rim, total):
+            for m in ti.static(range(2)):
+                total[m] = rim[m] + 0.5 * total[2] / longest**2 * inwards[m]
     else:  # not at the rim, where a value may end as a root
         total[0] = 0.0
         total[1] = 0.0

@@ -206,23 +206,27 @@ def is_between(place, low, high):
 
 @ti.func
 def next_between(low, high, reach, turn):
-    """The next place between two: by turns before and behind where the edge is expected, and the middle."""
+    """The next place between two: just beyond where the nearer one expects the edge, or the middle."""
     q = 0.5 * (low[AT] + high[AT])
-    expected = low[AHEAD] + ti.select(turn % 3 == 0, -0.4, 0.4) * reach
-    if (turn % 3 < 2) & (turn < 6) & (low[AT] < expected) & (expected < high[AT]):
+    is_low = low[AHEAD] - low[AT] < high[AT] - high[BACK]
+    expected = ti.select(is_low, low[AHEAD] + 0.4 * reach, high[BACK] - 0.4 * reach)
+    if (turn < 7) & (turn != 3) & (low[AT] < expected) & (expected < high[AT]):
         q = expected
-    if (turn == 2) & is_between(high[BACK], low, high):
-        q = high[BACK] - 0.4 * _LAYER
     return q
 
 
 @ti.func
 def lasting_jump(wide, narrow):
-    """The entries of a jump that do not become smaller as its sides are brought together, as roots do."""
+    """The entries of a jump that do not become smaller as its sides are brought together, as roots do.
+
+    They become larger where there were two edges between the sides.
+    """
     jump = wide
     for e in ti.static(range(jump.n)):
         if abs(narrow[e]) < 0.5 * abs(wide[e]):
             jump[e] = 0.0
+        elif abs(narrow[e]) > 1.5 * abs(wide[e]):
+            jump[e] = narrow[e]
     return jump
 
 

@@ -68,7 +68,8 @@ _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since valu
 _HEIGHT = 0.12  # of that of a linear level, at a place in a square with an edge
 _ROUNDINGS = 8  # a level is no larger where it is 0
 _BESIDE = 2  # places in a square that seems to have no edge, where fine patterns do not look as at its centre
-_MUCH, _SHARE, _MOST_BENT = 2.0, 0.2, 8  # unresolved: length of edges, in pixels and of all; squares with bent values
+# Unresolved: length of edges, in pixels and of all; the same of shapes within a pixel; squares with bent values.
+_MUCH, _SHARE, _SHARE_WITHIN, _MOST_BENT = 2.0, 0.2, 0.25, 8
 
 
 @recorded
@@ -136,6 +137,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
     edges = 0.0 * sx
     rough = 0.0 * sx
     bent = 0
+    is_within = False
     done = 0
     scale = 0.0 * sx
     place = 0
@@ -152,6 +154,7 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
             shade, zeros, cx, cy, size, fine, scale, side <= least, antialias, table, jumps
         )
         if (kind >= DIVIDED) & (side > ti.select(kind == STEEP, COARSE, least)):
+            is_within |= (side == WHOLE) & (count == 0)  # no edge crosses the border
             side = side // 2
         else:
             done += 1
@@ -171,7 +174,8 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, fine, antialias: ti.templa
             side = side_of_square(place)
     mixed = 43758.5453 * ti.sin(12.9898 * ti.floor(stop_gradient(x) + 0.5) + 78.233 * ti.floor(stop_gradient(y) + 0.5))
     counted = int(ALERT_PLACES * (mixed - ti.floor(mixed))) & (ALERT_PLACES - 1)  # as if drawn by lot, in rows, too
-    return total, (rough > _MUCH + _SHARE * edges) | (bent > _MOST_BENT), counted
+    most = ti.select(is_within, _SHARE_WITHIN * edges, _MUCH + _SHARE * edges)
+    return total, (rough > most) | (bent > _MOST_BENT), counted
 
 
 @ti.func

@@ -5,11 +5,14 @@ and either the level of one of them or the distance of the nearest edge.  A leve
 body can jump at comparisons of real numbers, conversions to integers, roundings, remainders, the cut of ``atan2``, and
 where a divisor is 0; everything else is continuous, or depends on integers that come from these.  Real numbers that are
 tested for equality are equal in a whole region only by ``max``, ``min`` or ``abs``, so these count as conditions, too,
-where there is such a test.
+where there is such a test.  So do the turning points of sines from which a condition is computed: between two of them a
+level has no edge that its slopes do not lead to.
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -29,7 +32,8 @@ class Probe:
     their levels and slopes there, where ``at`` is at ``along`` in it. Else ``along`` is a direction, ``near`` the
     distance of the next edge ahead, whose number is ``found`` and whose slope ``slope``, and ``behind`` that of the
     next one the other way. ``bits`` has the outcomes of conditions, odd or even, at their numbers. A local that is not
-    needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change.
+    needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change. ``waves``: the sines,
+    cosines and tangents that conditions are computed from.
     """
 
     count: ir.Local
@@ -45,6 +49,7 @@ class Probe:
     slope: tuple[ir.Local, ...] = ()
     bits: ir.Local | None = None
     has_kinks: bool = False
+    waves: frozenset[ir.Value] = frozenset()
 
     def in_body(self, body: ir.Body) -> ir.Body:
         """A body with its conditions noted.
@@ -53,7 +58,8 @@ class Probe:
             UnsupportedError: the body has a construct that a function of a position must not have.
         """
         moving = _depending(body, self.at)
-        probe = replace(self, has_kinks=any(_is_equality(v) for s in ir.statements(body) for v in ir.values_of(s)))
+        has_kinks = any(_is_equality(v) for s in ir.statements(body) for v in ir.values_of(s))
+        probe = replace(self, has_kinks=has_kinks, waves=_deciding_waves(body))
         return ir.mapped(body, lambda s: probe._with_notes(s, moving))
 
     def _with_notes(self, s: ir.Statement, moving: set[ir.Local]) -> ir.Body:
@@ -115,7 +121,10 @@ class Probe:
         if op.name in _KINKS and is_real and self.has_kinks:
             first, second = args if len(args) == 2 else (args[0], ir.Const(0.0, args[0].dtype))
             return self._noted(ir.Op("gt", (first, second), ir.U1), _real("sub", first, second), place)
-        if not is_real or op.name not in _JUMPS:
+        if op in self.waves:
+            op = _real("floor", _real("add", _real("mul", args[0], 1 / math.pi), _WAVES[op.name]))
+            args = op.args
+        elif not is_real or op.name not in _JUMPS:
             return ()
         if op.name == "truediv":
             level = _signed(args[1])
@@ -203,6 +212,7 @@ class Probe:
 
 _JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2", "truediv")
 _KINKS = ("max", "min", "abs")
+_WAVES = {"sin": 0.5, "cos": 0.0, "tan": 0.5}  # where they turn or jump, in half turns
 _ONE_SIGN = ("sqrt", "exp")  # without a zero, or with zeros that are single points, such as those of a norm
 
 
@@ -234,6 +244,19 @@ def _signed(divisor: ir.Value) -> ir.Value | None:
     if isinstance(square, ir.Op) and square.name == "mul" and square.args[0] == square.args[1]:
         return square.args[0]
     return None if divisor.name in _ONE_SIGN else divisor
+
+
+def _deciding_waves(body: ir.Body) -> frozenset[ir.Value]:
+    """The sines, cosines and tangents, which jump, that conditions are computed from."""
+    given: dict[object, list[ir.Value]] = defaultdict(list)
+    conditions: list[ir.Value] = []
+    for s in ir.statements(body):
+        for memory, values in ir.flows(s, {"stop_gradient": ""}):
+            given[memory] += values
+        nodes = (v for value in ir.values_of(s) for v in ir.walk(value) if isinstance(v, ir.Op))
+        conditions += (v for v in nodes if v.name in (*_ORDERED, *_JUMPS, "tan"))
+    found = ir.through(conditions, lambda v: given[v.local] if isinstance(v, ir.Read) else _operands(v))
+    return frozenset(v for v in found if isinstance(v, ir.Op) and v.name in _WAVES)
 
 
 def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:
@@ -286,10 +309,10 @@ def _settled(value: ir.Value, outcomes: dict[ir.Value, ir.Value]) -> ir.Value:
     return own if own is not value else ir.with_children(value, lambda part: _settled(part, outcomes))
 
 
-def _real(name: str, *args: ir.Value) -> ir.Value:
+def _real(name: str, *args: ir.Value | float) -> ir.Op:
     """An operation on real numbers; whole numbers among them are converted."""
-    kind = max((a.dtype for a in args if a.dtype.is_real), key=lambda t: t.bits)
-    return ir.Op(name, tuple(_as(a, kind) for a in args), kind)
+    kind = max((a.dtype for a in args if isinstance(a, ir.Value) and a.dtype.is_real), key=lambda t: t.bits)
+    return ir.Op(name, tuple(_as(a, kind) if isinstance(a, ir.Value) else ir.Const(a, kind) for a in args), kind)
 
 
 def _as(value: ir.Value, kind: ir.Type) -> ir.Value:

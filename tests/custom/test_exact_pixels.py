@@ -1,5 +1,7 @@
 """``pixel``, ``coverage`` and ``layers`` in each single pixel: J against integrals along the exact outline, the worst entry of all."""
 
+import warnings
+
 import numpy as np
 import planar
 import pytest
@@ -325,6 +327,55 @@ def test_stripes_much_narrower_than_a_pixel(use):
         wanted = period * (chords * (-1.0) ** edges).sum(-1)
         assert worst(plan()[..., 2:], wanted[..., None]) < 0.01
         assert_allclose(read(image), 0.5, atol=0.5 * period)
+
+
+@pytest.mark.mostly_sweep("sine")
+@pytest.mark.parametrize("use", ["sine", "floor"])
+def test_stripes_on_a_cylinder(use):
+    """They become thinner towards its rims; the sign of a sine had lost pairs of them that no slope led to."""
+    p, image = scalars(np.array([11.5, 9.5, 0.0, 25.0])), outputs(24, 2)
+
+    @ti.func
+    def shade(x, y):
+        value, u = 0.0, (x - p[0]) / p[1]
+        if abs(u) < 1:
+            turn = p[3] * ti.asin(u) + p[2]
+            if ti.static(use == "sine"):
+                value = ti.select(ti.sin(turn) > 0, 1.0, 0.3)
+            else:
+                value = ti.select(int(ti.floor(turn / np.pi)) % 2 == 0, 1.0, 0.3)
+        return value
+
+    plan = Jacobian(drawing(shade, image), p, image)
+    generator = np.random.default_rng(0)
+    for count in [20.0, 25.0, 30.0, 40.0] * 5:
+        x, radius, phase = np.array([11, 9, 0]) + generator.uniform(0, 1, 3) * [1, 1, 6]
+        write(p, np.array([x, radius, phase, count]))
+        numbers = np.arange(np.ceil((phase - np.pi / 2 * count) / np.pi), (phase + np.pi / 2 * count) / np.pi)
+        angles = (numbers * np.pi - phase) / count
+        after = np.where(numbers % 2 == 0, 1.0, 0.3)
+        places = np.array([x - radius, *(x + radius * np.sin(angles)), x + radius])
+        jumps = np.array([after[0] - 1.3, *(1.3 - 2 * after), after[-1]])
+        motion = np.ones((len(places), 3))
+        motion[:, 1] = [-1, *np.sin(angles), 1]
+        motion[:, 2] = [0, *(-radius * np.cos(angles) / count), 0]
+        wanted = np.zeros((24, 1, 3))
+        np.add.at(wanted[:, 0], np.floor(places + 0.5).astype(int), jumps[:, None] * motion)
+        error = np.abs(plan()[..., :3] - wanted).max((0, 1)) / np.abs(wanted).max((0, 1))
+        assert error.max() < 0.02, (read(p), error)
+
+
+@pytest.mark.sweep
+def test_discs_that_the_smallest_squares_do_not_resolve_give_a_warning():
+    p, image = scalars(np.array([1.0, 1.0, 0.005])), outputs(3, 3)
+    plan = Jacobian(draws_disc("pixel", p, image), p, image)
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        write(p, np.array([*(1 + generator.uniform(-0.45, 0.45, 2)), 0.005]))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            J = plan()[..., 2]
+        assert found or abs(J.sum() / (2 * np.pi * 0.005) - 1) < 0.06, read(p)
 
 
 def coverage_of_a_triangle(width, height):
