@@ -365,6 +365,23 @@ def test_stripes_on_a_cylinder(use):
         assert error.max() < 0.02, (read(p), error)
 
 
+def test_tangents_jump_at_their_poles():
+    """The level of a condition on one is not 0 there; J was 200 times too large."""
+    p, image = scalars(np.array([0.3, 2.1])), outputs(20, 1)
+
+    @ti.func
+    def shade(x, y):
+        return ti.select(ti.tan((x - p[0]) * p[1]) > 0, 1.0, 0.2)
+
+    J = Jacobian(drawing(shade, image), p, image)()[:, 0]
+    numbers = np.arange(-1, 26)
+    away = numbers * np.pi / 2 / 2.1
+    jumps = np.where(numbers % 2 == 0, -0.8, 0.8)
+    wanted = np.zeros((20, 2))
+    np.add.at(wanted, np.floor(0.3 + away + 0.5).astype(int), jumps[:, None] * np.stack([away * 0 + 1, -away / 2.1], 1))
+    assert_allclose(J, wanted, atol=1e-12)
+
+
 @pytest.mark.sweep
 def test_discs_that_the_smallest_squares_do_not_resolve_give_a_warning():
     p, image = scalars(np.array([1.0, 1.0, 0.005])), outputs(3, 3)
