@@ -18,10 +18,10 @@ def kept_weakly(function: Callable[[Key], Value]) -> Callable[[Key], Value]:
 
     @functools.wraps(function)
     def call(key: Key) -> Value:
-        found: Any = known.get(key, missing)
-        if found is missing:
-            found = known[key] = function(key)
-        return found
+        result: Any = known.get(key, missing)
+        if result is missing:
+            result = known[key] = function(key)
+        return result
 
     return call
 

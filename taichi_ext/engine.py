@@ -212,8 +212,8 @@ def compiled(
 
 def owners(differentiated: Differentiated) -> dict[Container, Container | None]:
     """The container that each shadow belongs to; None for entries of a sparse Jacobian, which are by iteration."""
-    found = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, (Container, SiteArray))}
-    return {shadow: what if isinstance(what, Container) else None for shadow, what in found.items()}
+    shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, (Container, SiteArray))}
+    return {shadow: what if isinstance(what, Container) else None for shadow, what in shadows.items()}
 
 
 def own_features(differentiated: Differentiated) -> tuple[object, ...]:

@@ -76,8 +76,8 @@ class Labels:
         """The name that the user's code has for a field or array; empty where none is found."""
         matches = _matcher(obj)
         function = self._function()
-        found = "" if function is None else _in_source(matches, function)
-        return found or _in_frames(matches)
+        name = "" if function is None else _in_source(matches, function)
+        return name or _in_frames(matches)
 
 
 def given_name(obj: object) -> str:
@@ -103,8 +103,8 @@ def _weak_method(owner: Callable[[], Any], function: Callable[[], Any]) -> Calla
     """Like ``weakref.WeakMethod``, which fails in Python 3.11 where a callback of its owner's drops it."""
 
     def method() -> object:
-        found, bound_to = function(), owner()
-        return None if found is None or bound_to is None else types.MethodType(found, bound_to)
+        function_, bound_to = function(), owner()
+        return None if function_ is None or bound_to is None else types.MethodType(function_, bound_to)
 
     return method
 
@@ -210,12 +210,12 @@ def _in_frames(matches: Callable[[object], str | None]) -> str:
             variables = {**frame.f_globals, **backend.local_variables(frame)}
             order = sorted(variables, key=lambda name: name not in names)  # those that the code uses come first
             scope = ((name, variables[name]) for name in order if name.isidentifier() and name[:2] != "__")
-            found = _search(matches, scope, names)
+            result = _search(matches, scope, names)
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            is_general = "[" in found or found.split(".")[0] in arguments  # names that a helper may have for anything
-            if found and not is_general:
-                return found
-            others += [found] if found else []
+            is_general = "[" in result or result.split(".")[0] in arguments  # names that a helper may have for anything
+            if result and not is_general:
+                return result
+            others += [result] if result else []
         frame = backend.user_frame(frame.f_back) if frame.f_back is not None else None
     return min(others, key=lambda name: ("[" in name, "." not in name), default="")
 

@@ -83,8 +83,8 @@ def _stored(block: Block, r: StoreRecord) -> None:
         return
     condition: Value | None = None
     if isinstance(r.target, Load):
-        found, condition = block.entries(r.target)
-        entries: list[ir.Target] = [*found]
+        loads, condition = block.entries(r.target)
+        entries: list[ir.Target] = [*loads]
     else:
         entries = [Read(array, r.target.index) for array in block.sweep.local_arrays[r.target.local]]
     ws: Weights = []
@@ -327,11 +327,11 @@ def _taped(block: Block, r: LoopRecord, kept: list[Local], starts: dict[Local, L
     tape = block.sweep.tape
     made: list[ir.Statement] = [] if r.log is None else [*tape.undone(r.log)]
     for part, is_real in ((REAL, True), (INTEGER, False)):
-        found = [v for v in kept if v.dtype.is_real == is_real]
+        values = [v for v in kept if v.dtype.is_real == is_real]
         count = [r.log] if r.log is not None and not is_real else []
-        r.pushes.extend(tape.push([Read(local) for local in (*(r.carried[v][1] for v in found), *count)], part))
-        pop, numbers = tape.pop([local.dtype for local in (*found, *count)], part)
-        made += [*pop, *(ir.Declare(starts[v], (x,)) for v, x in zip(found, numbers, strict=False))]
+        r.pushes.extend(tape.push([Read(local) for local in (*(r.carried[v][1] for v in values), *count)], part))
+        pop, numbers = tape.pop([local.dtype for local in (*values, *count)], part)
+        made += [*pop, *(ir.Declare(starts[v], (x,)) for v, x in zip(values, numbers, strict=False))]
         if count:
             # the log of an iteration begins behind its record, which has the length of the log before
             assert r.log is not None

@@ -182,12 +182,12 @@ class Block:
 
     def _value(self, node: Value, dtype: ir.Type | None, values: dict[Value, Value]) -> Value:
         """The number of a node, in a local."""
-        found = node
+        value_now = node
         if not isinstance(node, Const) and not (isinstance(node, Read) and not node.index):
             if node not in values:
                 values[node] = self.keep(ir.with_children(node, lambda x: values.get(x, x)), "t")  # type: ignore[assignment]
-            found = values[node]
-        return found if dtype is None else cast(found, dtype)
+            value_now = values[node]
+        return value_now if dtype is None else cast(value_now, dtype)
 
     def _definition(self, node: Value) -> Value:
         return self.definitions.get(node.local, node) if isinstance(node, Read) and not node.index else node
@@ -195,8 +195,8 @@ class Block:
     def _products(self, node: Op, ws: Weights, values: dict[Value, Value]) -> list[tuple[Value, Weights]]:
         """The operands of an operation, each with its part of the adjoint."""
         for x, root in (node.args, node.args[::-1]) if node.name == "mul" else ():
-            found = self._definition(root)
-            if isinstance(found, Op) and found.name == "sqrt" and is_same(found.args[0], x):
+            products = self._definition(root)
+            if isinstance(products, Op) and products.name == "sqrt" and is_same(products.args[0], x):
                 partial = multiply(self._value(root, node.dtype, values), 1.5)  # without a division, and at 0
                 return [(x, self.times(ws, partial, is_singular=False))]
         rule = rule_of(node, self._definition, is_again=self.sweep.is_again)
@@ -207,11 +207,13 @@ class Block:
             ws = [self.keep_weight(w) for w in ws]
         if rule.kind == "choice":
             return [(a, part) for a, part in self._choices(node, rule, ws, values) if self.sweep.has(a)]
-        found = [*partials_of_operation(node, rule, lambda v, dtype: self._value(v, dtype, values), self.sweep.has)]
+        products = [*partials_of_operation(node, rule, lambda v, dtype: self._value(v, dtype, values), self.sweep.has)]
         if self.sweep.is_guarded:
-            found = [(arg, self._of_used(partial, self._value(arg, node.dtype, values))) for arg, partial in found]
+            products = [
+                (arg, self._of_used(partial, self._value(arg, node.dtype, values))) for arg, partial in products
+            ]
         is_singular = rule.kind == "singular" and node.name != "log"  # which is infinite itself
-        return [(arg, self.times(ws, partial, is_singular=is_singular)) for arg, partial in found]
+        return [(arg, self.times(ws, partial, is_singular=is_singular)) for arg, partial in products]
 
     def _of_used(self, partial: Coefficient, operand: Value) -> Coefficient:
         """A partial; not a number where it is 0 for an operand that is infinite, as in ``1 / (1 / x)`` at 0.
@@ -252,8 +254,8 @@ class Block:
                 assert isinstance(w, Op)
                 return select(w.args[0], *(0 if is_number(x, 0) else product(x) for x in w.args[1:]))
             if is_singular and isinstance(w, Value) and isinstance(partial, Value):
-                found = operation(GUARDED_BOTH if is_guarded else GUARDED, w, partial)
-                return found if self.sweep.is_again else written_out(found)
+                scaled = operation(GUARDED_BOTH if is_guarded else GUARDED, w, partial)
+                return scaled if self.sweep.is_again else written_out(scaled)
             return multiply(w, partial)
 
         return [product(w) for w in ws]
@@ -287,8 +289,8 @@ class Block:
         """The normal form of a local, by what it was computed from: see ``multiply``."""
         if not isinstance(value, Read) or value.index or value.dtype != ir.I32:
             return None
-        found = self._definition(value)
-        known = None if found is value else linear_form(found, self._atom)
+        definition = self._definition(value)
+        known = None if definition is value else linear_form(definition, self._atom)
         return Affine(((value.local, 1),)) if known is None else known
 
     def _inside(self, condition: Value) -> Value:

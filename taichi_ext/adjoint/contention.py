@@ -79,11 +79,11 @@ def contention(
 
 def _touched(stage: Stage) -> dict[Container, list[Load]]:
     """The entries that a stage reads and writes."""
-    found: dict[Container, list[Load]] = {}
+    result: dict[Container, list[Load]] = {}
     for s in ir.statements(stage.body):
         for t in accesses(s):
-            found.setdefault(t.container, []).append(t)
-    return found
+            result.setdefault(t.container, []).append(t)
+    return result
 
 
 class _Indices:
@@ -104,12 +104,12 @@ class _Indices:
 
 def _owned(stage: Stage, touched: dict[Container, list[Load]]) -> set[Container]:
     """The containers of which an iteration touches entries that no other one touches."""
-    indices, found = _Indices(stage), set()
+    indices, result = _Indices(stage), set()
     for c, entries in touched.items():
         forms = {tuple(indices.shift(i) for i in t.indices) for t in entries}
         if len(forms) == 1 and {f[0] for f in next(iter(forms)) if f is not None} >= set(indices.variables):
-            found.add(c)
-    return found
+            result.add(c)
+    return result
 
 
 def _is_often(stage: Stage, c: Container, size: int, machine: Machine) -> bool:

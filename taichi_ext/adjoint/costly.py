@@ -29,12 +29,12 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
     """
     changes = written(body) | set(changed)
     single = single_declarations(body)
-    found: list[ir.Declare] = []
+    result: list[ir.Declare] = []
     roots = [v for s in ir.statements(body) if getattr(s, "local", None) not in single for v in ir.values_of(s)]
     for s in reversed(single.values()):
         if not s.local.dtype.is_real or not is_costly(s.values[0]):
             continue
-        if s.local not in _needed(roots, single, {d.local for d in found}):
+        if s.local not in _needed(roots, single, {d.local for d in result}):
             continue
         cone = cone_of(s, single)
         values = [d.values[0] for d in cone]
@@ -42,8 +42,8 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
         containers = {c for v in values for c in v.contents.containers}
         is_same = all(local in single or (local in given and local not in changes) for local in reads)
         if is_same and not containers & changes and sum(map(cost_of, values)) >= LEAST_COST:
-            found.append(s)
-    return found
+            result.append(s)
+    return result
 
 
 def _needed(roots: list[Value], single: Mapping[Local, ir.Declare], kept: Collection[Local]) -> set[Local]:
@@ -54,16 +54,16 @@ def _needed(roots: list[Value], single: Mapping[Local, ir.Declare], kept: Collec
 
 def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declare]:
     """The declarations that the value of one is computed from, in order, with itself at the end."""
-    found: dict[Local, ir.Declare] = {}
+    cone: dict[Local, ir.Declare] = {}
 
     def visit(d: ir.Declare) -> None:
         for local in sorted(d.values[0].contents.locals & single.keys(), key=lambda x: x.name):
-            if local not in found:
+            if local not in cone:
                 visit(single[local])
-        found[d.local] = d
+        cone[d.local] = d
 
     visit(s)
-    return list(found.values())
+    return list(cone.values())
 
 
 def is_costly(v: Value) -> bool:

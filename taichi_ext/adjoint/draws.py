@@ -100,14 +100,14 @@ def _results(s: ir.Statement) -> tuple[Local, ...]:
 
 def _counts(body: ir.Body) -> Counter[ir.Type]:
     """The most numbers of each type that a block draws."""
-    found: Counter[ir.Type] = Counter()
+    counts: Counter[ir.Type] = Counter()
     for s, times in ir.inherited(body, 1, _repeated):
         for local in _results(s):
             if times is None:
                 why = "This is recorded for the adjoint, and how often the loop around it runs is not known."
                 raise UnsupportedError(ir.cited(s.place) + why)
-            found[local.dtype] += times * math.prod(local.shape)
-    return +found
+            counts[local.dtype] += times * math.prod(local.shape)
+    return +counts
 
 
 def _repeated(s: ir.Statement, around: int | None) -> int | None:

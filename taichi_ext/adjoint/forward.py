@@ -184,22 +184,22 @@ def _log(sweep: Sweep, s: ir.Statement, block: Block) -> Local | None:
 
 def _carried(block: Block, s: ir.Statement) -> dict[Local, tuple[Value, Local]]:
     """Locals that change in a compound statement: their values before, and mutable locals."""
-    found = {}
+    result = {}
     for v in sorted(assigned_locals((s,)), key=lambda v: v.name):
         if not v.shape and v in block.env:
             mutable = Local(v.name, v.dtype, (), "user")
             block.emit(ir.Declare(mutable, (block.env[v],)))
             if v.dtype.is_real and v in block.sweep.activity.locals:
                 block.sweep.active.add(mutable)
-            found[v] = block.env[v], mutable
-    return found
+            result[v] = block.env[v], mutable
+    return result
 
 
 def _begin(block: Block, s: ir.Statement, *, is_run: bool = True) -> Compound:
     log, env = _log(block.sweep, s, block) if is_run else None, dict(block.env)
-    found = Compound(env, dict(block.arrays), _carried(block, s), log)
-    block.env.update({v: Read(mutable) for v, (_, mutable) in found.carried.items()})
-    return found
+    result = Compound(env, dict(block.arrays), _carried(block, s), log)
+    block.env.update({v: Read(mutable) for v, (_, mutable) in result.carried.items()})
+    return result
 
 
 def _branch(block: Block, s: ir.If, *, is_last: bool) -> None:

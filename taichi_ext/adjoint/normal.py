@@ -37,10 +37,10 @@ def unwrapped(index: Coefficient) -> Coefficient:
 
 def running_number(indices: Iterable[Coefficient], sizes: Iterable[int], firsts: Iterable[int] = ()) -> Value:
     """The number of an entry in memory; ``firsts`` are the first indices along axes that do not begin at 0."""
-    found: Coefficient = 0
+    number: Coefficient = 0
     for i, size, first in zip_longest(indices, sizes, firsts, fillvalue=0):
-        found = add(multiply(found, size), subtract(unwrapped(i), first))
-    return whole(found)
+        number = add(multiply(number, size), subtract(unwrapped(i), first))
+    return whole(number)
 
 
 def normal(body: ir.Body) -> ir.Body:
@@ -60,18 +60,18 @@ def lower_loop(s: ir.For, hoist: Hoist, keep: Hoist) -> tuple[Local, tuple[Value
     flat = Local("flat", I32, (), "loop")
     rest: Value = Read(flat)
     declares: list[ir.Statement] = []
-    found: list[Value] = []
+    indices: list[Value] = []
     for n in reversed(range(len(sides))):
         index = rest if n == 0 else operation("mod", rest, sizes[n])
-        found.insert(0, whole(add(index, sides[n][0])))
+        indices.insert(0, whole(add(index, sides[n][0])))
         if n:
             part = Local("rest", I32, (), "temporary")
             declares.append(ir.Declare(part, (operation("floordiv", rest, sizes[n]),)))
             rest = Read(part)
     if len(s.variables) == len(sides) and not s.variables[0].shape:
-        declares += [ir.Declare(v, (i,)) for v, i in zip(s.variables, found, strict=True)]
+        declares += [ir.Declare(v, (i,)) for v, i in zip(s.variables, indices, strict=True)]
     else:
-        declares.append(ir.Declare(s.variables[0], tuple(found)))
+        declares.append(ir.Declare(s.variables[0], tuple(indices)))
     total: Coefficient = 1
     for n in sizes:
         total = multiply(total, n)
@@ -143,29 +143,29 @@ class _Normal:
 
     def _hoist(self, value: Value, out: list[ir.Statement], known: dict[Value, Value]) -> Value:
         """The value without loads, which are declared before it."""
-        found = known.get(value)
-        if found is None:
+        result = known.get(value)
+        if result is None:
             if isinstance(value, Op) and value.name in ir.LAZY:
-                found = self._lazy(value, out, known)
+                result = self._lazy(value, out, known)
             elif isinstance(value, FoldedConst) and value.source.contents.containers:  # a number that has an adjoint
-                found = self._hoist(value.source, out, known)
+                result = self._hoist(value.source, out, known)
             else:
-                found = ir.with_children(value, lambda x: self._hoist(x, out, known))
-                if isinstance(found, Load) or (isinstance(found, Read) and found.index):
-                    found = self._loaded(found, out, value.place)
-                elif isinstance(found, Op) and found.name == "random":
-                    found = _declared("drawn", found, out, value.place)
-            known[value] = found
-        return found
+                result = ir.with_children(value, lambda x: self._hoist(x, out, known))
+                if isinstance(result, Load) or (isinstance(result, Read) and result.index):
+                    result = self._loaded(result, out, value.place)
+                elif isinstance(result, Op) and result.name == "random":
+                    result = _declared("drawn", result, out, value.place)
+            known[value] = result
+        return result
 
     def _loaded(self, load: Load | Read, out: list[ir.Statement], place: ir.Place | None) -> Read:
         name = self._name(load)
         if name is not None and name in self.loaded:
             return self.loaded[name]
-        found = _declared(f"at_{load.memory.name}", load, out, place)
+        result = _declared(f"at_{load.memory.name}", load, out, place)
         if name is not None:
-            self.loaded[name] = found
-        return found
+            self.loaded[name] = result
+        return result
 
     def _lazy(self, value: Op, out: list[ir.Statement], known: dict[Value, Value]) -> Value:
         if value.name != "ifte":

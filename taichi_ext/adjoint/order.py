@@ -101,14 +101,14 @@ class Order:
                 reach = loop_reach(s, self._extents)
                 sizes = [math.inf] * len(loop_atoms(s)) if reach is None else [end - first for first, end in reach]
                 ranges.update(zip(loop_atoms(s), sizes, strict=False))
-        found: dict[Container, dict[_Access, _Spot]] = {}
+        spots: dict[Container, dict[_Access, _Spot]] = {}
         for access, spot in self._accesses(loop.body, (), (loop,)):
-            found.setdefault(spot.entry.container, {}).setdefault(access, spot)
+            spots.setdefault(spot.entry.container, {}).setdefault(access, spot)
         variables = {atom for atom in loop_atoms(loop) if ranges[atom] > 1}
         is_alone = self._threads == 1 or is_of_one_thread(loop, self._extents)
         meets = [
             self._meet(c, ((a, x), (b, y)), variables, ranges, is_alone=is_alone)
-            for c, accesses in found.items()
+            for c, accesses in spots.items()
             for n, (a, x) in enumerate(accesses.items())
             if a.kind != "load"
             for m, (b, y) in enumerate(accesses.items())
@@ -121,14 +121,14 @@ class Order:
     ) -> Iterator[tuple[_Access, _Spot]]:
         """Loads and stores of a block within loops, and where they stand."""
         for s in body:
-            found = [(n, "load") for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, Load)]
+            accesses = [(n, "load") for v in ir.values_of(s) for n in ir.walk(v) if isinstance(n, Load)]
             if isinstance(s, ir.Store) and isinstance(s.target, Load):
                 is_sum = isinstance(s, ir.Atomic) or (isinstance(s, ir.Update) and s.op in ("add", "sub"))
                 is_constant = isinstance(s.value, Const) and isinstance(s, ir.Assign)
-                found.append((s.target, "sum" if is_sum else "constant" if is_constant else "value"))
+                accesses.append((s.target, "sum" if is_sum else "constant" if is_constant else "value"))
                 if isinstance(s, ir.Update) and not is_sum:
-                    found.append((s.target, "load"))
-            for entry, kind in found:
+                    accesses.append((s.target, "load"))
+            for entry, kind in accesses:
                 forms = tuple([self._form(i) for i in entry.indices])
                 component = tuple([i.value if isinstance(i, Const) else i for i in entry.component])
                 yield _Access(kind, forms, component, guards), _Spot(entry, s.place, loops)
@@ -182,10 +182,10 @@ class Order:
                 is_certain, apart = False, n + 1 if are_fixed else apart
                 continue
             is_certain = is_certain and {atom for _, atom in self._varying(f)} <= ranges.keys()
-            found = self._equal(f, abs(difference.constant), ranges)
-            if found is None:
+            answer = self._equal(f, abs(difference.constant), ranges)
+            if answer is None:
                 return False
-            equal |= found
+            equal |= answer
         if variables <= equal | self._divided(equal, ranges):
             return False
         if apart:
@@ -204,12 +204,12 @@ class Order:
         rests = [factor * (ranges.get(atom, math.inf) - 1) for factor, atom in terms]
         if distance > sum(rests) or (terms and distance % math.gcd(*(factor for factor, _ in terms))):
             return None
-        found = set[Atom]()
+        result = set[Atom]()
         for n, (factor, atom) in enumerate(terms):
             if factor <= distance + sum(rests[n + 1 :]):
                 break
-            found.add(atom)
-        return found
+            result.add(atom)
+        return result
 
     def _divided(self, equal: set[Atom], ranges: dict[Atom, float]) -> set[Atom]:
         """The atoms that are equal because a quotient and its remainder are."""
@@ -220,11 +220,11 @@ class Order:
                 forms = tuple([self._indices.form(v) for v in value.args])
                 if None not in forms:
                     parts.setdefault(forms, set()).add(value.name)
-        found = set[Atom]()
+        result = set[Atom]()
         for (whole, _), names in parts.items():  # type: ignore[misc]
             if len(names) == 2:
-                found |= self._equal(whole, 0, ranges) or set()
-        return found
+                result |= self._equal(whole, 0, ranges) or set()
+        return result
 
     def _varying(self, form: Affine) -> list[tuple[int, Atom]]:
         """The factors, without signs, and atoms of a form that are not the same in all of a launch."""

@@ -35,14 +35,14 @@ def with_own_entries(loop: ir.For, extents: Extents) -> ir.Body:
     ranges = dict(zip(loop.variables, bounds, strict=True))
     stored = written_containers(loop.body)
     owned = _owned(loop, ranges, stored, extents)
-    found: dict[Name, tuple[Load, Local]] = {}
+    entries: dict[Name, tuple[Load, Local]] = {}
 
     def local_of(v: Value, is_inner: bool) -> Read | None:
         name = _name(v, ranges)
         if name is None or not (name in owned or (is_inner and name[0] not in stored)):
             return None
         assert isinstance(v, Load)
-        return Read(found.setdefault(name, (v, Local(f"own_{v.container.name}", v.dtype, (), "user")))[1])
+        return Read(entries.setdefault(name, (v, Local(f"own_{v.container.name}", v.dtype, (), "user")))[1])
 
     def change(s: ir.Statement, is_inner: bool) -> ir.Statement:
         s = ir.with_places(s, lambda v: local_of(v, is_inner) or v)
@@ -50,8 +50,8 @@ def with_own_entries(loop: ir.For, extents: Extents) -> ir.Body:
         return ir.with_blocks(s, lambda block: tuple([change(x, is_inner) for x in block]))
 
     changed = [change(s, False) for s in loop.body]
-    loads = [ir.Declare(local, (v,), place=loop.place) for v, local in found.values()]
-    ends = [ir.Assign(v, Read(local), place=loop.place) for v, local in found.values() if v.container in stored]
+    loads = [ir.Declare(local, (v,), place=loop.place) for v, local in entries.values()]
+    ends = [ir.Assign(v, Read(local), place=loop.place) for v, local in entries.values() if v.container in stored]
     return (*loads, *changed, *ends)
 
 

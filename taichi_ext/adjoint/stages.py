@@ -104,10 +104,10 @@ def staged(
     machine = Machine(threads, extents=extents)
     program = replace(program, body=ir.mapped(program.body, lambda s: _together(s, machine)))
     order = Order(program, extents, threads, is_fixed)
-    found = Staged(program, order)
+    result = Staged(program, order)
     groups: list[list[ir.Statement]] = []
     is_open = False
-    for s in _with_returns(program.body, found):
+    for s in _with_returns(program.body, result):
         s = _in_order(s, order)
         is_parallel = _is_parallel(s)
         if is_open and not is_parallel:
@@ -115,10 +115,10 @@ def staged(
         else:
             groups.append([s])
         is_open = not is_parallel
-    parts = _with_crossing(groups, found.reserve)
-    crossing = frozenset(found.crossing.values())
-    found.stages += [_with_draws(_stage(part, crossing, extents), found, extents) for part in parts]
-    return found
+    parts = _with_crossing(groups, result.reserve)
+    crossing = frozenset(result.crossing.values())
+    result.stages += [_with_draws(_stage(part, crossing, extents), result, extents) for part in parts]
+    return result
 
 
 def checked(stage: Stage, program: ir.Program, extents: Extents, activity: Activity) -> Stage:
@@ -152,10 +152,10 @@ def _with_draws(stage: Stage, found: Staged, extents: Extents) -> Stage:
 def _stage(group: ir.Body, crossing: frozenset[Container], extents: Extents) -> Stage:
     loop = group[0]
     if len(group) == 1 and isinstance(loop, ir.For) and _is_parallel(loop) and not _shares(loop, crossing):
-        found = with_recorded(loop, extents)
+        recorded = with_recorded(loop, extents)
         recording = None
-        if found is not None:
-            named, places = found
+        if recorded is not None:
+            named, places = recorded
             recording = Stage(named, normal(with_own_entries(named, extents)), (named,), recorded=places)
         return Stage(loop, normal(with_own_entries(loop, extents)), group, recording=recording)
     kept = tuple(replace(s, config={}) if isinstance(s, ir.For) else s for s in group)

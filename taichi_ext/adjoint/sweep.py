@@ -108,9 +108,9 @@ def substitution(env: Mapping[Local, Value], arrays: Mapping[Local, Local]) -> C
 def dirty_containers(body: ir.Body) -> frozenset[Container]:
     """The containers that an iteration may load from after a store to them."""
     stored: set[Container] = set()
-    found: set[Container] = set()
+    containers: set[Container] = set()
     for s in ir.statements(body):
-        found.update(s.contents.containers & stored)
+        containers.update(s.contents.containers & stored)
         if isinstance(s, (ir.For, ir.While, ir.Store)):  # loops come back to their start
             stored.update(m for m in s.written if isinstance(m, Container))
-    return frozenset(found)
+    return frozenset(containers)

@@ -132,8 +132,8 @@ class Tape:
         array, end, last = self._part(part)
         count = sum(1 + (dtype in _WIDE) for dtype in dtypes)
         kept = iter([element(array, operation("min", add(end, n), last)) for n in range(count)])
-        found = [_joined(next(kept), next(kept), t) if t in _WIDE else converted(next(kept), t) for t in dtypes]
-        return (ir.Assign(end, operation("sub", end, count)),), found
+        numbers = [_joined(next(kept), next(kept), t) if t in _WIDE else converted(next(kept), t) for t in dtypes]
+        return (ir.Assign(end, operation("sub", end, count)),), numbers
 
     def _part(self, part: int) -> tuple[Container, Read, Read]:
         return self.arrays[part], Read(self._ends[part]), Read(self._last[part])
@@ -183,7 +183,7 @@ def _entry(memory: Local | Container, number: Value) -> ir.Target:
     sizes = memory.shape if isinstance(memory, Local) else (*(memory.shape or ()), *memory.element_shape)
     firsts = () if isinstance(memory, Local) else memory.offset
     places = indices_of(number, sizes)
-    found = [whole(add(i, first)) for i, first in zip_longest(places, firsts, fillvalue=0)]
+    entry = [whole(add(i, first)) for i, first in zip_longest(places, firsts, fillvalue=0)]
     if is_local:
-        return Read(memory, tuple(found))
-    return Load(memory, tuple(found[: memory.ndim]), tuple(found[memory.ndim :]))
+        return Read(memory, tuple(entry))
+    return Load(memory, tuple(entry[: memory.ndim]), tuple(entry[memory.ndim :]))

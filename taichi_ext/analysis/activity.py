@@ -63,11 +63,11 @@ def find_activity(
     without = {s for loop in every if isinstance(loop, ir.For) and loop.is_together for s in loop.within}
     given = (flow for s in every if s not in without for flow in flows(s, _CARRIERS))
     edges = [(source, to) for to, values in given if to.dtype.is_real for source in _sources(values)]
-    found = reached((*containers, *locals_), edges).keys()
-    found |= reached((*found, *own), [(a, b) for a, b in edges if isinstance(b, ir.Local) or b in found]).keys()
+    names = reached((*containers, *locals_), edges).keys()
+    names |= reached((*names, *own), [(a, b) for a, b in edges if isinstance(b, ir.Local) or b in names]).keys()
     return Activity(
-        frozenset(m for m in found if isinstance(m, ir.Local)),
-        frozenset(m for m in found if isinstance(m, ir.Container)),
+        frozenset(m for m in names if isinstance(m, ir.Local)),
+        frozenset(m for m in names if isinstance(m, ir.Container)),
     )
 
 
@@ -117,7 +117,7 @@ def returning_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | Non
     given = [flow for s, _ in everything for flow in flows(s) if not flow[0].dtype.is_real]
     casts = (x for _, values in everything for x in sources(through(values)) if isinstance(x, Op))
     holders = reached(casts, [(source, to) for to, values in given for source in sources(values)])
-    return next((found for found in casts_back if not sources(found[0].args).isdisjoint(holders)), None)
+    return next((local for local in casts_back if not sources(local[0].args).isdisjoint(holders)), None)
 
 
 def _whole_operands(value: Value) -> tuple[Value, ...]:

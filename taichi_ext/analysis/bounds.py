@@ -150,22 +150,22 @@ class _Checks:
 
     def _checked(self, s: ir.Statement, facts: IndexFacts) -> ir.Statement:
         """The statement whose entries have the checks that they need."""
-        found: dict[ir.Value, tuple[ir.Check, ...]] = {}
+        by_index: dict[ir.Value, tuple[ir.Check, ...]] = {}
         entries = [entry for value in ir.values_of(s) for entry in self._entries(value, facts)]
         target = s.target if isinstance(s, ir.Store) and self._has_tangent(s.target) else None
         for entry, here in entries if target is None else [*entries, (target, facts)]:
             checks = self._checks(entry, facts)
             if checks:
-                found[entry] = checks
+                by_index[entry] = checks
                 self._note(entry, checks, here, s.place)
-        if not found:
+        if not by_index:
             return s
 
         def mark(node: ir.Value) -> ir.Value:
-            return replace(node, checks=found[node]) if node in found else node  # type: ignore[call-arg]
+            return replace(node, checks=by_index[node]) if node in by_index else node  # type: ignore[call-arg]
 
         new = ir.with_nodes(s, mark)
-        return replace(new, target=mark(new.target)) if target in found else new  # type: ignore[attr-defined, call-arg]
+        return replace(new, target=mark(new.target)) if target in by_index else new  # type: ignore[attr-defined, call-arg]
 
     def _has_tangent(self, entry: ir.Read | ir.Load) -> bool:
         if isinstance(entry, ir.Load):
@@ -202,12 +202,12 @@ class _Checks:
         return [(i, first, end) for i, (first, end) in zip((*entry.indices, *entry.component), bounds, strict=False)]
 
     def _checks(self, entry: ir.Read | ir.Load, facts: IndexFacts) -> tuple[ir.Check, ...]:
-        found = []
+        checks = []
         for axis, (index, first, end) in enumerate(self._axes(entry)):
             low, high = facts.interval(index)
             if low < first or high >= end:
-                found.append(ir.Check(axis, first if low < first else None, end if high >= end else None))
-        return tuple(found)
+                checks.append(ir.Check(axis, first if low < first else None, end if high >= end else None))
+        return tuple(checks)
 
     def _note(
         self, entry: ir.Read | ir.Load, checks: tuple[ir.Check, ...], facts: IndexFacts, place: ir.Place | None

@@ -14,13 +14,13 @@ from taichi_ext.simplify.usage import assigned_locals, written_locals
 
 def written_containers(body: ir.Body | Iterable[ir.Statement], *, with_effects: bool = True) -> set[ir.Container]:
     """The containers that are stored to, by statements and, if wanted, by calls that stay as they are."""
-    found: set[ir.Container] = set()
+    result: set[ir.Container] = set()
     for s in ir.statements(tuple(body)):
         if isinstance(s, ir.Store) and isinstance(s.target, ir.Load):
-            found.add(s.target.container)
+            result.add(s.target.container)
         if isinstance(s, ir.Effect) and with_effects:
-            found |= set(s.writes)
-    return found
+            result |= set(s.writes)
+    return result
 
 
 def written(body: ir.Body | Iterable[ir.Statement]) -> set[ir.Local | ir.Container]:
@@ -59,12 +59,12 @@ def parts_ways(body: ir.Body, varying: Set[ir.Local], stored: Set[ir.Container],
 
 def read_containers(body: ir.Body) -> set[ir.Container]:
     """The containers of which an entry is read; adding to an entry does not read it."""
-    found: set[ir.Container] = set()
+    result: set[ir.Container] = set()
     for s in ir.statements(body):
-        found |= s.contents.containers
+        result |= s.contents.containers
         if reads_target(s) and isinstance(s.target, ir.Load):
-            found.add(s.target.container)
-    return found
+            result.add(s.target.container)
+    return result
 
 
 def reads_target(s: ir.Statement) -> TypeGuard[ir.Update | ir.Atomic]:

@@ -69,9 +69,13 @@ class Paths:
     def cuts(self) -> list[Cut]:
         """All cuts of numbers that are read from containers or parameters, without comparisons, which are many."""
         smooth = ir.reached((part for part, _ in self.smooth if isinstance(part, Component)), self.smooth)
-        found = [cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth]
-        found = [cut for cut in found if cut.name not in ir.COMPARISONS]
-        return [] if all(cut.is_store for cut in found) else found  # nearly all kernels store what they do not add to
+        cuts_here = [
+            cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth
+        ]
+        cuts_here = [cut for cut in cuts_here if cut.name not in ir.COMPARISONS]
+        return (
+            [] if all(cut.is_store for cut in cuts_here) else cuts_here
+        )  # nearly all kernels store what they do not add to
 
 
 def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: Hashable) -> list[Cut]:
@@ -84,8 +88,8 @@ def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: H
     smooth = ir.reached(start, edges)
     if output in smooth:
         return list(dict.fromkeys(to for part, to in edges if part in start and isinstance(to, Cut) and to.is_store))
-    found = dict.fromkeys(to for _, to in edges if to in smooth and isinstance(to, Cut) and not to.is_store)
-    return [cut for cut in found if output in ir.reached((cut,), every)]
+    between = dict.fromkeys(to for _, to in edges if to in smooth and isinstance(to, Cut) and not to.is_store)
+    return [cut for cut in between if output in ir.reached((cut,), every)]
 
 
 def reaches(paths: Sequence[Paths], start: Hashable, output: Hashable) -> bool:
@@ -104,13 +108,13 @@ def find_paths(program: ir.Program, key_of: Callable[[Memory | None], Hashable],
 
     Where the user has no source of it (``copy_from``), cuts have no place.
     """
-    found = _Edges(key_of, has_source)
-    for s, around in ir.inherited(program.body, frozenset(), lambda s, around: around | found.sources(s)):
-        found.add(s, around)
-    for cut, part, sources in found.stores:
-        if sources.isdisjoint(ir.reached(found.parts.get(part.key, ()), found.smooth)):
-            found.smooth[part, cut] = None
-    return Paths(tuple(found.smooth), tuple(found.any))
+    paths = _Edges(key_of, has_source)
+    for s, around in ir.inherited(program.body, frozenset(), lambda s, around: around | paths.sources(s)):
+        paths.add(s, around)
+    for cut, part, sources in paths.stores:
+        if sources.isdisjoint(ir.reached(paths.parts.get(part.key, ()), paths.smooth)):
+            paths.smooth[part, cut] = None
+    return Paths(tuple(paths.smooth), tuple(paths.any))
 
 
 def _is_cut(node: ir.Value) -> bool:

@@ -52,12 +52,12 @@ def _without_dead_stores(body: ir.Body) -> ir.Body:
 
 def _overwritten_entries(body: ir.Body) -> set[ir.Statement]:
     """The stores to entries that a later statement of the same block overwrites, before anything may read them."""
-    found: set[ir.Statement] = set()
+    result: set[ir.Statement] = set()
     for block in (body, *(inner for s in ir.statements(body) for inner in ir.bodies(s))):
         for n, s in enumerate(block):
             if isinstance(s, ir.Assign) and isinstance(s.target, ir.Load) and _is_overwritten(s.target, block[n + 1 :]):
-                found.add(s)
-    return found
+                result.add(s)
+    return result
 
 
 def _is_overwritten(entry: ir.Load, rest: ir.Body) -> bool:

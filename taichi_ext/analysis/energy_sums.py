@@ -63,15 +63,15 @@ def energy_sums(program: ir.Program, energy: ir.Container | None) -> EnergySums:
     uses.collect(program.body)
     if energy is None:
         (value,) = (e for place in uses.returns for group in place.statement.values for e in ir.entries(group))  # type: ignore[attr-defined]
-        found: dict[ir.Local, float | None] = {}
-        _consider(value, 1, uses.returns[0], None, uses, found)
-        return EnergySums(None, value.dtype, _settled(found))
-    found = {}
+        sums: dict[ir.Local, float | None] = {}
+        _consider(value, 1, uses.returns[0], None, uses, sums)
+        return EnergySums(None, value.dtype, _settled(sums))
+    sums = {}
     for place in uses.writes.get(energy, []) if energy not in uses.reads else []:
         sign = _sign(place, energy, uses)
         if sign is not None:
-            _consider(place.statement.value, sign, place, energy, uses, found)  # type: ignore[attr-defined]
-    return EnergySums(energy, energy.dtype, _settled(found))
+            _consider(place.statement.value, sign, place, energy, uses, sums)  # type: ignore[attr-defined]
+    return EnergySums(energy, energy.dtype, _settled(sums))
 
 
 def _settled(found: dict[ir.Local, float | None]) -> dict[ir.Local, float]:
@@ -132,7 +132,7 @@ def _is_inner(path: Path) -> bool:
 
 def weighted_terms(value: ir.Value, weight: float = 1.0) -> list[tuple[float, ir.Value]]:
     """The values that a value is a sum of, each with its constant factor."""
-    found: list[tuple[float, ir.Value]] = []
+    result: list[tuple[float, ir.Value]] = []
     pending = [(weight, value)]
     while pending:
         factor, node = pending.pop()
@@ -148,5 +148,5 @@ def weighted_terms(value: ir.Value, weight: float = 1.0) -> list[tuple[float, ir
             case ir.Op("truediv" | "raw_div", (a, ir.Const(number))) if number != 0:
                 pending.append((factor / float(number), a))
             case _:
-                found.append((factor, node))
-    return found
+                result.append((factor, node))
+    return result

@@ -58,15 +58,15 @@ class IndexFacts:
 
     def of(self, form: Affine) -> Interval:
         """Between which numbers a sum lies, as computed in i32."""
-        found = form.between(self._of_atom)
-        found = found if fits(found) else RANGE
+        result = form.between(self._of_atom)
+        result = result if fits(result) else RANGE
         for terms, sign in ((form.terms, 1), ((form * -1).terms, -1)):
             for constant, (low, high) in self._intervals.get(terms, {}).items():
                 ends = (low, high) if sign > 0 else (-high, -low)
                 shift = form.constant - sign * constant
                 moved = ends[0] + shift, ends[1] + shift
-                found = common(found, moved) if fits(moved) else found
-        return found
+                result = common(result, moved) if fits(moved) else result
+        return result
 
     def _of_atom(self, atom: Atom) -> Interval:
         known = self._intervals.get(((atom, 1),), {}).get(0)
@@ -78,24 +78,24 @@ class IndexFacts:
 
     def _of_value(self, atom: Value) -> Interval:
         """Facts about an operation; those about its arguments may rest on it again, and end there."""
-        found, pending = range_of(atom.dtype), self.expressions.pending
+        result, pending = range_of(atom.dtype), self.expressions.pending
         if atom in self._known:
             return self._known[atom]
         if atom not in pending:
             pending.add(atom)
-            found = common(_of_operation(self, atom), found)
+            result = common(_of_operation(self, atom), result)
             pending.remove(atom)
             if not pending:
-                self._known[atom] = found
-        return found
+                self._known[atom] = result
+        return result
 
     def extremes(self, value: Value | int) -> Interval | None:
         """The least and the greatest number that an index does take; None where that is not known."""
         form = self.expressions.linear(value)
         if form is None or not self.is_reached or any(atom not in self.exact for atom, _ in form.terms):
             return None
-        found = form.between(self.exact.__getitem__)
-        return found if fits(found) else None
+        ends = form.between(self.exact.__getitem__)
+        return ends if fits(ends) else None
 
     # --- new facts
 
@@ -236,8 +236,8 @@ def _of_operation(facts: IndexFacts, value: Value) -> Interval:
         return 0, 1
     if not value.args or any(a.dtype.is_real for a in value.args):  # a random number has no operands
         return whole
-    found = interval_of(value.name, [facts.interval(a) for a in value.args])
-    return found if found is not None and fits(found, value.dtype) else whole
+    interval = interval_of(value.name, [facts.interval(a) for a in value.args])
+    return interval if interval is not None and fits(interval, value.dtype) else whole
 
 
 # Arithmetic on intervals of integers.
@@ -319,8 +319,8 @@ def _of_bits(name: str, a: Interval, b: Interval) -> Interval | None:
 
 
 def _extremes(numbers: Iterable[int]) -> Interval:
-    found = list(numbers)
-    return min(found), max(found)
+    ends = list(numbers)
+    return min(ends), max(ends)
 
 
 # Integer expressions of a program in normal form, and which of them are the same wherever they stand.

@@ -51,8 +51,8 @@ def _joined(kinds: Iterable[Kind]) -> Kind:
 
 
 def _rule_among(kinds: Iterable[Kind]) -> ir.Boundary | None:
-    found = _joined(kinds)
-    return found if isinstance(found, ir.Boundary) else None
+    rule = _joined(kinds)
+    return rule if isinstance(rule, ir.Boundary) else None
 
 
 def _given(s: ir.Statement) -> Iterator[tuple[ir.Local, list[ir.Value], bool]]:

@@ -81,8 +81,10 @@ class Origins:
         stored = position
         if with_origins:
             reads = self._reads([node for entry in position for node in self._defining(entry)])
-            found = [(local, n) for local, n in _entries(reads) if local.dtype.is_real]
-            stored |= {(local, m) for local, n in found for m in (range(math.prod(local.shape)) if n is None else (n,))}
+            entries = [(local, n) for local, n in _entries(reads) if local.dtype.is_real]
+            stored |= {
+                (local, m) for local, n in entries for m in (range(math.prod(local.shape)) if n is None else (n,))
+            }
         unnamed = {(local, None) for local, _ in position}
         number = self._numbers[s]
         for node in self._reads([_Node(value, number) for value in values], position, stored):
@@ -163,7 +165,7 @@ class Origins:
     @functools.cache  # noqa: B019  # as above
     def _indices_of(self, load: ir.Load) -> set[Entry]:
         """The indices of loops that the entry of a load depends on in any way."""
-        pending, found = [i for i in load.indices if isinstance(i, ir.Value)], set[Entry]()
+        pending, result = [i for i in load.indices if isinstance(i, ir.Value)], set[Entry]()
         seen = set[ir.Value]()
         while pending:
             value = pending.pop()
@@ -171,11 +173,11 @@ class Origins:
                 continue
             seen.add(value)
             if isinstance(value, ir.Read):
-                found |= {_entry(value)} if value.local in self._indices else set()
+                result |= {_entry(value)} if value.local in self._indices else set()
                 pending += (node.value for node in self._defining(_entry(value)))
             else:
                 pending += ir.children(value)
-        return found
+        return result
 
     def _sources(self, position: Position) -> tuple[set[Entry], list[ir.Load]]:
         """What moves a position: indices of loops, or else entries of fields, and the indices of these.

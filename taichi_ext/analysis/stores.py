@@ -134,13 +134,13 @@ class Stores:
 
 def grouped(body: ir.Body) -> list[tuple[ir.Statement, ...]]:
     """The statements of a block; stores to all components of an entry, one after the other, as one."""
-    found: list[tuple[ir.Statement, ...]] = []
+    result: list[tuple[ir.Statement, ...]] = []
     k = 0
     while k < len(body):
         length = _whole_length(body, k)
-        found.append(body[k : k + length])
+        result.append(body[k : k + length])
         k += length
-    return found
+    return result
 
 
 def is_scattered(s: ir.Statement) -> TypeGuard[ir.Update]:
@@ -184,7 +184,7 @@ def free_loops(program: ir.Program, extents: Extents) -> frozenset[ir.Local]:
     loops = find_loops(program.body, extents)
     stores = Stores(program, Indices(program.body), loops, extents)
     own = {local for s in program.body if not isinstance(s, ir.For) for local in ir.declared(s)}
-    found: set[ir.Local] = set()
+    locals_: set[ir.Local] = set()
     for s in program.body:
         if not isinstance(s, ir.For) or not loops[s].is_parallel or own & assigned_locals(s.body):
             continue
@@ -195,5 +195,5 @@ def free_loops(program: ir.Program, extents: Extents) -> frozenset[ir.Local]:
             continue
         sites = [site for x in inner if (site := stores.of.get(x)) is not None]
         if all(map(stores.is_private, sites)) and not read_containers(s.body) & written_containers(s.body):
-            found.add(s.variables[0])
-    return frozenset(found)
+            locals_.add(s.variables[0])
+    return frozenset(locals_)

@@ -287,8 +287,8 @@ def hvp(
     if count == 0:
         raise InvalidArgumentError("vectors has no vector: its leading axis is empty.")
     evaluation = with_choices(evaluation, None, Fixed(fixed, shapes), has_gradient=False)
-    found = hessian_times(evaluation, np.concatenate(given).astype(np.float64))
-    return in_structure(evaluation, found, count, "params")
+    products = hessian_times(evaluation, np.concatenate(given).astype(np.float64))
+    return in_structure(evaluation, products, count, "params")
 
 
 def _use(project: object, format: str | None) -> str:

@@ -249,8 +249,8 @@ def jvp(
     plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory), "products")
     evaluation = plan.start(call)
     given, count = matrices(tangents, params, "tangents", evaluation.parameter_shapes())
-    found = directional(evaluation, np.concatenate(given).astype(np.float64), options.chunk_size)
-    return in_structure(evaluation, found, count, "outputs")
+    columns = directional(evaluation, np.concatenate(given).astype(np.float64), options.chunk_size)
+    return in_structure(evaluation, columns, count, "outputs")
 
 
 @overload
@@ -313,10 +313,10 @@ def vjp(
     plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory))
     evaluation = plan.start(call, progress=progress)
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in evaluation.output_shapes()])
-    found = None if options.chunk_size is not None else rows_by_adjoint(evaluation, given)
-    if found is None:
-        found = transposed(evaluation, given, options.chunk_size)
-    return in_structure(evaluation, by_param(found.T, evaluation.layout), count, "params")
+    rows = None if options.chunk_size is not None else rows_by_adjoint(evaluation, given)
+    if rows is None:
+        rows = transposed(evaluation, given, options.chunk_size)
+    return in_structure(evaluation, by_param(rows.T, evaluation.layout), count, "params")
 
 
 # --- the products, of matrices ----------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int 
     along = replace(evaluation, directions=directions)
     if not total:
         return [np.zeros((math.prod(shape), 0), dtype) for shape, dtype in evaluation.output_shapes()]
-    return side_by_side(found for _, found in along.column_blocks(equal_parts(total, chunk_size or total)))
+    return side_by_side(columns for _, columns in along.column_blocks(equal_parts(total, chunk_size or total)))
 
 
 def side_by_side(blocks: Iterable[list[np.ndarray]]) -> list[np.ndarray]:
@@ -347,9 +347,9 @@ def transposed(evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size:
     rows = [np.ascontiguousarray(v.T, dtype) for v in cotangents]
     result = np.zeros((len(rows[0]), total), dtype)
     size = equal_parts(total, chunk_size) if chunk_size else block_size(evaluation, BLOCK)
-    for first, found in evaluation.column_blocks(size):
-        block = sum(v @ J for v, J in zip(rows, found, strict=True))
-        result[:, first : first + found[0].shape[1]] = block
+    for first, columns in evaluation.column_blocks(size):
+        block = sum(v @ J for v, J in zip(rows, columns, strict=True))
+        result[:, first : first + columns[0].shape[1]] = block
     return result
 
 
@@ -376,7 +376,7 @@ def matrices(
     if set(leaves) != set(paths):
         wanted = ", ".join(f"{what}{path}" for path in paths)
         raise InvalidArgumentError(f"{what} has another structure than {_LIKE.get(what, 'params')}; expected {wanted}.")
-    found: list[np.ndarray] = []
+    blocks: list[np.ndarray] = []
     counts: set[int | None] = set()
     for path, shape in zip(paths, shapes, strict=True):
         values = real_array(leaves[path], f"{what}{path}")
@@ -387,10 +387,10 @@ def matrices(
         else:
             at_once = f", or ({', '.join(('n', *map(str, shape)))}) for n of them at once" if are_several else ""
             raise InvalidArgumentError(f"{what}{path} has shape {values.shape}; expected {shape}{at_once}.")
-        found.append(values.reshape(1 if values.shape == shape else len(values), math.prod(shape)).T)
+        blocks.append(values.reshape(1 if values.shape == shape else len(values), math.prod(shape)).T)
     if len(counts) > 1:
         raise InvalidArgumentError(f"{what} differ in their number: give as many for each, along a leading axis.")
-    return found, counts.pop()
+    return blocks, counts.pop()
 
 
 _LIKE = {
@@ -407,13 +407,13 @@ def real_array(value: object, place: str) -> np.ndarray:
     """The numbers of an argument; raises unless they are real ones."""
     check_not_ended(place, value)
     try:
-        found = np.asarray(backend.as_numpy(value))
-        is_real = found.dtype.kind in "fiu"
+        result = np.asarray(backend.as_numpy(value))
+        is_real = result.dtype.kind in "fiu"
     except (ValueError, TypeError):  # a list of lists of different lengths
-        found, is_real = np.empty(0), False
+        result, is_real = np.empty(0), False
     if not is_real:
         raise unexpected(place, value, "an array of real numbers")
-    return found
+    return result
 
 
 def in_structure(evaluation: Evaluation, columns: list[np.ndarray], count: int | None, what: str) -> object:

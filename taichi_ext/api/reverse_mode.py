@@ -48,9 +48,9 @@ class GradientLaunch:
         self._real = [c for c in program.containers if c.dtype.is_real and c in self._read | self._written]
         stores = (s for s in ir.statements(program.body) if isinstance(s, ir.Assign))
         self._stored = {s.target.container for s in stores if isinstance(s.target, ir.Load)}
-        found = overwritten(program.body)
-        if found is not None:
-            container, place = found
+        entry = overwritten(program.body)
+        if entry is not None:
+            container, place = entry
             raise UnsupportedError(
                 f"{ir.cited(place)}{self._name}: the kernel reads and writes {container.name}. When the gradient is "
                 "computed, what it has read is not there any more. Write to another field, or use taichi_ext.vjp."
@@ -78,13 +78,13 @@ class GradientLaunch:
         evaluation.prepared.has_no_adjoint = ""  # rules may have changed
         cotangents = [np.asarray(backend.as_numpy(grads[c])).reshape(-1, 1) for c in outputs]
         if is_host:
-            found = rows_by_adjoint(evaluation, cotangents, restores=True)
+            rows = rows_by_adjoint(evaluation, cotangents, restores=True)
         else:
-            found = transposed(evaluation, cotangents, None)
+            rows = transposed(evaluation, cotangents, None)
             evaluation.restore()
-        if found is None:
+        if rows is None:
             raise UnsupportedError(evaluation.prepared.has_no_adjoint)
-        for c, part in zip(params, by_parameter(found, (1,), evaluation.layout), strict=True):
+        for c, part in zip(params, by_parameter(rows, (1,), evaluation.layout), strict=True):
             backend.add_to(grads[c], part, is_added=c not in self._written)
         for c in self._stored.intersection(outputs).difference(params):
             backend.add_to(grads[c], np.zeros(()), is_added=False)

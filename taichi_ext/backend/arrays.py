@@ -293,16 +293,16 @@ def _matrix_problem(annotation: Any, value: object) -> str:
     shape = tuple(annotation.get_shape())
     given = getattr(value, "get_shape", None)
     if given is not None:
-        found = tuple(given())
+        values = tuple(given())
     else:
         try:
             numbers = np.asarray(value)
         except ValueError:  # rows of different lengths
             return f"is a {type(value).__name__} without a shape; expected numbers of shape {shape}"
-        found = numbers.shape
-        if found == shape and numbers.dtype.kind not in "fiub":
+        values = numbers.shape
+        if values == shape and numbers.dtype.kind not in "fiub":
             return f"has elements that are not real numbers; expected numbers of shape {shape}"
-    return "" if found == shape else f"has shape {found}; expected {shape}"
+    return "" if values == shape else f"has shape {values}; expected {shape}"
 
 
 def _array_problem(annotation: Any, value: Any) -> str:
@@ -490,5 +490,5 @@ def array_positions(kernel: Kernel) -> tuple[int, ...]:
 def array_values(kernel: Kernel, values: Sequence[Any]) -> list[tuple[LeafArgument, int, Any]]:
     """The arrays among the values of the leaf arguments, with these: some annotations allow fields, or None, too."""
     leaves = leaf_arguments(kernel)
-    found = ((leaves[n], n, values[n]) for n in array_positions(kernel))
-    return [(leaf, n, value) for leaf, n, value in found if host.is_passed(leaf.annotation, value)]
+    leaves_ = ((leaves[n], n, values[n]) for n in array_positions(kernel))
+    return [(leaf, n, value) for leaf, n, value in leaves_ if host.is_passed(leaf.annotation, value)]

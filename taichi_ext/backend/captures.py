@@ -157,14 +157,14 @@ def _values(function: types.FunctionType, given: Mapping[str, object]) -> Iterat
 @functools.lru_cache(maxsize=1024)
 def _paths(code: types.CodeType) -> list[list[str]]:
     """The names in the code of a function, each with the attributes that are read of it; not those that it assigns."""
-    found: list[list[str]] = []
+    paths: list[list[str]] = []
     path: list[str] = []
     stored: set[object] = set()
     for instruction in dis.get_instructions(code):
         kind, name = instruction.opname, instruction.argval
         if kind.startswith(("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FAST")):
             path = [name[-1] if isinstance(name, tuple) else name]
-            found.append(path)
+            paths.append(path)
         elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
             path.append(name)
         elif kind.startswith("STORE_"):
@@ -172,7 +172,7 @@ def _paths(code: types.CodeType) -> list[list[str]]:
         if not kind.startswith(("LOAD_", "PUSH_NULL", "CACHE", "EXTENDED_ARG")):
             path = []
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return [p for p in found if stored.isdisjoint(p)] + [p for c in inner for p in _paths(c)]
+    return [p for p in paths if stored.isdisjoint(p)] + [p for c in inner for p in _paths(c)]
 
 
 # What is compared, and how.
@@ -343,8 +343,8 @@ class Captures:
             return False
         self._all[path.key], self._used = capture, None
         function, bound = python_function(value)
-        for read, found in () if function is None else python_reads(function, bound):
-            self.note(read, found, place)
+        for read, captured in () if function is None else python_reads(function, bound):
+            self.note(read, captured, place)
         return True
 
     def note_part(self, whole: Path, step: Any, value: Any, place: Place) -> None:

@@ -34,8 +34,8 @@ def find_memory(fields: Iterable[object]) -> None:
     addresses = known_of_layout(_ADDRESSES)
     unknown = {layout.tree: (field, layout) for field, layout in layouts if layout.tree not in addresses}
     if unknown:
-        found = _first_bytes([field for field, _ in unknown.values()])
-        for (_, layout), address in zip(unknown.values(), found, strict=True):
+        starts = _first_bytes([field for field, _ in unknown.values()])
+        for (_, layout), address in zip(unknown.values(), starts, strict=True):
             addresses[layout.tree] = address - layout.offset
 
 
@@ -161,10 +161,10 @@ def raised_alerts() -> list[Alert]:
     memory = memory_of_field(held)
     RUNTIME.state().sync()
     raised = (held.to_numpy() if memory is None else memory)[: len(given)].sum(1)
-    found = [_with_count(alert, int(count)) for alert, count in zip(given, raised, strict=True) if count]
-    if found:
+    result = [_with_count(alert, int(count)) for alert, count in zip(given, raised, strict=True) if count]
+    if result:
         (held if memory is None else memory).fill(0)
-    return found
+    return result
 
 
 def _with_count(alert: Alert, count: int) -> Alert:

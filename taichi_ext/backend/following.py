@@ -369,19 +369,19 @@ def _matrix_made(self: Any, entries: Any, dt: object = None) -> None:
     _originals["matrix"](self, entries, dt)
     follower = None if self.is_host_access or is_inside_kernel() else _follower()
     if follower is not None:
-        found = follower.with_tangents(entries)
-        self.entries = self.entries if found is None else found
+        numbers = follower.with_tangents(entries)
+        self.entries = self.entries if numbers is None else numbers
 
 
 def _matrix_read(self: Any) -> object:
     """The numbers of a matrix: with tangents for Taichi's operators, floats for others."""
     is_operator = (sys._getframe(1).f_globals.get("__name__") or "").split(".")[0] == RUNTIME.name
     if not is_operator or not self.is_host_access:
-        found: Any = _originals["matrix to_numpy"](self)
-        return found.astype(float) if found.dtype == object and not is_operator else found
+        numbers: Any = _originals["matrix to_numpy"](self)
+        return numbers.astype(float) if numbers.dtype == object and not is_operator else numbers
     values, follower = self.to_list(), _follower()
-    found = None if follower is None else follower.with_tangents(values)
-    return np.array(values) if found is None else found
+    numbers = None if follower is None else follower.with_tangents(values)
+    return np.array(values) if numbers is None else numbers
 
 
 # All that Python can do to a field or array.  Other calls end in one of these, or in a kernel of Taichi's own,
@@ -559,9 +559,11 @@ def local_variables(frame: types.FrameType) -> dict[str, object]:
     Until Python 3.12, a frame keeps the dictionary from ``f_locals``, and so the objects in it, even if the user's
     function deletes them.
     """
-    found = frame.f_locals
-    values = dict(found)
-    is_snapshot = isinstance(found, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if is_snapshot and sys.getrefcount(found) == 3:  # the frame's, ours and the argument: locals() has not been called
-        found.clear()
+    variables = frame.f_locals
+    values = dict(variables)
+    is_snapshot = isinstance(variables, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if (
+        is_snapshot and sys.getrefcount(variables) == 3
+    ):  # the frame's, ours and the argument: locals() has not been called
+        variables.clear()
     return values

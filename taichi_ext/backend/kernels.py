@@ -407,8 +407,8 @@ def is_mesh_domain(x: object) -> bool:
 
 def thread_functions(*modules: Any) -> list[object]:
     """The functions of modules such as ``ti.simt.warp``: of the threads of a GPU."""
-    found = [(module, f) for module in modules for f in vars(module).values() if isinstance(f, types.FunctionType)]
-    return [f for module, f in found if f.__module__ == module.__name__]
+    functions = [(module, f) for module in modules for f in vars(module).values() if isinstance(f, types.FunctionType)]
+    return [f for module, f in functions if f.__module__ == module.__name__]
 
 
 class SealedError(BaseException):

@@ -104,8 +104,8 @@ def storage_parts(obj: object) -> list[object]:
     parts = [sparse_part(v.ptr.snode()) for v in obj.vars]
     if not any(parts):
         return [obj]
-    found = (ti.ScalarField(v) if part is None else part for v, part in zip(obj.vars, parts, strict=True))
-    return list(dict.fromkeys(found))
+    fields = (ti.ScalarField(v) if part is None else part for v, part in zip(obj.vars, parts, strict=True))
+    return list(dict.fromkeys(fields))
 
 
 def components_under(field: Field, node: ti.SNode) -> list[int]:

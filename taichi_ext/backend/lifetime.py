@@ -77,15 +77,15 @@ class _ProgramFields:
         self._addresses = set()
 
     def _placed(self, trees: Iterable[int]) -> set[int]:
-        nodes, found = [self.program().get_snode_root(n) for n in trees], set()
+        nodes, result = [self.program().get_snode_root(n) for n in trees], set()
         while nodes:
             node = nodes.pop()
             for child in (node.get_ch(n) for n in range(node.get_num_ch())):
                 if child.is_place():
-                    found.add(child.get_expr().get_underlying_ptr_address())
+                    result.add(child.get_expr().get_underlying_ptr_address())
                 else:
                     nodes.append(child)
-        return found
+        return result
 
 
 def _pending() -> list[Expr]:
@@ -173,8 +173,8 @@ def lost_since(before: Moment) -> str:
     if program is None or before.program() is not program:
         return "ti.init or ti.reset was called"
     lost = (text for serial, text in _layout().lost[before.destroyed :] if serial <= before.serial)
-    found = next(lost, None)
-    return "" if found is None else f"the tree of {found} was destroyed"
+    tree = next(lost, None)
+    return "" if tree is None else f"the tree of {tree} was destroyed"
 
 
 def is_field_alive(field: Field) -> bool:
@@ -250,9 +250,9 @@ def _first_field(node: CoreNode) -> str:
     for child in (node.get_ch(n) for n in range(node.get_num_ch())):
         if child.is_place():
             return f"a field of shape {tuple(ti.SNode(child).shape)}"
-        found = _first_field(child)
-        if found:
-            return found
+        result = _first_field(child)
+        if result:
+            return result
     return ""
 
 

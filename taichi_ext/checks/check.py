@@ -351,8 +351,8 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
 
 def _not_finite(run: CheckedRun, J: Sequence[Sequence[object]], centre: list[np.ndarray], of: str) -> list[str]:
     run.state.restore()
-    found = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
-    found += [
+    result = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
+    result += [
         f"{name} is {text} after a plain run."
         for name, values in zip(run.names, centre, strict=True)
         for text in _first(values)
@@ -360,8 +360,8 @@ def _not_finite(run: CheckedRun, J: Sequence[Sequence[object]], centre: list[np.
     for name, row, y in zip(run.names, J, centre, strict=True):
         for param, block in zip(run.params, row, strict=True):
             shape = (y.shape, run.values(param).shape)
-            found += [f"{of} of {name} with respect to {param.name} is {text}." for text in _first(block, *shape)]
-    return found
+            result += [f"{of} of {name} with respect to {param.name} is {text}." for text in _first(block, *shape)]
+    return result
 
 
 def _wrong(run: CheckedRun, not_finite: list[str]) -> tuple[list[str], list[str]]:

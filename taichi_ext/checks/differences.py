@@ -185,9 +185,9 @@ class ComparedColumns:
         if doubtful.size and self._studied >= _MOST_STUDIED:
             rank[doubtful] = _DISAGREES if self._counts[_DISAGREES] else _UNDECIDED
         elif doubtful.size:
-            found = self._study(entry, n, doubtful, J[doubtful], rtol, floor)
-            rank[doubtful] = found.rank
-            D[doubtful] = np.where(found.rank == _UNDECIDED, D[doubtful], found.derivative)
+            studies = self._study(entry, n, doubtful, J[doubtful], rtol, floor)
+            rank[doubtful] = studies.rank
+            D[doubtful] = np.where(studies.rank == _UNDECIDED, D[doubtful], studies.derivative)
         rank[(rank == _UNDECIDED) & is_rounding] = _AGREES
         self._counts += np.bincount(rank, minlength=3)
         self._keep_worst(entry, n, J, D, rank)
@@ -200,15 +200,15 @@ class ComparedColumns:
 
     def _study(self, entry: MovedEntry, n: int, at: np.ndarray, J: np.ndarray, rtol: float, floor: float) -> Verdict:
         """The verdict of differences at more steps on some entries of a column."""
-        found = Verdict(np.full(at.size, _UNDECIDED), J)
+        result = Verdict(np.full(at.size, _UNDECIDED), J)
         for powers, finer in entry.powers():
             samples = [entry.samples(power)[n].of(at) for power in powers]
-            found = verdict_of(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision, finer)
-            if not found.rank.any():
+            result = verdict_of(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision, finer)
+            if not result.rank.any():
                 break
         else:
             self._studied += 1
-        return found
+        return result
 
     def _keep_worst(self, entry: MovedEntry, n: int, J: np.ndarray, D: np.ndarray, rank: np.ndarray) -> None:
         if not rank.size:
@@ -224,8 +224,10 @@ class ComparedColumns:
 
     def _column(self, index: tuple[int, ...]) -> np.ndarray:
         column = int(np.ravel_multi_index(index, self._shape)) if index else 0
-        found = self._jacobian[:, [column]]
-        return np.asarray(found.toarray() if hasattr(found, "toarray") else found, np.float64).ravel()
+        column_values = self._jacobian[:, [column]]
+        return np.asarray(
+            column_values.toarray() if hasattr(column_values, "toarray") else column_values, np.float64
+        ).ravel()
 
 
 def _remark(entry: MovedEntry, n: int, at: int) -> str:

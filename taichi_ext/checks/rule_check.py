@@ -154,13 +154,13 @@ def check_rule(
     checked_choice("expected", expected, ("autodiff", "boundary"))
     if not isinstance(inputs, Mapping):
         raise unexpected("inputs", inputs, "a dict of arrays by name")
-    found = _find(rule)
-    uses = found.uses
+    rule_ = _find(rule)
+    uses = rule_.uses
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            report = _check(found, inputs, rtol, may_differ=expected == "boundary")
+            report = _check(rule_, inputs, rtol, may_differ=expected == "boundary")
     finally:
-        found.uses = uses
+        rule_.uses = uses
     if raise_on_failure and not report:
         raise CheckError(str(report))
     return report
@@ -171,19 +171,19 @@ def _find(rule: str | Callable[..., object]) -> GradientRule:
         return registry[rule]
     func = backend.taichi_func(rule)
     of_function = registry.rule_for(func) if func is not None else None
-    found = next((known for known in registry if known.function is rule), of_function)
-    if found is None:
+    result = next((known for known in registry if known.function is rule), of_function)
+    if result is None:
         raise InvalidArgumentError(
             f"{rule!r} is neither the name of a rule, nor a registered rule, nor a ti.func with an enabled rule."
         )
-    return found
+    return result
 
 
 def _values(names: Sequence[str], inputs: Mapping[str, object]) -> tuple[dict[str, Any], int]:
     """The values of the arguments, arrays by point or objects as they are, and the number of points."""
     given = {"missing": [n for n in names if n not in inputs], "unknown": sorted(set(inputs) - set(names))}
     if any(given.values()):
-        problems = [f"{what} {', '.join(map(repr, found))}" for what, found in given.items() if found]
+        problems = [f"{what} {', '.join(map(repr, entries))}" for what, entries in given.items() if entries]
         raise InvalidArgumentError(f"inputs: {'; '.join(problems)}. Expected are {', '.join(map(repr, names))}.")
     values = {name: _array(name, inputs[name]) for name in names}
     counts = {n: len(a) for n, a in values.items() if isinstance(a, np.ndarray) and a.ndim}

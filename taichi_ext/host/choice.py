@@ -74,5 +74,5 @@ def foreign_problem(obj: object) -> str:
 
 @functools.cache
 def _foreign(kind: type) -> str:
-    found = {base.__module__.split(".")[0] for base in kind.__mro__} & _OTHERS
-    return found.pop() if found else ""
+    modules = {base.__module__.split(".")[0] for base in kind.__mro__} & _OTHERS
+    return modules.pop() if modules else ""

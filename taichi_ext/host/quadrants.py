@@ -381,9 +381,9 @@ class _OptionalArray(ndarray_type.NdarrayType):
 
 def _annotation(annotation: Any, is_optional: bool = False) -> Any:
     if is_optional and type(annotation) is ndarray_type.NdarrayType:
-        found = _OptionalArray.__new__(_OptionalArray)
-        vars(found).update(vars(annotation))
-        return found
+        result = _OptionalArray.__new__(_OptionalArray)
+        vars(result).update(vars(annotation))
+        return result
     is_pack = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
     return _pack_type(annotation) if is_pack else ti.template() if is_final_annotation(annotation) else annotation
 

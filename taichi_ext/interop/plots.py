@@ -177,10 +177,12 @@ def _png(figure: Any) -> bytes:
 
 
 def _units(units: object, blocks: list[BlockPicture]) -> list[str]:
-    found = [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
-    if len(found) != len(blocks) or not all(isinstance(unit, str) for _, unit in found):
+    units_ = (
+        [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
+    )
+    if len(units_) != len(blocks) or not all(isinstance(unit, str) for _, unit in units_):
         raise unexpected("units", units, f"a text, or one for each of J's {len(blocks)} blocks")
-    return [unit for _, unit in found]
+    return [unit for _, unit in units_]
 
 
 def _label(axes: Any, block: BlockPicture) -> None:
@@ -246,8 +248,8 @@ def _pictures(block: BlockPicture, matrix: np.ndarray, most: int) -> list[list[t
 def _pattern(block: BlockPicture) -> tuple[np.ndarray, np.ndarray]:
     """The rows and columns of the entries of a block as a matrix."""
     if _is_sparse(block.values):
-        found = block.values.tocoo()
-        return found.row.astype(np.int64), found.col.astype(np.int64)
+        entries = block.values.tocoo()
+        return entries.row.astype(np.int64), entries.col.astype(np.int64)
     rows, columns = np.nonzero(_dense(block))
     return rows, columns
 
@@ -411,19 +413,19 @@ def blocks_of(J: object, plan: object, output_axes: int | None) -> list[BlockPic
         raise unexpected("plan", plan, "the Jacobian(kernel, params, outputs) of J")
     if type(J) in (bool, int, float, complex):
         raise InvalidArgumentError(f"J is {J}, a plain number; expected a result of jacobian.")
-    found = flatten(J, "J")[0]
-    if not found:
+    blocks = flatten(J, "J")[0]
+    if not blocks:
         raise InvalidArgumentError("J is empty; give a result of jacobian.")
     if plan is None:
-        return [_unnamed(path, values, output_axes) for path, values in found]
+        return [_unnamed(path, values, output_axes) for path, values in blocks]
     call, prepared = plan._last_call(), plan._plan.prepared
     down, across = ([_side_of_target(call, call.current(t)) for t in ts] for ts in (prepared.outputs, prepared.params))
-    if len(across) * len(down) != len(found):
+    if len(across) * len(down) != len(blocks):
         raise InvalidArgumentError(
-            f"J has {len(found)} blocks; {len(down)} outputs and {len(across)} params have {len(across) * len(down)}."
+            f"J has {len(blocks)} blocks; {len(down)} outputs and {len(across)} params have {len(across) * len(down)}."
         )
     pairs = itertools.product(down, across)
-    return [_named(path, values, o, p) for (path, values), (o, p) in zip(found, pairs, strict=True)]
+    return [_named(path, values, o, p) for (path, values), (o, p) in zip(blocks, pairs, strict=True)]
 
 
 def _side_of_target(call: KernelCall, target: Target) -> Side:

@@ -238,14 +238,14 @@ class TorchFunction:
 
         The same memory given for two arguments means two variables to torch and one array to Taichi: it is copied.
         """
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         taken: list[View] = []
         for name, tensor in zip([*self.inputs, *call.tensor_names], tensors, strict=True):
             if isinstance(name, backend.Field):
                 continue
             value = tensor.data  # whose version is not that of the tensor: what a run writes is put back
             if self.signature.is_value(name):
-                found[name] = host_number(value)
+                result[name] = host_number(value)
                 continue
             value = value.contiguous()
             if value.is_conj() or value.is_neg():
@@ -253,8 +253,8 @@ class TorchFunction:
             if name in self._outputs or any(view_of(value).overlaps(view) for view in taken):
                 value = value.clone()
             taken.append(view_of(value))
-            found[name] = value
-        return found
+            result[name] = value
+        return result
 
     @contextlib.contextmanager
     def inputs_unchanged(self, arguments: dict[str, Any]) -> Generator[None, None, None]:
@@ -308,8 +308,8 @@ class TorchFunction:
         """The tensors that a call returns, after a run."""
         if not self._outputs:
             return [returned_tensor(returned, self._kernel, device)]
-        found = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
-        return [as_tensor(values, device) for values in found]
+        tensors_ = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
+        return [as_tensor(values, device) for values in tensors_]
 
 
 def _name(kernel: object) -> str:

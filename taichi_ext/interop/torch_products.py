@@ -98,8 +98,8 @@ def _as_constants(call: TorchCall, tensors: Sequence[object]) -> Generator[None,
         yield
         return
     tracing: Any = sys.modules["torch.fx.experimental.proxy_tensor"]
-    found = (tracing.get_proxy_slot(t, mode.tracer, None) for t in tensors)
-    nodes, seen = [f.proxy.node for f in found if f is not None], set[object]()
+    proxies = (tracing.get_proxy_slot(t, mode.tracer, None) for t in tensors)
+    nodes, seen = [f.proxy.node for f in proxies if f is not None], set[object]()
     while nodes:
         node = nodes.pop()
         if node.op == "placeholder":
@@ -143,8 +143,8 @@ def _run_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
 
 
 def _run_forward(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
-    found = list(_columns(ctx.call, ctx.saved_tensors, tangents))
-    return tuple(found.pop(0) if is_real else None for is_real in ctx.is_real)
+    outputs = list(_columns(ctx.call, ctx.saved_tensors, tangents))
+    return tuple(outputs.pop(0) if is_real else None for is_real in ctx.is_real)
 
 
 def _rows_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
@@ -155,16 +155,16 @@ def _rows_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
 
 def _rows_forward(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
     call, (tensors, cotangents) = ctx.call, _split(ctx)
-    found = _curvature(call, tensors, cotangents, tangents[: call.count], call.wanted)
+    along = _curvature(call, tensors, cotangents, tangents[: call.count], call.wanted)
     added = _rows(call, tensors, _filled(call.results, tangents[call.count :]))
-    return tuple(added[n] if found[n] is None else found[n] + added[n] for n in call.wanted_inputs)
+    return tuple(added[n] if along[n] is None else along[n] + added[n] for n in call.wanted_inputs)
 
 
 def _columns_backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
     call, (tensors, given), cotangents = ctx.call, _split(ctx), _filled(ctx.call.results, gradients)
-    found = _rows(call, tensors, cotangents)
+    back = _rows(call, tensors, cotangents)
     curved = _curvature(call, tensors, cotangents, _by_input(call, given), ctx.needs_input_grad[1:])
-    return None, *curved, *[found[n] for n in call.wanted_inputs]
+    return None, *curved, *[back[n] for n in call.wanted_inputs]
 
 
 def _columns_forward(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
@@ -194,8 +194,8 @@ def _product(name: str, call: TorchCall, *tensors: Any) -> tuple[Any, ...]:
         t if b else t.expand(count, *t.shape)
         for t, b in zip(parts[call.count :], is_batched[call.count :], strict=True)
     ]
-    found = compute(replace(call, batch=count), parts[: call.count], given)
-    return tuple(torch._add_batch_dim(f, 0, level) for f in found)
+    outputs = compute(replace(call, batch=count), parts[: call.count], given)
+    return tuple(torch._add_batch_dim(f, 0, level) for f in outputs)
 
 
 def _curvature_of(call: TorchCall, *tensors: Any) -> tuple[object, ...]:
@@ -240,8 +240,8 @@ def run(call: TorchCall, *tensors: object) -> tuple[Any, ...]:
 
 def _rows(call: TorchCall, tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """A tensor for each tensor of the call, None for those that are not wanted."""
-    found = _function("Rows").apply(call, *tensors, *cotangents)
-    return _by_input(call, found)
+    rows = _function("Rows").apply(call, *tensors, *cotangents)
+    return _by_input(call, rows)
 
 
 def _columns(call: TorchCall, tensors: Sequence[Any], directions: Sequence[Any]) -> Sequence[Any]:
@@ -258,11 +258,11 @@ def _columns_by_matrix(call: TorchCall, tensors: Sequence[Any], directions: Sequ
     """J times directions that torch.fx writes down: J is a constant of its graph."""
     with _as_constants(call, tensors):
         rows = call.function.jacobian(call, tensors)
-    found: list[Any] = []
+    result: list[Any] = []
     for row, (shape, _) in zip(rows, call.results, strict=True):
         parts: list[Any] = [b @ d.reshape(b.shape[1]).to(b.dtype) for b, d in zip(row, directions, strict=True)]
-        found.append(require_torch().stack(parts).sum(0).reshape(shape))
-    return found
+        result.append(require_torch().stack(parts).sum(0).reshape(shape))
+    return result
 
 
 def _curvature(
@@ -293,10 +293,10 @@ def _filled(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 def _by_input(call: TorchCall, values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = [None] * call.count
+    result: list[Any] = [None] * call.count
     for n, value in zip(call.wanted_inputs, values, strict=True):
-        found[n] = value
-    return found
+        result[n] = value
+    return result
 
 
 # --- several at once
@@ -335,8 +335,8 @@ def _batched(kind: str, info: Any, in_dims: tuple[Any, ...], call: TorchCall, *t
         t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
         for t, d in zip(tensors[call.count :], dims[call.count :], strict=True)
     ]
-    found = _function(kind).apply(replace(call, batch=info.batch_size), *tensors[: call.count], *given)
-    return found, (0,) * len(found)
+    results = _function(kind).apply(replace(call, batch=info.batch_size), *tensors[: call.count], *given)
+    return results, (0,) * len(results)
 
 
 # Arguments of kernels by name, and values as kernels take and return them, from and to torch tensors.

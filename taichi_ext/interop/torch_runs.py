@@ -95,11 +95,11 @@ class Runs:
         following = backend.follow(snapshot) if any(call.wanted) else contextlib.nullcontext()
         with function.inputs_unchanged(arguments), following:
             returned = self._kernel(*arguments.values())
-        found = function.results(arguments, returned, tensors[0].device)
-        real = [r for r in found if r.is_floating_point()]
+        values = function.results(arguments, returned, tensors[0].device)
+        real = [r for r in values if r.is_floating_point()]
         call.snapshot[:] = [snapshot]
         call.results[:] = [(r.shape, {"dtype": r.dtype, "device": r.device}) for r in real]
-        return tuple(found)
+        return tuple(values)
 
     @contextlib.contextmanager
     def _again(self, call: TorchCall, tensors: Tensors) -> Generator[tuple[Any, Any, dict[str, Any]], None, None]:
@@ -116,30 +116,30 @@ class Runs:
             return tuple(tensors[n].new_zeros((0, *tensors[n].shape)) for n in call.wanted_inputs)
         given = [_host(c) for c in cotangents]
         with self._again(call, tensors) as (wanted, outputs, options):
-            found = vjp(self._kernel, wanted, outputs, given[0] if outputs is None else given, **options)
-        return tuple(_like(f, tensors[n], call) for f, n in zip(found, call.wanted_inputs, strict=True))
+            products = vjp(self._kernel, wanted, outputs, given[0] if outputs is None else given, **options)
+        return tuple(_like(f, tensors[n], call) for f, n in zip(products, call.wanted_inputs, strict=True))
 
     def columns(self, call: TorchCall, tensors: Tensors, directions: Tensors) -> tuple[Any, ...]:
         """``J u``: a tensor for each real output."""
         if call.batch == 0:
             return tuple(require_torch().zeros((0, *shape), **options) for shape, options in call.results)
         with self._again(call, tensors) as (wanted, outputs, options):
-            found = jvp(self._kernel, wanted, [_host(d) for d in directions], outputs, **options)
-        found = [found] if outputs is None else found
+            products = jvp(self._kernel, wanted, [_host(d) for d in directions], outputs, **options)
+        products = [products] if outputs is None else products
         lead = () if call.batch is None else (call.batch,)
         device = tensors[0].device
         return tuple(
             as_tensor(f, device).to(**options).reshape((*lead, *shape))
-            for f, (shape, options) in zip(found, call.results, strict=True)
+            for f, (shape, options) in zip(products, call.results, strict=True)
         )
 
     def jacobian(self, call: TorchCall, tensors: Tensors) -> list[list[Any]]:
         """J as a matrix for each pair of real output and wanted input."""
         with self._again(call, tensors) as (wanted, outputs, options):
-            found = jacobian(self._kernel, wanted, outputs, **options)
+            blocks = jacobian(self._kernel, wanted, outputs, **options)
         return [
             [as_tensor(b, tensors[0].device).reshape(shape.numel(), -1) for b in row]
-            for row, (shape, _) in zip([found] if outputs is None else found, call.results, strict=True)
+            for row, (shape, _) in zip([blocks] if outputs is None else blocks, call.results, strict=True)
         ]
 
     def curvature(self, call: TorchCall, tensors: Tensors, others: Tensors) -> tuple[Any, ...]:
@@ -160,8 +160,8 @@ class Runs:
             places = [o if isinstance(o, backend.Field) else names.index(o) for o in outputs]
             params = [arguments[names.index(w)] if isinstance(w, str) else w for w in wanted]
             options["args"] = (energy, len(weights), places, *weights, *arguments)
-            found = hvp(self._weighted, params, [_host(d) for d in directions], energy, **options)
-        return tuple(_like(f, tensors[n], call) for f, n in zip(found, call.wanted_inputs, strict=True))
+            products = hvp(self._weighted, params, [_host(d) for d in directions], energy, **options)
+        return tuple(_like(f, tensors[n], call) for f, n in zip(products, call.wanted_inputs, strict=True))
 
     def _weighted(self, energy: Any, count: int, places: list[Any], *values: Any) -> None:
         """A pipeline: the kernel, then ``energy += weight * output``."""

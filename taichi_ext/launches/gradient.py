@@ -115,8 +115,8 @@ class GradientProgram(KernelProgram):
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
-        found = super().infos
-        return found if self.adjoints is None else found | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
+        infos_ = super().infos
+        return infos_ if self.adjoints is None else infos_ | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
 
     def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
         """The request, without tangents of the energy itself where nothing reads it."""
@@ -142,20 +142,20 @@ def program_of(
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
     seeds = _first_order_seeds(program, launch, target, energy, infos, constants)
     sums = seeds.use.sums
-    found, left_out = differentiate(program, seeds), frozenset[Container]()
+    differentiated, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
         read = {c: infos[c] for c in read_containers(program.body) if c in infos}
-        left_out = _check_rows(found, energy, read)
+        left_out = _check_rows(differentiated, energy, read)
         is_read = any(info.key in target.carried for info in read.values())
         check_sparse(("a kernel reads the energy that another one has added to", is_read))
         if left_out:
-            found = differentiate(program, replace(seeds, ignored=left_out))
-    arrays = _first_order_arrays(found, target, infos, seeds)
+            differentiated = differentiate(program, replace(seeds, ignored=left_out))
+    arrays = _first_order_arrays(differentiated, target, infos, seeds)
     is_dense = target.is_sum and any(array.info.key != GRADIENT for array in arrays.values())
     check_sparse(("terms of the energy depend on many params", is_dense))
-    adjoints = next((c for what, c in found.shadows if what == ADJOINTS), None)
-    containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
-    result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
+    adjoints = next((c for what, c in differentiated.shadows if what == ADJOINTS), None)
+    containers = (*differentiated.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
+    result = simplify(replace(differentiated.program, name=f"{program.name}_gradient", containers=containers))
     own = None if launch.is_repeated else next((c for c, a in arrays.items() if a.info.key == GRADIENT), None)
     return GradientProgram(
         result,
@@ -172,10 +172,10 @@ def _needless(
     program: Program, launch: Launch, energy: Container | None, sums: EnergySums | None
 ) -> frozenset[Container | Local]:
     """The energy and the locals that it is a sum of, where only the tangents of its gradient are read."""
-    found = set[Container | Local]() if energy is None or energy in read_containers(program.body) else {energy}
+    needless = set[Container | Local]() if energy is None or energy in read_containers(program.body) else {energy}
     if sums is not None and (energy is not None or launch.wants_return):
-        found |= energy_sums(program, sums.container).weights.keys()
-    return frozenset(found)
+        needless |= energy_sums(program, sums.container).weights.keys()
+    return frozenset(needless)
 
 
 def _first_order_seeds(
@@ -320,16 +320,16 @@ def _extents(program: Program, infos: dict[Container, ContainerInfo]) -> dict[Co
 
 def number_locals(program: Program, launch: Launch, constants: Constants | None) -> dict[Local, tuple[Key, int]]:
     """The arguments and Python numbers that are parameters: the key and the first column of each."""
-    found: dict[Local, tuple[Key, int]] = {}
+    result: dict[Local, tuple[Key, int]] = {}
     for argument in program.arguments:
         if argument.value is not None and not isinstance(argument.value, Container):
             for local in {value.local for value in entries(argument.value) if isinstance(value, Read)}:
                 if local.name in launch.numbers.arguments:
-                    found[local] = NumberArgument(local.name), launch.numbers.arguments[local.name]
+                    result[local] = NumberArgument(local.name), launch.numbers.arguments[local.name]
     for variable, first in launch.numbers.constants:
         if constants is not None and variable.key in constants.locals:
-            found[constants.locals[variable.key]] = variable.key, first
-    return found
+            result[constants.locals[variable.key]] = variable.key, first
+    return result
 
 
 def with_own_tangents(program: Program, seeds: DifferentiationRequest) -> DifferentiationRequest:
@@ -373,15 +373,15 @@ def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[C
 
 def _wholes(program: Program) -> dict[Container, tuple[Container, tuple[int, ...]]]:
     """For each field that a program names, its container, and its component in that."""
-    found: dict[Container, tuple[Container, tuple[int, ...]]] = {}
+    result: dict[Container, tuple[Container, tuple[int, ...]]] = {}
     fields = [(c, backend.whole_field(c.object)) for c in program.containers if not c.is_argument]
     wholes: dict[Any, Container] = {}
     for c, whole in sorted(fields, key=lambda field: field[0].object is not field[1]):  # whole fields first
         name = backend.field_identity(whole)
         if name not in wholes:
             wholes[name] = c if whole is c.object else field_container(whole, c.name)
-        found[c] = wholes[name], backend.component_index(whole, c.object)
-    return found
+        result[c] = wholes[name], backend.component_index(whole, c.object)
+    return result
 
 
 def _with_parts(program: Program, parts: dict[Container, tuple[Container, tuple[int, ...]]]) -> Program:

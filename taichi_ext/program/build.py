@@ -234,12 +234,12 @@ def not_written_out(loop: ir.For, array: ir.Container, step: int = 1) -> ir.Body
 
 def indices_of(number: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
     """The indices of an entry from its running number."""
-    found = []
+    result = []
     for n, size in enumerate(shape):
         below = math.prod(shape[n + 1 :])
         value = number if below == 1 else operation("floordiv", number, below)
-        found.append(operation("mod", value, size) if n else value)
-    return found
+        result.append(operation("mod", value, size) if n else value)
+    return result
 
 
 def begin_of_piece(number: ir.Value, pieces: int, size: int) -> ir.Value:

@@ -69,11 +69,11 @@ def reached(start: Iterable[T], edges: Iterable[tuple[T, T]]) -> dict[T, T]:
     after: dict[T, list[T]] = defaultdict(list)
     for source, target in edges:
         after[source].append(target)
-    found = {node: node for node in start}
-    pending = [*found]
+    result = {node: node for node in start}
+    pending = [*result]
     for node in pending:  # it grows
         for target in after.get(node, ()):
-            if target not in found:
-                found[target] = found[node]
+            if target not in result:
+                result[target] = result[node]
                 pending.append(target)
-    return found
+    return result

@@ -58,13 +58,13 @@ class Statement:
     @cached_property
     def written(self) -> frozenset[Local | Container]:
         """The locals and containers whose numbers, or their tangents, may be others after it, in its blocks too."""
-        found: set[Local | Container] = set()
+        names: set[Local | Container] = set()
         for s in (self, *self.within):
             if isinstance(s, Store):
-                found.add(s.target.memory)
+                names.add(s.target.memory)
             elif isinstance(s, Effect):
-                found.update(s.writes, s.stopped)
-        return frozenset(found)
+                names.update(s.writes, s.stopped)
+        return frozenset(names)
 
 
 Body = tuple[Statement, ...]
@@ -300,14 +300,14 @@ def with_blocks(statement: Statement, change: Callable[[Body], Body]) -> Stateme
 
 def statements(body: Iterable[Statement]) -> list[Statement]:
     """All statements of a block and of those in it, in the order of the text."""
-    found: list[Statement] = []
+    result: list[Statement] = []
     pending = [*body][::-1]
     while pending:
         statement = pending.pop()
-        found.append(statement)
+        result.append(statement)
         for block in bodies(statement)[::-1]:
             pending.extend(block[::-1])
-    return found
+    return result
 
 
 def declared(statement: Statement) -> tuple[Local, ...]:
@@ -339,11 +339,11 @@ _PARTS: dict[type[Statement], tuple[str, ...]] = {
 
 def values_of(statement: Statement) -> list[Value]:
     """The expressions of a statement, without those in its blocks; of a target, its indices."""
-    found: list[Value] = []
+    result: list[Value] = []
     for name in _PARTS.get(type(statement), ()):
         part = getattr(statement, name)
-        found += children(part) if name == "target" else _values_in(part)
-    return found
+        result += children(part) if name == "target" else _values_in(part)
+    return result
 
 
 def _values_in(x: object) -> Iterator[Value]:

@@ -332,13 +332,13 @@ def joined_contents(values: Iterable[Value]) -> Contents:
 
 def walk(value: Value) -> list[Value]:
     """A node and all below it, each as often as it occurs, parents first."""
-    found: list[Value] = []
+    result: list[Value] = []
     pending = [value]
     while pending:
         node = pending.pop()
-        found.append(node)
+        result.append(node)
         pending.extend(reversed(children(node)))
-    return found
+    return result
 
 
 def with_children(value: Value, change: Callable[[Value], Value]) -> Value:

@@ -173,9 +173,9 @@ def _call(r: Recording, function: Any, /, *args: Any, **keywords: object) -> obj
         return args[0] if len(args) == 1 else args
     if any(function is f for f in _OF_ANYTHING):
         return function(*args, **keywords)
-    found = structure(r, function, args, keywords)
-    if found is not NotImplemented:
-        return found
+    result = structure(r, function, args, keywords)
+    if result is not NotImplemented:
+        return result
     is_builtin = getattr(builtins, getattr(function, "__name__", ""), None) is function
     if is_builtin and not has_values([*args, *keywords.values()]):
         return function(*args, **keywords)
@@ -229,8 +229,8 @@ def definition(code: types.CodeType) -> Any:
         tree = _parsed("".join(inspect.findsource(code)[0]))
     except (OSError, TypeError, IndexError, SyntaxError):
         return None
-    found = [node for node in ast.walk(tree) if _starts(node) == (code.co_name, code.co_firstlineno)]
-    return found[0] if len(found) == 1 else None
+    nodes = [node for node in ast.walk(tree) if _starts(node) == (code.co_name, code.co_firstlineno)]
+    return nodes[0] if len(nodes) == 1 else None
 
 
 @lru_cache(maxsize=64)
@@ -391,13 +391,13 @@ def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, 
     operation = _OF_PYTHON_NUMBERS.get((function, len(args)))
     if operation is not None and all(isinstance(a, FoldedConst) or not has_values(a) for a in args):
         return operations.operate(r, operation, *args)
-    found = structure(r, function, tuple(args), keywords)
-    if found is NotImplemented and isinstance(function, np.ufunc):
+    structured = structure(r, function, tuple(args), keywords)
+    if structured is NotImplemented and isinstance(function, np.ufunc):
         raise UnsupportedError(f"NumPy's {function.__name__} is called on a value of the kernel; use Taichi's.")
-    if found is NotImplemented:
+    if structured is NotImplemented:
         name = getattr(function, "__qualname__", None) or repr(function)
         raise UnsupportedError(f"{name!r} is called on a value of the kernel. Write it as a @ti.func.")
-    return found
+    return structured
 
 
 def matmul(r: Recording, a: object, b: object) -> Any:

@@ -255,8 +255,8 @@ def _deciding_waves(body: ir.Body) -> frozenset[ir.Value]:
             given[memory] += values
         nodes = (v for value in ir.values_of(s) for v in ir.walk(value) if isinstance(v, ir.Op))
         conditions += (v for v in nodes if v.name in (*_ORDERED, *_JUMPS, "tan"))
-    found = ir.through(conditions, lambda v: given[v.local] if isinstance(v, ir.Read) else _operands(v))
-    return frozenset(v for v in found if isinstance(v, ir.Op) and v.name in _WAVES)
+    operands = ir.through(conditions, lambda v: given[v.local] if isinstance(v, ir.Read) else _operands(v))
+    return frozenset(v for v in operands if isinstance(v, ir.Op) and v.name in _WAVES)
 
 
 def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:

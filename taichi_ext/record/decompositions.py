@@ -69,8 +69,8 @@ def _singular_values(S, step):
     n = ti.static(S.n)
     given = ti.Vector([S[k, k] for k in ti.static(range(n))])
     values = _apart(given, step, False)
-    found = ti.Matrix([[values[i] if i == j else 0.0 for j in ti.static(range(n))] for i in ti.static(range(n))])
-    return found, _ties(given, values)
+    matrix = ti.Matrix([[values[i] if i == j else 0.0 for j in ti.static(range(n))] for i in ti.static(range(n))])
+    return matrix, _ties(given, values)
 
 
 @ti.func
@@ -139,18 +139,18 @@ def decomposition(r: Recording, matrix: object, dt: object = None, *, function: 
         raise UnsupportedError(
             f"{function.__name__} has a derivative for matrices of 2 and 3 rows; this has {fixed.shape[0]}."
         )
-    found: Any = kept_call(r, fixed, *kind, function=function)
-    results, dtype = declare(r, function.__name__, found), found[0].base.dtype
+    parts: Any = kept_call(r, fixed, *kind, function=function)
+    results, dtype = declare(r, function.__name__, parts), parts[0].base.dtype
     step = ir.Const(_STEPS.get(dtype, _STEPS[ir.F32])[r.order - 1], dtype)
 
     def own(func: Any, *args: object) -> Any:
         return inline_call(r, backend.taichi_func(func), [*args, step], {})
 
     if function is ti.svd:
-        apart, facts = own(_singular_values, found[1])
-        at: Any = found[0], apart, found[2]
+        apart, facts = own(_singular_values, parts[1])
+        at: Any = parts[0], apart, parts[2]
     else:
-        *at, facts = own(_eigenvectors, fixed, *found)
+        *at, facts = own(_eigenvectors, fixed, *parts)
     locals_ = tuple(ir.Local(f"{x.base.name}_at", dtype, x.shape, "temporary") for x in results)
     kept = (cast(r, x, backend.named_type(dtype.name)) for x in (*at, facts))
     args = (value_of(matrix), *kept, *map(value_of, results))

@@ -71,8 +71,8 @@ def _crossed(
     kind = function.boundary_kind
     slope = _gradient(r, kind, level, at, may_be_flat=False)
     zero = Const(0.0, level.dtype)
-    found = call(function.boundary_body, Level(kind, level, at, slope), level, slope, zero, kind == "sqrt_edge")
-    area, motion = (as_value(value_of(v)) for v in found)
+    crossing = call(function.boundary_body, Level(kind, level, at, slope), level, slope, zero, kind == "sqrt_edge")
+    area, motion = (as_value(value_of(v)) for v in crossing)
     return level, {"area": area, "motion": motion}
 
 
@@ -80,8 +80,8 @@ def level_at(r: Recording, call: Call, function: object, given: dict[str, Any]) 
     """A level at another position, and its slope; ``with_levels`` puts the code that computes it in the place."""
     level = given["level"]
     by = {name: frozen(r, given[name], name) for name in ("x", "y")}
-    found = statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
-    return found, _gradient(r, level.kind, found, level.at, may_be_flat=True)
+    value = statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
+    return value, _gradient(r, level.kind, value, level.at, may_be_flat=True)
 
 
 def gradient(r: Recording, kind: str, value: object, at: tuple[object, object], *, may_be_flat: bool) -> Any:

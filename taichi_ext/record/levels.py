@@ -30,13 +30,13 @@ def with_levels(body: ir.Body) -> ir.Body:
 
     Where that is not possible, a level that is linear in the pixel takes its place; a ``DerivativeWarning`` says so.
     """
-    found = [s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.kind == "level_at"]
-    if not found:
+    levels = [s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.kind == "level_at"]
+    if not levels:
         return body
     before: dict[ir.Statement, list[ir.Declare]] = {}  # values kept before the statements that read them
     instead: dict[ir.Statement, ir.Body] = {}
     slices: dict[ir.Local, _Slice] = {}
-    for s in found:
+    for s in levels:
         level = s.given["value"]
         if not all(isinstance(v, ir.Read) for v in (level, *ir.entries(s.given["at"]))):  # the latter: raises later
             instead[s] = (_linear(s),)
@@ -204,10 +204,10 @@ def _prefix(body: ir.Body, level: ir.Local) -> list[ir.Statement | ir.Body]:
         if isinstance(s, ir.Declare) and s.local is level:
             return list(body[: n + 1])
         for inner in ir.bodies(s):
-            found = _prefix(inner, level)
-            if found:
+            prefix = _prefix(inner, level)
+            if prefix:
                 loop = [inner] if isinstance(s, (ir.For, ir.While)) else []
-                return [*body[:n], *loop, *found]
+                return [*body[:n], *loop, *prefix]
     return []
 
 

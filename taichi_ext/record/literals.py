@@ -102,12 +102,12 @@ def type_of(dtype: Any) -> Type:
     if dtype is float or dtype is int:
         dtype = backend.default_type(dtype)
     try:
-        found = _types.get(dtype)
+        result = _types.get(dtype)
     except RuntimeError:  # quantised types have no hash
         return _named(dtype)
-    if found is None:
-        found = _types[dtype] = _named(dtype)
-    return found
+    if result is None:
+        result = _types[dtype] = _named(dtype)
+    return result
 
 
 def _named(dtype: Any) -> Type:

@@ -213,10 +213,10 @@ class Recording:
         scopes = (self.context.global_vars, *self.context.local_scopes)
         for depth in range(_DEEPEST):
             for name, value in (item for scope in scopes for item in scope.items()):
-                found = _path(value, obj, depth)
-                if found is not None and name.isidentifier():
-                    own = name if not found or isinstance(value, (list, tuple, dict, backend.StructField)) else ""
-                    return "_".join(filter(None, (own, *found)))
+                path = _path(value, obj, depth)
+                if path is not None and name.isidentifier():
+                    own = name if not path or isinstance(value, (list, tuple, dict, backend.StructField)) else ""
+                    return "_".join(filter(None, (own, *path)))
         return "field"
 
 
@@ -240,9 +240,9 @@ def _path(owner: object, obj: object, depth: int) -> tuple[str, ...] | None:
     if depth == 0:
         return () if owner is obj else None
     for name, part in _named_parts(owner):
-        found = _path(part, obj, depth - 1)
-        if found is not None and f"_{name}".isidentifier():
-            return (name, *found)
+        path = _path(part, obj, depth - 1)
+        if path is not None and f"_{name}".isidentifier():
+            return (name, *path)
     return None
 
 

@@ -344,16 +344,16 @@ def flat_tree(tree: ast.AST) -> tuple[Any, ...]:
 
     A node or list among the parts is its number in a 1-tuple, a constant has its type: 1 and 1.0 are equal.
     """
-    found: list[Any] = [tree]
+    nodes: list[Any] = [tree]
     flat: list[tuple[Any, ...]] = []
 
     def part(value: object) -> object:
         if not isinstance(value, (ast.AST, list)):
             return type(value), value
-        found.append(value)
-        return (len(found) - 1,)
+        nodes.append(value)
+        return (len(nodes) - 1,)
 
-    for value in found:
+    for value in nodes:
         names, parts = (None, value) if isinstance(value, list) else (tuple(vars(value)), vars(value).values())
         flat.append((type(value), names, tuple(map(part, parts))))
     return tuple(flat)

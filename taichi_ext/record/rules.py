@@ -280,9 +280,9 @@ def _tangent_of(r: Recording, name: str, value: object) -> tuple[object, tuple[i
 def check_shapes(rule: UserRule, wanted: Sequence[object], given: Sequence[object] | None) -> None:
     """Raise unless a rule returns values of the shapes of its function's results; None means it returned nothing."""
     if wanted != given:
-        shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))
-        kind = "a value of shape" if not isinstance(found, str) else "a"
-        returned = "nothing" if given is None else f"{kind} {found}"
+        shown, got = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))
+        kind = "a value of shape" if not isinstance(got, str) else "a"
+        returned = "nothing" if given is None else f"{kind} {got}"
         raise InvalidRuleError(
             f"The rule {rule.name!r} ({rule.place}) returns {returned}; the result of {rule.target_name!r} has "
             f"shape {shown}."

@@ -60,13 +60,13 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     x, y = position(kind, given["at"])
     called = callback(r, shape, given["args"])
     r.blocks.append(OpenBlock())  # recorded once more for the number of its results; not kept
-    found = value_of(call(called, ir.Const(0, ir.I32), x, y))
+    mean = value_of(call(called, ir.Const(0, ir.I32), x, y))
     require_reading(kind, "shape", tuple(r.blocks.pop().statements))
     order = given["order"]
     if order not in ("index", "depth"):
         raise InvalidRuleError(f'{kind}: order is {shown_value(order)}; expected "index" or "depth".')
     has_depth = order == "depth"
-    has_alpha = not has_depth and isinstance(found, (tuple, list)) and len(found) == 3
+    has_alpha = not has_depth and isinstance(mean, (tuple, list)) and len(mean) == 3
     shapes = Shapes(kind, called, shape_of(background), has_depth, has_alpha)
     real = default_types()[0]
     fine = _FINE[real.bits] if has_depth and real != ir.F64 else 0.0  # else two pixels see an edge on their border
@@ -192,14 +192,15 @@ def warn_of_lost_edges(body: ir.Body) -> None:
 
 def _entry_shape(r: Recording, kind: str, name: str, given: object, axes: int) -> tuple[int, ...]:
     """The shape of the entries of a field or array; raises unless it has so many axes, and real numbers."""
-    found = None
+    container = None
     if isinstance(given, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
-        found = r.container(given)
-        if found.ndim == axes and found.dtype.is_real and not any(found.offset):
-            return found.element_shape
+        container = r.container(given)
+        if container.ndim == axes and container.dtype.is_real and not any(container.offset):
+            return container.element_shape
     what = shown_value(given)
-    if found is not None:
-        what = f"{found.name}, of type {found.dtype.name}, with {found.ndim} axes and offset {found.offset or 0}"
+    if container is not None:
+        offset = container.offset or 0
+        what = f"{container.name}, of type {container.dtype.name}, with {container.ndim} axes and offset {offset}"
     raise UnsupportedError(
         f"{kind}: {name} is {what}; expected real numbers in a field or an array argument of the kernel, whose axes, "
         f"{axes} in number, start at 0."
@@ -241,8 +242,8 @@ def seen_together(r: Recording, call: Call, function: object, given: dict[str, A
     sample = ir.Read(ir.Local("sample", ir.I32, (), "loop"))
     r.open_block(ir.For("range", (sample.local,), (as_value(len(places)),), (), is_together=True, place=r.place()))
     at = [declare(r, "at", c.at((sample,)), "kept") for c in (x, y)]
-    found = value_of(stopped(r, value_of(call(given["seen"], *at))))
-    for n, value in enumerate(ir.entries(found)):
+    seen = value_of(stopped(r, value_of(call(given["seen"], *at))))
+    for n, value in enumerate(ir.entries(seen)):
         assign_to(r, values.at((operate(r, "add", sample, n * len(places)),)), value)
     r.end_loop()
     numbers = [[values.at((n * len(places) + k,)).target for n in range(count)] for k in range(len(places))]
@@ -258,11 +259,11 @@ def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) ->
 def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> tuple[Any, ...]:
     """Level, depth, value and alpha of one of the shapes of ``layers``."""
     shapes, n = given["shape"], given["n"]
-    found = value_of(call(shapes.function, n, given["x"], given["y"]))
+    shape = value_of(call(shapes.function, n, given["x"], given["y"]))
     names = ["level", *["depth"] * shapes.has_depth, "value", *["alpha"] * shapes.has_alpha]
-    if not isinstance(found, (tuple, list)) or len(found) != len(names):
-        raise UnsupportedError(f"{shapes.kind}: shape must return {', '.join(names)}; it returns {shown_value(found)}.")
-    level, value = found[0], found[names.index("value")]
+    if not isinstance(shape, (tuple, list)) or len(shape) != len(names):
+        raise UnsupportedError(f"{shapes.kind}: shape must return {', '.join(names)}; it returns {shown_value(shape)}.")
+    level, value = shape[0], shape[names.index("value")]
     if isinstance(level, (int, float)):
         shapes.is_everywhere, level = True, float(level)
     else:
@@ -272,10 +273,10 @@ def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) 
             f"{shapes.kind}: shape returns a value of shape {shape_of(value)}, and background has shape "
             f"{shapes.value_shape}; give both the same shape."
         )
-    alpha = found[-1] if shapes.has_alpha else 1.0
+    alpha = shape[-1] if shapes.has_alpha else 1.0
     if not isinstance(alpha, (ir.Value, int, float)):
         raise UnsupportedError(f"{shapes.kind}: alpha is {shown_value(alpha)}; expected a number from 0 to 1.")
-    depth = found[1] if shapes.has_depth else operate(r, "neg", convert(as_value(n), default_types()[0]))
+    depth = shape[1] if shapes.has_depth else operate(r, "neg", convert(as_value(n), default_types()[0]))
     return level, depth, value, alpha
 
 
@@ -309,10 +310,10 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
         return call(shade, x, y)
     fine = _FINE[default_types()[0].bits]
     flat = typed_tensor(list(ir.entries(zeros)), (len(ir.entries(zeros)),))
-    found, is_unresolved, place = map(value_of, call(function.boundary_body, shade, flat, x, y, fine, antialias))
+    value, is_unresolved, place = map(value_of, call(function.boundary_body, shade, flat, x, y, fine, antialias))
     if r.rules.takes_derivative and not r.stopped:  # a rule stores nothing
         r.alert_later(_UNRESOLVED, is_unresolved, place)
-    return ir.Tensor(found.entries, zeros.shape) if isinstance(zeros, ir.Tensor) else found.entries[0]
+    return ir.Tensor(value.entries, zeros.shape) if isinstance(zeros, ir.Tensor) else value.entries[0]
 
 
 def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[object, ...]:

@@ -67,10 +67,10 @@ def _item(r: Recording, matrix: Any, index: list[Any]) -> object:
     """An entry of a matrix of Python numbers: a Python number where the index is known."""
     if any(isinstance(i, (Value, slice)) for i in index):
         return entry(r, captured(matrix), index)
-    found = matrix.to_list()
+    result = matrix.to_list()
     for i in index:
-        found = found[i]
-    return found
+        result = result[i]
+    return result
 
 
 def _load_container(r: Recording, base: object, index: list[object]) -> object:
@@ -101,8 +101,8 @@ def entry(r: Recording, base: Tensor | VectorPlace, index: list[Any]) -> object:
         raise backend.SyntaxFault(f"{len(index)} indices are given for a value of shape {base.shape}.")
     if any(isinstance(i, slice) for i in index):
         axes = _axes(base, index)
-        found = tuple(as_value(entry(r, base, list(i))) for i in itertools.product(*axes))
-        return Tensor(found, tuple(len(a) for a, i in zip(axes, index, strict=True) if isinstance(i, slice)))
+        entries = tuple(as_value(entry(r, base, list(i))) for i in itertools.product(*axes))
+        return Tensor(entries, tuple(len(a) for a, i in zip(axes, index, strict=True) if isinstance(i, slice)))
     if not any(isinstance(i, Value) for i in index):
         for i, size in zip(index, base.shape, strict=True):
             if not 0 <= i < size:
@@ -171,5 +171,5 @@ def _tensor_attribute(r: Recording, base: Tensor | VectorPlace, name: str) -> ob
 
 def spread(_: Recording, values: object) -> object:
     """``*values`` in a call."""
-    found = value_of(values)
-    return list(found) if not isinstance(values, VectorPlace) else [values.at((n,)) for n in range(values.shape[0])]
+    numbers = value_of(values)
+    return list(numbers) if not isinstance(values, VectorPlace) else [values.at((n,)) for n in range(values.shape[0])]

@@ -71,14 +71,14 @@ def vectors_read(body: ir.Body, calls: list[Decomposition], locals_: Iterable[ir
     given = ((to, s) for s in givers for to, _ in ir.flows(s) if isinstance(to, ir.Local))
     uses = ((to, local) for to, s in given for v in ir.values_of(s) for local in v.contents.locals)
     computed = frozenset(ir.reached(slice_, uses))  # such as the bounds of a clamp, the same for all values
-    found: dict[ir.Value, Vectors] = {}
+    result: dict[ir.Value, Vectors] = {}
     for n, call in enumerate(calls):
         kinds = (True,) if len(call.vectors) == 2 else (True, False)  # singular vectors are rotations
         for pair, are_rotations in itertools.product(range(len(call.vectors) * (call.values.shape[0] - 1)), kinds):
             for value, is_tied in _judged(body, calls, (slice_, computed), (n, pair), are_rotations).items():
-                known = found.get(value, Vectors())
-                found[value] = Vectors(known.calls | {n}, known.tied | ({(n, pair)} if is_tied else set()))
-    return found
+                known = result.get(value, Vectors())
+                result[value] = Vectors(known.calls | {n}, known.tied | ({(n, pair)} if is_tied else set()))
+    return result
 
 
 def _judged(
@@ -290,10 +290,10 @@ class _Run:
     def _computed(self, name: str, *args: Any) -> Any:
         function = {"cast": float, "int": int}.get(name) or _OPERATIONS.get(name)
         try:
-            found = math.nan if function is None else function(*args)
+            number = math.nan if function is None else function(*args)
         except (ArithmeticError, ValueError, TypeError):
             return math.nan
-        return math.nan if isinstance(found, complex) else found
+        return math.nan if isinstance(number, complex) else number
 
 
 # All that is computed from decompositions, again.

@@ -98,9 +98,9 @@ def find_variable(path: str, root: object, owner: tuple[object, ...] = ()) -> Va
         return _attribute(owner[0], attributes)
     readers = [f for f in functions if first in names_in_code(f.__code__)]
     for function in (*readers, *functions):
-        found = global_variable(function, first)
-        if found is not None:
-            return _attribute(found.read(), attributes) if attributes else found
+        variable_ = global_variable(function, first)
+        if variable_ is not None:
+            return _attribute(variable_.read(), attributes) if attributes else variable_
     return None
 
 
@@ -146,8 +146,8 @@ def python_reader(variable: Variable, root: object) -> types.FunctionType | None
     """The pipeline, or the first plain Python function that it may call, whose own code names a variable."""
     is_attribute = variable.is_qualified or variable.key[0] == "attribute"
     for function in _reachable(root, in_python=True):
-        found = global_variable(function, variable.name) if variable.name in names_in_code(function.__code__) else None
-        is_named = found is not None and found.key == variable.key
+        reader = global_variable(function, variable.name) if variable.name in names_in_code(function.__code__) else None
+        is_named = reader is not None and reader.key == variable.key
         if is_named or (is_attribute and variable.name in _attributes_in_code(function.__code__)):
             return function
     return None
@@ -338,11 +338,11 @@ class Constants:
     def read_attribute(self, owner: object, name: str, value: object) -> object:
         if self.is_empty:
             return value
-        found = inspect.getattr_static(type(owner), name, None)
-        if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-            if not backend.is_library(found.fget):
-                value = self.library.call(found.fget, owner)
-        elif found is None and hasattr(type(owner), "__getattr__") and not _is_nameless(type(owner).__module__):
+        attribute = inspect.getattr_static(type(owner), name, None)
+        if isinstance(attribute, property) and isinstance(attribute.fget, types.FunctionType):
+            if not backend.is_library(attribute.fget):
+                value = self.library.call(attribute.fget, owner)
+        elif attribute is None and hasattr(type(owner), "__getattr__") and not _is_nameless(type(owner).__module__):
             with self.watching() as watched:
                 getattr(owner, name)
             if watched.may_read:
@@ -399,15 +399,15 @@ class Constants:
 
     def replaced(self, function: types.FunctionType) -> dict[str, object]:
         """The names of a Python function for such numbers, with their replacements."""
-        found = {}
+        result = {}
         for name in self._names & names_in_code(function.__code__):
             variable = global_variable(function, name)
             if variable is not None:
                 before = variable.read()
                 value = self.read_name(function, name, before)
                 if value is not before:
-                    found[name] = value
-        return found
+                    result[name] = value
+        return result
 
 
 def _is_nameless(module: object) -> bool:

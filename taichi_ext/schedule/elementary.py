@@ -62,15 +62,15 @@ class Elementary:
     @property
     def text(self) -> str:
         """Its definition in Taichi's language."""
-        found = self.lines
+        text_ = self.lines
         for name, coefficients in self.polynomials.items():
             letter, *rest = name.split()
-            found = re.sub(rf"\b{letter.upper()}\b", _horner(coefficients, *rest), found)
+            text_ = re.sub(rf"\b{letter.upper()}\b", _horner(coefficients, *rest), text_)
         for name, bits in _BITS[self.dtype].items():
-            found = re.sub(rf"\b{name}\b", f"I({bits})", found)
+            text_ = re.sub(rf"\b{name}\b", f"I({bits})", text_)
         bits = str(self.dtype.bits)
-        found = re.sub(r"\bR\b", f"ti.f{bits}", re.sub(r"\bI\b", f"ti.i{bits}", found))
-        return f"@ti.func\ndef {self.function}({self.arguments}):\n{found}"
+        text_ = re.sub(r"\bR\b", f"ti.f{bits}", re.sub(r"\bI\b", f"ti.i{bits}", text_))
+        return f"@ti.func\ndef {self.function}({self.arguments}):\n{text_}"
 
 
 def _horner(coefficients: tuple[float, ...], variable: str, dtype: str = "R") -> str:

@@ -110,9 +110,9 @@ class _Masker:
         return self.work_of((*s.then, *s.orelse)) >= LEAST_GUARDED or any(is_more)
 
     def mask(self, name: str) -> ir.Local:
-        found = ir.Local(name, ir.U1, (), "temporary")
-        self.varying.add(found)
-        return found
+        result = ir.Local(name, ir.U1, (), "temporary")
+        self.varying.add(result)
+        return result
 
     # --- blocks
 

@@ -80,8 +80,8 @@ class _Triangle:
     def _until_diagonal(self, loop: ir.For, rows: tuple[ir.Local, ...]) -> ir.For:
         """A loop over the columns of a row that a loop around it goes through, up to the diagonal."""
         (k,) = loop.variables
-        found = {self._row(self._index(s), k, rows) for s in loop.body if not isinstance(s, ir.Declare)}
-        row = found.pop() if len(found) == 1 else None
+        ends = {self._row(self._index(s), k, rows) for s in loop.body if not isinstance(s, ir.Declare)}
+        row = ends.pop() if len(ends) == 1 else None
         if row is None or self.columns <= MOST_WRITTEN_OUT or number_of(loop.domain[0]) != self.columns:
             return loop
         return replace(loop, domain=(up_to(row, self.columns),))
@@ -104,11 +104,11 @@ SIGNS = ("add", "sub")
 
 def with_private_sums(differentiated: Differentiated, machine: Machine) -> Differentiated:
     """The program with tangents that each thread adds up by itself, where a loop adds often to the same few of them."""
-    found, body, threads = differentiated, [], machine.threads
+    body_, body, threads = differentiated, [], machine.threads
     own = {c for what, c in differentiated.shadows if not isinstance(what, Scratch)}
     if threads == 1:
-        return replace(found, program=replace(found.program, body=without_atomics(found.program.body, own)))
-    for s in found.program.body:
+        return replace(body_, program=replace(body_.program, body=without_atomics(body_.program.body, own)))
+    for s in body_.program.body:
         domain = machine.domain(s) if isinstance(s, ir.For) else None
         if domain is None:
             body.append(s)
@@ -117,12 +117,12 @@ def with_private_sums(differentiated: Differentiated, machine: Machine) -> Diffe
         before, after = [], []
         for array, (first, end) in _shared_sums(s, own, math.prod(domain) / threads).items():
             size = threads * _width(first, end)
-            found, memory, start = _reserved(found, array, size)
+            body_, memory, start = _reserved(body_, array, size)
             before.append(_cleared(memory, start, size))
             after.append(_added_up(array, memory, start, (first, end), threads))
             s = _with_own_sums(s, array, memory, start, (first, end))
         body += [*before, s, *after]
-    return replace(found, program=replace(found.program, body=tuple(body)))
+    return replace(body_, program=replace(body_.program, body=tuple(body)))
 
 
 def without_atomics(body: ir.Body, arrays: Set[ir.Container]) -> ir.Body:
@@ -154,7 +154,7 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
     """
     additions = _Additions(loop.body)
     additions.collect(loop.body)
-    found = {}
+    result = {}
     for array, sums in additions.of.items():
         if array not in own or array in additions.others:
             continue
@@ -162,8 +162,8 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
         first, end = min(entry[0] for _, entry in sums), 1 + max(entry[1] for _, entry in sums)
         is_often = count >= LEAST_ADDED and iterations * count >= LEAST_TIMES * (end - first)
         if first >= 0 and end - first <= MOST_SUMS and is_often:
-            found[array] = (first, end)
-    return found
+            result[array] = (first, end)
+    return result
 
 
 class _Additions:

@@ -71,11 +71,11 @@ class Copies:
             return None
         if len(stores) * _iterations(loop) * stretch.lanes.count > MOST_TOGETHER:
             return None
-        found = Copies(stretch, loop)
+        result = Copies(stretch, loop)
         for p in parts:
             if isinstance(p, ir.Declare):
-                found.declare_again(p)
-        return found
+                result.declare_again(p)
+        return result
 
     def declare_again(self, s: ir.Declare) -> None:
         """Declare a local that is the same for all lanes once more, in the loop that copies."""
@@ -345,13 +345,13 @@ def _conditions_of_stores(run: LaneRun) -> Iterator[ir.Local]:
 
 def _touched(run: LaneRun, *, is_direct: bool) -> list[ir.Local]:
     """The locals that a run declares, reads or changes, each once, in their order; see ``Lanes.is_direct``."""
-    found: dict[ir.Local, None] = {}
+    locals_: dict[ir.Local, None] = {}
     for s in ir.statements(run.statements):
         is_store = isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load)
         values = ir.walk(s.value) if is_store and not is_direct else all_values(s)  # type: ignore[attr-defined]
-        found.update(dict.fromkeys(v.local for v in values if isinstance(v, ir.Read)))
+        locals_.update(dict.fromkeys(v.local for v in values if isinstance(v, ir.Read)))
         if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read):
-            found[s.target.local] = None
+            locals_[s.target.local] = None
         if isinstance(s, ir.Declare):
-            found[s.local] = None
-    return list(found)
+            locals_[s.local] = None
+    return list(locals_)

@@ -70,8 +70,8 @@ def _vector(given: object, params: object, shapes: list[tuple[int, ...]], what: 
     if is_nested and len(leaves) == len(shapes):  # a number stands for all entries of its parameter
         pairs = zip(leaves, shapes, strict=True)
         given = rebuild([np.full(s, v) if isinstance(v, numbers.Real) else v for (_, v), s in pairs])
-    found = matrices(given, params, what, shapes, are_several=False)[0]
-    return np.concatenate(found).reshape(-1).astype(np.float64)
+    vector = matrices(given, params, what, shapes, are_several=False)[0]
+    return np.concatenate(vector).reshape(-1).astype(np.float64)
 
 
 def start_within(start: np.ndarray, low: Any, high: Any, parts: list[Part]) -> np.ndarray:

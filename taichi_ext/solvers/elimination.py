@@ -37,14 +37,14 @@ class BlockCut:
 
     def __init__(self, block: Any, size: tuple[int, int]) -> None:
         numbered = type(block)((np.arange(1, block.nnz + 1), block.indices, block.indptr), shape=block.shape)
-        found = numbered.tobsr(size)
-        found.sort_indices()
-        filled = np.flatnonzero(found.data)
+        blocks = numbered.tobsr(size)
+        blocks.sort_indices()
+        filled = np.flatnonzero(blocks.data)
         self._places = np.empty(block.nnz, np.int64)
-        self._places[found.data.reshape(-1)[filled] - 1] = filled
-        self._indices, self._shape = (found.indices, found.indptr), found.data.shape
-        self._array = functools.partial(type(found), shape=block.shape)
-        self.filling = found.data.size / max(1, block.nnz)  # numbers in blocks for each entry
+        self._places[blocks.data.reshape(-1)[filled] - 1] = filled
+        self._indices, self._shape = (blocks.indices, blocks.indptr), blocks.data.shape
+        self._array = functools.partial(type(blocks), shape=block.shape)
+        self.filling = blocks.data.size / max(1, block.nnz)  # numbers in blocks for each entry
 
     def blocks(self, block: Any, factors: np.ndarray | None) -> Any:
         """A CSR array as a BSR array in float64, whose rows are multiplied by factors."""
@@ -136,8 +136,8 @@ def _terms(matrices: list[Any], is_symmetric: bool) -> _Plan:
     *before, (left, of_left), (right, of_right) = map(_sorted, matrices)
     turned, order = _transposed(left)
     pattern, (lefts, rights, firsts) = listed_terms(turned, right)
-    whole, (*found, places) = total_pattern((*(p for p, _ in before), pattern))
-    of_before = [numbers.take(np.argsort(order)) for numbers, (_, order) in zip(found, before, strict=True)]
+    whole, (*parts, places) = total_pattern((*(p for p, _ in before), pattern))
+    of_before = [numbers.take(np.argsort(order)) for numbers, (_, order) in zip(parts, before, strict=True)]
     ends, is_added, mirrored = np.append(firsts[1:], len(lefts)), np.full(len(firsts), True), None
     if is_symmetric:
         is_added = np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr)) <= pattern.indices
@@ -156,8 +156,8 @@ def _sorted(matrix: Any) -> tuple[Pattern, np.ndarray]:
 
 
 def _transposed(pattern: Pattern) -> tuple[Pattern, np.ndarray]:
-    found = pattern.with_data(np.arange(len(pattern.indices))).T.tocsr()
-    return Pattern(found.indptr, found.indices, found.shape), found.data
+    transposed = pattern.with_data(np.arange(len(pattern.indices))).T.tocsr()
+    return Pattern(transposed.indptr, transposed.indices, transposed.shape), transposed.data
 
 
 @functools.cache
@@ -230,7 +230,7 @@ class BlockLayout:
         self.is_chosen, self.eliminated = eliminated is None, list(eliminated or ())
         self.heights = [_widths(*row)[-1] for row in rows]
         self._candidates = [_widths(*column) for column in columns]
-        self.widths = [found[-1] for found in self._candidates]
+        self.widths = [blocks[-1] for blocks in self._candidates]
         self.places = slices_of(self.columns)
         self._is_fixed = False
         self.products = products or BlockProducts(is_compiled=False)
@@ -273,14 +273,14 @@ class BlockLayout:
 
     def _chosen(self, J: list[list[object]]) -> list[int]:
         """One or two params that are eliminated unasked, the larger first: of many blocks, so that little is left."""
-        sizes, found = [math.prod(part.shape) for part in self.columns], dict[int, int]()
+        sizes, chosen = [math.prod(part.shape) for part in self.columns], dict[int, int]()
         for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
             width = self._diagonal_width(J, n)
-            is_apart = width and all(_meets_one(J, (m, w), (n, width)) for m, w in found.items())
-            if is_apart and len(found) < 2 and sizes[n] >= _LEAST_BLOCKS * width:
-                found[n] = width
-        is_worth_it = sum(sizes) > _FEW and sum(sizes) - sum(sizes[n] for n in found) <= _MOST_KEPT
-        return list(found) if is_worth_it else []
+            is_apart = width and all(_meets_one(J, (m, w), (n, width)) for m, w in chosen.items())
+            if is_apart and len(chosen) < 2 and sizes[n] >= _LEAST_BLOCKS * width:
+                chosen[n] = width
+        is_worth_it = sum(sizes) > _FEW and sum(sizes) - sum(sizes[n] for n in chosen) <= _MOST_KEPT
+        return list(chosen) if is_worth_it else []
 
     def cut(self, block: Any, m: int, n: int) -> BlockCut:
         """How the CSR array of an output (of JtJ, a param) and a param is cut."""
@@ -288,9 +288,9 @@ class BlockLayout:
 
     def _check_coupling(self, J: Sequence[Sequence[object]], n: int) -> None:
         for m, row in enumerate(J):
-            found = _crossing(row[n], self._candidates[n][-1])
-            if found is not None:
-                residual, *entries = found
+            crossing = _crossing(row[n], self._candidates[n][-1])
+            if crossing is not None:
+                residual, *entries = crossing
                 which = entry_name(residual, [self.rows[m]]) if self.rows else "a residual"
                 raise self.coupled(n, entries, f"{which} depends on both")
 
@@ -392,23 +392,23 @@ class SparseSystem:
         eliminations = list[_Elimination]()
         for n in layout.eliminated:
             try:
-                found = self._eliminated(sparse, matrix, n, damping[places[n]])
+                parts = self._eliminated(sparse, matrix, n, damping[places[n]])
             except InvalidArgumentError:
                 if not layout.is_chosen:
                     raise
                 layout.eliminated = []  # J has another pattern than at the first point
                 return self.solve(damping, fixed)
-            if found is None:
+            if parts is None:
                 return None
-            eliminations.append(found)
+            eliminations.append(parts)
         steps = np.zeros_like(right)
         if layout.kept and not self._solve_kept(matrix, damping, steps):
             return None
-        for found in reversed(eliminations):
-            rest = found.coupling.pop(_RIGHT).toarray().reshape(-1)
-            for k, coupling in found.coupling.items():
+        for parts in reversed(eliminations):
+            rest = parts.coupling.pop(_RIGHT).toarray().reshape(-1)
+            for k, coupling in parts.coupling.items():
                 rest = rest - coupling @ steps[places[k]]
-            steps[places[found.param]] = found.roots @ rest
+            steps[places[parts.param]] = parts.roots @ rest
         return steps
 
     def _eliminated(self, sparse: Any, matrix: _Matrix, n: int, damping: np.ndarray) -> _Elimination | None:
@@ -434,7 +434,7 @@ class SparseSystem:
 
     def _diagonal_blocks(self, part: Any, n: int, width: int) -> np.ndarray:
         count = math.prod(self._layout.columns[n].shape) // width
-        found = np.zeros((count, width, width))
+        result = np.zeros((count, width, width))
         if part is not None:
             rows = np.repeat(np.arange(count), np.diff(part.indptr))
             is_beside = (rows != part.indices) & part.data.any(axis=(1, 2))
@@ -442,8 +442,8 @@ class SparseSystem:
                 k = int(np.argmax(is_beside))
                 entries = [int(rows[k]) * width, int(part.indices[k]) * width]
                 raise self._layout.coupled(n, entries, "another part that is eliminated before is coupled with both")
-            found[part.indices[rows == part.indices]] = part.data[rows == part.indices]
-        return found
+            result[part.indices[rows == part.indices]] = part.data[rows == part.indices]
+        return result
 
     def _solve_kept(self, matrix: _Matrix, damping: np.ndarray, steps: np.ndarray) -> bool:
         """Find the steps of the params that are left; whether their matrix is positive definite."""
@@ -470,12 +470,12 @@ class SparseSystem:
 
 def _inverses(lower: np.ndarray) -> np.ndarray:
     """The inverses of lower triangular matrices, row by row for all of them at once."""
-    found = np.zeros_like(lower)
+    result = np.zeros_like(lower)
     for i in range(lower.shape[1]):
-        found[:, i, i] = 1.0
-        found[:, i, :i] -= (lower[:, i, None, :i] @ found[:, :i, :i])[:, 0]
-        found[:, i] /= lower[:, i, i, None]
-    return found
+        result[:, i, i] = 1.0
+        result[:, i, :i] -= (lower[:, i, None, :i] @ result[:, :i, :i])[:, 0]
+        result[:, i] /= lower[:, i, i, None]
+    return result
 
 
 def _widths(part: Part, element: int) -> list[int]:

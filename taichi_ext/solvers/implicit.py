@@ -128,10 +128,10 @@ class Equation:
         solve = self._factors(args) if method == "direct" else self._iterations(args, method)
 
         def checked(right: np.ndarray, **options: bool) -> np.ndarray:
-            found = solve(right.astype(np.float64), **options)
-            if not np.isfinite(found).all() and np.isfinite(right).all():
+            result = solve(right.astype(np.float64), **options)
+            if not np.isfinite(result).all() and np.isfinite(right).all():
                 raise self._singular()
-            return found
+            return result
 
         return checked
 
@@ -170,14 +170,14 @@ class Equation:
         def solved(A: Any, b: np.ndarray, rtol: float) -> np.ndarray:
             with np.errstate(all="ignore"):
                 factor = operator if method == "cg" else A  # a product with it costs less than one with its transpose
-                found, status = solver(factor, b, rtol=rtol, maxiter=min(10 * count, _MOST_ITERATIONS))
-            if status or not np.linalg.norm(A @ found - b) <= 10 * rtol * np.linalg.norm(b):
+                result, status = solver(factor, b, rtol=rtol, maxiter=min(10 * count, _MOST_ITERATIONS))
+            if status or not np.linalg.norm(A @ result - b) <= 10 * rtol * np.linalg.norm(b):
                 raise InvalidArgumentError(
                     f"linear={method!r} has not solved the linear system of {self._name} for its unknowns: it is "
                     f"singular, {'not symmetric positive definite, ' * (method == 'cg')}or needs too many iterations. "
                     "Use linear='direct', which names a singular system."
                 )
-            return found
+            return result
 
         solved(operator, np.random.default_rng(0).standard_normal(count), 0.1 / math.sqrt(count))
 
@@ -330,10 +330,10 @@ def implicit_jacobian(
     plan, call = prepared_form(residual, params, residuals, args, Options())
     shapes = plan.start(call).parameter_shapes()
     right = matrix_of(residual, params, residuals, args)
-    found = -equation.system(args)(right)
+    matrix = -equation.system(args)(right)
     (leaves, rebuild), (given, rebuild_params) = flatten(unknowns), flatten(params)
     assert len(given) == len(shapes)
-    rows = np.split(found, np.cumsum([_count(x) for _, x in leaves])[:-1])
+    rows = np.split(matrix, np.cumsum([_count(x) for _, x in leaves])[:-1])
     widths = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
 
     def of(x: Any, block: np.ndarray) -> Any:

@@ -291,10 +291,10 @@ def _eliminated(eliminate: object, params: object) -> list[int]:
     if eliminate is None:
         return []
     given = [leaf for _, leaf in flatten(params)[0]]
-    found = [place_of(leaf, given, "eliminate") for _, leaf in flatten(eliminate, "eliminate")[0]]
-    if len(set(found)) < len(found):
+    result = [place_of(leaf, given, "eliminate") for _, leaf in flatten(eliminate, "eliminate")[0]]
+    if len(set(result)) < len(result):
         raise InvalidArgumentError("eliminate names a param twice.")
-    return found
+    return result
 
 
 # SciPy's methods for least squares, reported and ended like ours.

@@ -281,9 +281,9 @@ class _Minimisation:
 
     def _timed(self, part: str, function: Callable[[], object]) -> Any:
         began = time.perf_counter()
-        found = function()
+        result = function()
         self.seconds[part] += time.perf_counter() - began
-        return found
+        return result
 
     def _place(self, point: Point) -> _Place:
         system: System = self._timed("normal equations", point.system)

@@ -93,12 +93,12 @@ def _retract_pose(T, delta):
     R = ti.Matrix([[T[i, j] for j in ti.static(range(3))] for i in ti.static(range(3))])
     turned = _retract_rotation(R, ti.Vector([delta[3], delta[4], delta[5]]))
     moved = R @ ti.Vector([delta[0], delta[1], delta[2]])
-    found = T
+    result = T
     for i in ti.static(range(3)):
-        found[i, 3] += moved[i]
+        result[i, 3] += moved[i]
         for j in ti.static(range(3)):
-            found[i, j] = turned[i, j]
-    return found
+            result[i, j] = turned[i, j]
+    return result
 
 
 unit_vector = Manifold(_retract_unit_vector, 2, (3,))

@@ -250,9 +250,9 @@ class Cholmod:
 
     def solve(self, right: np.ndarray, trans: str = "N") -> np.ndarray:
         """The solution of the last matrix, which is symmetric, for one right-hand side or for columns of them."""
-        found = self._cvxopt.matrix(right)
-        self._cholmod.solve(self._symbolic, found)
-        return np.array(found).reshape(right.shape)
+        solution = self._cvxopt.matrix(right)
+        self._cholmod.solve(self._symbolic, solution)
+        return np.array(solution).reshape(right.shape)
 
 
 # The iteration, and its line search.
@@ -501,10 +501,10 @@ class _Search:
 
     def _escape(self, x: np.ndarray, value: float, gradient: np.ndarray) -> tuple[float, np.ndarray | None]:
         """A step along negative curvature; without a point where there is none, as at a minimum."""
-        found = self._directions.escape(x)
-        if found is None:
+        step = self._directions.escape(x)
+        if step is None:
             return 0.0, None
-        direction, curvature = found
+        direction, curvature = step
         direction = direction if gradient @ direction <= 0 else -direction
         first = _ESCAPE * max(1.0, float(np.abs(x).max())) / float(np.abs(direction).max())
         for along in (direction, -direction):
@@ -534,10 +534,10 @@ class _Search:
         for _ in range(most if factor else 0):
             trial = x + factor * direction
             if self._is_allowed(trial):
-                found = self._problem.value(trial)
+                energy = self._problem.value(trial)
                 self._values += 1
                 change = factor * slope + 0.5 * factor**2 * curvature
-                if -np.inf < found <= value + _DECREASE * change + noise and (slope or found < value):
+                if -np.inf < energy <= value + _DECREASE * change + noise and (slope or energy < value):
                     return factor, trial
             factor *= 0.5
         return 0.0, None
@@ -545,10 +545,10 @@ class _Search:
     def _is_allowed(self, trial: np.ndarray) -> bool:
         if self._is_valid is None:
             return True
-        found = self._is_valid(self._structured(trial))
-        if not isinstance(found, (bool, np.bool_)):
-            raise InvalidArgumentError(f"is_valid returned {shown(found)}; expected True or False.")
-        return bool(found)
+        answer = self._is_valid(self._structured(trial))
+        if not isinstance(answer, (bool, np.bool_)):
+            raise InvalidArgumentError(f"is_valid returned {shown(answer)}; expected True or False.")
+        return bool(answer)
 
     def _structured(self, vector: np.ndarray) -> Any:
         return self._rebuild(pieces_of(vector, self._problem.shapes))

@@ -127,9 +127,9 @@ def normal_equations(
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
     if shards is not None:
         check_progress(progress)
-        found = Shards(kernel, shards, at, "at", init, format)
-        total = found.total(executor, ("linear", 1.0, "entries"), progress)
-        return NormalEquations(total.JtJ, total.gradient, 2 * total.cost, found.split)
+        shards_ = Shards(kernel, shards, at, "at", init, format)
+        total = shards_.total(executor, ("linear", 1.0, "entries"), progress)
+        return NormalEquations(total.JtJ, total.gradient, 2 * total.cost, shards_.split)
     plan, call = prepared_form(kernel, params, residuals, args, checked_options(format=format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
@@ -162,10 +162,10 @@ def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]
     if len(leaves) == len(shapes):  # None for one of several stands for 1, too
         weights = rebuild([np.ones(s) if w is None else w for (_, w), s in zip(leaves, shapes, strict=True)])
     parts, _ = matrices(weights, residuals, "weights", shapes, are_several=False)
-    found = np.concatenate(parts).reshape(-1).astype(np.float64)
-    if not (np.isfinite(found).all() and (found >= 0).all()):
+    result = np.concatenate(parts).reshape(-1).astype(np.float64)
+    if not (np.isfinite(result).all() and (result >= 0).all()):
         raise InvalidArgumentError("weights has entries that are negative or not finite.")
-    return found
+    return result
 
 
 def check_matrix_format(format: object) -> None:
@@ -178,12 +178,12 @@ def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:
     if dtype is None:
         return default
     try:
-        found = np.dtype(dtype)
+        result = np.dtype(dtype)
     except (TypeError, ValueError):
-        found = np.dtype(object)
-    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
+        result = np.dtype(object)
+    if result not in (np.dtype(np.float32), np.dtype(np.float64)):
         raise unexpected("dtype", dtype, "np.float32, np.float64 or None")
-    return found
+    return result
 
 
 # --- dense ------------------------------------------------------------------------------------------------------------

@@ -159,8 +159,8 @@ class _Products:
         """The transpose of J times the columns of a matrix."""
         parts = np.split(vectors, np.cumsum(self.rows)[:-1])
         with _started(self._whole, self._call) as evaluation:
-            found = None if self._chunk_size is not None else rows_by_adjoint(evaluation, parts, restores=True)
-            return (transposed(evaluation, parts, self._chunk_size) if found is None else found).T
+            product = None if self._chunk_size is not None else rows_by_adjoint(evaluation, parts, restores=True)
+            return (transposed(evaluation, parts, self._chunk_size) if product is None else product).T
 
     def matrix(self) -> np.ndarray:
         with _started(self._whole, self._call) as evaluation:
@@ -190,8 +190,8 @@ class _SymmetricProducts:
         return self.times(vectors)
 
     def matrix(self) -> np.ndarray:
-        found = self.times(np.eye(self.shape[0]))
-        return 0.5 * (found + found.T)
+        columns = self.times(np.eye(self.shape[0]))
+        return 0.5 * (columns + columns.T)
 
 
 @contextlib.contextmanager
@@ -241,10 +241,10 @@ def _product(multiply: Callable[[np.ndarray], np.ndarray], given: object, dtype:
     kind = np.result_type(dtype, X.dtype)
     if X.dtype.kind != "c":
         return multiply(X).astype(kind, copy=False)
-    count, found = X.shape[1], multiply(np.hstack([np.real(X), np.imag(X)]))
-    result = np.empty((len(found), count), kind)
+    count, product = X.shape[1], multiply(np.hstack([np.real(X), np.imag(X)]))
+    result = np.empty((len(product), count), kind)
     # NumPy's stubs have the parts of arrays of a known complex type only
-    result.real, result.imag = found[:, :count], found[:, count:]  # pyright: ignore[reportAttributeAccessIssue]
+    result.real, result.imag = product[:, :count], product[:, count:]  # pyright: ignore[reportAttributeAccessIssue]
     return result
 
 

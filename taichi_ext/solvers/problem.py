@@ -130,20 +130,20 @@ class Robust:
 
 
 def _of(loss: Callable[[np.ndarray], object], scale: float, z: np.ndarray) -> np.ndarray:
-    found = np.asarray(loss(z / scale))
-    if found.shape != (3, len(z)) or found.dtype.kind not in "fiu":
+    rho = np.asarray(loss(z / scale))
+    if rho.shape != (3, len(z)) or rho.dtype.kind not in "fiu":
         raise InvalidArgumentError(
-            f"loss returns an array of shape {found.shape} and type {found.dtype} for {len(z)} squares; expected real "
+            f"loss returns an array of shape {rho.shape} and type {rho.dtype} for {len(z)} squares; expected real "
             f"numbers of shape (3, {len(z)}): the loss and its first and second derivative."
         )
-    is_wrong = np.isfinite(z) & (~np.isfinite(found).all(axis=0) | (found[1] < 0))
+    is_wrong = np.isfinite(z) & (~np.isfinite(rho).all(axis=0) | (rho[1] < 0))
     if is_wrong.any():
         n = int(np.argmax(is_wrong))
         raise InvalidArgumentError(
-            f"loss and its derivatives of {z[n] / scale:g}, a square over f_scale**2, are {found[:, n]}; expected "
+            f"loss and its derivatives of {z[n] / scale:g}, a square over f_scale**2, are {rho[:, n]}; expected "
             "finite numbers, and a first derivative that is not negative."
         )
-    return found * [[scale], [1.0], [1 / scale]]
+    return rho * [[scale], [1.0], [1 / scale]]
 
 
 def _for_each(given: object, residuals: object, what: str) -> list[Any]:
@@ -151,15 +151,15 @@ def _for_each(given: object, residuals: object, what: str) -> list[Any]:
     outputs = flatten(residuals)[0]
     if not isinstance(given, (list, tuple, dict)):
         return [given] * len(outputs)
-    found, places = flatten(given, what)[0], [path for path, _ in outputs]
-    if [path for path, _ in found] != places:
+    items, places = flatten(given, what)[0], [path for path, _ in outputs]
+    if [path for path, _ in items] != places:
         wanted = (
             ", ".join(f"{what}{path}" for path in places) if any(places) else "a single one, for the only residuals"
         )
         raise InvalidArgumentError(
             f"{what} is {shown(given)}, with another structure than residuals; expected {wanted}, or one for all."
         )
-    return [value for _, value in found]
+    return [value for _, value in items]
 
 
 # Parameters by local coordinates: how a step moves points of manifolds, and J by those coordinates.
@@ -204,15 +204,15 @@ class Charts:
 
     def plus(self, x: np.ndarray, step: np.ndarray) -> np.ndarray:
         """The points that a step in local coordinates leads to."""
-        found = np.empty_like(x)
+        result = np.empty_like(x)
         for n, (manifold, point, local) in enumerate(self._triples):
             if manifold is None:
-                found[point] = x[point] + step[local]
+                result[point] = x[point] + step[local]
             else:
                 kernel, *arrays = self._arrays(n, x[point], step[local])
                 kernel(*arrays)
-                found[point] = arrays[2].reshape(-1)
-        return found
+                result[point] = arrays[2].reshape(-1)
+        return result
 
     def of_points(self, values: np.ndarray, other: float) -> np.ndarray:
         """Numbers for the params as numbers for local coordinates: another number for those of manifolds."""
@@ -229,21 +229,21 @@ class Charts:
     def projected(self, x: np.ndarray) -> np.ndarray:
         """A start, moved onto its manifolds by no more than rounding; raises where it is not on them."""
         try:
-            found = self.plus(x, np.zeros(self._triples[-1][2].stop))
+            result = self.plus(x, np.zeros(self._triples[-1][2].stop))
             self._derivatives(x)
         except (InvalidArgumentError, backend.CompilationError) as error:
             raise InvalidArgumentError(
                 f"retract must be a ti.func of a point and of its local coordinates that reads both: {error}"
             ) from error
         with np.errstate(invalid="ignore"):
-            is_off = ~(np.abs(found - x) <= _NEAR)
+            is_off = ~(np.abs(result - x) <= _NEAR)
         if is_off.any():
             n = int(np.argmax(is_off))
             raise InvalidArgumentError(
-                f"{entry_name(n, self._points)} is {x[n]:g}, and {found[n]:g} after a step of length 0 on its "
+                f"{entry_name(n, self._points)} is {x[n]:g}, and {result[n]:g} after a step of length 0 on its "
                 "manifold; start at points of the manifold, such as quaternions of length 1."
             )
-        return found
+        return result
 
     def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
         """J by local coordinates: blocks of J times the derivatives of the points by them."""
@@ -267,15 +267,15 @@ class Charts:
 
     def local_products(self, JtJ: object, Jtr: np.ndarray, x: np.ndarray) -> tuple[object, np.ndarray]:
         """JtJ, dense or CSR, and Jtr by local coordinates."""
-        found = self._derivatives(x)
-        if not found:
+        products = self._derivatives(x)
+        if not products:
             return JtJ, Jtr
         if isinstance(JtJ, np.ndarray):
             P: Any = self.local_jacobian(np.eye(len(Jtr)), x)
         else:
             sparse = require_scipy("sparse", "format='csr'")
             blocks = [
-                sparse.block_diag(found[n]) if n in found else sparse.eye_array(local.stop - local.start)
+                sparse.block_diag(products[n]) if n in products else sparse.eye_array(local.stop - local.start)
                 for n, (_, _, local) in enumerate(self._triples)
             ]
             P = sparse.csr_array(sparse.block_diag(blocks))
@@ -283,14 +283,14 @@ class Charts:
 
     def _derivatives(self, x: np.ndarray) -> dict[int, np.ndarray]:
         """By param, for each point the matrix of its derivatives with respect to local coordinates."""
-        found: dict[int, np.ndarray] = {}
+        result: dict[int, np.ndarray] = {}
         for n, (manifold, point, local) in enumerate(self._triples):
             if manifold is not None:
                 kernel, *arrays = self._arrays(n, x[point], np.zeros(local.stop - local.start))
                 directions = np.broadcast_to(np.eye(manifold.size)[:, None], (manifold.size, *arrays[1].shape))
                 by_direction = jvp(kernel, "delta", directions, "moved", args=tuple(arrays))
-                found[n] = np.moveaxis(by_direction.reshape(*directions.shape[:2], -1), 0, 2).astype(np.float64)
-        return found
+                result[n] = np.moveaxis(by_direction.reshape(*directions.shape[:2], -1), 0, 2).astype(np.float64)
+        return result
 
     def _arrays(self, n: int, points: np.ndarray, step: np.ndarray) -> tuple[Any, ...]:
         """The kernel of a manifold, and its arguments."""
@@ -304,10 +304,10 @@ class Charts:
 
 def _times_blocks(block: Any, P: np.ndarray) -> object:
     """A CSR array times a matrix with these blocks on its diagonal."""
-    found = block.tobsr((1, P.shape[1]))
-    data = np.matmul(found.data, P[found.indices])
-    kind = type(found)
-    return kind((data, found.indices, found.indptr), shape=(block.shape[0], P.shape[0] * P.shape[2])).tocsr()
+    parts = block.tobsr((1, P.shape[1]))
+    data = np.matmul(parts.data, P[parts.indices])
+    kind = type(parts)
+    return kind((data, parts.indices, parts.indptr), shape=(block.shape[0], P.shape[0] * P.shape[2])).tocsr()
 
 
 # The residuals and J of a plan.
@@ -422,8 +422,8 @@ class Problem:
         self._x = x
         self._state.restore()
         returned = self._call.function(*self._call.given)
-        (found,) = values_of(self._plan.prepared, self._call, returned)
-        return float(_raveled(found)[0])
+        (energy,) = values_of(self._plan.prepared, self._call, returned)
+        return float(_raveled(energy)[0])
 
     def check_residuals(self, r: np.ndarray, where: str = "") -> None:
         check_finite(r, self.rows, where + _ADVICE)

@@ -109,12 +109,12 @@ class LeastSquaresResult:
             InvalidArgumentError: the residuals do not determine all parameters; the message names those concerned.
         """
         places = slices_of(self._problem.parts)
-        found = (
+        inverse = (
             [place_of(leaf, self._problem.params, "params") for _, leaf in flatten(params)[0]]
             if params is not None
             else range(len(self._problem.parts))
         )
-        entries = np.concatenate([np.r_[places[n]] for n in found])
+        entries = np.concatenate([np.r_[places[n]] for n in inverse])
         if variance is None:
             count = self._problem.residuals
             if count <= len(self.grad):

@@ -121,9 +121,9 @@ class Worker:
         """J or ``Sums``; a ``Failure`` where something raises."""
         try:
             shard = self._shard(task)
-            found, outputs = _computed(shard, task)
+            result, outputs = _computed(shard, task)
             shard.first = shard.first or (task.x, outputs)
-            return found
+            return result
         except (InvalidArgumentError, UnsupportedError) as error:
             return Failure(f"{type(error).__name__}: {error}")
         except Exception:
@@ -214,16 +214,16 @@ def imported(path: str) -> Callable[..., object]:
     """The function that an import path ``package.module:function`` names."""
     module, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        result: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            result = getattr(result, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidArgumentError(
             f"factory {path!r} cannot be imported here: {error}. Give a function of a module that workers can import."
         ) from error
-    if not callable(found):
-        raise InvalidArgumentError(f"factory {path!r} is {shown(found)}; expected a function.")
-    return found
+    if not callable(result):
+        raise InvalidArgumentError(f"factory {path!r} is {shown(result)}; expected a function.")
+    return result
 
 
 _worker = Worker()

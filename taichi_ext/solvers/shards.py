@@ -80,8 +80,8 @@ class Shards:
         """The sum over all shards at the given values, added in their order."""
         with Workers(executor) as workers, progress_bar(progress, "shards", len(self)) as advance:
             total: Any = None
-            for found in workers.answers(self.tasks(self.x, loss, is_finite=True)):
-                total = found if total is None else total.plus(found)
+            for part in workers.answers(self.tasks(self.x, loss, is_finite=True)):
+                total = part if total is None else total.plus(part)
                 advance(1)
             return total
 
@@ -112,17 +112,17 @@ class ShardedProblem:
         self.split = shards.split
         self.best: np.ndarray | None = None
         try:
-            found = self._sums(shards.x, is_finite=True)
+            first = self._sums(shards.x, is_finite=True)
         except BaseException:
             self.close()
             raise
-        self.parts = [part._replace(dtype=t) for part, t in zip(shards.parts, found.param_types, strict=True)]
-        self.start, self.noise = rounded(shards.x, self.parts), found.noise
+        self.parts = [part._replace(dtype=t) for part, t in zip(shards.parts, first.param_types, strict=True)]
+        self.start, self.noise = rounded(shards.x, self.parts), first.noise
         if retract is not None:
             start_taichi(shards.options)  # which moves the points, in this process
         self.charts = Charts(retract, self.parts)
         self._layout = BlockLayout([], [(part, 1) for part in self.charts.parts], eliminated) if eliminated else None
-        self._known = [self._point(self.start, found)]
+        self._known = [self._point(self.start, first)]
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -203,12 +203,12 @@ def map_jacobian(
         ...     return [abs(J).max() for J in map_jacobian("views:view", shards, at=camera, executor=executor)]
     """
     check_progress(progress)
-    found = Shards(factory, shards, at, "at", init, format)
+    sums = Shards(factory, shards, at, "at", init, format)
     workers = Workers(executor)
 
     def jacobians() -> Iterator[object]:
         with workers, progress_bar(progress, "shards", len(shards)) as advance:
-            for J in workers.answers(found.tasks(found.x)):
+            for J in workers.answers(sums.tasks(sums.x)):
                 advance(1)
                 yield J
 
@@ -245,13 +245,13 @@ def _path_of(factory: object) -> str:
         raise InvalidArgumentError(
             f"factory is {shown(factory)}; {advice}. Workers call it, so they have to import it."
         )
-    found = imported(path)
-    if backend.is_known_in_kernels(found):
+    module = imported(path)
+    if backend.is_known_in_kernels(module):
         raise InvalidArgumentError(
             f"factory {path!r} is a kernel or ti.func; expected a function of Python that returns (kernel, params, "
             "outputs)."
         )
-    if not isinstance(factory, str) and found is not factory:
+    if not isinstance(factory, str) and module is not factory:
         raise InvalidArgumentError(f"factory is {shown(factory)}, and {path!r} is another object; {advice}.")
     return path
 
@@ -472,9 +472,9 @@ def value_and_gradient(
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
     check_progress(progress)
     if shards is not None:
-        found = Shards(kernel, shards, at, "at", init, None)
-        total = found.total(executor, GRADIENT, progress or False)
-        return total.cost, found.split(total.gradient)
+        sums = Shards(kernel, shards, at, "at", init, None)
+        total = sums.total(executor, GRADIENT, progress or False)
+        return total.cost, sums.split(total.gradient)
     plan, call = prepared_form(kernel, params, energy, args, checked_options(max_memory), "gradient")
     evaluation = plan.start(call, progress="stages" if progress is None else progress)
     value, row = value_and_row(evaluation)

@@ -166,13 +166,13 @@ def _sparse_part(JtJ: object, scale: np.ndarray, entries: np.ndarray, parts: lis
     pivots = factor.U.diagonal()
     is_open = pivots <= len(scale) * np.finfo(np.float64).eps
     _check_determined(np.sort(factor.perm_c.argsort()[np.flatnonzero(is_open)]), parts)
-    found = np.empty((len(entries), len(entries)))
+    part = np.empty((len(entries), len(entries)))
     for first in range(0, len(entries), _COLUMNS):
         some = entries[first : first + _COLUMNS]
         unit = np.zeros((len(scale), len(some)))
         unit[some, np.arange(len(some))] = scale[some]
-        found[:, first : first + len(some)] = factor.solve(unit)[entries] * scale[entries, None]
-    return (found + found.T) / 2
+        part[:, first : first + len(some)] = factor.solve(unit)[entries] * scale[entries, None]
+    return (part + part.T) / 2
 
 
 def _check_determined(entries: np.ndarray, parts: list[Part]) -> Any:

@@ -30,7 +30,7 @@ class Fixed:
     """
 
     def __init__(self, given: object, shapes: Shapes) -> None:
-        self._masks = [found.reshape(-1) for found in _bools(given, shapes)]
+        self._masks = [flags.reshape(-1) for flags in _bools(given, shapes)]
         self.mask = np.concatenate(self._masks)
         self._places: dict[tuple[int, int], _Places] = {}
 
@@ -89,7 +89,7 @@ def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
     leaves = [leaf for _, leaf in flatten(given, "fixed")[0]] if isinstance(given, (list, tuple, dict)) else [given]
     if len(leaves) != len(shapes):
         raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")
-    found: list[np.ndarray] = []
+    result: list[np.ndarray] = []
     for n, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
         check_not_ended(f"fixed[{n}]", leaf)
         values = np.zeros(shape, bool) if leaf is None else np.asarray(backend.as_numpy(leaf))
@@ -102,8 +102,8 @@ def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
                 f"fixed[{n}] has shape {values.shape} and type {values.dtype}; expected bools of shape {shape}, or of "
                 "its first axes, or indices along its first axis."
             )
-        found.append(values)
-    return found
+        result.append(values)
+    return result
 
 
 def _mask_of(name: str, indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -214,9 +214,9 @@ def lay_out(call: KernelCall, fields: FieldTable, params: Sequence[Target], outp
         _check_other(param, placed)
         placed.append(param)
         total += param.size
-    found = [_output(call, fields, target, arrays) for target in outputs]
+    layouts = [_output(call, fields, target, arrays) for target in outputs]
     passed = {p.target.position: p.first for p in placed if isinstance(p.key, PipelineArgument)}
-    return Layout(tuple(placed), tuple(found), tuple(arrays), total, passed)
+    return Layout(tuple(placed), tuple(layouts), tuple(arrays), total, passed)
 
 
 def _placed(call: KernelCall, fields: FieldTable, target: Target, arrays: list[Given], first: int = 0) -> Placed:

@@ -38,9 +38,9 @@ class ByIdentity(Generic[Value]):
         table, number = weakref.ref(self), id(obj)  # weakly, so that the values go at once when the table goes
 
         def forget(reference: object) -> None:  # called by Python in the middle of anything, so without a lock
-            found = table()
-            if found is not None and found._items.get(number, (None,))[0] is reference:
-                found._items.pop(number, None)
+            there = table()
+            if there is not None and there._items.get(number, (None,))[0] is reference:
+                there._items.pop(number, None)
 
         self._items[number] = weakref.ref(obj, forget), value
 

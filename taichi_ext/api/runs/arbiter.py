@@ -210,18 +210,20 @@ class Arbiter:
 
     def _warn(self, moved: TracedRun, smaller: TracedRun, last: TracedRun, factor: float) -> None:
         first, precision = self.trace.found, self._precision
-        found = _mismatches(first, moved, last, factor, precision)
+        mismatches = _mismatches(first, moved, last, factor, precision)
         again = _mismatches(first, smaller, last, factor / _SMALLER, precision)
-        ends, every = found.ends, slice(found.ends[-1])
+        ends, every = mismatches.ends, slice(mismatches.ends[-1])
         numbers, told, before = (np.array(part[every]) for part in (first.numbers, first.moves, last.numbers))
         known = min(ends[-1], again.ends[-1])  # numbers of runs that are alike so far
         with np.errstate(all="ignore"):
             size = np.maximum(np.abs(numbers), np.abs(before))
             differs = np.abs(numbers - before) > max(_ROUNDING, 1e3 * precision) * size
-            differs &= (told == 0) & found.is_judged
-            ratio = _SMALLER * again.beyond[:known] / found.beyond[:known]  # 1 for a derivative, and not for a jump
+            differs &= (told == 0) & mismatches.is_judged
+            ratio = (
+                _SMALLER * again.beyond[:known] / mismatches.beyond[:known]
+            )  # 1 for a derivative, and not for a jump
         lost = np.zeros(differs.shape, bool)
-        lost[:known] = found.bad[:known] & again.bad[:known] & (ratio > 0.5) & (ratio < 2.0)
+        lost[:known] = mismatches.bad[:known] & again.bad[:known] & (ratio > 0.5) & (ratio < 2.0)
         due = np.searchsorted(ends, np.flatnonzero(differs | lost), side="right") - 1
         for n in np.unique(due):
             event, part = first.events[n], slice(ends[n] + first.events[n].reads, ends[n + 1])
@@ -373,12 +375,12 @@ class ArrayStores:
 
 def _stores(first: TracedRun, moved: TracedRun) -> ArrayStores:
     """The entries that change by Python where the params are as they are, or where they are moved."""
-    found, alike = ArrayStores(events=len(first.events)), first.alike(moved)
+    result, alike = ArrayStores(events=len(first.events)), first.alike(moved)
     for r, m in zip(first.events[:alike], moved.events[:alike], strict=True):
         if r.is_active and r.changed is not None and m.changed is not None:
-            for kind, mask in ((found.seen, m.changed | r.changed), (found.equal, m.changed & ~r.changed)):
+            for kind, mask in ((result.seen, m.changed | r.changed), (result.equal, m.changed & ~r.changed)):
                 kind.update({r.at: np.flatnonzero(mask)} if mask.any() else {})
-    return found
+    return result
 
 
 def _subject(event: TraceEvent, entries: np.ndarray) -> str:
@@ -401,9 +403,9 @@ def _sizes(values: np.ndarray, is_dense: bool) -> np.ndarray:
 
 def random_generators() -> list[tuple[Callable[[Any], object], Any]]:
     """The states of the random generators of Python and the libraries in use, each with a function that sets it."""
-    found = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+    generators = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
     torch = sys.modules.get("torch")
-    return found if torch is None else [*found, (torch.set_rng_state, torch.get_rng_state())]
+    return generators if torch is None else [*generators, (torch.set_rng_state, torch.get_rng_state())]
 
 
 def set_generators(states: list[tuple[Callable[[Any], object], Any]]) -> None:

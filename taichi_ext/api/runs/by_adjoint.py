@@ -142,17 +142,17 @@ def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = 
     check_dense(f"J has {total} x {layout.count} entries,", total * layout.count * kind.itemsize)
     count = max(1, min(total, chunk_size or MOST_ROWS))
     ends = np.cumsum(sizes)[:-1]
-    found = np.empty((total if total > count else 0, layout.count), kind)
+    J = np.empty((total if total > count else 0, layout.count), kind)
     for first in range(0, max(1, total), count):
         block = np.eye(total, min(count, total - first), -first, kind)
         part = rows_by_adjoint(evaluation, np.split(block, ends), restores=first + count < total, after=after)
         if part is None:
             return None
         if total > count:
-            found[first : first + count] = part
+            J[first : first + count] = part
         else:
-            found = part
-    rows = np.split(found, ends)
+            J = part
+    rows = np.split(J, ends)
     return [
         by_parameter(np.ascontiguousarray(values, dtype), o.shape, layout)
         for values, o, dtype in zip(rows, layout.outputs, dtypes, strict=True)
@@ -178,11 +178,11 @@ class HessianForm(DenseForm):
                 evaluation.state.advice = "Compute it in a kernel."
                 evaluation.restore()
         assert isinstance(subject, EnergyGradient)
-        found = products_in_blocks(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
-        if found is None:
+        rows = products_in_blocks(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
+        if rows is None:
             raise no_adjoint(evaluation, "a Hessian, as numbers that depend on params pass through Python")
-        subject.note_parts(found[0], layout)
-        return subject.of_matrix(np.concatenate(found[1]).astype(layout.outputs[0].result_dtype), layout)
+        subject.note_parts(rows[0], layout)
+        return subject.of_matrix(np.concatenate(rows[1]).astype(layout.outputs[0].result_dtype), layout)
 
 
 def no_adjoint(evaluation: Evaluation, what: str) -> UnsupportedError:
@@ -222,11 +222,11 @@ def energy_products(
     assert isinstance(subject, EnergyGradient)
     plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
     with plain.whole():
-        found = _value_and_products(plain, subject.moved(directions), restores=restores)
+        parts = _value_and_products(plain, subject.moved(directions), restores=restores)
     evaluation.returned = plain.returned
-    if found is None:
+    if parts is None:
         return None
-    value, products = found
+    value, products = parts
     assert products.moved is not None
     return value, products.rows[:, 0], subject.free_products(products.moved, directions, layout)
 
@@ -237,9 +237,9 @@ def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:
     If the evaluation has a state, everything is put back as it was.
     """
     with evaluation.whole():
-        found = _value_and_products(evaluation)
-        if found is not None:
-            return found[0], found[1].rows[:, 0]
+        gradient = _value_and_products(evaluation)
+        if gradient is not None:
+            return gradient[0], gradient[1].rows[:, 0]
         (blocks,) = evaluation.blocks()
         row = np.concatenate([np.reshape(block, -1) for block in blocks])
         return values_of(evaluation.prepared, evaluation.call, evaluation.returned)[0], row
@@ -258,12 +258,12 @@ def _value_and_products(
 
     ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
     after = keep if is_restored else None
-    found = _products(evaluation, ones, restores=is_restored, after=after, directions=directions)
-    if found is None:
+    products = _products(evaluation, ones, restores=is_restored, after=after, directions=directions)
+    if products is None:
         return None
     if not values or evaluation.layout.outputs[0].target.kind == "return":
         values[:] = values_of(prepared, call, evaluation.returned)
-    return values[0], found
+    return values[0], products
 
 
 def rows_by_adjoint(
@@ -284,8 +284,8 @@ def rows_by_adjoint(
     Returns:
         The product; None, with everything as it was, if the run has no adjoint.
     """
-    found = _products(evaluation, cotangents, restores=restores, after=after)
-    return None if found is None else found.rows.T
+    products = _products(evaluation, cotangents, restores=restores, after=after)
+    return None if products is None else products.rows.T
 
 
 def _products(
@@ -338,7 +338,7 @@ def _products(
     known = None if evaluation.is_judged else reachable(call.function, call.args)
     generators = random_generators() if known is not None else []
     try:
-        found = product(None if prepared.is_checked and evaluation.is_judged and after is None else check)
+        result = product(None if prepared.is_checked and evaluation.is_judged and after is None else check)
     except _Unjudged as unjudged:
         set_generators(generators)
         if _is_moved(evaluation, unjudged.passed, lambda: product(_stop)):
@@ -350,13 +350,13 @@ def _products(
         prepared.has_no_adjoint = str(error)
         return None
     prepared.judged.add(evaluation.path)
-    if found.alerts:
-        _take_alerts(evaluation, found, reverse)
-    elif np.isnan(found.rows).any():
+    if result.alerts:
+        _take_alerts(evaluation, result, reverse)
+    elif np.isnan(result.rows).any():
         with saying_once(evaluation.said):
             warn_at_user(_NOT_A_NUMBER)
-    evaluation.returned = found.returned
-    return found
+    evaluation.returned = result.returned
+    return result
 
 
 def _take_alerts(evaluation: Evaluation, found: CotangentProducts, reverse: Reverse) -> None:

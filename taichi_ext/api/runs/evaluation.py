@@ -162,12 +162,12 @@ class Evaluation:
         end = self.column_count() if end is None else end
         while first < end:
             try:
-                found = self.columns(first, count)
+                columns = self.columns(first, count)
             except OverBudgetError:
                 count = -(-count // 2)
                 self.state = self.state or State()  # of one kernel, which has not been launched
                 continue
-            yield first, [values[:, : end - first] for values in found]
+            yield first, [values[:, : end - first] for values in columns]
             first += count
 
     # --- shapes
@@ -257,17 +257,17 @@ class Evaluation:
             self._log.note_params(session.accesses)
             is_checked = self.prepared.is_checked
             self._check_after_run(session)
-            found = session.outputs()
+            rows = session.outputs()
             if first:
-                found = [values[:, : total - first] for values in found]
+                rows = [values[:, : total - first] for values in rows]
             if self.call.kernel is None and not is_repeated and first + count >= total:
                 self._judge(pipeline.cuts, is_dense=target.is_dense)
             if not is_checked:
                 self._log.watch_cuts(self.layout, self.prepared.fused.values())
             if given is None:
-                self._log.note_columns(found, first, is_last=first + count >= total)
+                self._log.note_columns(rows, first, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
-        return session, found
+        return session, rows
 
     def session(
         self,
@@ -341,13 +341,13 @@ class Evaluation:
         else:
             is_enough = not run.has_unknown and all(name in ASKING for name, *_ in cuts)
         along = None if is_enough else self.judge_along
-        found = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
+        findings = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
         prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.found.events)
         prepared.judged.add(self.path)
-        if found.seen:
-            prepared.stores[self.path] = found if known is None else known.plus(found)
-        if found.equal:
-            self._stores = found.equal
+        if findings.seen:
+            prepared.stores[self.path] = findings if known is None else known.plus(findings)
+        if findings.equal:
+            self._stores = findings.equal
             raise StoresFoundError
 
     def judge_along(self) -> ArrayStores:
@@ -497,11 +497,11 @@ class DenseForm:
             if is_whole and evaluation.form.keeps_launch:
                 kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
                 prepared.replay = Replay.of_field(kernels, evaluation.layout)
-            found = parts[0] if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
-            for n, values in enumerate(found):  # an output that is named twice has memory of its own
-                if any(np.may_share_memory(values, other) for other in found[:n]):
-                    found[n] = values.copy()
-            return evaluation.subject.of_dense(found, evaluation.layout)
+            parts_ = parts[0] if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+            for n, values in enumerate(parts_):  # an output that is named twice has memory of its own
+                if any(np.may_share_memory(values, other) for other in parts_[:n]):
+                    parts_[n] = values.copy()
+            return evaluation.subject.of_dense(parts_, evaluation.layout)
 
     def repeated(self, evaluation: Evaluation) -> Any:
         """J by a launch like that of the call before; None if there is no such launch."""
@@ -510,8 +510,8 @@ class DenseForm:
             return None
         if evaluation.state is not None:  # the run is undone
             return None
-        found = replay.dense(evaluation.call.full_args, out)
-        return self.structured(evaluation, [[found]]) if out is None and found is not None else found
+        rows = replay.dense(evaluation.call.full_args, out)
+        return self.structured(evaluation, [[rows]]) if out is None and rows is not None else rows
 
     def structured(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
         """The blocks as one matrix, or in the structure of the outputs and params."""

@@ -97,8 +97,8 @@ class RunLog:
 
     def note_python_cuts_along(self, other: RunLog, directions: np.ndarray) -> None:
         """Note what the log of a run with tangents along directions has found."""
-        for place, found in other._python_cuts.items():
-            self.note_python_cuts({place: directions[:, list(found)].any(1)}, 0)
+        for place, cuts in other._python_cuts.items():
+            self.note_python_cuts({place: directions[:, list(cuts)].any(1)}, 0)
 
     def record(self, *, is_part: bool) -> RunRecord | None:
         """A record of the launches and stores of the runs, if there are several."""
@@ -140,16 +140,16 @@ class RunLog:
         for output, nonzero in zip(self._layout.outputs, self._nonzero, strict=True):
             for param in (p for p in self._layout.params if p.container not in self._overwritten):
                 zeros = np.flatnonzero(~nonzero[param.first :][: param.size].reshape(-1, param.element).any(0))
-                found: dict[int, list[Cut | str]] = {
+                by_param: dict[int, list[Cut | str]] = {
                     int(k): [
                         *cuts_between(paths, param.container, int(k), output.container),
                         *self._in_python(param, k),
                     ]
                     for k in zeros
                 }
-                cuts = list(dict.fromkeys(cut for cuts in found.values() for cut in cuts))
+                cuts = list(dict.fromkeys(cut for cuts in by_param.values() for cut in cuts))
                 if cuts:
-                    which = [str(k) for k, cuts in found.items() if cuts]
+                    which = [str(k) for k, cuts in by_param.items() if cuts]
                     part = "" if len(which) == param.element else f" (components {', '.join(which)})"
                     warn_at_user(
                         f"The Jacobian of {output.target.name} with respect to {param.target.name}{part} is zero: "
@@ -170,13 +170,13 @@ class RunLog:
     def note_columns(self, outputs: list[Any], first: int, *, is_last: bool) -> None:
         """Note columns of J that a run has computed, output by output; warn after the last run."""
         if self._layout is not None:
-            for nonzero, found in zip(self._nonzero, outputs, strict=True):
-                if not isinstance(found, ContainerRows):
-                    columns = np.asarray(found != 0).any(0)
+            for nonzero, output in zip(self._nonzero, outputs, strict=True):
+                if not isinstance(output, ContainerRows):
+                    columns = np.asarray(output != 0).any(0)
                     nonzero[first : first + columns.size] |= columns
                     continue
                 for param in self._layout.params:  # a component is a part of the columns of its field
-                    known = found.columns(param.container, param.size) if param.key == param.container else True
+                    known = output.columns(param.container, param.size) if param.key == param.container else True
                     nonzero[param.first :][: param.size] |= known
             if is_last:
                 self._warn_of_cuts()

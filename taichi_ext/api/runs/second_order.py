@@ -85,9 +85,9 @@ def point_along(evaluation: Evaluation, direction: np.ndarray) -> tuple[float, n
     """The energy, its gradient, and H times a direction, all as vectors, from one run."""
     with evaluation.whole(), backend.suspend_following():
         given = direction.reshape(-1, 1)
-        found = None if _prefers_forward(evaluation) else energy_products(evaluation, given)
-        if found is not None:
-            value, gradient, products = found
+        both = None if _prefers_forward(evaluation) else energy_products(evaluation, given)
+        if both is not None:
+            value, gradient, products = both
             return _number(value), gradient, np.concatenate(products).reshape(-1)
         forward = _forward_products(evaluation, given)
         if forward is None:
@@ -109,9 +109,9 @@ def _number(value: object) -> float:
 def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray]:
     """H times the columns of ``directions``: a matrix for each parameter."""
     if not _prefers_forward(evaluation):
-        found = products_in_blocks(evaluation, directions)
-        if found is not None:
-            return found[1]
+        products = products_in_blocks(evaluation, directions)
+        if products is not None:
+            return products[1]
     forward = _forward_products(evaluation, directions)
     return hessian_times(evaluation, directions) if forward is None else forward[1]
 
@@ -139,13 +139,13 @@ def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[E
     along = replace(evaluation, subject=replace(subject, is_sum=has_other), directions=moved)
     try:
         size = equal_parts(moved.shape[1], MOST_VECTORS)
-        found = [matrix for _, (matrix,) in along.column_blocks(size)]
+        products = [matrix for _, (matrix,) in along.column_blocks(size)]
     except DenseRowsError as error:
         if not has_other:
             raise
         prepared.mode = f"forward over reverse: {error}"
         return None
-    return along, subject.products(np.concatenate(found, axis=1), directions, evaluation.layout)
+    return along, subject.products(np.concatenate(products, axis=1), directions, evaluation.layout)
 
 
 def _subject(evaluation: Evaluation) -> EnergyGradient:

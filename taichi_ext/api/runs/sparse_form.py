@@ -77,8 +77,8 @@ class SparseForm(DenseForm):
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         _device(evaluation)
         is_plain = self._projection is None  # blocks of elements are those of intermediates, too
-        found = _while_sparse(evaluation, lambda: self._sparse_blocks(evaluation), may_compose=is_plain)
-        return self._dense_blocks(evaluation) if found is None else found
+        rows = _while_sparse(evaluation, lambda: self._sparse_blocks(evaluation), may_compose=is_plain)
+        return self._dense_blocks(evaluation) if rows is None else rows
 
     def _sparse_blocks(self, evaluation: Evaluation) -> list[list[object]]:
         subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.arithmetic
@@ -91,8 +91,8 @@ class SparseForm(DenseForm):
             if not intermediates:
                 return _block(rows, output, param)
             both = (replace(output, key=key) for key in (output.key, TERMS_GRADIENT))
-            found = sum(_block(rows, each, param, sum(intermediates.values())) for each in both)
-            return _of_params(found, rows, layout, intermediates)
+            total = sum(_block(rows, each, param, sum(intermediates.values())) for each in both)
+            return _of_params(total, rows, layout, intermediates)
 
         blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         if self._projection == "on_demand":
@@ -122,8 +122,8 @@ class SparseForm(DenseForm):
 def _block(rows: SparseRows, output: Output | Placed, param: Placed, more: int = 0) -> Any:
     """The block of an output and a parameter; ``more`` is how many rows follow those of the output."""
     dtype = sparse_dtype(numpy_dtype(output.dtype))
-    found = rows.block(container_key(output.key), param.container, output.rows + more, dtype)
-    return found if param.inner == slice(None) else found[:, param.inner]
+    block = rows.block(container_key(output.key), param.container, output.rows + more, dtype)
+    return block if param.inner == slice(None) else block[:, param.inner]
 
 
 def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> EnergyAdjoints:
@@ -210,9 +210,9 @@ def _run(
 
     With adjoints, there are two runs; the first one keeps the rows of the fields that an energy is computed from apart.
     """
-    found = _repeated(evaluation, projection)
-    if found is not None:
-        return found
+    result = _repeated(evaluation, projection)
+    if result is not None:
+        return result
     prepared, layout = evaluation.prepared, evaluation.layout
     prepared.arithmetic.begin()
     keys = [p.container for p in layout.params]

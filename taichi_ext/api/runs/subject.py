@@ -33,12 +33,12 @@ class RowSpace:
 
     def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
         """The containers that have rows; ``places`` is memory for their rows."""
-        found = []
+        owners = []
         for placed, place in zip(layout.outputs, places or [None] * len(layout.outputs), strict=True):
             size = placed.rows * layout.count
             is_fit = place is not None and place.size == size and place.dtype == placed.result_dtype
-            found.append(Output(placed.key, placed.target.name, placed.rows, placed.dtype, place if is_fit else None))
-        return tuple(found)
+            owners.append(Output(placed.key, placed.target.name, placed.rows, placed.dtype, place if is_fit else None))
+        return tuple(owners)
 
     def rows(self, layout: Layout) -> tuple[Placed, ...]:
         """The containers whose entries the rows of the blocks are."""
@@ -112,11 +112,11 @@ class EnergyGradient(RowSpace):
 
     def note_run(self, session: Session, layout: Layout) -> None:
         (energy,) = layout.outputs
-        found = session.tangents.first_order.gradient()
-        if found is None:
-            found = np.zeros(sum(_sizes(layout).values()), numpy_dtype(energy.dtype))
+        gradient = session.tangents.first_order.gradient()
+        if gradient is None:
+            gradient = np.zeros(sum(_sizes(layout).values()), numpy_dtype(energy.dtype))
             warn_at_user(f"{energy.target.name} does not depend on any of the params: its Hessian is zero.")
-        self.gradient = found
+        self.gradient = gradient
 
     def note_parts(self, gradient: np.ndarray, layout: Layout) -> None:
         """Note the gradient, from its entries for the params."""

@@ -150,12 +150,12 @@ def edge(ctx: RuleContext, s: ir.Boundary) -> None:
     is_inside, area = (level > 0).kept("is_inside"), None
     if antialias and motion:
         area = level.formula.term(ctx.walk.expressions.keep(ir.entries(s.given["area"])[0]))
-    found = _Edge(motion, level, is_inside, area)
+    crossing = _Edge(motion, level, is_inside, area)
     jump, count = s.given.get("jump"), len(s.results)
     jumps = [None] * count if jump is None else list(ir.entries(jump)) * (count // len(ir.entries(jump)))
     sides = zip(ir.entries(s.given["inside"]), ir.entries(s.given["outside"]), strict=True)
     for result, (inside, outside), own_jump in zip(s.results, sides, jumps, strict=True):
-        _declare_mean(ctx, s, found, result, (RuleOperand(ctx, inside), RuleOperand(ctx, outside)), own_jump)
+        _declare_mean(ctx, s, crossing, result, (RuleOperand(ctx, inside), RuleOperand(ctx, outside)), own_jump)
 
 
 def _declare_mean(
@@ -209,30 +209,30 @@ def gradient(ctx: RuleContext, s: ir.Boundary) -> None:
     value = s.given["value"]
     assert isinstance(value, ir.Value)
     form = ctx.form(value)
-    found = _by_position(ctx, s, form)
-    if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
+    slopes = _by_position(ctx, s, form)
+    if not any(map(_is_not_zero, slopes)) and not s.options["may_be_flat"]:
         _check_not_flat(ctx, s)
-    for result, c in zip(s.results, found, strict=True):
+    for result, c in zip(s.results, slopes, strict=True):
         ctx.declare(s, result, cast(linear.coefficient(c, result.dtype), result.dtype), {})
 
 
 def own_seeds(everything: Iterable[ir.Statement], *, takes_derivative: bool) -> OwnSeeds:
     """Seeds without a column, by local and entry: positions of pixels, tangents of rules, roots."""
-    found: dict[tuple[ir.Local, int], set[tuple[ir.Local, int]]] = {}
+    by_entry: dict[tuple[ir.Local, int], set[tuple[ir.Local, int]]] = {}
     for s in everything:
         if not isinstance(s, ir.Boundary):
             continue
         if takes_position(s, takes_derivative=takes_derivative):
             position = position_entries(s)
             for entry in position:
-                found.setdefault(entry, set()).update(position)
+                by_entry.setdefault(entry, set()).update(position)
         if s.kind == "sqrt_edge":
-            found.setdefault((s.results[0], 0), set())
+            by_entry.setdefault((s.results[0], 0), set())
         tangents = (local for locals_ in s.inner.values() for local in locals_)
         for entry in ((local, n) for local in tangents for n in range(math.prod(local.shape))):
-            found.setdefault(entry, set())
+            by_entry.setdefault(entry, set())
     seeds: dict[ir.Local, dict[int, linear.LocalSeed]] = {}
-    for (local, n), position in found.items():
+    for (local, n), position in by_entry.items():
         seeds.setdefault(local, {})[n] = linear.LocalSeed(local, n, frozenset(position))
     return seeds
 
@@ -340,7 +340,7 @@ def position_entries(s: ir.Boundary) -> list[tuple[ir.Local, int]]:
     Raises:
         UnsupportedError: the position is neither real variables nor indices of a loop.
     """
-    found = []
+    result = []
     for value in ir.entries(s.given["at"]):
         number = value.number if isinstance(value, ir.Read) and value.dtype.is_real else None
         if not isinstance(value, ir.Read) or number is None:
@@ -348,8 +348,8 @@ def position_entries(s: ir.Boundary) -> list[tuple[ir.Local, int]]:
                 f"{ir.cited(s.place)}{s.name}: at must be two real variables, for example px = float(i), or the "
                 "indices of a loop, or one of these for an interval; level is computed from them."
             )
-        found.append((value.local, number))
-    return found
+        result.append((value.local, number))
+    return result
 
 
 def _kept_level(ctx: RuleContext, s: ir.Boundary) -> Term:
@@ -377,8 +377,8 @@ def _check_not_flat(ctx: RuleContext, s: ir.Boundary) -> None:
 
 
 def _by_position(ctx: RuleContext, s: ir.Boundary, form: linear.Form) -> tuple[Coefficient, Coefficient]:
-    found = [linear.bare(form.get(ctx.walk.facts.own_seeds[local][n], 0)) for local, n in position_entries(s)]
-    return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
+    slopes = [linear.bare(form.get(ctx.walk.facts.own_seeds[local][n], 0)) for local, n in position_entries(s)]
+    return slopes[0], slopes[1] if len(slopes) > 1 else 0  # an interval has one coordinate
 
 
 @dataclass(frozen=True)
@@ -392,13 +392,13 @@ class _Root:
 
 def _roots_within(ctx: RuleContext, form: linear.Form, own_level: Term) -> list[_Root]:
     """The roots in a value."""
-    formula, found = own_level.formula, []
+    formula, result = own_level.formula, []
     for seed, (level, block, motion) in ctx.forms.roots.items():
         factor = linear.bare(form.get(seed, 0))
         if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
             own = formula.select(formula.term(level).equals(own_level), factor, 0).kept("factor")
-            found.append(_Root(own, not isinstance(factor, ir.Value), motion))
-    return found
+            result.append(_Root(own, not isinstance(factor, ir.Value), motion))
+    return result
 
 
 def _is_not_zero(c: linear.Weight) -> bool:

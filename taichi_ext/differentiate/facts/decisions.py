@@ -91,10 +91,10 @@ class DifferentiationRequest:
     @property
     def start(self) -> set[Container]:
         """The containers that carry tangents when the kernel starts."""
-        found = {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
+        result = {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
         if self.sparse is not None:
-            found |= {c for c in self.roles if self.sparse.has_entries(c, self.sparse.columns.intermediates)}
-        return found
+            result |= {c for c in self.roles if self.sparse.has_entries(c, self.sparse.columns.intermediates)}
+        return result
 
 
 @dataclass(frozen=True)

@@ -128,21 +128,21 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[ir.Container
 
 def found_edges(body: ir.Body) -> tuple[ir.Place, ...]:
     """The places of the conditions at which ``pixel`` looks for edges."""
-    found = (s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.options.get("is_found"))
-    return tuple(s.place for s in found if s.place is not None)
+    edges = (s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.options.get("is_found"))
+    return tuple(s.place for s in edges if s.place is not None)
 
 
 def loop_choices(
     body: ir.Body, serial: Mapping[ir.Statement, str], inner: Mapping[ir.Statement, str]
 ) -> tuple[LoopChoice, ...]:
     """How loops run: those in ``serial`` keep their order; ``inner`` says how loops in them are differentiated."""
-    found: list[LoopChoice] = []
+    choices: list[LoopChoice] = []
     for n, loop in enumerate(parallel_loops(body), 1):
         if loop in serial:
-            found.append(LoopChoice(n, f"runs serially: {serial[loop]}"))
+            choices.append(LoopChoice(n, f"runs serially: {serial[loop]}"))
         said = (s for s in ir.statements(loop.body) if s in inner)
-        found += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {inner[s]}") for s in said]
-    return tuple(found)
+        choices += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {inner[s]}") for s in said]
+    return tuple(choices)
 
 
 def parallel_loops(body: ir.Body) -> list[ir.For]:

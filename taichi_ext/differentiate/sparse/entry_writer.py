@@ -388,7 +388,7 @@ class EntryWriter(RowWriter):
 
     def _groups(self, forms: list[linear.Form], rows: list[Affine] | None) -> tuple[Group, ...]:
         """The entries, row by row; those of a Hessian, whose ``rows`` are given, by pairs of vertices, as in H."""
-        found: dict[Key, list[SiteEntry]] = {}
+        groups: dict[Key, list[SiteEntry]] = {}
         order: dict[tuple[tuple[Atom, int], ...], int] = {(): 0}  # by first appearance
         for part, form in enumerate(forms):
             columns = {seed.column: None for seed in linear.columns_of(form)}
@@ -399,12 +399,12 @@ class EntryWriter(RowWriter):
             for column in columns:
                 order.setdefault(column.terms, len(order))
             for column in sorted(columns, key=lambda c: (order[c.terms], c.constant)):
-                found.setdefault(self.numbering.owner(column), []).append(SiteEntry(part, column))
+                groups.setdefault(self.numbering.owner(column), []).append(SiteEntry(part, column))
         if rows is not None:
             places = [(order.get(row.terms, -1), row.constant) for row in rows]
-            for entries in found.values():
+            for entries in groups.values():
                 entries.sort(key=lambda e: (places[e.part][0], order[e.column.terms], places[e.part][1]))
-        return tuple(Group(owner, tuple(entries)) for owner, entries in found.items())
+        return tuple(Group(owner, tuple(entries)) for owner, entries in groups.items())
 
     def _write_integers(self, site: Site, slot: Coefficient) -> None:
         if not site.integers:

@@ -71,8 +71,8 @@ class ProductFactors:
 
     def of_roots(self, node: ir.Op) -> list[Factor]:
         """The factors of a product with a root among them more than once; [] for other nodes."""
-        found = list(self._of(node).values()) if self._has_root(node) else []
-        return found if any(f.is_root for f in found) else []
+        leaves = list(self._of(node).values()) if self._has_root(node) else []
+        return leaves if any(f.is_root for f in leaves) else []
 
     def _has_root(self, value: ir.Value) -> bool:
         """Whether a root is among the factors, in a definition or out of it."""
@@ -120,21 +120,21 @@ class ProductFactors:
 def partial_of(factors: list[Factor], factor: Factor, keep: Callable[[ir.Value], ir.Value]) -> Coefficient:
     """The partial of a product with respect to a factor, or to its radicand; ``keep`` evaluates a value."""
     scale = factor.power / 2 if factor.is_root else factor.power
-    found: Coefficient = int(scale) if scale == int(scale) else scale
+    result: Coefficient = int(scale) if scale == int(scale) else scale
     for other in factors:
         power = other.power - (1 + factor.is_root) * (other is factor)
         if power:
-            found = multiply(found, _power(keep(other.value), power))
-    return found
+            result = multiply(result, _power(keep(other.value), power))
+    return result
 
 
 def _product(a: Factors, b: Factors, power: Number = 1) -> Factors:
     """``a * b ** power``."""
-    found = dict(a)
+    result = dict(a)
     for key, factor in b.items():
-        old = found[key].power if key in found else 0
-        found[key] = replace(factor, power=old + power * factor.power)
-    return found
+        old = result[key].power if key in result else 0
+        result[key] = replace(factor, power=old + power * factor.power)
+    return result
 
 
 def _is_root(value: ir.Value) -> bool:
@@ -189,9 +189,9 @@ class Linearizer:
     def prepare(self, root: ir.Value) -> bool:
         """Evaluate the partials of a definition; False if they depend on values that may change before the use."""
         stack: list[tuple[ir.Value, bool]] = [(root, False)]
-        found: dict[ir.Value, linear.Form] = {}
+        forms: dict[ir.Value, linear.Form] = {}
         tapes: dict[ir.Value, list[Step]] = {}
-        known = (self.lasting, self.lasting_tapes, found, tapes)
+        known = (self.lasting, self.lasting_tapes, forms, tapes)
         while stack:
             node, is_done = stack.pop()
             if is_done:
@@ -206,8 +206,8 @@ class Linearizer:
             form = {leaf: linear.kept(self._walk.builder, c) for leaf, c in self.leaf_form(node).items()}
             if linear.has_row(form):
                 return False
-            found[node] = form
-        self.lasting.update(found)
+            forms[node] = form
+        self.lasting.update(forms)
         self.lasting_tapes.update(tapes)
         return True
 
@@ -351,8 +351,10 @@ class Linearizer:
         return node in self.lasting or node in self.lasting_tapes or self._deferred(node) is not None
 
     def _partials(self, node: ir.Op) -> list[Step]:
-        found = partials_of_operation(node, self._rule(node), self._walk.expressions.keep, self._walk.facts.is_active)
-        return [(arg, self._walk.builder.keep(partial, "partial")) for arg, partial in found]
+        partials = partials_of_operation(
+            node, self._rule(node), self._walk.expressions.keep, self._walk.facts.is_active
+        )
+        return [(arg, self._walk.builder.keep(partial, "partial")) for arg, partial in partials]
 
     def _forward(self, node: ir.Value) -> linear.Form:
         rule = self._rule(node)

@@ -118,11 +118,11 @@ class LoopInputs:
         """The numbers from before a loop that it reads, with tangents of more than one term."""
         changes = self.walk.facts.loops[s].changes
         read = {local for x in s.within for local in x.contents.locals}
-        found: dict[ir.Local, linear.Form] = {}
+        result: dict[ir.Local, linear.Form] = {}
         for local in (*self.forms.forms, *self.storages.by_local):
             if local in read and local not in changes and not local.shape:
                 form = self.forms.form(ir.Read(local))
                 is_kept = not any(linear.is_row(leaf) and leaf.source in changes for leaf in form)
                 if is_kept and (len(form) > 1 or linear.has_row(form)):
-                    found[local] = form
-        return found
+                    result[local] = form
+        return result

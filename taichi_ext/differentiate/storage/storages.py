@@ -85,7 +85,7 @@ class Storages:
         """The storage of the tangents of locals, with reasons, for reports."""
         places = {local: s.place for s in statements(self.walk.facts.program.body) for local in declared(s)}
         places |= {local: storage.declared.place for local, storage in self.by_local.items()}
-        found = []
+        possible = []
         for local, place in places.items():
             choice = LocalChoice(local.name, line_of(place), notes=self._notes(local))
             storage = self.by_local.get(local)
@@ -94,8 +94,8 @@ class Storages:
             if isinstance(storage, Storage):
                 choice = self._choice(choice, storage)
             if choice.registers or choice.slots or choice.row is not None or choice.notes:
-                found.append(choice)
-        return tuple(found)
+                possible.append(choice)
+        return tuple(possible)
 
     def _choice(self, choice: LocalChoice, storage: Storage) -> LocalChoice:
         plan, local = self.walk.plan, storage.declared.local
@@ -341,15 +341,15 @@ class LocalForms:
 
     def settled(self, form: linear.Form) -> linear.Form:
         """A form over columns, of a value whose tangent is needed at once: no pivots from the next pass on."""
-        found = pivots_of([form], self.pivots)
-        return self._without(found, [form], "its tangent is needed before it is stored", found)[0]
+        pivots = pivots_of([form], self.pivots)
+        return self._without(pivots, [form], "its tangent is needed before it is stored", pivots)[0]
 
     def stored(self, forms: list[linear.Form]) -> list[linear.Form]:
         """The forms over columns of what is stored together."""
-        found, loops = pivots_of(forms, self.pivots), self._walk.cursor.loops
-        again = [pivot for pivot in found if pivot in self._stored or self._loops[pivot] != loops]
-        self._stored.update(found)
-        return self._without(found, forms, "it is stored more than once", again)
+        pivots, loops = pivots_of(forms, self.pivots), self._walk.cursor.loops
+        again = [pivot for pivot in pivots if pivot in self._stored or self._loops[pivot] != loops]
+        self._stored.update(pivots)
+        return self._without(pivots, forms, "it is stored more than once", again)
 
     def _without(
         self,

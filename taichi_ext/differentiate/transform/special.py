@@ -98,9 +98,9 @@ def raise_effect(s: ir.Effect) -> None:
 
 def check_bits(body: ir.Body, activity: Activity) -> None:
     """Raise if the bits of a number with a tangent become a number again."""
-    found = returning_bits(body, activity)
-    if found is not None:
-        op, s = found
+    local = returning_bits(body, activity)
+    if local is not None:
+        op, s = local
         raise_unknown("bit_cast", op.place or s.place)
 
 

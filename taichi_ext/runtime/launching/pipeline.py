@@ -119,8 +119,8 @@ class Solving(backend.Follower):
 
     def note(self, obj: Any, *index: object) -> None:
         """A field, array or entry has changed."""
-        if (found := part_of(obj, self._table)) is not None:
-            self.changed[container_key(found[0])] = found[1]
+        if (part := part_of(obj, self._table)) is not None:
+            self.changed[container_key(part[0])] = part[1]
             self._clear(obj, *index)
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
@@ -134,8 +134,8 @@ class Solving(backend.Follower):
                 self._save(obj)
             with backend.suspend_following():
                 result = kernel(*args)
-                found = [obj for obj, before in suspects if before is None or _differs(obj, before)]
-            for obj in found:
+                touched = [obj for obj, before in suspects if before is None or _differs(obj, before)]
+            for obj in touched:
                 self.note(obj)
             if changed is not None and backend.takes_numbers_alone(kernel):
                 self._noted.add(id(kernel))
@@ -193,8 +193,8 @@ def part_of(obj: Any, table: FieldTable) -> Any:
     if backend.is_array(obj):
         return (view_of(obj), "an array") if backend.is_real(backend.outer_array_dtype(obj)) else None
     if isinstance(obj, backend.FieldEntry):
-        found = table.by_entry(obj)
-        return None if found is None else (found[0].key, found[0].name)
+        entry = table.by_entry(obj)
+        return None if entry is None else (entry[0].key, entry[0].name)
     return None if table.field(obj) is None else (table.part(obj).key, table.part(obj).name)
 
 
@@ -211,13 +211,13 @@ class TangentMatrix:
         self._sizes = [backend.as_numpy(obj).size for obj in objects]
 
     def read(self) -> np.ndarray | None:
-        tangents, found = self._tangents, list[np.ndarray]()
+        tangents, parts = self._tangents, list[np.ndarray]()
         carries = [tangents.carries(container_key(key)) for key in self.keys]
         for key, size, is_active in zip(self.keys, self._sizes, carries, strict=True):
             if is_active:
                 tangents.shadow(container_key(key))
-            found.append(tangents.values(key) if is_active else np.zeros((size, tangents.columns.count)))
-        return np.concatenate(found) if any(carries) else None
+            parts.append(tangents.values(key) if is_active else np.zeros((size, tangents.columns.count)))
+        return np.concatenate(parts) if any(carries) else None
 
     def write(self, rows: np.ndarray) -> None:
         for key, part in zip(self.keys, np.split(rows, np.cumsum(self._sizes)[:-1]), strict=True):
@@ -370,8 +370,8 @@ class Pipeline(DualFollower):
         lost.add(changed, root.warn)
         if right is not None:
             with backend.suspend_following():
-                found = -root.step(values, right)
-            TangentMatrix(root.unknowns, session).write(found)
+                direction = -root.step(values, right)
+            TangentMatrix(root.unknowns, session).write(direction)
         self._remember()
         if self._trace is not None:
             self._trace.remember(filter(is_host_array, root.unknowns))
@@ -472,12 +472,12 @@ class Pipeline(DualFollower):
             info = table.field(obj)
             return None if info is None else (info.key, slice(None))
         if isinstance(obj, backend.FieldEntry):
-            found = table.by_entry(obj)
-            if found is None and is_added:
+            entry = table.by_entry(obj)
+            if entry is None and is_added:
                 for field in self.touched():
                     table.field(field)
-                found = table.by_entry(obj)
-            return None if found is None else (found[0].key, row_of_entry(*found, obj.index))
+                entry = table.by_entry(obj)
+            return None if entry is None else (entry[0].key, row_of_entry(*entry, obj.index))
         key = view_of(obj)
         if is_added and backend.is_real(obj.dtype):
             self._tangents.arrays.include(obj, key)

@@ -498,8 +498,8 @@ def _parameter_in(value: object, keys: Set[object]) -> str:
     """The member of a struct of Python numbers that is one of the parameters, if any."""
     if not isinstance(value, backend.Struct) or not keys:
         return ""
-    found = (name for name in value.keys if attribute_variable(value, name).key in keys)
-    return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
+    names = (name for name in value.keys if attribute_variable(value, name).key in keys)
+    return next(names, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
 
 
 class Lost:

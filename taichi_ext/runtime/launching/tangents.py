@@ -161,12 +161,12 @@ class Tangents:
         if not self.are_known:
             return UNKNOWN, None
         carrier = self.carrier(key)
-        column, found = carrier.column(key, row), None
+        column, values = carrier.column(key, row), None
         if column is not None:
-            found = self.columns.rows_of(column, 1)[0]
+            values = self.columns.rows_of(column, 1)[0]
         elif carrier.shadow is not None:
-            found = carrier.values(key)[row]
-        return np.zeros(self.columns.count) if found is None else np.array(found, np.float64), column
+            values = carrier.values(key)[row]
+        return np.zeros(self.columns.count) if values is None else np.array(values, np.float64), column
 
     def along(self, key: View, direction: np.ndarray) -> np.ndarray | None:
         """The tangents of an array times a direction; None if it has none, NaN where they are not known."""
@@ -263,8 +263,8 @@ def save_changed(state: State, fused: JacobianKernel, table: FieldTable, values:
 
 def save_stored(state: State, table: FieldTable, obj: Any, fields: Callable[[], Iterable[Any]] = tuple) -> None:
     """Save what Python is about to store to: of an entry the field, if kernels use it or it is one of the given."""
-    found = table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None
-    state.save(obj if found is None else found[0].obj, fields)
+    entry = table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None
+    state.save(obj if entry is None else entry[0].obj, fields)
 
 
 # Tangents of the first order in a run that gives second derivatives; among them the gradient of the energy.
@@ -296,8 +296,8 @@ class FirstOrderTangents:
         return sum(held[1:], held[0]) if held else None
 
     def containers(self) -> list[Key]:
-        found = (key.of for key in self._shadows if not isinstance(key.of, (Scratch, Whole)))
-        return [self._energy.key if of == GRADIENT.of and self._energy else of for of in found]
+        containers_ = (key.of for key in self._shadows if not isinstance(key.of, (Scratch, Whole)))
+        return [self._energy.key if of == GRADIENT.of and self._energy else of for of in containers_]
 
     def has(self, container: Key) -> bool:
         return bool(self._shadows) and self.key(container) in self._shadows

@@ -214,15 +214,15 @@ class Trace:
         use, user = (f"passed to {kernel.func.__qualname__}", kernel.func.__code__) if is_own else (STORED, None)
         self.facts.append((kernel.func.__code__, facts))
         self.compiled_in(kernel, values)
-        leaves, found = backend.leaf_arguments(kernel), list[tuple[View, np.ndarray]]()
+        leaves, result = backend.leaf_arguments(kernel), list[tuple[View, np.ndarray]]()
         numbers = [passed.get(leaf.name) or entries_of(v) for leaf, v in zip(leaves, values, strict=True)]
         self._add(use, user, chain.from_iterable(numbers))
         for position, array in _host_arrays(kernel, values):
             if leaves[position].name in facts.read_arguments:
-                found += self._add_array(use, user, array, along)
+                result += self._add_array(use, user, array, along)
             elif leaves[position].name in facts.kept_arguments:
-                found += self._add_array(CHANGED, user, array, along)
-        return found
+                result += self._add_array(CHANGED, user, array, along)
+        return result
 
     def compiled_in(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
         """The numbers that a kernel reads which is made in each run, or of an object that is: other ones in each."""

@@ -115,10 +115,10 @@ class ArrayTangents:
     def _include(self, array: Given) -> None:
         if self.regions.find(array.view) is not None:
             return
-        found = self.regions.overlapping(array.view)
-        if any(not region.layout.fits(array.view) for region in found):
+        regions = self.regions.overlapping(array.view)
+        if any(not region.layout.fits(array.view) for region in regions):
             self._check_type(array)
-            for region in found:
+            for region in regions:
                 if not region.layout.fits(array.view):
                     self.regions.forget(region)
         region, parts = self.regions.include(array.view, array.name, array.value)

@@ -207,8 +207,8 @@ class Regions:
 
     def changes(self) -> list[tuple[Region, np.ndarray]]:
         """The regions that have changed since they were copied, and the rows of the entries."""
-        found = ((region, region.changed_rows()) for region in self)
-        return [(region, rows) for region, rows in found if len(rows)]
+        changed = ((region, region.changed_rows()) for region in self)
+        return [(region, rows) for region, rows in changed if len(rows)]
 
     def find(self, view: View) -> Region | None:
         """The region of an array that has been included."""
@@ -234,22 +234,22 @@ class Regions:
         known = self._places.get(view)
         if known is not None:
             return known, []
-        found = self.overlapping(view)
-        if len(found) == 1 and not found[0].layout.is_fortran and found[0].layout.contains(view):
-            self._places[view] = found[0]
-            return found[0], []
-        layout = _union([view, *(region.layout for region in found)]) if found else view
-        owners = [*(owner for other in found for owner in other.owners), (name, value)]
+        parts = self.overlapping(view)
+        if len(parts) == 1 and not parts[0].layout.is_fortran and parts[0].layout.contains(view):
+            self._places[view] = parts[0]
+            return parts[0], []
+        layout = _union([view, *(region.layout for region in parts)]) if parts else view
+        owners = [*(owner for other in parts for owner in other.owners), (name, value)]
         dtype = backend.named_type(layout.dtype)
         region = Region(owners[0][0], layout.size, dtype, layout=layout, owners=owners)
         regions = self._spaces.setdefault(view.space, [])
-        for other in found:
+        for other in parts:
             regions.remove(other)
         insort(regions, region, key=_start)
-        if found:
-            self._places = {other: region if place in found else place for other, place in self._places.items()}
+        if parts:
+            self._places = {other: region if place in parts else place for other, place in self._places.items()}
         self._places[view] = self._places[layout] = region
-        return region, found
+        return region, parts
 
     def forget(self, region: Region) -> None:
         """Leave out a region that has no tangents."""

@@ -226,10 +226,10 @@ class TangentColumns:
         """The tangents of a parameter's entries, whose columns are those from one on, times a direction."""
         if self.directions is not None:
             return self.directions[column : column + count] @ direction
-        found, places = np.zeros(count), np.arange(column, column + count) - self.first
+        result, places = np.zeros(count), np.arange(column, column + count) - self.first
         is_inside = (places >= 0) & (places < len(direction))
-        found[is_inside] = direction[places[is_inside]]
-        return found
+        result[is_inside] = direction[places[is_inside]]
+        return result
 
     def seed_rows(self, shadow: Shadow, column: int, rows: Any) -> None:
         """Set the rows of a parameter to its seeds: its columns, or the given directions."""

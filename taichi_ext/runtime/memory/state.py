@@ -139,9 +139,9 @@ class State:
                 if not backend.ended_problem(obj):
                     other._log[name] = obj, copied(obj)
         for space, saved in self._memory.items():
-            found = [(s, backend.memory_of(s.owner, s.start, s.copy.size)) for s in saved]
+            memories = [(s, backend.memory_of(s.owner, s.start, s.copy.size)) for s in saved]
             other._memory[space] = [
-                _Stretch(s.owner, s.start, memory.copy()) for s, memory in found if memory is not None
+                _Stretch(s.owner, s.start, memory.copy()) for s, memory in memories if memory is not None
             ]
         return other
 

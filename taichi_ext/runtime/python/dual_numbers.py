@@ -138,8 +138,8 @@ class DualNumber(float):
             x is None or isinstance(x, _SCALARS) for x in (least, most)
         ):
             return np.clip(self.value, plain_number(least), plain_number(most), **options)
-        found: Any = self if least is None else np.maximum(self, least)
-        return found if most is None else np.minimum(found, most)
+        result: Any = self if least is None else np.maximum(self, least)
+        return result if most is None else np.minimum(result, most)
 
     def stopped(self) -> float | DualNumber:
         """The number with a derivative of zero, as the user wants it."""
@@ -380,11 +380,11 @@ def dual_like(value: Any, rows: Iterator[Any], run: PipelineRun, name: str = "",
         column: the first of the columns that it stands for, if any.
     """
     if isinstance(value, (list, tuple)):
-        found = []
+        duals = []
         for part in value:
-            found.append(dual_like(part, rows, run, name, column))
+            duals.append(dual_like(part, rows, run, name, column))
             column = None if column is None else column + 1
-        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+        return type(value)(*duals) if hasattr(value, "_fields") else type(value)(duals)
     if isinstance(value, backend.Matrix):
         entries = np.array(value.to_list(), object)
         return matrix_of(dual_like(list(entries.flat), rows, run, name, column), entries.shape)
@@ -416,8 +416,8 @@ def _of_math(original: Callable[..., Any], partials: Callable[[int], Sequence[Ca
     def function(*args: Any) -> Any:
         for x in args:
             if type(x) is DualNumber and all(isinstance(y, _SCALARS) for y in args):
-                found = partials(len(args))
-                return _applied(original, found, args) if len(found) == len(args) else original(*args)
+                weights = partials(len(args))
+                return _applied(original, weights, args) if len(weights) == len(args) else original(*args)
         return original(*args)
 
     return function
@@ -530,7 +530,7 @@ def _items(value: Any) -> Iterable[object]:
     if inspect.isfunction(value) or backend.is_decorated(value):
         if backend.primal_kernel(value) is not None or backend.taichi_func(value) is not None:
             return ()  # kernels get their arrays as arguments
-        outside = [found for _, found in outside_names(value)]
+        outside = [names for _, names in outside_names(value)]
         return [*outside, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     attributes = getattr(value, "__dict__", None)
     return list(attributes.values()) if isinstance(attributes, dict) else ()

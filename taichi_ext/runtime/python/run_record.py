@@ -158,8 +158,8 @@ def _contents(obj: object) -> tuple[object, ...]:
     """The outside variables of a kernel or function, or the attributes of another object."""
     function = getattr(obj, "func", obj)
     is_function = isinstance(function, types.FunctionType)
-    found = inspect.getclosurevars(function).nonlocals if is_function else getattr(obj, "__dict__", {})
-    return tuple(_parts(dict(found)))
+    values = inspect.getclosurevars(function).nonlocals if is_function else getattr(obj, "__dict__", {})
+    return tuple(_parts(dict(values)))
 
 
 def _named(obj: object) -> _Object:

@@ -54,7 +54,7 @@ class Places:
                 self.stores[c] = [()]
 
     def _by_container(self, accesses: Iterable[Load]) -> dict[Container, list[Place]]:
-        found: dict[Container, dict[object, Place]] = {}
+        by_container: dict[Container, dict[object, Place]] = {}
         for load in accesses:
             place: list[Value] = []
             for i in load.indices:
@@ -62,8 +62,8 @@ class Places:
                     break
                 place.append(i)
             name = tuple(map(self._numbers.of, place))
-            found.setdefault(load.container, {}).setdefault(name, tuple(place))
-        return {c: list(places.values()) if len(places) <= _MOST else [()] for c, places in found.items()}
+            by_container.setdefault(load.container, {}).setdefault(name, tuple(place))
+        return {c: list(places.values()) if len(places) <= _MOST else [()] for c, places in by_container.items()}
 
     def is_fixed(self, value: Value) -> bool:
         """Whether a value is the same in all of a launch, and can be computed from its arguments."""
@@ -83,12 +83,12 @@ class Places:
     def boxes(self, places: Iterable[Place], c: Container, arguments: Mapping[Local, int]) -> list[Box]:
         """The parts of a container in a launch with these arguments."""
         shape, offset = c.shape or (), c.offset or (0,) * c.ndim
-        found: dict[Box, None] = {}
+        boxes_: dict[Box, None] = {}
         for place in places:
             box = tuple(i - o for i, o in zip(self.numbers(place, arguments), offset, strict=False))
             is_inside = all(0 <= i < n for i, n in zip(box, shape, strict=False)) and len(shape) >= len(box)
-            found[box if is_inside else ()] = None
-        return [()] if () in found else list(found)
+            boxes_[box if is_inside else ()] = None
+        return [()] if () in boxes_ else list(boxes_)
 
     def numbers(self, place: Place, arguments: Mapping[Local, int]) -> tuple[int, ...]:
         """Indices in a launch with these arguments."""
@@ -119,11 +119,11 @@ class Places:
 
     def _may_hold(self, guards: Iterable[Value], given: Mapping[Local, Any], size: int) -> np.ndarray:
         """The iterations in which conditions hold, or are not known."""
-        found = np.ones(size, bool)
+        result = np.ones(size, bool)
         for guard in guards:
             with np.errstate(divide="raise"), contextlib.suppress(LookupError, ArithmeticError):
-                found &= np.broadcast_to(np.asarray(self._number(guard, given), bool), size)
-        return found
+                result &= np.broadcast_to(np.asarray(self._number(guard, given), bool), size)
+        return result
 
     def meet(self, pair: Pair, arguments: Mapping[Local, int], extents: Extents) -> bool:
         """Whether two iterations access an entry as the pair says, in a launch; also where that is not known."""

@@ -87,8 +87,8 @@ class Calls:
         if not (passed or call.kernel.own_containers or call.binding.given) and _is_simple(kernel, given):
             self._simple[_simple_name(kernel, given)] = call
         event = self._event(call, args, values, passed)
-        for found, containers in zip((self.read, self.written), call.kernel.accessed, strict=True):
-            found |= {call.cells[c].key for c in containers if c in call.cells}
+        for places, containers in zip((self.read, self.written), call.kernel.accessed, strict=True):
+            places |= {call.cells[c].key for c in containers if c in call.cells}
         event.steps += self._steps(event)
         return event
 

@@ -141,11 +141,11 @@ class Step:
 def accesses(kernel: StageKernel, containers: frozenset[Container], *, is_store: bool) -> list[Access]:
     """The parts of containers that a stage loads, or stores to."""
     known = kernel.places.stores if is_store else kernel.places.loads
-    found: list[Access] = []
+    result: list[Access] = []
     for c in containers:
         places = known.get(c, [()])
-        found.append((c, None if () in places else places, kernel.places))
-    return found
+        result.append((c, None if () in places else places, kernel.places))
+    return result
 
 
 @dataclass(eq=False)
@@ -184,8 +184,8 @@ class LaunchEvent(Event):
         """The parts of cells that a stage of this launch reads or writes."""
         arguments = self.integers
         return [
-            (self.cell(c), ((),) if places is None else found.boxes(places, c, arguments))
-            for c, places, found in accesses
+            (self.cell(c), ((),) if places is None else accesses_.boxes(places, c, arguments))
+            for c, places, accesses_ in accesses
         ]
 
     def again(self, log: Log) -> None:

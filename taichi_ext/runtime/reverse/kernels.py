@@ -227,9 +227,9 @@ class StagedKernel:
             count = 1 if isinstance(s, ir.If) else iterations(s, self.extents) if isinstance(s, ir.For) else None
             return math.inf if count is None else count * around
 
-        found = ir.inherited(self.staged.stages[n].original, 1.0, times)
+        counts = ir.inherited(self.staged.stages[n].original, 1.0, times)
         return sum(
-            count * sum(isinstance(v, (ir.Op, Load)) and v.dtype.is_real for v in all_values(s)) for s, count in found
+            count * sum(isinstance(v, (ir.Op, Load)) and v.dtype.is_real for v in all_values(s)) for s, count in counts
         )
 
     def forward(
@@ -293,9 +293,9 @@ class StagedKernel:
             plain = self.staged.stages[n]
             stage = plain if plain.recording is None or not is_recorded else plain.recording
             body = stage.body
-            found = self._activity(body, active)
+            facts = self._activity(body, active)
             check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
-            activity = useful_activity(replace(self.program, body=body), found)
+            activity = useful_activity(replace(self.program, body=body), facts)
             same = n, activity, width, is_guarded, is_recorded
             if same not in self._adjoints:  # what becomes active in the stage makes others alike
                 machine = Machine(threads, extents=self.extents, is_fast=backend.is_fast())
@@ -375,9 +375,9 @@ class StagedKernel:
         extents = {**extents, **self.extents, **self._own_extents()}
         roles = {c: Role(is_fresh=c not in active) for c in extents}
         device = Device(threads=backend.thread_count())
-        found = differentiate(program, DifferentiationRequest(self.columns, roles, extents, device=device))
-        body = ir.mapped(found.program.body, lambda s: ir.with_nodes(s, written_out))
-        return simplify(replace(found.program, body=body)).body, found
+        differentiated = differentiate(program, DifferentiationRequest(self.columns, roles, extents, device=device))
+        body = ir.mapped(differentiated.program.body, lambda s: ir.with_nodes(s, written_out))
+        return simplify(replace(differentiated.program, body=body)).body, differentiated
 
     def _compiled(
         self,
@@ -395,8 +395,8 @@ class StagedKernel:
         tangents: dict[Container, Any] = {}
         scratch: Mapping[Any, int] = {}
         if active:
-            body, found = self._with_tangents(body, extra, active)
-            tangents, scratch = {c: what for what, c in found.shadows}, found.scratch_sizes
+            body, differentiated = self._with_tangents(body, extra, active)
+            tangents, scratch = {c: what for what, c in differentiated.shadows}, differentiated.scratch_sizes
             extra = (*extra, *tangents)
         if backend.thread_count() == 1:
             body = without_atomics(body, writes | set(extra))

@@ -98,8 +98,8 @@ class Transposed(Event):
         if not any(adjoints.has(cell) for cell in self.unknowns):
             return
         given = np.concatenate([adjoints.of(cell) for cell in self.unknowns]).astype(np.float64)
-        found = -self.step(self.values, given, transposed=True)
-        parts = np.split(found, np.cumsum([cell.size for cell in self.residuals])[:-1])
+        direction = -self.step(self.values, given, transposed=True)
+        parts = np.split(direction, np.cumsum([cell.size for cell in self.residuals])[:-1])
         for cell, part in zip(self.residuals, parts, strict=True):
             adjoints.clear(cell, slice(None))
             adjoints.add(cell, slice(None), part)

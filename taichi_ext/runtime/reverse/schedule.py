@@ -151,11 +151,11 @@ class Schedule:
 
     def _expendable(self) -> list[Snapshot]:
         """The snapshots that have one of a higher level behind them."""
-        found, above = list[Snapshot](), 0
+        snapshots, above = list[Snapshot](), 0
         for snapshot in reversed(self._snapshots):
-            found += [snapshot] * (snapshot.level < above)
+            snapshots += [snapshot] * (snapshot.level < above)
             above = max(above, snapshot.level)
-        return found[::-1]
+        return snapshots[::-1]
 
     def _kept_bytes(self) -> int:
         return self.log.first_nbytes + self.log.nbytes + self.log.recorded + sum(s.nbytes for s in self._snapshots)

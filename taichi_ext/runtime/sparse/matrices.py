@@ -165,12 +165,12 @@ class Arithmetic:
             of_a, of_b, starts = order
             terms = a.data.take(of_a) * b.data.take(of_b)
             return Matrix(pattern, np.add.reduceat(terms, starts) if len(starts) else terms)
-        found = a.view() @ b.view()
-        if found.nnz == len(order) and np.array_equal(found.indices.take(order), pattern.indices):
-            return Matrix(pattern, found.data.take(order))
-        found.sort_indices()  # SciPy drops entries that are zero
-        data = np.zeros(len(order), found.dtype)
-        data[_places(Pattern(found.indptr, found.indices, found.shape), pattern)] = found.data
+        matrix = a.view() @ b.view()
+        if matrix.nnz == len(order) and np.array_equal(matrix.indices.take(order), pattern.indices):
+            return Matrix(pattern, matrix.data.take(order))
+        matrix.sort_indices()  # SciPy drops entries that are zero
+        data = np.zeros(len(order), matrix.dtype)
+        data[_places(Pattern(matrix.indptr, matrix.indices, matrix.shape), pattern)] = matrix.data
         return Matrix(pattern, data)
 
     def total(self, matrices: list[Matrix]) -> Matrix:
@@ -193,8 +193,8 @@ class Arithmetic:
         if known is None or known.inputs[1] != mask:
             known = self._keep(name, (pattern, mask), _nonzero_pattern(pattern, is_there))
         known.round = self._round
-        found, entries = known.result
-        return Matrix(found, data.take(entries))
+        result, entries = known.result
+        return Matrix(result, data.take(entries))
 
     def without_rows(self, matrix: Matrix, rows: np.ndarray) -> Matrix | None:
         """The matrix with some rows empty; None if no entry is left."""
@@ -237,8 +237,8 @@ def listed_terms(a: Pattern, b: Pattern) -> tuple[Pattern, list[np.ndarray]]:
 
 def total_pattern(patterns: tuple[Pattern, ...]) -> tuple[Pattern, list[np.ndarray]]:
     """The pattern of a sum, and for each summand the positions of its entries in it."""
-    found = functools.reduce(operator.add, (p.ones() for p in patterns))
-    pattern = Pattern(found.indptr, found.indices, found.shape)
+    total = functools.reduce(operator.add, (p.ones() for p in patterns))
+    pattern = Pattern(total.indptr, total.indices, total.shape)
     return pattern, [_places(p, pattern) for p in patterns]
 
 

@@ -54,12 +54,12 @@ def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> 
     gather, add_up = _kernels(backend.RUNTIME.module)
     with backend.suspend_following():
         if starts is None:
-            found = np.empty(len(order), numbers.dtype)
-            gather(numbers, order, found)
+            result = np.empty(len(order), numbers.dtype)
+            gather(numbers, order, result)
         else:
-            found = np.empty(length * (len(starts) - 1), numbers.dtype)
-            add_up(numbers, order, starts, found, length)
-    return found
+            result = np.empty(length * (len(starts) - 1), numbers.dtype)
+            add_up(numbers, order, starts, result, length)
+    return result
 
 
 class SiteSlots:
@@ -96,18 +96,18 @@ class SiteSlots:
         return bool((rows[:, 1:] == rows[:, :-1]).any())
 
     def rows(self, group: Group, dtype: Any) -> np.ndarray:
-        found = np.empty((self.count, len(group.entries)), dtype)
+        numbers = np.empty((self.count, len(group.entries)), dtype)
         parts = [self.of(row) for row in self.site.rows]
         for n, entry in enumerate(group.entries):
-            found[:, n] = parts[entry.part]
-        return found.reshape(-1)
+            numbers[:, n] = parts[entry.part]
+        return numbers.reshape(-1)
 
     def columns(self, group: Group) -> np.ndarray:
         """The column of each entry, among all columns; negative if it has none."""
-        found = np.empty((self.count, len(group.entries)), np.int32)  # columns end before 2**31
+        numbers = np.empty((self.count, len(group.entries)), np.int32)  # columns end before 2**31
         for n, entry in enumerate(group.entries):
-            found[:, n] = self.of(entry.column)
-        return found.reshape(-1)
+            numbers[:, n] = self.of(entry.column)
+        return numbers.reshape(-1)
 
 
 PART = 1 << 18  # count of numbers processed in one pass, to save memory
@@ -275,11 +275,11 @@ def _keep_last(slots: SiteSlots, kept: np.ndarray) -> None:
 
 def stored_rows(sites: list[SiteSlots]) -> np.ndarray:
     """The rows that are overwritten, rather than added to."""
-    found: list[Any] = [np.zeros(0, np.int64)]
+    parts: list[Any] = [np.zeros(0, np.int64)]
     for s in sites:
         if not s.site.is_sum:
-            found += [s.of(row)[s.is_filled] for row in s.site.rows]
-    return np.concatenate(found)
+            parts += [s.of(row)[s.is_filled] for row in s.site.rows]
+    return np.concatenate(parts)
 
 
 # Numbers of slots of the sites of a sparse Jacobian that are only known at run time, launch by launch.
@@ -367,8 +367,8 @@ class SlotCounts:
 
     def end(self) -> bool:
         """Read the counts of the launch; False if there was too little room, which is then made."""
-        found = {name: to_numpy(array).astype(np.int64) for name, array in self._memory.items()}
-        self.lengths = {number: int(found[number, "lengths"][1]) for number in self.rooms}
+        arrays = {name: to_numpy(array).astype(np.int64) for name, array in self._memory.items()}
+        self.lengths = {number: int(arrays[number, "lengths"][1]) for number in self.rooms}
         if any(self.lengths[number] > room for number, room in self.rooms.items()):
             self.rooms = {number: max(room, self.lengths[number]) for number, room in self.rooms.items()}
             for site in self._sites:
@@ -379,7 +379,7 @@ class SlotCounts:
         for site in {s.around.counter: s for s in self._sites if s.around.counter is not None}.values():
             counter: int = site.around.counter  # type: ignore[assignment]
             offsets = self.offsets[counter]
-            counts = found[counter, "counts"][: len(offsets) - 2] - offsets[:-2]
+            counts = arrays[counter, "counts"][: len(offsets) - 2] - offsets[:-2]
             if site.around.opened is not None:
                 counts[site.slots * self.lengths[site.around.opened] :] = 0
             if (counts > np.diff(offsets)[:-1]).any():

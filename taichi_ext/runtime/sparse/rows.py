@@ -40,10 +40,10 @@ class SparseRows:
 
     def block(self, key: Key, param: Key, rows: int, dtype: object) -> Any:
         """A block of J as a CSR array."""
-        found = self.blocks(key).get(param)
-        if found is None:
+        block_ = self.blocks(key).get(param)
+        if block_ is None:
             return scipy_sparse().csr_array((rows, self._sizes[param]), dtype=dtype)
-        return identity(rows, dtype).csr() if isinstance(found, str) else found.csr()
+        return identity(rows, dtype).csr() if isinstance(block_, str) else block_.csr()
 
     def clear(self, key: Key, rows: Any) -> None:
         """Set the tangents of some entries to zero."""
@@ -66,14 +66,14 @@ class SparseRows:
         for written in stages:
             keys = [(outer(w.key), w) for w in written]
             keys = [(k, w) for k, w in keys if not self._apart or k in self._apart or isinstance(k, SumKey)]
-            found = {key: self._after(w, outer, before) for key, w in keys}
-            for key in found.keys() & self._apart.keys():
+            products = {key: self._after(w, outer, before) for key, w in keys}
+            for key in products.keys() & self._apart.keys():
                 del self._apart[key]
-                self._apart[key] = found[key]
-                found[key] = {key: IDENTITY} if found[key] else {}
-            for key, blocks in found.items():
+                self._apart[key] = products[key]
+                products[key] = {key: IDENTITY} if products[key] else {}
+            for key, blocks in products.items():
                 versions.setdefault(key, [self.blocks(key)]).append(blocks)
-            self._blocks.update(found)
+            self._blocks.update(products)
         for key in [key for key in self._blocks if isinstance(key, SumKey)]:
             del self._blocks[key]
 

@@ -410,5 +410,5 @@ def semidefinite(blocks: np.ndarray, way: str) -> np.ndarray:
     """Symmetric matrices with negative eigenvalues replaced by 0 ("clamp") or their absolute values ("abs")."""
     values, vectors = np.linalg.eigh(blocks)
     values = np.abs(values) if way == "abs" else np.maximum(values, 0)
-    found = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
-    return 0.5 * (found + found.transpose(0, 2, 1))
+    projected = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
+    return 0.5 * (projected + projected.transpose(0, 2, 1))
