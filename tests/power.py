@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RANDOM = ["language/test_random_programs.py"]
-LANGUAGE = ["language/test_programs.py", "language/test_language.py", "language/test_language_loops.py", *RANDOM]
+LANGUAGE = ["language/test_programs.py", "language/test_language.py", *RANDOM]
 PIPELINES = ["pipelines/test_pipelines.py", "pipelines/test_state.py", "pipelines/test_random_pipelines.py"]
 # what is changed, and the tests that are run for it: the nearest first, since the first failure ends a run
 DISTRICTS = {

@@ -93,23 +93,6 @@ def test_vectors_that_are_no_numbers(problem, vector):
         problem[0] @ vector
 
 
-@pytest.mark.double_only("the tolerances of float64")
-def test_solvers_of_scipy(ti64):
-    linalg = pytest.importorskip("scipy.sparse.linalg", reason="SciPy is not installed")
-    x, y = scalars([1.0, 2.0, 3.0]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = 3 * x[i] ** 2 + x[(i + 1) % 3] * x[i]
-
-    A = linear_operator(k, x, y)
-    M, b = A.materialize(), np.array([1.0, 1j, 2.0 - 1j])
-    solution, info = linalg.gmres(A, b, rtol=1e-12)
-    assert info == 0
-    assert_allclose(M @ solution, b, rtol=1e-9)
-
-
 @pytest.fixture
 def square(ti64):
     x, y = scalars([1.0, 2.0, 3.0]), outputs(3)

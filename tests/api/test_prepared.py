@@ -62,36 +62,6 @@ class TestCalls:
         ):
             assert_allclose(jacobian(pipeline(kernel), "a", "b", args=args), np.diag([0.6, 1.0]))
 
-    def test_prepared_form_follows_changed_values(self):
-        x, y = scalars([0.3, 0.5]), outputs(2)
-
-        @ti.kernel
-        def k(a: ti.f64):
-            for i in x:
-                y[i] = a * x[i] ** 2
-
-        plan = Jacobian(k, [x, "a"], y, args=(2.0,))
-        assert_allclose(plan()[0], np.diag([1.2, 2.0]))
-        x.from_numpy(np.array([1.0, 2.0]))
-        by_x, by_a = plan(args=(3.0,))
-        assert_allclose(by_x, np.diag([6.0, 12.0]))
-        assert_allclose(by_a, [1.0, 4.0])
-        assert_allclose(plan()[0], np.diag([6.0, 12.0]))
-        assert_allclose(y.to_numpy(), [3.0, 12.0])
-
-    def test_prepared_form_takes_arrays_of_other_sizes(self):
-        @ti.kernel
-        def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
-            for i in o:
-                o[i] = a[0] * a[i]
-
-        a, o = real([0.3, 0.5]), real(np.zeros(2))
-        plan = Jacobian(k, a, o, args=(a, o))
-        assert_allclose(plan(), [[0.6, 0.0], [0.5, 0.3]])
-        longer, more = real([1.0, 2.0, 3.0]), real(np.zeros(3))
-        assert_allclose(plan(args=(longer, more)), [[2, 0, 0], [2, 1, 0], [3, 0, 1]])
-        assert_allclose(more, [1.0, 2.0, 3.0])
-
     @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
     @pytest.mark.parametrize("count", [1, 70])
     def test_first_use_does_not_launch_anything(self, launches, count):
@@ -210,17 +180,6 @@ class TestCache:
         few = len(traces)
         jacobian(run, p, x, args=(50,))
         assert len(traces) == few <= 3
-
-    def test_template_arguments_are_told_apart(self, traces):
-        x, y = scalars([0.3]), outputs(1)
-
-        @ti.kernel
-        def k(factor: ti.template()):
-            y[0] = factor * x[0]
-
-        for factor in (2.0, 3.0, 2.0):
-            assert_allclose(jacobian(k, x, y, args=(factor,)), [[factor]])
-        assert len(traces) == 2
 
 
 def forget_kernels(name):

@@ -73,21 +73,6 @@ class TestJvp:
         assert jvp(program.run, program.params, given, program.u, args=program.args).shape == (0, 2)
 
 
-class TestVjp:
-    def test_torch(self):
-        torch = pytest.importorskip("torch")
-        x, y, t = (torch.from_numpy(real(a)) for a in ([1.0, 2.0], [0.0, 0.0], [1.0, -1.0]))
-
-        @ti.kernel
-        def cube(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
-            for i in b:
-                b[i] = a[i] ** 3
-
-        for product in (jvp(cube, x, t, y, args=(x, y)), vjp(cube, x, y, t, args=(x, y))):
-            assert isinstance(product, torch.Tensor)
-            assert_allclose(product.numpy(), [3.0, -12.0])
-
-
 class TestVjpOfPrograms:
     """Cotangents times J, beside J itself."""
 

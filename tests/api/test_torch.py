@@ -314,36 +314,6 @@ def test_kinds_of_arguments():
     check(lambda x: pipeline(x, 3), x)
 
 
-def test_method_of_a_class():
-    @ti.data_oriented
-    class Lens:
-        def __init__(self, power):
-            self.power = power
-
-        @ti.kernel
-        def bend(self, x: ti.types.ndarray(), y: ti.types.ndarray()):
-            for i in x:
-                y[i] = ti.tanh(self.power * x[i])
-
-    x = tensor(3)
-    for power in (0.5, 2.0):
-        f = torch_function(Lens(power).bend, "x", "y")
-        close(f(x), torch.tanh(power * x))
-        close(torch.autograd.grad(f(x).sum(), x)[0], power * (1 - torch.tanh(power * x.detach()) ** 2))
-
-
-def test_float32():
-    f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1})
-    a, b = tensor(3).detach().float().requires_grad_(), tensor(2, seed=1).detach().float().requires_grad_()
-    out, total = f(a, b, 2)
-    assert out.dtype == torch.float32
-    gradients = torch.autograd.grad(out.sum() + total.sum(), (a, b))
-    own = torch.autograd.grad(sum(o.sum() for o in mix_in_torch(a, b, 2)), (a, b))
-    for mine, theirs in zip(gradients, own, strict=True):
-        assert mine.dtype == torch.float32
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-
-
 def test_tensors_that_are_not_contiguous():
     f = torch_function(triple, "x", "y")
     x = tensor(4, 3)

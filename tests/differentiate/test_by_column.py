@@ -23,15 +23,6 @@ def by_column(monkeypatch):
     monkeypatch.setattr(backend, "stores_by_column", lambda: True)
 
 
-def test_values_that_are_returned():
-    @ti.kernel
-    def k(a: ti.f64, b: ti.f64) -> ti.types.vector(3, ti.f64):
-        return ti.Vector([a * b, b * b, a])
-
-    J = jacobian(k, ["a", "b"], None, args=(2.0, 3.0))
-    assert_allclose(np.stack(J, axis=-1), [[3, 2], [0, 6], [1, 0]])
-
-
 def test_arrays_that_are_given():
     x, y = scalars(X), outputs(4)
     field = outputs(4, 3)

@@ -7,9 +7,7 @@ from program_interpreter import Interpreter
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import find_activity, useful_activity
-from taichi_ext.analysis.affine import Affine, Indices
-from taichi_ext.analysis.loops import Extent, find_loops
-from taichi_ext.analysis.stores import Stores
+from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Role
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.differentiate.transform.forward import differentiate
@@ -172,31 +170,6 @@ def test_a_program_for_one_block_of_columns_computes_others(make, strategy, colu
 # --- analyses ---------------------------------------------------------------------------------------------------------
 
 
-def test_normal_forms_of_indices():
-    k = Local("k", I32)
-    twice = op("mul", c(2), Read(i))
-    indices = Indices((times(3, i, [Declare(k, (op("add", twice, c(1)),))]),))
-    assert indices.form(op("sub", Read(k), c(3))) == Affine(((i, 2),), -2)
-    assert indices.form(op("sub", op("add", Read(k), Read(i)), Read(k))) == Affine(((i, 1),))
-    assert indices.form(op("mul", Read(i), Read(i))) is None
-
-
-def test_an_index_that_changes_has_no_normal_form():
-    k = Local("k", I32)
-    indices = Indices((Declare(k, (c(0),)), times(3, i, [Assign(Read(k), Read(i))])))
-    assert indices.form(Read(k)) is None
-
-
-def test_activity_goes_through_locals_and_containers():
-    body = (
-        over(z, [Assign(at(z, Read(i)), at(x, Read(i)))]),
-        over(y, [Declare(a, (at(z, c(0)),)), Declare(b, (op("floor", Read(a)),)), Assign(at(y, Read(i)), Read(b))]),
-    )
-    found = find_activity(Program("k", (), (), body, (x, y, z)), [x])
-    assert found.containers == {x, z}
-    assert found.locals == {a}
-
-
 def test_tangents_that_reach_nothing_are_not_useful():
     compared, stored, stopped = (Local(name, F64) for name in ("compared", "stored", "stopped"))
     stop = ir.Boundary("stop_gradient", None, {}, Read(stored), (stopped,))
@@ -215,36 +188,3 @@ def test_tangents_that_reach_nothing_are_not_useful():
     found = find_activity(program, [x])
     assert found.locals == {a, b, compared, stored}
     assert useful_activity(program, found).locals == {b, stored}
-
-
-def sites_of(*body):
-    indices, loops = Indices(body), find_loops(body, EXTENTS)
-    stores = Stores(Program("k", (), (), body, (x, y, z)), indices, loops, EXTENTS)
-    return stores, [site for sites in stores.sites.values() for site in sites]
-
-
-def test_a_store_in_a_loop_over_the_container_covers_it():
-    stores, (site,) = sites_of(over(y, [Assign(at(y, Read(i)), f(1))]))
-    assert stores.covers(site)
-    assert stores.is_first(site)
-    assert stores.is_private(site)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        [Update(at(y, Read(i)), "add", f(1))],
-        [If(op("gt", at(x, c(0)), f(0)), (Assign(at(y, Read(i)), f(1)),))],
-        [Assign(at(y, c(0)), f(1))],
-        [Assign(at(y, Read(i)), f(1)), Assign(at(y, c(0)), f(2))],
-    ],
-    ids=["sum", "branch", "one entry", "second store"],
-)
-def test_other_stores_do_not_cover(body):
-    stores, sites = sites_of(over(y, body))
-    assert not any(stores.covers(site) for site in sites)
-
-
-def test_entries_that_iterations_share_are_not_private():
-    stores, (site,) = sites_of(over(x, [Update(at(y, c(0)), "add", at(x, Read(i)))]))
-    assert not stores.is_private(site)

@@ -8,7 +8,6 @@ from program_interpreter import Interpreter
 from taichi_ext import program as ir
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Device, DifferentiationRequest, Role
-from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, Line
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.differentiate.transform.watch import watched
 from taichi_ext.program.keys import VALUES
@@ -88,20 +87,6 @@ def test_given_tangents(by_column):
 
 def at_line(number):
     return ir.Place("k.py", number, function="k")
-
-
-def test_storages_and_costs_are_reported():
-    inner = ir.Update(ir.Read(s), "add", op("mul", at(x, ir.Read(n)), at(x, ir.Read(n))), place=at_line(3))
-    body = [
-        ir.Declare(s, (ir.Const(0.0, ir.F64),), place=at_line(1)),
-        ir.For("range", (n,), (ir.Const(P, ir.I32),), (inner,), place=at_line(2)),
-        ir.Assign(at(y, ir.Read(i)), op("sin", ir.Read(s)), place=at_line(4)),
-    ]
-    report = made_from([ir.For("field", (i,), (y,), tuple(body))]).report
-    (choice,) = report.locals
-    assert (choice.name, choice.line, choice.registers, choice.row) == ("s", Line(1), 0, LOCAL_ARRAY)
-    assert report.costs.by_line[Line(4)] == P  # a product for each column
-    assert "line 4: 3 operations on tangents" in report.lines(P, str)
 
 
 def test_what_is_not_finite_is_counted_by_its_place():

@@ -68,22 +68,6 @@ def test_loops_that_do_little_stay(limit, value, lanes, monkeypatch):
     assert [found is None for found in lanes] == [True, False]
 
 
-def test_columns_in_blocks(lanes):
-    x, y = scalars(np.linspace(0.2, 0.9, 7)), outputs(3, 20)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            s = 0.0
-            for n in ti.static(range(7)):
-                s += x[n] * x[n] * (j + n)
-            y[i, j] = s
-
-    whole = check_jacobian(k, x, y)
-    assert_array_equal(Jacobian(k, x, y, chunk_size=3)(), whole)
-    assert any(lanes)
-
-
 @pytest.mark.sweep
 def test_deactivated_places_are_read_each_time(lanes):
     x, y = scalars(X), outputs(40)

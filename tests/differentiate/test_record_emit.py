@@ -14,7 +14,7 @@ from taichi_program import end_program, initialise
 
 from taichi_ext import UnsupportedError, backend, edge, engine, mark, replace_gradient, stop_gradient  # noqa: F401
 from taichi_ext.emit import build, emit
-from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements, values_of, walk
+from taichi_ext.program import Boundary, Call, Op, statements, values_of, walk
 from taichi_ext.record import record
 from taichi_ext.simplify import simplify
 
@@ -418,17 +418,6 @@ def test_library_calls_stay_calls(f):
         "inverse",
     ]
     assert [l.shape for s in statements(program.body) if isinstance(s, Call) for l in s.results] == [(2, 2)] * 7
-
-
-def test_types(f):
-    @ti.kernel
-    def k(n: ti.i32) -> ti.f64:
-        return n / 2
-
-    program = program_of(k, 3)
-    (returned,) = (s for s in program.body if isinstance(s, Return))
-    assert returned.values[0].dtype == F64
-    assert returned.values[0].args[0].dtype == I32
 
 
 def test_places_lead_to_the_user_s_line(f):

@@ -15,95 +15,7 @@ import taichi as ti
 from taichi_ext import UnsupportedError, backend
 from taichi_ext.record.rewriter import copied, flat_tree, rewrite
 
-
-def text_of(function):
-    return ast.unparse(rewrite(function).tree()).replace("<ad>", "_ad")
-
-
-def signature(function):
-    return text_of(function).splitlines()[0]
-
-
-def rewritten(function):
-    """The statements after the first, as text."""
-    lines = text_of(function).splitlines()
-    assert lines[1].strip() == "_ad.begin()"
-    return textwrap.dedent("\n".join(lines[2:]))
-
-
-def check(function, text):
-    assert rewritten(function) == textwrap.dedent(text).strip("\n")
-
-
-# --- expressions ------------------------------------------------------------------------------------------------------
-
-
-def test_comparisons_that_are_not_arithmetic_stay():
-    def f(a):
-        if ti.static(a is None or "x" not in a):
-            pass
-
-    check(
-        f,
-        """
-        if ti.static(_ad.bool_op('or', a is None, 'x' not in a)):
-            pass
-        """,
-    )
-
-
-def test_a_local_that_hides_a_module_is_a_value():
-    def f(tm):
-        a = tm.dot(tm)
-
-    check(f, "_ad.let('a', _ad.method(tm, 'dot', tm))")
-
-
-def test_text_is_formatted_from_primal_values():
-    def f(a):
-        print(a, "text")
-        print(f"{a}")
-        print("%d" % a)
-        print("{}".format(a))
-
-    check(
-        f,
-        """
-        _ad.run(print, a, 'text')
-        _ad.run(print, _ad.format('{}', a))
-        _ad.run(print, _ad.percent('%d', a))
-        _ad.run(print, _ad.format('{}', a))
-        """,
-    )
-
-
-def test_assert_shows_the_user_s_text():
-    def f(a):
-        assert a > 0
-        assert a < 1, "too large"
-
-    check(
-        f,
-        """
-        _ad.assert_(_ad.compare(('gt',), a, 0), 'a > 0')
-        _ad.assert_(_ad.compare(('lt',), a, 1), 'too large')
-        """,
-    )
-
-
 # --- functions --------------------------------------------------------------------------------------------------------
-
-
-def test_decorators_and_defaults_are_dropped_and_annotations_kept():
-    @ti.kernel
-    def k(a: ti.f64, x: ti.template()):
-        pass
-
-    def with_default(a, b=2.0):
-        pass
-
-    assert signature(k._primal.func) == "def k(a: ti.f64, x: ti.template()):"
-    assert signature(with_default) == "def with_default(a, b):"
 
 
 def test_every_node_is_at_a_line_of_the_user():
@@ -128,17 +40,6 @@ def test_every_node_is_at_a_line_of_the_user():
     for node in ast.walk(rewrite(f).tree()):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func.id == "<ad>.store":
             assert isinstance(lines[node.lineno], (ast.Assign, ast.AugAssign))
-
-
-def test_source_is_the_user_s_file_and_line():
-    def f(a):
-        return a
-
-    file, lines, start = rewrite(f).source
-    assert file.endswith("test_rewrite.py")
-    assert lines[0].strip() == "def f(a):"
-    with open(__file__, encoding="utf-8") as source:
-        assert source.read().splitlines()[start - 1].strip() == "def f(a):"
 
 
 def test_each_tree_is_fresh():

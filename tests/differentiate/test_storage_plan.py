@@ -26,19 +26,6 @@ def used_twice():
 
 
 @pytest.mark.parametrize(
-    ("body", "reason", "slots"),
-    [(sum_over_a_loop, "iterations of a loop add columns to it", 0), (nearest, "it changes", 1)],
-)
-def test_a_local_has_a_row_where_columns_add_up(body, reason, slots):
-    (choice,) = (choice for choice in differentiated(body()).report.locals if choice.name == s.name)
-    assert (choice.row is not None, choice.why, choice.slots) == (slots == 0, reason, slots)
-
-
-def test_an_empty_loop_needs_no_storage():
-    assert differentiated([over(y, [])]).report.locals == ()
-
-
-@pytest.mark.parametrize(
     ("body", "lines"),
     [
         (

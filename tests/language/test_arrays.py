@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("ti64")
 needs_torch = "PyTorch is not installed (python -m pip install '.[torch]')"
 KINDS = ["numpy", "ndarray", "torch"]
 vec3 = ti.types.vector(3, ti.f64)
-mat23 = ti.types.matrix(2, 3, ti.f64)
 
 
 def make(kind, values, element=()):
@@ -71,39 +70,6 @@ def test_parameter_and_output(kind):
 
 
 # --- elements that are vectors and matrices
-
-
-@ti.kernel
-def transform(
-    m: ti.types.ndarray(dtype=mat23, ndim=1), v: ti.types.ndarray(dtype=vec3, ndim=1), total: ti.types.ndarray(ndim=1)
-):
-    for i in v:
-        w = m[i] @ v[i].normalized()
-        total[i] = w.norm() + m[i][1, 2] * v[i].y
-
-
-def transform_values(m, v):
-    w = np.einsum("nij,nj->ni", m, v / np.linalg.norm(v, axis=1, keepdims=True))
-    return np.linalg.norm(w, axis=1) + m[:, 1, 2] * v[:, 1]
-
-
-@pytest.mark.mostly_sweep("torch")
-@pytest.mark.parametrize("kind", KINDS)
-def test_vector_and_matrix_elements(kind):
-    rng = np.random.default_rng(1)
-    m_values, v_values = rng.standard_normal((4, 2, 3)), rng.standard_normal((4, 3))
-    m, v, total = make(kind, m_values, (2, 3)), make(kind, v_values, (3,)), make(kind, np.zeros(4))
-    J_m, J_v = jacobian(transform, [m, v], total, args=(m, v, total))
-    assert tuple(J_m.shape) == (4, 4, 2, 3)
-    assert tuple(J_v.shape) == (4, 4, 3)
-    h = 1e-6
-    for J, values, other in ((J_m, m_values, 0), (J_v, v_values, 1)):
-        for index in np.ndindex(values.shape):
-            d = np.zeros(values.shape)
-            d[index] = h
-            high = transform_values(m_values + d, v_values) if other == 0 else transform_values(m_values, v_values + d)
-            low = transform_values(m_values - d, v_values) if other == 0 else transform_values(m_values, v_values - d)
-            assert_allclose(content(J)[(..., *index)], (high - low) / (2 * h), rtol=1e-6, atol=1e-8)
 
 
 @ti.kernel
@@ -186,22 +152,6 @@ def test_arrays_that_change_roles_between_calls():
     assert_allclose(jacobian(product, b, c, args=(a, b, c)), np.diag(a), rtol=1e-14)
     assert_allclose(jacobian(product, a, c, args=(a, a, c)), np.diag(2 * a), rtol=1e-14)
     assert_allclose(jacobian(product, a, c, args=(a, b, c)), np.diag(b), rtol=1e-14)
-
-
-def test_fortran_order_is_read_as_it_is():
-    values = np.arange(6.0).reshape(2, 3) + 1
-
-    @ti.kernel
-    def square(x: ti.types.ndarray(), y: ti.types.ndarray()):
-        for i, j in x:
-            y[i, j] = x[i, j] ** 2 + j
-
-    x, y = np.asfortranarray(values), np.zeros((2, 3))
-    square(x, y)
-    plain = y.copy()
-    J = jacobian(square, x, y, args=(x, y))
-    assert_allclose(y, plain, rtol=0)
-    assert_allclose(J, np.einsum("ij,ik,jl->ijkl", 2 * values, np.eye(2), np.eye(3)), rtol=1e-14)
 
 
 # --- bad input

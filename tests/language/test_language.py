@@ -111,3 +111,22 @@ def test_a_struct_field_with_integers_means_its_real_members():
         jacobian(k, x.n, y)
     with pytest.raises(InvalidArgumentError, match="real numbers"):
         jacobian(k, x.tag, y)
+
+
+def test_ranges_with_steps_are_taichis_own_errors():
+    x, y = scalars([1.3, 0.4, 0.7, 0.2, 0.9]), outputs(1)
+
+    @ti.kernel
+    def k():
+        for i in range(0, 5, 2):
+            y[0] += x[i]
+
+    with pytest.raises(ti.TaichiCompilationError, match="Range should have 1 or 2 arguments"):
+        k()
+
+    with pytest.raises(ti.TaichiCompilationError, match="Range should have 1 or 2 arguments"):
+        jacobian(k, x, y)
+
+
+WRITTEN = {"breaks_before": [0, 1], "breaks_after": [0, 1, 2], "continues": [0, 1, 3, 4], "starts_late": [2, 3, 4]}
+WRITTEN["permutes"] = [0, 1, 2]

@@ -132,13 +132,6 @@ class Springs:
                     self.add(i, self.force(i, i + o))
                     self.add(i + o, -self.force(i, i + o) * self.x[0])
 
-    @ti.kernel
-    def run_with(self, factor: ti.f64) -> ti.f64:
-        s = 0.0
-        for i in range(self.n):
-            s += self.force(i, 0) * factor
-        return s
-
 
 class Heavier(Springs):
     @ti.func
@@ -179,26 +172,3 @@ def test_recursion_decided_at_run_time_is_refused():
     with pytest.raises(UnsupportedError) as caught:
         jacobian(k, x, y)
     assert str(caught.value).count("f(a, n - 1)") <= 2  # not once for each level
-
-
-def test_arguments_passed_on_to_functions():
-    y = outputs(2)
-
-    @ti.func
-    def f(a, b):
-        a *= b
-        return a + b
-
-    @ti.kernel
-    def k(a: ti.f64, b: ti.f64):
-        y[0] = f(a, b) * a
-        c = a
-        ti.loop_config(serialize=True)
-        for _ in range(3):
-            c = f(c, b)
-        y[1] = c
-
-    a, b = 1.3, 0.4
-    by_a, by_b = jacobian(k, ("a", "b"), y, args=(a, b))
-    assert_allclose(by_a, [2 * a * b + b, b**3], rtol=1e-6)
-    assert_allclose(by_b, [a * a + a, 3 * (a + 1) * b**2 + 2 * b + 1], rtol=1e-6)

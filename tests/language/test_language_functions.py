@@ -217,18 +217,6 @@ def test_functions(cases):
         raise
 
 
-@pytest.mark.mostly_sweep(every=2)
-@pytest.mark.parametrize("point", [-0.7, 0.0, 1e-3, 0.2, 0.5, 0.999, 1.0, 1.3])
-def test_smoothstep_inside_and_outside(point):
-    x, y = scalars([point]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = tm.smoothstep(0.0, 1.0, x[0])
-
-    check_jacobian(k, x, y, expected=[[max(0.0, 6.0 * point * (1.0 - point))]])
-
-
 # --- conversions and choices ------------------------------------------------------------------------------------------
 
 

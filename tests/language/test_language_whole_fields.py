@@ -52,26 +52,6 @@ def test_fill_clears_tangents(where):
     check_jacobian(k, x, y)
 
 
-@pytest.mark.mostly_sweep("dtype1")
-@pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
-def test_fill_between_launches(dtype):
-    x, y = scalars(X, dtype), outputs(3, dtype=dtype)
-
-    @ti.kernel
-    def k():
-        y.fill(0)
-        for i in x:
-            y[i] += x[i] * x[0]
-
-    def twice():
-        k()
-        k()
-
-    expected = np.diag(np.full(3, X[0]))
-    expected[:, 0] += X
-    assert_allclose(jacobian(twice, x, y), expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize("options", [{}, {"format": "csr"}])
 def test_entries_of_a_field_are_constants_behind_stop_grad(options):
     """To the end of the block that it stands in."""

@@ -2,10 +2,9 @@
 
 import textwrap
 
-import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars, vectors
+from differences import check_jacobian, outputs, scalars
 from printed_programs import text
 
 from taichi_ext import backend, jacobian
@@ -72,18 +71,6 @@ def test_ranges(nested):
 
     check_jacobian(k, x, y)
     assert ((3, 2, 4) in nested) == is_row_by_row()
-
-
-def test_sums_and_vectors(nested):
-    v, y = vectors(np.arange(12.0).reshape(3, 2, 2) * 0.1 + 0.2), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i, j in v:
-            y[0] += v[i, j].norm() * v[0, 1].x
-            ti.atomic_max(y[1], v[i, j].dot(v[i, 0]))
-
-    check_jacobian(k, v, y)
 
 
 def test_a_parallel_loop_that_is_left_is_refused_by_taichi():

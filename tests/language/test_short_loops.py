@@ -1,36 +1,16 @@
 """Parallel loops of too few iterations for all threads, which Taichi runs on one thread and a Jacobian on all."""
 
-import textwrap
-
 import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
 from kernel_texts import kernels_of
-from printed_programs import text
 
 from taichi_ext import Jacobian
-from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read
-from taichi_ext.schedule.loops import serial
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
 
 X = [0.3, 0.8, 0.5]
-
-
-def test_text_of_a_serial_loop():
-    x = Container("x", F64, 2, shape=(3, 40))
-    i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
-    loop = For("field", (i, j), (x,), (Assign(Load(x, (Read(i), Read(j))), Const(1.0, F64)),))
-    program = Program("k", (), (), (serial(loop, (3, 40)),), (x,))
-    assert text(program) == textwrap.dedent(
-        """\
-        program k():
-            for i in range(3:i32) with {'serialize': True}:
-                for j in range(40:i32):
-                    x[i, j] = 1.0:f64
-        """
-    )
 
 
 KERNELS = """

@@ -3,8 +3,6 @@
 A store makes entries constants: their tangents are zero.  Between runs for different columns it is undone.
 """
 
-import warnings
-
 import numpy as np
 import pytest
 import taichi as ti
@@ -15,7 +13,7 @@ from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang.mesh import MeshReorderedScalarFieldProxy
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, jacobian
+from taichi_ext import InvalidArgumentError, jacobian
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning")]
 
@@ -380,36 +378,6 @@ def test_arrays_that_cannot_be_found_and_are_changed_before_the_first_kernel_are
         jacobian(lambda: scene.change(hidden.array), scene.x, scene.y, chunk_size=1)
     hidden.array[...] = 1.0
     scene.check(lambda: scene.change(hidden.array), hidden.array, None)
-
-
-@pytest.mark.mostly_sweep(every=2)
-@each_chunk
-def test_change_of_one_view_seen_through_another(chunk_size):
-    x, y = ti.field(ti.f64, 6), ti.field(ti.f64, 6)
-    write(x, 1.5)
-
-    @ti.kernel
-    def load(b: ti.types.ndarray(dtype=ti.f64, ndim=2)):
-        for i, j in b:
-            b[i, j] += x[3 * i + j]
-
-    @ti.kernel
-    def read(b: A1):
-        for i in b:
-            y[i] += b[i] ** 2
-
-    def pipeline(b):
-        load(b)
-        b[1][2] = 7.0
-        b.T[1, 0] = 4.0
-        read(b.reshape(-1))
-
-    b = real(np.ones((2, 3)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DerivativeWarning)
-        J = jacobian(pipeline, x, y, args=(b,), chunk_size=chunk_size)
-    assert_allclose(J, 5 * np.diag([1.0, 0, 1, 1, 1, 0]))
-    assert_allclose(b, [[2.5, 4, 2.5], [2.5, 2.5, 7]])
 
 
 @pytest.mark.mostly_sweep("None")

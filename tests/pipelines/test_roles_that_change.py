@@ -98,27 +98,3 @@ def test_a_field_that_is_made_after_the_first_launch():
     J = Jacobian(run, x, y)()
     v = np.array([0.3, 0.8])
     assert_allclose(J, np.diag(2 + 6 * v + 3 * v**2), rtol=1e-13)
-
-
-def test_arrays():
-    x = scalars([0.3, 0.8])
-    a, b = ti.ndarray(ti.f64, 2), ti.ndarray(ti.f64, 2)
-    kind = ti.types.ndarray(ti.f64, ndim=1)
-
-    @ti.kernel
-    def first(a: kind, b: kind):
-        for i in x:
-            b[i] += x[i] * (1 + a[i])
-
-    @ti.kernel
-    def second(a: kind, b: kind):
-        for i in x:
-            a[i] = b[i] * b[i]
-
-    def run(a, b):
-        for _ in range(2):
-            first(a, b)
-            second(a, b)
-
-    v = np.array([0.3, 0.8])
-    assert_allclose(Jacobian(run, x, b, args=(a, b))(), np.diag(2 + 3 * v**2), rtol=1e-12)

@@ -82,28 +82,6 @@ def test_arrays_of_integers_of_other_types():
     assert_allclose(vjp(scaled, x, y, np.ones(4), args=(counts, signs)), 3.0 * counts * signs, rtol=RTOL)
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch", "ndarray"])
-def test_arrays_of_each_kind(kind):
-    make = {"numpy": np.zeros, "ndarray": lambda n: ti.ndarray(ti.f64, shape=n)}
-    if kind == "torch":
-        torch = pytest.importorskip("torch")
-        make["torch"] = lambda n: torch.zeros(n, dtype=torch.float64)
-    a, b = make[kind](N), make[kind](N)
-
-    def run(a, b):
-        mix(a, b)
-        mix(b, a)
-
-    def reset():
-        for n, x in enumerate((a, b)):
-            if kind == "ndarray":
-                x.from_numpy(drawn(N, seed=n))
-            else:
-                x[:] = drawn(N, seed=n) if kind == "numpy" else torch.from_numpy(drawn(N, seed=n))
-
-    require_same(run, [a, b], [b], reset, (a, b))
-
-
 # --- fields -----------------------------------------------------------------------------------------------------------
 
 

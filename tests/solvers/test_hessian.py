@@ -10,7 +10,7 @@ from energies import as_matrix, require_right, sparse_matrix
 from numpy.testing import assert_allclose, assert_array_equal
 
 import taichi_ext as te
-from taichi_ext import UnsupportedError, edge, hessian, hvp, value_gradient_and_hessian
+from taichi_ext import UnsupportedError, edge, hessian, hvp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -140,24 +140,6 @@ def test_powers_of_roots_whose_radicands_change_before_the_use():
                 energy[None] += root**4 + norm**2 * ti.sqrt(v * v)
 
     require_right(run, [x], energy)
-
-
-def test_energies_in_arrays():
-    x, total = np.array([0.5, 2.0]), np.zeros(1)
-
-    @ti.kernel
-    def run(x: ti.types.ndarray(ti.f64, ndim=1), total: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in x:
-            total[0] += x[i] ** 3
-
-    value, gradient, H = value_gradient_and_hessian(run, x, total, args=(x, total))
-    assert_allclose(value, [8.125])
-    assert_allclose(gradient, [0.75, 12.0])
-    assert_allclose(H, np.diag([3.0, 12.0]))
-    assert_allclose(hessian(run, "x", "total", args=(x, total)), H)
-    torch = pytest.importorskip("torch")
-    tensors = torch.tensor(x), torch.zeros(1, dtype=torch.float64)
-    assert torch.equal(hessian(run, tensors[0], tensors[1], args=tensors), torch.tensor(H))
 
 
 def test_prepared_form():

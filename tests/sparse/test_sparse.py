@@ -145,21 +145,6 @@ def test_out_that_cannot_be_filled():
     assert_array_equal(read(y), np.full(4, 7.0))  # nothing has run
 
 
-def test_float32_and_arrays():
-    @ti.kernel
-    def run(x: ti.types.ndarray(ndim=1), y: ti.types.ndarray(ndim=1), factor: ti.f32):
-        for i in range(5):
-            y[i] = x[i] * x[(i + 1) % 5] * factor
-
-    x, y = np.arange(1, 6, dtype=np.float32), np.zeros(5, np.float32)
-    found = jacobian(run, [x, "factor"], y, args=(x, y, 2.0), format="csr")
-    assert found[0].dtype == np.float32
-    expected = np.diag(2 * np.roll(x, -1)) + 2 * np.roll(np.diag(x), 1, axis=1)
-    assert_allclose(found[0].toarray(), expected, rtol=1e-6)
-    assert_allclose(found[1].toarray()[:, 0], x * np.roll(x, -1), rtol=1e-6)
-    assert found[0].nnz == 10
-
-
 @pytest.mark.sweep
 def test_float16_becomes_float32():
     """SciPy has no float16."""
@@ -311,22 +296,6 @@ def test_parameter_that_python_stores_to_between_kernels():
     found = jacobian(run, x, [y, z], format="csr")
     assert_allclose(found[0].toarray(), np.diag(2 * start))
     assert_allclose(found[1].toarray(), np.diag(3 * start**2 * [1, 0, 1]))
-
-
-gravity = 9.0
-
-
-def test_python_numbers():
-    x, y = scalars(random(3)), outputs(3)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            y[i] = gravity * x[i] ** 2
-
-    found = jacobian(run, ["gravity", x], y, format="csr")
-    assert_allclose(found[0].toarray()[:, 0], read(x) ** 2)
-    assert_allclose(found[1].toarray(), np.diag(18 * read(x)))
 
 
 @pytest.mark.sweep

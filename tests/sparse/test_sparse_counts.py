@@ -110,31 +110,6 @@ def test_too_many_entries_are_known_after_the_first_launch(lists, monkeypatch):
     assert not read(y).any()
 
 
-def test_float32_and_arrays(lists):
-    starts, nodes = read(lists.starts), read(lists.nodes)
-
-    @ti.kernel
-    def run(
-        w: ti.types.ndarray(ti.f32, 1),
-        starts: ti.types.ndarray(ti.i32, 1),
-        nodes: ti.types.ndarray(ti.i32, 1),
-        y: ti.types.ndarray(ti.f32, 1),
-    ):
-        for i in range(y.shape[0]):
-            s = ti.cast(0, ti.f32)
-            for k in range(starts[i], starts[i + 1]):
-                s += w[nodes[k]]
-            y[i] = s * s
-
-    w, y = random(P).astype(np.float32), np.zeros(M, np.float32)
-    found = jacobian(run, w, y, args=(w, starts, nodes, y), format="csr")
-    expected = np.zeros((M, P))
-    for i in range(M):
-        np.add.at(expected[i], nodes[starts[i] : starts[i + 1]], 1)
-        expected[i] *= 2 * expected[i] @ w
-    np.testing.assert_allclose(found.toarray(), expected, rtol=1e-5)
-
-
 def test_ends_of_an_ndrange_that_change_in_the_loop():
     """Taichi reads them again in each iteration, so how many there are is not known before: J comes from dense rows."""
     x, y, s = scalars(np.linspace(0.2, 0.9, 9)), outputs(3), scalars(np.array(0.3))

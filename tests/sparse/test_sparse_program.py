@@ -11,14 +11,12 @@ from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, SparseCol
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.sparse.entry_writer import are_apart
 from taichi_ext.differentiate.transform.forward import differentiate
-from taichi_ext.program import F64, I32, Assign, Const, Container, Declare, For, Load, Local, Op, Program, Read, Update
-from taichi_ext.program.keys import Version
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read
 
 P, M = 5, 4
 x, y, u = Container("x", F64, 1, shape=(P,)), Container("y", F64, 1, shape=(M,)), Container("u", F64, 1, shape=(M,))
 which = Container("which", I32, 1, shape=(M,))
 i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
-total = Local("total", F64)
 
 
 def op(name, *args):
@@ -43,38 +41,6 @@ def sparse(*body, between=(u,)):
     return differentiate(program, DifferentiationRequest(P, roles, extents, sparse=asked)).sparse
 
 
-def test_an_index_that_is_read_is_one_column_wherever_it_stands():
-    read = lambda: at(x, at(which, Read(i)))  # noqa: E731
-    (site,) = sparse(
-        over(
-            y,
-            Declare(total, (op("mul", read(), read()),)),
-            Assign(at(y, Read(i)), op("add", Read(total), op("sin", read()))),
-        )
-    ).sites
-    assert [(group.owner, len(group.entries)) for group in site.groups] == [("x", 1)]
-    assert len(site.atoms) == 1
-    assert site.is_injective
-
-
-def test_what_is_written_and_read_is_a_column_of_its_own():
-    found = sparse(
-        over(u, Assign(at(u, Read(i)), op("sin", at(x, Read(i))))),
-        over(y, Assign(at(y, Read(i)), op("mul", at(u, Read(i)), at(x, Read(i))))),
-    )
-    assert found.columns.intermediates == {"u": M}
-    assert [{group.owner for group in site.groups} for site in found.sites] == [{"x"}, {Version("u", 1), "x"}]
-    assert found.sites[0].stage < found.sites[1].stage
-
-
-def test_terms_that_add_up_are_in_rows():
-    body = For("range", (j,), (Const(P, I32),), (Update(Read(total), "add", at(x, Read(j))),))
-    found = sparse(over(y, Declare(total, (Const(0.0, F64),)), body, Assign(at(y, Read(i)), Read(total))))
-    assert found.columns.in_rows == {"x"}
-    assert [len(group.entries) for group in found.sites[0].groups] == [P]
-    assert found.sites[0].has_rows
-
-
 def test_reasons_for_dense_rows():
     neighbour = at(y, op("sub", Read(i), Const(1, I32)))
     with pytest.raises(DenseRowsError, match="read in the loop that writes it"):
@@ -84,27 +50,6 @@ def test_reasons_for_dense_rows():
     loop = For("range", (i,), bounds, (Assign(at(y, Read(i)), at(x, Read(i))),))
     with pytest.raises(DenseRowsError, match="y is written in a loop whose number of iterations is not known"):
         sparse(loop)
-
-
-def test_loops_of_unknown_length_count_what_they_write():
-    count = Local("count", I32, kind="parameter")
-    for kind in ("range", "ndrange"):
-        (opened,) = sparse(For(kind, (i,), (Read(count),), (Assign(at(y, Read(i)), at(x, Read(i))),))).sites
-        assert (opened.around.axes, opened.around.opened, opened.around.counter, opened.is_injective) == (
-            (),
-            0,
-            None,
-            True,
-        )
-        assert opened.atoms == (i,)
-    inner = For("range", (j,), (at(which, Read(i)),), (Update(at(y, Read(i)), "add", at(x, Read(j))),))
-    (counted,) = sparse(over(y, inner)).sites
-    assert ([axis.variable for axis in counted.around.axes], counted.around.counter, counted.is_injective) == (
-        [i],
-        0,
-        False,
-    )
-    assert not counted.is_conditional
 
 
 def test_rows_that_are_apart():
