@@ -52,15 +52,6 @@ def program(ti64):
     return Program()
 
 
-@pytest.mark.mostly_sweep("4")
-@pytest.mark.parametrize("chunk_size", [None, 4])
-def test_one_matrix_over_all_outputs_and_params(program, chunk_size):
-    A = jacobian(*program.call, as_matrix=True, chunk_size=chunk_size)
-    assert type(A) is np.ndarray
-    assert A.dtype == np.float64
-    assert_allclose(A, EXPECTED)
-
-
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
 def test_sparse(program, kind):
     A = jacobian(*program.call, as_matrix=True, format=kind)

@@ -129,20 +129,3 @@ def test_all_other_arguments_are_real(call, what, square):
         call(k, x, y)
     assert_allclose(x.to_numpy(), [1.0, 2.0, 3.0])
     assert_allclose(y.to_numpy(), 0.0)  # nothing was launched
-
-
-@pytest.mark.mostly_sweep("0")
-@pytest.mark.parametrize("position", [0, 1])
-def test_arrays_of_the_kernel(position, ti64):
-    A1 = ti.types.ndarray()
-
-    @ti.kernel
-    def k(a: A1, b: A1):
-        for i in range(3):
-            b[i] = a[i] ** 2
-
-    args = [np.ones(3), np.zeros(3)]
-    args[position] = args[position].astype(complex)
-    for function in (k, lambda a, b: k(a, b)):
-        with pytest.raises(InvalidArgumentError, match="complex128, which Taichi does not know"):
-            jacobian(function, args[0], args[1], args=tuple(args))

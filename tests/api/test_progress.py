@@ -207,13 +207,6 @@ def test_no_bar_where_nobody_watches(program, monkeypatch):
     assert sys.stderr.getvalue() == ""
 
 
-def test_bar_that_is_asked_for(program, monkeypatch):
-    pytest.importorskip("rich")
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    jacobian(*program, chunk_size=7, progress=True)
-    assert "30/30" in sys.stderr.getvalue()
-
-
 def test_bar_of_the_way_back(monkeypatch):
     pytest.importorskip("rich")
     x, loss = scalars([1.0, 1.0, 1.0]), scalars(0.0)

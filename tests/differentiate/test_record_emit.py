@@ -387,24 +387,6 @@ def test_functions_with_a_rule(f):
     compare(f, k)
 
 
-def test_positions_of_pixels_stay_locals(f):
-    @ti.func
-    def inside(px, py, radius):
-        return edge(radius - px - py, 1.0, 0.0, at=(px, py))
-
-    @ti.kernel
-    def k():
-        for i in f.x:
-            px = float(i)
-            f.y[i] = inside(px, px * 0.5, f.x[i])
-
-    made = simplify(program_of(k))
-    boundary = next(s for s in statements(made.body) if isinstance(s, Boundary) and s.kind == "edge")
-    px, py = boundary.given["at"].entries
-    assert px.local.name == "px" and px.local.kind == "user"
-    assert py.local.name == "py"
-
-
 def test_library_calls_stay_calls(f):
     @ti.kernel
     def k():

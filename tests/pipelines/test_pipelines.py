@@ -118,37 +118,7 @@ def test_replaced_gradients_are_refused_or_followed():
         jacobian(forward, x, y)
 
 
-def test_no_grad_is_refused():
-    x, y = scalars(X), outputs(3)
-
-    @ti.ad.no_grad
-    def unfollowed():
-        square(x, y)
-
-    def run():
-        unfollowed()
-
-    with pytest.raises(UnsupportedError, match="no_grad"):
-        jacobian(run, x, y)
-
-
 # --- bad input
-
-
-def test_an_exception_in_the_pipeline_comes_through_and_leaves_nothing_behind():
-    x, y = scalars(X), outputs(3)
-    is_bad = True
-
-    def run():
-        square(x, y)
-        if is_bad:
-            raise RuntimeError("mine")
-
-    with pytest.raises(RuntimeError, match="mine"):
-        jacobian(run, x, y)
-    square(x, y)  # launches are Taichi's own again
-    is_bad = False
-    assert_allclose(jacobian(run, x, y), np.diag(2 * np.array(X)), rtol=1e-14)
 
 
 class Careful:
