@@ -103,8 +103,8 @@ def _weak_method(owner: Callable[[], Any], function: Callable[[], Any]) -> Calla
     """Like ``weakref.WeakMethod``, which fails in Python 3.11 where a callback of its owner's drops it."""
 
     def method() -> object:
-        function_, bound_to = function(), owner()
-        return None if function_ is None or bound_to is None else types.MethodType(function_, bound_to)
+        plain, bound_to = function(), owner()
+        return None if plain is None or bound_to is None else types.MethodType(plain, bound_to)
 
     return method
 

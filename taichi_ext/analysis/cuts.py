@@ -73,9 +73,8 @@ class Paths:
             cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth
         ]
         cuts_here = [cut for cut in cuts_here if cut.name not in ir.COMPARISONS]
-        return (
-            [] if all(cut.is_store for cut in cuts_here) else cuts_here
-        )  # nearly all kernels store what they do not add to
+        # nearly all kernels store what they do not add to
+        return [] if all(cut.is_store for cut in cuts_here) else cuts_here
 
 
 def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: Hashable) -> list[Cut]:

@@ -490,5 +490,5 @@ def array_positions(kernel: Kernel) -> tuple[int, ...]:
 def array_values(kernel: Kernel, values: Sequence[Any]) -> list[tuple[LeafArgument, int, Any]]:
     """The arrays among the values of the leaf arguments, with these: some annotations allow fields, or None, too."""
     leaves = leaf_arguments(kernel)
-    leaves_ = ((leaves[n], n, values[n]) for n in array_positions(kernel))
-    return [(leaf, n, value) for leaf, n, value in leaves_ if host.is_passed(leaf.annotation, value)]
+    all_leaves = ((leaves[n], n, values[n]) for n in array_positions(kernel))
+    return [(leaf, n, value) for leaf, n, value in all_leaves if host.is_passed(leaf.annotation, value)]

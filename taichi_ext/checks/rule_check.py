@@ -154,13 +154,13 @@ def check_rule(
     checked_choice("expected", expected, ("autodiff", "boundary"))
     if not isinstance(inputs, Mapping):
         raise unexpected("inputs", inputs, "a dict of arrays by name")
-    rule_ = _find(rule)
-    uses = rule_.uses
+    checked = _find(rule)
+    uses = checked.uses
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            report = _check(rule_, inputs, rtol, may_differ=expected == "boundary")
+            report = _check(checked, inputs, rtol, may_differ=expected == "boundary")
     finally:
-        rule_.uses = uses
+        checked.uses = uses
     if raise_on_failure and not report:
         raise CheckError(str(report))
     return report

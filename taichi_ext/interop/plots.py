@@ -177,12 +177,10 @@ def _png(figure: Any) -> bytes:
 
 
 def _units(units: object, blocks: list[BlockPicture]) -> list[str]:
-    units_ = (
-        [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
-    )
-    if len(units_) != len(blocks) or not all(isinstance(unit, str) for _, unit in units_):
+    named = [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
+    if len(named) != len(blocks) or not all(isinstance(unit, str) for _, unit in named):
         raise unexpected("units", units, f"a text, or one for each of J's {len(blocks)} blocks")
-    return [unit for _, unit in units_]
+    return [unit for _, unit in named]
 
 
 def _label(axes: Any, block: BlockPicture) -> None:

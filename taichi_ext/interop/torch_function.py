@@ -308,8 +308,8 @@ class TorchFunction:
         """The tensors that a call returns, after a run."""
         if not self._outputs:
             return [returned_tensor(returned, self._kernel, device)]
-        tensors_ = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
-        return [as_tensor(values, device) for values in tensors_]
+        given = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
+        return [as_tensor(values, device) for values in given]
 
 
 def _name(kernel: object) -> str:

@@ -115,8 +115,8 @@ class GradientProgram(KernelProgram):
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
-        infos_ = super().infos
-        return infos_ if self.adjoints is None else infos_ | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
+        infos = super().infos
+        return infos if self.adjoints is None else infos | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
 
     def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
         """The request, without tangents of the energy itself where nothing reads it."""

@@ -98,9 +98,9 @@ def find_variable(path: str, root: object, owner: tuple[object, ...] = ()) -> Va
         return _attribute(owner[0], attributes)
     readers = [f for f in functions if first in names_in_code(f.__code__)]
     for function in (*readers, *functions):
-        variable_ = global_variable(function, first)
-        if variable_ is not None:
-            return _attribute(variable_.read(), attributes) if attributes else variable_
+        named = global_variable(function, first)
+        if named is not None:
+            return _attribute(named.read(), attributes) if attributes else named
     return None
 
 

@@ -62,15 +62,15 @@ class Elementary:
     @property
     def text(self) -> str:
         """Its definition in Taichi's language."""
-        text_ = self.lines
+        body = self.lines
         for name, coefficients in self.polynomials.items():
             letter, *rest = name.split()
-            text_ = re.sub(rf"\b{letter.upper()}\b", _horner(coefficients, *rest), text_)
+            body = re.sub(rf"\b{letter.upper()}\b", _horner(coefficients, *rest), body)
         for name, bits in _BITS[self.dtype].items():
-            text_ = re.sub(rf"\b{name}\b", f"I({bits})", text_)
+            body = re.sub(rf"\b{name}\b", f"I({bits})", body)
         bits = str(self.dtype.bits)
-        text_ = re.sub(r"\bR\b", f"ti.f{bits}", re.sub(r"\bI\b", f"ti.i{bits}", text_))
-        return f"@ti.func\ndef {self.function}({self.arguments}):\n{text_}"
+        body = re.sub(r"\bR\b", f"ti.f{bits}", re.sub(r"\bI\b", f"ti.i{bits}", body))
+        return f"@ti.func\ndef {self.function}({self.arguments}):\n{body}"
 
 
 def _horner(coefficients: tuple[float, ...], variable: str, dtype: str = "R") -> str:

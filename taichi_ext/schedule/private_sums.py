@@ -104,11 +104,11 @@ SIGNS = ("add", "sub")
 
 def with_private_sums(differentiated: Differentiated, machine: Machine) -> Differentiated:
     """The program with tangents that each thread adds up by itself, where a loop adds often to the same few of them."""
-    body_, body, threads = differentiated, [], machine.threads
+    summed, body, threads = differentiated, [], machine.threads
     own = {c for what, c in differentiated.shadows if not isinstance(what, Scratch)}
     if threads == 1:
-        return replace(body_, program=replace(body_.program, body=without_atomics(body_.program.body, own)))
-    for s in body_.program.body:
+        return replace(summed, program=replace(summed.program, body=without_atomics(summed.program.body, own)))
+    for s in summed.program.body:
         domain = machine.domain(s) if isinstance(s, ir.For) else None
         if domain is None:
             body.append(s)
@@ -117,12 +117,12 @@ def with_private_sums(differentiated: Differentiated, machine: Machine) -> Diffe
         before, after = [], []
         for array, (first, end) in _shared_sums(s, own, math.prod(domain) / threads).items():
             size = threads * _width(first, end)
-            body_, memory, start = _reserved(body_, array, size)
+            summed, memory, start = _reserved(summed, array, size)
             before.append(_cleared(memory, start, size))
             after.append(_added_up(array, memory, start, (first, end), threads))
             s = _with_own_sums(s, array, memory, start, (first, end))
         body += [*before, s, *after]
-    return replace(body_, program=replace(body_.program, body=tuple(body)))
+    return replace(summed, program=replace(summed.program, body=tuple(body)))
 
 
 def without_atomics(body: ir.Body, arrays: Set[ir.Container]) -> ir.Body:

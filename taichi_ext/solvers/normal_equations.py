@@ -127,9 +127,9 @@ def normal_equations(
     check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
     if shards is not None:
         check_progress(progress)
-        shards_ = Shards(kernel, shards, at, "at", init, format)
-        total = shards_.total(executor, ("linear", 1.0, "entries"), progress)
-        return NormalEquations(total.JtJ, total.gradient, 2 * total.cost, shards_.split)
+        sums = Shards(kernel, shards, at, "at", init, format)
+        total = sums.total(executor, ("linear", 1.0, "entries"), progress)
+        return NormalEquations(total.JtJ, total.gradient, 2 * total.cost, sums.split)
     plan, call = prepared_form(kernel, params, residuals, args, checked_options(format=format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()

@@ -219,9 +219,8 @@ class Arbiter:
             size = np.maximum(np.abs(numbers), np.abs(before))
             differs = np.abs(numbers - before) > max(_ROUNDING, 1e3 * precision) * size
             differs &= (told == 0) & mismatches.is_judged
-            ratio = (
-                _SMALLER * again.beyond[:known] / mismatches.beyond[:known]
-            )  # 1 for a derivative, and not for a jump
+            # 1 for a derivative, and not for a jump
+            ratio = _SMALLER * again.beyond[:known] / mismatches.beyond[:known]
         lost = np.zeros(differs.shape, bool)
         lost[:known] = mismatches.bad[:known] & again.bad[:known] & (ratio > 0.5) & (ratio < 2.0)
         due = np.searchsorted(ends, np.flatnonzero(differs | lost), side="right") - 1

@@ -497,11 +497,11 @@ class DenseForm:
             if is_whole and evaluation.form.keeps_launch:
                 kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
                 prepared.replay = Replay.of_field(kernels, evaluation.layout)
-            parts_ = parts[0] if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
-            for n, values in enumerate(parts_):  # an output that is named twice has memory of its own
-                if any(np.may_share_memory(values, other) for other in parts_[:n]):
-                    parts_[n] = values.copy()
-            return evaluation.subject.of_dense(parts_, evaluation.layout)
+            dense = parts[0] if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+            for n, values in enumerate(dense):  # an output that is named twice has memory of its own
+                if any(np.may_share_memory(values, other) for other in dense[:n]):
+                    dense[n] = values.copy()
+            return evaluation.subject.of_dense(dense, evaluation.layout)
 
     def repeated(self, evaluation: Evaluation) -> Any:
         """J by a launch like that of the call before; None if there is no such launch."""

@@ -174,7 +174,7 @@ class Storage:
         inner = [s for s in linear.columns_of(form) if not s.is_constant]
         sources = [_sources(self.walk.naming, s) for s in inner]
         self.facts.sources.update(*sources)
-        own = [sources_ for sources_ in sources if self.declared.local in sources_]
+        own = [each for each in sources if self.declared.local in each]
         return bool(own) and len(own) < len(inner)
 
     def _are_zero(self, indices: list[Index]) -> bool:

@@ -296,8 +296,8 @@ class FirstOrderTangents:
         return sum(held[1:], held[0]) if held else None
 
     def containers(self) -> list[Key]:
-        containers_ = (key.of for key in self._shadows if not isinstance(key.of, (Scratch, Whole)))
-        return [self._energy.key if of == GRADIENT.of and self._energy else of for of in containers_]
+        owners = (key.of for key in self._shadows if not isinstance(key.of, (Scratch, Whole)))
+        return [self._energy.key if of == GRADIENT.of and self._energy else of for of in owners]
 
     def has(self, container: Key) -> bool:
         return bool(self._shadows) and self.key(container) in self._shadows

@@ -193,8 +193,8 @@ class Backward:
         """Pass the adjoint of entries that hold a number on to those that it was computed from."""
         if not self.adjoints.has(cell):
             return
-        rows_ = (np.atleast_2d(store.of(cell, rows)) for store in self._stores)
-        values, *moved = (a.reshape(-1, a.shape[-1]).astype(np.float64).sum(0) for a in rows_)
+        stored = (np.atleast_2d(store.of(cell, rows)) for store in self._stores)
+        values, *moved = (a.reshape(-1, a.shape[-1]).astype(np.float64).sum(0) for a in stored)
         for key, partial in form.items():
             number = float(partial)
             self.adjoints.add_number(key, _times(number, values))

@@ -83,12 +83,12 @@ class Places:
     def boxes(self, places: Iterable[Place], c: Container, arguments: Mapping[Local, int]) -> list[Box]:
         """The parts of a container in a launch with these arguments."""
         shape, offset = c.shape or (), c.offset or (0,) * c.ndim
-        boxes_: dict[Box, None] = {}
+        made: dict[Box, None] = {}
         for place in places:
             box = tuple(i - o for i, o in zip(self.numbers(place, arguments), offset, strict=False))
             is_inside = all(0 <= i < n for i, n in zip(box, shape, strict=False)) and len(shape) >= len(box)
-            boxes_[box if is_inside else ()] = None
-        return [()] if () in boxes_ else list(boxes_)
+            made[box if is_inside else ()] = None
+        return [()] if () in made else list(made)
 
     def numbers(self, place: Place, arguments: Mapping[Local, int]) -> tuple[int, ...]:
         """Indices in a launch with these arguments."""

@@ -184,8 +184,8 @@ class LaunchEvent(Event):
         """The parts of cells that a stage of this launch reads or writes."""
         arguments = self.integers
         return [
-            (self.cell(c), ((),) if places is None else accesses_.boxes(places, c, arguments))
-            for c, places, accesses_ in accesses
+            (self.cell(c), ((),) if places is None else boxed.boxes(places, c, arguments))
+            for c, places, boxed in accesses
         ]
 
     def again(self, log: Log) -> None:

@@ -40,10 +40,10 @@ class SparseRows:
 
     def block(self, key: Key, param: Key, rows: int, dtype: object) -> Any:
         """A block of J as a CSR array."""
-        block_ = self.blocks(key).get(param)
-        if block_ is None:
+        known = self.blocks(key).get(param)
+        if known is None:
             return scipy_sparse().csr_array((rows, self._sizes[param]), dtype=dtype)
-        return identity(rows, dtype).csr() if isinstance(block_, str) else block_.csr()
+        return identity(rows, dtype).csr() if isinstance(known, str) else known.csr()
 
     def clear(self, key: Key, rows: Any) -> None:
         """Set the tangents of some entries to zero."""
