@@ -294,8 +294,10 @@ def test_a_level_may_read_sums_over_the_positions_of_all_pixels(scene):
             px = places[i, j].x
             py = places[i, j].y
             first = 0.0
-            for m in range(N):
+            m = 0
+            for _ in range(N):
                 first += places[m, 0].x / N
+                m = m + 1
             if ti.static(taken == "copy"):
                 first += copies[i, j]
             if ti.static(taken == "other"):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 CHANGED = r'File ".*test_captures.py", line \d+, in \w+:\n.*\n.*{} has changed from {} to {} since .* was compiled'
 scale = 2.0
-settings = types.SimpleNamespace(scale=2.0)
+settings = types.SimpleNamespace(scale=2.0, half=0.5)
 
 
 def changed(name, before, now):
@@ -145,8 +145,12 @@ class TestBetweenEvaluations:
         with changed(r"self\.options\.dt", 1.0, 5.0):
             jacobian(s.nested, s.x, s.y)
 
+    @pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
     def test_globals_and_closures(self, monkeypatch):
         x, y, factor = scalars([1.0, 1.0, 1.0]), outputs(3), 1.0
+
+        def doubled(a):
+            return a / settings.half
 
         @ti.func
         def scaled(a):
@@ -155,10 +159,10 @@ class TestBetweenEvaluations:
         @ti.kernel
         def k():
             for i in y:
-                y[i] = scale * x[i] + factor * scaled(x[i])
+                y[i] = scale * x[i] + factor * scaled(x[i]) + doubled(x[i])
 
         for _ in range(3):
-            assert_allclose(jacobian(k, x, y), 4 * np.eye(3))
+            assert_allclose(jacobian(k, x, y), 6 * np.eye(3))
         with monkeypatch.context() as patch:
             patch.setitem(globals(), "scale", 7.0)
             with changed("scale", 2.0, 7.0):
@@ -167,7 +171,11 @@ class TestBetweenEvaluations:
             patch.setattr(settings, "scale", 7.0)
             with changed(r"settings\.scale", 2.0, 7.0):
                 jacobian(k, x, y)
-        assert_allclose(jacobian(k, x, y), 4 * np.eye(3))
+        with monkeypatch.context() as patch:
+            patch.setattr(settings, "half", 0.25)
+            with changed(r"settings\.half", 0.5, 0.25):
+                jacobian(k, x, y)
+        assert_allclose(jacobian(k, x, y), 6 * np.eye(3))
         factor = 5.0
         with changed("factor", 1.0, 5.0):
             jacobian(k, x, y)

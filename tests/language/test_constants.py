@@ -189,6 +189,19 @@ class TestAttributes:
             with pytest.raises(UnsupportedError, match="struct whose member 'k' is a parameter"):
                 jacobian(kernel, "spring.k", y, args=args)
 
+    def test_a_number_that_is_passed_beside_one_that_is_read(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def k(h: ti.f64):
+            for i in y:
+                y[i] = h * gravity * x[i]
+
+        def run():
+            k(x[0] * x[1])
+
+        agrees(run, [x, "gravity"], y)
+
     @pytest.mark.sweep
     def test_what_the_python_code_of_a_pipeline_reads(self):
         x, y = scalars(X), outputs(3)

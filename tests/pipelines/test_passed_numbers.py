@@ -752,7 +752,7 @@ def test_entries_outside_of_a_field_or_array_raise_where_python_accesses_them(mo
             y[i] = x[0] * i
             array[i] = x[1] * i
 
-    for owner, index in ((y, -1), (y, 5), (array, -1), (array, 5)):
+    for owner, index in ((y, -1), (y, 5), (array, -1), (array, 5), (array, 2**30)):  # the last ends the process
 
         def pipeline(owner=owner, index=index):
             fill(array)

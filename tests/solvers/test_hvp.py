@@ -37,6 +37,13 @@ def test_springs_with_one_vector_and_several():
     springs()
     assert_allclose(after, read(energy), rtol=1e-14)
     assert_allclose(hvp(springs, x, several, energy), np.einsum("aibj,nbj->nai", H, several), rtol=1e-12, atol=1e-12)
+    operator, after, vectors_of = te.hessian_operator(springs, x, energy), read(energy), several.reshape(4, -1).T
+    assert_allclose(operator @ vectors_of, H.reshape(18, 18) @ vectors_of, rtol=1e-12, atol=1e-12)
+    assert_allclose(operator.materialize(), H.reshape(18, 18), rtol=1e-12, atol=1e-12)
+    held = te.hessian_operator(springs, x, energy, fixed=[0, 5])
+    assert_allclose(held.materialize().reshape(H.shape), hessian(springs, x, energy, fixed=[0, 5]), atol=1e-12)
+    write(energy, after)
+    assert held.T @ one.ravel() is not None and read(energy) == after  # it leaves the state as it was
 
 
 def test_entries_whose_indices_may_be_out_of_range(monkeypatch):

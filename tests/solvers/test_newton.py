@@ -70,6 +70,7 @@ def test_rosenbrock_and_several_params():
     result = newton(run, {"x": x, "y": y}, energy)
     assert_allclose(result.x, [1, 1], rtol=1e-9)
     assert len(result.history) < 30
+    assert (np.diff([h.energy for h in result.history]) < 0).all()
     write(x, [-1.2])
     write(y, [1.0])
     newton(run, {"x": x, "y": y}, energy, fixed={"x": [True], "y": None})
