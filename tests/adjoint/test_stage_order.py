@@ -1,11 +1,11 @@
 """Parallel loops whose iterations store to the same entries: a run of one thread has a result, and it is what is transposed."""
 
 import functools
-import warnings
 
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings
 from differences import check_jacobian, integers, outputs, read, scalars, write
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose
@@ -245,8 +245,7 @@ def test_iterations_that_meet(name, monkeypatch):
             assert_allclose(values_again, values, rtol=1e-14)
     if is_ordered:
         return
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with all_warnings() as found:
         program.gradient(output)
     assert program.staged[0].staged.stages[0].loop is not None
     compared = [frozenset((pair.first, pair.second)) for pair in program.staged[0].staged.order.unsure]
@@ -280,8 +279,7 @@ def test_indices_of_a_launch_are_compared(name, arguments, is_warned, monkeypatc
     """With several threads, where the kernel alone does not show whether iterations read what others store."""
     monkeypatch.setattr(loops, "LEAST_ITERATIONS", 0)
     program = Meeting(name, 2, monkeypatch)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with all_warnings() as found:
         for n in arguments:
             gradient, _ = program.gradient("x", (n,))
             if n != 1 or not is_warned:

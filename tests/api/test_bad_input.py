@@ -4,12 +4,12 @@ import functools
 import subprocess
 import sys
 import textwrap
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings, no_warnings
 from devices import real
 from differences import integers, outputs, read, scalars, write
 from kernel_texts import kernels_of
@@ -656,8 +656,7 @@ def test_output_that_depends_on_no_parameter(call):
         y[0] = x[0]
         z[0] = ti.floor(x[0]) + 2.0
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         if call == "jacobian":
             result = jacobian(k, x, [y, z])  # first caller
         elif call == "value_and_jacobian":
@@ -689,8 +688,7 @@ def test_parameter_that_a_pipeline_overwrites():
         overwrite()
         square()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         result = jacobian(run, x, y)  # overwriting pipeline
     assert_array_equal(result, [[0.0]])
     own = [w for w in caught if "overwritten" in str(w.message)]
@@ -717,8 +715,7 @@ def test_jacobian_that_is_zero_here(options):
         with pytest.warns(DerivativeWarning, match=r"outputs .* does not depend on the params as they are now"):
             assert_allclose(dense(), np.zeros((2, 2)))
     x[1] = 2.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         assert_allclose(dense(), [[0.0, 0.0], [0.0, 1.0]])
 
 
@@ -731,8 +728,7 @@ def test_an_output_that_depends_on_some_columns_alone():
         for i in y:
             y[i] = ti.max(x[i] - 1.0, 0.0)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         assert_allclose(jacobian(k, x, y, chunk_size=1), [[0, 0, 0], [0, 1, 0]])
 
 
@@ -759,8 +755,7 @@ def test_active_value_that_python_writes_to_another_field(how):
             z.from_numpy(3.0 * y.to_numpy())  # without its derivative
         add()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         result = jacobian(run, x, z)
     if how == "from_numpy":
         check_warning(caught, "# without its derivative", "constant", "Compute it in a kernel")
@@ -873,8 +868,7 @@ def test_taichi_s_own_warnings_name_the_user_s_line(scene):
             for j in ti.static(range(33)):  # unrolled
                 y[i] += x[0] * j
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         jacobian(k, x, y)
     (warning,) = {(w.filename, w.lineno) for w in caught if "You are unrolling more than" in str(w.message)}
     assert Path(warning[0]).name == "test_bad_input.py"

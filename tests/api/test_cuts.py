@@ -1,11 +1,11 @@
 """Derivatives that are cut on some of the paths: casts to integers, roundings, comparisons, overwritten params."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings
 from differences import outputs, scalars, vectors
 
 from taichi_ext import DerivativeWarning, Jacobian, check_jacobian, jacobian, stop_gradient
@@ -15,8 +15,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 def said(*args, **options):
     """The warnings of a Jacobian about lost derivatives."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with all_warnings() as found:
         jacobian(*args, **options)
     return [str(w.message) for w in found if issubclass(w.category, DerivativeWarning)]
 

@@ -3,11 +3,11 @@
 import copy
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
@@ -147,8 +147,7 @@ def test_a_copy_of_a_module_has_weights_of_its_own_and_the_same_function(doubled
 def test_a_compiled_function_computes_the_same(make, doubled):
     torch._dynamo.reset()
     function, x = make(doubled), torch.tensor([0.5, 1.0, 2.0])
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         for _ in range(3):
             for found, expected in zip(
                 value_and_gradient(compiled(function), x), value_and_gradient(function, x), strict=True

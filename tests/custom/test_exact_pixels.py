@@ -1,11 +1,10 @@
 """``pixel``, ``coverage`` and ``layers`` in each single pixel: J against integrals along the exact outline, the worst entry of all."""
 
-import warnings
-
 import numpy as np
 import planar
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings
 from differences import outputs, read, scalars, write
 from drawings import drawing, layered
 from numpy.testing import assert_allclose
@@ -389,8 +388,7 @@ def test_discs_that_the_smallest_squares_do_not_resolve_give_a_warning():
     generator = np.random.default_rng(3)
     for _ in range(20):
         write(p, np.array([*(1 + generator.uniform(-0.45, 0.45, 2)), 0.005]))
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
+        with all_warnings() as found:
             J = plan()[..., 2]
         assert found or abs(J.sum() / (2 * np.pi * 0.005) - 1) < 0.06, read(p)
 

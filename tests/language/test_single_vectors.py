@@ -1,10 +1,9 @@
 """Single singular vectors and eigenvectors where values are equal: no derivative exists, so J is NaN, and a warning says it."""
 
-import warnings
-
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings
 
 import taichi_ext.program as ir
 from taichi_ext import DerivativeWarning, hessian, hvp, jacobian
@@ -16,8 +15,7 @@ MODES = ("forward", "reverse")
 
 def warned(call):
     """The result, and the source lines that warnings name."""
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with all_warnings() as seen:
         found = call()
     return found, [str(w.message).split("`")[1] for w in seen if issubclass(w.category, DerivativeWarning)]
 

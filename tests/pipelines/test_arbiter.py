@@ -7,12 +7,12 @@ import functools
 import itertools
 import json
 import random
-import warnings
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings, no_warnings
 from differences import outputs, read, scalars, vectors, write
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
@@ -266,8 +266,7 @@ a_tensor:
 def evaluated(scene, program, **options):
     """J of a program, and the warnings of lost derivatives."""
     scene.reset()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         J = jacobian(lambda: program(scene), scene.x, scene.s, **options)
     return J, [w for w in caught if w.category is DerivativeWarning and "prepared" not in str(w.message)]
 
@@ -409,8 +408,7 @@ def test_a_parameter_that_python_reads_from_an_array(scene, kind, mode):
             found(run)
         lines = [w.lineno - run.__code__.co_firstlineno for w in caught if "passed to" in str(w.message)]
         assert lines == [line]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DerivativeWarning)
+    with no_warnings(DerivativeWarning):
         assert_allclose(np.ravel(found(twice)), AT, rtol=1e-12)
     with pytest.raises(InvalidArgumentError, match="what Python computes from an array has no derivative"):
         found(reads_only_here)
@@ -506,8 +504,7 @@ def test_numbers_that_differ_from_run_to_run(scene, use):
 
 def test_a_counter_times_a_dual_number_is_right(scene):
     scene.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         J = jacobian(Counter(scene).run, scene.x, scene.s, args=(lambda c, t: c.add(c.y[0] * t),))
     assert_allclose(J[0] / J[0, 1], [1 + 2 * AT.sum() / AT[0], 1.0, 1.0])
 
@@ -527,8 +524,7 @@ def test_random_numbers_of_kernels(scene):
     scene.reset()
     with pytest.warns(DerivativeWarning, match="cannot be run again .*draws random numbers"):
         jacobian(pipeline, x, scene.s, args=(float,))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         jacobian(pipeline, x, scene.s, args=(lambda v: 2 * v,))
 
 
@@ -559,8 +555,7 @@ def test_numbers_that_are_only_compared_take_no_run_with_tangents(scene):
         scene.add(factor)
 
     scene.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         (gradient,) = vjp(pipeline, [scene.x], [scene.s], [np.ones(1)])
     assert_allclose(gradient, 1.0)
     assert len(runs) == 3
@@ -630,8 +625,7 @@ def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):
         cached.cache_clear()
         scene.reset()
         plan = Jacobian(pipeline, scene.x, scene.s)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with no_warnings():
             J = plan()
         with pytest.warns(DerivativeWarning, match="an earlier run of a pipeline has left"):
             assert not np.allclose(plan(), J)
@@ -671,8 +665,7 @@ def test_choices_that_change_at_the_params_as_they_are(scene, is_lost):
 
         scene.reset()
         scene.x[0] = limit
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with all_warnings() as caught:
             J = jacobian(pipeline, scene.x, scene.s)
         by_first = 2.5 * (limit**2 + (0 if is_lost else 2 * limit * (limit + AT[1:].sum())))
         assert_allclose(J[0], [by_first, 2.5 * limit**2, 2.5 * limit**2])
@@ -703,8 +696,7 @@ def test_arguments_that_choose_another_path_in_a_later_call(scene, values, mode)
         pipeline, scene.x, scene.s, args=(values[0],), **({"format": mode} if mode == "csr" else {"mode": mode})
     )
     scene.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         plan(args=(values[0],))
     with pytest.warns(DerivativeWarning, match="without its derivative"):
         plan(args=(values[1],))
@@ -779,8 +771,7 @@ def test_what_python_has_computed_before_kernels_that_add(name, mode):
             square_all(sums, out)
 
     a, out = AT.copy(), np.zeros(3)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         J = jacobian(pipeline, a, out, args=(a, out), mode=mode)
     if name not in ("copy", "expression", "ones"):
         assert_allclose(J, 0.5 * np.eye(3))

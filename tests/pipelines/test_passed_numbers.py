@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import no_warnings
 from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
 from runtimes import RUNTIME
@@ -136,8 +137,7 @@ def test_operations_of_python_follow_the_chain_rule():
         for n, function in enumerate(functions):
             store(n, function(s))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DerivativeWarning)
+    with no_warnings(DerivativeWarning):
         found = jacobian(pipeline, "s", y, args=(0.7,))
     for name, function, slope, value in zip(OPERATIONS, functions, found, read(y), strict=True):
         difference = (function(0.7 + step) - function(0.7 - step)) / (2 * step)
@@ -558,8 +558,7 @@ def test_to_python_it_is_a_float(scene):
         seen.append((isinstance(s, float), s == 0.7, s < 1, f"{s:.2f}", str(s), repr(s), bool(s)))
         scene.add(s, ti.Vector([0.0, 0.0]))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DerivativeWarning)
+    with no_warnings(DerivativeWarning):
         jacobian(pipeline, "s", scene.y, args=(0.7,))
     assert seen[0] == seen[-1] == (True, True, True, "0.70", "0.7", "0.7", True)  # others: with moved params
 
@@ -573,8 +572,7 @@ def test_what_outlives_the_run_is_a_plain_number(scene):
         scene.add(s, ti.Vector([0.0, 0.0]))
 
     jacobian(pipeline, "s", scene.y, args=(0.7,))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DerivativeWarning)
+    with no_warnings(DerivativeWarning):
         assert type(kept[1] * 2) is float
         assert type(pickle.loads(pickle.dumps(kept[0]))) is float
         assert type(copy.deepcopy(kept[0])) is float
@@ -731,8 +729,7 @@ def test_an_entry_of_a_vector_field_is_passed_with_its_tangents(call):
         square()
         add(v[0], b=v[1])
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         if call == "vjp":
             J = vjp(run, x, s, np.ones(1))
         else:

@@ -5,11 +5,11 @@ A number that is stored to its own place keeps its derivative.
 
 import functools
 import operator
-import warnings
 
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings, no_warnings
 from differences import outputs, scalars
 from kernel_texts import kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
@@ -89,8 +89,7 @@ class Scene:
             self.x.from_numpy(np.array(values))
             pipeline(self.t)
             plain, left = self.y.to_numpy(), self.t.tolist()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with all_warnings() as caught:
                 J = jacobian(pipeline, self.x, self.y, args=(self.t,))
             expected = np.full(N, 6.0)
             expected[cleared] = 0.0
@@ -278,8 +277,7 @@ def test_the_error_of_a_store_is_the_user_s_own(scene):
             t.setflags(write=True)
         scene.read(t)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_warnings():
         assert_allclose(jacobian(pipeline, scene.x, scene.y, args=(scene.t,)), 6.0 * np.eye(N))
 
 
@@ -309,8 +307,7 @@ class TestViews:
         def pipeline(x, source, buffer):
             scale_into(x, source, self.VIEWS[view](buffer))
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with no_warnings():
             J = jacobian(pipeline, x, buffer, args=(x, source, buffer), mode=mode)
         places = np.asarray(self.VIEWS[view](np.arange(6.0))).astype(int)
         expected = np.zeros((6, 3))

@@ -2,11 +2,11 @@
 
 import operator
 import tracemalloc
-import warnings
 
 import numpy as np
 import pytest
 import taichi as ti
+from captured_warnings import all_warnings
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
 
@@ -166,8 +166,7 @@ def test_numpy_in_place_between_launches():
     def reset():
         a[:], b[:] = drawn(N), drawn(N, seed=1)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with all_warnings() as caught:
         require_same(run, [a, b], [a], reset, (a, b))
     assert any(w.category is DerivativeWarning and "changed from Python" in str(w.message) for w in caught)
 
@@ -197,8 +196,7 @@ def test_one_warning_where_columns_take_over(call):
 
     given = (loss, np.ones(())) if call is vjp else (np.ones(4), loss)
     for _ in range(2):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with all_warnings() as caught:
             found = call(run, x, *given, args=(a,))
         assert ["changed from Python" in str(w.message) for w in caught] == [True]
     assert_allclose(found, 2 * drawn(4) ** 3 if call is vjp else 0.0, rtol=1e-12)
