@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -33,7 +34,8 @@ class Probe:
     distance of the next edge ahead, whose number is ``found`` and whose slope ``slope``, and ``behind`` that of the
     next one the other way. ``bits`` has the outcomes of conditions, odd or even, at their numbers. A local that is not
     needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change. ``waves``: the sines,
-    cosines and tangents that conditions are computed from.
+    cosines and tangents that conditions are computed from. ``signless``: the locals that are only given constants,
+    none of them negative, such as ``eps`` of a norm.
     """
 
     count: ir.Local
@@ -50,6 +52,7 @@ class Probe:
     bits: ir.Local | None = None
     has_kinks: bool = False
     waves: frozenset[ir.Value] = frozenset()
+    signless: frozenset[object] = frozenset()
 
     def in_body(self, body: ir.Body) -> ir.Body:
         """A body with its conditions noted.
@@ -59,7 +62,12 @@ class Probe:
         """
         moving = _depending(body, self.at)
         has_kinks = any(_is_equality(v) for s in ir.statements(body) for v in ir.values_of(s))
-        probe = replace(self, has_kinks=has_kinks, waves=_deciding_waves(body))
+        given: dict[object, list[ir.Value]] = defaultdict(list)
+        for memory, values in (flow for s in ir.statements(body) for flow in ir.flows(s, {"stop_gradient": ""})):
+            given[memory] += values
+        signless = frozenset(m for m, values in given.items() if values and all(map(_is_no_less_than_0, values)))
+        probe = replace(self, has_kinks=has_kinks, signless=signless)
+        probe = replace(probe, waves=probe._deciding_waves(body, given))
         return ir.mapped(body, lambda s: probe._with_notes(s, moving))
 
     def _with_notes(self, s: ir.Statement, moving: set[ir.Local]) -> ir.Body:
@@ -73,12 +81,7 @@ class Probe:
             before = notes(s.condition)
             ends = ir.If(_settled(s.condition, outcomes), (), (ir.Jump("break", place=s.place),), place=s.place)
             return (replace(s, condition=None, body=(*before, ends, *s.body)),)
-        values = ir.values_of(s)
-        if isinstance(s, ir.Assign) and s.value.dtype.is_real and not s.target.dtype.is_real:
-            values.append(ir.Op("cast", (s.value,), s.target.dtype))
-        if isinstance(s, ir.Atomic) and s.function in ("atomic_max", "atomic_min"):
-            values.append(ir.Op(s.function.removeprefix("atomic_"), (s.target, s.value), s.target.dtype))
-        before = tuple(n for v in values for n in notes(v))
+        before = tuple(n for v in _computed(s) for n in notes(v))
         return (*before, ir.with_values(s, lambda v: _settled(v, outcomes)) if before else s)
 
     def _notes(
@@ -127,7 +130,7 @@ class Probe:
         elif not is_real or op.name not in _JUMPS:
             return ()
         if op.name == "truediv":
-            level = _signed(args[1])
+            level = self._signed(args[1])
             return () if level is None else self._noted(_is_positive(level), level, place)
         if op.name == "cast" and (op.dtype.is_real or op.dtype == ir.U1):
             return ()
@@ -142,6 +145,44 @@ class Probe:
         half = ir.Const(0.5, args[0].dtype)
         border = _real("add", _real("floor", args[0]), half) if op.name == "round" else _real("round", args[0])
         return self._noted(op, _real("sub", args[0], border), place, ir.Const(1.0, args[0].dtype))
+
+    def _deciding_waves(self, body: ir.Body, given: Mapping[object, list[ir.Value]]) -> frozenset[ir.Value]:
+        """The sines, cosines and tangents, which jump, that conditions are computed from."""
+        values = (v for s in ir.statements(body) for v in _computed(s))
+        ops = (v for value in values for v in ir.walk(value) if isinstance(v, ir.Op))
+        levels = [v for op in ops for v in self._levels_of(op)]
+        operands = ir.through(levels, lambda v: given.get(v.local, ()) if isinstance(v, ir.Read) else _operands(v))
+        return frozenset(v for v in operands if isinstance(v, ir.Op) and v.name in _WAVES)
+
+    def _levels_of(self, op: ir.Op) -> tuple[ir.Value, ...]:
+        """What the places are computed from at which an operation jumps."""
+        if op.name == "truediv":
+            divisor = self._signed(op.args[1])
+            return () if divisor is None else (divisor,)
+        if op.name == "cast" and (op.dtype.is_real or op.dtype == ir.U1):
+            return ()
+        if op.name == "tan":
+            return (op,)
+        return op.args if op.name in (*_ORDERED, *_JUMPS, *(_KINKS if self.has_kinks else ())) else ()
+
+    def _signed(self, divisor: ir.Value) -> ir.Value | None:
+        """The value whose sign changes where a divisor is 0 along a line; None if there is no such line."""
+        if isinstance(divisor, ir.Const):
+            return None
+        if not isinstance(divisor, ir.Op):
+            return divisor
+        if divisor.name == "abs":
+            return divisor.args[0]
+        if divisor.name == "cast":
+            return self._signed(divisor.args[0])
+        if divisor.name == "add" and isinstance(divisor.args[0], ir.Op) and divisor.args[0].name in _ONE_SIGN:
+            other = divisor.args[1]
+            if _is_no_less_than_0(other) or (isinstance(other, ir.Read) and other.local in self.signless):
+                return self._signed(divisor.args[0])
+        square = divisor.args[0] if divisor.name == "sqrt" else None
+        if isinstance(square, ir.Op) and square.name == "mul" and square.args[0] == square.args[1]:
+            return square.args[0]
+        return None if divisor.name in _ONE_SIGN else divisor
 
     def _noted(
         self, outcome: ir.Value, level: ir.Value, place: ir.Place | None, period: ir.Value | None = None
@@ -230,33 +271,18 @@ def _is_positive(value: ir.Value) -> ir.Value:
     return ir.Op("gt", (value, ir.Const(0.0, value.dtype)), ir.U1)
 
 
-def _signed(divisor: ir.Value) -> ir.Value | None:
-    """The value whose sign changes where a divisor is 0 along a line; None if there is no such line."""
-    if isinstance(divisor, ir.Const):
-        return None
-    if not isinstance(divisor, ir.Op):
-        return divisor
-    if divisor.name == "abs":
-        return divisor.args[0]
-    if divisor.name == "cast":
-        return _signed(divisor.args[0])
-    square = divisor.args[0] if divisor.name == "sqrt" else None
-    if isinstance(square, ir.Op) and square.name == "mul" and square.args[0] == square.args[1]:
-        return square.args[0]
-    return None if divisor.name in _ONE_SIGN else divisor
+def _is_no_less_than_0(value: ir.Value) -> bool:
+    return isinstance(value, ir.Const) and value.value >= 0
 
 
-def _deciding_waves(body: ir.Body) -> frozenset[ir.Value]:
-    """The sines, cosines and tangents, which jump, that conditions are computed from."""
-    given: dict[object, list[ir.Value]] = defaultdict(list)
-    conditions: list[ir.Value] = []
-    for s in ir.statements(body):
-        for memory, values in ir.flows(s, {"stop_gradient": ""}):
-            given[memory] += values
-        nodes = (v for value in ir.values_of(s) for v in ir.walk(value) if isinstance(v, ir.Op))
-        conditions += (v for v in nodes if v.name in (*_ORDERED, *_JUMPS, "tan"))
-    operands = ir.through(conditions, lambda v: given[v.local] if isinstance(v, ir.Read) else _operands(v))
-    return frozenset(v for v in operands if isinstance(v, ir.Op) and v.name in _WAVES)
+def _computed(s: ir.Statement) -> list[ir.Value]:
+    """The values of a statement, with its conversion to an integer, and its maximum or minimum."""
+    values = ir.values_of(s)
+    if isinstance(s, ir.Assign) and s.value.dtype.is_real and not s.target.dtype.is_real:
+        values.append(ir.Op("cast", (s.value,), s.target.dtype))
+    if isinstance(s, ir.Atomic) and s.function in ("atomic_max", "atomic_min"):
+        values.append(ir.Op(s.function.removeprefix("atomic_"), (s.target, s.value), s.target.dtype))
+    return values
 
 
 def _depending(body: ir.Body, at: ir.Tensor) -> set[ir.Local]:
