@@ -75,7 +75,6 @@ class GradientLaunch:
         plan, call = prepared_form(self._kernel, given, wanted, args, Options(), "transpose")
         evaluation = plan.start(call, state=None if is_host else State())
         evaluation.prepared.is_checked = True  # some of the params may only be written
-        evaluation.prepared.has_no_adjoint = ""  # rules may have changed
         cotangents = [np.asarray(backend.as_numpy(grads[c])).reshape(-1, 1) for c in outputs]
         if is_host:
             rows = rows_by_adjoint(evaluation, cotangents, restores=True)

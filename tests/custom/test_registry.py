@@ -10,7 +10,16 @@ from many_threads import in_threads
 from numpy.testing import assert_allclose
 from reverse_mode import gradient, gradient_field
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, boundary_gradient, jacobian, mark, registry
+from taichi_ext import (
+    DerivativeWarning,
+    InvalidArgumentError,
+    Jacobian,
+    UnsupportedError,
+    boundary_gradient,
+    jacobian,
+    mark,
+    registry,
+)
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -26,6 +35,10 @@ def doubled(a, b, d_a, auto):
 
 def tripled(auto):
     return 3.0 * auto
+
+
+def squared(auto):
+    return auto * auto
 
 
 def product_kernel():
@@ -211,6 +224,20 @@ def test_a_misspelt_rule_is_noticed_in_a_kernel_that_was_built_before():
 
 
 # --- enabling, disabling, removing ------------------------------------------------------------------------------------
+
+
+def test_a_kernel_has_an_adjoint_again_after_a_rule_that_has_none():
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = mark("area", x[0] * x[1])
+
+    boundary_gradient("area")(squared)
+    with pytest.raises(UnsupportedError, match="must be linear"):
+        jacobian(k, x, y, mode="reverse")
+    registry.remove("area")
+    assert_allclose(jacobian(k, x, y, mode="reverse"), [[0.8, 0.3]])
 
 
 def test_the_rule_registered_last_is_applied():

@@ -24,6 +24,7 @@ from taichi_ext.api.runs.replay import JacobianProblem, Prepared, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
+from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.entry_sites import LAST
 from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.emit import Part, Tangents, export
@@ -117,6 +118,8 @@ class Plan:
         with backend.exclusive:
             self.follow_layout(call)
             self._follow_constants(call)
+            if self.prepared.rules_version != registry.version:
+                self.prepared.rules_version, self.prepared.has_no_adjoint = registry.version, ""
         prepared = self.prepared if watch is None else replace(self.prepared, fused={})
         options = {"out": out, "state": state, "watch": watch, "shows_stages": progress is not False}
         options["progress"] = False if progress == "stages" else progress

@@ -209,6 +209,7 @@ class Prepared:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)  # the patterns of products and sums of sparse matrices
     reverse: Reverse | None = None  # the kernels of reverse mode
     has_no_adjoint: str = ""  # why rows are not computed by reverse mode; empty if they are
+    rules_version: Hashable = None  # of the registry, with which that is known
     is_reverse: bool | None = None  # whether rows of J are computed, where that has been chosen by estimate
     mode: str = ""  # which mode was chosen, and why
 
