@@ -159,8 +159,8 @@ def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]
     if weights is None:
         return None
     leaves, rebuild = flatten(weights, "weights")
-    if len(leaves) == len(shapes):  # None for one of several stands for 1, too
-        weights = rebuild([np.ones(s) if w is None else w for (_, w), s in zip(leaves, shapes, strict=True)])
+    ones = {path: np.ones(s) for (path, _), s in zip(flatten(residuals)[0], shapes, strict=True)}
+    weights = rebuild([ones.get(path) if w is None else w for path, w in leaves])  # None for one of several is 1, too
     parts, _ = matrices(weights, residuals, "weights", shapes, are_several=False)
     result = np.concatenate(parts).reshape(-1).astype(np.float64)
     if not (np.isfinite(result).all() and (result >= 0).all()):

@@ -1,5 +1,6 @@
 """What is left behind: exactly what one plain run leaves, whatever was needed for the Jacobian."""
 
+import collections
 import functools
 import gc
 import sys
@@ -391,3 +392,45 @@ def test_a_tree_in_the_place_of_another_is_put_back():
         assert_allclose(J, np.diag(2 * np.array([0.5, -1.5, 2.0])))
         assert [count[0], count[2]] == [1, 1]
         tree.destroy()
+
+
+class Kept:
+    """An object without ``__dict__``; its class holds an array, too."""
+
+    __slots__ = ("work",)
+    shared = np.zeros(1)
+
+    def count(self):
+        IN_MODULE[0] += 1
+
+
+IN_MODULE = np.zeros(1)
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_arrays_in_slots_classes_and_objects_of_c_are_those_of_one_run(mode):
+    """The first call runs the pipeline several times."""
+    x, y = scalars(X), outputs(4)
+    kept, held, queue = Kept(), np.zeros(1), collections.deque([np.zeros(1)])
+    kept.work = np.zeros(1)
+    add = functools.partial(np.add, held, 1.0, out=held)
+    arrays = [kept.work, Kept.shared, IN_MODULE, held, queue[0]]
+    for array in arrays:
+        array[:] = 0.0
+
+    @ti.kernel
+    def scale(a: ti.f64):
+        for i in x:
+            y[i] = a * x[i]
+
+    def run():
+        kept.work[0] += 1
+        Kept.shared[0] += 1
+        kept.count()
+        queue[0][0] += 1
+        add()
+        scale(2.0 * x[0])
+
+    J = jacobian(run, x, y, mode=mode)
+    assert_allclose(J, 2 * (X[0] * np.eye(4) + np.outer(X, np.eye(4)[0])))
+    assert [array.item() for array in arrays] == [1.0] * 5

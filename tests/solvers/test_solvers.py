@@ -97,6 +97,20 @@ class TestNormalEquations:
         found = normal_equations(fit.kernel, fit.params, {"a": fit.r, "b": fit.r}, {"a": w, "b": None})
         assert_allclose(found.rtr, r @ ((1 + w) * r))
 
+    def test_weights_of_some_residuals_in_another_order(self):
+        p, a, b = scalars([2.0]), outputs(2), outputs(3)
+
+        @ti.kernel
+        def k():
+            for i in a:
+                a[i] = p[0]
+            for i in b:
+                b[i] = p[0] * i
+
+        w = np.array([0.0, 2.0, 3.0])
+        for weights, JtJ in (({"b": w, "a": None}, 16), ({"b": None, "a": 3 * np.ones(2)}, 11)):
+            assert_allclose(normal_equations(k, p, {"a": a, "b": b}, weights).JtJ, [[JtJ]])
+
     def test_single_precision(self):
         p, r = scalars([1.0, 2.0], dtype=ti.f32), outputs(3, dtype=ti.f32)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import inspect
 import math
 import operator
@@ -27,7 +28,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import DerivativeWarning
-from taichi_ext.labels import outside_names
+from taichi_ext.labels import is_library_module, names_in_code, outside_names
 from taichi_ext.runtime.python.partials import PARTIALS, of_logarithm, ratios
 
 
@@ -488,7 +489,7 @@ def forget_tangents(result: Any, function: object, args: object) -> Any:
 
     Returns the result of the function, also without tangents.
     """
-    for value in filterfalse(backend.is_array, _reached((result, function, args), set())):
+    for value in filterfalse(backend.is_array, _reached((result, function, args), set(), is_all=False)):
         holder = value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
         if isinstance(holder, (list, dict)) and not isinstance(value, _OPEN):
             for key, inner in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
@@ -504,19 +505,23 @@ def _plain(value: Any) -> Any:
     return plain_number(value)
 
 
-def _reached(values: Iterable[Any], seen: set[int], depth: int = 0) -> Iterator[Any]:
-    """The values and what they lead to: arrays, and other objects, which are ``seen`` once."""
+def _reached(values: Iterable[Any], seen: set[int], depth: int = 0, *, is_all: bool = True) -> Iterator[Any]:
+    """The values and what they lead to: arrays, and other objects, which are ``seen`` once; see ``_items``."""
     for value in values:
         if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE):
             continue
         yield value
         if not backend.is_array(value):
             seen.add(id(value))
-            yield from _reached(_items(value), seen, depth + 1)
+            yield from _reached(_items(value, is_all), seen, depth + 1, is_all=is_all)
 
 
-def _items(value: Any) -> Iterable[object]:
-    """The objects within an object that may be arrays, or hold some."""
+def _items(value: Any, is_all: bool) -> Iterable[object]:
+    """The objects within an object that may be arrays, or hold some.
+
+    ``is_all``: also those in slots and in objects of C, and what functions name in modules and classes.  Caches of
+    ``functools`` are such objects: the numbers in them keep their tangents, for a warning in the next run.
+    """
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, dict):
@@ -530,10 +535,18 @@ def _items(value: Any) -> Iterable[object]:
     if inspect.isfunction(value) or backend.is_decorated(value):
         if backend.primal_kernel(value) is not None or backend.taichi_func(value) is not None:
             return ()  # kernels get their arrays as arguments
-        outside = [names for _, names in outside_names(value)]
+        names, outside = names_in_code(value.__code__), [item for _, item in outside_names(value)]
+        for owner in outside if is_all else ():
+            is_module = isinstance(owner, types.ModuleType)
+            spaces: Any = (owner,) if is_module else (owner if isinstance(owner, type) else type(owner)).__mro__
+            for space in spaces:
+                if not is_library_module(str(space.__name__ if is_module else space.__module__)):
+                    named = [vars(space)[name] for name in names & vars(space).keys()]
+                    outside += [item for item in named if not any(item is other for other in outside)]
         return [*outside, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     attributes = getattr(value, "__dict__", None)
-    return list(attributes.values()) if isinstance(attributes, dict) else ()
+    held = [item for item in gc.get_referents(value) if item is not attributes] if is_all else []
+    return [*held, *attributes.values()] if isinstance(attributes, dict) else held
 
 
 # Warnings at the user's line, once in each call.
