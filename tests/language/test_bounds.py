@@ -224,7 +224,10 @@ INSIDE = """
                 y[i] += x[q[i]]
     selected:
         for i in x:
+            after, is_inner = i + 1, i < n - 1
             y[i] = x[ti.select(i > 0, i - 1, n - 1)]
+            if is_inner:
+                y[i] += x[after]
 """
 
 

@@ -168,7 +168,7 @@ class Versions:
 NAMES = [*make_kernels(*[None] * 6)]
 
 
-@pytest.mark.sweep
+@pytest.mark.mostly_sweep("carried_among_parameters")
 @pytest.mark.parametrize("name", NAMES)
 def test_sparse_rows_are_those_of_differences(name):
     v = Versions()
