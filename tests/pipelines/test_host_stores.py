@@ -369,15 +369,12 @@ def test_tensors_changed_before_the_first_kernel(chunk_size):
 
 @pytest.mark.chosen_only("the last part is what one run can do", "--chunk-size")
 def test_arrays_that_cannot_be_found_and_are_changed_before_the_first_kernel_are_refused():
-    class Hidden:
-        __slots__ = ("array",)
-
-    scene, hidden = Arrays(), Hidden()
-    hidden.array = real(np.ones(N))
+    scene, hidden = Arrays(), np.empty(1, object)  # in an array of objects
+    hidden[0] = real(np.ones(N))
     with pytest.raises(InvalidArgumentError, match="Python code changes an array.*Pass the array in args"):
-        jacobian(lambda: scene.change(hidden.array), scene.x, scene.y, chunk_size=1)
-    hidden.array[...] = 1.0
-    scene.check(lambda: scene.change(hidden.array), hidden.array, None)
+        jacobian(lambda: scene.change(hidden[0]), scene.x, scene.y, chunk_size=1)
+    hidden[0][...] = 1.0
+    scene.check(lambda: scene.change(hidden[0]), hidden[0], None)
 
 
 @pytest.mark.mostly_sweep("None")
