@@ -142,8 +142,6 @@ k, unused, y -> params (field unused of shape (4,)) is not read in | k
 k, {'a': x, 'b': [unused]}, y -> params['b'][0] (field unused of shape (4,)) is not read in
 k, x, [y, unused] -> outputs[1] (field unused of shape (4,)) is not written in
 squares_of_x, other, x -> is not written
-lambda: k(), unused, y -> params (field unused of shape (4,)) is not read by
-lambda: k(), x, unused -> outputs (field unused of shape (4,)) is not written by
 without_a, [x, 'a'], y, args=(1.0,) -> params[1] (argument 'a') is not read
 k, counter, y -> params | (field counter of shape (3,)) has type i32 | only fields of real numbers | ti.f32 or ti.f64
 k, x, (counter,) -> outputs[0] | (field counter of shape (3,)) has type i32
@@ -429,6 +427,15 @@ def test_call_inside_a_kernel(scene, launched):
 
 
 # --- params and outputs -----------------------------------------------------------------------------------------------
+
+
+def test_parameter_that_no_kernel_of_a_pipeline_reads(scene):  # which is known after it has run
+    for params, outs, words in (
+        (scene.unused, scene.y, "params .* is not read"),
+        (scene.x, scene.unused, "outputs .* is not written"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            jacobian(lambda: scene.k(), params, outs)
 
 
 def test_keys_and_empty_parts_of_structures(scene):
