@@ -226,6 +226,7 @@ def test_a_misspelt_rule_is_noticed_in_a_kernel_that_was_built_before():
 # --- enabling, disabling, removing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu_only("J in reverse mode is one of the CPU")
 def test_a_kernel_has_an_adjoint_again_after_a_rule_that_has_none():
     x, y = scalars([0.3, 0.8]), outputs(1)
 
