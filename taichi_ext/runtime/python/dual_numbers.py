@@ -535,18 +535,28 @@ def _items(value: Any, is_all: bool) -> Iterable[object]:
     if inspect.isfunction(value) or backend.is_decorated(value):
         if backend.primal_kernel(value) is not None or backend.taichi_func(value) is not None:
             return ()  # kernels get their arrays as arguments
-        names, outside = names_in_code(value.__code__), [item for _, item in outside_names(value)]
-        for owner in outside if is_all else ():
-            is_module = isinstance(owner, types.ModuleType)
-            spaces: Any = (owner,) if is_module else (owner if isinstance(owner, type) else type(owner)).__mro__
-            for space in spaces:
-                if not is_library_module(str(space.__name__ if is_module else space.__module__)):
-                    named = [vars(space)[name] for name in names & vars(space).keys()]
-                    outside += [item for item in named if not any(item is other for other in outside)]
-        return [*outside, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        outside = [item for _, item in outside_names(value)]
+        every = _named_in(names_in_code(value.__code__), outside) if is_all else outside
+        return [*every, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     attributes = getattr(value, "__dict__", None)
     held = [item for item in gc.get_referents(value) if item is not attributes] if is_all else []
     return [*held, *attributes.values()] if isinstance(attributes, dict) else held
+
+
+def _named_in(names: Set[str], owners: list[object]) -> list[object]:
+    """The owners, and what is called one of these names in modules, classes and objects' classes among all of these.
+
+    Those of libraries are left out.
+    """
+    every = list(owners)
+    for owner in every:  # which grows: in ``module.Class.array``, an owner is named itself
+        is_module = isinstance(owner, types.ModuleType)
+        spaces: Any = (owner,) if is_module else (owner if isinstance(owner, type) else type(owner)).__mro__
+        for space in spaces:
+            if not is_library_module(str(space.__name__ if is_module else space.__module__)):
+                named = [vars(space)[name] for name in names & vars(space).keys()]
+                every += [item for item in named if not any(item is other for other in every)]
+    return every
 
 
 # Warnings at the user's line, once in each call.
