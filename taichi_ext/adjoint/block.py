@@ -195,8 +195,8 @@ class Block:
     def _products(self, node: Op, ws: Weights, values: dict[Value, Value]) -> list[tuple[Value, Weights]]:
         """The operands of an operation, each with its part of the adjoint."""
         for x, root in (node.args, node.args[::-1]) if node.name == "mul" else ():
-            products = self._definition(root)
-            if isinstance(products, Op) and products.name == "sqrt" and is_same(products.args[0], x):
+            definition = self._definition(root)
+            if isinstance(definition, Op) and definition.name == "sqrt" and is_same(definition.args[0], x):
                 partial = multiply(self._value(root, node.dtype, values), 1.5)  # without a division, and at 0
                 return [(x, self.times(ws, partial, is_singular=False))]
         rule = rule_of(node, self._definition, is_again=self.sweep.is_again)
@@ -207,13 +207,11 @@ class Block:
             ws = [self.keep_weight(w) for w in ws]
         if rule.kind == "choice":
             return [(a, part) for a, part in self._choices(node, rule, ws, values) if self.sweep.has(a)]
-        products = [*partials_of_operation(node, rule, lambda v, dtype: self._value(v, dtype, values), self.sweep.has)]
+        terms = [*partials_of_operation(node, rule, lambda v, dtype: self._value(v, dtype, values), self.sweep.has)]
         if self.sweep.is_guarded:
-            products = [
-                (arg, self._of_used(partial, self._value(arg, node.dtype, values))) for arg, partial in products
-            ]
+            terms = [(arg, self._of_used(partial, self._value(arg, node.dtype, values))) for arg, partial in terms]
         is_singular = rule.kind == "singular" and node.name != "log"  # which is infinite itself
-        return [(arg, self.times(ws, partial, is_singular=is_singular)) for arg, partial in products]
+        return [(arg, self.times(ws, partial, is_singular=is_singular)) for arg, partial in terms]
 
     def _of_used(self, partial: Coefficient, operand: Value) -> Coefficient:
         """A partial; not a number where it is 0 for an operand that is infinite, as in ``1 / (1 / x)`` at 0.

@@ -117,7 +117,7 @@ def returning_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | Non
     given = [flow for s, _ in everything for flow in flows(s) if not flow[0].dtype.is_real]
     casts = (x for _, values in everything for x in sources(through(values)) if isinstance(x, Op))
     holders = reached(casts, [(source, to) for to, values in given for source in sources(values)])
-    return next((local for local in casts_back if not sources(local[0].args).isdisjoint(holders)), None)
+    return next((back for back in casts_back if not sources(back[0].args).isdisjoint(holders)), None)
 
 
 def _whole_operands(value: Value) -> tuple[Value, ...]:

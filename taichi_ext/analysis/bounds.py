@@ -150,22 +150,22 @@ class _Checks:
 
     def _checked(self, s: ir.Statement, facts: IndexFacts) -> ir.Statement:
         """The statement whose entries have the checks that they need."""
-        by_index: dict[ir.Value, tuple[ir.Check, ...]] = {}
+        by_entry: dict[ir.Value, tuple[ir.Check, ...]] = {}
         entries = [entry for value in ir.values_of(s) for entry in self._entries(value, facts)]
         target = s.target if isinstance(s, ir.Store) and self._has_tangent(s.target) else None
         for entry, here in entries if target is None else [*entries, (target, facts)]:
             checks = self._checks(entry, facts)
             if checks:
-                by_index[entry] = checks
+                by_entry[entry] = checks
                 self._note(entry, checks, here, s.place)
-        if not by_index:
+        if not by_entry:
             return s
 
         def mark(node: ir.Value) -> ir.Value:
-            return replace(node, checks=by_index[node]) if node in by_index else node  # type: ignore[call-arg]
+            return replace(node, checks=by_entry[node]) if node in by_entry else node  # type: ignore[call-arg]
 
         new = ir.with_nodes(s, mark)
-        return replace(new, target=mark(new.target)) if target in by_index else new  # type: ignore[attr-defined, call-arg]
+        return replace(new, target=mark(new.target)) if target in by_entry else new  # type: ignore[attr-defined, call-arg]
 
     def _has_tangent(self, entry: ir.Read | ir.Load) -> bool:
         if isinstance(entry, ir.Load):

@@ -69,12 +69,10 @@ class Paths:
     def cuts(self) -> list[Cut]:
         """All cuts of numbers that are read from containers or parameters, without comparisons, which are many."""
         smooth = ir.reached((part for part, _ in self.smooth if isinstance(part, Component)), self.smooth)
-        cuts_here = [
-            cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth
-        ]
-        cuts_here = [cut for cut in cuts_here if cut.name not in ir.COMPARISONS]
+        cuts = [cut for cut in dict.fromkeys(to for _, to in self.smooth) if isinstance(cut, Cut) and cut in smooth]
+        cuts = [cut for cut in cuts if cut.name not in ir.COMPARISONS]
         # nearly all kernels store what they do not add to
-        return [] if all(cut.is_store for cut in cuts_here) else cuts_here
+        return [] if all(cut.is_store for cut in cuts) else cuts
 
 
 def cuts_between(paths: Sequence[Paths], param: Hashable, number: int, output: Hashable) -> list[Cut]:

@@ -75,8 +75,8 @@ class _Check:
             before = dict(self.kinds)
             self._known.clear()
             for to, values, is_own in given:
-                found = _joined((self.kinds[to], *map(self.kind, values), None if is_own else _FREE))
-                self.kinds[to] = found if to.dtype.is_real or found is None else _FREE
+                kind = _joined((self.kinds[to], *map(self.kind, values), None if is_own else _FREE))
+                self.kinds[to] = kind if to.dtype.is_real or kind is None else _FREE
 
     def kind(self, value: ir.Value) -> Kind:
         if value not in self._known:

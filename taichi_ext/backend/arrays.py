@@ -293,16 +293,16 @@ def _matrix_problem(annotation: Any, value: object) -> str:
     shape = tuple(annotation.get_shape())
     given = getattr(value, "get_shape", None)
     if given is not None:
-        values = tuple(given())
+        own = tuple(given())
     else:
         try:
             numbers = np.asarray(value)
         except ValueError:  # rows of different lengths
             return f"is a {type(value).__name__} without a shape; expected numbers of shape {shape}"
-        values = numbers.shape
-        if values == shape and numbers.dtype.kind not in "fiub":
+        own = numbers.shape
+        if own == shape and numbers.dtype.kind not in "fiub":
             return f"has elements that are not real numbers; expected numbers of shape {shape}"
-    return "" if values == shape else f"has shape {values}; expected {shape}"
+    return "" if own == shape else f"has shape {own}; expected {shape}"
 
 
 def _array_problem(annotation: Any, value: Any) -> str:

@@ -562,8 +562,7 @@ def local_variables(frame: types.FrameType) -> dict[str, object]:
     variables = frame.f_locals
     values = dict(variables)
     is_snapshot = isinstance(variables, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if (
-        is_snapshot and sys.getrefcount(variables) == 3
-    ):  # the frame's, ours and the argument: locals() has not been called
+    # 3: the frame's reference, ours and the argument; locals() has not been called
+    if is_snapshot and sys.getrefcount(variables) == 3:
         variables.clear()
     return values

@@ -185,9 +185,9 @@ class ComparedColumns:
         if doubtful.size and self._studied >= _MOST_STUDIED:
             rank[doubtful] = _DISAGREES if self._counts[_DISAGREES] else _UNDECIDED
         elif doubtful.size:
-            studies = self._study(entry, n, doubtful, J[doubtful], rtol, floor)
-            rank[doubtful] = studies.rank
-            D[doubtful] = np.where(studies.rank == _UNDECIDED, D[doubtful], studies.derivative)
+            study = self._study(entry, n, doubtful, J[doubtful], rtol, floor)
+            rank[doubtful] = study.rank
+            D[doubtful] = np.where(study.rank == _UNDECIDED, D[doubtful], study.derivative)
         rank[(rank == _UNDECIDED) & is_rounding] = _AGREES
         self._counts += np.bincount(rank, minlength=3)
         self._keep_worst(entry, n, J, D, rank)
@@ -224,10 +224,8 @@ class ComparedColumns:
 
     def _column(self, index: tuple[int, ...]) -> np.ndarray:
         column = int(np.ravel_multi_index(index, self._shape)) if index else 0
-        column_values = self._jacobian[:, [column]]
-        return np.asarray(
-            column_values.toarray() if hasattr(column_values, "toarray") else column_values, np.float64
-        ).ravel()
+        block = self._jacobian[:, [column]]
+        return np.asarray(block.toarray() if hasattr(block, "toarray") else block, np.float64).ravel()
 
 
 def _remark(entry: MovedEntry, n: int, at: int) -> str:

@@ -80,8 +80,8 @@ class _Triangle:
     def _until_diagonal(self, loop: ir.For, rows: tuple[ir.Local, ...]) -> ir.For:
         """A loop over the columns of a row that a loop around it goes through, up to the diagonal."""
         (k,) = loop.variables
-        ends = {self._row(self._index(s), k, rows) for s in loop.body if not isinstance(s, ir.Declare)}
-        row = ends.pop() if len(ends) == 1 else None
+        stored = {self._row(self._index(s), k, rows) for s in loop.body if not isinstance(s, ir.Declare)}
+        row = stored.pop() if len(stored) == 1 else None
         if row is None or self.columns <= MOST_WRITTEN_OUT or number_of(loop.domain[0]) != self.columns:
             return loop
         return replace(loop, domain=(up_to(row, self.columns),))

@@ -98,9 +98,9 @@ def raise_effect(s: ir.Effect) -> None:
 
 def check_bits(body: ir.Body, activity: Activity) -> None:
     """Raise if the bits of a number with a tangent become a number again."""
-    local = returning_bits(body, activity)
-    if local is not None:
-        op, s = local
+    back = returning_bits(body, activity)
+    if back is not None:
+        op, s = back
         raise_unknown("bit_cast", op.place or s.place)
 
 
