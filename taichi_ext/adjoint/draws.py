@@ -21,6 +21,10 @@ from taichi_ext.program import I32, Container, Local, Read, Value
 from taichi_ext.program.build import Coefficient, add, cast, element, literal, multiply, operation
 
 Bounds = tuple[tuple[int, int], ...]
+_UNKNOWN = (
+    "What is drawn or appended here is recorded for the adjoint, and how often the loop runs is not known before. Take "
+    "a for loop over as many iterations as there may be, with a break, or draw numbers into a field before the loop."
+)
 
 
 def recorded_draws(
@@ -41,8 +45,7 @@ def recorded_draws(
     if not counts:
         return None
     if loop is not None and bounds is None:
-        why = "Numbers drawn here are recorded for the adjoint, and how many they are is not known."
-        raise UnsupportedError(ir.cited(loop.place) + why)
+        raise UnsupportedError(f"{ir.cited(loop.place)}{_UNKNOWN}")
     number = literal(0, I32) if loop is None or bounds is None else number_of(loop, bounds)
     iterations = math.prod(b - a for a, b in bounds or ())
     recording, reading = body, body
@@ -104,8 +107,7 @@ def _counts(body: ir.Body) -> Counter[ir.Type]:
     for s, times in ir.inherited(body, 1, _repeated):
         for local in _results(s):
             if times is None:
-                why = "This is recorded for the adjoint, and how often the loop around it runs is not known."
-                raise UnsupportedError(ir.cited(s.place) + why)
+                raise UnsupportedError(f"{ir.cited(s.place)}{_UNKNOWN}")
             counts[local.dtype] += times * math.prod(local.shape)
     return +counts
 

@@ -11,7 +11,7 @@ from kernel_texts import kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian, linear_operator, vjp
-from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
+from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
 from taichi_ext.runtime.memory import shadows
 from taichi_ext.runtime.reverse.kernels import StagedKernel
 
@@ -56,6 +56,35 @@ def test_draws_of_an_iteration_are_recorded():
 
     found = vjp(from_below_zero, x, y, np.ones(1000))
     assert_allclose(found, read(y) / read(x), rtol=1e-12)
+
+
+def test_draws_of_a_loop_without_a_known_end_need_one():
+    """The message says what to write, and that is right."""
+    x, y = fields()
+
+    @ti.kernel
+    def unknown():
+        for i in x:
+            s = 0.0
+            while s < 2:
+                s += x[i] * ti.random(ti.f64)
+            y[i] = s
+
+    @ti.kernel
+    def known():
+        for i in x:
+            s = 0.0
+            for _ in range(1000):
+                if s >= 2:
+                    break
+                s += x[i] * ti.random(ti.f64)
+            y[i] = s
+
+    message = r"s \+= x\[i\] \* ti.random.*(?s:\n.*)Take a for loop over as many iterations .*, with a break"
+    with pytest.raises(UnsupportedError, match=message):
+        jacobian(unknown, x, y, mode="reverse")
+    for run in (unknown, known):  # without mode="reverse", the first of them in forward mode
+        assert_allclose(vjp(run, x, y, np.ones(N)), read(y) / read(x), rtol=1e-12)
 
 
 def test_overwritten_entries_of_a_field_with_an_offset_are_put_back():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import program_check
 import program_grammar
-from program_check import Loaded, MismatchError, judge, require_close
+from program_check import Loaded, MismatchError, check_plain_run, judge, require_close
 from program_model import SHAPES, Field, Program
 from program_reference import RejectedError
 from program_verdict import Workshop, fate
@@ -84,7 +84,9 @@ def with_terms(program: Program) -> Program | None:
     return replace(program, text=text, fields=(*program.fields, ENERGY)) if added else None
 
 
-def hessian_verdict(program: Program, seed: int, workshop: Workshop, **_: Any) -> tuple[str, str]:
+def hessian_verdict(
+    program: Program, seed: int, workshop: Workshop, *, runs_alone: bool = False
+) -> tuple[str, str]:
     """How a program fares, in a word, with a message; see ``program_verdict.verdict``."""
     name = f"<random energy {seed}, {workshop.count}>"
     if program.returns:
@@ -95,8 +97,12 @@ def hessian_verdict(program: Program, seed: int, workshop: Workshop, **_: Any) -
     def compare() -> None:
         loaded = Loaded(whole, workshop.ready(), name)
         try:
-            for values, expected in judge(program, seed)[:1]:
-                _check(loaded, {**values, "energy": np.zeros(())}, expected, np.random.default_rng(seed))
+            for point, expected in judge(program, seed)[:1]:
+                values = {**point, "energy": np.zeros(())}
+                if runs_alone:
+                    check_plain_run(loaded, [(values, expected)])
+                if not program_check.IS_PLAIN:
+                    _check(loaded, values, expected, np.random.default_rng(seed))
         finally:
             loaded.close()
 
