@@ -36,7 +36,7 @@ class Pair:
     """A store to a container and another access: the first indices of each, which a launch may be able to compute.
 
     ``loops``: the loops around them, the parallel one first; none where no index needs them. ``guards``: the conditions
-    under which each stands.
+    under which each stands. ``is_alike``: both have the same indices.
     """
 
     container: Container
@@ -45,6 +45,7 @@ class Pair:
     place: ir.Place | None
     loops: tuple[ir.For, ...] = ()
     guards: tuple[tuple[Value, ...], tuple[Value, ...]] = ((), ())
+    is_alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,12 @@ class _Access:
 
 @dataclass(frozen=True, eq=False)
 class _Spot:
-    """An entry that is accessed, its line, and the loops around it."""
+    """An entry that is accessed, its line, and the loops and all conditions around it."""
 
     entry: Load
     place: ir.Place | None
     loops: tuple[ir.For, ...]
+    guards: tuple[Value, ...]
 
 
 class Order:
@@ -80,7 +82,7 @@ class Order:
     Attributes:
         apart: entries that are taken to be different; a launch has to check that.
         unsure: stores and other accesses where iterations that several threads run in any order may read or replace
-            what others store. An entry of a list, used twice, is taken to be in it once.
+            what others store. An entry of a list is in it once, unless the launch finds it twice.
     """
 
     def __init__(self, program: ir.Program, extents: Extents, threads: int, is_fixed: Callable[[Value], bool]) -> None:
@@ -131,8 +133,9 @@ class Order:
             for entry, kind in accesses:
                 forms = tuple([self._form(i) for i in entry.indices])
                 component = tuple([i.value if isinstance(i, Const) else i for i in entry.component])
-                yield _Access(kind, forms, component, guards), _Spot(entry, s.place, loops)
-            if isinstance(s, If) and not self._is_range(s.condition):
+                others = tuple([guard for guard in guards if not self._is_range(guard)])
+                yield _Access(kind, forms, component, others), _Spot(entry, s.place, loops, guards)
+            if isinstance(s, If):
                 is_not = Op("logical_not", (s.condition,), ir.U1)
                 yield from self._accesses(s.then, (*guards, s.condition), loops)
                 yield from self._accesses(s.orelse, (*guards, is_not), loops)
@@ -193,9 +196,11 @@ class Order:
             return False
         if is_certain or is_alone:
             return True
-        if a.forms != b.forms:
+        is_alike = a.forms == b.forms
+        if not is_alike or not any(map(_may_end, x.loops[0].within)):
             loops = tuple(dict.fromkeys((*x.loops, *y.loops)))
-            self.unsure.append(Pair(c, x.entry.indices, y.entry.indices, x.place, loops, (a.guards, b.guards)))
+            guards = (x.guards, y.guards) if is_alike else (a.guards, b.guards)
+            self.unsure.append(Pair(c, x.entry.indices, y.entry.indices, x.place, loops, guards, is_alike))
         return False
 
     def _equal(self, form: Affine, distance: int, ranges: dict[Atom, float]) -> set[Atom] | None:
@@ -234,6 +239,11 @@ class Order:
         if atom not in self._fixed:
             self._fixed[atom] = self._is_fixed(atom_value(atom))
         return self._fixed[atom]
+
+
+def _may_end(s: ir.Statement) -> bool:
+    """Whether a launch does not know how often a loop runs, because of a statement in it, or what it is."""
+    return isinstance(s, ir.While) or (isinstance(s, ir.Jump) and s.kind == "break")
 
 
 def _matters(a: _Access, b: _Access) -> bool:

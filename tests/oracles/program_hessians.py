@@ -84,9 +84,7 @@ def with_terms(program: Program) -> Program | None:
     return replace(program, text=text, fields=(*program.fields, ENERGY)) if added else None
 
 
-def hessian_verdict(
-    program: Program, seed: int, workshop: Workshop, *, runs_alone: bool = False
-) -> tuple[str, str]:
+def hessian_verdict(program: Program, seed: int, workshop: Workshop, *, runs_alone: bool = False) -> tuple[str, str]:
     """How a program fares, in a word, with a message; see ``program_verdict.verdict``."""
     name = f"<random energy {seed}, {workshop.count}>"
     if program.returns:

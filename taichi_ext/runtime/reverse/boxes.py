@@ -5,7 +5,6 @@ A kernel that is given its step, as in ``x[t + 1, i] = f(x[t, i])``, writes one 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -94,7 +93,7 @@ class Places:
         """Indices in a launch with these arguments."""
         return tuple([int(self._number(i, arguments)) for i in place])
 
-    def _number(self, value: Value, given: Mapping[Local, Any]) -> Any:
+    def _number(self, value: Value, given: Mapping[Any, Any]) -> Any:
         """An integer, or those of all iterations, from what some locals are; raises a ``KeyError`` where unknown."""
         if isinstance(value, Read) and not value.index:
             known = given.get(value.local)
@@ -103,6 +102,10 @@ class Places:
             return _OPERATIONS[value.name](*(self._number(a, given) for a in value.args))
         if isinstance(value, Const) and not value.dtype.is_real:
             return int(value.value)
+        if isinstance(value, Load) and value.container not in self.stores:
+            numbers, firsts = given[value.container], value.container.offset or (0,) * value.container.ndim
+            indices = (self._number(i, given) - first for i, first in zip(value.indices, firsts, strict=True))
+            return numbers[(*indices, *value.component)]
         raise KeyError(value)
 
     def arguments_of(self, pair: Pair) -> list[Local]:
@@ -117,16 +120,21 @@ class Places:
         inner = self._values.get(value.local) if isinstance(value, Read) else None
         return ir.children(value) if inner is None else (inner,)
 
-    def _may_hold(self, guards: Iterable[Value], given: Mapping[Local, Any], size: int) -> np.ndarray:
-        """The iterations in which conditions hold, or are not known."""
+    def _may_hold(
+        self, guards: Iterable[Value], given: Mapping[Any, Any], size: int, *, is_certain: bool
+    ) -> np.ndarray:
+        """The iterations in which conditions hold, or are not known, unless ``is_certain``."""
         result = np.ones(size, bool)
         for guard in guards:
-            with np.errstate(divide="raise"), contextlib.suppress(LookupError, ArithmeticError):
-                result &= np.broadcast_to(np.asarray(self._number(guard, given), bool), size)
+            try:
+                with np.errstate(divide="raise"):
+                    result &= np.broadcast_to(np.asarray(self._number(guard, given), bool), size)
+            except (LookupError, ArithmeticError):
+                result &= not is_certain
         return result
 
-    def meet(self, pair: Pair, arguments: Mapping[Local, int], extents: Extents) -> bool:
-        """Whether two iterations access an entry as the pair says, in a launch; also where that is not known."""
+    def meet(self, pair: Pair, arguments: Mapping[Any, Any], extents: Extents) -> bool:
+        """Whether two iterations access an entry as the pair says, in a launch; where indices differ, they may."""
         try:
             ends = [ends for loop in pair.loops for ends in loop_reach(loop, extents) or ranges(loop)]
             spans = [
@@ -134,21 +142,22 @@ class Places:
             ]
             size, inner = math.prod(map(len, spans)), math.prod(map(len, spans[len(pair.loops[0].variables) :]))
             if size > _MOST_ITERATIONS:
-                return True
+                return not pair.is_alike
             variables = (v for loop in pair.loops for v in loop.variables)
             axes = (axis.reshape(-1) for axis in np.meshgrid(*spans, indexing="ij"))
             given = {**arguments, **dict(zip(variables, axes, strict=True))}
             with np.errstate(divide="raise"):
                 indices = [[self._number(i, given) for i in two] for two in zip(pair.first, pair.second, strict=True)]
         except (LookupError, ValueError, ArithmeticError):
-            return True
+            return not pair.is_alike
         entries = np.zeros(2 * size, np.int64)
         for two in indices if size else ():
             index = np.concatenate([np.broadcast_to(i, size) for i in two])
             entries = entries * (np.ptp(index) + 1) + index - index.min()
         iteration = np.arange(size) // max(1, inner)
-        numbers = np.split(np.unique(entries, return_inverse=True)[1], 2)
-        held = [self._may_hold(guards, given, size) for guards in pair.guards]
+        is_dense = entries.max(initial=0) < 8 * size
+        numbers = np.split(entries if is_dense else np.unique(entries, return_inverse=True)[1], 2)
+        held = [self._may_hold(guards, given, size, is_certain=pair.is_alike) for guards in pair.guards]
         return _are_shared(*((n[is_run], iteration[is_run]) for n, is_run in zip(numbers, held, strict=True)))
 
 

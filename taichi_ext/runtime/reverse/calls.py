@@ -192,7 +192,7 @@ class Calls:
         integers = tuple(event.args[position] for _, position in call.kernel.integers)
         version, steps = call.steps.get(integers, (-1, list[Step]()))
         if version != now or event.own:
-            call.kernel.check_apart(event.integers)
+            call.kernel.check_apart(event.integers, call.cells)
             plans = [self._plan(event, n) for n in range(len(call.kernel.staged.stages))]
             steps = [Step(plan, event.parts(plan.reads), event.parts(plan.writes)) for plan in plans]
             call.steps[integers] = now, steps

@@ -190,7 +190,7 @@ class StagedKernel:
         """Whether it was built with the rules and Python values of now; raises as ``Captures.are_current``."""
         return self.rules.are_current() and self.captures.are_current(self.kernel)
 
-    def check_apart(self, arguments: Mapping[Local, int]) -> None:
+    def check_apart(self, arguments: Mapping[Local, int], cells: Mapping[Container, Any]) -> None:
         """Raise, or warn, where with these arguments an iteration stores to entries that others use."""
         for pair in self.staged.order.apart:
             first, second = (self.places.numbers(place, arguments) for place in (pair.first, pair.second))
@@ -205,7 +205,9 @@ class StagedKernel:
             if launch in self._checked or c in self._warned or not c.dtype.is_real:
                 continue
             self._checked.add(launch)
-            if self.places.meet(pair, arguments, self.extents):
+            lists = [(x, cell.memory) for x, cell in cells.items() if pair.is_alike and x.dtype.is_integer]
+            given = {**arguments, **{x: numbers for x, numbers in lists if numbers is not None}}
+            if self.places.meet(pair, given, self.extents):
                 self._warned.add(c)
                 warn_at(_UNSURE.format(c.name), None if place is None else (place.file, place.line))
 
