@@ -202,6 +202,33 @@ def test_one_warning_where_columns_take_over(call):
     assert_allclose(found, 2 * drawn(4) ** 3 if call is vjp else 0.0, rtol=1e-12)
 
 
+def test_a_run_that_judges_python_keeps_to_the_memory():
+    """It has tangents along each component of a param, one after the other where those of the array do not fit."""
+    p, y = ti.Vector.field(9, ti.f64, 16), ti.field(ti.f64, 16)
+    p.from_numpy(drawn(16, 9))
+
+    @ti.kernel
+    def step(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i in y:
+            a[i] += p[i].sum()
+            y[i] = a[i] * p[i].norm_sqr()
+
+    def run(a):
+        a[:] = 0
+        step(a)
+        a += 1
+        step(a)
+
+    texts = []
+    for max_memory in (None, 700):
+        with all_warnings() as caught:
+            found = vjp(run, p, y, np.ones(16), args=(np.zeros(16),), max_memory=max_memory)
+        texts.append([str(w.message) for w in caught])
+        total, square = drawn(16, 9).sum(1, keepdims=True), (drawn(16, 9) ** 2).sum(1, keepdims=True)
+        assert_allclose(found, square + (2 * total + 1) * 2 * drawn(16, 9), rtol=1e-12)
+    assert texts[0] == texts[1] != []
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 

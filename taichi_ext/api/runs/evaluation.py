@@ -362,7 +362,8 @@ class Evaluation:
         state = State()
         along = replace(self, directions=directions, is_any=True, state=state)
         try:
-            along.columns(0, directions.shape[1])
+            for _ in along.column_blocks(directions.shape[1]):
+                pass
         finally:
             state.undo()
         self._log.note_python_cuts_along(along._log, directions)
