@@ -282,7 +282,12 @@ def _result(
         method=method,
         seconds=ended.seconds,
         _problem=Solved(
-            [leaf for _, leaf in leaves], rebuild, problem.shapes, problem.charts.parts, count, ended.point.system
+            [leaf for _, leaf in leaves],
+            rebuild([*range(len(leaves))]),
+            problem.shapes,
+            problem.charts.parts,
+            count,
+            ended.point.system,
         ),
     )
 

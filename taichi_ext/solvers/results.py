@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,14 +32,21 @@ def place_of(leaf: object, given: Sequence[object], what: str) -> int:
 
 @dataclass(frozen=True)
 class Solved:
-    """The problem that a result is of."""
+    """The problem that a result is of; a pickled one has no fields and arrays."""
 
     params: list[object]  # as they were given, one after the other
-    rebuild: Callable[[list[Any]], object]  # puts them into their structure
+    structure: object  # theirs, of their numbers
     shapes: list[tuple[int, ...]]  # theirs
     parts: list[Part]  # of a vector of local coordinates
     residuals: int  # how many there are
     system: Callable[[], Any]  # the normal equations at the solution
+
+    def __deepcopy__(self, _: object) -> Solved:
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        names = [param if isinstance(param, str) else None for param in self.params]
+        return {**vars(self), "params": names, "system": functools.partial(copy.copy, self.system())}
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +100,7 @@ class LeastSquaresResult:
         if values.shape not in (self.x.shape, self.grad.shape):
             raise InvalidArgumentError(f"vector has shape {values.shape}; expected {self.x.shape}.")
         shapes = self._problem.shapes if values.shape == self.x.shape else [part.shape for part in self._problem.parts]
-        return self._problem.rebuild(pieces_of(values, shapes))
+        return flatten(self._problem.structure)[1](pieces_of(values, shapes))
 
     def covariance(self, params: object = None, *, variance: float | None = None) -> np.ndarray:
         """The covariance of the parameters, if residuals are independent: their variance times the inverse of JtJ.

@@ -543,6 +543,30 @@ def test_a_pipeline_that_cannot_run_again(scene):
     assert_array_equal(read(scene.x), AT)
 
 
+def test_a_kernel_that_does_not_compile_again(scene):
+    """The reason is the user's line and what is wrong there, without Taichi's own frames."""
+    factors = [2.0]
+
+    def pipeline():
+        @ti.kernel
+        def scale(c: ti.f64):
+            for i in scene.y:
+                scene.y[i] = c * scene.x[i] * factors[0]
+
+        scene.square()
+        scale(float(scene.y[0]))
+        factors.pop()
+
+    scene.reset()
+    with pytest.warns(DerivativeWarning, match="cannot be run again") as caught:
+        jacobian(pipeline, scene.x, scene.y)
+    (text,) = [str(w.message) for w in caught if "cannot be run again" in str(w.message)]
+    assert "scene.y[i] = c * scene.x[i] * factors[0]" in text
+    assert "IndexError" in text
+    assert "Traceback" not in text
+    assert "site-packages" not in text
+
+
 def test_numbers_that_are_only_compared_take_no_run_with_tangents(scene):
     """In reverse mode: the run, one with params that are moved, and the run whose way back it is."""
     runs = []

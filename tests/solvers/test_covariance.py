@@ -1,5 +1,8 @@
 """The covariance of a solution, compared with closed forms, and the error where there is none."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import taichi as ti
@@ -53,9 +56,11 @@ def test_linear_problems(parabola, format):
         result.covariance([parabola.q, parabola.p], variance=1.0), wanted[np.ix_([2, 0, 1], [2, 0, 1])], rtol=1e-10
     )
     assert_allclose(result.covariance(parabola.q, variance=1.0), wanted[2:, 2:], rtol=1e-10)
-    errors = result.standard_errors(variance=4.0)
-    assert_allclose(errors["p"], 2 * np.sqrt(wanted.diagonal()[:2]), rtol=1e-10)
-    assert errors["q"].shape == (1,)
+    for kept in (result, copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+        errors = kept.standard_errors(variance=4.0)
+        assert_allclose(errors["p"], 2 * np.sqrt(wanted.diagonal()[:2]), rtol=1e-10)
+        assert errors["q"].shape == (1,)
+        assert str(kept) == str(result)
 
 
 def test_weights(parabola):

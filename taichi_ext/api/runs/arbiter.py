@@ -11,6 +11,7 @@ import ast
 import contextlib
 import inspect
 import random
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,7 @@ _ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of nu
 _MOST_MOVED = 256  # entries of a field whose memory is not dense
 _LAUNCHING = (ast.Expr, ast.For, ast.Pass, ast.Return, ast.Call, ast.Name, ast.Attribute, ast.Constant)
 _PLAIN_ATTRIBUTES = (types.FunctionType, staticmethod, classmethod, types.MemberDescriptorType)
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*")  # of Taichi, within its errors
 _DEEPEST = 8  # calls in calls, of a function that only launches kernels
 _ADVICE = (
     "Compute it in a kernel, or from numbers such as y[0] with Python's operators and functions of NumPy and math. "
@@ -168,7 +170,7 @@ class Arbiter:
             self._warn_of_others(moved, last)
             return _stores(first.found, moved)
         except Exception as error:  # the user's code cannot run again
-            self._warn_of_all(f"{type(error).__name__}: {error}")
+            self._warn_of_all(f"{type(error).__name__}: {_TRACEBACK.sub('', str(error)).strip()}")
             return stores
         finally:
             state.undo()
