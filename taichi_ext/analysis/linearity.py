@@ -126,14 +126,9 @@ class _Check:
         raise _refusal(rule, _JOINED if is_joined else f"{name!r} is applied to a tangent here.", op.place or place)
 
     def boundary(self, s: ir.Boundary) -> None:
-        """Of all that has a derivative of its own, only an edge is linear, in its two sides."""
-        is_edge = s.kind in ("edge", "coverage")
-        sides = [e for name in s.given if is_edge and name in _SIDES for e in s.sources(name)]
-        others = [e for name in s.given if name not in (*_SIDES, "returned") for e in s.sources(name)]
-        what = _APPLIED.get(s.kind, f"{s.kind!r} is applied to a tangent here.")
-        self.refuse(others if is_edge else [*others, *s.numbers], what, s.place)
-        if any(map(self.is_offset, sides)):
-            self.refuse(sides, _JOINED, s.place)
+        """Nothing that has a derivative of its own is applied to tangents."""
+        given = [e for name in s.given if name != "returned" for e in s.sources(name)]
+        self.refuse([*given, *s.numbers], _APPLIED.get(s.kind, f"{s.kind!r} is applied to a tangent here."), s.place)
 
     def joined(self, s: ir.Statement) -> None:
         """No local holds a tangent at one time and another value at another time."""
@@ -190,7 +185,6 @@ def _is_linear(op: ir.Op, kinds: list[Kind]) -> bool:
 
 
 _CHOICES = ("select", "ifte")
-_SIDES = ("inside", "outside")
 _JOINED = "a tangent is added here to a value that does not depend on a tangent."
 _APPLIED = {
     "stop_gradient": "a tangent is stopped here, by stop_gradient or in a call of a function that has a rule.",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 
-from taichi_ext.analysis.changes import written_containers
-from taichi_ext.program import Body, Declare, FoldedConst, Load, Read, Value, children, own_part, statements, through
-from taichi_ext.simplify.usage import assigned_locals
+from taichi_ext.program import Value, children, own_part
 
 
 class ValueNumbers:
@@ -42,37 +40,3 @@ def is_equal(a: int | Value, b: int | Value) -> bool:
         return isinstance(a, int) and isinstance(b, int) and a == b
     numbers = ValueNumbers()
     return a is b or (own_part(a) == own_part(b) and numbers.of(a) == numbers.of(b))
-
-
-class SameValues:
-    """Whether values of one kernel may be the same number: they are, where they are computed in the same way."""
-
-    def __init__(self, body: Body) -> None:
-        self._changed = assigned_locals(body)
-        self._stored = written_containers(body)
-        declared = (s for s in statements(body) if isinstance(s, Declare) and not s.local.shape)
-        self._definitions = {s.local: s.values[0] for s in declared if s.local not in self._changed}
-        self._numbers = ValueNumbers(self._definition)
-
-    def may_be_equal(self, a: Value, b: Value) -> bool:
-        """Whether two values may be equal: False where both are computed in ways that differ."""
-        return self._numbers.of(a) == self._numbers.of(b) or (self._is_open(a) and self._is_open(b))
-
-    def _definition(self, value: Value) -> Value:
-        if isinstance(value, FoldedConst):
-            return value.constant
-        return self._definitions.get(value.local, value) if isinstance(value, Read) else value
-
-    def _is_open(self, value: Value) -> bool:
-        """Whether a value uses a local without a definition, or an entry that is stored to."""
-
-        def operands(node: Value) -> Iterable[Value]:
-            known = self._definition(node)
-            return children(node) if known is node else (known,)
-
-        return any(self._definition(node) is node and self._is_unknown(node) for node in through((value,), operands))
-
-    def _is_unknown(self, node: Value) -> bool:
-        if isinstance(node, Read):
-            return node.local.kind not in ("loop", "parameter") or node.local in self._changed
-        return isinstance(node, Load) and node.container in self._stored

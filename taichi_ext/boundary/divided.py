@@ -45,7 +45,6 @@ _BENT = 0.003  # of a pixel: from where on an edge is not straight
 _BENT_INSIDE = 0.0215  # the same for squares that pixels are divided into
 _KINKED = 0.1  # of a pixel: the same where arcs are right
 _AWAY = 4.0  # squares: edges that are farther away are not looked for
-_SMOOTH = 8.0  # the same, from where on a root is as at the centre
 _ASIDE = (0.5, 0.2)  # where a level is taken that may be flat at the centre; thin lines have other directions
 _TIE = 1e-15  # of the level at the centre
 _FLAT = 1e-6  # of the same: a slope that is none
@@ -53,7 +52,6 @@ _LEAST = 1e-20
 _OTHER = 0.1  # of the square: by how much tangent planes may miss a corner, else there are other edges
 _ALONG = 0.9  # of the slope: its component across a side along which an edge runs
 SHARED = 2e-6  # of a pixel, a few roundings of float32: an edge that is so near to a side lies on it
-_NARROW = 1e-2  # a normal along an axis counts as turned by this much, where a formula divides by its component
 _ON_SIDE = 1e-4  # of the square: how near an arc on a side is to it, with roundings
 
 
@@ -64,8 +62,8 @@ def level_at(level: object, x: object, y: object) -> Any:
 
 
 @ti.func
-def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.template()):
-    """The covered area of the pixel; and 0, with its tangent, or with ``is_root`` that of the level's mean root.
+def area_of_pixel(level: ti.template(), centre, slope, zero):
+    """The covered area of the pixel; and 0, with its tangent.
 
     ``centre`` is the level at the pixel's centre, and ``zero`` a 0 of its type.
     """
@@ -75,13 +73,10 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
     side = WHOLE
     place = 0
     done = 0
-    away = ti.static(_SMOOTH if is_root else _AWAY)
-    if is_far(level, value, slope, away):
+    if is_far(level, value, slope):
         place = WHOLE**2
         if value > 0:
             area = zero + 1.0
-            if ti.static(is_root):
-                motion = 0.5 / ti.sqrt(value) * (centre - value)
     here = ti.Matrix([[0.0] * 3] * (SIDES + 1))
     table = ti.Matrix([[0.0] * (NY + 1)] * ROWS)
     while place < WHOLE**2:
@@ -99,42 +94,35 @@ def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.templat
         can_divide = not is_least and abs(level_here) <= reach
         bent = ti.select(side == WHOLE, _BENT, _BENT_INSIDE) * g
         is_divided = can_divide and off > bent
-        if ti.static(is_root):
-            average = (mean + 2.0 * level_here) / 3.0  # of a quadratic level
-            if not is_divided and average > -reach:
-                weight = mean_of_inverse_root(average, gx, gy, average > _SMOOTH * reach)
-                there = level_at(level, middle[0], middle[1])[0]
-                motion += size * size * weight * (there - stop_gradient(there))
-        else:
-            kink = level_here - mean  # of a cubic level it is 0
-            for c in range(SIDES):
-                at = corner_of(c)
-                kink += 0.125 * (here[c, 1] * at[0] + here[c, 2] * at[1])
-            count, inside = cross_sides(level, middle, size, here, table)
-            first = ti.select(here[0, 0] > 0, 0, 1)  # the row from which a part of the border outside starts
-            step, turned = step_to_mate(count, first, table)
-            is_arcs = count > 0 and count <= SIDES and turned < STEEPEST
-            if count > 0:
-                is_divided = can_divide and abs(kink) > ti.max(bent, ti.select(is_arcs, _KINKED / size * g, 0.0))
-            is_divided = is_divided or (not is_least and count > 0 and not is_arcs)
-            is_tied = False  # whether an edge lies on a side, so that the other square sees it, too
-            for c in range(SIDES):
-                tie = -_TIE * level_here
-                is_tied = is_tied or (here[c, 0] == tie and here[(c + 1) % SIDES, 0] == tie)
-            is_there = False
-            meeting, apart = meeting_of(ti.min(count, 2), table)
-            may_meet = count == 2 and abs(kink) > bent and meets(meeting, apart) and is_cone(meeting, here)
-            is_divided = is_divided or (may_meet and side == WHOLE)  # a small shape beside a corner is seen so
-            for attempt in range(2):  # a corner, and arcs
-                is_corner = attempt == 0
-                if ti.select(is_corner, may_meet and side < WHOLE, not is_divided and not is_there):
-                    own, change, is_there = area_by_arcs(
-                        level, middle, size, zero, count, first, step, is_arcs, is_corner, meeting, is_tied, table
-                    )
-                    if is_there or (is_least and not is_corner):
-                        area += size * size * ti.max(0.0, ti.min(1.0, own + 0.25 * inside))
-                        motion += change
-            is_divided = not is_least and not is_there
+        kink = level_here - mean  # of a cubic level it is 0
+        for c in range(SIDES):
+            at = corner_of(c)
+            kink += 0.125 * (here[c, 1] * at[0] + here[c, 2] * at[1])
+        count, inside = cross_sides(level, middle, size, here, table)
+        first = ti.select(here[0, 0] > 0, 0, 1)  # the row from which a part of the border outside starts
+        step, turned = step_to_mate(count, first, table)
+        is_arcs = count > 0 and count <= SIDES and turned < STEEPEST
+        if count > 0:
+            is_divided = can_divide and abs(kink) > ti.max(bent, ti.select(is_arcs, _KINKED / size * g, 0.0))
+        is_divided = is_divided or (not is_least and count > 0 and not is_arcs)
+        is_tied = False  # whether an edge lies on a side, so that the other square sees it, too
+        for c in range(SIDES):
+            tie = -_TIE * level_here
+            is_tied = is_tied or (here[c, 0] == tie and here[(c + 1) % SIDES, 0] == tie)
+        is_there = False
+        meeting, apart = meeting_of(ti.min(count, 2), table)
+        may_meet = count == 2 and abs(kink) > bent and meets(meeting, apart) and is_cone(meeting, here)
+        is_divided = is_divided or (may_meet and side == WHOLE)  # a small shape beside a corner is seen so
+        for attempt in range(2):  # a corner, and arcs
+            is_corner = attempt == 0
+            if ti.select(is_corner, may_meet and side < WHOLE, not is_divided and not is_there):
+                own, change, is_there = area_by_arcs(
+                    level, middle, size, zero, count, first, step, is_arcs, is_corner, meeting, is_tied, table
+                )
+                if is_there or (is_least and not is_corner):
+                    area += size * size * ti.max(0.0, ti.min(1.0, own + 0.25 * inside))
+                    motion += change
+        is_divided = not is_least and not is_there
         if is_divided:
             side = side // 2
         else:
@@ -392,23 +380,8 @@ def area_by_arcs(
 
 
 @ti.func
-def is_far(level: ti.template(), centre, slope, away):
+def is_far(level: ti.template(), centre, slope):
     """Whether no edge can be in the pixel, by the slope at the centre, and by how it changes in one direction."""
     there = stop_gradient(level_at(level, _ASIDE[0], _ASIDE[1])[0])
     bend = abs(there - centre - _ASIDE[0] * slope[0] - _ASIDE[1] * slope[1])
-    return abs(centre) > away * (0.5 * (abs(slope[0]) + abs(slope[1])) + 2.0 * bend)
-
-
-@ti.func
-def mean_of_inverse_root(level, gx, gy, is_smooth):
-    """The mean of level ** -0.5 / 2 over a square of size 1 where level > 0, for a linear level: see ``sqrt_edge``."""
-    u = ti.max(abs(gx), abs(gy))
-    v = ti.max(ti.min(abs(gx), abs(gy)), _NARROW * u)
-    total = 0.0 * level
-    for k in ti.static(range(4)):
-        z = ti.max(0.0, level + 0.5 * (u + v, u - v, v - u, -u - v)[k])
-        total += (1.0, -1.0, -1.0, 1.0)[k] * z * ti.sqrt(z)
-    mean = 0.5 / ti.sqrt(ti.max(level, 1e-20))
-    if u > 0 and not is_smooth:
-        mean = 2.0 / 3.0 * total / (u * v)
-    return mean
+    return abs(centre) > _AWAY * (0.5 * (abs(slope[0]) + abs(slope[1])) + 2.0 * bend)

@@ -1,4 +1,4 @@
-"""Discontinuities that carry their derivative: edge, coverage, sqrt_edge, segment_edge.
+"""Discontinuities that carry their derivative: edge, coverage, segment_edge.
 
 A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reynolds' theorem, the derivative
 
@@ -97,40 +97,6 @@ def coverage(level: object, *, at: object = None) -> Any:
 
 
 @recorded
-def sqrt_edge(level: object, *, at: object = None) -> Any:
-    """``sqrt(max(level, 0))``; its derivative near level = 0 is an average over the pixel.
-
-    The point sample ``level ** -0.5 / 2`` is singular at the edge.  Its average over the pixel, for a level that varies
-    linearly, with F(z) = 4/3 max(z, 0)^1.5, is
-    ``[F(D + g hi) - F(D + g lo) - F(D - g lo) + F(D - g hi)] / (2 a b g^2)``.
-
-    Args:
-        level: a real scalar.
-        at: see ``edge``.
-
-    Returns:
-        The square root.
-
-    Example:
-        >>> import taichi as ti
-        >>> from taichi_ext import jacobian, sqrt_edge
-        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
-        >>> disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(40, 40))
-        >>> disc[0], disc[1], disc[2] = 19.7, 20.1, 12.0  # centre and radius, in pixels
-        >>> @ti.kernel
-        ... def draw():
-        ...     for i, j in image:
-        ...         px = float(i)
-        ...         py = float(j)
-        ...         image[i, j] = sqrt_edge(disc[2] ** 2 - (px - disc[0]) ** 2 - (py - disc[1]) ** 2, at=(px, py))
-        >>> slope = jacobian(draw, disc, image)[..., 2].sum()  # of the volume of half a ball, 2/3 pi r^3
-        >>> print(f"{slope:.0f} of {2 * 3.14159265 * 12.0**2:.0f}")
-        904 of 905
-    """
-    leave_to_engine("sqrt_edge", level)
-
-
-@recorded
 def segment_edge(start: object, end: object, jump: object, *, at: object, antialias: bool = False) -> Any:
     """The boundary term of one side of a polygon, clipped exactly to the pixel: 0, with a tangent.
 
@@ -165,6 +131,6 @@ def segment_edge(start: object, end: object, jump: object, *, at: object, antial
     leave_to_engine("segment_edge", start)
 
 
-for _function in (edge, coverage, sqrt_edge):
+for _function in (edge, coverage):
     _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # the recorder walks this if needed
 segment_edge.boundary_body = term_of_side  # type: ignore[attr-defined]

@@ -198,11 +198,10 @@ class Effect(Statement):
 class Boundary(Statement):
     """Values whose derivative is not that of their expression: ``results`` take ``values``, entry by entry.
 
-    ``kind`` is ``stop_gradient``, ``replace_gradient``, ``rule``, ``edge``, ``coverage``, ``sqrt_edge``
-    or ``gradient`` (of a value by the position of a pixel); a replaced gradient is that of ``given["surrogate"]``,
-    perhaps times ``given["weights"]``; ``weighted`` (the tangent is the sum of those of
-    ``given["arguments"]``, times ``given["weights"]``) in a program for adjoints; while a kernel is recorded also
-    ``level_at`` (a value at another position). ``given`` holds the arguments by name.
+    ``kind`` is ``stop_gradient``, ``replace_gradient``, ``rule`` or ``gradient`` (of a value by the position of a
+    pixel); a replaced gradient is that of ``given["surrogate"]``, perhaps times ``given["weights"]``; ``weighted`` (the
+    tangent is the sum of those of ``given["arguments"]``, times ``given["weights"]``) in a program for adjoints; while
+    a kernel is recorded also ``level_at`` (a value at another position). ``given`` holds the arguments by name.
     The code of a rule, for the function or mark ``target``, stands before the statement. It computes
     ``given["returned"]``, linear in the locals of the kind ``rule`` in ``inner``; those of each name stand for the
     tangents of its ``sources``.

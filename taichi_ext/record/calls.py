@@ -556,7 +556,6 @@ _HANDLERS = {
     "mark": lambda r, call, function, given: marked(r, given["name"], given["value"], given["along"]),
     "stop_gradient": lambda r, call, function, given: stopped(r, given["value"]),
     "replace_gradient": lambda r, call, function, given: replaced(r, given["value"], given["surrogate"]),
-    "sqrt_edge": edges.sqrt_edge,
     "boundary_term": edges.boundary_term,
     "level_at": shapes.level_at,
     "layers": shapes.mean_of_shapes,

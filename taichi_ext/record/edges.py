@@ -11,13 +11,13 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidRuleError, UnsupportedError, shown
-from taichi_ext.program import Body, Const, Effect, Load, Read, Store, Tensor, Value, cited, statements
+from taichi_ext.program import Body, Const, Effect, Load, Read, Store, Tensor, Value, cited, entries, statements
 from taichi_ext.record.assignments import frozen
 from taichi_ext.record.handles import Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.rules import by_number, statement
+from taichi_ext.record.rules import by_number, statement, stopped
 
 Call = Callable[..., Any]  # of a ti.func, by its arguments
 
@@ -44,36 +44,24 @@ def edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -
             f"{kind}: jump has shape {shape_of(jump)}, the values {shape_of(inside)}; give it the same shape."
         )
     inside, outside = (_as_real(r, x) for x in (inside, outside))
-    value = operate(r, "select", operate(r, "gt", level, 0), inside, outside)
-    at = _pixel(r, kind, given["at"])
-    level, crossed = _crossed(r, call, function, level, at, antialias=antialias)
-    kept = {"level": level, "inside": inside, "outside": outside, "jump": jump, "at": at, **crossed}
-    return statement(r, kind, kept, value, antialias=antialias)
-
-
-def sqrt_edge(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> Any:
-    """``sqrt_edge``: the root."""
-    level, at = real_level("sqrt_edge", given["level"]), _pixel(r, "sqrt_edge", given["at"])
-    root = operate(r, "sqrt", operate(r, "max", level, Const(0.0, level.dtype)))
-    level, crossed = _crossed(r, call, function, level, at, antialias=False)
-    return statement(r, "sqrt_edge", {"level": level, "at": at, **crossed}, root)
-
-
-def _crossed(
-    r: Recording, call: Call, function: Any, level: Value, at: Tensor | None, *, antialias: bool
-) -> tuple[Value, dict[str, object]]:
-    """The level in a separate local; the part of the pixel that it covers, and 0 with the tangent of that."""
-    if at is None or not (r.rules.takes_derivative or antialias):
-        return level, {}
-    level = frozen(r, level, "level")
-    if not isinstance(level, Read):
-        return level, {}
-    kind = function.boundary_kind
-    slope = _gradient(r, kind, level, at, may_be_flat=False)
-    zero = Const(0.0, level.dtype)
-    crossing = call(function.boundary_body, Level(kind, level, at, slope), level, slope, zero, kind == "sqrt_edge")
-    area, motion = (as_value(value_of(v)) for v in crossing)
-    return level, {"area": area, "motion": motion}
+    value: Any = operate(r, "select", operate(r, "gt", level, 0), inside, outside)
+    if not (r.rules.takes_derivative or antialias):
+        return value
+    at, level = _pixel(r, kind, given["at"]), frozen(r, level, "level")
+    if at is None or not isinstance(level, Read):
+        return statement(r, "gradient", {"value": level, "at": at}, value, what=kind)  # which raises
+    slope, zero = _gradient(r, kind, level, at, may_be_flat=False), Const(0.0, level.dtype)
+    found = call(function.boundary_body, Level(kind, level, at, slope), level, slope, zero)
+    real = max((e.dtype for e in entries(value)), key=lambda t: t.bits)
+    area, motion = (convert(as_value(value_of(v)), real) for v in found)
+    if antialias:
+        outer = operate(r, "mul", operate(r, "sub", 1.0, area), outside)
+        value = operate(r, "add", operate(r, "mul", area, inside), outer)
+    if r.stopped:  # a rule, whose result is not differentiated
+        return value
+    height = stopped(r, operate(r, "sub", inside, outside) if jump is None else jump)
+    term = boundary_term(r, call, function, {"name": kind, "moved": operate(r, "mul", height, motion)})
+    return operate(r, "add", value, term)
 
 
 def level_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:

@@ -8,7 +8,7 @@ from drawings import layered
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
 
-from taichi_ext import DerivativeWarning, coverage, edge, jacobian, sqrt_edge, value_and_jacobian
+from taichi_ext import DerivativeWarning, coverage, edge, jacobian, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -151,29 +151,6 @@ def test_an_interval_with_two_ends():
     assert_allclose(value, [0, 0, 0, 0.24, 0, 0], atol=2e-3)
     assert_allclose(J[3], [0, 0.8], rtol=1e-12, atol=1e-12)
     assert_allclose(np.delete(J, 3, 0), 0, atol=1e-12)
-
-
-@pytest.mark.sweep
-def test_half_a_ball_in_a_pixel():
-    """The mean of ``sqrt(r^2 - d^2)`` is 2/3 pi r^3; beside an edge of the same level the root counts once."""
-    r = 0.35
-    p, image = scalars([3.1, 2.9, r]), outputs(6, 6, 3)
-
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(6, 6):
-            px, py = float(i), float(j)
-            level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
-            root = sqrt_edge(level, at=(px, py))
-            image[i, j, 0] = root
-            image[i, j, 1] = edge(level, 2.0 - root, 0.0, at=(px, py), antialias=True)
-            image[i, j, 2] = edge(level, 1.0, 0.0, at=(px, py))
-
-    J = jacobian(k, p, image).sum((0, 1))
-    slope = 2 * np.pi * r**2
-    assert_allclose(J[0], [0, 0, slope], rtol=0.02, atol=0.02 * slope)
-    assert_allclose(J[1], [0, 0, 4 * np.pi * r - slope], rtol=0.02, atol=0.02 * slope)
-    assert_allclose(J[2], [0, 0, 2 * np.pi * r], rtol=0.01, atol=0.01)
 
 
 @pytest.mark.sweep

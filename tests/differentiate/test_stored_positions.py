@@ -175,12 +175,6 @@ image[i, j] = coverage(tmp[i, j] + 0.2 * y, at=(x, y))""",
 image[i, j] = coverage(tmp[i, j] + 0.2 * y - p[1], at=(x, y))""",
     "a surrogate": """tmp[i, j] = replace_gradient(1.0, p[0] * x)
 image[i, j] = coverage(tmp[i, j] + 0.2 * y - p[1], at=(x, y))""",
-    "a root's level": "tmp[i, j] = p[0] - x\nimage[i, j] = sqrt_edge(tmp[i, j] + 0.2 * y, at=(x, y))",
-    "a root": """level = p[0] - x + 0.2 * y
-tmp[i, j] = sqrt_edge(level, at=(x, y))
-image[i, j] = edge(level, p[1] - tmp[i, j], 0.0, at=(x, y), antialias=True)""",
-    "a root of a level computed twice": """tmp[i, j] = 2.0 * sqrt_edge(p[0] - x + 0.2 * y, at=(x, y))
-image[i, j] = edge(p[0] - x + 0.2 * y, p[1], tmp[i, j], at=(x, y))""",
     "a vector position": """at = ti.Vector([float(i), float(j)])
 tmp[i, j] = at[0] * p[0]
 image[i, j] = coverage(tmp[i, j] - at[1], at=at)""",
@@ -274,9 +268,6 @@ list[i, j, 1] = p[1]
 image[i, j] = coverage(list[i, j, 1] - x + 0.2 * y, at=(x, y)) * list[i, j, 0]""",
     "a side": """tmp[i, j] = p[0] * x
 image[i, j] = edge(p[1] - x + 0.2 * y, tmp[i, j], p[2], at=(x, y), antialias=True)""",
-    "roots of two levels": """tmp[i, j] = stop_gradient(sqrt_edge(p[0] + 3.0 - x + 0.2 * y, at=(x, y)))
-other[i, j] = p[0] + 1.0
-image[i, j] = edge(p[1] - y + 0.1 * x, other[i, j], 0.0, at=(x, y), antialias=True)""",
     "an earlier loop": """@ti.kernel
 def run():
     for i, j in tmp:
@@ -304,16 +295,3 @@ def run():
 def test_right(name):
     scene = Scene()
     scene.require_right(scene.kernel(RIGHT[name]))
-
-
-@pytest.mark.sweep
-def test_roots_of_different_levels_are_not_mixed_up():
-    """An edge looks for roots of its own level alone: those of others may lie in a field."""
-    scene = Scene()
-    first, second = "p[0] - x + 0.2 * y", "p[1] - y + 0.1 * x"
-    stored = f"tmp[i, j] = sqrt_edge({first}, at=(x, y))\nroot = tmp[i, j]\n"
-    kept = f"root = sqrt_edge({first}, at=(x, y))\n"
-    use = f"image[i, j] = edge({second}, root, 0.0, at=(x, y), antialias=True)"
-    found, wanted = (jacobian(scene.kernel(text + use), scene.p, scene.image) for text in (stored, kept))
-    assert wanted.any()
-    assert_allclose(found, wanted, rtol=1e-12, atol=1e-14)

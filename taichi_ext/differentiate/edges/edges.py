@@ -12,14 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.pixel_positions import Origins
-from taichi_ext.analysis.same_values import SameValues
 from taichi_ext.differentiate.facts.facts import OwnSeeds, PassState
 from taichi_ext.differentiate.forms import forms as linear
-from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.storage.storages import LocalForms
@@ -112,100 +109,15 @@ class _RuleTangents:
         return self.forms[leaf]
 
 
-_LEVELS = ("edge", "coverage", "sqrt_edge")
-
-
-class RuleOperand:
-    """An operand of a result: its value, evaluated, and its form."""
-
-    def __init__(self, ctx: RuleContext, value: ir.Value) -> None:
-        self.form: linear.Form = ctx.form(value)
-        self.value = ctx.walk.expressions.keep(value)
-
-
-@dataclass(frozen=True)
-class _Edge:
-    """An edge, evaluated.
-
-    Attributes:
-        motion: 0, with the tangent of the part of the pixel that the level covers; none for a constant level.
-        is_inside: whether the centre of the pixel is inside.
-        area: the part of the pixel that is inside, if the value is antialiased.
-    """
-
-    motion: tuple[RuleOperand, ...]
-    level: Term
-    is_inside: Term
-    area: Term | None
-
-
-def edge(ctx: RuleContext, s: ir.Boundary) -> None:
-    """``edge`` and ``coverage``."""
-    antialias = s.options["antialias"]
-    if not ctx.walk.facts.seeds.takes_derivative and not antialias:
-        for result, value in zip(s.results, s.numbers, strict=True):
-            ctx.declare(s, result, ctx.primal(value), {})
-        return
-    motion, level = _motion(ctx, s), _kept_level(ctx, s)
-    is_inside, area = (level > 0).kept("is_inside"), None
-    if antialias and motion:
-        area = level.formula.term(ctx.walk.expressions.keep(ir.entries(s.given["area"])[0]))
-    crossing = _Edge(motion, level, is_inside, area)
-    jump, count = s.given.get("jump"), len(s.results)
-    jumps = [None] * count if jump is None else list(ir.entries(jump)) * (count // len(ir.entries(jump)))
-    sides = zip(ir.entries(s.given["inside"]), ir.entries(s.given["outside"]), strict=True)
-    for result, (inside, outside), own_jump in zip(s.results, sides, jumps, strict=True):
-        _declare_mean(ctx, s, crossing, result, (RuleOperand(ctx, inside), RuleOperand(ctx, outside)), own_jump)
-
-
-def _declare_mean(
-    ctx: RuleContext,
-    s: ir.Boundary,
-    found: _Edge,
-    result: ir.Local,
-    sides: tuple[RuleOperand, RuleOperand],
-    jump: ir.Value | None,
-) -> None:
-    """Declare one number of the value, with the tangents of its two sides and of the edge."""
-    formula = Formula(ctx.walk.builder, result.dtype)
-    a, b = (formula.term(side.value) for side in sides)
-    height = (a - b if jump is None else formula.term(ctx.walk.expressions.keep(jump))).kept("height")
-    if found.area is None:
-        value = formula.select(found.is_inside, a, b)
-        chosen = ((1, 0), (0, 1))
-        weights = [formula.select(found.is_inside, *pair).kept("weight") for pair in chosen]
-    else:
-        value = found.area * a + (1 - found.area) * b
-        weights = [found.area, (1 - found.area).kept("weight")]
-    roots = [_roots_within(ctx, side.form, found.level) for side in sides]
-    rim, parts = height, []
-    if any(roots):
-        # a root of this level already is averaged over the whole pixel, and is 0 on the edge
-        root = formula.sqrt(formula.max(found.level, 0)).kept("root")
-        inner, outer = (sum((r.factor for r in own), formula.term(0)) for own in roots)
-        for weight, own in zip(weights, roots, strict=True):
-            parts += [(m, ((1 - weight) * r.factor).kept("w")) for r in own for m in r.motion]
-        rim = height if jump is not None else (height - (inner - outer) * root).kept("rim")
-        if all(r.is_constant for own in roots for r in own):
-            value = value + ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond") * root
-    parts += [*((m, rim) for m in found.motion), *zip(sides, weights, strict=True)]
-    _declare(ctx, s, result, value, parts)
-
-
-def sqrt_edge(ctx: RuleContext, s: ir.Boundary) -> None:
-    """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
-    (result,) = s.results
-    seed = ctx.walk.facts.own_seeds[result][0]
-    motion = _motion(ctx, s) if ctx.walk.facts.seeds.takes_derivative else ()
-    level = _kept_level(ctx, s)
-    assert isinstance(level.value, ir.Value)
-    ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block, motion)
-    value = level.formula.sqrt(level.formula.max(level, 0)).kept("root")
-    _declare(ctx, s, result, value, [(m, level.formula.term(1.0)) for m in motion])
+_LEVELS = ("edge", "coverage")
 
 
 def gradient(ctx: RuleContext, s: ir.Boundary) -> None:
     """The derivative of a value with respect to the position of the pixel."""
+    if "at" not in s.given:
+        raise UnsupportedError(
+            f"{ir.cited(s.place)}{s.name} needs at=(px, py), the position of the pixel, where a derivative is taken."
+        )
     value = s.given["value"]
     assert isinstance(value, ir.Value)
     form = ctx.form(value)
@@ -216,18 +128,16 @@ def gradient(ctx: RuleContext, s: ir.Boundary) -> None:
         ctx.declare(s, result, cast(linear.coefficient(c, result.dtype), result.dtype), {})
 
 
-def own_seeds(everything: Iterable[ir.Statement], *, takes_derivative: bool) -> OwnSeeds:
-    """Seeds without a column, by local and entry: positions of pixels, tangents of rules, roots."""
+def own_seeds(everything: Iterable[ir.Statement]) -> OwnSeeds:
+    """Seeds without a column, by local and entry: positions of pixels, tangents of rules."""
     by_entry: dict[tuple[ir.Local, int], set[tuple[ir.Local, int]]] = {}
     for s in everything:
         if not isinstance(s, ir.Boundary):
             continue
-        if takes_position(s, takes_derivative=takes_derivative):
+        if "at" in s.given:
             position = position_entries(s)
             for entry in position:
                 by_entry.setdefault(entry, set()).update(position)
-        if s.kind == "sqrt_edge":
-            by_entry.setdefault((s.results[0], 0), set())
         tangents = (local for locals_ in s.inner.values() for local in locals_)
         for entry in ((local, n) for local in tangents for n in range(math.prod(local.shape))):
             by_entry.setdefault(entry, set())
@@ -240,36 +150,22 @@ def own_seeds(everything: Iterable[ir.Statement], *, takes_derivative: bool) -> 
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-def takes_position(s: ir.Boundary, *, takes_derivative: bool) -> bool:
-    """Whether the derivative of a level by its position is taken; antialiased values need it, too."""
-    return "at" in s.given and bool(takes_derivative or s.kind == "gradient" or s.options.get("antialias"))
-
-
-def check_positions(body: ir.Body, *, takes_derivative: bool) -> None:
+def check_positions(body: ir.Body) -> None:
     """Raise if the gradient of a level would miss a part of its dependence on the position.
 
     Raises:
         UnsupportedError: a level reads values computed from the position from memory, or takes the index of the loop.
     """
-    boundaries = [s for s in ir.statements(body) if isinstance(s, ir.Boundary)]
-    using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
+    using = [s for s in ir.statements(body) if isinstance(s, ir.Boundary) and "at" in s.given]
     if not using:
         return
-    origins, same = Origins(body), SameValues(body)
-    roots = [s for s in boundaries if s.kind == "sqrt_edge"]
+    origins = Origins(body)
     for s in using:
-        levels = [s.given[name] for name in ("level", "value") if name in s.given]
         position = frozenset(position_entries(s))
         _check_assigned(s, body, position)
-        is_shape = s.kind == "gradient"  # its position is computed from that of the pixel
-        for read, load in origins.hidden(s, _all_entries(levels), position, with_origins=is_shape):
-            raise _index_in_level(s, read) if load is None else _stored_position(s, load, *_LEVEL_READS)
-        sides = _all_entries(s.given[name] for name in ("inside", "outside") if name in s.given)
-        for root in roots if sides else ():  # an edge looks for the roots of its own level in its sides
-            if same.may_be_equal(*_all_entries((s.given["level"], root.given["level"]))):
-                for _, load in origins.hidden(s, sides, frozenset({(root.results[0], 0)})):
-                    if load is not None:
-                        raise _stored_position(s, load, *_SIDE_READS)
+        is_shape = s.name not in _LEVELS or s.options["may_be_flat"]  # its position is computed from the pixel's
+        for read, load in origins.hidden(s, ir.entries(s.given["value"]), position, with_origins=is_shape):
+            raise _index_in_level(s, read) if load is None else _stored_position(s, load)
 
 
 def _check_assigned(s: ir.Boundary, body: ir.Body, position: frozenset[tuple[ir.Local, int]]) -> None:
@@ -290,21 +186,13 @@ def _check_assigned(s: ir.Boundary, body: ir.Body, position: frozenset[tuple[ir.
             )
 
 
-_LEVEL_READS = "level", "a value that depends on the position of the pixel"
-_SIDE_READS = "inside or outside", "a sqrt_edge of the same level"
-
-
-def _all_entries(groups: Iterable[Any]) -> list[ir.Value]:
-    return [e for group in groups for e in ir.entries(group)]
-
-
-def _stored_position(s: ir.Boundary, load: ir.Load, reader: str, stored: str) -> UnsupportedError:
+def _stored_position(s: ir.Boundary, load: ir.Load) -> UnsupportedError:
     name = load.container.name
     return UnsupportedError(
         f"{ir.cited(load.place or s.place)}"
-        f"{s.name}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
-        "keep such a dependence, so the derivative would be wrong. Keep the value in a local variable, and use that "
-        f"variable here instead of {name}."
+        f"{s.name}: level reads {name}, to which the kernel may have stored a value that depends on the position of "
+        "the pixel. Fields and arrays do not keep such a dependence, so the derivative would be wrong. Keep the value "
+        f"in a local variable, and use that variable here instead of {name}."
     )
 
 
@@ -352,23 +240,6 @@ def position_entries(s: ir.Boundary) -> list[tuple[ir.Local, int]]:
     return result
 
 
-def _kept_level(ctx: RuleContext, s: ir.Boundary) -> Term:
-    (value,) = ir.entries(s.given["level"])
-    return Formula(ctx.walk.builder, value.dtype).term(ctx.walk.expressions.keep(value))
-
-
-def _motion(ctx: RuleContext, s: ir.Boundary) -> tuple[RuleOperand, ...]:
-    """0, with the tangent of the part of the pixel that the level covers."""
-    if "at" not in s.given:
-        raise UnsupportedError(
-            f"{ir.cited(s.place)}{s.name} needs at=(px, py), the position of the pixel, where a derivative is taken."
-        )
-    if "motion" not in s.given:  # a constant level
-        _check_not_flat(ctx, s)
-        return ()
-    return (RuleOperand(ctx, ir.entries(s.given["motion"])[0]),)
-
-
 def _check_not_flat(ctx: RuleContext, s: ir.Boundary) -> None:
     names, remedy = ("x and y", "compute it from them in the shape")
     if s.name in _LEVELS:
@@ -381,42 +252,8 @@ def _by_position(ctx: RuleContext, s: ir.Boundary, form: linear.Form) -> tuple[C
     return slopes[0], slopes[1] if len(slopes) > 1 else 0  # an interval has one coordinate
 
 
-@dataclass(frozen=True)
-class _Root:
-    """A ``sqrt_edge`` in a value: its factor, 0 if it belongs to another level, and the tangent of its mean."""
-
-    factor: Term
-    is_constant: bool
-    motion: tuple[RuleOperand, ...]
-
-
-def _roots_within(ctx: RuleContext, form: linear.Form, own_level: Term) -> list[_Root]:
-    """The roots in a value."""
-    formula, result = own_level.formula, []
-    for seed, (level, block, motion) in ctx.forms.roots.items():
-        factor = linear.bare(form.get(seed, 0))
-        if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
-            own = formula.select(formula.term(level).equals(own_level), factor, 0).kept("factor")
-            result.append(_Root(own, not isinstance(factor, ir.Value), motion))
-    return result
-
-
 def _is_not_zero(c: linear.Weight) -> bool:
     return not is_number(linear.bare(c), 0)
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
-
-
-def _declare(
-    ctx: RuleContext, s: ir.Boundary, result: ir.Local, value: Term, parts: list[tuple[RuleOperand, Term]]
-) -> None:
-    """Declare a result with a value and a partial for each argument."""
-    form: linear.Form = {}
-    for argument, partial in parts:
-        linear.accumulate(form, argument.form, partial.value)
-    values = [(argument.value, partial.value) for argument, partial in parts]
-    ctx.declare(s, result, cast(value.value, result.dtype), form, values)
 
 
 # Values whose derivative is not that of their expression: stopped, replaced, given by a rule or by an edge.
@@ -475,8 +312,5 @@ _KINDS = {
     "stop_gradient": _stop,
     "replace_gradient": _replace,
     "rule": rule,
-    "edge": edge,
-    "coverage": edge,
-    "sqrt_edge": sqrt_edge,
     "gradient": gradient,
 }

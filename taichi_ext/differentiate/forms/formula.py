@@ -80,12 +80,6 @@ class Formula:
     def select(self, condition: Operand, then: Operand, orelse: Operand) -> Term:
         return self.operation("select", condition, then, orelse)
 
-    def sqrt(self, x: Operand) -> Term:
-        return self.operation("sqrt", x)
-
-    def max(self, x: Operand, y: Operand) -> Term:
-        return self.operation("max", x, y)
-
     def ratio(self, a: Operand, b: Operand) -> Term:
         """A / b, and 0 where b is 0."""
         is_zero = self.term(_value(b)).equals(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from taichi_ext.analysis.affine import atom_value, value_of
 from taichi_ext.analysis.energy_sums import EnergySums
@@ -241,7 +240,6 @@ class LocalForms:
         forms: the tangents of the entries of other locals that do not change.
         inputs: numbers from before a loop, while that adds up their factors.
         pivots: the forms of locals that are leaves of other forms.
-        roots: for each ``sqrt_edge``, the level, the block in which it is visible, and its motion in a divided pixel.
     """
 
     def __init__(self, walk: PassState, storages: Storages) -> None:
@@ -255,7 +253,6 @@ class LocalForms:
         self._loops: dict[linear.Pivot, tuple[Loop, ...]] = {}  # around the declaration of each
         self._same: dict[linear.Leaf, list[Local]] = {}  # the locals with the tangent of each pivot
         self._stored: set[linear.Pivot] = set()
-        self.roots: dict[linear.LocalSeed, tuple[Value, linear.Scope, Any]] = {}
 
     def form(self, value: Read) -> linear.Form:
         local = value.local

@@ -205,9 +205,9 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
         UnsupportedError: a derivative is not known.
     """
     program = with_real_positions(program)
-    own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
+    own = own_seeds(statements(program.body))
     if own:
-        check_positions(program.body, takes_derivative=seeds.takes_derivative)
+        check_positions(program.body)
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     body = with_equations(program.body, activity.has)
     program = replace(program, body=ir.mapped(body, lambda s: _split(s, activity)))
