@@ -106,12 +106,8 @@ def returning_bits(body: Body, activity: Activity) -> tuple[Op, Statement] | Non
         return memory | {v for v in casts if activity.has(v.args[0])}
 
     everything = [(s, values_of(s)) for s in statements(body)]
-    casts_back = [
-        (v, s)
-        for s, values in everything
-        for v in through(values)
-        if isinstance(v, Op) and v.name == "bit_cast" and v.dtype.is_real
-    ]
+    operations = ((v, s) for s, values in everything for v in through(values) if isinstance(v, Op))
+    casts_back = [(v, s) for v, s in operations if v.name == "bit_cast" and v.dtype.is_real]
     if not casts_back:
         return None
     given = [flow for s, _ in everything for flow in flows(s) if not flow[0].dtype.is_real]

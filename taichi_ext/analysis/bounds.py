@@ -59,10 +59,7 @@ class UncertainAccess:
 def with_checks(
     program: ir.Program, extents: Extents, activity: Activity
 ) -> tuple[ir.Program, tuple[UncertainAccess, ...]]:
-    """The program with a check for each index of an entry with tangents that may be out of range.
-
-    And these indices.
-    """
+    """The program with a check for each index of an entry with tangents that may be out of range, and these."""
     walk = _Checks(program, extents, activity)
     body = walk.block(program.body, IndexFacts(walk.expressions))[0]
     return replace(program, body=body), tuple(walk.accesses)
@@ -219,11 +216,8 @@ class _Checks:
             low, high = facts.extremes(index) or (first, first)
             number = low if low < first else high if high >= end else None
             sides = [f"below {first}"] * (check.first is not None) + [f"above {end - 1}"] * (check.end is not None)
-            axis = check.axis if len(axes) > 1 else None
-            access = UncertainAccess(
-                entry.place or place, entry.memory.name, axis, first, end, " or ".join(sides), number
-            )
-            self.accesses[access] = None
+            axis, text, where = check.axis if len(axes) > 1 else None, " or ".join(sides), entry.place or place
+            self.accesses[UncertainAccess(where, entry.memory.name, axis, first, end, text, number)] = None
 
 
 # --- integers that change

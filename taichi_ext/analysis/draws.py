@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.program.values import joined_contents
-from taichi_ext.simplify.pipeline import as_scalars
+from taichi_ext.simplify.pipeline import as_scalars, is_op
 from taichi_ext.simplify.usage import assigned_locals, changed_locals, kept_locals
 
 Locals = frozenset[ir.Local]
 
 
 def is_draw(s: ir.Statement) -> bool:
-    return (
-        isinstance(s, ir.Declare) and bool(s.values) and isinstance(s.values[0], ir.Op) and s.values[0].name == "random"
-    )
+    return isinstance(s, ir.Declare) and bool(s.values) and is_op(s.values[0], "random")
 
 
 def without_unused_draws(program: ir.Program) -> ir.Program:
@@ -121,8 +119,9 @@ class _Liveness:
                 before = head
                 head |= self.block(s.body, head, _Exits(live, head))
             return head
-        if isinstance(s, ir.Declare) or (
-            isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) and not s.target.index
-        ):
-            return (live - changed_locals(s)) | read
-        return live | read | (changed_locals(s) if isinstance(s, ir.Store) else frozenset())
+        match s:
+            case ir.Declare() | ir.Assign(target=ir.Read(index=())):
+                return (live - changed_locals(s)) | read
+            case ir.Store():
+                return live | read | changed_locals(s)
+        return live | read

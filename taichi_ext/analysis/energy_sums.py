@@ -115,10 +115,7 @@ def _is_added_up(local: ir.Local, place: _Occurrence, energy: ir.Container | Non
     start = uses.declared[local]
     between = range(start.number + 1, place.number)
     is_read_here = [p.statement for p in uses.reads[local]] == [place.statement]
-    is_summed = all(
-        isinstance(w.statement, ir.Update) and w.statement.op in ("add", "sub") and w.number in between
-        for w in uses.writes[local]
-    )
+    is_summed = all(_sign_of_sum(w.statement) is not None and w.number in between for w in uses.writes[local])
     is_left = any(j.number in between and not _is_inner(j.path[len(start.path) :]) for j in uses.jumps)
     others = [w for w in uses.writes.get(energy, []) if w.number in between]
     is_kept = not any(_sign_of_sum(w.statement) is None for w in others)

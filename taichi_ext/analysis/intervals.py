@@ -121,9 +121,7 @@ class IndexFacts:
     def forget(self, local: Local) -> None:
         """A local changes."""
         self._known.clear()
-        self._intervals = {
-            t: known for t, known in self._intervals.items() if all(source_of(a) is not local for a, _ in t)
-        }
+        self._intervals = {t: i for t, i in self._intervals.items() if all(source_of(a) is not local for a, _ in t)}
         for atom in [a for a in self.exact if source_of(a) is local]:
             del self.exact[atom]
 

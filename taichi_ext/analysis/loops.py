@@ -54,9 +54,8 @@ class Extent:
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:
         """The least index of each axis, and the end."""
-        return tuple(
-            (first, first + n) for first, n in zip(self.offset or (0,) * len(self.shape), self.shape, strict=True)
-        )
+        firsts = self.offset or (0,) * len(self.shape)
+        return tuple((first, first + n) for first, n in zip(firsts, self.shape, strict=True))
 
 
 Extents = Mapping[Container, Extent]

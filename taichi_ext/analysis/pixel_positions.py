@@ -134,11 +134,10 @@ class Origins:
 
     def _stored(self, load: ir.Load, number: int, position: Position) -> Iterator[_Node]:
         """What a load in the statement with a number may see of the kernel's stores, within one position."""
+        moving = {local for local, _ in position}
         for target, node in self._given[load.container]:
             common = [s for s in self._around[number] if s in self._around[node.number] and isinstance(s, _LOOPS)]
-            is_seen = node.number < number or not all(
-                self._varying(s) & {local for local, _ in position} for s in common
-            )
+            is_seen = node.number < number or not all(self._varying(s) & moving for s in common)
             if is_seen and not (isinstance(target, ir.Load) and _differ(target, load)):
                 yield node
 

@@ -152,28 +152,25 @@ def _whole_length(body: ir.Body, start: int) -> int:
     first = body[start]
     if is_scattered(first):
         return sum(1 for _ in itertools.takewhile(lambda s: getattr(s, "group", None) is first.group, body[start:]))
-    if (
-        not isinstance(first, (ir.Assign, ir.Update))
-        or not isinstance(first.target, ir.Load)
-        or not first.target.component
-    ):
+    entry = first.target if isinstance(first, (ir.Assign, ir.Update)) else None
+    if not isinstance(entry, ir.Load) or not entry.component:
         return 1
-    count = math.prod(first.target.container.element_shape)
+    count = math.prod(entry.container.element_shape)
     group = body[start : start + count]
-    if len(group) != count:
-        return 1
-    for n, s in enumerate(group):
-        if type(s) is not type(first) or getattr(s, "op", "") != getattr(first, "op", ""):
-            return 1
-        target = s.target  # type: ignore[attr-defined]
-        if not isinstance(target, ir.Load) or target.container is not first.target.container:
-            return 1
-        number = ir.flat_number(target.component, target.container.element_shape)
-        if number != n or not all(map(is_equal, target.indices, first.target.indices)):
-            return 1
-        if n and target.container in s.value.contents.containers:  # type: ignore[attr-defined]
-            return 1
-    return count
+    is_whole = len(group) == count and all(_is_part(s, n, first, entry) for n, s in enumerate(group))
+    return count if is_whole else 1
+
+
+def _is_part(s: ir.Statement, n: int, first: ir.Statement, entry: ir.Load) -> bool:
+    """Whether a statement stores to the component ``n`` of an entry as the first one does, and reads none before it."""
+    if type(s) is not type(first) or getattr(s, "op", "") != getattr(first, "op", ""):
+        return False
+    assert isinstance(s, ir.Store)
+    target, c = s.target, entry.container
+    if not isinstance(target, ir.Load) or target.container is not c or (n and c in s.value.contents.containers):
+        return False
+    is_next = ir.flat_number(target.component, c.element_shape) == n
+    return is_next and all(map(is_equal, target.indices, entry.indices))
 
 
 def free_loops(program: ir.Program, extents: Extents) -> frozenset[ir.Local]:

@@ -535,9 +535,7 @@ def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords
     kind = function.boundary_kind
     bound = bound_arguments(function, args, keywords)
     bound.apply_defaults()
-    given: dict[str, Any] = {
-        k: tuple(map(value_of, v)) if k == "args" else value_of(v) for k, v in bound.arguments.items()
-    }
+    given: dict[str, Any] = {k: value_of(v) for k, v in bound.arguments.items()}
 
     def call(func: Any, *args: object) -> Any:
         if isinstance(func, Callback):

@@ -26,10 +26,8 @@ Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to unknow
 def changed_nodes(body: ir.Body) -> tuple[backend.SNode, ...]:
     """The nodes of the layout with cells that are activated, appended to or deactivated by name."""
     kinds = ("append", "deactivate")
-    calls = [
-        s for s in ir.statements(body) if _kind(s) in kinds or (isinstance(s, ir.Effect) and s.function is ti.activate)
-    ]
-    return tuple(_node_of(s) for s in calls)  # type: ignore[arg-type]
+    effects = [s for s in ir.statements(body) if isinstance(s, ir.Effect)]
+    return tuple(_node_of(s) for s in effects if _kind(s) in kinds or s.function is ti.activate)
 
 
 def has_node_calls(body: ir.Body) -> bool:

@@ -288,11 +288,8 @@ def annotation_text(annotation: object) -> object:
         return tensor_annotation(type_of(annotation.dtype).name, (annotation.n, annotation.m)[: annotation.ndim])
     if annotation in (int, float, bool):
         return annotation.__name__
-    return (
-        f"ti.{type_of(annotation)}"
-        if isinstance(annotation, backend.DataType)
-        else backend.native_annotation(annotation)
-    )
+    is_scalar = isinstance(annotation, backend.DataType)
+    return f"ti.{type_of(annotation)}" if is_scalar else backend.native_annotation(annotation)
 
 
 def tensor_annotation(dtype: str, shape: tuple[int, ...]) -> str:

@@ -101,11 +101,10 @@ class Recording:
                 return frame.caller
         key = (backend.source_location(), self.frames[-1].caller)
         if key not in self._places:
-            match = _POSITION.match(key[0])
-            caller = key[1]
-            self._places[key] = (
-                ir.Place(match[1], int(match[2]), match[4].strip("\n"), match[3], caller) if match else caller
-            )
+            place, match = key[1], _POSITION.match(key[0])
+            if match:
+                place = ir.Place(match[1], int(match[2]), match[4].strip("\n"), match[3], place)
+            self._places[key] = place
         return self._places[key]
 
     # --- statements

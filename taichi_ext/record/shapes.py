@@ -75,10 +75,8 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
 
 def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
     """A function with the current values of its further arguments, to which it cannot store."""
-    kept = (
-        value_of(declare(r, "passed", a, "argument")) if isinstance(a, (ir.Value, ir.Tensor, Record)) else a
-        for a in args
-    )
+    is_value = [isinstance(a, (ir.Value, ir.Tensor, Record)) for a in args]
+    kept = (value_of(declare(r, "passed", a, "argument")) if v else a for a, v in zip(args, is_value, strict=True))
     return Callback(function, tuple(kept))
 
 
@@ -102,9 +100,8 @@ def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str) ->
     values = [v for s in ir.statements(body) for given in ir.values_of(s) for v in ir.walk(given)]
     is_fine = real == ir.F64 and all(v.dtype == ir.F64 for v in values if v.dtype.is_real)
     zero = ir.Const(0.0, real)
-    return Seen(
-        typed_tensor([zero] * len(value.entries), value.shape) if isinstance(value, ir.Tensor) else zero, is_fine
-    )
+    is_tensor = isinstance(value, ir.Tensor)
+    return Seen(typed_tensor([zero] * len(value.entries), value.shape) if is_tensor else zero, is_fine)
 
 
 def _beside(kind: str, given: object, seen: Seen) -> ir.Value:

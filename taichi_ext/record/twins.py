@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import taichi_ext.program as ir
+from taichi_ext.simplify.usage import written_locals
 
 # Values that single singular vectors or eigenvectors decide, rather than a function of the whole decomposition.
 #
@@ -267,9 +268,7 @@ class _Run:
             case ir.Const(value=number) | ir.FoldedConst(value=number):
                 return number
             case ir.Op(name="cast", args=(x,), dtype=dtype):
-                return (
-                    self._computed("cast", self._value(x)) if dtype.is_real else self._computed("int", self._value(x))
-                )
+                return self._computed("cast" if dtype.is_real else "int", self._value(x))
             case ir.Op(name=name, args=args):
                 return self._computed(name, *[self._value(a) for a in args])
             case ir.Read(local=local) if local in self.locals_:
@@ -372,9 +371,7 @@ class _Twins:
             assert isinstance(call, ir.Call)
             matrix = ir.regrouped(call.args[0], tuple(map(self._second, ir.entries(call.args[0]))))
             return replace(call, args=(matrix, *call.args[1:])), *rest
-        if any(local in self._again for local in ir.declared(s)) or (
-            isinstance(s, ir.Store) and s.target.memory in self._again
-        ):
+        if not self._again.keys().isdisjoint(written_locals(s)):
             return s, self._repeated(s)
         before: list[ir.Statement] = []
 

@@ -198,9 +198,7 @@ class Survey:
         self.loop, self.domain, self.shadows, self.machine, self.varying = loop, domain, shadows, machine, varying
         self.indices = Indices((loop,))
         self.written = written_containers(loop.body)
-        self.unchanged = (
-            {v for s in ir.statements(loop.body) for v in ir.declared(s)} - varying - assigned_locals(loop.body)
-        )
+        self.unchanged = {v for s in loop.within for v in ir.declared(s)} - varying - assigned_locals(loop.body)
         self.own = [c for c in self.written if self._has_own_entries(c)]
         self.totals = _Totals()
         self.places: dict[ir.Statement, Affine] = {}
@@ -263,15 +261,12 @@ class Survey:
 
     def _is_uniform(self, s: ir.Statement) -> bool:
         """Whether a statement declares or changes a local that is the same for all lanes."""
-        if isinstance(s, ir.Declare):
-            return s.local not in self.varying
-        if (
-            not isinstance(s, (ir.Assign, ir.Update))
-            or not isinstance(s.target, ir.Read)
-            or s.target.local in self.varying
-        ):
-            return False
-        return self.varying.isdisjoint(s.contents.locals)  # else it is a sum over the lanes
+        match s:
+            case ir.Declare(local=local):
+                return local not in self.varying
+            case ir.Assign(target=ir.Read(local=local)) | ir.Update(target=ir.Read(local=local)):
+                return self.varying.isdisjoint((local, *s.contents.locals))  # else it is a sum over the lanes
+        return False
 
     def _check(self, s: ir.Statement, *, is_top: bool) -> None:
         match s:

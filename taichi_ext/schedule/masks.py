@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.changes import parts_ways, written_containers
@@ -106,7 +107,7 @@ class _Masker:
 
     def _needs_mask(self, s: ir.If) -> bool:
         """Whether a branch is more than a choice of numbers."""
-        is_more = (isinstance(x, (ir.For, ir.While, ir.Jump)) or _is_to_memory(x) for x in s.within)
+        is_more = (isinstance(x, (ir.For, ir.While, ir.Jump)) or is_to_memory(x) for x in s.within)
         return self.work_of((*s.then, *s.orelse)) >= LEAST_GUARDED or any(is_more)
 
     def mask(self, name: str) -> ir.Local:
@@ -215,7 +216,7 @@ class _Masker:
                         rest.append(ir.Assign(entry, value, place=s.place))
             else:
                 rest.append(s)
-        if any(map(_is_to_memory, ir.statements(group))):
+        if any(map(is_to_memory, ir.statements(group))):
             own, mask = mask, self.mask("stores")  # this one does not change before numbers are copied to memory
             before.append(ir.Declare(mask, (ir.Read(own),)))
         return (*before, *([ir.If(ir.Read(mask), tuple(rest), place=group[0].place)] if rest else []))
@@ -407,7 +408,7 @@ def _as_bits(v: ir.Value) -> ir.Value:
     return ir.Op(v.name.replace("logical", "bit"), v.args, ir.U1, place=v.place)
 
 
-def _is_to_memory(s: ir.Statement) -> bool:
+def is_to_memory(s: ir.Statement) -> TypeGuard[ir.Store]:
     return isinstance(s, ir.Store) and isinstance(s.target, ir.Load)
 
 

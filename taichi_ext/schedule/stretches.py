@@ -13,6 +13,7 @@ from taichi_ext.analysis.loops import iterations
 from taichi_ext.program.build import Coefficient, add, cast, indices_of, literal, multiply, not_written_out, operation
 from taichi_ext.schedule.elementary import as_arithmetic
 from taichi_ext.schedule.lanes import LaneRun, Lanes, Part, SharedBlock
+from taichi_ext.schedule.masks import is_to_memory
 from taichi_ext.simplify.pipeline import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
@@ -62,11 +63,8 @@ class Copies:
         (parts,) = part.blocks
         runs = [p for p in parts if isinstance(p, LaneRun)]
         stores = {s for run in runs for s in run.statements if s in places}
-        inner = list(ir.statements(loop.body))
-        read = {v.container for s in inner for v in _read(s) if isinstance(v, ir.Load)}
-        is_simple = all(isinstance(p, (LaneRun, ir.Declare)) for p in parts) and stores == {
-            s for s in inner if s in places
-        }
+        read = {v.container for s in loop.within for v in _read(s) if isinstance(v, ir.Load)}
+        is_simple = all(isinstance(p, (LaneRun, ir.Declare)) for p in parts) and stores == places.keys() & loop.within
         if not stores or not is_simple or any(s.target.container in read for s in stores):  # type: ignore[attr-defined]
             return None
         if len(stores) * _iterations(loop) * stretch.lanes.count > MOST_TOGETHER:
@@ -265,10 +263,8 @@ class _RunWriter:
         return ir.Assign(entry, cast(value, entry.dtype))
 
     def _entry(self, x: ir.Local, index: ir.Value | None = None) -> ir.Read:
-        place = (
-            ir.Read(self.lane) if index is None else add(multiply(index, self.stretch.lanes.count), ir.Read(self.lane))
-        )
-        return ir.Read(self.stretch.array(x), (cast(place, ir.I32),))
+        start = 0 if index is None else multiply(index, self.stretch.lanes.count)
+        return ir.Read(self.stretch.array(x), (cast(add(start, ir.Read(self.lane)), ir.I32),))
 
     def _changed(self, value: ir.Value) -> ir.Value:
         if isinstance(value, ir.Read):
@@ -336,10 +332,7 @@ def _runs(parts: tuple[Part, ...]) -> Iterator[LaneRun]:
 def _conditions_of_stores(run: LaneRun) -> Iterator[ir.Local]:
     """The masks of lanes that store to memory."""
     for s in run.statements:
-        is_store = (
-            isinstance(x, (ir.Assign, ir.Update)) and isinstance(x.target, ir.Load) for x in ir.statements((s,))
-        )
-        if isinstance(s, ir.If) and isinstance(s.condition, ir.Read) and any(is_store):
+        if isinstance(s, ir.If) and isinstance(s.condition, ir.Read) and any(map(is_to_memory, s.within)):
             yield s.condition.local
 
 
@@ -347,8 +340,7 @@ def _touched(run: LaneRun, *, is_direct: bool) -> list[ir.Local]:
     """The locals that a run declares, reads or changes, each once, in their order; see ``Lanes.is_direct``."""
     locals_: dict[ir.Local, None] = {}
     for s in ir.statements(run.statements):
-        is_store = isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load)
-        values = ir.walk(s.value) if is_store and not is_direct else all_values(s)  # type: ignore[attr-defined]
+        values = ir.walk(s.value) if is_to_memory(s) and not is_direct else all_values(s)
         locals_.update(dict.fromkeys(v.local for v in values if isinstance(v, ir.Read)))
         if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Read):
             locals_[s.target.local] = None

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -258,7 +258,7 @@ def _with_signs_outside(op: Op) -> Value:
 
 def _negated(value: Value) -> Value | None:
     """``x`` of ``-x``, a real number."""
-    return value.args[0] if is_op(value, "neg") and value.dtype.is_real else None  # type: ignore[attr-defined]
+    return value.args[0] if is_op(value, "neg") and value.dtype.is_real else None
 
 
 def _opposite(value: Value) -> Value | None:
@@ -267,7 +267,7 @@ def _opposite(value: Value) -> Value | None:
         return _negated(value)
     if not is_op(value, "mul") or not value.dtype.is_real:
         return None
-    factor, x = value.args  # type: ignore[attr-defined]
+    factor, x = value.args
     if isinstance(factor, Const):
         is_least = factor.dtype.is_integer and factor.value == -(2 ** (factor.dtype.bits - 1))
         opposite: Value | None = Const(-factor.value, factor.dtype) if factor.value < 0 and not is_least else None
@@ -280,7 +280,7 @@ def _is_whole(value: Value) -> bool:
     return isinstance(value, Const) and value.dtype == I32 and not isinstance(value.value, bool)
 
 
-def is_op(value: Value, name: str) -> bool:
+def is_op(value: Value, name: str) -> TypeGuard[Op]:
     return isinstance(value, Op) and value.name == name
 
 
@@ -355,15 +355,12 @@ class _Folding:
 
     def is_trivial(self, value: ir.Value) -> bool:
         """Whether a value can stand wherever the local is read."""
-        return isinstance(value, (ir.Const, ir.FoldedConst, ir.Size)) or (
-            isinstance(value, ir.Read) and not self.sources(value)
-        )
+        is_number = isinstance(value, (ir.Const, ir.FoldedConst, ir.Size))
+        return is_number or (isinstance(value, ir.Read) and not self.sources(value))
 
     def is_cheap(self, local: ir.Local, value: ir.Value) -> bool:
         """Whether a value is a number times another local, at most two times: shorter without a name of its own."""
-        while isinstance(value, ir.Op) and (
-            value.name == "neg" or (value.name == "mul" and isinstance(value.args[0], ir.Const))
-        ):
+        while is_op(value, "neg") or (is_op(value, "mul") and isinstance(value.args[0], ir.Const)):
             value = value.args[-1]
         return self.counts[local] <= 2 and isinstance(value, ir.Read) and not value.index and self.is_trivial(value)
 

@@ -267,9 +267,8 @@ def is_inside(naming: Naming, entry: ir.Load | ir.Read) -> Condition:
         parts = (_lies_within(value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True))
         known = builder.evaluated[name] = builder.keep(functools.reduce(_and, parts), INSIDE)
     else:
-        builder.emit(
-            ir.Declare(ir.Local(INSIDE, ir.U1, (), INSIDE), (known,), place=builder.place)
-        )  # read by watched programs
+        # read by watched programs
+        builder.emit(ir.Declare(ir.Local(INSIDE, ir.U1, (), INSIDE), (known,), place=builder.place))
     return known
 
 
@@ -287,9 +286,8 @@ def _lies_within(index: ir.Value, check: ir.Check) -> ir.Value:
     if check.first is None:
         return operation("lt", index, check.end)
     start = index if not check.first else operation("sub", index, check.first)
-    return operation(
-        "lt", cast(start, ir.U32), literal(check.end - check.first, ir.U32)
-    )  # less than 0: larger than all
+    # as a number without a sign, one below 0 is larger than all
+    return operation("lt", cast(start, ir.U32), literal(check.end - check.first, ir.U32))
 
 
 def clamped(condition: Condition, index: ir.Value) -> ir.Value:

@@ -13,7 +13,8 @@ Index = tuple[ir.Local, tuple[int | ir.Value, ...]]
 def with_real_positions(program: ir.Program) -> ir.Program:
     """The program in which each such index is a real number too, for real operations: ``i - x``, ``float(i)``."""
     variables = {v for s in ir.statements(program.body) if isinstance(s, ir.For) for v in s.variables}
-    given = (e for s in ir.statements(program.body) if isinstance(s, ir.Boundary) for e in entries_of_position(s))
+    boundaries = (s for s in ir.statements(program.body) if isinstance(s, ir.Boundary) and "at" in s.given)
+    given = (e for s in boundaries for e in ir.entries(s.given["at"]))
     used = [e for e in given if isinstance(e, ir.Read) and e.local in variables]
     if not used:
         return program
@@ -51,8 +52,3 @@ def with_real_operands(value: ir.Value, reals: Mapping[Index, ir.Value]) -> ir.V
 def _real(value: ir.Value, reals: Mapping[Index, ir.Value]) -> ir.Value:
     known = reals.get((value.local, value.index)) if isinstance(value, ir.Read) else None
     return value if known is None else replace(known, place=value.place) if isinstance(known, ir.Read) else known
-
-
-def entries_of_position(s: ir.Boundary) -> tuple[ir.Value, ...]:
-    """The numbers of ``at=``."""
-    return ir.entries(s.given["at"]) if "at" in s.given else ()

@@ -204,8 +204,4 @@ class OwnRegisters:
 
 def _name(seed: linear.Unnumbered) -> str:
     """The name of a register for a seed, after the local."""
-    return (
-        f"{seed.local.name}_{seed.entry}"
-        if isinstance(seed, linear.LocalSeed) and seed.local.shape
-        else seed.local.name
-    )
+    return seed.local.name + (f"_{seed.entry}" if isinstance(seed, linear.LocalSeed) and seed.local.shape else "")

@@ -120,7 +120,8 @@ class LocalRows:
         keeps = self.keeps(forms, indices)
         if (any(map(has_row, forms)) or not are_zero) and not keeps:
             self.terms.row_loops += 1
-            self._walk.builder.loop(self._walk.facts.columns, lambda k: self._write_column(forms, indices, k))
+            builder, columns = self._walk.builder, self._walk.facts.columns
+            builder.loop(columns, lambda k: assign_column(builder, [self.entry(i, k) for i in indices], forms, k))
 
     def write_terms(self, terms: list[tuple[Seed, Weight]], index: Index, *, replaces: bool) -> None:
         """Write the remaining columns of a form; ``replaces``: a single column replaces the whole row."""
@@ -128,9 +129,6 @@ class LocalRows:
             target = self.entry(index, self._walk.naming.column(seed))
             value = coefficient(c, self._declared.local.dtype)
             self._walk.builder.assign(target, value if replaces and len(terms) == 1 else add(target, value))
-
-    def _write_column(self, forms: list[Form], indices: list[Index], k: Value) -> None:
-        assign_column(self._walk.builder, [self.entry(index, k) for index in indices], forms, k)
 
     def keeps(self, forms: list[Form], indices: list[Index]) -> bool:
         """Whether the only row of each form is that of the entry itself, with factor 1."""

@@ -91,22 +91,13 @@ class Report:
         """The decisions as lines of text; ``name_of`` gives the user's name of a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.costs.by_line.items()))
-        loops = sorted(self.loops, key=lambda loop: loop.number)
+        loops = (f"parallel loop {x.number} {x.text}" for x in sorted(self.loops, key=lambda loop: loop.number))
         guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
         edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
         rows = (f"{why} has all columns of {name_of(key)}" for key, why in self.in_rows)
-        cuts = (
-            f"a path ends at {cut}, where the derivative is 0" for cut in (self.paths().cuts if self.has_cuts else ())
-        )
-        return [
-            *rows,
-            *locals_,
-            *edges,
-            *cuts,
-            *guards,
-            *operations,
-            *(f"parallel loop {loop.number} {loop.text}" for loop in loops),
-        ]
+        cuts = self.paths().cuts if self.has_cuts else ()
+        ends = (f"a path ends at {cut}, where the derivative is 0" for cut in cuts)
+        return [*rows, *locals_, *edges, *ends, *guards, *operations, *loops]
 
 
 def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[ir.Container | Key], str]) -> str:

@@ -58,9 +58,8 @@ class LocalSum:
         self._is_open = False  # whether a following addition belongs to the current step
         self._first = Affine()
         size, opened = self._count()
-        self.target = EntryTarget(
-            SumKey(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened
-        )
+        key = SumKey(local.name, number)
+        self.target = EntryTarget(key, local.name, size, local.dtype, is_columns=True, opened=opened)
         if local not in walk.plan.columns.no_sums:
             self.writer.numbering.require_columns(self.target.key, size if opened is None else OPEN_ENTRIES)
 

@@ -123,9 +123,8 @@ class LocalTangents:
             value = Op(op, (target, value), local.dtype, place=value.place)
         form = materialize(self.walk.builder, self.linearizer.form(value))
         primal = self.walk.expressions.primal(value)
-        self.walk.builder.emit(
-            replace(s, target=target, value=primal) if is_sum else Assign(target, primal, place=s.place)
-        )
+        new = replace(s, target=target, value=primal) if is_sum else Assign(target, primal, place=s.place)
+        self.walk.builder.emit(new)
         with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
             if is_possible and is_sum:
                 storage.add(form if op == "add" else negated(form), index)

@@ -47,11 +47,9 @@ class Factors:
         raise AssertionError("the loop only adds to its sums")
 
     def add(self, form: linear.Form, index: Index = 0) -> None:
-        mine: linear.Form = {
-            seed: c for seed, c in form.items() if isinstance(seed, linear.Input) and seed.local in self.inputs
-        }
+        mine: linear.Form = {x: c for x, c in form.items() if isinstance(x, linear.Input) and x.local in self.inputs}
         self.factors.add(mine)
-        self.storage.add({seed: c for seed, c in form.items() if seed not in mine}, index)
+        self.storage.add({x: c for x, c in form.items() if x not in mine}, index)
 
 
 @dataclass(frozen=True)

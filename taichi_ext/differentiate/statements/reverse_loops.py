@@ -49,9 +49,8 @@ class LoopTape:
     memory: RowMemory
     width: int
     sweeps: int = 0
-    entries: list[tuple[ir.Local, linear.Seed | linear.Carried]] = field(
-        default_factory=list
-    )  # the coefficients it holds, in order
+    # the coefficients it holds, in order
+    entries: list[tuple[ir.Local, linear.Seed | linear.Carried]] = field(default_factory=list)
 
     def entry(self, iteration: ir.Value, number: int) -> ir.Read | ir.Load:
         first = self.loop.bounds[0][0]  # type: ignore[index]
@@ -119,18 +118,15 @@ class Reversals:
         walk, loop = self.walk, self.walk.facts.loops[s]
         carried = self.plan.reversed_loops[s]
         storages = [self.storages.by_local[v] for v in carried]
-        before = {
-            v: linear.materialize(self.builder, linear.numbered(x.form()))
-            for v, x in zip(carried, storages, strict=True)
-        }
-        if any(x.declared.block is not walk.cursor.block for x in storages) or any(
-            map(linear.has_row, before.values())
-        ):
+        before = [linear.materialize(self.builder, linear.numbered(x.form())) for x in storages]
+        is_elsewhere = any(x.declared.block is not walk.cursor.block for x in storages)
+        if is_elsewhere or any(map(linear.has_row, before)):
             self.go_forward(s, "its carried numbers are declared elsewhere, or have all columns before it")
         width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
-        tape = LoopTape(s, loop, carried, walk.cursor.loops, only_added(s, carried), before, own, memory, width)
+        forms, sums = dict(zip(carried, before, strict=True)), only_added(s, carried)
+        tape = LoopTape(s, loop, carried, walk.cursor.loops, sums, forms, own, memory, width)
         self.builder.frozen.update(s.variables)
         with walk.cursor.in_loop(loop):
             body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
@@ -213,10 +209,8 @@ class Reversals:
         self.plan.tape_sums.setdefault(key, ir.Local("sum", to.container.dtype))
         total = self.storages.begin(self.plan.tape_sums[key])
         weights = {leaf.source: linear.bare(c) for leaf, c in mine.items()}
-        kind = tape.carried[0].dtype
-        adjoints = {
-            v: self.builder.declare(f"weight_{v.name}", cast(weights.get(v, 0), kind), kind) for v in tape.carried
-        }
+        kind, declare = tape.carried[0].dtype, self.builder.declare
+        adjoints = {v: declare(f"weight_{v.name}", cast(weights.get(v, 0), kind), kind) for v in tape.carried}
         self._over_tape(tape, adjoints, total, to)
         for leaf, c in total.form().items():
             rest[leaf] = linear.plus(rest.get(leaf, 0), c)

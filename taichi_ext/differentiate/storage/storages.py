@@ -311,9 +311,7 @@ class LocalForms:
         own = self._walk.facts.own_seeds.get(local)
         if own is None or not isinstance(first, int):
             return forms
-        return [
-            _own_form(own[n], self.settled(form)) if n in own else form for n, form in enumerate(forms, start=first)
-        ]
+        return [_own_form(own[n], self.settled(form)) if n in own else form for n, form in enumerate(forms, first)]
 
     def keep(self, local: Local, forms: list[linear.Form]) -> None:
         """Keep the tangents of the entries of a local that is declared here."""
@@ -365,7 +363,5 @@ class LocalForms:
 
 def _own_form(seed: linear.LocalSeed, form: linear.Form) -> linear.Form:
     """The form of what has a seed of its own."""
-    others = {
-        x: c for x, c in form.items() if type(x) is not linear.LocalSeed or (x.local, x.entry) not in seed.position
-    }
-    return {**others, seed: 1}
+    beside = {x for x in form if type(x) is linear.LocalSeed and (x.local, x.entry) in seed.position}
+    return {**{x: c for x, c in form.items() if x not in beside}, seed: 1}

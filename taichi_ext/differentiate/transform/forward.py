@@ -91,12 +91,10 @@ class _NamedIndices:
 
         def change(value: ir.Value) -> ir.Value:
             if value not in done:
-                new = (
-                    ir.with_children(value, change)
-                    if isinstance(value, (ir.Op, ir.Load)) and self.activity.has(value)
-                    else value
-                )
-                done[value] = self._entry(new) if isinstance(new, ir.Load) and self.activity.has(new) else new
+                done[value] = value
+                if isinstance(value, (ir.Op, ir.Load)) and self.activity.has(value):
+                    new = ir.with_children(value, change)
+                    done[value] = self._entry(new) if isinstance(new, ir.Load) else new
             return done[value]
 
         new = ir.with_values(s, change)
@@ -477,9 +475,7 @@ def _new_walk(
             reads = (v for v in ir.entries(argument.value) if isinstance(v, ir.Read))
             builder.frozen.update(v.local for v in reads if not v.index)
     expressions = Expressions(builder, is_again=facts.seeds.use.is_again)
-    parameters = {
-        name: place for c, role in roles.items() for name, place in named_columns(c, role, facts.seeds).items()
-    }
+    parameters = dict(named for c, role in roles.items() for named in named_columns(c, role, facts.seeds).items())
     naming = Naming(builder, facts.indices, expressions.keep, parameters, numbering)
     return PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, numbering, Arguments(facts.program))
 

@@ -29,10 +29,8 @@ def watched(d: Differentiated, counts: ir.Container, number: Number) -> ir.Progr
 
     def change(s: ir.Statement) -> ir.Statement | ir.Body:
         if isinstance(s, ir.Declare) and s.local.kind == "inside":
-            at = number(s.place, True)
-            return (
-                s if at is None else (s, _count(ir.Op("logical_not", (ir.Read(s.local),), ir.U1), counts, at, s.place))
-            )
+            at, is_outside = number(s.place, True), ir.Op("logical_not", (ir.Read(s.local),), ir.U1)
+            return s if at is None else (s, _count(is_outside, counts, at, s.place))
         values = [v for v in _watched_values(s, active) if v.dtype.is_real and not isinstance(v, ir.Const)]
         at = number(s.place, False) if values else None
         if at is None:
