@@ -179,6 +179,7 @@ from taichi_ext.backend.lifetime import (
 from taichi_ext.backend.opaque import Array, DataType
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import enter_thread, exclusive, is_inside_kernel, materialize, syntax_tree
+from taichi_ext.backend.turns import is_moved_elsewhere, running
 from taichi_ext.host import (
     ASCENDING_EIGENVALUES,
     RUNTIME,

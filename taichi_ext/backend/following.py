@@ -514,6 +514,12 @@ def pipeline_follower() -> Any:
     return _follower() if is_followed() else None
 
 
+def works_for_pipeline() -> bool:
+    """Whether a pipeline that is differentiated runs in this thread, or has given it work."""
+    stray = _strays.get(threading.get_ident())
+    return stray is not None and not stray.is_over
+
+
 def is_followed() -> bool:
     """Whether this thread is running a pipeline that is differentiated, and no solver in it that runs as it is."""
     follower = _follower()

@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -16,13 +17,22 @@ import pytest
 import taichi as ti
 from differences import outputs, scalars
 from many_threads import in_threads
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from small_kernels import squares
 from taichi.lang import impl
 from taichi_program import end_program, initialise
 
 import taichi_ext
-from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, jacobian, jvp, value_and_jacobian
+from taichi_ext import (
+    DerivativeWarning,
+    InvalidArgumentError,
+    Jacobian,
+    UnsupportedError,
+    backend,
+    jacobian,
+    jvp,
+    value_and_jacobian,
+)
 from taichi_ext.cached import cached_property
 
 A1 = ti.types.ndarray(ti.f64, ndim=1)
@@ -152,12 +162,19 @@ class TestCalls:
             for i in x:
                 z[i] = 3 * x[i]
 
-        def pipeline():
-            in_threads(lambda _: found.append(jacobian(other, x, z)), 1)
-            first()
+        def inner():
+            if float(x[1]) > 0:
+                other()
 
+        def pipeline():
+            in_threads(lambda _: found.append(jacobian(inner, x, z)), 1)
+            if float(x[0]) > 0:
+                first()
+
+        began = time.monotonic()
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert_allclose(found[0], np.diag([3.0, 3.0]))
+        assert time.monotonic() - began < 50
 
     @pytest.mark.mostly_sweep("pool", "field entry", "from_numpy", *sorted(POOL_CALLS))
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -222,6 +239,43 @@ class TestCalls:
             assert_allclose(jacobian(pipeline, x, z), expected)
             assert_allclose(jacobian(pipeline, x, z, mode="reverse"), expected)
             assert in_pool_before(how, pools, lambda *_: type(y[0])) is float
+
+    @pytest.mark.parametrize("mode", [None, "reverse"])
+    @pytest.mark.parametrize("kind", ["pipeline", "kernel", "kernel again"])
+    def test_no_thread_sees_moved_params(self, kind, mode):
+        """A pipeline whose Python reads numbers is run again, with other params; another thread waits meanwhile."""
+        x, y, z, numbers = scalars([1.0, 2.0]), outputs(2), outputs(2), []
+        square, other = squares(x, y), squares(x, z)
+        may_begin, found = threading.Event(), []
+
+        def read():
+            if x[0] > 0:
+                other()
+
+        function = read if kind == "pipeline" else other
+        if kind == "kernel again":
+            jacobian(other, x, z)
+
+        def work():
+            may_begin.wait(60)
+            found.append(jacobian(function, x, z))
+
+        def pipeline():
+            square()
+            numbers.append(float(x[0]))
+            if numbers[-1] != numbers[0]:
+                may_begin.set()
+                thread.join(0.2)
+            y[0] = numbers[-1]
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        with pytest.warns(DerivativeWarning):
+            jacobian(pipeline, x, y, mode=mode)
+        thread.join(60)
+        assert len(set(numbers)) > 1
+        assert_array_equal(found[0], np.diag([2.0, 4.0]))
+        assert_array_equal(z.to_numpy(), [1.0, 4.0])
 
     @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
     def test_threads_of_a_pipeline_may_read(self):

@@ -131,9 +131,19 @@ class Arbiter:
         Returns:
             What Python stores to arrays that have tangents.
         """
+        if self.trace.start is None or not (along or (self.trace.found.events and self._delta.any())):
+            return ArrayStores()
+        with backend.running(moves=True):
+            return self._compared(state, kernels, table, along)
+
+    def _compared(
+        self,
+        state: State,
+        kernels: Sequence[tuple[Any, JacobianKernel]],
+        table: FieldTable,
+        along: Callable[[], ArrayStores] | None,
+    ) -> ArrayStores:
         first, stores = self.trace, ArrayStores()
-        if first.start is None or not (along or (first.found.events and self._delta.any())):
-            return stores
         try:
             state.check_repetition()
         except InvalidArgumentError:

@@ -397,16 +397,17 @@ def _is_moved(evaluation: Evaluation, passed: list[float] | None, run: Callable[
     more run forward, and no kernel with tangents.
     """
     state = State()
-    try:
-        Arbiter(evaluation.call, evaluation.layout, None).move_params(state)
-        run()
-    except _Unjudged as unjudged:
-        both = passed or [], unjudged.passed or []
-        return len(both[0]) != len(both[1]) or any(a != b for a, b in zip(*both, strict=True))  # NaN, too
-    except Exception:  # the user's code cannot run there
-        return True
-    finally:
-        state.undo()
+    with backend.running(moves=True):
+        try:
+            Arbiter(evaluation.call, evaluation.layout, None).move_params(state)
+            run()
+        except _Unjudged as unjudged:
+            both = passed or [], unjudged.passed or []
+            return len(both[0]) != len(both[1]) or any(a != b for a, b in zip(*both, strict=True))  # NaN, too
+        except Exception:  # the user's code cannot run there
+            return True
+        finally:
+            state.undo()
     return True
 
 

@@ -193,12 +193,14 @@ class Evaluation:
         args = call.args if call.kernel is None else call.full_args
         return Run(call.kernel, call.function, args, call.names, self.layout.passed)
 
-    def whole(self) -> contextlib.AbstractContextManager[Any]:
-        """A lock that keeps other threads out during all the runs of one kernel.
+    @contextlib.contextmanager
+    def whole(self) -> Generator[None, None, None]:
+        """A lock that keeps other threads out during all the runs of one kernel, and waits for one that moves params.
 
         The function of a pipeline may wait for other threads, so for pipelines only single launches are locked.
         """
-        return backend.exclusive if self.call.kernel is not None else contextlib.nullcontext()
+        with backend.running(), backend.exclusive if self.call.kernel is not None else contextlib.nullcontext():
+            yield
 
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:

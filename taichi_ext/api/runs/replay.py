@@ -104,7 +104,7 @@ class Replay:
             self._repeated = backend.RepeatedLaunch(fused.kernel, same)
 
     def dense(self, args: tuple[object, ...], out: Any) -> np.ndarray | None:
-        """J of a launch that is current, in ``out`` if that is given; None if J does not fit there.
+        """J of a launch that is current, in ``out`` if that is given; None if J does not fit there, or has to wait.
 
         ``args`` holds the object that the kernel is bound to.
         """
@@ -116,6 +116,8 @@ class Replay:
         else:
             given.clear(out)
         with backend.exclusive:  # scratch memory is shared
+            if backend.is_moved_elsewhere():
+                return None
             self._launch(args, lambda _: out.reshape(-1))
         return out
 
