@@ -156,7 +156,7 @@ def reach_of_face(a, b, c, m, n):
 
 
 @ti.func
-def spacing(points: ti.template(), edge: ti.template(), faces: ti.template(), a, b, length, x, y):
+def spacing(edge: ti.template(), a, b, length, x, y):
     """The distance of samples along an edge.
 
     An edge that has as many faces on its left as on its right lies within a surface.  Its jump is that of their
@@ -164,10 +164,11 @@ def spacing(points: ti.template(), edge: ti.template(), faces: ti.template(), a,
     surfaces, where the jump is that from one surface to another, have all.
     """
     balance = 0
+    faces = ti.static(edge.row.n - 2)
     step = DENSE + 0.0 * length
     for o in ti.static(range(2, 2 + faces)):
-        if edge[o] >= 0:
-            det = a.cross(b).dot(stop_gradient(centred(homogeneous(points[edge[o]]), x, y)))
+        if edge.row[o] >= 0:
+            det = a.cross(b).dot(stop_gradient(centred(homogeneous(edge.points[edge.row[o]]), x, y)))
             balance += ti.select(det > 0, 1, ti.select(det < 0, -1, 2 * faces))
         else:
             balance += ti.static(2 * faces if o < 4 else 0)
@@ -178,49 +179,29 @@ def spacing(points: ti.template(), edge: ti.template(), faces: ti.template(), a,
 
 
 @ti.func
-def sides_of(
-    points: ti.template(),
-    edge: ti.template(),
-    faces: ti.template(),
-    a,
-    b,
-    m,
-    n,
-    share,
-    x,
-    y,
-    beside,
-    thin,
-):
-    """How far from the point m of an edge its two sides are sampled, and the share of the jump that it has."""
-    left = beside + 0.0 * share
-    right = beside + 0.0 * share
-    part = share
-    for o in ti.static(range(2, 2 + faces)):
-        if edge[o] >= 0:
-            c = stop_gradient(centred(homogeneous(points[edge[o]]), x, y))
+def sides_at(edge: ti.template(), place):
+    """The places on both sides of a place on an edge that are sampled, and the share of the jump that it has."""
+    x = ti.floor(place[0] + 0.5)
+    y = ti.floor(place[1] + 0.5)
+    a = stop_gradient(centred(edge.start, x, y))
+    b = stop_gradient(centred(edge.end, x, y))
+    n = normal_of(a, b)
+    m = place - ti.Vector([x, y])
+    left = edge.beside + 0.0 * n[0]
+    right = edge.beside + 0.0 * n[0]
+    part = 1.0 + 0.0 * n[0]
+    for o in ti.static(range(2, edge.row.n)):
+        if edge.row[o] >= 0:
+            c = stop_gradient(centred(homogeneous(edge.points[edge.row[o]]), x, y))
             away = reach_of_face(a, b, c, m, n)
             if not abs(c[0]) + abs(c[1]) + abs(c[2]) < _FARTHEST:
                 pass  # no face is seen whose corner is not finite
-            elif abs(away) < thin:
-                part -= 0.5 * share
+            elif abs(away) < edge.thin:
+                part -= 0.5
             elif away > 0:
                 left = ti.min(left, 0.5 * away)
             else:
                 right = ti.min(right, -0.5 * away)
-    return left, right, part
-
-
-@ti.func
-def sides_at(points: ti.template(), edge: ti.template(), start, end, place, beside, thin):
-    """The places on both sides of a place on an edge that are sampled, and the share of the jump that it has."""
-    i = ti.floor(place[0] + 0.5)
-    j = ti.floor(place[1] + 0.5)
-    a = stop_gradient(centred(start, i, j))
-    b = stop_gradient(centred(end, i, j))
-    n = normal_of(a, b)
-    m = place - ti.Vector([i, j])
-    left, right, part = sides_of(points, edge, edge.n - 2, a, b, m, n, 1.0, i, j, beside, thin)
     return place + left * n, place - right * n, part
 
 

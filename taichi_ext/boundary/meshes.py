@@ -24,12 +24,10 @@ from taichi_ext.boundary.edge_geometry import (
     is_seen,
     largest,
     moved_line,
-    normal_of,
     on_image,
     part_within,
     pixel_of,
     sides_at,
-    sides_of,
     slope_of,
     spacing,
 )
@@ -149,77 +147,42 @@ def term_of_side(start, end, jump, x, y, antialias: ti.template()):
 
 
 @ti.func
-def add_term_of_edge(
-    image: ti.template(),
-    start,
-    end,
-    seen: ti.template(),
-    is_given: ti.template(),
-    points: ti.template(),
-    edge: ti.template(),
-    zeros,
-    is_number: ti.template(),
-    beside,
-    thin,
-    antialias: ti.template(),
-):
+def add_term_of_edge(edge: ti.template()):
     """The boundary terms of an edge in all pixels that it crosses: one piece, or those whose jumps are seen."""
-    width, height = image.shape[0], image.shape[1]
+    width, height = edge.image.shape[0], edge.image.shape[1]
     x = 0.5 * (width - 1)
     y = 0.5 * (height - 1)
-    a = stop_gradient(centred(start, x, y))
-    b = stop_gradient(centred(end, x, y))
+    a = stop_gradient(centred(edge.start, x, y))
+    b = stop_gradient(centred(edge.end, x, y))
     first, last, share = part_within(a, b, 0.5 * width, 0.5 * height)
     if share > 0:
         p = on_image(first) + ti.Vector([x, y])
         side = on_image(last) + ti.Vector([x, y]) - p
         length = distance(p, p + side)
         along = side / length
-        if ti.static(antialias):
-            add_means(image, points, edge, seen, is_given, start, end, p, p + side, zeros, beside, thin)
-        elif ti.static(is_given):
-            add_piece(image, start, end, p, along, 0.0 * length, length, zeros + stop_gradient(seen), zeros)
+        if ti.static(edge.is_given or edge.antialias):
+            add_piece(edge, p, along, 0.0 * length, length, edge.zeros, edge.zeros)
         else:
-            add_seen_pieces(
-                image, points, edge, seen, start, end, a, b, p, along, length, zeros, is_number, beside, thin, x, y
-            )
+            add_seen_pieces(edge, a, b, p, along, length, x, y)
 
 
 @ti.func
-def add_seen_pieces(
-    image: ti.template(),
-    points: ti.template(),
-    edge: ti.template(),
-    seen: ti.template(),
-    start,
-    end,
-    a,
-    b,
-    p,
-    along,
-    length,
-    zeros,
-    is_number: ti.template(),
-    beside,
-    thin,
-    x,
-    y,
-):
+def add_seen_pieces(edge: ti.template(), a, b, p, along, length, x, y):
     """The boundary terms of the pieces of an edge whose jump is seen.
 
     The jump is the same all along a piece, but for 1 %.  Samples are ``spacing`` apart; where two differ, the place
     between them at which the jump changes is found by bisection.
     """
-    step = spacing(points, edge, edge.n - 2, a, b, length, x, y)
+    step = spacing(edge, a, b, length, x, y)
     place = ti.select(length > DENSE, ti.min(_INSET, 0.1 * length), 0.5 * length)  # of the next sample
     final = length - place
     known = -1.0 + 0.0 * length  # the last sample in the piece, if there is one
     origin = place  # its first sample
-    jump = zeros  # there
-    change = zeros  # from there to the last one
+    jump = edge.zeros  # there
+    change = edge.zeros  # from there to the last one
     ahead = known  # a sample that was taken with the last one
-    jump_ahead = zeros
-    rounding_ahead = zeros
+    jump_ahead = edge.zeros
+    rounding_ahead = edge.zeros
     begin = 0.0 * length
     while begin < length:
         stop = length
@@ -228,12 +191,10 @@ def add_seen_pieces(
         rounding = rounding_ahead
         if place != ahead:
             ahead = following
-            found, rounding, jump_ahead, rounding_ahead = jumps_at(
-                seen, points, edge, start, end, p + place * along, p + ahead * along, zeros, beside, thin
-            )
+            found, rounding, jump_ahead, rounding_ahead = jumps_at(edge, p + place * along, p + ahead * along)
         if known < 0:
             jump = found
-        is_other = largest(abs(found - jump) - _ALIKE * ti.max(abs(found), abs(jump)) - rounding, is_number) > 0
+        is_other = largest(abs(found - jump) - _ALIKE * ti.max(abs(found), abs(jump)) - rounding, edge.is_number) > 0
         if is_other:
             stop = 0.5 * (known + place)
             if place - known > _FINEST:
@@ -246,30 +207,31 @@ def add_seen_pieces(
             change = found - jump
         if stop > begin:
             rate = change / ti.max(known - origin, _FINEST)
-            if is_seen(jump, change, is_number):
-                add_piece(image, start, end, p, along, begin, stop, jump - origin * rate, rate)
+            if is_seen(jump, change, edge.is_number):
+                add_piece(edge, p, along, begin, stop, jump - origin * rate, rate)
             begin = stop
             known = place
             origin = place
             jump = found
-            change = zeros
+            change = edge.zeros
         place = following
 
 
 @ti.func
-def add_piece(image: ti.template(), start, end, p, along, begin, stop, jump, rate):
+def add_piece(edge: ti.template(), p, along, begin, stop, jump, rate):
     """The boundary term of the part of an edge between two distances from its point p, in all pixels that it crosses.
 
-    The jump at a distance is ``jump + rate * distance``.
+    The jump at a distance is ``jump + rate * distance``.  One that is given, or seen for ``antialias``, is taken at the
+    middle of each of up to 8 parts in a pixel instead, and so is what these add to the mean of the pixel.
     """
     s = p + begin * along
     e = p + stop * along
-    columns = crossed_columns(image, s, e)
+    columns = crossed_columns(edge.image, s, e)
     for i in range(columns[0], columns[1] + 1):
-        rows = crossed_rows(image, s, e, i)
+        rows = crossed_rows(edge.image, s, e, i)
         for j in range(rows[0], rows[1] + 1):
-            a = centred(start, i, j)
-            b = centred(end, i, j)
+            a = centred(edge.start, i, j)
+            b = centred(edge.end, i, j)
             a0 = stop_gradient(a)
             b0 = stop_gradient(b)
             first, last, share = part_within(a0, b0, 0.5, 0.5)
@@ -280,43 +242,27 @@ def add_piece(image: ti.template(), start, end, p, along, begin, stop, jump, rat
                 low = ti.max(begin, origin)
                 high = ti.min(stop, (on_image(last) + shift).dot(along))
                 if high > low:
-                    m = p1 + (0.5 * (low + high) - origin) * along
-                    weight = share * (high - low) / slope_of(a0, b0) * (jump + 0.5 * (low + high) * rate)
-                    image[i, j] += boundary_term("add_edge", moved_line(a, b, weight * m[0], weight * m[1], weight))
-
-
-@ti.func
-def add_means(
-    image: ti.template(),
-    points: ti.template(),
-    edge: ti.template(),
-    seen: ti.template(),
-    is_given: ti.template(),
-    start,
-    end,
-    s,
-    e,
-    zeros,
-    beside,
-    thin,
-):
-    """The contribution of the part of an edge from s to e to the means of all pixels that it crosses, and its term."""
-    columns = crossed_columns(image, s, e)
-    for i in range(columns[0], columns[1] + 1):
-        rows = crossed_rows(image, s, e, i)
-        for j in range(rows[0], rows[1] + 1):
-            a = centred(start, i, j)
-            b = centred(end, i, j)
-            a0 = stop_gradient(a)
-            b0 = stop_gradient(b)
-            first, last, share = part_within(a0, b0, 0.5, 0.5)
-            if share > 0:
-                p = on_image(first)
-                q = on_image(last)
-                mx, my, m1 = moments(
-                    image, seen, is_given, points, edge, a0, b0, p, q, share, zeros, beside, thin, i, j
-                )
-                image[i, j] += boundary_term("add_edge", moved_line(a, b, mx, my, m1))
+                    parts = 1
+                    if ti.static(edge.antialias and not edge.is_given):
+                        parts = ti.max(1, ti.min(2 * _PARTS, int(ti.ceil(_PARTS * (high - low)))))
+                    half = 0.5 * (high - low) / parts
+                    mx = edge.zeros
+                    my = edge.zeros
+                    m1 = edge.zeros
+                    for k in range(parts):
+                        t = low + (2 * k + 1) * half
+                        m = p1 + (t - origin) * along
+                        there = jump + t * rate
+                        if ti.static(edge.is_given or edge.antialias):
+                            step = jump_at(edge, m + ti.Vector([i, j]))
+                            there = stop_gradient(step)
+                            if ti.static(edge.antialias):
+                                edge.image[i, j] -= area_behind(m - half * along, m + half * along) * step
+                        weight = 2.0 * half * share / slope_of(a0, b0) * there
+                        mx += weight * m[0]
+                        my += weight * m[1]
+                        m1 += weight
+                    edge.image[i, j] += boundary_term("add_edge", moved_line(a, b, mx, my, m1))
 
 
 @ti.func
@@ -341,66 +287,27 @@ def crossed_rows(image: ti.template(), s, e, i):
 
 
 @ti.func
-def jumps_at(
-    seen: ti.template(), points: ti.template(), edge: ti.template(), start, end, place, ahead, zeros, beside, thin
-):
+def jumps_at(edge: ti.template(), place, ahead):
     """The jumps at two places, each with how far it may be off by the change of the image between the sides."""
-    left, right, part = sides_at(points, edge, start, end, place, beside, thin)
-    left_ahead, right_ahead, part_ahead = sides_at(points, edge, start, end, ahead, beside, thin)
-    one, other, one_ahead, other_ahead = seen_together(seen, left, right, left_ahead, right_ahead, zeros)
+    left, right, part = sides_at(edge, place)
+    left_ahead, right_ahead, part_ahead = sides_at(edge, ahead)
+    one, other, one_ahead, other_ahead = seen_together(edge.seen, left, right, left_ahead, right_ahead, edge.zeros)
     jump = part * (one - other)
     jump_ahead = part_ahead * (one_ahead - other_ahead)
-    rounding = 0.1 * beside * (abs(one) + abs(other))
-    return jump, rounding, jump_ahead, 0.1 * beside * (abs(one_ahead) + abs(other_ahead))
+    rounding = 0.1 * edge.beside * (abs(one) + abs(other))
+    return jump, rounding, jump_ahead, 0.1 * edge.beside * (abs(one_ahead) + abs(other_ahead))
 
 
 @ti.func
-def moments(
-    image: ti.template(),
-    seen: ti.template(),
-    is_given: ti.template(),
-    points: ti.template(),
-    edge: ti.template(),
-    a,
-    b,
-    p,
-    q,
-    share,
-    zeros,
-    beside,
-    thin,
-    i,
-    j,
-):
-    """The integrals of the jump times x, y and 1 along an edge a b from p to q, over the slope of its level.
-
-    The contribution of the edge to the mean of the pixel is added to the image place by place, since the tangents of a
-    local sum are as long as the list of all corners.
-    """
-    mx = zeros
-    my = zeros
-    m1 = zeros
-    slope = slope_of(a, b)
-    n = normal_of(a, b)
-    length = distance(p, q)
-    count = ti.max(1, ti.min(2 * _PARTS, int(ti.ceil(_PARTS * length))))
-    for k in range(count):
-        m = p + (k + 0.5) / count * (q - p)
-        left, right, part = sides_of(points, edge, edge.n - 2, a, b, m, n, share, i, j, beside, thin)
-        half = 0.5 / count * (q - p)
-        there = m + left * n
-        back = m - right * n
-        step = zeros
-        if ti.static(is_given):
-            step += seen
-        else:
-            step += seen(i + there[0], j + there[1]) - seen(i + back[0], j + back[1])
-        image[i, j] -= part / share * area_behind(m - half, m + half) * step
-        jump = part * length / (count * slope) * stop_gradient(step)
-        mx += jump * m[0]
-        my += jump * m[1]
-        m1 += jump
-    return mx, my, m1
+def jump_at(edge: ti.template(), place):
+    """The jump at a place, with its tangent."""
+    jump = edge.zeros
+    if ti.static(edge.is_given):
+        jump += edge.seen
+    else:
+        left, right, part = sides_at(edge, place)
+        jump += part * (edge.seen(left[0], left[1]) - edge.seen(right[0], right[1]))
+    return jump
 
 
 add_edge.boundary_body = add_term_of_edge  # type: ignore[attr-defined]  # the recorder walks this instead

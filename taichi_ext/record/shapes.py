@@ -113,6 +113,24 @@ def _beside(kind: str, given: object, seen: Seen) -> ir.Value:
     return as_value(given)
 
 
+@dataclass
+class DrawnEdge:
+    """An edge of ``add_edge``, as its kernel code passes it on."""
+
+    image: object
+    start: object
+    end: object
+    seen: object  # the jump, or the function that shows it
+    is_given: bool
+    points: object
+    row: object
+    zeros: object
+    is_number: bool
+    beside: object
+    thin: object
+    antialias: bool
+
+
 def segment_edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
     kind, jump = function.boundary_kind, given["jump"]
     for name in ("start", "end"):
@@ -158,9 +176,11 @@ def add_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
         )
     beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
     if r.rules.takes_derivative or antialias:
+        start, end, beside = (frozen(r, x, "end") for x in (*ends, beside))
+        jump = frozen(r, jump, "jump") if is_given else jump
         thin, is_number = as_value(_THIN[seen.is_fine]), not isinstance(seen.zeros, ir.Tensor)
-        faces = points, row, seen.zeros, is_number
-        call(function.boundary_body, image, *ends, jump, is_given, *faces, beside, thin, antialias)
+        edge = DrawnEdge(image, start, end, jump, is_given, points, row, seen.zeros, is_number, beside, thin, antialias)
+        call(function.boundary_body, edge)
 
 
 def warn_of_lost_edges(body: ir.Body) -> None:
