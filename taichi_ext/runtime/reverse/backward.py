@@ -121,12 +121,6 @@ class CellAdjoints:
 
         return part.reshape(-1), give_back
 
-    # --- numbers
-
-    def number(self, key: int) -> np.ndarray | None:
-        """The adjoint of a number in Python; None if nothing depends on it."""
-        return self.numbers.get(key)
-
     def add_number(self, key: int, values: np.ndarray) -> None:
         known = self.numbers.get(key)
         self.numbers[key] = values if known is None else known + values
@@ -185,7 +179,7 @@ class Backward:
             event.back(self.adjoints, self._undo)
         elif isinstance(event, ReadEvent):
             for store in self._stores:
-                adjoint = store.number(event.number)
+                adjoint = store.numbers.get(event.number)
                 if adjoint is not None:
                     store.add(event.cell, [event.row], adjoint[None])
 
@@ -230,7 +224,7 @@ class Backward:
             if adjoint is None or not any(self.adjoints.has(event.cell(c)) for c in plan.results):
                 return
             if self._is_guarded:
-                adjoint = event.call.kernel.guarded(n, adjoint, self.adjoints.width, self._threads)
+                adjoint = event.call.kernel.adjoint(n, adjoint.before, self.adjoints.width, is_guarded=True)
             lent = Lent(adjoint.stage)
             extra = [self._argument(event, n, adjoint, c, lent) for c in adjoint.stage.extra]
             is_same = not event.own and not lent.is_copied

@@ -14,7 +14,7 @@ from taichi_ext.launches import ColumnBlock, Launch, NumberArgument, NumberColum
 from taichi_ext.runtime.launching.session import KernelName
 from taichi_ext.runtime.memory.array_tangents import Binding, array_arguments, check_overlaps
 from taichi_ext.runtime.reverse.cells import Cell, Cells
-from taichi_ext.runtime.reverse.history import LaunchCall, LaunchEvent, NumberForm, StagePlan, Step, accesses
+from taichi_ext.runtime.reverse.history import LaunchCall, LaunchEvent, NumberForm, StagePlan, Step
 from taichi_ext.runtime.reverse.kernels import NumberPlace, StagedKernel, numpy_type, references_to, staged_kernel
 
 Passed = Mapping[str, Sequence[NumberForm]]  # how the entries of leaf arguments depend on other numbers, by name
@@ -57,7 +57,6 @@ class Calls:
         self.read: set[Any] = set()
         self.written: set[Any] = set()
         self._request, self._kernels, self._cells, self._width = request, kernels, cells, width
-        self._threads = backend.thread_count() or 1
         self._known: dict[object, LaunchCall] = {}
         self._simple: dict[object, LaunchCall] = {}  # those that take numbers and templates alone
         self._last: backend.PassedArguments = {}
@@ -194,7 +193,7 @@ class Calls:
         if version != now or event.own:
             call.kernel.check_apart(event.integers, call.cells)
             plans = [self._plan(event, n) for n in range(len(call.kernel.staged.stages))]
-            steps = [Step(plan, event.parts(plan.reads), event.parts(plan.writes)) for plan in plans]
+            steps = [event.step(plan) for plan in plans]
             call.steps[integers] = now, steps
         return steps
 
@@ -207,15 +206,12 @@ class Calls:
         name = n, active
         plan = call.plans.get(name)
         if plan is None:
-            adjoint = kernel.adjoint(n, active, self._threads, self._width) if active else None
+            adjoint = kernel.adjoint(n, active, self._width) if active else None
             results = [c for c in adjoint.active if c in forward.writes] if adjoint is not None else []
             adjoint = adjoint if results else None
-            reads = [] if adjoint is None else accesses(adjoint.stage, adjoint.stage.reads, is_store=False)
-            writes = accesses(forward, forward.writes, is_store=True)
             moving = adjoint.active if adjoint is not None and kernel.columns else frozenset()
-            recorded = None if adjoint is None else kernel.recorded(n, adjoint, self._width, self._threads)
-            plan = StagePlan(kernel.forward(n, active=moving), adjoint, reads, writes, results, moving, recorded)
-            call.plans[name] = plan
+            recorded = None if adjoint is None else kernel.recorded(n, adjoint, self._width)
+            plan = call.plans[name] = StagePlan(kernel.forward(n, active=moving), adjoint, results, moving, recorded)
         for c in plan.results:
             self._cells.activate(event.cell(c))
         return plan

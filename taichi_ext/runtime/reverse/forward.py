@@ -249,10 +249,8 @@ class Forward(DualFollower):
     def _store(self, cells: list[Cell], rows: Any, redo: Any, box: Box = ()) -> Stored:
         self.schedule.begin()
         event = Stored(cells, rows, redo, box)
-        event.saved = [copy for cell in cells for copy in self.log.before_write(cell, (box,))]
+        event.again(self.log)
         self.schedule.add(event)
-        redo()
-        event.settle()
         return event
 
     def _fill(self, field: Any, value: Any) -> None:

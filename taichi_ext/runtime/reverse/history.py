@@ -12,7 +12,7 @@ from taichi_ext import backend
 from taichi_ext.program import Container, Local
 from taichi_ext.runtime.memory.array_tangents import Binding
 from taichi_ext.runtime.memory.regions import View
-from taichi_ext.runtime.reverse.boxes import Place, Places
+from taichi_ext.runtime.reverse.boxes import Place
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy, Log
 from taichi_ext.runtime.reverse.kernels import AdjointKernel, StagedKernel, StageKernel, numpy_type
 
@@ -88,9 +88,6 @@ class LaunchCall:
         return self.binding.is_current()
 
 
-Access = tuple[Container, list[Place] | None, Places]  # None: all of it
-
-
 @dataclass(frozen=True, eq=False)
 class StagePlan:
     """A stage with its adjoint, for some active containers.
@@ -98,8 +95,6 @@ class StagePlan:
     Attributes:
         forward: the stage.
         adjoint: None if nothing in it has a derivative.
-        reads: what the adjoint reads.
-        writes: what the stage writes.
         results: containers with derivatives that it writes.
         moving: containers with tangents, for second derivatives.
         recorded: the adjoint where values that the stage has computed are recorded; None if none are.
@@ -107,8 +102,6 @@ class StagePlan:
 
     forward: StageKernel
     adjoint: AdjointKernel | None
-    reads: list[Access]
-    writes: list[Access]
     results: list[Container]
     moving: frozenset[Container] = frozenset()
     recorded: AdjointKernel | None = None
@@ -136,16 +129,6 @@ class Step:
         """What the stage reads that depends on parameters."""
         adjoint = self.plan.adjoint
         return frozenset() if adjoint is None else adjoint.before & self.plan.forward.reads
-
-
-def accesses(kernel: StageKernel, containers: frozenset[Container], *, is_store: bool) -> list[Access]:
-    """The parts of containers that a stage loads, or stores to."""
-    known = kernel.places.stores if is_store else kernel.places.loads
-    result: list[Access] = []
-    for c in containers:
-        places = known.get(c, [()])
-        result.append((c, None if () in places else places, kernel.places))
-    return result
 
 
 @dataclass(eq=False)
@@ -180,13 +163,18 @@ class LaunchEvent(Event):
         """The integers among the arguments that indices may be computed from."""
         return {local: int(self.args[position]) for local, position in self.call.kernel.integers}
 
-    def parts(self, accesses: list[Access]) -> Parts:
-        """The parts of cells that a stage of this launch reads or writes."""
+    def step(self, plan: StagePlan) -> Step:
+        """A stage of this launch."""
+        adjoint, forward = plan.adjoint, plan.forward
+        reads = [] if adjoint is None else self._parts(adjoint.stage, adjoint.stage.reads, adjoint.stage.places.loads)
+        return Step(plan, reads, self._parts(forward, forward.writes, forward.places.stores))
+
+    def _parts(
+        self, kernel: StageKernel, containers: frozenset[Container], known: Mapping[Container, list[Place]]
+    ) -> Parts:
+        """The parts of cells that a stage reads or writes."""
         arguments = self.integers
-        return [
-            (self.cell(c), ((),) if places is None else boxed.boxes(places, c, arguments))
-            for c, places, boxed in accesses
-        ]
+        return [(self.cell(c), kernel.places.boxes(known.get(c, [()]), c, arguments)) for c in containers]
 
     def again(self, log: Log) -> None:
         """Launch it, or once more with everything as it was before."""

@@ -280,7 +280,6 @@ class StagedKernel:
         self,
         n: int,
         active: frozenset[Container],
-        threads: int,
         width: int,
         *,
         is_guarded: bool = False,
@@ -288,7 +287,8 @@ class StagedKernel:
     ) -> AdjointKernel:
         """The adjoint of a stage; ``active`` are the containers with derivatives before it.
 
-        ``is_recorded``: it loads values that the stage has stored.
+        ``is_guarded``: a product of 0 with what is infinite or not a number is 0; ``is_recorded``: it loads values that
+        the stage has stored.
         """
         name = n, active, width, is_guarded, is_recorded
         if name not in self._adjoints:
@@ -300,22 +300,18 @@ class StagedKernel:
             activity = useful_activity(replace(self.program, body=body), facts)
             same = n, activity, width, is_guarded, is_recorded
             if same not in self._adjoints:  # what becomes active in the stage makes others alike
-                machine = Machine(threads, extents=self.extents, is_fast=backend.is_fast())
+                machine = Machine(backend.thread_count() or 1, extents=self.extents, is_fast=backend.is_fast())
                 made = self._made(n, stage, activity, machine, width, is_guarded)
                 self._adjoints[same] = replace(made, before=active)
             self._adjoints[name] = self._adjoints[same]
         return self._adjoints[name]
 
-    def recorded(self, n: int, plain: AdjointKernel, width: int, threads: int) -> AdjointKernel | None:
+    def recorded(self, n: int, plain: AdjointKernel, width: int) -> AdjointKernel | None:
         """The same adjoint where the stage has stored values for it; None where that does not pay."""
         if self.staged.stages[n].recording is None or plain.is_in_lanes or self.columns:
             return None
-        made = self.adjoint(n, plain.before, threads, width, is_recorded=True)
+        made = self.adjoint(n, plain.before, width, is_recorded=True)
         return made if made.recorded else None
-
-    def guarded(self, n: int, plain: AdjointKernel, width: int, threads: int) -> AdjointKernel:
-        """The same adjoint, in which a product of 0 with what is infinite or not a number is 0."""
-        return self.adjoint(n, plain.before, threads, width, is_guarded=True)
 
     def _made(
         self, n: int, stage: Stage, activity: Activity, machine: Machine, width: int, is_guarded: bool

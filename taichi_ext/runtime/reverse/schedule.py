@@ -72,7 +72,6 @@ class Schedule:
         self._starts = [0]  # of the units, by event
         self._sizes = [0]  # of the logs of units; those of units that are no longer kept are 0
         self._accounted = 0  # the sum of these
-        self._first_accounted = 0  # of copies from before the first write
         self._kept = 0  # the first unit whose log is kept
         self._snapshots = [Snapshot(0, _ENDLESS, [])]
         self._written: dict[Cell, None] = {}
@@ -121,9 +120,6 @@ class Schedule:
             if cell.key is not None:
                 self._written[cell] = None
         grown = self.log.nbytes - self._accounted
-        if not grown and self._first_accounted == self.log.first_nbytes and not isinstance(event, LaunchEvent):
-            return
-        self._first_accounted = self.log.first_nbytes
         self._accounted += grown
         self._sizes[-1] += grown
         self._largest_event = max(self._largest_event, grown)
