@@ -57,8 +57,8 @@ def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declar
     cone: dict[Local, ir.Declare] = {}
 
     def visit(d: ir.Declare) -> None:
-        for local in sorted(d.values[0].contents.locals & single.keys(), key=lambda x: x.name):
-            if local not in cone:
+        for local in single:
+            if local in d.values[0].contents.locals and local not in cone:
                 visit(single[local])
         cone[d.local] = d
 

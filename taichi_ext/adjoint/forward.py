@@ -185,13 +185,14 @@ def _log(sweep: Sweep, s: ir.Statement, block: Block) -> Local | None:
 def _carried(block: Block, s: ir.Statement) -> dict[Local, tuple[Value, Local]]:
     """Locals that change in a compound statement: their values before, and mutable locals."""
     result = {}
-    for v in sorted(assigned_locals((s,)), key=lambda v: v.name):
-        if not v.shape and v in block.env:
+    changed = assigned_locals((s,))
+    for v, before in block.env.items():
+        if v in changed and not v.shape:
             mutable = Local(v.name, v.dtype, (), "user")
-            block.emit(ir.Declare(mutable, (block.env[v],)))
+            block.emit(ir.Declare(mutable, (before,)))
             if v.dtype.is_real and v in block.sweep.activity.locals:
                 block.sweep.active.add(mutable)
-            result[v] = block.env[v], mutable
+            result[v] = before, mutable
     return result
 
 

@@ -25,9 +25,11 @@ from taichi_ext.adjoint.stages import Stage
 from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
 from taichi_ext.adjoint.tapes import MOST_IN_LANES, MOST_LOCAL, AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.loops import loop_bounds
 from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
 from taichi_ext.program.build import add, begin_of_piece, literal, operation
 from taichi_ext.schedule.lanes import CannotError
+from taichi_ext.schedule.loops import by_rows, nested
 from taichi_ext.schedule.machine import Machine
 
 _LEAST_PIECES = 512  # iterations below which Taichi runs a loop in one thread
@@ -116,8 +118,12 @@ class _Loops:
                 return (self._in_lanes(loop, self.bounds),)
         if self.bounds is not None and (len(loop.variables) > 1 or self.config):
             return (self._by_rows(loop, self.bounds),)
+        return (self._plain(loop),)
+
+    def _plain(self, loop: ir.For, most_local: int = MOST_LOCAL) -> ir.For:
+        """The loop over iterations and their ways back, as it is."""
         variables = _variables(loop)
-        return (replace(loop, variables=variables, body=self._iteration(variables)),)
+        return replace(loop, variables=variables, body=self._iteration(variables, most_local))
 
     def gathered(self) -> ir.For | None:
         loop = self.sweep.stage.loop
@@ -148,31 +154,17 @@ class _Loops:
         thread = Op("global_thread_idx", (), I32) if is_parallel else literal(0, I32)
         return (ir.Declare(sweep.thread, (thread,)), *made)
 
-    def _loops(
-        self, loop: ir.For, domains: list[tuple[Value, Value]], order: list[int], given: dict[int, Value]
-    ) -> ir.Body:
-        """Loops over the variables of a parallel loop in some order, the first outermost; others are given."""
-        variables = _variables(loop)
-        body = self._iteration(variables)
-        for k in reversed(order):
-            inner = ir.For("range", (variables[k],), domains[k], body, place=loop.place)
-            body = (self._row_in_lanes(inner) if k == order[-1] else inner,)
-        return (*(ir.Declare(variables[k], (value,)) for k, value in given.items()), *body)
-
     def _in_lanes(self, loop: ir.For, bounds: Bounds) -> ir.For:
         """Neighbouring iterations together; see ``lanes``."""
-        variables = _variables(loop)
-        body = self._iteration(variables, MOST_IN_LANES)
-        return adjoint_in_lanes(self.sweep, replace(loop, variables=variables, body=body), bounds, self.threads)
+        return adjoint_in_lanes(self.sweep, self._plain(loop, MOST_IN_LANES), bounds, self.threads)
 
     def _row_in_lanes(self, row: ir.For) -> ir.For:
         """A row of iterations together, if that pays."""
-        first, end = row.domain
-        has_loops = any(isinstance(s, (ir.For, ir.While)) for s in row.within)
-        if self.sweep.is_again or has_loops or not (isinstance(first, Const) and isinstance(end, Const)):
+        bounds = loop_bounds(row, {})
+        if self.sweep.is_again or bounds is None or any(isinstance(s, (ir.For, ir.While)) for s in row.within):
             return row
         try:
-            made = adjoint_in_lanes(self.sweep, row, ((int(first.value), int(end.value)),), 0)
+            made = adjoint_in_lanes(self.sweep, row, bounds, 0)
         except CannotError:
             return row
         self.is_in_lanes = True
@@ -180,22 +172,10 @@ class _Loops:
 
     def _by_rows(self, loop: ir.For, bounds: Bounds) -> ir.For:
         """Threads take rows, or pieces of rows along the second variable where there are few."""
-        (first, last), domains = bounds[0], _domains(bounds)
-        rest = list(range(1, len(bounds)))
-        least = _LEAST_PIECES * self.threads
-        parts = 1 if last - first >= least or self.threads == 1 else max(1, -(-least // max(1, last - first)))
-        piece = Local("piece", I32, (), "loop")
-        row: Value = Read(piece)
-        if parts > 1:
-            row = operation("floordiv", Read(piece), parts)
-            part = operation("mod", Read(piece), parts)
-            start, size = bounds[1][0], bounds[1][1] - bounds[1][0]
-            ends = (begin_of_piece(p, parts, size) for p in (part, operation("add", part, 1)))
-            a, b = (whole(add(e, start)) for e in ends)
-            domains[1] = a, b
-        body = self._loops(loop, domains, rest, {0: whole(add(row, first))})
-        domain = (literal(max(0, last - first) * parts, I32),)
-        return ir.For("range", (piece,), domain, body, self.config, is_function=self.is_in_lanes)
+        first, last = bounds[0]
+        pieces = 1 if self.threads == 1 else max(1, -(-_LEAST_PIECES * self.threads // max(1, last - first)))
+        made = by_rows(self._plain(loop), bounds, pieces, self._row_in_lanes)
+        return replace(made, config=self.config, is_function=self.is_in_lanes)
 
     def _coloured(self, loop: ir.For, bounds: Bounds, k: int, reach: int, colour: int) -> ir.For:
         """Every other piece of a loop, so that no two of them touch the same entries."""
@@ -208,16 +188,14 @@ class _Loops:
         of_slot = tuple([begin_of_piece(s, slots, pieces) for s in ends])
         place = operation("mul", operation("add", operation("mul", Read(number), 2), colour), size)
         start = whole(add(place, first))
-        domains = _domains(bounds)
+        domains: list[tuple[Value, ...]] = [(literal(a, I32), literal(b, I32)) for a, b in bounds]
         domains[k] = start, operation("min", add(start, size), literal(last, I32))
         order = [k, *(n for n in range(len(bounds)) if n != k)]
-        inner = ir.For("range", (number,), of_slot, self._loops(loop, domains, order, {}))
+        made = self._plain(loop)
+        body = nested([(made.variables[n], domains[n]) for n in order], made.body, loop.place, self._row_in_lanes)
+        inner = ir.For("range", (number,), of_slot, body)
         return ir.For("range", (slot,), (literal(slots, I32),), (inner,), is_function=self.is_in_lanes)
 
 
 def _variables(loop: ir.For) -> tuple[Local, ...]:
     return tuple([Local(v.name, v.dtype, v.shape, "loop") for v in loop.variables])
-
-
-def _domains(bounds: Bounds) -> list[tuple[Value, Value]]:
-    return [(literal(a, I32), literal(b, I32)) for a, b in bounds]

@@ -7,7 +7,6 @@ the kernel that several stages use are entries of an array (``crossing``), and s
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -223,13 +222,10 @@ def _with_crossing(groups: _Groups, reserve: Callable[[ir.Type, int, str], tuple
 
 def _shared(groups: _Groups) -> list[Local]:
     """The locals that are declared at the top of one stage, and used in others."""
-    owner = {local: n for n, s in _numbered(groups) if not isinstance(s, ir.For) for local in ir.declared(s)}
-    used = ((n, m) for n, s in _numbered(groups) for m in sorted(s.reads | s.written, key=operator.attrgetter("name")))
-    return list(dict.fromkeys(m for n, m in used if isinstance(m, Local) and owner.get(m, n) != n))
-
-
-def _numbered(groups: _Groups) -> list[tuple[int, ir.Statement]]:
-    return [(n, s) for n, group in enumerate(groups) for s in group]
+    everything = [(n, s) for n, group in enumerate(groups) for s in group]
+    owner = {local: n for n, s in everything if not isinstance(s, ir.For) for local in ir.declared(s)}
+    used = {(n, m) for n, s in everything for m in s.reads | s.written}
+    return [local for local, n in owner.items() if any((k, local) in used for k in range(len(groups)) if k != n)]
 
 
 def _may_be_active(groups: _Groups) -> frozenset[Local]:

@@ -13,7 +13,7 @@ Loops over many columns within them are not written out (``private_sums``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -84,6 +84,8 @@ def _together(loop: ir.For, machine: Machine) -> ir.For:
 SHORTEST = 8  # part of a row that is worth a loop
 LONGEST = 2048  # array in a function, which Taichi compiles in a time that grows with the square of its length
 SHORT = 100  # statements of a body that LLVM compiles soon in the kernel, too
+ChangesLoop = Callable[[ir.For], ir.For]
+Bounds = tuple[tuple[int, int], ...]
 UNKNOWN = "it ends early, or its indices are not all from 0 to sizes that are known, in the order of memory"
 
 
@@ -138,7 +140,9 @@ def schedule(
         elif is_alone(s, domain, machine):
             body.append(serial(s, domain))
         else:
-            body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
+            pieces = max(1, -(-machine.least // domain[0]))
+            is_long = len(domain) > 1 and domain[1] // pieces >= SHORTEST
+            body.append(by_rows(s, tuple((0, n) for n in domain), pieces) if is_long else s)
     made = with_counted_columns(tuple(body))
     return Scheduled(replace(program, body=made), tuple(choices))
 
@@ -236,32 +240,44 @@ def is_alone(loop: ir.For, domain: tuple[int, ...], machine: Machine) -> bool:
 
 def serial(loop: ir.For, domain: tuple[int, ...]) -> ir.For:
     """A loop that runs in one thread without waking it, which takes as long as a small loop."""
-    made = loop
-    for n, (variable, size) in reversed(list(enumerate(zip(loop.variables, domain, strict=True)))):
-        body = (made,) if n < len(domain) - 1 else loop.body
-        made = ir.For("range", (variable,), (literal(size, ir.I32),), body, place=loop.place)
-    return replace(made, config={"serialize": True})
+    (made,) = nested(zip(loop.variables, [(literal(n, ir.I32),) for n in domain], strict=True), loop.body, loop.place)
+    return replace(made, config={"serialize": True})  # type: ignore[call-arg]
 
 
 # --- rows
 
 
-def by_rows(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
+def by_rows(loop: ir.For, bounds: Bounds, pieces: int, innermost: ChangesLoop = lambda row: row) -> ir.For:
     """A loop over several dimensions as one over pieces of rows that runs a loop over each of the other dimensions.
 
     Taichi gives each thread one stretch of at least 512 iterations, so rows are cut into as many pieces as that takes.
+    ``bounds``: the first index and the end of each variable; ``innermost`` changes the innermost loop.
     """
-    if len(domain) < 2 or domain[1] // pieces < SHORTEST:
-        return loop
     piece = ir.Local("piece", ir.I32, (), "loop")
-    row, second, *rest = loop.variables
-    body: ir.Body = loop.body
-    for variable, size in reversed(list(zip(rest, domain[2:], strict=True))):
-        body = (ir.For("range", (variable,), (literal(size, ir.I32),), body, place=loop.place),)
+    row, *others = loop.variables
+    domains: list[tuple[ir.Value, ...]] = [
+        tuple(literal(n, ir.I32) for n in (first, end)[not first :]) for first, end in bounds[1:]
+    ]
+    number: ir.Value = ir.Read(piece)
+    if pieces > 1:
+        part, (first, end) = operation("mod", number, pieces), bounds[1]
+        ends = (begin_of_piece(n, pieces, end - first) for n in (part, cast(add(part, 1), ir.I32)))
+        domains[0] = tuple(cast(add(n, first), ir.I32) for n in ends)
+        number = operation("floordiv", number, pieces)
+    first, end = bounds[0]
+    declare = ir.Declare(row, (cast(add(number, first), ir.I32),), place=loop.place)
+    body = nested(zip(others, domains, strict=True), loop.body, loop.place, innermost)
+    return _outer(loop, piece, max(0, end - first) * pieces, (declare, *body))
 
-    number = operation("mod", ir.Read(piece), pieces)
-    ends = (begin_of_piece(n, pieces, domain[1]) for n in (number, cast(add(number, 1), ir.I32)))
-    bounds = tuple(ends) if pieces > 1 else (literal(domain[1], ir.I32),)
-    place = operation("floordiv", ir.Read(piece), pieces) if pieces > 1 else ir.Read(piece)
-    inner = ir.For("range", (second,), bounds, body, place=loop.place)
-    return _outer(loop, piece, domain[0] * pieces, (ir.Declare(row, (place,), place=loop.place), inner))
+
+def nested(
+    ranges: Iterable[tuple[ir.Local, tuple[ir.Value, ...]]],
+    body: ir.Body,
+    place: ir.Place | None,
+    innermost: ChangesLoop = lambda row: row,
+) -> ir.Body:
+    """Loops over the ranges of variables, the first outermost; ``innermost`` changes the last one."""
+    for n, (variable, domain) in enumerate(reversed([*ranges])):
+        loop = ir.For("range", (variable,), domain, body, place=place)
+        body = (loop if n else innermost(loop),)
+    return body
