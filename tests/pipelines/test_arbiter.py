@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import random
+import warnings
 from collections import namedtuple
 
 import numpy as np
@@ -509,6 +510,22 @@ def test_a_counter_times_a_dual_number_is_right(scene):
     assert_allclose(J[0] / J[0, 1], [1 + 2 * AT.sum() / AT[0], 1.0, 1.0])
 
 
+@pytest.mark.parametrize("mode", [None, "reverse"])
+@pytest.mark.parametrize("given", [2, np.int64(2), (2, 3), ti.Vector([2, 3])], ids=["int", "numpy", "tuple", "vector"])
+def test_whole_numbers_for_a_param(scene, given, mode):
+    """They are real in all runs, so that none differs from another."""
+
+    def pipeline(c):
+        c = c if np.ndim(given) == 0 else c[0] * c[1]
+        scene.add(c)
+
+    scene.reset()
+    entries = np.array(given, float).reshape(-1)
+    with no_warnings():
+        J = jacobian(pipeline, "c", scene.s, args=(given,), mode=mode)
+    assert_allclose(J.reshape(-1), AT.sum() * (entries[::-1] if entries.size > 1 else np.ones(1)))
+
+
 def test_random_numbers_of_kernels(scene):
     x, y = scene.x, scene.y
 
@@ -540,6 +557,18 @@ def test_a_pipeline_that_cannot_run_again(scene):
         J = jacobian(pipeline, scene.x, scene.s)
     assert_allclose(J[0], 2 * AT[0] ** 2)
     assert_allclose(read(scene.s), 2 * AT[0] ** 2 * AT.sum())
+    assert_array_equal(read(scene.x), AT)
+
+
+def test_warnings_that_are_errors(scene):
+    def pipeline():
+        scene.square()
+        scene.add(float(scene.y[0]))
+
+    scene.reset()
+    with warnings.catch_warnings(), pytest.raises(DerivativeWarning, match="^A number passed to"):
+        warnings.simplefilter("error")
+        jacobian(pipeline, scene.x, scene.s)
     assert_array_equal(read(scene.x), AT)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.results import Layout, Placed
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
 from taichi_ext.launches import JacobianKernel
 from taichi_ext.record.calls import definition
 from taichi_ext.record.variables import with_entries
@@ -179,6 +179,8 @@ class Arbiter:
             self._warn(moved, smaller, last, factor)
             self._warn_of_others(moved, last)
             return _stores(first.found, moved)
+        except DerivativeWarning:  # warnings are errors
+            raise
         except Exception as error:  # the user's code cannot run again
             self._warn_of_all(f"{type(error).__name__}: {_TRACEBACK.sub('', str(error)).strip()}")
             return stores
@@ -189,11 +191,14 @@ class Arbiter:
 
     def _moved(self, state: State, factor: float) -> tuple[Any, ...]:
         args = [a.detach() if backend.is_torch_tensor(a) else a for a in self._call.args]
-        for p in self._params if factor else ():
+        for p in self._params:
+            is_value = self._call.is_value(p.target)
+            if not (factor or is_value):
+                continue
             values = self._values(p)
             move = factor * self._delta[p.first : p.first + p.size].reshape(values.shape)
             moved = (values + move).astype(values.dtype)
-            if self._call.is_value(p.target):
+            if is_value:  # real, also where a whole number is given
                 args[p.target.position] = with_entries(args[p.target.position], moved)
                 continue
             obj = self._call.value(p.target)
