@@ -27,100 +27,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RANDOM = ["language/test_random_programs.py"]
-LANGUAGE = ["language/test_programs.py", "language/test_language.py", *RANDOM]
-PIPELINES = ["pipelines/test_pipelines.py", "pipelines/test_state.py", "pipelines/test_random_pipelines.py"]
-# what is changed, and the tests that are run for it: the nearest first, since the first failure ends a run
-DISTRICTS = {
-    "differentiate/rules": [
-        "differentiate/test_differentiate.py",
-        "differentiate/test_rules.py",
-        "language/test_language_linalg.py",
-        "language/test_decompositions.py",
-        "solvers/test_hessian.py",
-    ],
-    "simplify": [
-        "differentiate/test_record_emit.py",
-        "differentiate/test_rewrite.py",
-        "language/test_short_loops.py",
-        *LANGUAGE,
-    ],
-    "schedule": [
-        *(
-            f"differentiate/test_{n}.py"
-            for n in ("lanes", "lanes_of_arithmetic", "masks", "elementary", "column_loops")
-        ),
-        *(f"differentiate/test_{n}.py" for n in ("random_lanes", "private_sums")),
-        "language/test_loop_order.py",
-        "language/test_short_loops.py",
-        *RANDOM,
-    ],
-    "analysis": [
-        *(
-            f"differentiate/test_{n}.py"
-            for n in ("intervals", "regions", "changes", "position_indices", "storage_plan")
-        ),
-        "language/test_bounds.py",
-        "api/test_cuts.py",
-        "sparse/test_sparse.py",
-        *RANDOM,
-    ],
-    "differentiate": [
-        *(f"differentiate/test_{n}.py" for n in ("differentiate", "tangent_options", "reverse_loops", "column_blocks")),
-        *(f"differentiate/test_{n}.py" for n in ("loop_inputs", "by_column", "storage_plan")),
-        *(f"sparse/test_sparse{n}.py" for n in ("", "_sums", "_counts", "_hessian")),
-        "language/test_language_whole_fields.py",
-        "language/test_language_rows.py",
-        *RANDOM,
-    ],
-    "record": [
-        "differentiate/test_record_emit.py",
-        *(f"language/test_language{n}.py" for n in ("", "_python", "_names", "_functions", "_vectors")),
-        *(f"language/test_{n}.py" for n in ("programs", "programs_with_functions", "captures", "constants")),
-        *(f"language/test_language_{n}.py" for n in ("calls", "linalg", "whole_fields")),
-        *(f"custom/test_{n}.py" for n in ("registry", "edges", "reverse_rules", "exact_pixels")),
-        "api/test_bad_input.py",
-    ],
-    "adjoint": ["adjoint", "reverse", "api/test_products.py"],
-    "api": ["api", "pipelines/test_state.py", "pipelines/test_max_memory.py"],
-    "backend": ["backend", "language/test_arrays.py", "language/test_captures.py", "pipelines/test_destroyed_trees.py"],
-    "checks": [f"api/test_{n}.py" for n in ("check", "check_steps", "cuts", "export_checks")],
-    "launches": [
-        *PIPELINES,
-        "api/test_products.py",
-        "sparse/test_sparse_hessian.py",
-        "language/test_components.py",
-        "pipelines/test_max_memory.py",
-    ],
-    "runtime/launching": [
-        *PIPELINES,
-        "pipelines/test_host_stores.py",
-        "pipelines/test_arbiter.py",
-        "solvers/test_implicit.py",
-        "sparse/test_sparse_versions.py",
-        "solvers/test_projection.py",
-        "api/test_bad_input.py",
-    ],
-    "runtime/memory": [
-        "differentiate/test_regions.py",
-        "language/test_views.py",
-        "language/test_arrays.py",
-        *PIPELINES,
-        "sparse/test_sparse_layout_state.py",
-        "language/test_components.py",
-    ],
-    "runtime/python": ["pipelines/test_arbiter.py", "pipelines/test_passed_numbers.py", *PIPELINES],
-    "runtime/reverse": [
-        "reverse",
-        "adjoint/test_stage_order.py",
-        "solvers/test_hvp.py",
-        "api/test_products.py",
-        "pipelines/test_destroyed_trees.py",
-    ],
-    "runtime/sparse": ["sparse", "solvers/test_energy_pipelines.py"],
-    "boundary": ["custom"],
-    "solvers": ["api/test_wrong_calls.py", "solvers"],
-}
+# what is changed, and the tests that are run for it, by folder: the nearest first, since the first failure ends a run
+TABLE = """
+differentiate/rules: differentiate/differentiate,rules language/language_linalg,decompositions solvers/hessian
+simplify: differentiate/record_emit,rewrite language/short_loops,programs,language,random_programs
+schedule: differentiate/lanes,lanes_of_arithmetic,masks,elementary,column_loops,random_lanes,private_sums
+    language/loop_order,short_loops,random_programs
+analysis: differentiate/intervals,regions,changes,position_indices,storage_plan language/bounds api/cuts sparse/sparse
+    language/random_programs
+differentiate: differentiate/differentiate,tangent_options,reverse_loops,column_blocks,loop_inputs,by_column,storage_plan
+    sparse/sparse,sparse_sums,sparse_counts,sparse_hessian language/language_whole_fields,language_rows,random_programs
+record: differentiate/record_emit
+    language/language,language_python,language_names,language_functions,language_vectors,programs,programs_with_functions,captures,constants
+    language/language_calls,language_linalg,language_whole_fields
+    custom/registry,edges,reverse_rules,exact_pixels api/bad_input
+adjoint: adjoint reverse api/products
+api: api pipelines/state,max_memory
+backend: backend language/arrays,captures pipelines/destroyed_trees
+checks: api/check,check_steps,cuts,export_checks
+launches: pipelines/pipelines,state,random_pipelines api/products sparse/sparse_hessian language/components pipelines/max_memory
+runtime/launching: pipelines/pipelines,state,random_pipelines,host_stores,arbiter solvers/implicit sparse/sparse_versions
+    solvers/projection api/bad_input
+runtime/memory: differentiate/regions language/views,arrays pipelines/pipelines,state,random_pipelines
+    sparse/sparse_layout_state language/components
+runtime/python: pipelines/arbiter,passed_numbers,pipelines,state,random_pipelines
+runtime/reverse: reverse adjoint/stage_order solvers/hvp api/products pipelines/destroyed_trees
+runtime/sparse: sparse solvers/energy_pipelines
+boundary: custom
+solvers: api/wrong_calls solvers
+"""
+
+
+def named_tests(row: str) -> list[str]:
+    """The modules and folders of a row of the table."""
+    folders = [word.partition("/")[::2] for word in row.split()]
+    return [f"{folder}/test_{name}.py" if name else folder for folder, names in folders for name in names.split(",")]
+
+
+DISTRICTS = {name: named_tests(row) for name, row in re.findall(r"^(\S+): (.*(?:\n .*)*)", TABLE, re.MULTILINE)}
 PLAIN = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"}
 OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
 OTHER |= {"in": "not in", "not in": "in"}

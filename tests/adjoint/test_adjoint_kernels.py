@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
-from kernel_texts import kernels_of, names_of
+from kernel_texts import func_of, kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian, linear_operator, vjp
@@ -131,12 +131,7 @@ def test_a_loop_over_a_part_of_a_field_touches_no_other_rows():
     values, u = np.linspace(0.3, 1.4, 36).reshape(9, 4), np.linspace(-1.0, 2.0, 36).reshape(9, 4)
     x, y = ti.field(ti.f64, (9, 4)), outputs(9, 4)
     write(x, values)
-
-    @ti.kernel
-    def run():
-        for i, j in ti.ndrange((2, 5), (1, 4)):
-            y[i, j] = x[i, j] ** 2
-
+    run = kernel_of("for i, j in ti.ndrange((2, 5), (1, 4)): y[i, j] = x[i, j] ** 2", y=y, x=x)
     expected = np.zeros((9, 4))
     expected[2:5, 1:] = (2 * values * u)[2:5, 1:]
     assert_allclose(vjp(run, x, y, u), expected, rtol=1e-14)
@@ -146,10 +141,7 @@ def test_a_loop_over_a_part_of_a_field_touches_no_other_rows():
 def test_neighbours_behind_a_condition(name):
     """LLVM 15 took the entry before the first one, which no iteration touches, for one 32 GiB further on."""
     x, y = fields(16)
-
-    @ti.func
-    def value(i):
-        return x[i] if 0 <= i < 16 else 0.0
+    value = func_of("return x[i] if 0 <= i < 16 else 0.0", "i", x=x)
 
     @ti.kernel
     def by_index():
@@ -288,10 +280,7 @@ def test_all_pairs_are_gathered():
                 f += d / (d.norm_sqr() + 0.1) ** 1.5
             v[i] = f
 
-    @ti.kernel
-    def add():
-        for i in v:
-            total[None] += v[i].norm_sqr() * (i + 1) / n
+    add = kernel_of("for i in v: total[None] += v[i].norm_sqr() * (i + 1) / n", v=v, total=total, n=n)
 
     def run():
         total[None] = 0
@@ -313,11 +302,7 @@ def test_loops_over_nodes_of_sparse_fields():
     x, y = fields(6)
     cells, node = ti.field(ti.f64), ti.root.pointer(ti.i, 4)
     node.dense(ti.i, 4).place(cells)
-
-    @ti.kernel
-    def store():
-        for i in x:
-            cells[2 * i] = x[i] * x[0]
+    store = kernel_of("for i in x: cells[2 * i] = x[i] * x[0]", x=x, cells=cells)
 
     @ti.kernel
     def add(weights: ti.types.ndarray()):
@@ -471,21 +456,9 @@ def test_infinite_values_that_are_used(name):
 def test_infinite_derivatives_that_cancel():
     """The largest of numbers less each of them: at the largest it stays 0, but the way back sums before it cancels."""
     x, z, y = scalars([1.0, 3.0, 2.0]), outputs(3), outputs(3)
-
-    @ti.kernel
-    def distances():
-        for i in z:
-            z[i] = ti.max(x[0], x[1], x[2]) - x[i]
-
-    @ti.kernel
-    def powers():
-        for i in y:
-            y[i] = z[i] ** 0.8
-
-    def run():
-        distances()
-        powers()
-
+    distances = kernel_of("for i in z: z[i] = ti.max(x[0], x[1], x[2]) - x[i]", z=z, x=x)
+    powers = kernel_of("for i in y: y[i] = z[i] ** 0.8", y=y, z=z)
+    run = lambda: (distances(), powers())
     slope = 0.8 * 2.0**-0.2
     by_columns = jacobian(run, x, y, mode="forward")
     assert_allclose(by_columns, [[-slope, slope, 0], [0, 0, 0], [0, 0.8, -0.8]])

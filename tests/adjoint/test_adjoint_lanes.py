@@ -7,6 +7,7 @@ import pytest
 import taichi as ti
 from differences import read, scalars, vectors, write
 from forced_lanes import force_lanes
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 from taichi_program import share_program
 
@@ -95,10 +96,7 @@ def test_the_run_forward_is_in_lanes_too(monkeypatch):
             for i in range(16):
                 y[i, j + 1] += 0.5 * y[i, j]
 
-    def run():
-        product()
-        shift()
-
+    run = lambda: (product(), shift())
     before = read(y)
     run()
     after = read(y)
@@ -189,11 +187,7 @@ def test_rows_of_stencils_are_in_lanes(tried, monkeypatch, way, case):
             else:
                 u[c, i, j] = 0.5 * rate[j]
 
-    @ti.kernel
-    def total():
-        for i, j in ti.ndrange(6, N):
-            y[None] += u[1, i, j] ** 2 + u[2, i, j] ** 3
-
+    total = kernel_of("for i, j in ti.ndrange(6, N): y[None] += u[1, i, j] ** 2 + u[2, i, j] ** 3", N=N, y=y, u=u)
     start = read(u)
 
     def run():
@@ -274,10 +268,7 @@ def test_products_with_hessians_are_in_lanes(tried, has_state):
             else:
                 z[i, j] = ti.tanh(s) if s > 1 else s**3
 
-    @ti.kernel
-    def total():
-        for i, j in z:
-            y[None] += z[i, j] ** 2
+    total = kernel_of("for i, j in z: y[None] += z[i, j] ** 2", z=z, y=y)
 
     def run():
         y[None] = 0

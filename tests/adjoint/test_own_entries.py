@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
-from kernel_texts import kernels_of, names_of
+from kernel_texts import kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, jacobian, vjp
@@ -126,13 +126,7 @@ def test_entries_of_one_field(name):
 
 def test_entries_of_several_iterations_are_shared():
     x, s = field(30, 40), field(30)
-
-    @ti.kernel
-    def run():
-        for i, j in x:
-            s[i] += x[i, j] ** 2
-            s[i] -= x[i, j] ** 3
-
+    run = kernel_of("for i, j in x: s[i] += x[i, j] ** 2; s[i] -= x[i, j] ** 3", x=x, s=s)
     check(run, x, s)
 
 
@@ -149,10 +143,7 @@ def test_cells_that_a_store_activates():
                 y[i] = x[i] ** 2
                 y[i] *= 1 + y[i]
 
-    @ti.kernel
-    def add():
-        for i in y:
-            total[None] += y[i] + 1
+    add = kernel_of("for i in y: total[None] += y[i] + 1", y=y, total=total)
 
     def run():
         ti.deactivate_all_snodes()

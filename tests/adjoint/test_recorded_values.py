@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
-from kernel_texts import kernels_of
+from kernel_texts import func_of, kernel_of, kernels_of
 from numpy.testing import assert_allclose
 from reverse_calls import Prepared
 from taichi_program import share_program
@@ -97,11 +97,7 @@ def loops(x, w, y, z):
     """Kernels, each with the sizes of the arrays that it records."""
     u, v = ti.field(ti.f64, (2, 16)), ti.field(ti.f64, (2, 16))
     u.from_numpy(np.linspace(0.2, 0.9, 32).reshape(2, 16))
-
-    @ti.func
-    def depth(i, k):
-        return x[(2 * i + k) % 5] * w[k % 4] + x[i]
-
+    depth = func_of("return x[(2 * i + k) % 5] * w[k % 4] + x[i]", "i, k", x=x, w=w)
     return {**kernels_of(KERNELS, **locals(), STEPS=STEPS), "v": v}
 
 
@@ -162,11 +158,7 @@ def test_second_derivatives_record_nothing(arrays):
         kernels["march"]()
         total()
 
-    @ti.kernel
-    def total():
-        for i in range(5):
-            loss[None] += f["y"][i] ** 2
-
+    total = kernel_of('for i in range(5): loss[None] += f["y"][i] ** 2', loss=loss, f=f)
     found, gradients = hvp(run, f["x"], direction, loss), []
     assert not arrays
     x = f["x"].to_numpy()

@@ -79,18 +79,12 @@ MEETING = """
             d = x[i + 1] - x[i] - w[i]
             x[i] += 0.3 * d
             x[i + 1] -= 0.3 * d
-    last_one:
-        for i in w:
-            y[i // 2] = w[i] * x[i] + y[2]
-    by_a_list:
-        for i in x:
-            x[i] += ti.sin(x[near[i]]) * w[i]
+    last_one: for i in w: y[i // 2] = w[i] * x[i] + y[2]
+    by_a_list: for i in x: x[i] += ti.sin(x[near[i]]) * w[i]
     last_in_a_list:
         for k in w:
             y[near[k]] = w[k] * x[k]
-    entries_of_a_list:
-        for k in w:
-            x[near[k]] = ti.sin(x[near[k]]) * w[k]
+    entries_of_a_list: for k in w: x[near[k]] = ti.sin(x[near[k]]) * w[k]
     part_of_a_list:
         # without the entries that are there again
         for k in w:
@@ -125,20 +119,13 @@ MEETING = """
         for i in range(2):
             for k in range(3):
                 x[2 * i + k] = w[i] * x[2 * i + k] + w[k]
-    few_rows:
-        for i, j in ti.ndrange(2, (1, 3)):
-            z[i, j] = w[i] * ti.sin(z[i, j]) + x[3 * i + j]
+    few_rows: for i, j in ti.ndrange(2, (1, 3)): z[i, j] = w[i] * ti.sin(z[i, j]) + x[3 * i + j]
     pieces:
         for i in range(2):
             for k in range(3):
                 x[3 * i + k] = w[i] * x[3 * i + k] + w[k]
-    quotients:
-        for k in range(6):
-            i, j = k // 3, k % 3
-            z[i, j] = w[k] * z[i, j] + x[k]
-    odd_from_even:
-        for i in range(3):
-            x[2 * i + 1] = w[i] * x[2 * i] + x[2 * i + 1]
+    quotients: for k in range(6): i, j = k // 3, k % 3; z[i, j] = w[k] * z[i, j] + x[k]
+    odd_from_even: for i in range(3): x[2 * i + 1] = w[i] * x[2 * i] + x[2 * i + 1]
     rows:
         for i in range(3):
             for t in range(1):
@@ -152,12 +139,8 @@ MEETING = """
         for k in range(3):
             for n in range(1, 2):
                 x[k * m % 6] = w[k] * ti.sin(x[(k * m + n) % 6])
-    two_apart(m: ti.i32):
-        for k in range(3):
-            x[k * m % 6] = w[k] * ti.sin(x[(k * m + 2) % 6])
-    buffers(a: ti.i32, b: ti.i32):
-        for i in range(1, 3):
-            z[b % 2, i] = w[i] * z[a, i - 1] + x[i]
+    two_apart(m: ti.i32): for k in range(3): x[k * m % 6] = w[k] * ti.sin(x[(k * m + 2) % 6])
+    buffers(a: ti.i32, b: ti.i32): for i in range(1, 3): z[b % 2, i] = w[i] * z[a, i - 1] + x[i]
 """
 
 

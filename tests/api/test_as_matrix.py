@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Jacobian, jacobian, value_and_jacobian
@@ -118,11 +119,7 @@ def test_bad_input_is_rejected_before_the_launch(program, options, words):
 
 
 def test_out_must_not_share_memory_with_an_argument():
-    @ti.kernel
-    def k(x: ti.types.ndarray(dtype=ti.f64, ndim=2), y: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in y:
-            y[i] = x[0, i] * x[1, i]
-
+    k = kernel_of("for i in y: y[i] = x[0, i] * x[1, i]", "x: A2, y: A1")
     x, y = np.ones((2, 2)), np.zeros(2)
     assert_allclose(jacobian(k, x, y, args=(x, y), as_matrix=True), [[1, 0, 1, 0], [0, 1, 0, 1]])
     memory = np.ones(8)
@@ -135,21 +132,12 @@ def test_return_values_and_types_of_several_outputs():
     x = ti.field(ti.f32, shape=2)
     y, z = ti.field(ti.f32, shape=1), ti.field(ti.f64, shape=1)
     x.from_numpy(np.array([2.0, 3.0], np.float32))
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] * x[1]
-        z[0] = x[0] + x[1]
-
+    k = kernel_of("y[0] = x[0] * x[1]; z[0] = x[0] + x[1]", y=y, x=x, z=z)
     A = jacobian(k, x, [y, z], as_matrix=True)
     assert A.dtype == np.float64
     assert_array_equal(A, [[3, 2], [1, 1]])
     assert jacobian(k, x, [y], as_matrix=True).dtype == np.float32
-
-    @ti.kernel
-    def pair(a: ti.f64, b: ti.f64) -> ti.math.vec2:
-        return ti.math.vec2(a * b, a)
-
+    pair = kernel_of("pair(a: ti.f64, b: ti.f64) -> ti.math.vec2: return ti.math.vec2(a * b, a)")
     value, A = value_and_jacobian(pair, ["a", "b"], args=(2.0, 3.0), as_matrix=True)
     assert_array_equal(A, [[3, 2], [1, 0]])
     assert list(value) == [6, 2]
@@ -157,12 +145,7 @@ def test_return_values_and_types_of_several_outputs():
 
 def test_tensors():
     torch = pytest.importorskip("torch")
-
-    @ti.kernel
-    def k(x: ti.types.ndarray(dtype=ti.f64, ndim=1), y: ti.types.ndarray(dtype=ti.f64, ndim=2)):
-        for i, j in y:
-            y[i, j] = x[i] * (j + 1)
-
+    k = kernel_of("for i, j in y: y[i, j] = x[i] * (j + 1)", "x: A1, y: A2")
     x, y = torch.ones(2, dtype=torch.float64), torch.zeros((2, 2), dtype=torch.float64)
     expected = [[1, 0], [2, 0], [0, 1], [0, 2]]
     A = jacobian(k, [x], [y], args=(x, y), as_matrix=True)

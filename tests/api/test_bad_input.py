@@ -12,7 +12,7 @@ import taichi as ti
 from captured_warnings import all_warnings, no_warnings
 from devices import real
 from differences import integers, outputs, read, scalars, write
-from kernel_texts import kernels_of
+from kernel_texts import func_of, kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang.kernel_impl import Kernel
 from taichi_program import end_program, initialise
@@ -47,23 +47,14 @@ def scene(launched):
 
     s = Scene
     x, y, counter = s.x, s.y, s.counter
-
-    @ti.kernel
-    def k():
-        for i in y:
-            counter[i] += 1
-            y[i] += x[0] * x[1] + counter[i]
-
-    @ti.kernel
-    def with_args(a: ti.f64, n: ti.i32, v: ti.types.vector(2, ti.f64)):
-        for i in y:
-            y[i] += a * v[0] * v[1] * n * x[0]
-
-    @ti.kernel
-    def arrays(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in o:
-            o[i] += a[i] * x[0]
-
+    k = kernel_of("for i in y: counter[i] += 1; y[i] += x[0] * x[1] + counter[i]", y=y, counter=counter, x=x)
+    with_args = kernel_of(
+        "with_args: for i in y: y[i] += a * v[0] * v[1] * n * x[0]",
+        "a: ti.f64, n: ti.i32, v: ti.types.vector(2, ti.f64)",
+        y=y,
+        x=x,
+    )
+    arrays = kernel_of("arrays: for i in o: o[i] += a[i] * x[0]", "a: A1, o: A1", x=x)
     s.k, s.with_args, s.arrays = staticmethod(k), staticmethod(with_args), staticmethod(arrays)
     launched.clear()
     return s
@@ -92,26 +83,16 @@ def refused(scene, launched):
 # --- calls that are refused -------------------------------------------------------------------------------------------
 
 KERNELS = """
-    squares_of_x:
-        for i in other:
-            other[i] = x[i] ** 2
-    without_a(a: ti.f64):
-        for i in y:
-            y[i] += x[0]
+    squares_of_x: for i in other: other[i] = x[i] ** 2
+    without_a(a: ti.f64): for i in y: y[i] += x[0]
     whole(a: ti.types.ndarray(ti.i32, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)) -> ti.i32:
         for i in o:
             o[i] += a[i]
         return 3
-    returns_pair() -> pair:
-        return pair(a=x[0], b=x[1])
-    returns_vector() -> (ti.f64, ti.types.vector(2, ti.i32)):
-        return x[0], ti.Vector([1, 2])
-    of_struct(p: pair, t: ti.template()):
-        for i in y:
-            y[i] += p.a * x[0] * t
-    any_arrays(a: ti.types.ndarray(), o: ti.types.ndarray()):
-        for i in o:
-            o[i] += a[i] * 2.0
+    returns_pair() -> pair: return pair(a=x[0], b=x[1])
+    returns_vector() -> (ti.f64, ti.types.vector(2, ti.i32)): return x[0], ti.Vector([1, 2])
+    of_struct(p: pair, t: ti.template()): for i in y: y[i] += p.a * x[0] * t
+    any_arrays(a: ti.types.ndarray(), o: ti.types.ndarray()): for i in o: o[i] += a[i] * 2.0
 """
 # The arguments of jacobian -> the words of its message, or, after ~, what it must not have.
 REFUSED = """
@@ -273,10 +254,7 @@ class Foreign:
 def things(scene):
     """What the rows name."""
     x, y, k, pair = scene.x, scene.y, scene.k, ti.types.struct(a=ti.f64, b=ti.f64)
-
-    @ti.func
-    def square(a):
-        return a * a
+    square = func_of("square(a): return a * a")
 
     @ti.real_func
     def real_square(a: ti.f64) -> ti.f64:
@@ -360,9 +338,7 @@ def test_arguments_of_a_prepared_form(scene):
 
 
 def test_a_part_of_the_arguments(scene):
-    def run(a, b):
-        scene.k()
-
+    run = lambda a, b: scene.k()
     assert_allclose(jacobian(functools.partial(run, 1), scene.x, scene.y, args=(2,)), [[0.5, 0.3]] * 3)
 
 
@@ -378,13 +354,8 @@ def test_function_without_source_that_a_kernel_calls(scene, refused):
     scope = {"ti": ti}
     exec(compile("@ti.func\ndef made(a):\n    return a * a\n", "<generated>", "exec"), scope)
     made, x, y = scope["made"], scene.x, scene.y
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] += made(x[0])
-
-    refused(k, x, y, "source of 'made'", "test_bad_input.py", "y[i] += made(x[0])", error=UnsupportedError)
+    k = kernel_of("for i in y: y[i] += made(x[0])", y=y, made=made, x=x)
+    refused(k, x, y, "source of 'made'", "<kernels", "y[i] += made(x[0])", error=UnsupportedError)
 
 
 def test_python_function_that_launches_nothing_the_second_time(scene):
@@ -399,26 +370,15 @@ def test_python_function_that_launches_nothing_the_second_time(scene):
 
 def test_call_inside_a_kernel(scene, launched):
     x, y, k = scene.x, scene.y, scene.k
-
-    @ti.kernel
-    def first_time():
-        jacobian(k, x, y)
-
+    first_time = kernel_of("jacobian(k, x, y)", jacobian=jacobian, k=k, x=x, y=y)
     with pytest.raises(ti.TaichiCompilationError, match="cannot be taken inside a kernel; call it from Python"):
         first_time()
     assert launched == []
     jacobian(k, x, y)
     plan = Jacobian(k, x, y)
     launched.clear()
-
-    @ti.kernel
-    def when_cached():
-        jacobian(k, x, y)
-
-    @ti.kernel
-    def when_prepared():
-        plan()
-
+    when_cached = kernel_of("jacobian(k, x, y)", jacobian=jacobian, k=k, x=x, y=y)
+    when_prepared = kernel_of("plan()", plan=plan)
     for kernel in (when_cached, when_prepared):
         with pytest.raises(ti.TaichiCompilationError, match="cannot be taken inside a kernel; call it from Python"):
             kernel()
@@ -448,12 +408,7 @@ def test_keys_and_empty_parts_of_structures(scene):
 
 def test_component_of_a_field_that_is_used_as_a_whole(scene, refused):
     v, y = ti.Vector.field(2, ti.f64, shape=2), scene.y
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] += v[0].norm()
-
+    k = kernel_of("for i in y: y[i] += v[0].norm()", y=y, v=v)
     v.fill(1.0)
     jacobian(k, v, y)
     y.fill(0.0)
@@ -467,11 +422,7 @@ def test_field_that_is_not_placed():
     """Taichi runs no kernel at all while a field is not placed, so in a program of its own."""
     initialise(default_fp=ti.f64)
     x, y, free = scalars([0.3]), outputs(1), ti.field(ti.f64)
-
-    @ti.kernel
-    def k():
-        y[0] += x[0]
-
+    k = kernel_of("y[0] += x[0]", y=y, x=x)
     with pytest.raises(InvalidArgumentError, match="params is the field free, which is not placed; give it a"):
         jacobian(k, free, y)
     with pytest.raises(InvalidArgumentError, match=r"outputs\[0\] is the field free, which is not placed"):
@@ -576,11 +527,7 @@ def test_out_tensor_of_another_shape_dtype_or_device(scene, refused):
 
 def test_out_that_is_a_parameter_or_output():
     x, y = scalars(0.3), outputs()
-
-    @ti.kernel
-    def k():
-        y[None] += x[None] ** 2
-
+    k = kernel_of("y[None] += x[None] ** 2", y=y, x=x)
     for out in (x, y):
         with pytest.raises(InvalidArgumentError, match="out shares memory with a parameter, an output or an argument"):
             jacobian(k, x, y, out=out)
@@ -590,12 +537,7 @@ def test_out_that_is_a_parameter_or_output():
 @pytest.mark.chosen_only("a few columns fit into memory", "--chunk-size")
 def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
     many, rows = ti.field(ti.f64, shape=4000), ti.field(ti.f64, shape=5000)
-
-    @ti.kernel
-    def k():
-        for i in rows:
-            rows[i] = many[i % 4000]
-
+    k = kernel_of("for i in rows: rows[i] = many[i % 4000]", rows=rows, many=many)
     monkeypatch.setattr("taichi_ext.runtime.memory.shadows.available_memory", lambda: 60e6)
     words = "0.1 GiB", "product", "format='csr'"
     refused(k, many, rows, "outputs (field rows of shape (5000,))", "with respect to 4000 parameters", *words)
@@ -607,12 +549,7 @@ def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
 @pytest.mark.chosen_only("a few columns can be indexed", "--chunk-size")
 def test_jacobian_larger_than_what_taichi_can_index(scene, refused):
     many, rows = ti.field(ti.f32, shape=3_000_000), ti.field(ti.f32, shape=3_000)
-
-    @ti.kernel
-    def k():
-        for i in rows:
-            rows[i] = many[i * 1000]
-
+    k = kernel_of("for i in rows: rows[i] = many[i * 1000]", rows=rows, many=many)
     words = "3000 x 3000000 entries", "2**31 - 1", "product", "format='csr'"
     refused(k, many, rows, "outputs (field rows of shape (3000,))", *words)
 
@@ -657,12 +594,7 @@ def check_warning(caught, text, *words):
 @pytest.mark.parametrize("call", ["jacobian", "value_and_jacobian", "Jacobian"])
 def test_output_that_depends_on_no_parameter(call):
     x, y, z = scalars([0.3]), outputs(1), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = x[0]
-        z[0] = ti.floor(x[0]) + 2.0
-
+    k = kernel_of("y[0] = x[0]; z[0] = ti.floor(x[0]) + 2.0", y=y, x=x, z=z)
     with all_warnings() as caught:
         if call == "jacobian":
             result = jacobian(k, x, [y, z])  # first caller
@@ -672,7 +604,7 @@ def test_output_that_depends_on_no_parameter(call):
             result = Jacobian(k, x, [y, z])()  # third caller
     number = {"jacobian": "first", "value_and_jacobian": "second", "Jacobian": "third"}[call]
     cuts = [w for w in caught if "paths end at" in str(w.message)]
-    check_warning(cuts, f"# {number} caller", "outputs[1]", "floor", "test_bad_input.py")
+    check_warning(cuts, f"# {number} caller", "outputs[1]", "floor", "<kernels")
     others = [w for w in caught if w not in cuts]
     check_warning(others, f"# {number} caller", "outputs[1]", "does not depend on any of the params", "zero")
     assert_array_equal(result[1], [[0.0]])
@@ -681,20 +613,9 @@ def test_output_that_depends_on_no_parameter(call):
 
 def test_parameter_that_a_pipeline_overwrites():
     x, y = scalars([0.3]), outputs(1)
-
-    @ti.kernel
-    def overwrite():
-        for i in x:
-            x[i] = 2.0
-
-    @ti.kernel
-    def square():
-        y[0] = x[0] ** 2
-
-    def run():
-        overwrite()
-        square()
-
+    overwrite = kernel_of("for i in x: x[i] = 2.0", x=x)
+    square = kernel_of("y[0] = x[0] ** 2", y=y, x=x)
+    run = lambda: (overwrite(), square())
     with all_warnings() as caught:
         result = jacobian(run, x, y)  # overwriting pipeline
     assert_array_equal(result, [[0.0]])
@@ -706,11 +627,7 @@ def test_parameter_that_a_pipeline_overwrites():
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}, {"format": "csr"}])
 def test_jacobian_that_is_zero_here(options):
     x, y = scalars([0.3, 0.5]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = ti.max(x[i] - 1.0, 0.0)
+    k = kernel_of("for i in x: y[i] = ti.max(x[i] - 1.0, 0.0)", x=x, y=y)
 
     def dense():
         J = jacobian(k, x, y, **options)
@@ -729,12 +646,7 @@ def test_jacobian_that_is_zero_here(options):
 def test_an_output_that_depends_on_some_columns_alone():
     """Nothing is said where the first run of several has a column of zeros."""
     x, y = scalars([0.3, 2.0, 0.4]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = ti.max(x[i] - 1.0, 0.0)
-
+    k = kernel_of("for i in y: y[i] = ti.max(x[i] - 1.0, 0.0)", y=y, x=x)
     with no_warnings():
         assert_allclose(jacobian(k, x, y, chunk_size=1), [[0, 0, 0], [0, 1, 0]])
 
@@ -743,14 +655,8 @@ def test_an_output_that_depends_on_some_columns_alone():
 @pytest.mark.parametrize("how", ["entry", "fill", "from_numpy"])
 def test_active_value_that_python_writes_to_another_field(how):
     x, y, z = scalars([0.3]), outputs(1), outputs(1)
-
-    @ti.kernel
-    def square():
-        y[0] = x[0] ** 2
-
-    @ti.kernel
-    def add():
-        z[0] = z[0] * y[0]
+    square = kernel_of("y[0] = x[0] ** 2", y=y, x=x)
+    add = kernel_of("z[0] = z[0] * y[0]", z=z, y=y)
 
     def run():
         square()
@@ -772,23 +678,11 @@ def test_active_value_that_python_writes_to_another_field(how):
 
 def test_jacobian_inside_a_pipeline_that_is_differentiated(scene):
     x, y, z = scene.x, scene.y, outputs(3)
-
-    @ti.kernel
-    def square():
-        for i in z:
-            z[i] = y[i] ** 2 + x[0]
-
+    square = kernel_of("for i in z: z[i] = y[i] ** 2 + x[0]", z=z, y=y, x=x)
     plan = Jacobian(scene.k, x, y)
     plan()
-
-    def run():
-        jacobian(scene.k, x, y)
-        square()
-
-    def run_prepared():
-        plan()
-        square()
-
+    run = lambda: (jacobian(scene.k, x, y), square())
+    run_prepared = lambda: (plan(), square())
     for pipeline in (run, run_prepared):
         with pytest.raises((InvalidArgumentError, UnsupportedError, RuntimeError), match="Jacobian"):
             jacobian(pipeline, x, z)
@@ -798,14 +692,8 @@ def test_gradient_kernels_in_a_pipeline():
     p, loss = ti.field(ti.f64, shape=(), needs_grad=True), ti.field(ti.f64, shape=(), needs_grad=True)
     o = outputs()
     p[None] = 2.0
-
-    @ti.kernel
-    def cube():
-        loss[None] = p[None] ** 3
-
-    @ti.kernel
-    def descend():
-        o[None] = p[None] - 0.1 * p.grad[None]
+    cube = kernel_of("loss[None] = p[None] ** 3", loss=loss, p=p)
+    descend = kernel_of("o[None] = p[None] - 0.1 * p.grad[None]", o=o, p=p)
 
     def by_hand():
         cube()
@@ -934,19 +822,14 @@ def test_an_index_outside_of_a_field_in_debug_mode(wrong):
     initialise(default_fp=ti.f64, debug=True)
     try:
         x, y, q = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), ti.field(ti.i32, 4)
-
-        @ti.kernel
-        def k():
-            for i in range(4):
-                y[i] = x[q[i]] * 2
-
+        k = kernel_of("for i in range(4): y[i] = x[q[i]] * 2", y=y, x=x, q=q)
         memory = np.full(48, 7.0)
         J = memory[16:32].reshape(4, 4)
         for place in (0, 3):
             q.from_numpy(np.where(np.arange(4) == place, wrong, np.arange(4)).astype(np.int32))
             with pytest.raises(
                 AssertionError,
-                match=rf'size \(4\) with indices \({wrong}\)\s+File ".*test_bad_input.py", line \d+, in .*k:\s+y\[i\] = x\[q\[i\]\] \* 2',
+                match=rf'size \(4\) with indices \({wrong}\)\s+File "<kernels .*", line \d+, in .*k:\s+y\[i\] = x\[q\[i\]\] \* 2',
             ):
                 jacobian(k, x, y, out=J)
             assert_allclose(memory[:16], 7)
@@ -970,24 +853,12 @@ def test_a_store_outside_in_debug_mode(is_array, format):
     try:
         x, y, behind, q = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), ti.field(ti.f64, 16), ti.field(ti.i32, 4)
         memory = np.zeros(32)
-
-        @ti.kernel
-        def on_fields():
-            for i in range(4):
-                y[q[i]] = x[i] * 2
-                y[i] += x[i] ** 2
-
-        @ti.kernel
-        def on_arrays(b: ti.types.ndarray(ti.f64, ndim=1)):
-            for i in range(4):
-                b[q[i]] = x[i] * 2
-
+        on_fields = kernel_of("for i in range(4): y[q[i]] = x[i] * 2; y[i] += x[i] ** 2", y=y, q=q, x=x)
+        on_arrays = kernel_of("for i in range(4): b[q[i]] = x[i] * 2", "b: A1", q=q, x=x)
         kernel, output, args = (on_arrays, "b", (memory[8:12],)) if is_array else (on_fields, y, ())
         for wrong in (4, 6):
             q.from_numpy(np.array([0, 1, 2, wrong], np.int32))
-            match = (
-                rf'with indices .{wrong}.\s+File ".*test_bad_input.py", line \d+, in .*{kernel.__name__}:\s+.\[q\[i\]\]'
-            )
+            match = rf'with indices .{wrong}.\s+File "<kernels .*", line \d+, in .*{kernel.__name__}:\s+.\[q\[i\]\]'
             with pytest.raises(AssertionError, match=match):
                 jacobian(kernel, x, output, args=args, format=format)
             assert set(np.r_[behind.to_numpy(), memory[:8], memory[12:]]) <= {0.0, 8.0}  # 8: what plain Taichi stores

@@ -5,15 +5,12 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 
-
-@ti.kernel
-def cube(x: ti.template(), y: ti.template()):
-    for i in x:
-        y[i] = x[i] ** 3
+cube = kernel_of("for i in x: y[i] = x[i] ** 3", "x: ti.template(), y: ti.template()")
 
 
 def cube_in_pipeline(x, y):
@@ -67,20 +64,9 @@ class TestFieldsAsArguments:
 class TestArgumentsOfOtherSizes:
     @pytest.fixture
     def pipeline(self):
-        @ti.kernel
-        def double(x: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-            for i in x:
-                x[i] *= 2
-
-        @ti.kernel
-        def square(x: ti.types.ndarray(dtype=ti.f64, ndim=1), t: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-            for i in x:
-                t[i] = x[i] ** 2
-
-        @ti.kernel
-        def add(t: ti.types.ndarray(dtype=ti.f64, ndim=1), y: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-            for i in t:
-                y[i] += t[i]
+        double = kernel_of("for i in x: x[i] *= 2", "x: A1")
+        square = kernel_of("for i in x: t[i] = x[i] ** 2", "x: A1, t: A1")
+        add = kernel_of("for i in t: y[i] += t[i]", "t: A1, y: A1")
 
         def run(x, y):
             run.calls += 1

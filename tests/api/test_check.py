@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_array_equal
 from program_rows import rows_of
 from taichi_program import initialise
@@ -132,10 +133,7 @@ def test_float32_has_a_step_and_a_tolerance_of_its_own():
         def _(auto):
             return 1.1 * auto
 
-        @ti.kernel
-        def wrong():
-            y[1] = mark("root", ti.sqrt(x[2])) + x[3]
-
+        wrong = kernel_of('y[1] = mark("root", ti.sqrt(x[2])) + x[3]', y=y, mark=mark, x=x)
         report = check_jacobian(wrong, x, y)
         assert not report
         assert report.blocks[0].worst.param == (2,)
@@ -148,12 +146,7 @@ def test_float32_has_a_step_and_a_tolerance_of_its_own():
 
 def test_wrong_calls():
     x, y = scalars([0.3, 0.8]), outputs(2)
-
-    @ti.kernel
-    def draw():
-        for i in x:
-            y[i] = x[i] * ti.random()
-
+    draw = kernel_of("for i in x: y[i] = x[i] * ti.random()", x=x, y=y)
     with pytest.raises(InvalidArgumentError, match="draws random numbers"):
         check_jacobian(draw, x, y)
     assert_array_equal(read(y), 0)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
+from kernel_texts import kernel_of, squares
 from numpy.testing import assert_allclose
-from small_kernels import squares
 
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError, jacobian, jvp, least_squares, linear_operator, normal_equations, vjp
@@ -19,12 +19,7 @@ def problem(request, ti64):
     dtype = request.param
     x, z = scalars([1.0, 2.0, 3.0], dtype), vectors([[1.0, 2.0], [3.0, 4.0]], dtype)
     y = outputs(4, dtype=dtype)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = x[i % 3] ** 2 * z[i % 2][1] + z[i // 2][0]
-
+    k = kernel_of("for i in y: y[i] = x[i % 3] ** 2 * z[i % 2][1] + z[i // 2][0]", y=y, x=x, z=z)
     M = np.zeros((4, 7), np.float32 if dtype == ti.f32 else np.float64)
     X, Z = np.array([1.0, 2.0, 3.0]), np.array([[1.0, 2.0], [3.0, 4.0]])
     for i in range(4):

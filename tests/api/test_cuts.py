@@ -7,6 +7,7 @@ import pytest
 import taichi as ti
 from captured_warnings import all_warnings
 from differences import outputs, scalars, vectors
+from kernel_texts import kernel_of
 
 from taichi_ext import DerivativeWarning, Jacobian, check_jacobian, jacobian, stop_gradient
 
@@ -88,21 +89,9 @@ def test_what_cuts_the_path_of_one_of_two_params(name, word):
 
 def test_a_cut_in_one_kernel_of_a_pipeline():
     a, b, cell, y = scalars([2.6, 0.3]), scalars([1.7, 2.0]), ti.field(ti.i32, 2), outputs(4)
-
-    @ti.kernel
-    def find():
-        for i in a:
-            cell[i] = ti.cast(a[i], ti.i32)
-
-    @ti.kernel
-    def add():
-        for i in b:
-            y[cell[i]] += b[i]
-
-    def step():
-        find()
-        add()
-
+    find = kernel_of("for i in a: cell[i] = ti.cast(a[i], ti.i32)", a=a, cell=cell)
+    add = kernel_of("for i in b: y[cell[i]] += b[i]", b=b, y=y, cell=cell)
+    step = lambda: (find(), add())
     (message,) = said(step, [a, b], y)
     assert "params[0]" in message and "cell[i] = ti.cast(a[i], ti.i32)" in message
 
@@ -132,37 +121,19 @@ def test_no_warning_where_a_path_has_a_derivative_or_is_none_of_the_output(place
 
 def test_a_param_that_is_overwritten_beside_another():
     a, b, y = scalars([2.6]), scalars([1.7]), outputs(1)
-
-    @ti.kernel
-    def k():
-        a[0] = 3.0
-        y[0] = a[0] * b[0]
-
+    k = kernel_of("a[0] = 3.0; y[0] = a[0] * b[0]", a=a, y=y, b=b)
     (message,) = said(k, [a, b], y)
     assert "a[0] = 3.0" in message and "a store that replaces it" in message and "params[0]" in message
     a.fill(2.6)
-
-    @ti.kernel
-    def in_place():
-        a[0] = a[0] * 0.5 + b[0]
-        b[0] *= a[0]
-
+    in_place = kernel_of("a[0] = a[0] * 0.5 + b[0]; b[0] *= a[0]", a=a, b=b)
     assert said(in_place, [a, b], [a, b]) == []
 
 
 def test_a_param_that_another_one_is_copied_to():
     """The kernel of copy_from is Taichi's: there is no line of the user's in it."""
     a, b, y = scalars([2.6, 1.0]), scalars([1.7, 2.0]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = a[i] ** 2
-
-    def run():
-        a.copy_from(b)
-        k()
-
+    k = kernel_of("for i in y: y[i] = a[i] ** 2", y=y, a=a)
+    run = lambda: (a.copy_from(b), k())
     (message,) = said(run, [a, b], y)
     assert "params[0]" in message and "paths end at a store that replaces it" in message
 
@@ -201,16 +172,8 @@ def test_explain_and_the_check_name_the_cut():
 @pytest.mark.parametrize("is_read", [False, True], ids=["a param", "a number"])
 def test_what_python_cuts_of_one_of_two_params(name, word, is_read):
     a, b, copy, y = scalars([2.6]), scalars([1.7, 0.3]), outputs(1), outputs(2)
-
-    @ti.kernel
-    def read():
-        copy[0] = 2.0 * a[0]
-
-    @ti.kernel
-    def scale(factor: ti.f64):
-        for i in y:
-            y[i] += factor * b[i]
-
+    read = kernel_of("copy[0] = 2.0 * a[0]", copy=copy, a=a)
+    scale = kernel_of("for i in y: y[i] += factor * b[i]", "factor: ti.f64", y=y, b=b)
     cut = {
         "int": int,
         "round": round,

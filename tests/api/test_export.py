@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import func_of, kernel_of
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError
 
@@ -23,9 +24,7 @@ def fields(ti64):
     return x, v, y
 
 
-@ti.func
-def wave(a, b):
-    return ti.sin(a) * ti.Vector([b, a])
+wave = func_of("return ti.sin(a) * ti.Vector([b, a])", "a, b")
 
 
 def make_kernels(x, v, y):
@@ -36,10 +35,7 @@ def make_kernels(x, v, y):
             for k in ti.static(range(2)):
                 y[i, k] = w[k] * 1.5 + v[i].norm()
 
-    @ti.kernel
-    def in_place():
-        for i in x:
-            x[i] = x[i] * x[i] * 0.5
+    in_place = kernel_of("in_place: for i in x: x[i] = x[i] * x[i] * 0.5", x=x)
 
     @ti.kernel
     def by_arrays(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1), s: ti.f64) -> ti.f64:
@@ -188,13 +184,7 @@ def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_o
 def test_what_cannot_be_exported_says_why(fields, tmp_path):
     x, v, y = fields
     directly = make_kernels(*fields)[0]
-
-    @ti.kernel
-    def with_constants():
-        for i in x:
-            y[i, 0] = x[i]
-            v[i] = ti.Vector([1.0, 2.0])
-
+    with_constants = kernel_of("for i in x: y[i, 0] = x[i]; v[i] = ti.Vector([1.0, 2.0])", x=x, y=y, v=v)
     path = tmp_path / "module.py"
     plan = Jacobian(directly, x, y)
     with pytest.raises(InvalidArgumentError, match="has not been called yet"):

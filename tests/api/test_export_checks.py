@@ -5,6 +5,7 @@ import runpy
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from numpy.testing import assert_array_equal
 from taichi_program import initialise
 
@@ -33,12 +34,7 @@ def fields(tmp_path):
     x.from_numpy(X)
     v.fill(0.5)
     n.fill(2)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] ** 2 * v[i][1] * n[i]
-
+    k = kernel_of("for i in x: y[i] = x[i] ** 2 * v[i][1] * n[i]", x=x, y=y, v=v, n=n)
     return bind_of(Jacobian(k, x, y), tmp_path / "fields.py"), {"x": x, "v": v, "n": n, "y": y}
 
 
@@ -206,12 +202,7 @@ def test_several_jacobians(tmp_path):
     x, y, z = ti.field(ti.f32, 2), ti.field(ti.f32, ()), ti.field(ti.f32, 40)
     x.from_numpy(np.array([0.5, 2.0], np.float32))
     y[None] = 3.0
-
-    @ti.kernel
-    def k():
-        for i in z:
-            z[i] = x[0] * i + x[1] * y[None]
-
+    k = kernel_of("for i in z: z[i] = x[0] * i + x[1] * y[None]", z=z, x=x, y=y)
     bind = bind_of(Jacobian(k, (x, y), z), tmp_path / "several.py")
     run, memory = bind(x=x, y=y, z=z), np.zeros(120, np.float32)
     with pytest.raises(ValueError, match="d_z_by_x shares memory with d_z_by_y"):

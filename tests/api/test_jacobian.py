@@ -9,6 +9,7 @@ import taichi as ti
 from captured_warnings import no_warnings
 from devices import real
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, hessian, jacobian, newton, value_and_jacobian
@@ -42,11 +43,7 @@ def test_dtype_is_that_of_the_output():
 def test_half_precision_is_a_type_too():
     x, y = ti.field(ti.f16, shape=2), ti.field(ti.f16, shape=1)
     write(x, np.array([1.5, 2.0], np.float16))
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] * x[1]
-
+    k = kernel_of("y[0] = x[0] * x[1]", y=y, x=x)
     result = jacobian(k, x, y)
     assert result.dtype == np.float16
     assert_allclose(result, [[2.0, 1.5]], rtol=1e-3)
@@ -108,12 +105,7 @@ def test_an_output_may_be_named_twice(squares):
 def test_more_outputs_than_taichi_takes_arguments():
     """Each has an array of tangents, and Taichi's own launch lets 64 arguments through."""
     x, outs = scalars([0.3, 0.7]), [outputs() for _ in range(70)]
-
-    @ti.kernel
-    def k():
-        for n in ti.static(range(70)):
-            outs[n][None] = x[n % 2] ** 2 * n
-
+    k = kernel_of("for n in ti.static(range(70)): outs[n][None] = x[n % 2] ** 2 * n", outs=outs, x=x)
     for n, row in enumerate(jacobian(k, x, outs)):
         expected = np.zeros(2)
         expected[n % 2] = 2 * n * [0.3, 0.7][n % 2]
@@ -125,11 +117,7 @@ def test_more_outputs_than_taichi_takes_arguments():
 
 def test_numpy_scalars_and_arrays_are_taken_where_taichi_takes_them():
     y = outputs(1)
-
-    @ti.kernel
-    def k(a: ti.f64, v: ti.types.vector(2, ti.f64), n: ti.i32):
-        y[0] = a * v[0] * v[1] * n
-
+    k = kernel_of("y[0] = a * v[0] * v[1] * n", "a: ti.f64, v: ti.types.vector(2, ti.f64), n: ti.i32", y=y)
     args = [np.float64(2.0), np.array([3.0, 5.0]), np.int32(7)]  # a list, too
     by_a, by_v = jacobian(k, ["a", "v"], y, args=args)
     assert_allclose(by_a, [105.0])
@@ -138,12 +126,7 @@ def test_numpy_scalars_and_arrays_are_taken_where_taichi_takes_them():
 
 def test_return_value_beside_fields():
     x, y = scalars([0.3, 0.5]), outputs(1)
-
-    @ti.kernel
-    def k() -> ti.f64:
-        y[0] = x[0] * 2
-        return x[1] * y[0]
-
+    k = kernel_of("k() -> ti.f64: y[0] = x[0] * 2; return x[1] * y[0]", y=y, x=x)
     value, result = value_and_jacobian(k, x)
     assert value == pytest.approx(0.3)
     assert_allclose(result, [1.0, 0.6])
@@ -215,11 +198,7 @@ def test_value_and_jacobian_has_the_structure_of_the_outputs(squares):
 
 
 def test_value_of_an_array_is_a_copy():
-    @ti.kernel
-    def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in o:
-            o[i] = a[i] ** 2
-
+    k = kernel_of("for i in o: o[i] = a[i] ** 2", "a: A1, o: A1")
     a, o = real([2.0, 3.0]), real(np.zeros(2))
     value, result = value_and_jacobian(k, a, o, args=(a, o))
     assert_allclose(result, np.diag([4.0, 6.0]))
@@ -233,12 +212,7 @@ def test_value_of_an_array_is_a_copy():
 @pytest.fixture
 def product():
     x, y = scalars([0.3, 0.5]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = x[0] * x[1] * i
-
+    k = kernel_of("for i in y: y[i] = x[0] * x[1] * i", y=y, x=x)
     return k, x, y, np.outer(np.arange(3.0), [0.5, 0.3])
 
 
@@ -252,11 +226,7 @@ def test_out_numpy_array_that_is_not_contiguous(product):
 def test_out_with_an_axis_of_one_entry():
     """Its stride is 0, as NumPy makes it, and no entries share their memory."""
     x, y, out = scalars([0.3, 0.5]), outputs(1), real(np.full(2, np.nan))[None]
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] * x[1]
-
+    k = kernel_of("y[0] = x[0] * x[1]", y=y, x=x)
     assert jacobian(k, x, y, out=out) is out
     assert_allclose(out, [[0.5, 0.3]])
 
@@ -272,13 +242,7 @@ def test_out_torch_tensor(product):
 def test_out_is_filled_by_name(squares):
     _, x, _, y, _ = squares
     other = outputs(2)
-
-    @ti.kernel
-    def both():
-        for i in range(2):
-            y[i] = x[i] ** 2
-            other[i] = x[0] * i
-
+    both = kernel_of("for i in range(2): y[i] = x[i] ** 2; other[i] = x[0] * i", y=y, x=x, other=other)
     out = {"other": real(np.empty((2, 2))), "y": real(np.empty((2, 2)))}
     jacobian(both, x, {"y": y, "other": other}, out=out)
     assert_allclose(out["y"], np.diag([0.6, 1.0]))
@@ -293,12 +257,7 @@ def test_gradient_flags_change_nothing():
     write(x, np.array([0.3, 0.5]))
     write(x.grad, 7.0)
     write(y.grad, 3.0)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[0] * x[i]
-
+    k = kernel_of("for i in x: y[i] = x[0] * x[i]", x=x, y=y)
     assert_allclose(jacobian(k, x, y), [[0.6, 0.0], [0.5, 0.3]])
     assert_array_equal(read(x.grad), 7.0)
     assert_array_equal(read(y.grad), 3.0)
@@ -307,12 +266,7 @@ def test_gradient_flags_change_nothing():
 
 def test_empty_loop_gives_zero():
     x, y, n = scalars([0.3]), outputs(2), ti.field(ti.i32, shape=())
-
-    @ti.kernel
-    def k():
-        for i in range(n[None]):
-            y[i] = x[0]
-
+    k = kernel_of("for i in range(n[None]): y[i] = x[0]", n=n, y=y, x=x)
     n[None] = 0
     assert_array_equal(jacobian(k, x, y), np.zeros((2, 1)))
     n[None] = 2

@@ -10,6 +10,7 @@ import taichi as ti
 from captured_warnings import no_warnings
 from devices import real
 from differences import outputs, scalars
+from kernel_texts import kernel_of
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, check_jacobian, jacobian
 from taichi_ext.labels import Labels
@@ -71,12 +72,7 @@ def test_attributes_of_objects():
 def test_members_of_structs_and_components_of_vectors():
     particle = ti.types.struct(pos=ti.types.vector(2, ti.f64), mass=ti.f64).field(shape=3)
     velocity, y = ti.Vector.field(2, ti.f64, shape=3), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = particle[i].pos[0] * particle[i].mass
-
+    k = kernel_of("for i in y: y[i] = particle[i].pos[0] * particle[i].mass", y=y, particle=particle)
     assert "params[1] (field particle.mass of shape (3,)) is given twice" in refusal(k, [particle.mass] * 2, y)
     assert refusal(k, velocity.get_scalar_field(1), y).startswith("params (field velocity.get_scalar_field(1) of")
     assert refusal(k, velocity, y).startswith("params (field velocity of shape (3,)) is not read")
@@ -85,11 +81,7 @@ def test_members_of_structs_and_components_of_vectors():
 def test_the_name_that_the_user_gave_to_taichi():
     x, y = scalars([0.3]), outputs(1)
     fields = [ti.field(ti.f64, shape=4, name="temperature"), ti.Vector.field(2, ti.f64, shape=4, name="wind")]
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] ** 2
-
+    k = kernel_of("y[0] = x[0] ** 2", y=y, x=x)
     assert refusal(k, fields[0], y).startswith("params (field temperature of shape (4,))")
     assert refusal(k, fields[1], y).startswith("params (field wind of shape (4,))")
 
@@ -98,11 +90,7 @@ def test_a_field_without_a_name_is_described():
     y = outputs(1)
     label = Labels(None).field(ti.field(ti.f32, shape=7))
     assert str(label) == "a field of shape (7,) and type f32"
-
-    @ti.kernel
-    def k(f: ti.template()):
-        y[0] = f[0] ** 2
-
+    k = kernel_of("y[0] = f[0] ** 2", "f: ti.template()", y=y)
     assert "tmp" not in refusal(k, ti.field(ti.f64, shape=7), y, args=(scalars([0.3]),))
 
 
@@ -126,15 +114,8 @@ def test_explain_and_warnings():
 
 def test_arrays_of_a_pipeline():
     positions, speeds, other = real(np.ones(3)), real(np.zeros(3)), real(np.zeros(4))
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in a:
-            b[i] = a[i] ** 2
-
-    def run():
-        k(positions, speeds)
-
+    k = kernel_of("for i in a: b[i] = a[i] ** 2", "a: A1, b: A1")
+    run = lambda: k(positions, speeds)
     assert refusal(run, other, speeds).startswith("params (array other of shape (4,)) is not read")
     assert refusal(run, positions, other).startswith("outputs (array other of shape (4,)) is not written")
 
@@ -154,20 +135,13 @@ def test_properties_of_the_user_are_not_called():
             raise AssertionError("a message has run the user's code")
 
     scene = Scene()
-
-    @ti.kernel
-    def k():
-        y[0] = scene.x[0] ** 2
-
+    k = kernel_of("y[0] = scene.x[0] ** 2", y=y, scene=scene)
     assert refusal(k, unused, y).startswith("params (field unused of shape (4,))")
 
 
 def test_names_are_looked_up_only_for_a_message(monkeypatch):
     x, y = scalars([0.3]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = x[0] ** 2
+    k = kernel_of("y[0] = x[0] ** 2", y=y, x=x)
 
     def fail(*_):
         raise AssertionError("a name was looked up")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import func_of, kernel_of
 
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, check_rule, registry, torch_function
@@ -16,21 +17,14 @@ NO_NUMBERS = ["a", -1, np.nan, np.inf, True, [1], 1j, np.ones(2)]
 @pytest.fixture
 def square():
     x, y = scalars([0.3, 0.5]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] += x[i] ** 2
-
+    k = kernel_of("for i in x: y[i] += x[i] ** 2", x=x, y=y)
     yield k, x, y
     assert not y.to_numpy().any(), "something ran"
 
 
 @pytest.fixture
 def clamped():
-    @ti.func
-    def clamped(a):
-        return ti.max(a, 0.0)
+    clamped = func_of("clamped(a): return ti.max(a, 0.0)")
 
     @te.boundary_gradient(clamped)
     def _(a, d_a, auto):
@@ -88,11 +82,7 @@ def test_inputs_of_check_rule(clamped, inputs, words):
 def test_options_of_torch_function():
     pytest.importorskip("torch")
     n = ti.field(ti.i32, shape=2)
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(ti.f64, ndim=1), out: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in a:
-            out[i] += a[i] ** 2
+    k = kernel_of("for i in a: out[i] += a[i] ** 2", "a: A1, out: A1")
 
     def refused(words, inputs="a", outs="out", kernel=k, **options):
         with pytest.raises(InvalidArgumentError, match=words):
@@ -111,12 +101,7 @@ def test_options_of_torch_function():
 
 def test_tensors_of_torch_function_that_are_no_plain_memory():
     torch = pytest.importorskip("torch")
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(), out: ti.types.ndarray()):
-        for i in a:
-            out[i] += a[i] ** 2
-
+    k = kernel_of("for i in a: out[i] += a[i] ** 2", "a: A, out: A")
     function, ones = torch_function(k, "a", "out"), torch.ones(3, dtype=torch.float64)
     cases = {"on meta": ones.to("meta"), "to_dense": ones.to_sparse(), "bfloat16": ones.bfloat16()}
     cases["only real numbers"] = torch.ones(3, dtype=torch.complex64)

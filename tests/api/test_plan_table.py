@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernel_of
 from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
@@ -33,12 +34,7 @@ def fields(ti64):
 def scaled(fields):
     """``scaled(s)`` computes ``y = s x^2`` at x = 2, so that J is ``4 s`` on the diagonal."""
     x, y = fields
-
-    @ti.kernel
-    def k(s: ti.f64):
-        for i in x:
-            y[i] = s * x[i] ** 2
-
+    k = kernel_of("for i in x: y[i] = s * x[i] ** 2", "s: ti.f64", x=x, y=y)
     return k
 
 
@@ -75,9 +71,7 @@ class TestOwners:
     """Each owner gets the Jacobian of its own function."""
 
     def test_copies(self, simulation, fields):
-        def call(function, x, y):
-            return jvp(function, x, np.ones(3), y)
-
+        call = lambda function, x, y: jvp(function, x, np.ones(3), y)
         first = simulation(1.0)
         for made in (copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))):
             assert_allclose(call(first.run, *fields), 4.0)
@@ -212,10 +206,7 @@ def use_forms(owner, x, y):
 class TestLifetime:
     @pytest.mark.sweep
     def test_objects_go_without_a_collection_of_garbage(self):
-        @ti.kernel
-        def k(x: ti.template(), y: ti.template(), s: ti.f64):
-            for i in x:
-                y[i] = s * x[i]
+        k = kernel_of("for i in x: y[i] = s * x[i]", "x: ti.template(), y: ti.template(), s: ti.f64")
 
         class Owner:
             def __init__(self):
@@ -243,10 +234,7 @@ class TestLifetime:
     @pytest.mark.parametrize("kind", ["method", "object", "lambda", "partial", "classmethod", "kernel method"])
     def test_each_kind_of_owner_goes(self, kind):
         x, y = scalars([0.3]), outputs(1)
-
-        @ti.kernel
-        def k(s: ti.f64):
-            y[0] = s * x[0] ** 2
+        k = kernel_of("y[0] = s * x[0] ** 2", "s: ti.f64", y=y, x=x)
 
         def made():
             @ti.data_oriented
@@ -338,11 +326,7 @@ class TestLifetime:
             return [obj for obj in gc.get_objects() if type(obj) is Plan and id(obj) not in others]
 
         def made():
-            @ti.kernel
-            def k(x: ti.template(), y: ti.template()):
-                for i in x:
-                    y[i] = 3.0 * x[i]
-
+            k = kernel_of("for i in x: y[i] = 3.0 * x[i]", "x: ti.template(), y: ti.template()")
             return k
 
         initialise(default_fp=ti.f64)
@@ -358,11 +342,7 @@ class TestLifetime:
 
     def test_a_dict_of_params_that_changes(self):
         x, z, y = scalars([0.3]), scalars([0.5]), outputs(1)
-
-        @ti.kernel
-        def k():
-            y[0] = x[0] + 2.0 * z[0]
-
+        k = kernel_of("y[0] = x[0] + 2.0 * z[0]", y=y, x=x, z=z)
         params = {"x": x, "z": z}
         plan = te.Jacobian(k, params, y)
         jacobian(k, params, y)

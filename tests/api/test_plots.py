@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import share_program
 
@@ -165,11 +166,7 @@ def test_a_fit_is_drawn():
     """The costs as they were, rejected steps marked, residuals counted, and correlations of a line: -sqrt(3) / 2."""
     share_program(default_fp=ti.f64)
     line, angle, r = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=1), ti.field(ti.f64, shape=64)
-
-    @ti.kernel
-    def straight():
-        for i in r:
-            r[i] = line[0] + line[1] * i - ti.sin(12.9 * i)
+    straight = kernel_of("for i in r: r[i] = line[0] + line[1] * i - ti.sin(12.9 * i)", r=r, line=line)
 
     @ti.kernel
     def overshoot():  # Newton's steps from 3 on go farther and farther

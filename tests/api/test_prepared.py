@@ -11,6 +11,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import outputs, scalars
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
 from taichi.lang.kernel_impl import Kernel
@@ -43,19 +44,9 @@ def launches(monkeypatch):
 @pytest.mark.usefixtures("ti64")
 class TestCalls:
     def test_pipelines_of_one_definition_may_name_fields_and_then_arrays(self):
-        @ti.kernel
-        def of_fields(a: ti.template(), b: ti.template()):
-            for i in a:
-                b[i] = a[i] ** 2
-
-        @ti.kernel
-        def of_arrays(a: ti.types.ndarray(), b: ti.types.ndarray()):
-            for i in a:
-                b[i] = a[i] ** 2
-
-        def pipeline(kernel):
-            return lambda a, b: kernel(a, b)
-
+        of_fields = kernel_of("for i in a: b[i] = a[i] ** 2", "a: ti.template(), b: ti.template()")
+        of_arrays = kernel_of("for i in a: b[i] = a[i] ** 2", "a: A, b: A")
+        pipeline = lambda kernel: lambda a, b: kernel(a, b)
         for kernel, args in (
             (of_fields, (scalars([0.3, 0.5]), outputs(2))),
             (of_arrays, (np.array([0.3, 0.5]), np.zeros(2))),
@@ -67,11 +58,7 @@ class TestCalls:
     def test_first_use_does_not_launch_anything(self, launches, count):
         """And a call launches each kernel as often as a plain run, whatever the number of parameters."""
         x, y = scalars(np.linspace(0.3, 0.5, count)), outputs(1)
-
-        @ti.kernel
-        def k():
-            for i in x:
-                y[0] += x[i]
+        k = kernel_of("for i in x: y[0] += x[i]", x=x, y=y)
 
         def run():
             for _ in range(3):
@@ -92,12 +79,7 @@ class TestCalls:
 
     def test_source_is_the_text_that_runs(self):
         x, y = scalars([0.3]), outputs(1)
-
-        @ti.kernel
-        def wave(a: ti.f64):
-            for i in y:
-                y[i] = a * ti.sin(x[i])
-
+        wave = kernel_of("wave: for i in y: y[i] = a * ti.sin(x[i])", "a: ti.f64", y=y, x=x)
         plan = Jacobian(wave, x, y, args=(2.0,))
         plan()
         compile(plan.source, "text", "exec")
@@ -196,14 +178,8 @@ class TestLifetime:
         x, y = scalars([0.3]), outputs(1)
 
         def use():
-            @ti.func
-            def helper(a):
-                return a * a
-
-            @ti.kernel
-            def short_lived():
-                y[0] = helper(x[0])
-
+            helper = func_of("return a * a", "a")
+            short_lived = kernel_of("short_lived: y[0] = helper(x[0])", y=y, helper=helper, x=x)
             assert_allclose(jacobian(short_lived, x, y), [[0.6]])
             Jacobian(short_lived, x, y)()
             primal = short_lived._primal
@@ -219,11 +195,7 @@ class TestLifetime:
         """Taichi keeps the kernel itself for ever; its plan, fused kernels and arguments do not stay with it."""
 
         def use():
-            @ti.kernel
-            def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
-                for i in o:
-                    o[i] = a[i] ** 2
-
+            k = kernel_of("for i in o: o[i] = a[i] ** 2", "a: A1, o: A1")
             a, o = real([0.3, 0.5]), real(np.zeros(2))
             jacobian(k, a, o, args=(a, o))
             return [weakref.ref(k), weakref.ref(a), weakref.ref(o)]

@@ -7,8 +7,8 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import central_differences, outputs, read, scalars, vectors
+from kernel_texts import kernel_of, squares
 from numpy.testing import assert_allclose, assert_array_equal
-from small_kernels import squares
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, jvp, linear_operator, vjp
 
@@ -110,10 +110,7 @@ class TestVjpOfPrograms:
             for i in u:
                 u[i] = x[i] * ti.sin(angle[i % 3])
 
-        @ti.kernel
-        def add():
-            for i in y:
-                y[i] += u[i] * u[i]
+        add = kernel_of("for i in y: y[i] += u[i] * u[i]", y=y, u=u)
 
         def run():
             y.fill(0.0)
@@ -131,12 +128,7 @@ class TestVjpOfPrograms:
 def neighbours():
     """A kernel of products of neighbours: the kernel, its parameter, its output."""
     x, y = scalars([1.0, 2.0, 3.0, 4.0]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = x[i] * x[i + 1]
-
+    k = kernel_of("for i in y: y[i] = x[i] * x[i + 1]", y=y, x=x)
     return k, x, y
 
 
@@ -214,15 +206,8 @@ class TestModes:
                         a += (1 - a) * (1 - ti.exp(-0.01 * w[nearest[(7 * k + r) % 900]]))
                 y[r] = a
 
-        @ti.kernel
-        def spread():
-            for i in w:
-                t[i] = w[i] * w[(i + 1) % 900]
-
-        @ti.kernel
-        def total():
-            for i in t:
-                y[i % 2] += t[i] ** 2
+        spread = kernel_of("for i in w: t[i] = w[i] * w[(i + 1) % 900]", w=w, t=t)
+        total = kernel_of("for i in t: y[i % 2] += t[i] ** 2", t=t, y=y)
 
         def run():
             spread()
@@ -259,16 +244,8 @@ class TestModes:
     def test_nothing_between_params_and_outputs(self):
         """The first call of a pipeline finds that columns are less work."""
         w, y, runs = scalars(np.linspace(0.1, 0.9, 600)), outputs(2), []
-
-        @ti.kernel
-        def squares(factor: float):
-            for i in w:
-                y[i % 2] += factor * w[i] ** 2
-
-        @ti.kernel
-        def differences():
-            for i in range(1, 600):
-                y[i % 2] += (w[i] - w[i - 1]) ** 2
+        squares = kernel_of("for i in w: y[i % 2] += factor * w[i] ** 2", "factor: float", w=w, y=y)
+        differences = kernel_of("for i in range(1, 600): y[i % 2] += (w[i] - w[i - 1]) ** 2", y=y, w=w)
 
         def run():
             runs.append(0)
@@ -295,11 +272,7 @@ class TestModes:
         n = 32 * rows
         w, t, y = scalars(np.linspace(0.1, 0.9, n)), outputs(n), outputs(rows)
         square = squares(w, t)
-
-        @ti.kernel
-        def add():
-            for i in t:
-                y[i % rows] += t[i] * w[i]
+        add = kernel_of("for i in t: y[i % rows] += t[i] * w[i]", t=t, y=y, rows=rows, w=w)
 
         def run():
             square()
@@ -326,20 +299,13 @@ class TestModes:
                 total += w[i] ** 2
             return total
 
-        @ti.kernel
-        def spread(factor: float):
-            for r in range(readers):
-                y[r % 8] += ti.sin(factor * (r % 8))
-
-        @ti.kernel
-        def add_in_place():
-            for i in w:
-                s[0] += w[i] ** 2
-
-        @ti.kernel
-        def spread_in_place():
-            for r in range(readers):
-                y[r % 8] += ti.sin(s[0] * (r % 8))
+        spread = kernel_of(
+            "for r in range(readers): y[r % 8] += ti.sin(factor * (r % 8))", "factor: float", readers=readers, y=y
+        )
+        add_in_place = kernel_of("for i in w: s[0] += w[i] ** 2", w=w, s=s)
+        spread_in_place = kernel_of(
+            "for r in range(readers): y[r % 8] += ti.sin(s[0] * (r % 8))", readers=readers, y=y, s=s
+        )
 
         def run():
             y.fill(0)
@@ -379,11 +345,7 @@ class TestModes:
         w, y, u = scalars(np.linspace(0.1, 0.9, 600)), outputs(2), outputs(600)
         factors, runs = iter([2.0, 3.0, 5.0, 7.0]), []
         square = squares(w, u)
-
-        @ti.kernel
-        def add(factor: float):
-            for i in u:
-                y[i % 2] += factor * u[i]
+        add = kernel_of("for i in u: y[i % 2] += factor * u[i]", "factor: float", u=u, y=y)
 
         def run():
             runs.append(len(runs))

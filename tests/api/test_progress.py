@@ -8,8 +8,8 @@ import types
 
 import numpy as np
 import pytest
-import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, stages, value_and_jacobian, vjp
@@ -39,12 +39,7 @@ def watched(monkeypatch):
 @pytest.fixture
 def program():
     x, y = scalars(np.linspace(0.1, 1.0, 30)), outputs(30)
-
-    @ti.kernel
-    def step():
-        for i in x:
-            y[i] += x[i] ** 2
-
+    step = kernel_of("step: for i in x: y[i] += x[i] ** 2", x=x, y=y)
     return step, x, y
 
 
@@ -75,16 +70,8 @@ def test_stages_of_a_slow_first_call(program, monkeypatch, caplog):
 def test_stages_of_the_kernels_of_a_pipeline(program, monkeypatch, caplog):
     monkeypatch.setattr(stages, "SLOW", -1.0)
     step, x, y = program
-
-    @ti.kernel
-    def scale():
-        for i in y:
-            y[i] *= 2.0
-
-    def run():
-        step()
-        scale()
-
+    scale = kernel_of("scale: for i in y: y[i] *= 2.0", y=y)
+    run = lambda: (step(), scale())
     with caplog.at_level(logging.INFO, logger="taichi_ext"):
         jacobian(run, x, y)
     text = caplog.text
@@ -210,16 +197,8 @@ def test_no_bar_where_nobody_watches(program, monkeypatch):
 def test_bar_of_the_way_back(monkeypatch):
     pytest.importorskip("rich")
     x, loss = scalars([1.0, 1.0, 1.0]), scalars(0.0)
-
-    @ti.kernel
-    def step():
-        for i in x:
-            x[i] *= 1.5
-
-    @ti.kernel
-    def total():
-        for i in x:
-            loss[None] += x[i]
+    step = kernel_of("step: for i in x: x[i] *= 1.5", x=x)
+    total = kernel_of("for i in x: loss[None] += x[i]", x=x, loss=loss)
 
     def run():
         for _ in range(4):
@@ -272,11 +251,7 @@ def test_an_error_ends_the_bar(watched):
     watched()
     x, y = scalars([0.1, 0.2, 0.3]), outputs(3)
     runs = []
-
-    @ti.kernel
-    def step():
-        for i in x:
-            y[i] += x[i] ** 2
+    step = kernel_of("step: for i in x: y[i] += x[i] ** 2", x=x, y=y)
 
     def run():
         runs.append(1)

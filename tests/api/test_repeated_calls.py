@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import integers, outputs, scalars
+from kernel_texts import kernel_of
 from many_threads import in_threads
 from numpy.testing import assert_allclose
 
@@ -33,10 +34,7 @@ def case(request):
                 total = total * ti.cos(x[k] * (i + 1)) + x[k]
             y[i] = total
 
-    @ti.kernel
-    def squares():
-        for i in y:
-            y[i] = x[i] ** 2
+    squares = kernel_of("for i in y: y[i] = x[i] ** 2", y=y, x=x)
 
     @ti.kernel
     def some():
@@ -112,16 +110,8 @@ def test_threads_share_a_launch(case):
 def test_kernels_without_tangents_are_repeated():
     """A kernel that reads a parameter and stores whole numbers is passed no arrays of tangents."""
     x, y, n = scalars([0.1, 0.2, 0.3]), outputs(3), integers([0, 0, 0])
-
-    @ti.kernel
-    def count():
-        for i in n:
-            n[i] = ti.cast(x[i] * 10.0 + 0.5, ti.i32)
-
-    @ti.kernel
-    def scale():
-        for i in y:
-            y[i] = x[i] * x[i] * n[i]
+    count = kernel_of("for i in n: n[i] = ti.cast(x[i] * 10.0 + 0.5, ti.i32)", n=n, x=x)
+    scale = kernel_of("for i in y: y[i] = x[i] * x[i] * n[i]", y=y, x=x, n=n)
 
     def run():
         for _ in range(4):
@@ -137,12 +127,7 @@ def test_kernels_without_tangents_are_repeated():
 def test_an_output_that_depends_on_no_parameter():
     """Its kernel takes no J, which is zero in each call."""
     x, y = scalars([1.5, 2.5]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = ti.floor(x[0])
-
+    k = kernel_of("for i in y: y[i] = ti.floor(x[0])", y=y, x=x)
     plan, out = Jacobian(k, x, y), np.ones((3, 2))
     for _ in range(3):
         assert np.array_equal(plan(), np.zeros((3, 2)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
@@ -30,10 +30,7 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-@ti.kernel
-def triple(x: ti.types.ndarray(), y: ti.types.ndarray()):
-    for I in ti.grouped(x):
-        y[I] = 3 * x[I]
+triple = kernel_of("for I in ti.grouped(x): y[I] = 3 * x[I]", "x: A, y: A")
 
 
 @ti.kernel
@@ -139,11 +136,7 @@ def test_gradcheck(mixed):
 
 
 def test_the_same_tensor_for_two_inputs():
-    @ti.kernel
-    def product(a: ti.types.ndarray(), b: ti.types.ndarray(), c: ti.types.ndarray()):
-        for i in a:
-            c[i] = a[i] * ti.sin(b[i])
-
+    product = kernel_of("for i in a: c[i] = a[i] * ti.sin(b[i])", "a: A, b: A, c: A")
     f = torch_function(product, ["a", "b"], "c")
     x = tensor(3)
     close(torch.autograd.grad(f(x, x).sum(), x)[0], torch.sin(x) + x * torch.cos(x))
@@ -235,9 +228,7 @@ KERNELS = """
 project(v: ti.types.vector(3, ti.f64), x: ARRAY, y: ARRAY):
     for i in range(y.shape[0]):
         y[i] = v.dot(ti.Vector([x[i, 0], x[i, 1], x[i, 2]])) / v.norm()
-rotate(x: VECTORS, y: VECTORS):
-    for i in x:
-        y[i] = ti.Vector([-x[i].y, x[i].x]) * x[i].norm()
+rotate(x: VECTORS, y: VECTORS): for i in x: y[i] = ti.Vector([-x[i].y, x[i].x]) * x[i].norm()
 energy(x: ARRAY, k: ti.f64) -> ti.f64:
     s = 0.0
     for i in range(x.shape[0]):
@@ -249,24 +240,16 @@ moments(x: ARRAY) -> ti.types.vector(2, ti.f64):
     for i in range(x.shape[0]):
         s += ti.Vector([x[i], x[i] ** 2])
     return s
-step(x: ARRAY, dt: ti.f64):
-    for i in x:
-        x[i] += dt * x[i] ** 2
+step(x: ARRAY, dt: ti.f64): for i in x: x[i] += dt * x[i] ** 2
 chain(x: ARRAY, T: ARRAY, n: ARRAY, y: ARRAY):
     ti.loop_config(serialize=True)
     for i in x:
         T[0] = T[0] * 0.5 + x[i]
         y[i] = T[0] ** 2
         n[0] += 1
-of_fields(n: ti.i32):
-    for i in a:
-        b[i] = n * ti.sin(a[i]) * scale[i % 2].norm()
-first(x: ARRAY):
-    for i in x:
-        b[i] = x[i] ** 2
-second(y: ARRAY, k: ti.f64):
-    for i in y:
-        y[i] += b[i] * k
+of_fields(n: ti.i32): for i in a: b[i] = n * ti.sin(a[i]) * scale[i % 2].norm()
+first(x: ARRAY): for i in x: b[i] = x[i] ** 2
+second(y: ARRAY, k: ti.f64): for i in y: y[i] += b[i] * k
 """
 
 
@@ -392,16 +375,8 @@ def test_derivatives_are_those_at_the_call(is_pipeline):
 @pytest.mark.sweep
 def test_second_derivatives_of_fields_and_numbers():
     x, y = scalars(np.zeros(3)), outputs(3)
-
-    @ti.kernel
-    def run(k: ti.f64):
-        for i in y:
-            y[i] = ti.sin(k * x[i]) * x[(i + 1) % 3]
-
-    @ti.kernel
-    def returning(x: ti.types.ndarray()) -> ti.f64:
-        return x[0] ** 2
-
+    run = kernel_of("for i in y: y[i] = ti.sin(k * x[i]) * x[(i + 1) % 3]", "k: ti.f64", y=y, x=x)
+    returning = kernel_of("returning(x: A) -> ti.f64: return x[0] ** 2")
     f, a = torch_function(run, [x], y), tensor(3)
     own = torch.autograd.functional.hessian(lambda a: (torch.sin(2 * a) * torch.roll(a, -1)).pow(2).sum(), a)
     close(torch.autograd.functional.hessian(lambda a: f(a, 2.0).pow(2).sum(), a), own)
@@ -468,12 +443,7 @@ def test_wrong_calls(mixed):
 
 def test_wrong_shape_for_a_field_or_number():
     x, y = scalars(np.zeros(4)), outputs(4)
-
-    @ti.kernel
-    def run(k: ti.f64):
-        for i in x:
-            y[i] = x[i] * k
-
+    run = kernel_of("for i in x: y[i] = x[i] * k", "k: ti.f64", x=x, y=y)
     with pytest.raises(InvalidArgumentError, match=r"shape \(3,\); expected \(4,\)"):
         torch_function(run, x, y)(tensor(3), 1.0)
     with pytest.raises(InvalidArgumentError, match=r"'k' has shape \(1,\); expected \(\)"):
@@ -490,12 +460,7 @@ def test_shape_that_is_none():
 
 
 def test_kernel_that_writes_to_an_input_that_is_no_output():
-    @ti.kernel
-    def spoil(x: ti.types.ndarray(), y: ti.types.ndarray()):
-        for i in x:
-            y[i] = x[i] ** 2
-            x[i] = 0.0
-
+    spoil = kernel_of("for i in x: y[i] = x[i] ** 2; x[i] = 0.0", "x: A, y: A")
     x = tensor(3)
     before = x.detach().clone()
     with pytest.raises(InvalidArgumentError, match=r"'x'.*outputs"):
@@ -504,11 +469,7 @@ def test_kernel_that_writes_to_an_input_that_is_no_output():
 
 
 def test_unsupported_constructs_come_through():
-    @ti.kernel
-    def odd(x: ti.types.ndarray(), y: ti.types.ndarray()):
-        for i in x:
-            y[i] = ti.bit_cast(ti.bit_cast(ti.cast(x[i], ti.f32), ti.i32), ti.f32)
-
+    odd = kernel_of("for i in x: y[i] = ti.bit_cast(ti.bit_cast(ti.cast(x[i], ti.f32), ti.i32), ti.f32)", "x: A, y: A")
     f = torch_function(odd, "x", "y")
     f(tensor(3, requires_grad=False))
     with pytest.raises(UnsupportedError, match="line"):

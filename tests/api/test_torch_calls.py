@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from captured_warnings import all_warnings
+from kernel_texts import kernel_of
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 
@@ -216,12 +217,7 @@ def test_wrong_tensors_that_the_function_allocates(shapes, message, ti32):
 def test_nothing_is_stored_before_a_wrong_tensor_is_noticed(ti32):
     factor = ti.field(ti.f32, 3)
     factor.fill(7.0)
-
-    @ti.kernel
-    def scale(a: A1, b: A1):
-        for i in a:
-            b[i] = factor[i] * a[i]
-
+    scale = kernel_of("scale(a: A1, b: A1): for i in a: b[i] = factor[i] * a[i]", A1=A1, factor=factor)
     function = torch_function(scale, inputs=["a", factor], outputs="b")
     with pytest.raises(InvalidArgumentError, match="'a' of scale has 2 dimensions"):
         function(torch.ones(3, 1), torch.zeros(3))
@@ -279,9 +275,7 @@ def test_recomputed_by_checkpoint(both_outputs):
 
 @pytest.mark.parametrize("pack", [torch.Tensor.clone, lambda t: t.detach().double()])
 def test_saved_tensors_that_hooks_replace(pack, both_outputs):
-    def saved():
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.float())
-
+    saved = lambda: torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t.float())
     gradients = []
     for function in (both_outputs, mixed_in_torch):
         a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
@@ -342,11 +336,7 @@ def test_an_empty_batch_of_gradients(ti32):
 def test_a_field_that_only_python_stores_to_is_left_as_it_is(ti64):
     """The way back starts from the fields as they were at the call, and puts back what they hold now."""
     count = ti.field(ti.f64, shape=2)
-
-    @ti.kernel
-    def scale(x: ti.types.ndarray(ti.f64, 1), y: ti.types.ndarray(ti.f64, 1)):
-        for i in x:
-            y[i] = 3 * x[i]
+    scale = kernel_of("for i in x: y[i] = 3 * x[i]", "x: A1, y: A1")
 
     def counted(x, y):
         count[1] = count[1] + 1

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernel_of
 
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError
@@ -28,27 +28,10 @@ RESULTS = {"LeastSquaresIteration", "LeastSquaresResult", "NewtonIteration", "Ne
 @pytest.fixture
 def things():
     x, y, e = scalars([0.3, 0.5, 0.7]), outputs(3), outputs(1)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] += x[i] ** 2
-
-    @ti.kernel
-    def energy():
-        for i in x:
-            e[0] += x[i] ** 2
-
-    @ti.kernel
-    def of_arrays(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            b[i] = a[i] ** 2
-
-    @ti.kernel
-    def scaled(s: float):
-        for i in x:
-            y[i] += s * x[i]
-
+    k = kernel_of("for i in x: y[i] += x[i] ** 2", x=x, y=y)
+    energy = kernel_of("energy: for i in x: e[0] += x[i] ** 2", x=x, e=e)
+    of_arrays = kernel_of("of_arrays(a: A, b: A): for i in a: b[i] = a[i] ** 2")
+    scaled = kernel_of("scaled(s: float): for i in x: y[i] += s * x[i]", x=x, y=y)
     yield {"scaled": scaled, "k": k, "energy": energy, "of_arrays": of_arrays, "x": x, "y": y, "e": e, "v": np.ones(3)}
     assert not y.to_numpy().any() and not e.to_numpy().any(), "something ran"
 
@@ -169,13 +152,7 @@ def test_each_kind_of_parameter(function, args, keywords, message):
 
 def test_a_wrong_call_in_a_kernel():
     x, y = scalars([2.0]), outputs(4)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            at = float(i)
-            y[i] = te.coverage(x[0] - at, at=at, antialias=True)
-
+    k = kernel_of("for i in y: at = float(i); y[i] = te.coverage(x[0] - at, at=at, antialias=True)", y=y, te=te, x=x)
     wanted = (
         r"line \d+, in .*k:\n[\s\S]*antialias=True is no argument of coverage. It is called as coverage\(level, at=\)."
     )
@@ -220,10 +197,7 @@ def test_an_error_within_is_not_one_of_the_call(things):
         raise TypeError("of the user")
 
     root = te.custom_root(solve, things["k"], things["x"], things["y"])
-
-    def run():
-        root()
-
+    run = lambda: root()
     with pytest.raises(TypeError, match="of the user"):
         te.jacobian(run, things["x"], things["y"])
 

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from package_modules import PACKAGE, nodes_of
 from runtimes import RUNTIME
 from taichi_program import initialise
@@ -95,10 +96,7 @@ def test_state_of_a_trace():
     def look():
         seen.append((host.current_kernel(), host.compiling()))
 
-    @ti.kernel
-    def k():
-        look()
-
+    k = kernel_of("look()", look=look)
     k()
     assert seen
     assert all(kernel is k._primal and callable_ is not None for kernel, callable_ in seen)
@@ -144,12 +142,7 @@ def test_arguments():
 
 def test_compiled_kernels_are_kept_and_forgotten():
     x, v = ti.field(ti.f64, 3), ti.ndarray(ti.f64, 3)
-
-    @ti.kernel
-    def k(t: ti.template(), v: ti.types.ndarray(ti.f64, 1)):
-        for i in range(3):
-            v[i] = t[i] + 1
-
+    k = kernel_of("for i in range(3): v[i] = t[i] + 1", "t: ti.template(), v: A1")
     kernel = k._primal
     for _ in range(2):
         k(x, v)
@@ -223,12 +216,7 @@ foreign_kernel._primal = type("Kernel", (), {"__module__": f"{OTHER}.lang.kernel
 
 def test_objects_of_the_other_runtime_are_rejected_with_both_names_and_the_rule():
     x = ti.field(ti.f64, 3)
-
-    @ti.kernel
-    def k(t: ti.template()):
-        for i in x:
-            t[i] = x[i]
-
+    k = kernel_of("for i in x: t[i] = x[i]", "t: ti.template()", x=x)
     both = f"{OTHER.title()}, but this process uses {RUNTIME.title()}. A process has one runtime"
     calls = ((k, Foreign(), x, (x,)), (k, x, Foreign(), (x,)), (k, x, x, (Foreign(),)), (foreign_kernel, x, x, ()))
     for kernel, params, outputs, args in calls:
@@ -238,12 +226,7 @@ def test_objects_of_the_other_runtime_are_rejected_with_both_names_and_the_rule(
 
 def test_a_field_of_the_other_runtime_in_a_kernel_is_rejected():
     x, other = ti.field(ti.f64, 3), Foreign()
-
-    @ti.kernel
-    def k():
-        for i in x:
-            x[i] = other[i]
-
+    k = kernel_of("for i in x: x[i] = other[i]", x=x, other=other)
     with pytest.raises(Exception, match="this process uses"):
         jacobian(k, x, x)
 

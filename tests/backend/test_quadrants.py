@@ -6,6 +6,7 @@ import linecache
 import numpy as np
 import pytest
 import taichi as qd
+from kernel_texts import func_of, kernel_of
 from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
@@ -107,11 +108,7 @@ def test_nested_and_frozen_dataclasses():
 
 
 def test_a_dataclass_of_fields():
-    @qd.kernel
-    def k(s: Fields):
-        for i in range(3):
-            s.y[i] = s.x[i] * s.x[(i + 1) % 3]
-
+    k = kernel_of("for i in range(3): s.y[i] = s.x[i] * s.x[(i + 1) % 3]", "s: Fields", Fields=Fields)
     s = Fields(*fields(X, np.zeros(3)))
     roll = np.roll(X, -1)
     assert_allclose(jacobian(k, s.x, s.y, args=(s,)), np.diag(roll) + np.roll(np.eye(3), 1, axis=1) * X[:, None])
@@ -147,11 +144,7 @@ class Tensors:
 
 @pytest.mark.parametrize("backend", ["FIELD", "NDARRAY"])
 def test_a_dataclass_of_tensors(backend):
-    @qd.kernel
-    def k(s: Tensors):
-        for i in range(3):
-            s.y[i] = s.x[i] ** 2
-
+    k = kernel_of("for i in range(3): s.y[i] = s.x[i] ** 2", "s: Tensors", Tensors=Tensors)
     s = Tensors(*(qd.tensor(qd.f64, (3,), backend=qd.Backend[backend]) for _ in range(2)))
     s.x.from_numpy(X)
     assert_allclose(jacobian(k, s.x, s.y, args=(s,)), np.diag(2 * X))
@@ -246,12 +239,7 @@ def test_sections_of_graphs_and_streams():
 
 def test_streams_in_a_pipeline():
     x, y = fields(X, np.zeros(3))
-
-    @qd.kernel
-    def k():
-        for i in range(3):
-            y[i] = qd.sin(x[i])
-
+    k = kernel_of("for i in range(3): y[i] = ti.sin(x[i])", y=y, x=x)
     stream = qd.create_stream()
 
     def run():
@@ -459,10 +447,7 @@ def test_messages_do_not_double_with_each_nested_function():
 def test_loops_that_the_reverse_mode_of_quadrants_refuses_have_a_gradient():
     x, total = qd.field(qd.f64, 3, needs_grad=True), qd.field(qd.f64, (), needs_grad=True)
     x.from_numpy(X)
-
-    @qd.func
-    def cubed(a):
-        return a * a * a
+    cubed = func_of("cubed(a): return a * a * a")
 
     @qd.kernel
     def k():
@@ -490,15 +475,8 @@ def test_a_rule_that_changes_is_seen_by_the_reverse_mode():
     """Quadrants keeps a kernel in three tables: one that is not cleared runs the old rule."""
     x, total = qd.field(qd.f64, 3, needs_grad=True), qd.field(qd.f64, (), needs_grad=True)
     x.from_numpy(X)
-
-    @qd.func
-    def squared(a):
-        return a * a
-
-    @qd.kernel
-    def k():
-        for i in range(3):
-            total[None] += squared(x[i])
+    squared = func_of("squared(a): return a * a")
+    k = kernel_of("for i in range(3): total[None] += squared(x[i])", total=total, squared=squared, x=x)
 
     def gradient():
         x.grad.fill(0)
@@ -525,11 +503,7 @@ def test_a_rule_that_changes_is_seen_by_the_reverse_mode():
 
 
 def test_views_of_buffers():
-    @qd.kernel
-    def k(x: qd.types.NDArray[qd.f64, 1], view: qd.BufferView[qd.f64]):
-        for i in range(3):
-            x[i] = view[i]
-
+    k = kernel_of("for i in range(3): x[i] = view[i]", "x: ti.types.NDArray[ti.f64, 1], view: ti.BufferView[ti.f64]")
     x = array(X)
     with pytest.raises((UnsupportedError, taichi_ext.InvalidArgumentError), match="view"):
         jacobian(k, x, x, args=(x, qd.BufferView(array(X), 0, 3)))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_array_equal
 from taichi import _kernels
 from taichi._lib import core
@@ -203,11 +204,7 @@ def emitted(function, values=(3.0, 5.0), size=4):
     def call():
         function(functools.partial(entry, x), functools.partial(entry, y))
 
-    @ti.kernel
-    def kernel_of_the_test():
-        call()
-
-    kernel_of_the_test()
+    kernel_of("call()", call=call)()
     return y.to_numpy()
 
 
@@ -409,9 +406,7 @@ def test_source_of_a_function():
 
 
 def test_decorated_functions_show_what_they_wrap():
-    @ti.func
-    def plain(a):
-        return a
+    plain = func_of("plain(a): return a")
 
     @ti.real_func
     def real(a: ti.f64) -> ti.f64:
@@ -439,11 +434,7 @@ def test_the_key_of_a_kernel_has_its_functions_where_they_are_traced_with_the_of
         def one(i: ti.i32):
             y[i] = number
 
-        @ti.kernel
-        def k():
-            for i in range(4):
-                one(i)
-
+        k = kernel_of("for i in range(4): one(i)", one=one)
         config.offline_cache = is_noted
         k()
         config.offline_cache = False
@@ -465,10 +456,7 @@ def test_functions_of_taichi_s_library_are_taichi_functions():
 
 
 def test_a_function_is_called_through_its_func():
-    @ti.func
-    def f(a):
-        return a * 2.0
-
+    f = func_of("f(a): return a * 2.0")
     y = ti.field(ti.f64, shape=())
     calls = []
 
@@ -477,11 +465,7 @@ def test_a_function_is_called_through_its_func():
         return Func.__call__(f.func, *args)
 
     f.func.__call__ = instead
-
-    @ti.kernel
-    def k():
-        y[None] = f(3.0)
-
+    k = kernel_of("y[None] = f(3.0)", y=y, f=f)
     k()
     assert len(calls) == 1, "a decorated ti.func no longer looks up __call__ on its Func"
     assert y[None] == 6.0
@@ -546,11 +530,7 @@ def test_kernels_have_the_attributes_that_a_fused_kernel_sets():
 def test_kernels_are_created_and_launched_in_two_steps():
     y = ti.field(ti.f64, shape=())
     steps = []
-
-    @ti.kernel
-    def k():
-        y[None] = 1.0
-
+    k = kernel_of("y[None] = 1.0", y=y)
     k()
     primal = k._primal
 
@@ -573,11 +553,7 @@ def test_kernels_are_created_and_launched_in_two_steps():
 
 
 def test_a_launch_can_be_repeated_with_its_context():
-    @ti.kernel
-    def count(a: ti.types.ndarray(ndim=1)):
-        for i in a:
-            a[i] += i
-
+    count = kernel_of("for i in a: a[i] += i", "a: ti.types.ndarray(ndim=1)")
     values = np.zeros(3)
     count(values)
     kernel = count._primal
@@ -777,11 +753,7 @@ def test_vectors_in_fields_need_to_be_scalarized_early():
     v.from_numpy(values)
 
     def make():
-        @ti.kernel
-        def k():
-            for i in range(2):
-                y[i] = v[i][i] + (v[i][0] + v[i][1] + v[i][2])
-
+        k = kernel_of("for i in range(2): y[i] = v[i][i] + (v[i][0] + v[i][1] + v[i][2])", y=y, v=v)
         return k
 
     right = values[[0, 1], [0, 1]] + values.sum(axis=1)
@@ -838,10 +810,7 @@ def test_a_real_function_whose_compilation_fails_counts_as_compiled():
         refuse()
         return 1.0
 
-    @ti.kernel
-    def k() -> ti.f64:
-        return broken()
-
+    k = kernel_of("k() -> ti.f64: return broken()", broken=broken)
     function = broken.func
     assert list(inspect.signature(Func.do_compile).parameters) == ["self", "key", "args", "arg_features"]
     with pytest.raises(ti.TaichiCompilationError, match="refused"):
@@ -882,11 +851,7 @@ def test_gradient_kernels_are_told_by_their_mode():
     def look():
         modes.append(impl.get_runtime().current_kernel.autodiff_mode)
 
-    @ti.kernel
-    def k():
-        look()
-        y[None] = x[None] * 2.0
-
+    k = kernel_of("look(); y[None] = x[None] * 2.0", look=look, y=y, x=x)
     k()
     k.grad()
     assert modes == [AutodiffMode.NONE, AutodiffMode.REVERSE]
@@ -1056,12 +1021,7 @@ def test_scalars_of_reordered_meshes_are_read_and_written_through_the_order():
 
 def test_arrays_whose_first_axis_changes_fastest_are_copied_for_the_launch_and_back():
     """So two of them that share memory do not see what the kernel stores to the other."""
-
-    @ti.kernel
-    def store(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        a[0, 1] = 5.0
-        b[0, 0] = a[0, 1] + a[1, 0]
-
+    store = kernel_of("a[0, 1] = 5.0; b[0, 0] = a[0, 1] + a[1, 0]", "a: A, b: A")
     a = np.arange(4.0).reshape(2, 2)
     store(a, a.T)
     np.testing.assert_array_equal(a, [[7, 1], [2, 3]])
@@ -1133,19 +1093,12 @@ def test_annotations_of_arrays():
 
 def test_structs_in_a_kernel_are_made_of_members_and_methods():
     y = ti.field(ti.f64, shape=())
-
-    @ti.func
-    def double(self):
-        return self.a * 2.0
+    double = func_of("double(self): return self.a * 2.0")
 
     def make(a):
         return Struct({"a": a, "__struct_methods": {"double": double}})
 
-    @ti.kernel
-    def k():
-        s = make(3.0)
-        y[None] = s.double()
-
+    k = kernel_of("s = make(3.0); y[None] = s.double()", make=make, y=y)
     k()
     assert y[None] == 6.0, "methods of a struct are no longer passed as '__struct_methods'"
     kind = ti.types.struct(a=ti.f64, b=ti.types.vector(2, ti.f64))
@@ -1182,10 +1135,7 @@ def test_functions_can_be_called_sealed():
     """Expressions need no builder of the kernel; statements and reads of fields do."""
     x = ti.field(ti.f64, shape=3)
     results = []
-
-    @ti.func
-    def read(i):
-        return x[i]
+    read = func_of("return x[i]", "i", x=x)
 
     def look(i):
         for function in (lambda: i * 2 + 1, lambda: ti.sin(float(3)) * i):
@@ -1196,11 +1146,7 @@ def test_functions_can_be_called_sealed():
             with pytest.raises(backend.SealedError), backend.sealed():
                 function()
 
-    @ti.kernel
-    def k():
-        for i in x:
-            look(i)
-
+    k = kernel_of("for i in x: look(i)", x=x, look=look)
     k()
     assert results == [Expr] * 2
 
@@ -1367,11 +1313,7 @@ def test_nodes_that_have_been_walked_keep_nothing_but_ptr():
         transform_tree(tree, context)
 
     walk._is_wrapped_kernel = True
-
-    @ti.kernel
-    def k():
-        walk()
-
+    k = kernel_of("walk()", walk=walk)
     k()
     assert seen == [1]
     assert [set(node.__dict__) - {"ptr", "root"} for node in ast.walk(tree)] == before
@@ -1417,23 +1359,11 @@ def test_an_argument_pack_has_members_by_name_and_makes_others():
     assert pack["data"] is data
     assert pack["inner"]["gain"] == 4.0
     seen = []
-
-    def note(p):
-        seen.append((type(p["inner"]["gain"]), type(p["data"])))
-
-    @ti.kernel
-    def k(p: Pack) -> ti.f64:
-        note(p)
-        return p.a * p.data[1] * p.inner.gain
-
+    note = lambda p: seen.append((type(p["inner"]["gain"]), type(p["data"])))
+    k = kernel_of("k(p: Pack) -> ti.f64: note(p); return p.a * p.data[1] * p.inner.gain", Pack=Pack, note=note)
     assert k(pack) == 24.0
     assert seen == [(Expr, AnyArray)]
-
-    @ti.kernel
-    def assigns(p: Pack) -> ti.f64:
-        a = 2.0
-        return a * p.a
-
+    assigns = kernel_of("assigns(p: Pack) -> ti.f64: a = 2.0; return a * p.a", Pack=Pack)
     with pytest.raises(ti.TaichiSyntaxError, match='Kernel argument "a" is immutable'):
         assigns(pack)
 

@@ -5,9 +5,8 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
-from kernel_texts import kernels_of, names_of
+from kernel_texts import kernel_of, kernels_of, names_of, squares
 from numpy.testing import assert_allclose
-from small_kernels import squares
 
 from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
 
@@ -135,9 +134,7 @@ class TestVectorsInArrays:
             ti.atomic_max(a[1][0], p[0] * p[1])
             a[1][0] -= p[1] * a[1][1]
             a[1][0] *= p[2]
-        of_functions:
-            a[1][0] = square(p[0])
-            a[1][0] += square(a[1][0]) * square(a[2][1])
+        of_functions: a[1][0] = square(p[0]); a[1][0] += square(a[1][0]) * square(a[2][1])
         chosen_at_run_time:
             n = ti.cast(p[0] * 3, ti.i32)
             a[1][n] = p[1] * p[2]
@@ -199,23 +196,13 @@ class TestVectorsInFields:
     def test_vectors(self):
         p, v, y = scalars(self.P), ti.Vector.field(3, ti.f64, shape=2), ti.field(ti.f64, shape=2)
         v.from_numpy(self.V)
-
-        @ti.kernel
-        def k():
-            for i in range(2):
-                y[i] = (v[i][i] + v[i].sum()) * p[i]
-
+        k = kernel_of("for i in range(2): y[i] = (v[i][i] + v[i].sum()) * p[i]", y=y, v=v, p=p)
         np.testing.assert_allclose(check_jacobian(k, p, y), self.SUMS[:, None] * np.eye(2, 6))
 
     def test_vectors_with_tangents(self):
         v, y = ti.Vector.field(3, ti.f64, shape=2), ti.field(ti.f64, shape=2)
         v.from_numpy(self.V)
-
-        @ti.kernel
-        def k():
-            for i in range(2):
-                y[i] = (v[i][i] + v[i].sum()) ** 2
-
+        k = kernel_of("for i in range(2): y[i] = (v[i][i] + v[i].sum()) ** 2", y=y, v=v)
         check_jacobian(k, v, y)
 
     @pytest.mark.sweep
@@ -224,16 +211,8 @@ class TestVectorsInFields:
         p, v = scalars(self.P), ti.Vector.field(3, ti.f64, shape=2)
         y, z = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=2)
         v.from_numpy(self.V)
-
-        @ti.kernel
-        def load():
-            for i in range(2):
-                y[i] = v[i][i] + v[i].sum()
-
-        @ti.kernel
-        def k():
-            for i in range(2):
-                z[i] = y[i] * p[i]
+        load = kernel_of("for i in range(2): y[i] = v[i][i] + v[i].sum()", y=y, v=v)
+        k = kernel_of("for i in range(2): z[i] = y[i] * p[i]", z=z, y=y, p=p)
 
         def run():
             load()
@@ -299,11 +278,9 @@ def test_no_loop_uses_more_buffers_than_a_device_has(monkeypatch):
         for i in x:
             z[i] = x[i] * y[i]
 
-    @ti.kernel
-    def mixed():
-        for i in many:
-            found[i] = many[i] * many[(i + 1) % 100] + many[i] ** 2 * many[99 - i]
-
+    mixed = kernel_of(
+        "for i in many: found[i] = many[i] * many[(i + 1) % 100] + many[i] ** 2 * many[99 - i]", many=many, found=found
+    )
     monkeypatch.setattr(backend, "most_buffers", lambda: 2)
     with pytest.raises(UnsupportedError, match="square and its derivatives uses 3 arrays and trees of fields"):
         jacobian(square, x, y)

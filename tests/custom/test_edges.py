@@ -5,7 +5,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
-from kernel_texts import kernels_of
+from kernel_texts import func_of, kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import area_in_pixels, circle_in_pixels, half_plane_in_pixels, line_in_box, line_in_pixels, pixels
 from reverse_mode import check_transpose, gradient_field
@@ -278,9 +278,7 @@ PAIR = [10.3, 9.2, 5.6, 15.4, 11.1, 6.3]  # two discs
 
 
 TRANSPOSED = """
-    hard:
-        px, py = float(i), float(j)
-        image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py))
+    hard: px, py = float(i), float(j); image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py))
     antialiased:
         px, py = float(i), float(j)
         image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py), antialias=True) ** 2
@@ -288,17 +286,12 @@ TRANSPOSED = """
         px, py = float(i), float(j)
         behind = edge(level(px, py, 3), p[6], 0.1, at=(px, py), antialias=True)
         image[i, j] = edge(level(px, py, 0), p[7], behind, at=(px, py), antialias=True)
-    with_a_jump:
-        px, py = float(i), float(j)
-        image[i, j] = edge(level(px, py, 0), p[6], 0.0, at=(px, py), jump=p[7])
+    with_a_jump: px, py = float(i), float(j); image[i, j] = edge(level(px, py, 0), p[6], 0.0, at=(px, py), jump=p[7])
 """
 
 
 def transposed_programs(p, image):
-    @ti.func
-    def level(x, y, n):
-        return p[n + 2] ** 2 - (x - p[n]) ** 2 - (y - p[n + 1]) ** 2
-
+    level = func_of("return p[n + 2] ** 2 - (x - p[n]) ** 2 - (y - p[n + 1]) ** 2", "x, y, n", p=p)
     return tuple(
         kernels_of(
             TRANSPOSED,
@@ -338,102 +331,47 @@ def test_float32():
 # --- what cannot be used ----------------------------------------------------------------------------------------------
 
 
-def edge_kernel(body):
-    """A kernel over 8 x 6 pixels that stores what ``body(x, i, j, px, py)`` gives."""
+# What a function for the value of a pixel returns -> what the message says; after !, a plain run is refused, too.
+BAD = r"""
+edge(8 * x[0] - px, 1.0, 0.0) -> edge needs at=\(px, py\)
+!edge(8 * x[0] - px, 1.0, 0.0, antialias=True) -> edge needs at=\(px, py\)
+!edge(i - 3, x[0], 0.0, at=(px, py)) -> edge: level must be a real scalar .* a value of type i32 is given
+!edge(3, 1.0, 0.0, at=(px, py)) -> edge: level must be a real scalar .* 3 is given
+!coverage(i - 3, at=(px, py)) -> coverage: level must be a real scalar .* a value of type i32 is given
+!edge(ti.Vector([x[0] - px, 1.0]), 1.0, 0.0, at=(px, py)) -> edge: level must be a real scalar .* a value of shape \(2,\) is given
+edge(8 * x[0] - i, 1.0, 0.0, at=(2 * i, j)) -> at must be two real variables
+edge(8 * x[0] - float(i), 1.0, 0.0, at=(float(i), float(j))) -> at must be two real variables
+edge(8 * x[0] - px, 1.0, 0.0, at=(px,)) -> edge: at must be a pair of real numbers, at=\(px, py\); a tuple of 1 is given
+edge(8 * x[0] - px, 1.0, 0.0, at=(ti.Vector([px, py]), ti.Vector([px, py]))) -> edge: at must be a pair of real numbers
+!segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=px) -> segment_edge: at must be a pair .* a value of type f[36][24] is given
+!segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=(px, py, px)) -> segment_edge: at must be a pair .* a tuple of 3 is given
+edge(8 * x[0] - 2.5, 1.0, 0.0, at=(px, py)) -> level does not depend on at=\(px, py\); compute it in the same kernel
+!edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias="soft") -> antialias is 'soft'; expected True or False
+!edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias=px > 1.0) -> antialias is a value of the kernel; expected True or False
+!edge(8 * x[0] - px, ti.Vector([1.0, x[0]]), ti.Vector([1.0, 2.0, 3.0]), at=(px, py))[0] -> inside has shape \(2,\), outside \(3,\); give both the same shape
+edge(8 * x[0] - px, 1.0, x[0], at=(px, py), jump=ti.Vector([1.0, 2.0])) -> jump has shape \(2,\), the values \(\)
+!edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), wrong=3) -> wrong=3 is no argument of edge. It is called as edge\(level
+!edge(8 * x[0] - px, 1.0, at=(px, py)) -> outside is missing: edge is called as edge\(level, inside, outside
+!edge(8 * x[0] - px, 1.0, 0.0, (px, py)) -> given to edge by position; name the argument: edge\(
+!segment_edge(x[0], x[1], 1.0, at=(px, py)) -> segment_edge: start must be a vector of 2, .* a value of type f[36][24] is given
+"""
+
+
+@pytest.mark.parametrize("row", BAD.strip().splitlines())
+def test_bad_input(row):
+    body, message = row.removeprefix("!").split(" -> ")
     x, image = scalars([0.3, 0.8]), outputs(8, 6)
-    body = ti.func(body)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            image[i, j] = body(x, i, j, px, py)
-
-    return k, x, image
-
-
-# fmt: off
-def no_position(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0)
-def antialiased_without_position(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, antialias=True)
-def integer_level(x: ti.template(), i, j, px, py):
-    return edge(i - 3, x[0], 0.0, at=(px, py))
-def vector_level(x: ti.template(), i, j, px, py):
-    return edge(ti.Vector([x[0] - px, 1.0]), 1.0, 0.0, at=(px, py))
-def integer_position(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - i, 1.0, 0.0, at=(2 * i, j))
-def position_written_in_place(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - float(i), 1.0, 0.0, at=(float(i), float(j)))
-def single_position(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, at=(px,))
-def independent_level(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - 2.5, 1.0, 0.0, at=(px, py))
-def unknown_antialias(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias="soft")
-def unequal_shapes(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, ti.Vector([1.0, x[0]]), ti.Vector([1.0, 2.0, 3.0]), at=(px, py))[0]
-def unknown_keyword(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), wrong=3)
-def missing_outside(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, at=(px, py))
-def position_without_its_name(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, (px, py))
-def scalar_ends(x: ti.template(), i, j, px, py):
-    return segment_edge(x[0], x[1], 1.0, at=(px, py))
-def scalar_position_of_a_segment(x: ti.template(), i, j, px, py):
-    return segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=px)
-def three_positions_of_a_segment(x: ti.template(), i, j, px, py):
-    return segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=(px, py, px))
-def antialias_of_the_kernel(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias=px > 1.0)
-def constant_level(x: ti.template(), i, j, px, py):
-    return edge(3, 1.0, 0.0, at=(px, py))
-def covered_integer(x: ti.template(), i, j, px, py):
-    return coverage(i - 3, at=(px, py))
-def unequal_jump(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, x[0], at=(px, py), jump=ti.Vector([1.0, 2.0]))
-def position_of_vectors(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, at=(ti.Vector([px, py]), ti.Vector([px, py])))
-# fmt: on
-
-
-BAD = {  # what the message says; whether a plain run of the kernel is refused, too
-    no_position: (r"edge needs at=\(px, py\)", False),
-    antialiased_without_position: (r"edge needs at=\(px, py\)", True),
-    integer_level: ("edge: level must be a real scalar .* a value of type i32 is given", True),
-    constant_level: ("edge: level must be a real scalar .* 3 is given", True),
-    covered_integer: ("coverage: level must be a real scalar .* a value of type i32 is given", True),
-    vector_level: (r"edge: level must be a real scalar .* a value of shape \(2,\) is given", True),
-    integer_position: ("at must be two real variables", False),
-    position_written_in_place: ("at must be two real variables", False),
-    single_position: (r"edge: at must be a pair of real numbers, at=\(px, py\); a tuple of 1 is given", False),
-    position_of_vectors: (r"edge: at must be a pair of real numbers", False),
-    scalar_position_of_a_segment: ("segment_edge: at must be a pair .* a value of type f[36][24] is given", True),
-    three_positions_of_a_segment: ("segment_edge: at must be a pair .* a tuple of 3 is given", True),
-    independent_level: (r"level does not depend on at=\(px, py\); compute it in the same kernel", False),
-    unknown_antialias: ("antialias is 'soft'; expected True or False", True),
-    antialias_of_the_kernel: ("antialias is a value of the kernel; expected True or False", True),
-    unequal_shapes: (r"inside has shape \(2,\), outside \(3,\); give both the same shape", True),
-    unequal_jump: (r"jump has shape \(2,\), the values \(\)", False),
-    unknown_keyword: ("wrong=3 is no argument of edge. It is called as edge\\(level", True),
-    missing_outside: ("outside is missing: edge is called as edge\\(level, inside, outside", True),
-    position_without_its_name: ("given to edge by position; name the argument: edge\\(", True),
-    scalar_ends: ("segment_edge: start must be a vector of 2, .* a value of type f[36][24] is given", True),
-}
-
-
-@pytest.mark.parametrize("body", list(BAD))
-def test_bad_input(body):
-    message, is_refused_plainly = BAD[body]
-    k, x, image = edge_kernel(body)
+    scope = {"coverage": coverage, "edge": edge, "segment_edge": segment_edge}
+    value = func_of(f"return {body}", "x: ti.template(), i, j, px, py", **scope)
+    text = "for i, j in image: px, py = float(i), float(j); image[i, j] = value(x, i, j, px, py)"
+    k = kernel_of(text, x=x, image=image, value=value)
     with pytest.raises((UnsupportedError, te.InvalidArgumentError, ti.TaichiTypeError), match=message) as error:
         jacobian(k, x, image)
     text = str(error.value)
-    assert "test_edges.py" in text
+    assert 'File "<kernels ' in text
     assert "line" in text
     assert len(text.splitlines()) < 10
-    if is_refused_plainly:
+    if row[0] == "!":
         with pytest.raises((UnsupportedError, te.InvalidArgumentError, ti.TaichiTypeError)) as error:
             k()
         if RUNTIME == "taichi":  # Quadrants adds its stack at each level

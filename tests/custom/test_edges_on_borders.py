@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from drawings import layered
+from kernel_texts import func_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, layers, pixel, vjp
@@ -37,17 +38,12 @@ def perspective(place, first):
 
 
 def quadratic(place, first):
-    @ti.func
-    def level(x, y):
-        return place[None] ** 2 - x * x
-
+    level = func_of("return place[None] ** 2 - x * x", "x, y", place=place)
     return level
 
 
 def by_condition(level, image, first):
-    @ti.func
-    def shade(x, y):
-        return ti.select(level(x, y) > 0, 1.0, 0.0)
+    shade = func_of("return ti.select(level(x, y) > 0, 1.0, 0.0)", "x, y", level=level)
 
     @ti.kernel
     def k():
@@ -58,9 +54,7 @@ def by_condition(level, image, first):
 
 
 def by_rounding(level, image, first):
-    @ti.func
-    def shade(x, y):
-        return float(int(ti.floor(0.05 * level(x, y))) & 1)
+    shade = func_of("return float(int(ti.floor(0.05 * level(x, y))) & 1)", "x, y", level=level)
 
     @ti.kernel
     def k():
@@ -71,9 +65,7 @@ def by_rounding(level, image, first):
 
 
 def by_depth(level, image, first):
-    @ti.func
-    def surface(n, x, y):
-        return 1.0, ti.select(n == 0, -level(x, y), level(x, y)), 1.0 - n
+    surface = func_of("return 1.0, ti.select(n == 0, -level(x, y), level(x, y)), 1.0 - n", "n, x, y", level=level)
 
     @ti.kernel
     def k():
@@ -109,11 +101,7 @@ def test_rows_in_reverse_mode(scene):
 def test_cells_whose_border_is_that_of_pixels(dtype, axis):
     """Also that of squares within pixels, which are divided since the distances are not linear."""
     sites, image = ti.Vector.field(2, dtype, shape=2), ti.field(dtype, shape=(7, 7))
-
-    @ti.func
-    def cell(n, x, y):
-        return 1.0, (ti.Vector([x, y]) - sites[n]).norm(), 0.2 + 0.7 * n
-
+    cell = func_of("return 1.0, (ti.Vector([x, y]) - sites[n]).norm(), 0.2 + 0.7 * n", "n, x, y", sites=sites)
     k = layered(image, cell, 2, 0.0, order="depth")
     plan = Jacobian(k, sites, image)
     for a, b in ((2.0, 5.0), (2.0, 4.0), (1.0, 4.5), (1.3, 3.7), (2.1, 4.0)):

@@ -7,6 +7,7 @@ import taichi as ti
 from captured_warnings import all_warnings
 from differences import outputs, read, scalars, write
 from drawings import drawing, layered
+from kernel_texts import func_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, coverage, pixel, value_and_jacobian, vjp
@@ -203,11 +204,7 @@ def level_of(p):
 def inside_of(p):
     """1 in a triangle with corners in p."""
     level = level_of(p)
-
-    @ti.func
-    def shade(x, y):
-        return ti.select(level(x, y) > 0, 1.0, 0.0)
-
+    shade = func_of("return ti.select(level(x, y) > 0, 1.0, 0.0)", "x, y", level=level)
     return shade
 
 
@@ -262,14 +259,8 @@ def test_coverage_of_discs_and_their_caps():
 
 def draws_disc(use, p, image):
     """The kernel that draws a disc by ``pixel`` or ``coverage``."""
-
-    @ti.func
-    def level(x, y):
-        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2)
-
-    @ti.func
-    def shade(x, y):
-        return ti.select(level(x, y) > 0, 1.0, 0.0)
+    level = func_of("return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2)", "x, y", p=p)
+    shade = func_of("return ti.select(level(x, y) > 0, 1.0, 0.0)", "x, y", level=level)
 
     @ti.kernel
     def k():
@@ -367,11 +358,7 @@ def test_stripes_on_a_cylinder(use):
 def test_tangents_jump_at_their_poles():
     """The level of a condition on one is not 0 there; J was 200 times too large."""
     p, image = scalars(np.array([0.3, 2.1])), outputs(20, 1)
-
-    @ti.func
-    def shade(x, y):
-        return ti.select(ti.tan((x - p[0]) * p[1]) > 0, 1.0, 0.2)
-
+    shade = func_of("return ti.select(ti.tan((x - p[0]) * p[1]) > 0, 1.0, 0.2)", "x, y", p=p)
     J = Jacobian(drawing(shade, image), p, image)()[:, 0]
     numbers = np.arange(-1, 26)
     away = numbers * np.pi / 2 / 2.1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, InvalidRuleError, boundary_gradient, check_rule, jacobian
@@ -56,11 +57,7 @@ def test_entries_of_fields_of_structs():
     def _(ball, d_ball):
         return 5.0 * d_ball.velocity.dot(ball.velocity) - d_ball.mass
 
-    @ti.kernel
-    def k():
-        for i in balls:
-            y[i] = energy(balls[i], 1.0)
-
+    k = kernel_of("for i in balls: y[i] = energy(balls[i], 1.0)", balls=balls, y=y, energy=energy)
     by_mass, by_velocity = jacobian(k, [balls.mass, balls.velocity], y)
     assert_allclose(by_mass, -np.eye(3))
     expected = np.zeros((3, 3, 2))
@@ -71,10 +68,7 @@ def test_entries_of_fields_of_structs():
 def test_zeros_among_the_tangents():
     made, _, moved = functions()
     x, y = scalars(X), outputs(3)
-
-    @ti.func
-    def pair(a):
-        return ti.Vector([a, a * a])
+    pair = func_of("return ti.Vector([a, a * a])", "a")
 
     @boundary_gradient(pair)
     def _(a, d_a):
@@ -106,11 +100,7 @@ def test_tangents_of_another_form_are_refused(given):
             return d_ball.inner
         return Ball(1.0, d_ball.velocity, d_ball.inner)
 
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = moved(made(x[i]), 2.0).mass
-
+    k = kernel_of("for i in x: y[i] = moved(made(x[i]), 2.0).mass", x=x, y=y, moved=moved, made=made)
     with pytest.raises(InvalidRuleError, match=r"does not depend" if given == "constant" else "returns a value of"):
         jacobian(k, x, y)
 

@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from differences import central_differences, outputs, scalars, vector_outputs, write
 from drawings import layered
+from kernel_texts import func_of
 from numpy.testing import assert_allclose
 from planar import area, clip, square
 from taichi_program import initialise
@@ -20,10 +21,7 @@ PLANES = 4
 
 def planes_kernel(p, image, has_depth):
     """Half-planes ``p0 > cos(p1) x + sin(p1) y`` of colours p2, at depths that are planes (p3, p4, p5) or bent by p6, too."""
-
-    @ti.func
-    def plane(n, x, y):
-        return 2.0 * (p[n, 0] - x * ti.cos(p[n, 1]) - y * ti.sin(p[n, 1])), p[n, 2]
+    plane = func_of("return 2.0 * (p[n, 0] - x * ti.cos(p[n, 1]) - y * ti.sin(p[n, 1])), p[n, 2]", "n, x, y", p=p)
 
     @ti.func
     def tilted(n, x, y):
@@ -210,15 +208,8 @@ def test_more_transparent_shapes_than_the_table_holds():
     alphas = np.linspace(0.1, 0.9, 9)
     alpha, image = scalars(alphas), vector_outputs(2, 2, 3)
     reach = scalars([50.0])
-
-    @ti.func
-    def veil(n, x, y):
-        return reach[0] - x, ti.Vector([1.0, 0.1 * n]), alpha[n]
-
-    @ti.func
-    def veil_everywhere(n, x, y):
-        _, value, own = veil(n, x, y)
-        return 1.0, value, own
+    veil = func_of("return reach[0] - x, ti.Vector([1.0, 0.1 * n]), alpha[n]", "n, x, y", reach=reach, alpha=alpha)
+    veil_everywhere = func_of("_, value, own = veil(n, x, y); return 1.0, value, own", "n, x, y", veil=veil)
 
     def composite(a):
         value = np.zeros(2)
@@ -276,36 +267,13 @@ def draws(shape, order="index", background=0.0):
 
 def test_bad_input():
     x = scalars([0.3, 0.8])
-
-    @ti.func
-    def alone(n, px, py):
-        return x[0] - px
-
-    @ti.func
-    def of_number(n):
-        return x[n], 1.0
-
-    @ti.func
-    def stores(n, px, py):
-        x[1] += px
-        return x[0] - px, px, 1.0
-
-    @ti.func
-    def without_position(n, px, py):
-        return x[0] * (n + 1), 1.0
-
-    @ti.func
-    def whole(n, px, py):
-        return n - 1, 1.0
-
-    @ti.func
-    def vector(n, px, py):
-        return x[0] - px, ti.Vector([1.0, x[1]])
-
-    @ti.func
-    def vector_alpha(n, px, py):
-        return x[0] - px, 1.0, ti.Vector([0.5, x[1]])
-
+    alone = func_of("return x[0] - px", "n, px, py", x=x)
+    of_number = func_of("of_number(n): return x[n], 1.0", x=x)
+    stores = func_of("x[1] += px; return x[0] - px, px, 1.0", "n, px, py", x=x)
+    without_position = func_of("return x[0] * (n + 1), 1.0", "n, px, py", x=x)
+    whole = func_of("return n - 1, 1.0", "n, px, py")
+    vector = func_of("return x[0] - px, ti.Vector([1.0, x[1]])", "n, px, py", x=x)
+    vector_alpha = func_of("return x[0] - px, 1.0, ti.Vector([0.5, x[1]])", "n, px, py", x=x)
     for shape, order, message in (
         (of_number, "index", r"layers: shape is of_number\(n\), which takes 1 arguments; layers passes 3: n, x and y"),
         (stores, "depth", "layers: shape must only read and compute"),
@@ -330,11 +298,7 @@ def test_bad_input():
 
 def test_forward_mode_is_refused():
     x, image = ti.field(ti.f64, 2, needs_dual=True), ti.field(ti.f64, (5, 4), needs_dual=True)
-
-    @ti.func
-    def shape(n, px, py):
-        return x[n] - px, 1.0
-
+    shape = func_of("return x[n] - px, 1.0", "n, px, py", x=x)
     k = layered(image, shape, 2, 0.0)
     with pytest.raises(ti.TaichiCompilationError, match=r"FwdMode.*taichi_ext.jacobian"):
         with ti.ad.FwdMode(loss=image, param=x, seed=[1.0, 0.0]):

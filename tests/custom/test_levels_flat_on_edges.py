@@ -7,7 +7,7 @@ where its sides lie on borders of pixels or of squares in them, or a rounding be
 import numpy as np
 import pytest
 import taichi as ti
-from kernel_texts import kernels_of
+from kernel_texts import func_of, kernels_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import coverage, edge, jacobian, layers, pixel
@@ -62,20 +62,12 @@ def make_level(box, form):
             within = ti.max(qx, qy)
         return -(outside + within)
 
-    @ti.func
-    def with_slope(x, y):
-        qx, qy = offsets(x, y)
-        return -ti.max(qx, qy)
-
-    @ti.func
-    def one_sided(x, y):
-        qx, qy = offsets(x, y)
-        return ti.max(-ti.max(qx, qy), 0.0)
-
+    with_slope = func_of("qx, qy = offsets(x, y); return -ti.max(qx, qy)", "x, y", offsets=offsets)
+    one_sided = func_of("qx, qy = offsets(x, y); return ti.max(-ti.max(qx, qy), 0.0)", "x, y", offsets=offsets)
     return {"max": by_max, "branches": by_branches, "with a slope": with_slope, "one-sided": one_sided}[form]
 
 
-def kernel_of(scene, form, name):
+def kernel_for(scene, form, name):
     """The kernel of the module for a form of the level and a function of the package."""
     box, image, kernels = scene
     if (form, name) not in kernels:
@@ -84,36 +76,22 @@ def kernel_of(scene, form, name):
 
 
 KERNELS = """
-    by_edge:
-        x, y = float(i), float(j)
-        image[i, j] = edge(level(x, y), 3.0, 1.0, at=(x, y))
-    by_coverage:
-        x, y = float(i), float(j)
-        image[i, j] = 1.0 + 2.0 * coverage(level(x, y), at=(x, y))
-    by_layers:
-        image[i, j] = layers(layer, 1, 1.0, at=(i, j))
+    by_edge: x, y = float(i), float(j); image[i, j] = edge(level(x, y), 3.0, 1.0, at=(x, y))
+    by_coverage: x, y = float(i), float(j); image[i, j] = 1.0 + 2.0 * coverage(level(x, y), at=(x, y))
+    by_layers: image[i, j] = layers(layer, 1, 1.0, at=(i, j))
     by_nearest:
         image[i, j] = layers(surface, 1, 1.0, at=(i, j), order="depth")
-    by_pixel:
-        image[i, j] = pixel(shade, at=(i, j))
+    by_pixel: image[i, j] = pixel(shade, at=(i, j))
 """
 
 
 def make_kernel(level, image, name):
-    @ti.func
-    def layer(n, x, y):
-        return level(x, y), 3.0
-
-    @ti.func
-    def surface(n, x, y):
-        return level(x, y), 1.0, 3.0
-
-    @ti.func
-    def shade(x, y):
-        return ti.select(level(x, y) > 0, 3.0, 1.0)
-
-    scope = {f.__name__: f for f in (coverage, edge, layers, pixel, layer, surface, shade)}
-    return kernels_of(KERNELS, "for i, j in image:\n    ...\n", level=level, image=image, **scope)[f"by_{name}"]
+    layer = func_of("return level(x, y), 3.0", "n, x, y", level=level)
+    surface = func_of("return level(x, y), 1.0, 3.0", "n, x, y", level=level)
+    shade = func_of("return ti.select(level(x, y) > 0, 3.0, 1.0)", "x, y", level=level)
+    scope = {"level": level, "image": image, "layer": layer, "surface": surface, "shade": shade}
+    scope |= {"coverage": coverage, "edge": edge, "layers": layers, "pixel": pixel}
+    return kernels_of(KERNELS, "for i, j in image:\n    ...\n", **scope)[f"by_{name}"]
 
 
 def assert_sums(scene, kernel, place, atol):
@@ -134,7 +112,7 @@ ATOL = {"edge": 0.3, "coverage": 0.3, "layers": 0.1, "nearest": 0.1, "pixel": 0.
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("form", ["max", "branches", "with a slope"])
 def test_a_box(scene, form, place, name):
-    assert_sums(scene, kernel_of(scene, form, name), PLACES[place], ATOL[name])
+    assert_sums(scene, kernel_for(scene, form, name), PLACES[place], ATOL[name])
     if (form, name, place) == ("max", "coverage", "turned"):
         assert_allclose(scene[1].to_numpy().sum() - SIDE**2, 8 * 5.3 * 3.4, atol=2e-3)
 
@@ -144,14 +122,14 @@ def test_a_box(scene, form, place, name):
 @pytest.mark.parametrize("name", ATOL)
 @pytest.mark.parametrize("place", ["through centres of pixels", "with roundings"])
 def test_a_level_that_is_constant_outside(scene, place, name):
-    assert_sums(scene, kernel_of(scene, "one-sided", name), PLACES[place], ATOL[name])
+    assert_sums(scene, kernel_for(scene, "one-sided", name), PLACES[place], ATOL[name])
 
 
 @pytest.mark.mostly_sweep("float32-coverage", "float32-layers")
 @pytest.mark.parametrize("name", ["coverage", "layers"])
 def test_corners_a_rounding_beside_the_centre_of_a_pixel(scene, name):
     """The sides of a square that the pixel is divided into are on the edges there, or beside them."""
-    kernel = kernel_of(scene, "max", name)
+    kernel = kernel_for(scene, "max", name)
     for dx in (0.0, 1e-15, 4.8e-7, -4.8e-7, 5e-6):
         for dy in (0.0, 1e-15, -4.8e-7, 5e-6):
             J = assert_sums(scene, kernel, (9.0 + dx, 10.0 + dy, 5.0, 4.0, 0.0), 0.8)

@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
 from drawings import layered
+from kernel_texts import func_of
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
 
@@ -74,11 +75,7 @@ def test_shapes_that_cross_a_pixel_more_than_once(name, draws):
     p, image = scalars(np.array(given)), outputs(12, 9)
     count = len(given) if np.ndim(given) > 1 else 1
     level_of = ti.func(function)
-
-    @ti.func
-    def shape(n, x, y):
-        return level_of(p, n, x, y)
-
+    shape = func_of("return level_of(p, n, x, y)", "n, x, y", level_of=level_of, p=p)
     k = draws(shape, count, image)
 
     @ti.func
@@ -118,10 +115,7 @@ def test_of_too_many_shapes_the_nearest_stay(order):
     def discs_behind(n, x, y):
         return 2.2 - ti.sqrt((x - 3.1) ** 2 + (y - 3.2) ** 2), depths[n], 0.2 + 0.05 * depths[n]
 
-    @ti.func
-    def tilted(n, x, y):
-        return 1.0, (depths[n] - 4) * (x - 3.2), 0.2 + 0.05 * depths[n]
-
+    tilted = func_of("return 1.0, (depths[n] - 4) * (x - 3.2), 0.2 + 0.05 * depths[n]", "n, x, y", depths=depths)
     value, J = value_and_jacobian(draws_nearest(discs_behind, 9, image), depths, image)
     area = (value - 0.1).sum() / 0.1
     assert area == pytest.approx(np.pi * 2.2**2, rel=1e-3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs
+from kernel_texts import func_of
 from mesh_scenes import FOCAL, H, Scene, W, cube, linked_tori
 from numpy.testing import assert_allclose
 from taichi_program import initialise
@@ -122,10 +123,7 @@ def test_edges_along_the_border_of_pixels_and_ends_that_are_not_finite(ti64, dty
     initialise(default_fp=dtype)
     ends, image = ti.Vector.field(2, dtype, shape=4), outputs(8, 6, dtype=dtype)
     other = outputs(8, 6, dtype=dtype)
-
-    @ti.func
-    def seen(x, y):
-        return ti.select(x < ends[0].x, 2.0, 0.5)
+    seen = func_of("return ti.select(x < ends[0].x, 2.0, 0.5)", "x, y", ends=ends)
 
     @ti.kernel
     def draw():

@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from captured_warnings import no_warnings
 from differences import central_differences, outputs, read, scalars, vector_outputs
+from kernel_texts import func_of, kernel_of
 from mesh_scenes import cube
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import area_in_pixels, clip, line_in_pixels
@@ -133,10 +134,7 @@ def test_an_edge_that_is_hidden_in_part(ti64):
 
 def test_bad_input(ti64):
     x, image, points = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4))), ti.Vector.field(2, ti.f64, 3)
-
-    @ti.func
-    def seen(px, py):
-        return px
+    seen = func_of("return px", "px, py")
 
     def kernel(how, start, row):
         @ti.kernel
@@ -195,11 +193,7 @@ def test_arguments_that_do_not_fit_are_named(ti64):
 def test_an_image_that_is_drawn_after_its_edges(ti64):
     """Terms that are replaced are said; not those that a later loop computes with."""
     p, image = gradient_field([[0.3, 0.8], [3.1, 2.2]], 1), outputs(5, 4)
-
-    @ti.func
-    def stores(x, y):
-        image[0, 0] = x
-        return y
+    stores = func_of("stores(x, y): image[0, 0] = x; return y", image=image)
 
     @ti.kernel
     def late():
@@ -218,11 +212,9 @@ def test_an_image_that_is_drawn_after_its_edges(ti64):
             value = image[i, j]
             image[i, j] = value**2
 
-    @ti.kernel
-    def storing():
-        for n in range(1):
-            add_edge(image, p[n], p[n + 1], stores)
-
+    storing = kernel_of(
+        "for n in range(1): add_edge(image, p[n], p[n + 1], stores)", add_edge=add_edge, image=image, p=p, stores=stores
+    )
     with pytest.warns(
         te.DerivativeWarning, match=r"line \d+.*\n.*p\[0\]\[0\]\nThe kernel stores to image after add_edge"
     ):
@@ -240,10 +232,7 @@ def test_a_jump_that_is_given(ti64, antialias):
     """A triangle, thinner than a pixel at its tip, of a colour that is a parameter: areas of clipped polygons."""
     corners = np.array([[1.3, 0.8], [11.9, 2.4], [4.6, 9.7]])
     p, colour, image = gradient_field(corners, 1), gradient_field([0.4, 0.9]), ti.Vector.field(2, ti.f64, shape=(W, H))
-
-    @ti.func
-    def side(a, b, x, y):
-        return (p[b].x - p[a].x) * (y - p[a].y) - (p[b].y - p[a].y) * (x - p[a].x)
+    side = func_of("return (p[b].x - p[a].x) * (y - p[a].y) - (p[b].y - p[a].y) * (x - p[a].x)", "a, b, x, y", p=p)
 
     @ti.kernel
     def k():
@@ -278,10 +267,7 @@ def test_antialiased_edges_of_a_mesh(ti64):
     table = mesh_edges(triangles, corners)
     edges = ti.Vector.field(4, ti.i32, shape=len(table))
     edges.from_numpy(table)
-
-    @ti.func
-    def side(a, b, x, y):
-        return (p[b].x - p[a].x) * (y - p[a].y) - (p[b].y - p[a].y) * (x - p[a].x)
+    side = func_of("return (p[b].x - p[a].x) * (y - p[a].y) - (p[b].y - p[a].y) * (x - p[a].x)", "a, b, x, y", p=p)
 
     @ti.func
     def seen(x, y):
@@ -365,11 +351,7 @@ def test_the_part_of_a_long_edge_that_is_hidden(ti64, row, strip):
 @pytest.mark.sweep
 def test_a_jump_that_changes_along_an_edge(ti64):
     """Between samples it is taken to be linear: the moment of the jump 1 + x / 10 over the edge."""
-
-    @ti.func
-    def seen(x, y):
-        return ti.select(y > 15.2, 1.0 + 0.1 * x, 0.0)
-
+    seen = func_of("return ti.select(y > 15.2, 1.0 + 0.1 * x, 0.0)", "x, y")
     for row in ([0, 1, 2, 3], [0, 1, 2, -1]):
         by_ends = terms_of_one_edge(row, DIAMOND, seen)[:2, 1]
         t, w = np.polynomial.legendre.leggauss(4)

@@ -8,7 +8,7 @@ import taichi as ti
 from captured_warnings import no_warnings
 from differences import central_differences, outputs, read, scalars, vector_outputs
 from drawings import drawing
-from kernel_texts import kernels_of
+from kernel_texts import func_of, kernel_of, kernels_of
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 from supersampled import errors_by_column, sampler
@@ -110,11 +110,9 @@ def test_arguments_that_are_passed_on_cannot_be_stored_to():
             middle = ti.Vector([x[0], x[1]])
             image[i, j] = layers(shape, 1, 0.0, middle, at=(float(i), float(j)))
 
-    @ti.kernel
-    def without_at():
-        for i, j in image:
-            image[i, j] = pixel(shade, (i, j), x[0], x[1])
-
+    without_at = kernel_of(
+        "for i, j in image: image[i, j] = pixel(shade, (i, j), x[0], x[1])", image=image, pixel=pixel, shade=shade, x=x
+    )
     for kernel in (by_pixel, by_layers):
         with pytest.raises(UnsupportedError, match=r"middle \+= 1.0\nA value of shape \(2,\) is assigned to"):
             jacobian(kernel, x, image)
@@ -165,18 +163,14 @@ cells:
             least = distance
             c = p[n, 2]
     return c
-sawtooth:
-    return turned(x, y)[0] % 1.0
+sawtooth: return turned(x, y)[0] % 1.0
 texture:
     u, v = turned(x, y)
     i = 0
     i = u  # converted where it is stored
     return texels[ti.math.clamp(i, 0, 7), ti.math.clamp(int(ti.round(v)), 0, 7)]
-line:
-    away = (x - p[0]) * ti.cos(p[1]) + (y - 4.3) * ti.sin(p[1])
-    return ti.select(abs(away) < 0.5 * p[2], 0.8, 0.1)
-disc:
-    return ti.select((x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2, 0.8, 0.1)
+line: away = (x - p[0]) * ti.cos(p[1]) + (y - 4.3) * ti.sin(p[1]); return ti.select(abs(away) < 0.5 * p[2], 0.8, 0.1)
+disc: return ti.select((x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2, 0.8, 0.1)
 branches:
     # edges between an ``if`` and its ``elif``
     c = 0.1
@@ -239,7 +233,7 @@ balls:
 
 def shade_of(name, p):
     texels = scalars(np.random.default_rng(3).uniform(0, 1, (8, 8))) if name == "texture" else None
-    [row] = re.findall(rf"^{name}:\n(?: .*\n)+", SHADES, re.MULTILINE)
+    [row] = re.findall(rf"^{name}:.*\n(?: .*\n)*", SHADES, re.MULTILINE)
     scope = {"p": p, "texels": texels, "ray_level": ray_level}
     return kernels_of(row, definitions=DEFINITIONS, decorator="@ti.func", arguments="(x, y)", **scope)[name]
 
@@ -313,11 +307,7 @@ def test_two_edges_that_cut_the_same_corner():
 def test_a_kink_beside_an_edge():
     """A ramp from 0 to 1 along an edge: a pixel with both is divided as one with the ramp alone."""
     p, image = scalars([0.3, 1.2]), outputs(1, 4)
-
-    @ti.func
-    def shade(x, y):
-        return ti.select(x < p[0], 0.5, 0.0) + ti.math.smoothstep(p[1], p[1] + 1, y)
-
+    shade = func_of("return ti.select(x < p[0], 0.5, 0.0) + ti.math.smoothstep(p[1], p[1] + 1, y)", "x, y", p=p)
     J = jacobian(drawing(shade, image, True), p, image)[0]
     t = np.arange(5) - 0.5 - 1.2  # the borders of the pixels
     s = np.clip(t, 0, 1)
@@ -329,24 +319,10 @@ def test_a_kink_beside_an_edge():
 @pytest.mark.sweep
 def test_what_cannot_be_treated_is_refused():
     p, image, other = scalars([3.3, 2.0]), outputs(8, 6), outputs(8, 6)
-
-    @ti.func
-    def stores(x, y):
-        other[0, 0] = x
-        return x * p[0]
-
-    @ti.func
-    def draws(x, y):
-        return ti.select(ti.random() < x * p[0], 1.0, 0.0)
-
-    @ti.func
-    def has_an_edge(x, y):
-        return edge(p[0] - x, 1.0, 0.0, at=(x, y))
-
-    @ti.func
-    def takes_three(x, y, z):
-        return x * p[0] + y * z
-
+    stores = func_of("other[0, 0] = x; return x * p[0]", "x, y", other=other, p=p)
+    draws = func_of("return ti.select(ti.random() < x * p[0], 1.0, 0.0)", "x, y", p=p)
+    has_an_edge = func_of("return edge(p[0] - x, 1.0, 0.0, at=(x, y))", "x, y", edge=edge, p=p)
+    takes_three = func_of("takes_three(x, y, z): return x * p[0] + y * z", p=p)
     for shade, message in (
         (stores, "must only read and compute"),
         (draws, "pixel: random in the function of a position has no level"),
@@ -375,11 +351,7 @@ BOXES = [
 def test_the_area_of_boxes_with_corners_anywhere():
     """Also on the border or the centre of a pixel or square: the derivative by a side is the length of it."""
     p, image = scalars(BOXES[0]), outputs(8, 7)
-
-    @ti.func
-    def shade(x, y):
-        return ti.select(x > p[0] and x < p[1] and y > p[2] and y < p[3], 1.0, 0.0)
-
+    shade = func_of("return ti.select(x > p[0] and x < p[1] and y > p[2] and y < p[3], 1.0, 0.0)", "x, y", p=p)
     plan = Jacobian(drawing(shade, image, False), p, image)
     for box in BOXES:
         p.from_numpy(np.array(box))
@@ -483,35 +455,20 @@ def test_labels_that_are_found_by_equality(find):
 @pytest.mark.sweep
 def test_a_sign_by_equality_with_the_absolute_value():
     p = scalars(np.array([5.37]))
-
-    @ti.func
-    def shade(x, y):
-        s = x - p[0] - 0.2 * y
-        return ti.select(ti.abs(s) == s, 1.5, 0.5)
-
+    shade = func_of("s = x - p[0] - 0.2 * y; return ti.select(ti.abs(s) == s, 1.5, 0.5)", "x, y", p=p)
     assert_allclose(borders(shade, p), [-10.0], rtol=1e-9)
 
 
-@ti.func
-def by_absolute(s):
-    return s / ti.abs(s)
+by_absolute = func_of("return s / ti.abs(s)", "s")
 
-
-@ti.func
-def by_inverse(s):
-    return ti.atan2(1.0 / s, 1.0) * (2 / np.pi)
+by_inverse = func_of("return ti.atan2(1.0 / s, 1.0) * (2 / np.pi)", "s")
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("sign", [by_absolute, by_inverse])
 def test_jumps_where_a_divisor_is_zero(sign):
     p = scalars(np.array([5.37]))
-
-    @ti.func
-    def shade(x, y):
-        s = x - p[0] - 0.2 * y
-        return 3.0 + 0.7 * sign(s)
-
+    shade = func_of("s = x - p[0] - 0.2 * y; return 3.0 + 0.7 * sign(s)", "x, y", p=p, sign=sign)
     expected = -14.0
     if sign is by_inverse:  # which falls between the borders of the image, and jumps in it
         right, left = (edge - p[0] - 0.2 * np.arange(10) for edge in (11.5, -0.5))
@@ -546,11 +503,7 @@ def across_sides(value, shape, points=20_000):
 def test_a_ramp_that_is_narrower_than_a_pixel():
     """A value without an edge that varies within a tenth of a pixel, also in the middle of a pixel and at its border."""
     p, image = scalars([0.0, 0.4]), outputs(6, 2)
-
-    @ti.func
-    def shade(x, y):
-        return 0.2 + 0.7 * ti.math.smoothstep(0.0, p[1], x + 0.2 * y - p[0])
-
+    shade = func_of("return 0.2 + 0.7 * ti.math.smoothstep(0.0, p[1], x + 0.2 * y - p[0])", "x, y", p=p)
     plan = Jacobian(drawing(shade, image, True), p, image)
     for width in (0.4, 0.1):
         for start in (1.8, 2.0, 2.27, 2.46):
@@ -617,11 +570,7 @@ def test_patterns_that_are_too_fine_give_a_warning(by):
 def test_the_warning_counts_the_pixels_of_a_row():
     """Of a value that varies within a smallest square."""
     p, image = scalars([0.3, 0.002]), outputs(2, 300)
-
-    @ti.func
-    def ramp(x, y):
-        return ti.math.smoothstep(0.0, p[1], x - p[0])
-
+    ramp = func_of("return ti.math.smoothstep(0.0, p[1], x - p[0])", "x, y", p=p)
     with pytest.warns(te.DerivativeWarning, match="off in about (2[5-9]|3[0-4]). pixels:"):
         vjp(drawing(ramp, image, True), p, image, np.ones((2, 300)))
 

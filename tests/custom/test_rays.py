@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import func_of
 from numpy.testing import assert_allclose
 from reverse_mode import check_transpose, gradient_field
 
@@ -28,10 +29,7 @@ def tolerance(J):
 
 def marched(p, level):
     """Levels of rays from the camera that hit, touch and miss."""
-
-    @ti.func
-    def distance(x):
-        return (x - ti.Vector([p[0], p[1], p[2]])).norm() - p[3]
+    distance = func_of("return (x - ti.Vector([p[0], p[1], p[2]])).norm() - p[3]", "x", p=p)
 
     @ti.kernel
     def k():

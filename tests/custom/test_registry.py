@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, write
+from kernel_texts import kernel_of
 from many_threads import in_threads
 from numpy.testing import assert_allclose
 from reverse_mode import gradient, gradient_field
@@ -44,11 +45,7 @@ def squared(auto):
 def product_kernel():
     """y = product(x0, x1): J is [0.8, 0.3], times what a rule makes of it."""
     x, y = scalars([0.3, 0.8]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = product(x[0], x[1])
-
+    k = kernel_of("y[0] = product(x[0], x[1])", y=y, product=product, x=x)
     return k, x, y
 
 
@@ -109,11 +106,7 @@ def test_uses_counts_kernels():
     jacobian(k, x, y)
     jacobian(k, x, y)
     assert registry["product"].uses == 1
-
-    @ti.kernel
-    def again():
-        y[0] = product(x[0], x[1]) + product(x[1], x[0])
-
+    again = kernel_of("y[0] = product(x[0], x[1]) + product(x[1], x[0])", y=y, product=product, x=x)
     jacobian(again, x, y)
     assert registry["product"].uses == 2
 
@@ -183,11 +176,7 @@ def test_unknown_names():
 
 def test_a_rule_for_a_mark_that_no_kernel_has():
     x, y = scalars([0.3, 0.8]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = mark("present", x[0] * x[1])
-
+    k = kernel_of('y[0] = mark("present", x[0] * x[1])', y=y, mark=mark, x=x)
     boundary_gradient("absent")(tripled)
     with pytest.warns(DerivativeWarning, match=r"'absent' \(.*test_registry.py:\d+\).*mark\('absent'.*'present'"):
         J = jacobian(k, x, y)
@@ -195,11 +184,7 @@ def test_a_rule_for_a_mark_that_no_kernel_has():
     with warnings.catch_warnings():  # once is enough
         warnings.simplefilter("error")
         jacobian(k, x, y)
-
-    @ti.kernel
-    def other_kernel():
-        y[0] = x[0]
-
+    other_kernel = kernel_of("y[0] = x[0]", y=y, x=x)
     boundary_gradient("present")(doubled_mark)
     with warnings.catch_warnings():  # a mark that another kernel has is not misspelt
         warnings.simplefilter("error")
@@ -212,11 +197,7 @@ def doubled_mark(auto):
 
 def test_a_misspelt_rule_is_noticed_in_a_kernel_that_was_built_before():
     x, y = scalars([0.3, 0.8]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = mark("rim", x[0] * x[1])
-
+    k = kernel_of('y[0] = mark("rim", x[0] * x[1])', y=y, mark=mark, x=x)
     jacobian(k, x, y)
     boundary_gradient("rimm")(doubled_mark)
     with pytest.warns(DerivativeWarning, match=r"mark\('rimm'"):
@@ -229,11 +210,7 @@ def test_a_misspelt_rule_is_noticed_in_a_kernel_that_was_built_before():
 @pytest.mark.cpu_only("J in reverse mode is one of the CPU")
 def test_a_kernel_has_an_adjoint_again_after_a_rule_that_has_none():
     x, y = scalars([0.3, 0.8]), outputs(1)
-
-    @ti.kernel
-    def k():
-        y[0] = mark("area", x[0] * x[1])
-
+    k = kernel_of('y[0] = mark("area", x[0] * x[1])', y=y, mark=mark, x=x)
     boundary_gradient("area")(squared)
     with pytest.raises(UnsupportedError, match="must be linear"):
         jacobian(k, x, y, mode="reverse")
@@ -292,10 +269,7 @@ REVERSE = pytest.param("reverse", marks=pytest.mark.cpu_only("reverse mode of pi
 def test_contexts_in_a_pipeline(mode):
     """Each launch has the rules that are enabled then, also where it was made before in the same run."""
     x, y = scalars([0.3, 0.8]), outputs(1)
-
-    @ti.kernel
-    def add():
-        y[0] += product(x[0], x[1])
+    add = kernel_of("y[0] += product(x[0], x[1])", y=y, product=product, x=x)
 
     def run():
         add()
@@ -375,20 +349,14 @@ def test_contexts_hold_in_their_thread():
     """While one thread has switched a rule off, another one applies it, in ``jacobian`` and in reverse mode."""
     k, x, y = product_kernel()
     p, q = gradient_field([0.3, 0.8]), gradient_field([0.0])
-
-    @ti.kernel
-    def reversed_product():
-        q[0] = product(p[0], p[1])
+    reversed_product = kernel_of("q[0] = product(p[0], p[1])", q=q, product=product, p=p)
 
     def reverse():
         return gradient(reversed_product, p, q, np.ones(1))[0] / 0.8
 
     boundary_gradient(product)(doubled)
     found = []
-
-    def in_thread():
-        in_threads(lambda _: found.append((factor(k, x, y), reverse())), 1)
-
+    in_thread = lambda: in_threads(lambda _: found.append((factor(k, x, y), reverse())), 1)
     with registry.disabled():
         assert (factor(k, x, y), reverse()) == (1, pytest.approx(1))
         in_thread()

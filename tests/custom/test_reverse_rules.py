@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import read, write
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_mode import check_transpose, gradient, gradient_field
 
@@ -23,12 +24,7 @@ def square(a):
 def entrywise(function, dtype=ti.f64, values=X):
     """x, y and a kernel that computes y from x, entry by entry."""
     x, y = gradient_field(values, dtype=dtype), gradient_field(np.zeros(len(values)), dtype=dtype)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = function(x[i], i)
-
+    k = kernel_of("for i in x: y[i] = function(x[i], i)", x=x, y=y, function=function)
     return k, x, y
 
 
@@ -69,11 +65,7 @@ def test_rounded_values():
 
 def test_random_numbers_are_refused():
     """They would be others than in the launch of the kernel."""
-
-    @ti.func
-    def f(a, i):
-        return a * stop_gradient(ti.random())
-
+    f = func_of("return a * stop_gradient(ti.random())", "a, i", stop_gradient=stop_gradient)
     k, x, _ = entrywise(f)
     write(x.grad, np.full(4, 7.0))
     with pytest.raises(UnsupportedError, match=r"k.grad\(\): the kernel draws random numbers.*vjp"):
@@ -94,10 +86,7 @@ def test_what_a_kernel_reads_and_overwrites():
         for i in y:
             loss[None] += y[i] ** 2 + x[i]
 
-    @ti.kernel
-    def in_place():
-        for i in x:
-            x[i] = stop_gradient(2.0) * x[i] ** 2
+    in_place = kernel_of("for i in x: x[i] = stop_gradient(2.0) * x[i] ** 2", x=x, stop_gradient=stop_gradient)
 
     @ti.kernel
     def summed():
@@ -106,10 +95,9 @@ def test_what_a_kernel_reads_and_overwrites():
         for i in x:
             z[i] = y[i] ** 2
 
-    @ti.kernel
-    def largest():
-        for i in x:
-            ti.atomic_max(y[i], stop_gradient(2.0) * x[i])
+    largest = kernel_of(
+        "for i in x: ti.atomic_max(y[i], stop_gradient(2.0) * x[i])", x=x, y=y, stop_gradient=stop_gradient
+    )
 
     @ti.kernel
     def of_a_neighbour():
@@ -153,12 +141,7 @@ def test_stopped_values_are_exact(dtype):
     smallest, largest = (2.0**-41, 1e38) if dtype == ti.f32 else (1e-138, 1e300)
     values = np.array([smallest, -1 / 3, 2.0**24 + 2, -1e18, 3e19, largest, 0.0, np.inf])
     x, y, z = (gradient_field(v, dtype=dtype) for v in (values, np.zeros(8), np.ones(8)))
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = stop_gradient(x[i]) * z[i]
-
+    k = kernel_of("for i in x: y[i] = stop_gradient(x[i]) * z[i]", x=x, y=y, stop_gradient=stop_gradient, z=z)
     gradient(k, z, y, np.ones(8))
     assert_array_equal(read(z.grad), read(x))
     assert_array_equal(read(x.grad), np.zeros(8))
@@ -166,16 +149,8 @@ def test_stopped_values_are_exact(dtype):
 
 def test_functions_whose_derivative_is_not_in_what_they_return():
     y = gradient_field(np.zeros(4))
-
-    @ti.func
-    def silent(a, i):
-        y[i] = a * a
-
-    @ti.func
-    def storing(a, i):
-        y[i] += a
-        return a * a
-
+    silent = func_of("y[i] = a * a", "a, i", y=y)
+    storing = func_of("storing(a, i): y[i] += a; return a * a", y=y)
     for function, match in ((silent, "returns nothing"), (storing, "also stores to y, .* with respect to a")):
         registry.clear()
 
@@ -183,11 +158,7 @@ def test_functions_whose_derivative_is_not_in_what_they_return():
         def _(d_a):
             return 3.0 * d_a
 
-        @ti.kernel
-        def k(x: ti.template()):
-            for i in x:
-                function(x[i], i)
-
+        k = kernel_of("for i in x: function(x[i], i)", "x: ti.template()", function=function)
         x = gradient_field(X)
         for launch in (lambda k=k, x=x: k.grad(x), lambda k=k, x=x: jacobian(k, x, y, args=(x,))):
             with pytest.raises((te.InvalidRuleError, UnsupportedError), match=rf"The rule 'aside' .*(.|\n)*{match}"):
@@ -198,11 +169,7 @@ def test_functions_whose_derivative_is_not_in_what_they_return():
     def _(auto):
         return 2.0 * auto  # which leaves the arguments their tangents
 
-    @ti.kernel
-    def both():
-        for i in x:
-            y[i] += storing(x[i], i)
-
+    both = kernel_of("for i in x: y[i] += storing(x[i], i)", x=x, y=y, storing=storing)
     assert_allclose(check_transpose(both, x, y), np.diag(1 + 4 * X), rtol=1e-12)
 
 
@@ -216,12 +183,7 @@ def test_refused_rules_leave_the_fields_of_a_tape_alone():
         return ti.max(d_a, 0.0)
 
     x, loss = gradient_field(X), ti.field(ti.f64, (), needs_grad=True)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            loss[None] += square(x[i])
-
+    k = kernel_of("for i in x: loss[None] += square(x[i])", x=x, loss=loss, square=square)
     write(x.grad, np.full(4, 7.0))
     with (
         pytest.raises(UnsupportedError, match="'max' is applied to a tangent"),

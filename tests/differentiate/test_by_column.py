@@ -8,6 +8,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import outputs, scalars, vector_outputs, vectors
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, backend, jacobian
@@ -26,12 +27,7 @@ def by_column(monkeypatch):
 def test_arrays_that_are_given():
     x, y = scalars(X), outputs(4)
     field = outputs(4, 3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = x[0] * i + x[1] * x[2]
-
+    k = kernel_of("for i in y: y[i] = x[0] * i + x[1] * x[2]", y=y, x=x)
     expected = np.stack([np.arange(4.0), np.full(4, 0.5), np.full(4, 0.8)], axis=1)
     plan = Jacobian(k, x, y)
     for out in (real(np.full((4, 3), np.nan)), real(np.full((3, 4), np.nan)).T):

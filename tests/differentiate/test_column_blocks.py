@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from captured_warnings import no_warnings
 from differences import Snapshot, as_list, integers, outputs, scalars, vectors
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, jacobian, jvp, vjp
@@ -124,12 +125,7 @@ def steps():
     """A pipeline with fields in between, one of them a vector field that it changes."""
     p, y = vectors(numbers(N // 3, 3)), outputs(M)
     x, v = vectors(np.zeros((N // 3, 3))), vectors(np.zeros((N // 3, 3)))
-
-    @ti.kernel
-    def begin():
-        for i in x:
-            x[i] = p[i]
-            v[i] = ti.Vector([0.0, 0.1, 0.0])
+    begin = kernel_of("for i in x: x[i] = p[i]; v[i] = ti.Vector([0.0, 0.1, 0.0])", x=x, p=p, v=v)
 
     @ti.kernel
     def pull():
@@ -139,15 +135,8 @@ def steps():
             v[i] += 0.1 * f
             v[i + 1] -= 0.1 * f
 
-    @ti.kernel
-    def move():
-        for i in x:
-            x[i] += v[i]
-
-    @ti.kernel
-    def measure():
-        for i in y:
-            y[i] = x[i].norm_sqr() + x[i + 2].x
+    move = kernel_of("for i in x: x[i] += v[i]", x=x, v=v)
+    measure = kernel_of("for i in y: y[i] = x[i].norm_sqr() + x[i + 2].x", y=y, x=x)
 
     def run():
         begin()
@@ -195,12 +184,7 @@ def test_blocks_that_differ_in_their_first_column_share_a_kernel(program, strate
 def test_what_the_kernel_takes():
     """Constant entries are no columns of other blocks; the first column has a name that no argument has."""
     p, y = scalars(numbers(N)), outputs(M)
-
-    @ti.kernel
-    def k(first_column: ti.i32):
-        for i in y:
-            y[i] = first_column * p[i + 2] * p[3 * i]
-
+    k = kernel_of("for i in y: y[i] = first_column * p[i + 2] * p[3 * i]", "first_column: ti.i32", y=y, p=p)
     plan = Jacobian(k, p, y, args=(3,), chunk_size=5)
     assert_allclose(plan(), jacobian(k, p, y, args=(3,)))
     assert "k_jacobian(first_column: ti.i32, d_y: " in plan.source
@@ -235,10 +219,7 @@ def test_the_last_block_shares_the_kernels_of_the_others(size):
         for i in p:
             total[0] += p[i] * weights[i % 3] * total[0] ** 0.25
 
-    @ti.kernel
-    def scale(factor: ti.f64):
-        for i in y:
-            y[i] += factor * p[i] * weights[i % 3]
+    scale = kernel_of("for i in y: y[i] += factor * p[i] * weights[i % 3]", "factor: ti.f64", y=y, p=p, weights=weights)
 
     def run():
         for _ in range(2):
@@ -274,14 +255,8 @@ def test_products_in_blocks_share_a_kernel(size):
 def test_losses_of_python_are_said_in_blocks(size):
     """Moves of numbers are added up over the blocks, of which the last one is not full."""
     p, y = scalars(numbers(5)), outputs(M)
-
-    @ti.kernel
-    def scale(factor: ti.f64):
-        for i in y:
-            y[i] = factor * p[i]
-
-    def kept():
-        scale(p[0] * p[4] * 2.0)
+    scale = kernel_of("for i in y: y[i] = factor * p[i]", "factor: ti.f64", y=y, p=p)
+    kept = lambda: scale(p[0] * p[4] * 2.0)
 
     def lost():
         scale(p[0] * float(p[4]))
@@ -298,13 +273,7 @@ def test_losses_of_python_are_said_in_blocks(size):
 def test_infinite_derivatives_stay_in_their_columns(size):
     """Columns that a block leaves out have a coefficient of 0, which an infinite number is not multiplied with."""
     v, m, y = scalars([1.0, 2.0, -1.0]), scalars([0.0, 3.0, 0.0]), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            mass = m[i] + 0.0
-            y[i] = 2.0 * (v[i] / mass)
-
+    k = kernel_of("for i in y: mass = m[i] + 0.0; y[i] = 2.0 * (v[i] / mass)", y=y, m=m, v=v)
     parts = jacobian(k, [v, m], y, chunk_size=size)
     for part, entries in zip(parts, ([np.inf, 2 / 3, np.inf], [-np.inf, -4 / 9, np.inf]), strict=True):
         assert_allclose(part[np.eye(3, dtype=bool)], entries)

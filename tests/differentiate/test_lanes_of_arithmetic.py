@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
 from forced_lanes import force_lanes
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import initialise
 
@@ -52,17 +53,8 @@ def test_what_is_outside_a_field_is_not_read_before(lanes):
 def test_loops_that_do_little_stay(limit, value, lanes, monkeypatch):
     monkeypatch.setattr(schedule_lanes, limit, value)
     x, y = scalars(X), outputs(2, 20)
-
-    @ti.kernel
-    def little():
-        for i, j in y:
-            y[i, j] = x[0] * j + x[1]
-
-    @ti.kernel
-    def more():
-        for i, j in y:
-            y[i, j] = ti.sqrt(x[0] * x[0] * j / x[1] + 1.0)
-
+    little = kernel_of("for i, j in y: y[i, j] = x[0] * j + x[1]", y=y, x=x)
+    more = kernel_of("for i, j in y: y[i, j] = ti.sqrt(x[0] * x[0] * j / x[1] + 1.0)", y=y, x=x)
     check_jacobian(little, x, y)
     check_jacobian(more, x, y)
     assert [found is None for found in lanes] == [True, False]
@@ -73,19 +65,8 @@ def test_deactivated_places_are_read_each_time(lanes):
     x, y = scalars(X), outputs(40)
     w = ti.field(ti.f64)
     ti.root.dense(ti.i, 1).dynamic(ti.j, 8).place(w)
-
-    @ti.kernel
-    def fill():
-        for i in range(1):
-            w[0].deactivate()
-            w[0].append(1.5)
-
-    @ti.kernel
-    def k():
-        for i in y:
-            w[0].deactivate()
-            y[i] = x[0] * w[0, 0] + x[1]
-
+    fill = kernel_of("for i in range(1): w[0].deactivate(); w[0].append(1.5)", w=w)
+    k = kernel_of("for i in y: w[0].deactivate(); y[i] = x[0] * w[0, 0] + x[1]", y=y, w=w, x=x)
     fill()
     k()
     plain = y.to_numpy()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import central_differences, outputs, scalars
-from kernel_texts import kernels_of, names_of
+from kernel_texts import func_of, kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import undivided_pixels
 
@@ -30,19 +30,14 @@ def disc_level(disc: ti.template(), x, y):
 
 
 def kernel(table, name, disc, image):
-    @ti.func
-    def shape(n, x, y, i):
-        return disc_level(disc, i, y), 3.0
-
+    shape = func_of("return disc_level(disc, i, y), 3.0", "n, x, y, i", disc_level=disc_level, disc=disc)
     places = ti.field(ti.f64, shape=N)
     scope = {"places": places, "N": N, "disc_level": disc_level, "edge": edge, "coverage": coverage, "layers": layers}
     return kernels_of(table, **scope, disc=disc, image=image, shape=shape)[name]
 
 
 POSITIONS = """
-    with_indices:
-        for i, j in image:
-            image[i, j] = edge(disc_level(disc, float(i), float(j)), 5.0, 2.0, at=(i, j))
+    with_indices: for i, j in image: image[i, j] = edge(disc_level(disc, float(i), float(j)), 5.0, 2.0, at=(i, j))
     with_indices_in_arithmetic:
         for i, j in image:
             level = disc[2] - ti.sqrt((i - disc[0]) ** 2 + (j - disc[1]) ** 2)
@@ -91,9 +86,7 @@ REFUSED = """
             p = ti.Vector([0.5 * twice, py])
             moved = p - ti.Vector([disc[0], disc[1]])
             image[i, j] = edge(disc[2] - moved.norm(), 5.0, 2.0, at=(px, py))
-    index_plus_one:
-        for i, j in image:
-            image[i, j] = edge(disc_level(disc, i + 1, j), 5.0, 2.0, at=(i, j))
+    index_plus_one: for i, j in image: image[i, j] = edge(disc_level(disc, i + 1, j), 5.0, 2.0, at=(i, j))
     index_in_a_choice:
         for i, j in image:
             px, py = float(i), float(j)
@@ -101,9 +94,7 @@ REFUSED = """
             if py > disc[1]:
                 x = i + 0.0
             image[i, j] = coverage(disc_level(disc, x, py), at=(px, py))
-    index_in_a_shape:
-        for i, j in image:
-            image[i, j] = layers(shape, 1, 0.0, float(i), at=(i, j))
+    index_in_a_shape: for i, j in image: image[i, j] = layers(shape, 1, 0.0, float(i), at=(i, j))
     index_to_a_power:
         for i, j in image:
             px, py = float(i), float(j)

@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
 from taichi_program import initialise
@@ -136,11 +137,7 @@ def test_binary_rule_on_vectors(name):
 
 def test_atan2_on_vectors_has_the_derivative_of_atan2():
     u, v, y = vectors([[0.3, -0.8, 1.1]]), vectors([[0.5, 1.2, 0.4]]), vector_outputs(3, 1)
-
-    @ti.kernel
-    def k():
-        y[0] = ti.atan2(u[0], v[0])
-
+    k = kernel_of("y[0] = ti.atan2(u[0], v[0])", y=y, u=u, v=v)
     s, c = u.to_numpy()[0], v.to_numpy()[0]
     expected = [np.diag(p / (s * s + c * c)).reshape(1, 3, 1, 3) for p in (c, -s)]
     check_jacobian(k, [u, v], y, expected=[expected], state_rtol=1e-6)  # computed in float32 by Taichi
@@ -215,13 +212,7 @@ def test_conventions(name):
 @pytest.mark.parametrize("f", [ti.max, ti.min, max, min], ids=["ti.max", "ti.min", "max", "min"])
 def test_extremum_takes_the_right_hand_operand_at_a_tie(f):
     a, b, c, y, z = scalars([0.7, 0.0]), scalars([0.7, -0.0]), scalars([0.7, 0.0]), outputs(2), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in a:
-            y[i] = f(a[i], b[i])
-            z[i] = f(a[i], b[i], c[i])
-
+    k = kernel_of("for i in a: y[i] = f(a[i], b[i]); z[i] = f(a[i], b[i], c[i])", a=a, y=y, f=f, b=b, z=z, c=c)
     one, zero = np.eye(2), np.zeros((2, 2))
     check_jacobian(k, [a, b, c], [y, z], expected=[[zero, one, zero], [zero, zero, one]])
 

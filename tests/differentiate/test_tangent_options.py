@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
@@ -73,10 +74,7 @@ def test_slots_of_one_pass_stay_slots():
 @pytest.mark.chosen_only("the operations are those on 40 columns", "--chunk-size")
 def test_operations_are_counted_by_line():
     x, y, z = scalars(np.linspace(0.1, 0.9, 40)), outputs(4), outputs(4)
-
-    @ti.func
-    def scaled(a):
-        return a * x[1]
+    scaled = func_of("return a * x[1]", "a", x=x)
 
     @ti.kernel
     def k():
@@ -102,12 +100,7 @@ def test_operations_are_counted_by_line():
 
 def test_state_is_that_of_one_run():
     x = scalars([0.3, 0.8, 0.5])
-
-    @ti.kernel
-    def k():
-        for i in x:
-            x[i] *= 1.0 + x[i]
-
+    k = kernel_of("for i in x: x[i] *= 1.0 + x[i]", x=x)
     J = jacobian(k, x, x, chunk_size=1)
     assert_allclose(J, np.diag([1.6, 2.6, 2.0]))
     assert_allclose(x.to_numpy(), [0.39, 1.44, 0.75])

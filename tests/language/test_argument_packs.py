@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, vjp
@@ -93,21 +94,12 @@ def test_an_array_in_a_pack_is_found_by_identity(fields):
 def test_arrays_in_packs_are_outputs(fields):
     x, _ = fields
     Both = ti.types.argpack(source=A1, target=A1)
-
-    @ti.kernel
-    def k(p: Both):
-        for i in p.source:
-            p.target[i] = p.source[i] ** 2 * x[i]
-
+    k = kernel_of("for i in p.source: p.target[i] = p.source[i] ** 2 * x[i]", "p: Both", Both=Both, x=x)
     pack = Both(source=DATA.copy(), target=np.zeros(3))
     J = jacobian(k, "p.source", "p.target", args=(pack,))
     assert_allclose(J, np.diag(2 * DATA * X))
     assert_allclose(pack.target, DATA**2 * X)
-
-    def pipeline(pack):
-        k(pack)
-        k(Both(source=pack.target, target=pack.source))
-
+    pipeline = lambda pack: (k(pack), k(Both(source=pack.target, target=pack.source)))
     pack = Both(source=DATA.copy(), target=np.zeros(3))
     J = jacobian(pipeline, x, pack.source, args=(pack,), chunk_size=2)
     assert_allclose(J, np.diag(3 * DATA**4 * X**2))
@@ -168,11 +160,9 @@ def test_a_pack_that_changes_after_it_was_passed():
     x, y = scalars(X), outputs(3)
     z = outputs(3)
     gains = ti.types.argpack(gain=ti.f64)
-
-    @ti.kernel
-    def scaled(a: ti.template(), p: gains, b: ti.template()):
-        for i in a:
-            b[i] = p.gain * ti.sin(a[i])
+    scaled = kernel_of(
+        "for i in a: b[i] = p.gain * ti.sin(a[i])", "a: ti.template(), p: gains, b: ti.template()", gains=gains
+    )
 
     def run():
         p = gains(gain=2.0)

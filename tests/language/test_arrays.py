@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, backend, jacobian, value_and_jacobian
@@ -41,10 +42,7 @@ def content(array):
     return array.to_numpy() if isinstance(array, ti.Ndarray) else array.numpy().copy()
 
 
-@ti.kernel
-def smooth(x: ti.types.ndarray(), y: ti.types.ndarray()):
-    for i in range(y.shape[0]):
-        y[i] = ti.sin(x[i]) * x[i + 1]
+smooth = kernel_of("for i in range(y.shape[0]): y[i] = ti.sin(x[i]) * x[i + 1]", "x: A, y: A")
 
 
 def smooth_jacobian(x):
@@ -97,11 +95,7 @@ def test_vector_elements_as_output(kind):
 
 # --- in place, intermediates, constants, aliases
 
-
-@ti.kernel
-def step_in_place(x: ti.types.ndarray(), k: ti.f64):
-    for i in x:
-        x[i] += k * x[i] ** 2
+step_in_place = kernel_of("for i in x: x[i] += k * x[i] ** 2", "x: A, k: ti.f64")
 
 
 def test_array_and_number_as_parameters():
@@ -111,10 +105,7 @@ def test_array_and_number_as_parameters():
         assert_allclose(J["k"], X**2, rtol=1e-14)
 
 
-@ti.kernel
-def product(a: ti.types.ndarray(), b: ti.types.ndarray(), c: ti.types.ndarray()):
-    for i in a:
-        c[i] = a[i] * b[i]
+product = kernel_of("for i in a: c[i] = a[i] * b[i]", "a: A, b: A, c: A")
 
 
 @pytest.mark.mostly_sweep("ndarray", "torch")

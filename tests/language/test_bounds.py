@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import integers, outputs, read, scalars, write
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, check_jacobian, jacobian, jvp, vjp
@@ -149,12 +149,7 @@ def test_arrays(options):
     a = memory[8:16]
     a[:] = np.arange(1.0, 9.0)
     b = np.full(24, 0.0)[8:16]
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in range(a.shape[0]):
-            b[i] = a[i - 1] ** 2 + a[i + 1]
-
+    k = kernel_of("for i in range(a.shape[0]): b[i] = a[i - 1] ** 2 + a[i + 1]", "a: A, b: A")
     wanted = np.zeros((8, 8))
     for i in range(8):
         if i > 0:
@@ -198,9 +193,7 @@ INSIDE = """
             if i == n - 1:
                 continue
             y[i] = x[i + 1]
-    clamped:
-        for i in x:
-            y[i] = x[ti.max(i - 1, 0)] + x[ti.min(i + 1, n - 1)] + x[ti.math.clamp(i - 2, 0, n - 1)]
+    clamped: for i in x: y[i] = x[ti.max(i - 1, 0)] + x[ti.min(i + 1, n - 1)] + x[ti.math.clamp(i - 2, 0, n - 1)]
     wrapped:
         for i in x:
             before = i - 1
@@ -336,13 +329,7 @@ def test_what_only_looks_as_if_it_lay_within():
 def test_the_check_names_the_lines():
     """By the indices as they are, also where nothing is known of them before."""
     x, y, q = between(np.arange(1.0, 5.0), fill=0.0), between(np.zeros(4), fill=0.0), integers([0, 5, -1, 2])
-
-    @ti.kernel
-    def k():
-        for i in q:
-            y[i] = x[i] * 2
-            y[i] += x[q[i]] ** 2
-
+    k = kernel_of("for i in q: y[i] = x[i] * 2; y[i] += x[q[i]] ** 2", q=q, y=y, x=x)
     report = check_jacobian(k, x, y)
     assert report
     (text,) = report.outside

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vector_outputs, vectors, write
+from kernel_texts import kernel_of, squares
 from numpy.testing import assert_allclose, assert_array_equal
-from small_kernels import squares
 from taichi_program import initialise
 
 import taichi_ext as te
@@ -160,12 +160,7 @@ class TestParametersAndOutputs:
 
     def test_prepared_form_with_other_components(self):
         v, w = vectors(START), vector_outputs(3, N)
-
-        @ti.kernel
-        def norms(source: ti.template(), target: ti.template()):
-            for i in target:
-                target[i] = source[i] ** 2
-
+        norms = kernel_of("for i in target: target[i] = source[i] ** 2", "source: ti.template(), target: ti.template()")
         plan = te.Jacobian(norms, "source", "target", args=(v.get_scalar_field(0), w.get_scalar_field(1)))
         for a, b in ((0, 1), (2, 0), (1, 2), (0, 1)):
             J = plan(args=(v.get_scalar_field(a), w.get_scalar_field(b)))
@@ -262,11 +257,7 @@ class TestPipelines:
             multiply(v.get_scalar_field(0), x, v.get_scalar_field(1))
             sum_up(v, y)
 
-        @ti.kernel
-        def sum_up(a: ti.template(), b: ti.template()):
-            for i in a:
-                b[i] = a[i][0] * a[i][1]
-
+        sum_up = kernel_of("for i in a: b[i] = a[i][0] * a[i][1]", "a: ti.template(), b: ti.template()")
         J = jacobian(first, x, y, **options)
         J = J.toarray() if "format" in options else J
         assert_allclose(J, np.diag(12 * np.array([0.4, -0.7, 1.2]) ** 2))
@@ -304,11 +295,7 @@ class TestPipelines:
     def test_entries_of_two_axes_between_kernels(self):
         """Python reads one, computes with it, and stores to another."""
         x, u, y = scalars(np.arange(1.0, 7.0).reshape(2, 3)), outputs(2, 3), outputs(2, 3)
-
-        @ti.kernel
-        def square():
-            for i, j in x:
-                u[i, j] = x[i, j] ** 2
+        square = kernel_of("for i, j in x: u[i, j] = x[i, j] ** 2", x=x, u=u)
 
         def run():
             square()
@@ -323,15 +310,6 @@ class TestPipelines:
     def test_vectors_of_numbers_with_tangents_fill_a_field(self):
         x, u, w, y = scalars([0.5, 2.0]), outputs(2), vector_outputs(2, 3), outputs(3)
         square = squares(x, u)
-
-        @ti.kernel
-        def add():
-            for i in y:
-                y[i] = w[i][0] ** 2 + 3 * w[i][1]
-
-        def run():
-            square()
-            w.fill([u[1], u[0]])
-            add()
-
+        add = kernel_of("for i in y: y[i] = w[i][0] ** 2 + 3 * w[i][1]", y=y, w=w)
+        run = lambda: (square(), w.fill([u[1], u[0]]), add())
         assert_allclose(jacobian(run, x, y), [[3.0, 2 * 4 * 4]] * 3)

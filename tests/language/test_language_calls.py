@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, check_refused, outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import UnsupportedError, jacobian
@@ -146,11 +147,7 @@ def test_data_oriented_classes(kind):
     check_jacobian(s.run, [s.x, s.k], s.y)
     check_jacobian(other.run, [other.x, other.k], other.y)
     check_jacobian(s.run, s.k, s.y)
-
-    def both():
-        s.run()
-        other.run()
-
+    both = lambda: (s.run(), other.run())
     check_jacobian(both, [s.x, other.k], [s.y, other.y])
 
 
@@ -164,10 +161,7 @@ def test_recursion_decided_at_run_time_is_refused():
             r = a * f(a, n - 1)
         return r
 
-    @ti.kernel
-    def k():
-        y[0] = f(x[0], 3)
-
+    k = kernel_of("y[0] = f(x[0], 3)", y=y, f=f, x=x)
     check_refused(k, x, y, "f(a, n - 1)")
     with pytest.raises(UnsupportedError) as caught:
         jacobian(k, x, y)

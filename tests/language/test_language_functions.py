@@ -10,6 +10,7 @@ import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, check_refused, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from field_pool import pool
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import UnsupportedError, jacobian, vjp
@@ -222,14 +223,8 @@ def test_functions(cases):
 
 def test_bits_of_a_value_that_become_a_number_again_are_refused():
     x, y, n = scalars([0.3]), outputs(2), ti.field(ti.i64, 1)
-
-    @ti.kernel
-    def bits():
-        y[0] = ti.bit_cast(ti.bit_cast(x[0], ti.i64), ti.f64)
-
-    @ti.kernel
-    def of_number(s: ti.f64):
-        y[0] = ti.bit_cast(ti.bit_cast(s, ti.i64), ti.f64)
+    bits = kernel_of("y[0] = ti.bit_cast(ti.bit_cast(x[0], ti.i64), ti.f64)", y=y, x=x)
+    of_number = kernel_of("y[0] = ti.bit_cast(ti.bit_cast(s, ti.i64), ti.f64)", "s: ti.f64", y=y)
 
     @ti.kernel
     def halved():
@@ -281,11 +276,6 @@ def test_whole_numbers_made_of_bits_have_no_derivative():
 
 def test_numbers_of_threads_have_an_error_that_says_so():
     x, y = scalars([0.5, 0.7]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] * (1 + 0 * ti.global_thread_idx())
-
+    k = kernel_of("for i in x: y[i] = x[i] * (1 + 0 * ti.global_thread_idx())", x=x, y=y)
     with pytest.raises(UnsupportedError, match="number of the thread differs from run to run"):
         jacobian(k, x, y)

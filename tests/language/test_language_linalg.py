@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, matrices, matrix_outputs, outputs, vector_outputs, vectors
+from kernel_texts import kernel_of
 
 from taichi_ext import jacobian
 
@@ -19,11 +20,7 @@ ITERATIVE = {"step": 1e-5, "rtol": 1e-5, "atol": 1e-7}  # Taichi's iterations st
 @SIZES
 def test_svd(n):
     x, u, s, v = matrices([GENERAL[n]]), *(matrix_outputs(n, n, 1) for _ in range(3))
-
-    @ti.kernel
-    def k():
-        u[0], s[0], v[0] = ti.svd(x[0])
-
+    k = kernel_of("u[0], s[0], v[0] = ti.svd(x[0])", u=u, s=s, v=v, x=x)
     check_jacobian(k, x, [u, s, v], **ITERATIVE)
 
 
@@ -39,11 +36,7 @@ def polar_of_identity(n):
 @SIZES
 def test_polar_decompose(n):
     x, r, p = matrices([GENERAL[n]]), matrix_outputs(n, n, 1), matrix_outputs(n, n, 1)
-
-    @ti.kernel
-    def k():
-        r[0], p[0] = ti.polar_decompose(x[0])
-
+    k = kernel_of("r[0], p[0] = ti.polar_decompose(x[0])", r=r, p=p, x=x)
     check_jacobian(k, x, [r, p], **ITERATIVE)
     x.from_numpy(np.eye(n)[None])
     rotation, stretch = polar_of_identity(n)
@@ -54,12 +47,7 @@ def test_polar_decompose(n):
 @SIZES
 def test_sym_eig(n):
     x, values, q = matrices([SYMMETRIC[n]]), vector_outputs(n, 1), matrix_outputs(n, n, 1)
-
-    @ti.kernel
-    def k():
-        a = (x[0] + x[0].transpose()) * 0.5
-        values[0], q[0] = ti.sym_eig(a)
-
+    k = kernel_of("a = (x[0] + x[0].transpose()) * 0.5; values[0], q[0] = ti.sym_eig(a)", x=x, values=values, q=q)
     check_jacobian(k, x, [values, q], **ITERATIVE)
 
 
@@ -96,11 +84,6 @@ def test_solve(n):
 
 def test_other_sizes_are_taichis_own_errors():
     x, y = matrices([np.eye(4)]), outputs(1)
-
-    @ti.kernel
-    def k():
-        _u, s, _v = ti.svd(x[0])
-        y[0] = s[0, 0]
-
+    k = kernel_of("_u, s, _v = ti.svd(x[0]); y[0] = s[0, 0]", x=x, y=y)
     with pytest.raises(ti.TaichiCompilationError, match="2 and 3 rows|2D and 3D"):
         jacobian(k, x, y)

@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, jacobian
@@ -69,11 +70,7 @@ def test_guarded_columns_stay_within_j():
                 t = x[i]
             y[i] = t * t
 
-    @ti.kernel
-    def chosen():
-        for i in range(6):
-            y[i] = ti.select(i < 3, x[i], 0.5) ** 2
-
+    chosen = kernel_of("for i in range(6): y[i] = ti.select(i < 3, x[i], 0.5) ** 2", y=y, x=x)
     for kernel in (branch, chosen):
         memory = real(np.full(54, -0.0))
         J = jacobian(kernel, x, y, out=memory[18:36].reshape(6, 3))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian
@@ -15,12 +16,7 @@ X = [1.3, 0.4, 0.7]
 
 def test_an_array_argument_that_is_a_parameter():
     y = outputs(3)
-
-    @ti.kernel
-    def k(_shadow0: ti.types.ndarray(), _ad: ti.f64):
-        for i in y:
-            y[i] = _shadow0[i] * _ad * _shadow0[0]
-
+    k = kernel_of("for i in y: y[i] = _shadow0[i] * _ad * _shadow0[0]", "_shadow0: A, _ad: ti.f64", y=y)
     a = np.array(X)
     expected = 0.5 * (1.3 * np.eye(3) + np.outer(a, [1.0, 0.0, 0.0]))
     assert_allclose(jacobian(k, a, y, args=(a, 0.5)), expected)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, check_refused, outputs, scalars
-from kernel_texts import kernels_of
+from kernel_texts import func_of, kernel_of, kernels_of
 
 from taichi_ext import UnsupportedError, boundary_gradient, jacobian
 
@@ -16,10 +16,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = np.array([0.7, 1.3, 2.1])
 OFFSET = 0.25
 
-
-@ti.func
-def cube(v):
-    return v * v * v
+cube = func_of("return v * v * v", "v")
 
 
 class Complex:
@@ -76,10 +73,8 @@ def decorated(v):
 
 MADE = kernels_of(
     """
-with_default(v, a=2.0, *, b=3.0):
-    return v * a + b
-recursive(v, n=4):
-    return v if n == 0 else recursive(v * 1.5, n - 1) * v
+with_default(v, a=2.0, *, b=3.0): return v * a + b
+recursive(v, n=4): return v if n == 0 else recursive(v * 1.5, n - 1) * v
 with_loop:
     total = 0.0
     for k in range(4):
@@ -102,8 +97,7 @@ with_vector:
     a = ti.Vector([v, 2.0, v * v])
     b = a + ti.Vector([1.0, v, 0.0])
     return a.dot(b) + ti.Vector.norm(b) + a[1:].sum() + (a @ b)
-with_choice:
-    return ti.select(v > 1.0, v * v, ti.max(v, 0.9)) + (v if v else 0.0) * (not v)
+with_choice: return ti.select(v > 1.0, v * v, ti.max(v, 0.9)) + (v if v else 0.0) * (not v)
 with_builtins:
     pairs = list(zip([v, 1.0], (2.0, v), strict=True))
     return abs(-v) + pow(v, 2) + sum(p[0] * p[1] for p in pairs) + len(pairs) + v * max([1, 2]) * min(3, 2)
@@ -120,8 +114,7 @@ with_updates:
     values = [v, 2.0]
     values[0] += v
     return values[0]
-with_super:
-    return super().shape(v)
+with_super: return super().shape(v)
 """,
     decorator="",
     arguments="(v)",
@@ -146,12 +139,7 @@ REFUSED = (*map(MADE.get, NOT_TAKEN), Complex, Complex.of_angle, lambda v: (lamb
 def test_functions_that_need_ti_func(function):
     """More of Python than operators, subscripts, attributes and calls on values of the kernel."""
     x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = function(x[i])
-
+    k = kernel_of("for i in x: y[i] = function(x[i])", x=x, y=y, function=function)
     with pytest.raises(UnsupportedError, match="@ti.func|stands where a number is expected") as caught:
         jacobian(k, x, y)
     assert "y[i] = function(x[i])" in str(caught.value)
@@ -200,10 +188,7 @@ def test_methods_of_data_oriented_classes():
 
 def test_a_rule_holds_within_a_python_function():
     x, y = scalars(X), outputs(3)
-
-    @ti.func
-    def step(v):
-        return ti.select(v > 1.0, 1.0, 0.0)
+    step = func_of("return ti.select(v > 1.0, 1.0, 0.0)", "v")
 
     @boundary_gradient(step)
     def _(v, d_v):
@@ -212,11 +197,7 @@ def test_a_rule_holds_within_a_python_function():
     def stepped(v):
         return step(v) + v
 
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = stepped(x[i])
-
+    k = kernel_of("for i in x: y[i] = stepped(x[i])", x=x, y=y, stepped=stepped)
     np.testing.assert_allclose(jacobian(k, x, y), np.diag(3 * X + 1))
 
 
@@ -225,32 +206,18 @@ def test_functions_without_source_are_refused():
     scope = {}
     exec("def f(v):\n    return v * 2.0", scope)
     f = scope["f"]
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = f(x[i])
-
+    k = kernel_of("for i in x: y[i] = f(x[i])", x=x, y=y, f=f)
     check_refused(k, x, y, "source")
 
 
 def test_reads_of_functions_without_source_are_refused():
     """They have no argument with a tangent, and read one."""
     x, y = scalars(X), outputs(3)
-
-    @ti.func
-    def entry(i):
-        return x[i]
-
+    entry = func_of("entry(i): return x[i]", x=x)
     scope = {"entry": entry}
     exec("def f(i):\n    return entry(i)", scope)
     f = scope["f"]
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = f(i)
-
+    k = kernel_of("for i in x: y[i] = f(i)", x=x, y=y, f=f)
     check_refused(k, x, y, "source")
 
 
@@ -260,11 +227,7 @@ def test_python_s_own_choices_are_refused():
     def clipped(v):
         return max(v, 1.0)  # Python compares expressions, which are always true
 
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = clipped(x[i])
-
+    k = kernel_of("for i in x: y[i] = clipped(x[i])", x=x, y=y, clipped=clipped)
     check_refused(k, x, y, "max", "Taichi's function")
 
 
@@ -274,12 +237,7 @@ def test_unknown_callables_are_refused_where_they_touch_the_kernel():
 
     x, y = scalars(X), outputs(3)
     store = functools.partial(impl.expr_init, 2.0)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i] * store()
-
+    k = kernel_of("for i in x: y[i] = x[i] * store()", x=x, y=y, store=store)
     with pytest.raises(UnsupportedError, match="expr_init"):
         jacobian(k, x, y)
 
@@ -288,13 +246,7 @@ def test_unknown_callables_are_refused_where_they_touch_the_kernel():
 def test_lists_of_the_module_are_not_changed_by_a_record():
     x, y = scalars([0.3, 0.8]), outputs(2)
     known = [1.0]
-
-    @ti.kernel
-    def k():
-        for i in x:
-            known.append(x[i])
-            y[i] = x[i] * 2.0
-
+    k = kernel_of("for i in x: known.append(x[i]); y[i] = x[i] * 2.0", x=x, known=known, y=y)
     with pytest.raises(UnsupportedError, match=r"known.append\(x\[i\]\)"):
         jacobian(k, x, y)
     assert known == [1.0]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, check_refused, outputs, read, scalars
+from kernel_texts import kernel_of, squares
 from numpy.testing import assert_allclose, assert_array_equal
-from small_kernels import squares
 
 from taichi_ext import UnsupportedError, jacobian, vjp
 
@@ -83,22 +83,9 @@ def test_a_kernel_deactivates_a_node_of_a_field_that_it_does_not_name():
     node = ti.root.pointer(ti.i, 3)
     node.place(c)
     store = squares(x, c)
-
-    @ti.kernel
-    def clear():
-        for i in range(2):
-            ti.deactivate(node, [i])
-
-    @ti.kernel
-    def read():
-        for i in x:
-            y[i] = 3.0 * c[i] + x[i]
-
-    def run():
-        store()
-        clear()
-        read()
-
+    clear = kernel_of("for i in range(2): ti.deactivate(node, [i])", node=node)
+    read = kernel_of("for i in x: y[i] = 3.0 * c[i] + x[i]", x=x, y=y, c=c)
+    run = lambda: (store(), clear(), read())
     assert_allclose(jacobian(run, x, y), np.diag([1.0, 1.0, 6.0 * X[2] + 1.0]))
 
 
@@ -121,12 +108,7 @@ def test_append_to_a_node():
     unknown = ti.field(ti.f64)
     other = ti.root.dynamic(ti.i, 8, chunk_size=4)
     other.place(unknown)
-
-    @ti.kernel
-    def alone():
-        for i in x:
-            ti.append(other, [], x[i])
-
+    alone = kernel_of("for i in x: ti.append(other, [], x[i])", x=x, other=other)
     check_refused(alone, x, total, "Append to the field itself", only_forward=True)  # total is not written
 
 
@@ -176,22 +158,9 @@ def test_deactivated_cells_lose_their_tangents(kind):
 def test_bitmasked_nodes_keep_their_memory_when_python_deactivates_them():
     t, node = placed("bitmasked")
     x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def store():
-        for i in x:
-            t[i, 0] = x[i] ** 2
-
-    @ti.kernel
-    def load():
-        for i in y:
-            y[i] = t[i, 0]
-
-    def k():
-        store()
-        node.deactivate_all()
-        load()
-
+    store = kernel_of("for i in x: t[i, 0] = x[i] ** 2", x=x, t=t)
+    load = kernel_of("for i in y: y[i] = t[i, 0]", y=y, t=t)
+    k = lambda: (store(), node.deactivate_all(), load())
     k()
     assert_array_equal(read(y), X**2)
     assert_allclose(jacobian(k, x, y), np.diag(2 * X), rtol=1e-14)
@@ -203,12 +172,7 @@ def test_loops_over_meshes_are_refused():
 
     elements = MeshElementField(None, None, {}, {}, {})
     x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for v in elements:
-            y[0] = x[0]
-
+    k = kernel_of("for v in elements: y[0] = x[0]", elements=elements, y=y, x=x)
     with pytest.raises(UnsupportedError, match=r"(?s)for v in elements.*a mesh"):
         jacobian(k, x, y)
 

@@ -48,23 +48,12 @@ def test_a_loop_over_a_field_as_one_over_a_number():
 
 
 KERNELS = """
-    over_field:
-        for i in c:
-            ti.atomic_min(least[None], c[i] * p[(i - offset) % P])
-    over_two_indices:
-        for i, j in c:
-            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
-    over_groups:
-        for I in ti.grouped(c):
-            ti.atomic_min(least[None], c[I] * p[(I[0] * shape[1] + I[1]) % P])
-    over_ndrange:
-        for i, j in ti.ndrange(*shape):
-            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
-    over_range:
-        for k in range(N):
-            ti.atomic_min(least[None], c[k // shape[1], k % shape[1]] * p[k % P])
-    in_a_function:
-        minimum()
+    over_field: for i in c: ti.atomic_min(least[None], c[i] * p[(i - offset) % P])
+    over_two_indices: for i, j in c: ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
+    over_groups: for I in ti.grouped(c): ti.atomic_min(least[None], c[I] * p[(I[0] * shape[1] + I[1]) % P])
+    over_ndrange: for i, j in ti.ndrange(*shape): ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
+    over_range: for k in range(N): ti.atomic_min(least[None], c[k // shape[1], k % shape[1]] * p[k % P])
+    in_a_function: minimum()
 """
 
 

@@ -5,6 +5,7 @@ import textwrap
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
+from kernel_texts import kernel_of
 from printed_programs import text
 
 from taichi_ext import backend, jacobian
@@ -62,12 +63,7 @@ def test_text():
 
 def test_ranges(nested):
     x, y = scalars(X), outputs(3, 2, 4)
-
-    @ti.kernel
-    def k():
-        for i, _, m in ti.ndrange(3, 2, 4):
-            y[i, m % 2, m] += x[i] * x[m % 3]
-
+    k = kernel_of("for i, _, m in ti.ndrange(3, 2, 4): y[i, m % 2, m] += x[i] * x[m % 3]", y=y, x=x)
     check_jacobian(k, x, y)
     assert ((3, 2, 4) in nested) == is_row_by_row()
 
@@ -95,10 +91,5 @@ def test_variables_that_a_function_changes(nested):
     def advance(a: ti.template()):
         a += 1
 
-    @ti.kernel
-    def k():
-        for i, j in ti.ndrange(2, 2):
-            advance(i)
-            y[i, j] = x[i] * x[j]
-
+    k = kernel_of("for i, j in ti.ndrange(2, 2): advance(i); y[i, j] = x[i] * x[j]", advance=advance, y=y, x=x)
     check_jacobian(k, x, y)

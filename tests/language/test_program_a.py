@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.math import vec3
 
@@ -35,11 +36,9 @@ def test_sums_of_columns_and_pixels_that_miss_the_sphere():
             depth = 0.0
         return depth
 
-    @ti.kernel
-    def trace():
-        for i, j in depths:
-            depths[i, j] = depth_of(rays[i, j])
-
+    trace = kernel_of(
+        "for i, j in depths: depths[i, j] = depth_of(rays[i, j])", depths=depths, depth_of=depth_of, rays=rays
+    )
     J = jacobian(trace, params, depths)
     assert_allclose(J.sum(axis=(0, 1)), [-10500.16, 474.597, 474.597, 5872.767], rtol=1e-6)
     d = START[1:] - (ray @ START[1:])[..., None] * ray

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
-from kernel_texts import kernels_of, names_of
+from kernel_texts import kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
@@ -136,9 +136,7 @@ PROGRAMS = """
             y[i] = (a + ti.random(ti.f64)) * b * x[i]
         for i in range(3):
             z[i] = ti.random(ti.f64) + a
-    rows:
-        for i, j in ti.ndrange(4, 64):
-            y[i] += x[i] * ti.random(ti.f64) * (0.5 if j < 32 else ti.random(ti.f64))
+    rows: for i, j in ti.ndrange(4, 64): y[i] += x[i] * ti.random(ti.f64) * (0.5 if j < 32 else ti.random(ti.f64))
 """
 
 
@@ -162,11 +160,7 @@ def results(run, **options):
     for name in names_of(PROGRAMS):
         x, y, z, after = (ti.field(ti.f64, 4) for _ in range(4))
         x.from_numpy(np.array([0.3, 0.7, 1.1, 1.5]))
-
-        @ti.kernel
-        def draw(after: ti.template()):
-            after[0] = ti.random(ti.f64)
-
+        draw = kernel_of("after[0] = ti.random(ti.f64)", "after: ti.template()")
         kernels = kernels_of(
             PROGRAMS,
             x=x,

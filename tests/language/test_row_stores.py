@@ -24,9 +24,7 @@ def forward(monkeypatch):
 # by what is known of the terms that go to the row of their local total: what is done in a loop over all entries of y, ...
 SUMS = {  # ... from total = 0 to the store of it
     FILLED: """
-        all_of_it:
-            for n in range(pairs):
-                total += x[2 * n + 1] * x[2 * n] * (i + 1)
+        all_of_it: for n in range(pairs): total += x[2 * n + 1] * x[2 * n] * (i + 1)
         skipped:
             if i == 2:
                 continue
@@ -34,12 +32,8 @@ SUMS = {  # ... from total = 0 to the store of it
                 total += x[n] ** 2
     """,
     STORED: """
-        one_term:
-            for n in range(19):
-                total += x[2 * n] * x[2 * n + 1] * i
-        with_an_outer_index:
-            for n in range(5):
-                total += x[i + 8 * n] ** 2 + x[i + 8 * n + 3]
+        one_term: for n in range(19): total += x[2 * n] * x[2 * n + 1] * i
+        with_an_outer_index: for n in range(5): total += x[i + 8 * n] ** 2 + x[i + 8 * n + 3]
         filled_in_part_by_condition:
             for n in range(count):
                 if n % 2 == i % 2:
@@ -51,26 +45,16 @@ SUMS = {  # ... from total = 0 to the store of it
                     break
     """,
     ADDED: """
-        neighbours:
-            for n in range(39):
-                total += x[n] * x[n + 1] * i
-        looked_up:
-            for n in range(20):
-                total += x[order[n]] ** 2
-        scaled:
-            for n in range(10):
-                total += x[n] ** 2
-                total *= 1.1
+        neighbours: for n in range(39): total += x[n] * x[n + 1] * i
+        looked_up: for n in range(20): total += x[order[n]] ** 2
+        scaled: for n in range(10): total += x[n] ** 2; total *= 1.1
         counted_by_a_while:
             n = 0
             while n < 10:
                 total += x[n] ** 2
                 n += 1 if n != 3 or total > 1.5 + i else 0
                 total += 0.1
-        by_reference:
-            for n in range(10):
-                add_square(total, n)
-                add_square(total, n + 1)
+        by_reference: for n in range(10): add_square(total, n); add_square(total, n + 1)
     """,
 }
 OTHERS = {

@@ -45,9 +45,7 @@ KERNELS = """
             for n in range(3):
                 k = ti.atomic_add(p[0], 1)
                 y[i] = x[n] * k
-    without_loops:
-        for i in y:
-            y[i] = ti.exp(x[0] * i)
+    without_loops: for i in y: y[i] = ti.exp(x[0] * i)
 """
 
 
@@ -108,10 +106,7 @@ def test_loops_that_begin_below_zero(end, text):
             if i >= 0 and i < 4:
                 y[i] += w[1, i] + y[i] * 0.5
 
-    def run():
-        k()
-        k()
-
+    run = lambda: (k(), k())
     plan = Jacobian(run, y, y, tangents="dense")
     np.testing.assert_allclose(plan(), 2.25 * np.eye(4), rtol=1e-14)
     assert text in plan.source

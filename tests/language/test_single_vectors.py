@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from captured_warnings import all_warnings
+from kernel_texts import kernel_of
 
 import taichi_ext.program as ir
 from taichi_ext import DerivativeWarning, hessian, hvp, jacobian
@@ -60,10 +61,7 @@ def kernels(fields):
         for _ in range(1):
             fields["again"][None] = stretched(kept[0][None], kept[1][None], kept[2][None])
 
-    def pipeline():
-        split()
-        joined()
-
+    pipeline = lambda: (split(), joined())
     return together, pipeline
 
 
@@ -221,14 +219,8 @@ def test_products_with_the_hessian_of_a_pipeline(ti64):
             values[None] = ti.log(S[0, 0]) ** 2 + ti.log(S[1, 1]) ** 2
             single[None] = U[0, 0] * S[0, 0]
 
-    @ti.kernel
-    def take(source: ti.template()):
-        energy[None] = source[None]
-
-    def pipeline(source):
-        decompose()
-        take(source)
-
+    take = kernel_of("energy[None] = source[None]", "source: ti.template()", energy=energy)
+    pipeline = lambda source: (decompose(), take(source))
     for M, source in ((APART, values), (APART, single), (TIED, single)):
         A.from_numpy(M)
         found, lines = warned(lambda source=source: hvp(pipeline, A, direction, energy, args=(source,)))

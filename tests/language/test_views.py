@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, jacobian, value_and_jacobian
@@ -14,23 +15,11 @@ A1, A2 = ti.types.ndarray(dtype=ti.f64, ndim=1), ti.types.ndarray(dtype=ti.f64, 
 V1 = ti.types.ndarray(dtype=ti.types.vector(3, ti.f64), ndim=1)
 X = real(np.array([0.7, -0.4, 1.3]))
 
+load = kernel_of("for i in a: a[i] = x[i % 3] * (i + 1)", "x: A1, a: A1")
 
-@ti.kernel
-def load(x: A1, a: A1):
-    for i in a:
-        a[i] = x[i % 3] * (i + 1)
+mix = kernel_of("for i in a: a[i] = ti.sin(a[i]) + x[i % 3] * a[i]", "x: A1, a: A1")
 
-
-@ti.kernel
-def mix(x: A1, a: A1):
-    for i in a:
-        a[i] = ti.sin(a[i]) + x[i % 3] * a[i]
-
-
-@ti.kernel
-def mix_table(x: A1, a: A2):
-    for i, j in a:
-        a[i, j] = ti.cos(a[i, j]) * x[j % 3] + 0.1 * i
+mix_table = kernel_of("for i, j in a: a[i, j] = ti.cos(a[i, j]) * x[j % 3] + 0.1 * i", "x: A1, a: A2")
 
 
 @ti.kernel
@@ -45,10 +34,7 @@ def constant(a: A1):
         a[i] = 2.5
 
 
-@ti.kernel
-def add_to(a: A1, b: A1):
-    for i in a:
-        b[i] += a[i] * a[i]
+add_to = kernel_of("for i in a: b[i] += a[i] * a[i]", "a: A1, b: A1")
 
 
 def by_differences(function, x, step=1e-6):
@@ -150,11 +136,7 @@ def test_parameters_that_overlap_are_refused():
 
 @pytest.mark.parametrize("other", [lambda a: a.T, lambda a: a.reshape(2, 8), lambda a: a[1:]])
 def test_overlapping_arguments_of_which_one_is_written_are_refused(other):
-    @ti.kernel
-    def move(a: A2, b: A2):
-        for i, j in b:
-            b[i, j] = 2 * a[i, j]
-
+    move = kernel_of("for i, j in b: b[i, j] = 2 * a[i, j]", "a: A2, b: A2")
     a = real(np.ones((4, 4)))
     with pytest.raises(InvalidArgumentError, match="'a'.*'b'.*share a part of their memory.*pass copies"):
         jacobian(move, a, "b", args=(a, other(a)))
@@ -162,15 +144,8 @@ def test_overlapping_arguments_of_which_one_is_written_are_refused(other):
 
 
 def test_an_array_of_another_type_in_the_same_memory_is_refused():
-    @ti.kernel
-    def clear(a: ti.types.ndarray(dtype=ti.i64, ndim=1)):
-        for i in a:
-            a[i] = 0
-
-    def pipeline(x, b):
-        load(x, b)
-        clear(b.view(np.int64))
-
+    clear = kernel_of("for i in a: a[i] = 0", "a: ti.types.ndarray(dtype=ti.i64, ndim=1)")
+    pipeline = lambda x, b: (load(x, b), clear(b.view(np.int64)))
     x, b = X.copy(), real(np.zeros(6))
     with pytest.raises(InvalidArgumentError, match="share a part of their memory, but not the type"):
         jacobian(pipeline, x, b, args=(x, b))

@@ -5,7 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, outputs, scalars
-from kernel_texts import kernels_of, names_of
+from kernel_texts import func_of, kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import backend, jacobian
@@ -34,11 +34,8 @@ def fields32(count, *shape):
 
 
 LANES = """
-    alone:
-        fill()
-    inline:
-        for i in y:
-            y[i] = p[0] * p[0] * i + p[1] * p[0]
+    alone: fill()
+    inline: for i in y: y[i] = p[0] * p[0] * i + p[1] * p[0]
     read_after:
         for i in y:
             y[i] = p[0] * p[0] * i + p[1] * p[0]
@@ -82,12 +79,7 @@ class TestLanes:
         i = np.arange(N)
         by_p = np.stack([2 * P[0] * i + P[1], P[0] * np.ones(N)], -1)
         none = np.zeros((N, 2))
-
-        @ti.func
-        def fill():
-            for i in y:
-                y[i] = p[0] * p[0] * i + p[1] * p[0]
-
+        fill = func_of("for i in y: y[i] = p[0] * p[0] * i + p[1] * p[0]", y=y, p=p)
         kernels = kernels_of(LANES, p=p, y=y, z=z, total=total, N=N, fill=fill)
         half = by_p.copy()
         half[: N // 2] = 0
@@ -164,9 +156,7 @@ def test_fixed_entries_that_the_loop_stores_to(lanes):
 
 
 COVER = """
-    read_by_the_store:
-        for i in y:
-            y[i] = y[i] * p[0] + p[1]
+    read_by_the_store: for i in y: y[i] = y[i] * p[0] + p[1]
     read_before:
         for i in z:
             z[i] = y[i] * p[0]

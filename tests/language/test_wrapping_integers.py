@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
@@ -134,13 +135,7 @@ def test_tangents_by_indices_of_64_bits(options):
 )
 def test_a_negation_wraps_before_it_is_multiplied(kind, values, want):
     x, y, z, n = scalars([1.5, 2.5, -3.0, 4.0]), outputs(4), outputs(4), filled(kind, values)
-
-    @ti.kernel
-    def k():
-        for i in range(4):
-            y[i] = x[i] * (-n[i])
-            z[i] = (-n[i]) + x[i]
-
+    k = kernel_of("for i in range(4): y[i] = x[i] * (-n[i]); z[i] = (-n[i]) + x[i]", y=y, x=x, n=n, z=z)
     J = jacobian(k, x, [y, z])
     assert_array_equal(J[0], np.diag(np.array(want, float)))
     assert_array_equal(y.to_numpy(), x.to_numpy() * want)
@@ -150,13 +145,7 @@ def test_a_negation_wraps_before_it_is_multiplied(kind, values, want):
 
 def test_a_product_that_overflows_keeps_its_sign():
     x, y, n = scalars([1.5, 2.5]), outputs(4), filled("i32", [1073741824, 3])
-
-    @ti.kernel
-    def k():
-        for i in range(2):
-            y[i] = x[i] + (-2 * n[i])
-            y[i + 2] = x[i] * (-2 * n[i] * n[i])
-
+    k = kernel_of("for i in range(2): y[i] = x[i] + (-2 * n[i]); y[i + 2] = x[i] * (-2 * n[i] * n[i])", y=y, x=x, n=n)
     J = jacobian(k, x, y)
     assert_array_equal(y.to_numpy(), [1.5 - 2147483648, 2.5 - 6, 0, -2.5 * 18])
     assert_array_equal(J, [[1, 0], [0, 1], [0, 0], [0, -18]])
@@ -189,12 +178,7 @@ def test_an_atomic_sum_is_converted_first():
         launch()
         return y.to_numpy()
 
-    @ti.kernel
-    def k():
-        for i in range(3):
-            old = ti.atomic_add(y[0], x[i] + 5e-9)
-            y[1] += old
-
+    k = kernel_of("for i in range(3): old = ti.atomic_add(y[0], x[i] + 5e-9); y[1] += old", y=y, x=x)
     assert_array_equal(run(lambda: jacobian(k, x, y)), run(k))
 
 

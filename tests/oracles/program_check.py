@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
+import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -224,6 +227,21 @@ def check_plain_run(loaded: Any, points: list[tuple[dict[str, Any], Any]], toler
         require_state("plain run", loaded.state(args), expected.state, tolerance)
 
 
+@contextlib.contextmanager
+def crashes_told() -> Iterator[None]:
+    """An error of a call is a mismatch, but for what is refused, and for what ``ti.static`` leaves of a program."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DerivativeWarning)
+            yield
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        if isinstance(error, InvalidArgumentError) and re.search("is not (read|written)", str(error)):
+            raise RejectedError(str(error)) from error
+        raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
+
+
 def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, Any], Expected]]) -> None:
     program = loaded.program
     plan = None
@@ -231,22 +249,12 @@ def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, Any], Expected]
         args = loaded.prepare(values)
         given = {a.name: v if isinstance(a, Field) else a.name for a, v in zip(program.args, args, strict=True)}
         targets = {**loaded.fields, **given}
-        try:
+        with crashes_told():
             if plan is None:
                 outputs = None if program.returns else {n: targets[n] for n in program.outputs}
                 params = {n: targets[n] for n in program.params}
                 plan = Jacobian(loaded.entry, params, outputs, args=args, format=FORMAT, **OPTIONS)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DerivativeWarning)
-                found = plan(args=args)
-        except UnsupportedError:
-            raise
-        except InvalidArgumentError as error:
-            if "is not read" in str(error) or "is not written" in str(error):  # in what ti.static leaves of it
-                raise RejectedError(str(error)) from error
-            raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
-        except Exception as error:
-            raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
+            found = plan(args=args)
         if program.returns:
             found = {"": found}
         require_state("state", loaded.state(args), expected.state)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ast
 import itertools
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import program_check
 import program_grammar
-from program_check import Loaded, MismatchError, check_plain_run, judge, require_close
+from program_check import Loaded, MismatchError, check_plain_run, crashes_told, judge, require_close
 from program_model import SHAPES, Field, Program
 from program_reference import RejectedError
 from program_verdict import Workshop, fate
 
-import taichi_ext as te
-from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, hvp, value_and_gradient
+from taichi_ext import Hessian, hessian, hvp, value_and_gradient
 
 STEPS = (1e-6, 2e-6)  # of differences, which agree where there is no kink
 LARGEST = 1e5  # entry of H, beyond which differences cannot tell
@@ -124,27 +122,17 @@ def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random
         found = value_and_gradient(loaded.entry, {n: targets(args)[n] for n in names}, energy, args=args)
         return np.concatenate([np.ravel(found[1][n]) for n in names])
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", te.DerivativeWarning)
-            args = loaded.prepare(values)
-            params = {n: targets(args)[n] for n in names}
-            options = {"chunk_size": program_check.OPTIONS.get("chunk_size")}  # a Hessian takes no tangents=
-            plan = Hessian(loaded.entry, params, energy, args=args, **options)
-            _, g, H = plan.value_gradient_and_hessian()
-            after = loaded.state(args)
-            others = _other_ways(loaded, values, targets)
-            first = gradient()
-            directions = rng.normal(size=(2, len(first)))
-            differences = [[(gradient(v, h) - gradient(v, -h)) / (2 * h) for v in directions] for h in STEPS]
-    except UnsupportedError:
-        raise
-    except InvalidArgumentError as error:
-        if "is not read" in str(error) or "is not written" in str(error):  # in what ti.static leaves of it
-            raise RejectedError(str(error)) from error
-        raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
-    except Exception as error:
-        raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
+    with crashes_told():
+        args = loaded.prepare(values)
+        params = {n: targets(args)[n] for n in names}
+        options = {"chunk_size": program_check.OPTIONS.get("chunk_size")}  # a Hessian takes no tangents=
+        plan = Hessian(loaded.entry, params, energy, args=args, **options)
+        _, g, H = plan.value_gradient_and_hessian()
+        after = loaded.state(args)
+        others = _other_ways(loaded, values, targets)
+        first = gradient()
+        directions = rng.normal(size=(2, len(first)))
+        differences = [[(gradient(v, h) - gradient(v, -h)) / (2 * h) for v in directions] for h in STEPS]
     for name, value in expected.state.items():
         require_close("state", name, after[name], value, 1e-9)
     require_close("gradient", "gradient", np.concatenate([np.ravel(g[n]) for n in names]), first, 1e-9)

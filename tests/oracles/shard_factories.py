@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import taichi as ti
+from kernel_texts import kernel_of
 
 from taichi_ext import custom_root
 
@@ -138,11 +139,7 @@ def threads(number):
 
 not_a_function = 3
 
-
-@ti.kernel
-def cubic(p: ti.types.ndarray(), b: ti.types.ndarray(), x: ti.types.ndarray(), r: ti.types.ndarray()):
-    for i in x:
-        r[i] = p[0] * x[i] + x[i] ** 3 - p[1] * b[i]
+cubic = kernel_of("for i in x: r[i] = p[0] * x[i] + x[i] ** 3 - p[1] * b[i]", "p: A, b: A, x: A, r: A")
 
 
 @ti.kernel

@@ -10,6 +10,7 @@ import taichi as ti
 from field_pool import pool
 
 from taichi_ext import backend
+from taichi_ext.backend import lifetime
 
 arch = ti.cpu
 settings: dict = {}  # of ti.init, for all programs
@@ -40,7 +41,8 @@ def share_program(**options) -> None:
     program = backend.program()
     is_ours = program is not None and started.get("program", lambda: None)() is program
     if is_ours and started["options"] == options and program.get_snode_tree_size() < MOST_TREES:
-        return
+        if not lifetime._layout().destroyed:  # of these, ti.deactivate_all_snodes reads freed memory
+            return
     del program
     initialise(**options)
 

@@ -15,7 +15,7 @@ import pytest
 import taichi as ti
 from captured_warnings import all_warnings, no_warnings
 from differences import outputs, read, scalars, vectors, write
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, hessian, jacobian, jvp, vjp
@@ -24,26 +24,20 @@ from taichi_ext.api.runs.arbiter import only_launches
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("programs of the host's memory")]
 
 AT = np.array([1.1, 1.7, 0.7])
-ARRAY = ti.types.ndarray(dtype=ti.f64, ndim=1)
 Pair = namedtuple("Pair", "first second")
 
 
 KERNELS = """
-    square:
-        for i in x:
-            y[i] = x[i] ** 2
-            v[i] = ti.Vector([x[i] ** 2, 3.0 * x[i]])
+    square: for i in x: y[i] = x[i] ** 2; v[i] = ti.Vector([x[i] ** 2, 3.0 * x[i]])
     add(a: ti.f64):
         s[0] = 0.0
         for i in x:
             s[0] += a * x[i]
-    add_array(a: ARRAY):
+    add_array(a: A1):
         s[0] = 0.0
         for i in x:
             s[0] += a[i] * x[i]
-    load(a: ARRAY):
-        for i in x:
-            a[i] = x[i] ** 2
+    load(a: A1): for i in x: a[i] = x[i] ** 2
     add_vector(a: ti.types.vector(2, ti.f64)):
         s[0] = 0.0
         for i in x:
@@ -52,8 +46,7 @@ KERNELS = """
         s[0] = 0.0
         for i in x:
             s[0] += y[i] ** 2 * x[0]
-    pair() -> ti.types.vector(2, ti.f64):
-        return ti.Vector([x[0] * x[1], x[2]])
+    pair() -> ti.types.vector(2, ti.f64): return ti.Vector([x[0] * x[1], x[2]])
 """
 
 
@@ -62,7 +55,7 @@ class Scene:
 
     def __init__(self):
         self.x, self.y, self.v, self.s = scalars(AT), outputs(3), vectors([[0.0, 0.0]] * 3), outputs(1)
-        vars(self).update(kernels_of(KERNELS, **vars(self), ARRAY=ARRAY))
+        vars(self).update(kernels_of(KERNELS, **vars(self)))
 
     def reset(self):
         write(self.x, AT)
@@ -103,29 +96,23 @@ def programs(squared, others):
 # programs with the right derivative
 RIGHT = programs(
     """
-operators:
-    c.add((c.y[0] * 3 - c.y[1] / c.y[2]) ** 2 + -c.y[0] + abs(c.y[1]) // 1 + divmod(c.y[1], 1.5)[1])
-numbers_of_numpy:
-    c.add(np.float64(2.0) * c.y[0] + c.y[2] / np.int64(3) + np.full(2, 2.0)[1] * c.y[0])
-generators:
-    c.add(sum(c.y[i] * w for i, w in enumerate((1.0, 2.0, 3.0))) + max(c.y[i] for i in range(3)))
-sorted_numbers:
-    c.add(sorted([c.y[0], c.y[1], c.y[2]])[1] * max(c.y[2], 0.1) + min(c.y[0], c.y[1]))
+operators: c.add((c.y[0] * 3 - c.y[1] / c.y[2]) ** 2 + -c.y[0] + abs(c.y[1]) // 1 + divmod(c.y[1], 1.5)[1])
+numbers_of_numpy: c.add(np.float64(2.0) * c.y[0] + c.y[2] / np.int64(3) + np.full(2, 2.0)[1] * c.y[0])
+generators: c.add(sum(c.y[i] * w for i, w in enumerate((1.0, 2.0, 3.0))) + max(c.y[i] for i in range(3)))
+sorted_numbers: c.add(sorted([c.y[0], c.y[1], c.y[2]])[1] * max(c.y[2], 0.1) + min(c.y[0], c.y[1]))
 a_thread_reads:
     found = queue.Queue()
     thread = threading.Thread(target=lambda: found.put(c.y[0] * c.y[1]))
     thread.start()
     thread.join()
     c.add(found.get())
-a_callback_is_given_numbers:
-    c.add((lambda f, *args: f(*args))(lambda a, b: a * b + 1, c.y[0], c.y[1]))
+a_callback_is_given_numbers: c.add((lambda f, *args: f(*args))(lambda a, b: a * b + 1, c.y[0], c.y[1]))
 a_loop_on_a_value:
     step = 1.0
     while step < 30 * c.y[0]:
         step = step * (1.0 + c.y[2])
     c.add(step)
-vectors_of_numbers:
-    c.add_vector(ti.Vector([c.y[0], c.y[1] * 2]) + c.v[2] * 3.0)
+vectors_of_numbers: c.add_vector(ti.Vector([c.y[0], c.y[1] * 2]) + c.v[2] * 3.0)
 stored_in_a_field:
     c.y[1] = c.y[0] * c.y[2]
     c.y[0] += 1.0
@@ -134,21 +121,16 @@ stored_in_a_vector:
     c.v[0] = [c.y[1], 4.0]
     c.v[1][0] = c.y[0] ** 2
     c.add(c.v[0][0] * c.v[1][0])
-stored_in_the_output:
-    c.s[0] = c.y[0] * c.y[1]
-a_test_of_the_type:
-    c.add(c.y[0] ** 2 if isinstance(c.y[0], float) else 1.0)
-copies:
-    c.add(Pair(c.y[0], 1.0)._replace(second=c.y[1]).second * [c.y[0]].copy()[0])
+stored_in_the_output: c.s[0] = c.y[0] * c.y[1]
+a_test_of_the_type: c.add(c.y[0] ** 2 if isinstance(c.y[0], float) else 1.0)
+copies: c.add(Pair(c.y[0], 1.0)._replace(second=c.y[1]).second * [c.y[0]].copy()[0])
 a_file_of_others:
     # Text of numbers that do not depend on the params is no reason to warn.
     file = io.StringIO()
     csv.writer(file).writerow([0.25])
     print(f"{c.y[0]:.3f}", json.dumps([c.y[1]]), file=io.StringIO())
     c.add(float(file.getvalue()))
-logged:
-    c.log = [c.y[0], float(c.y[1]), c.y.to_numpy()]
-    c.add(2.0)
+logged: c.log = [c.y[0], float(c.y[1]), c.y.to_numpy()]; c.add(2.0)
 integers:
     # Whole numbers have no derivative, as in kernels.
     c.add(int(10 * c.y[0]) * 0.5 + round(c.y[1]) + (3.0 if c.y[0] > 1 else 4.0) + math.floor(c.y[2]))
@@ -174,17 +156,12 @@ steps_of_adaptive_length:
 numpy_arrays_of_objects:
     numbers = np.array([c.y[0], c.y[1], c.y[2]], dtype=object)
     c.add((numbers * numbers).sum() + numbers.dot(np.arange(3.0)))
-said_to_be_constant:
-    c.add(c.y[0] - stop_gradient(c.y[0]) + float(AT[0] ** 2))
-random_numbers_of_python:
-    random.seed(0)
-    c.add(c.y[0] * random.random() + np.random.default_rng(0).normal())
+said_to_be_constant: c.add(c.y[0] - stop_gradient(c.y[0]) + float(AT[0] ** 2))
+random_numbers_of_python: random.seed(0); c.add(c.y[0] * random.random() + np.random.default_rng(0).normal())
 """,
     """
-returned_vectors:
-    c.add_vector(c.pair() * 2.0)
-a_parameter_that_python_reads:
-    c.add(c.x[1] * 2.0)
+returned_vectors: c.add_vector(c.pair() * 2.0)
+a_parameter_that_python_reads: c.add(c.x[1] * 2.0)
 a_parameter_that_python_changes:
     c.x[0] = c.x[1] * c.x[0]
     c.square()
@@ -194,17 +171,11 @@ a_parameter_that_python_changes:
 # programs that lose a derivative
 SAID = programs(
     """
-to_numpy:
-    c.add(c.y.to_numpy()[0] * 2)
-a_conversion:
-    c.add(float(c.y[0]))
-a_part_that_is_lost:
-    c.add(c.y[0] + 0.3 * float(c.y[1]))
-a_list_of_numbers_for_numpy:
-    c.add(np.linalg.norm([c.y[0], c.y[1]]))
-an_array_for_a_field:
-    c.y.from_numpy(2 * c.y.to_numpy())
-    c.add_field()
+to_numpy: c.add(c.y.to_numpy()[0] * 2)
+a_conversion: c.add(float(c.y[0]))
+a_part_that_is_lost: c.add(c.y[0] + 0.3 * float(c.y[1]))
+a_list_of_numbers_for_numpy: c.add(np.linalg.norm([c.y[0], c.y[1]]))
+an_array_for_a_field: c.y.from_numpy(2 * c.y.to_numpy()); c.add_field()
 text:
     file = io.StringIO()
     csv.writer(file).writerow([c.y[0]])
@@ -393,12 +364,8 @@ def test_a_parameter_that_python_reads_from_an_array(scene, kind, mode):
         scene.add(float(a[0]) * 2.0)
         scene.add_array(a)
 
-    def twice(a):
-        scene.add_array(a)
-        scene.add_array(a)
-
-    def reads_only_here(a):
-        scene.add(float(a[0]) * 2.0)
+    twice = lambda a: (scene.add_array(a), scene.add_array(a))
+    reads_only_here = lambda a: scene.add(float(a[0]) * 2.0)
 
     def found(run):
         scene.reset()
@@ -417,9 +384,7 @@ def test_a_parameter_that_python_reads_from_an_array(scene, kind, mode):
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 def test_a_parameter_that_python_only_compares(scene, mode):
-    def run():
-        scene.add(1.0 if scene.y[0] > 0.0 else 2.0)
-
+    run = lambda: scene.add(1.0 if scene.y[0] > 0.0 else 2.0)
     scene.reset()
     with pytest.warns(DerivativeWarning, match="does not depend on any of the params"):
         assert not jacobian(run, scene.y, scene.s, mode=mode).any()
@@ -427,10 +392,7 @@ def test_a_parameter_that_python_only_compares(scene, mode):
 
 @pytest.mark.parametrize("product", ["vjp", "jvp"])
 def test_numbers_that_python_rounds_to_float32_move_with_the_params(scene, product):
-    def run():
-        scene.square()
-        scene.add(float(np.float32(scene.y[0])))
-
+    run = lambda: (scene.square(), scene.add(float(np.float32(scene.y[0]))))
     scene.reset()
     with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
         if product == "vjp":
@@ -441,12 +403,7 @@ def test_numbers_that_python_rounds_to_float32_move_with_the_params(scene, produ
 
 def test_only_the_first_call_of_a_prepared_form_runs_again(scene):
     runs = []
-
-    def pipeline():
-        runs.append(1)
-        scene.square()
-        scene.add(scene.y[0])
-
+    pipeline = lambda: (runs.append(1), scene.square(), scene.add(scene.y[0]))
     plan = Jacobian(pipeline, scene.x, scene.s)
     scene.reset()
     plan()
@@ -528,16 +485,8 @@ def test_whole_numbers_for_a_param(scene, given, mode):
 
 def test_random_numbers_of_kernels(scene):
     x, y = scene.x, scene.y
-
-    @ti.kernel
-    def draw():
-        for i in x:
-            y[i] = x[i] * ti.random()
-
-    def pipeline(read):
-        draw()
-        scene.add(read(y[0]))
-
+    draw = kernel_of("for i in x: y[i] = x[i] * ti.random()", x=x, y=y)
+    pipeline = lambda read: (draw(), scene.add(read(y[0])))
     scene.reset()
     with pytest.warns(DerivativeWarning, match="cannot be run again .*draws random numbers"):
         jacobian(pipeline, x, scene.s, args=(float,))
@@ -547,11 +496,7 @@ def test_random_numbers_of_kernels(scene):
 
 def test_a_pipeline_that_cannot_run_again(scene):
     numbers = iter([2.0])
-
-    def pipeline():
-        scene.square()
-        scene.add(float(scene.y[0]) * next(numbers))
-
+    pipeline = lambda: (scene.square(), scene.add(float(scene.y[0]) * next(numbers)))
     scene.reset()
     with pytest.warns(DerivativeWarning, match="cannot be run again .*StopIteration"):
         J = jacobian(pipeline, scene.x, scene.s)
@@ -620,10 +565,7 @@ def test_numbers_that_are_only_compared_take_no_run_with_tangents(scene):
 
 @pytest.mark.parametrize("product", [jacobian, lambda *args: vjp(*args, np.ones(1))], ids=["jacobian", "vjp"])
 def test_generators_go_on_as_after_one_run(scene, product):
-    def pipeline():
-        scene.square()
-        scene.add(scene.y[0] * random.random() * np.random.rand())
-
+    pipeline = lambda: (scene.square(), scene.add(scene.y[0] * random.random() * np.random.rand()))
     expected = []
     for run in (pipeline, lambda: product(pipeline, scene.x, scene.s)):
         random.seed(3)
@@ -661,14 +603,8 @@ def test_numbers_are_plain_ones_after_the_run(scene):
 
 def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):
     cached = functools.cache(lambda v: v * v)
-
-    def passes():
-        scene.square()
-        scene.add(cached(scene.y[0]))
-
-    def computes():
-        scene.square()
-        scene.add(2.0 * cached(scene.y[0]))
+    passes = lambda: (scene.square(), scene.add(cached(scene.y[0])))
+    computes = lambda: (scene.square(), scene.add(2.0 * cached(scene.y[0])))
 
     def stores():
         scene.square()
@@ -740,9 +676,7 @@ def lost_if(use, c, value):
     ids=["flag", "word", "none", "def", "flag of numpy"],
 )
 def test_arguments_that_choose_another_path_in_a_later_call(scene, values, mode):
-    def pipeline(value):
-        lost_if(lambda number: 2.0 * number, scene, value)
-
+    pipeline = lambda value: lost_if(lambda number: 2.0 * number, scene, value)
     if mode == "csr":
         pytest.importorskip("scipy.sparse")
     plan = Jacobian(
@@ -769,11 +703,7 @@ def test_fields_in_lists_of_new_objects_are_as_after_one_run(scene):
             self.used[0][0] += weight
             self.named["first"][0][1] += weight
 
-    def run():
-        scene.square()
-        Part().step(float(scene.y[0]))
-        scene.add(scene.y[1])
-
+    run = lambda: (scene.square(), Part().step(float(scene.y[0])), scene.add(scene.y[1]))
     scene.reset()
     jacobian(run, scene.x, scene.s)
     assert next(made) > 1  # runs that compare have made others
@@ -781,16 +711,9 @@ def test_fields_in_lists_of_new_objects_are_as_after_one_run(scene):
     assert_array_equal(np.stack([read(part) for part in parts]), [[1 + weight, 2], [1, 2], [1, 2], [1, 2 + weight]])
 
 
-@ti.kernel
-def square_all(a: ARRAY, b: ARRAY):
-    for i in a:
-        b[i] = a[i] ** 2
+square_all = kernel_of("for i in a: b[i] = a[i] ** 2", "a: A1, b: A1")
 
-
-@ti.kernel
-def add_to_first(a: ARRAY, b: ARRAY, count: ti.i32):
-    for i in range(count):
-        b[i] += 0.5 * a[i]
+add_to_first = kernel_of("for i in range(count): b[i] += 0.5 * a[i]", "a: A1, b: A1, count: ti.i32")
 
 
 def stored(out, where, numbers):
@@ -868,15 +791,8 @@ def test_a_kernel_that_runs_with_tangents_and_without(mode):
 def test_what_is_stored_right_after_the_launch_that_fills_an_array(is_argument):
     x, y, total = scalars([2.0]), outputs(2), outputs(1)
     filled = np.zeros(2)
-
-    @ti.kernel
-    def fill(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in range(2):
-            a[i] = x[0] * (i + 1)
-
-    @ti.kernel
-    def add():
-        total[0] = y[0] + y[1] * x[0]
+    fill = kernel_of("for i in range(2): a[i] = x[0] * (i + 1)", "a: A1", x=x)
+    add = kernel_of("total[0] = y[0] + y[1] * x[0]", total=total, y=y, x=x)
 
     def pipeline(*args):
         a = args[0] if args else filled

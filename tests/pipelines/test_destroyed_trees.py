@@ -8,8 +8,8 @@ import gc
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of, squares
 from numpy.testing import assert_allclose, assert_array_equal
-from small_kernels import squares
 from taichi_program import end_program, initialise
 
 import taichi_ext as te
@@ -28,10 +28,7 @@ def program():
     end_program()
 
 
-@ti.kernel
-def square(a: ti.template(), b: ti.template()):
-    for i in a:
-        b[i] = a[i] ** 2
+square = kernel_of("for i in a: b[i] = a[i] ** 2", "a: ti.template(), b: ti.template()")
 
 
 def tree(*fields, shape=N, kind="dense"):
@@ -91,17 +88,9 @@ def by_two_trees(x, y):
     own.destroy()
 
 
-@ti.kernel
-def double_of(a: ti.template(), b: ti.template()):
-    for i in a:
-        b[i] = a[i] ** 2
+double_of = kernel_of("for i in a: b[i] = a[i] ** 2", "a: ti.template(), b: ti.template()")
 
-
-@ti.kernel
-def add_up(a: ti.template(), y: ti.template()):
-    for i in y:
-        y[i] += a[i] + a[4]
-
+add_up = kernel_of("for i in y: y[i] += a[i] + a[4]", "a: ti.template(), y: ti.template()")
 
 PIPELINES = {
     "fields": (by_fields, 4 * X**3),
@@ -115,16 +104,8 @@ def test_nodes_of_other_trees_are_deactivated():
     other = ti.field(ti.f64)
     node = ti.root.pointer(ti.i, N)
     node.place(other)
-
-    @ti.kernel
-    def squares(a: ti.template()):
-        for i in x:
-            a[i] = x[i] ** 2
-            y[i] = a[i] ** 2
-
-    @ti.kernel
-    def deactivate_first():
-        ti.deactivate(node, [0])
+    squares = kernel_of("for i in x: a[i] = x[i] ** 2; y[i] = a[i] ** 2", "a: ti.template()", x=x, y=y)
+    deactivate_first = kernel_of("ti.deactivate(node, [0])", node=node)
 
     def pipeline():
         t = ti.field(ti.f64)
@@ -143,10 +124,7 @@ class TestTreesOfThePipeline:
     def test_jacobian(self, name):
         x, y, z = fields(X, 0.0, 0.0)
         function, expected = PIPELINES[name]
-
-        def pipeline():
-            function(x, y)
-
+        pipeline = lambda: function(x, y)
         pipeline()
         after = y.to_numpy()
         for options in OPTIONS:
@@ -158,16 +136,8 @@ class TestTreesOfThePipeline:
 
     def test_arrays_that_are_deleted(self):
         x, y = fields(X, 0.0)
-
-        @ti.kernel
-        def to_array(a: ti.template(), b: ti.types.ndarray(ti.f64, ndim=1)):
-            for i in a:
-                b[i] = a[i] ** 2
-
-        @ti.kernel
-        def from_array(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.template()):
-            for i in b:
-                b[i] = a[i] ** 2
+        to_array = kernel_of("for i in a: b[i] = a[i] ** 2", "a: ti.template(), b: A1")
+        from_array = kernel_of("for i in b: b[i] = a[i] ** 2", "a: A1, b: ti.template()")
 
         def pipeline():
             for _ in range(2):
@@ -209,16 +179,8 @@ class TestTreesFromBefore:
         x, y = fields(X, 0.25)
         t = ti.field(ti.f64)
         own = tree(t)
-
-        @ti.kernel
-        def first():
-            for i in x:
-                t[i] = x[i] ** 2
-
-        @ti.kernel
-        def second():
-            for i in x:
-                y[i] = t[i] ** 2
+        first = kernel_of("for i in x: t[i] = x[i] ** 2", x=x, t=t)
+        second = kernel_of("second: for i in x: y[i] = t[i] ** 2", x=x, y=y, t=t)
 
         def pipeline(count, is_destroying):
             for _ in range(count):
@@ -295,19 +257,10 @@ class TestPrograms:
     @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}, {"format": "csr"}])
     def test_new_program_in_a_pipeline(self, options):
         x, y = fields(X, 0.0)
-
-        def at_the_end():
-            square(x, y)
-            initialise(default_fp=ti.f64)
-
+        at_the_end = lambda: (square(x, y), initialise(default_fp=ti.f64))
         refused(lambda: jacobian(at_the_end, x, y, **options), "ti.init or ti.reset was called")
         x, y = fields(X, 0.0)
-
-        def between():
-            square(x, y)
-            initialise(default_fp=ti.f64)
-            square(*fields(X, 0.0))
-
+        between = lambda: (square(x, y), initialise(default_fp=ti.f64), square(*fields(X, 0.0)))
         refused(lambda: jacobian(between, x, y, **options), "ti.init or ti.reset was called")
 
 
@@ -317,13 +270,7 @@ def test_plain_kernels_that_would_end_the_process(launch):
     torch = pytest.importorskip("torch")
     field, x, y = ti.field(ti.f64), ti.field(ti.f64, N), ti.field(ti.f64, N)
     own = tree(field)
-
-    @ti.kernel
-    def double():
-        for i in x:
-            field[i] = x[i]
-            y[i] = 2.0 * field[i]
-
+    double = kernel_of("for i in x: field[i] = x[i]; y[i] = 2.0 * field[i]", x=x, field=field, y=y)
     function = torch_function(double, x, y)
     double()
     square(field, y)

@@ -9,7 +9,7 @@ import taichi as ti
 from devices import real
 from differences import read as values_of
 from differences import write
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang.mesh import MeshReorderedScalarFieldProxy
 
@@ -18,28 +18,18 @@ from taichi_ext import InvalidArgumentError, jacobian
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning")]
 
 N = 3
-A1 = ti.types.ndarray(dtype=ti.f64, ndim=1)
 V1 = ti.types.ndarray(dtype=ti.types.vector(2, ti.f64), ndim=1)
 each_chunk = pytest.mark.parametrize("chunk_size", [None, 1])
 
 
 KERNELS = {
     "scalar": """
-load:
-    for i in x:
-        c[i] += x[i]
-read:
-    for i in x:
-        y[i, 0] += c[i] * c[i]
+load: for i in x: c[i] += x[i]
+read: for i in x: y[i, 0] += c[i] * c[i]
 """,
     "vector": """
-load:
-    for i in x:
-        c[i] += ti.Vector([x[i], 2 * x[i]])
-read:
-    for i in x:
-        y[i, 0] += c[i][0] ** 2
-        y[i, 1] += c[i][1] ** 2
+load: for i in x: c[i] += ti.Vector([x[i], 2 * x[i]])
+read: for i in x: y[i, 0] += c[i][0] ** 2; y[i, 1] += c[i][1] ** 2
 """,
     "struct": """
 load:
@@ -68,12 +58,7 @@ class Scene:
 
     def check(self, store, cleared):
         """``cleared``: which of the numbers are constants after the store, as (entry, number)."""
-
-        def pipeline():
-            self.load()
-            store(self.c)
-            self.read()
-
+        pipeline = lambda: (self.load(), store(self.c), self.read())
         for chunk_size in (None, 1):
             self.reset()
             pipeline()
@@ -186,11 +171,7 @@ def test_stores_before_any_kernel_has_used_the_field(chunk_size):
     x, y = ti.field(ti.f64, N), ti.field(ti.f64, N)
     s, v, c = ti.types.struct(m=ti.f64).field(shape=N), ti.Vector.field(2, ti.f64, N), ti.field(ti.f64, N)
     write(x, 1.0)
-
-    @ti.kernel
-    def read():
-        for i in x:
-            y[i] = x[i] * s[i].m * v[i][1] * c[i]
+    read = kernel_of("for i in x: y[i] = x[i] * s[i].m * v[i][1] * c[i]", x=x, y=y, s=s, v=v, c=c)
 
     def pipeline():
         s[1].m = s[1].m + 1.0
@@ -222,22 +203,9 @@ def test_stores_to_a_field_without_dimensions(way):
     write(x, np.array([0.5, 1.5, 2.5]))
     s, other = ti.field(ti.f64, ()), ti.field(ti.f64, ())
     other[None] = 0.2
-
-    @ti.kernel
-    def load():
-        for i in x:
-            s[None] += x[i] ** 2
-
-    @ti.kernel
-    def read():
-        for i in x:
-            x[i] *= s[None]
-
-    def pipeline():
-        load()
-        WITHOUT_DIMENSIONS[way](s, other)
-        read()
-
+    load = kernel_of("for i in x: s[None] += x[i] ** 2", x=x, s=s)
+    read = kernel_of("for i in x: x[i] *= s[None]", x=x, s=s)
+    pipeline = lambda: (load(), WITHOUT_DIMENSIONS[way](s, other), read())
     assert_allclose(jacobian(pipeline, x, x), 0.2 * np.eye(N))
 
 
@@ -248,27 +216,10 @@ def test_stores_to_ndarrays(is_vector, chunk_size):
     x = ti.field(ti.f64, N)
     write(x, np.array([0.5, 1.5, 2.5]))
     y = ti.field(ti.f64, N)
-
-    @ti.kernel
-    def load(a: A1):
-        for i in x:
-            a[i] += x[i]
-
-    @ti.kernel
-    def load_vectors(a: V1):
-        for i in x:
-            a[i] += ti.Vector([1.0, x[i]])
-
-    @ti.kernel
-    def read(a: A1):
-        for i in x:
-            y[i] += a[i] * a[i]
-
-    @ti.kernel
-    def read_vectors(a: V1):
-        for i in x:
-            y[i] += a[i][1] ** 2
-
+    load = kernel_of("for i in x: a[i] += x[i]", "a: A1", x=x)
+    load_vectors = kernel_of("for i in x: a[i] += ti.Vector([1.0, x[i]])", "a: V1", V1=V1, x=x)
+    read = kernel_of("for i in x: y[i] += a[i] * a[i]", "a: A1", x=x, y=y)
+    read_vectors = kernel_of("for i in x: y[i] += a[i][1] ** 2", "a: V1", V1=V1, x=x, y=y)
     a = ti.Vector.ndarray(2, ti.f64, N) if is_vector else ti.ndarray(ti.f64, N)
 
     def pipeline(a):
@@ -302,12 +253,7 @@ class Arrays:
         self.x, self.y = ti.field(ti.f64, N), ti.field(ti.f64, N)
         write(self.x, 1.0)
         x, y = self.x, self.y
-
-        @ti.kernel
-        def add(a: A1):
-            for i in y:
-                y[i] += a[i] * x[i]
-
+        add = kernel_of("for i in y: y[i] += a[i] * x[i]", "a: A1", y=y, x=x)
         self.add = add
         self.kept = real(np.ones(N))
 
@@ -384,11 +330,7 @@ def test_deactivation_from_python(chunk_size):
     node = ti.root.pointer(ti.i, N)
     node.place(c)
     write(x, 1.5)
-
-    @ti.kernel
-    def load():
-        for i in x:
-            c[i] += x[i]
+    load = kernel_of("for i in x: c[i] += x[i]", x=x, c=c)
 
     @ti.kernel
     def read():

@@ -7,15 +7,12 @@ import types
 import numpy as np
 import pytest
 import taichi as ti
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of, squares
 from numpy.testing import assert_allclose, assert_array_equal
-from small_kernels import squares
 from taichi_program import end_program, initialise
 
 import taichi_ext as te
 from taichi_ext import Jacobian, UnsupportedError, check_jacobian, jacobian, value_and_jacobian
-
-A1 = ti.types.ndarray(ti.f64, ndim=1)
 
 
 @pytest.fixture(autouse=True)
@@ -38,25 +35,12 @@ def refused(call, what="create it again"):
 
 
 NAMING = """
-    reads:
-        for i in x:
-            y[i] = x[i] * old[i]
-    reads_integers:
-        for i in x:
-            y[i] = x[i] * old_int[i]
-    reads_of_an_object:
-        for i in x:
-            y[i] = x[i] * model.old[i]
-    loops:
-        for i in old:
-            y[i] = x[i]
-    stores:
-        for i in x:
-            y[i] = x[i]
-            old[i] = 1.0
-    template(f: ti.template()):
-        for i in x:
-            y[i] = x[i] * f[i]
+    reads: for i in x: y[i] = x[i] * old[i]
+    reads_integers: for i in x: y[i] = x[i] * old_int[i]
+    reads_of_an_object: for i in x: y[i] = x[i] * model.old[i]
+    loops: for i in old: y[i] = x[i]
+    stores: for i in x: y[i] = x[i]; old[i] = 1.0
+    template(f: ti.template()): for i in x: y[i] = x[i] * f[i]
 """
 
 
@@ -101,17 +85,8 @@ class TestEndedProgram:
         del old, old_matrix
         initialise(default_fp=ti.f64)
         x, y = fields()
-
-        @ti.kernel
-        def k(a: A1):
-            for i in x:
-                y[i] = x[i] * a[i]
-
-        @ti.kernel
-        def plain():
-            for i in x:
-                y[i] = x[i]
-
+        k = kernel_of("for i in x: y[i] = x[i] * a[i]", "a: A1", x=x, y=y)
+        plain = kernel_of("for i in x: y[i] = x[i]", x=x, y=y)
         refused(lambda: jacobian(k, x, y, args=(kept[0],)))
         refused(lambda: jacobian(k, "a", y, args=(kept[0],)))
         refused(lambda: jacobian(lambda: k(kept[0]), x, y))
@@ -132,11 +107,7 @@ class TestRecording:
         x = ti.field(ti.f64, (), needs_grad=True)
         loss = ti.field(ti.f64, (), needs_grad=True)
         x[None] = 3.0
-
-        @ti.kernel
-        def k():
-            loss[None] += x[None] ** 2
-
+        k = kernel_of("loss[None] += x[None] ** 2", loss=loss, x=x)
         with ti.ad.Tape(loss):
             with pytest.raises(UnsupportedError, match="before or after the with block"):
                 how((lambda: k()) if is_pipeline else k, x, loss)
@@ -149,11 +120,7 @@ class TestRecording:
         x = ti.field(ti.f64, (), needs_dual=True)
         y = ti.field(ti.f64, (), needs_dual=True)
         x[None] = 3.0
-
-        @ti.kernel
-        def k():
-            y[None] = x[None] ** 2
-
+        k = kernel_of("y[None] = x[None] ** 2", y=y, x=x)
         plan = Jacobian(k, x, y)
         with ti.ad.FwdMode(loss=y, param=x), pytest.raises(UnsupportedError, match="FwdMode"):
             plan()

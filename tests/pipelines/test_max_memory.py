@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, linear_operator
@@ -29,11 +30,7 @@ def test_vectors_whose_tangents_do_not_fit_together():
 def test_limit_does_not_count_the_jacobian_itself():
     x, y = scalars(np.ones(50)), outputs(40)
     runs = 0
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] = x[i] * x[0]
+    k = kernel_of("for i in y: y[i] = x[i] * x[0]", y=y, x=x)
 
     def run():
         nonlocal runs
@@ -64,21 +61,9 @@ def test_random_numbers_cannot_be_drawn_again():
 def test_limit_that_a_later_call_exceeds():
     x, y, t = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), outputs(4)
     X, runs = read(x), []
-
-    @ti.kernel
-    def first():
-        for i in y:
-            y[i] += x[i] * y[i]
-
-    @ti.kernel
-    def more():
-        for i in y:
-            t[i] = x[i] * y[i]
-
-    @ti.kernel
-    def last():
-        for i in y:
-            y[i] += t[i]
+    first = kernel_of("for i in y: y[i] += x[i] * y[i]", y=y, x=x)
+    more = kernel_of("for i in y: t[i] = x[i] * y[i]", y=y, t=t, x=x)
+    last = kernel_of("for i in y: y[i] += t[i]", y=y, t=t)
 
     def pipeline(n):
         runs.append(n)
@@ -103,11 +88,7 @@ def test_limit_that_a_later_call_exceeds():
 @pytest.mark.parametrize("is_pipeline", [False, True])
 def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):
     x, t, y = scalars([0.3, 0.5]), outputs(2), outputs(2)
-
-    @ti.kernel
-    def before():
-        for i in t:
-            t[i] += x[i]
+    before = kernel_of("for i in t: t[i] += x[i]", t=t, x=x)
 
     @ti.kernel
     def random():
@@ -116,10 +97,7 @@ def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):
         for i in y:
             y[i] += t[i] ** 2
 
-    def pipeline():
-        before()
-        random()
-
+    pipeline = lambda: (before(), random())
     with pytest.raises(InvalidArgumentError, match="random"):
         jacobian(pipeline if is_pipeline else random, x, y, **options)
     assert_array_equal(read(t), [0, 0])

@@ -14,6 +14,7 @@ import pytest
 import taichi as ti
 from captured_warnings import no_warnings
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 from runtimes import RUNTIME
 
@@ -32,17 +33,10 @@ class Scene:
     def __init__(self):
         self.x, self.y = scalars(X), outputs(3)
         x, y = self.x, self.y
-
-        @ti.kernel
-        def clear():
-            for i in y:
-                y[i] = 0.0
-
-        @ti.kernel
-        def add(s: ti.f64, v: vec2):
-            for i in x:
-                y[i] += s * x[i] ** 2 + v[1] * x[i]
-
+        clear = kernel_of("for i in y: y[i] = 0.0", y=y)
+        add = kernel_of(
+            "add: for i in x: y[i] += s * x[i] ** 2 + v[1] * x[i]", "s: ti.f64, v: vec2", vec2=vec2, x=x, y=y
+        )
         total = self.total = outputs(1)
 
         @ti.kernel
@@ -128,10 +122,7 @@ if RUNTIME == "taichi":  # vectors of Quadrants cannot be copied
 
 def test_operations_of_python_follow_the_chain_rule():
     y, functions, step = outputs(len(OPERATIONS)), OPERATIONS.values(), 1e-6
-
-    @ti.kernel
-    def store(n: ti.i32, s: ti.f64):
-        y[n] = s
+    store = kernel_of("y[n] = s", "n: ti.i32, s: ti.f64", y=y)
 
     def pipeline(s):
         for n, function in enumerate(functions):
@@ -149,11 +140,7 @@ def test_operations_of_python_follow_the_chain_rule():
 @pytest.mark.filterwarnings("ignore:invalid value encountered in sqrt")  # of runs that compare
 def test_infinite_slopes_at_zero_have_their_sign(function, slope):
     y = outputs(1)
-
-    @ti.kernel
-    def store(s: ti.f64):
-        y[0] = s
-
+    store = kernel_of("y[0] = s", "s: ti.f64", y=y)
     assert jacobian(lambda s: store(function(s)), "s", y, args=(0.0,)) == slope
 
 
@@ -199,12 +186,7 @@ def test_a_number_that_is_compiled_into_a_kernel_warns(scene, place, product):
 
     def pipeline(s):
         owner, scale = Owner(), 2.0 * s
-
-        @ti.kernel
-        def by_closure():
-            for i in x:
-                y[i] += scale * x[i]
-
+        by_closure = kernel_of("by_closure: for i in x: y[i] += scale * x[i]", x=x, y=y, scale=scale)
         owner.scale, owner.direction = scale, ti.Vector([scale, 1.0])
         scene.clear()
         scene.add(s, ti.Vector([0.0, 0.0]))
@@ -225,22 +207,9 @@ def test_a_plain_number_that_is_compiled_into_a_new_kernel_warns(scene, kind, pr
     def pipeline(s):
         number = float(2.0 * s)
         vector, array = ti.Vector([number, 1.0]), np.array([number])
-
-        @ti.kernel
-        def by_number():
-            for i in x:
-                y[i] += number * x[i]
-
-        @ti.kernel
-        def by_vector():
-            for i in x:
-                y[i] += vector[0] * x[i]
-
-        @ti.kernel
-        def by_array():
-            for i in x:
-                y[i] += ti.static(float(array[0])) * x[i]
-
+        by_number = kernel_of("by_number: for i in x: y[i] += number * x[i]", x=x, y=y, number=number)
+        by_vector = kernel_of("by_vector: for i in x: y[i] += vector[0] * x[i]", x=x, y=y, vector=vector)
+        by_array = kernel_of("by_array: for i in x: y[i] += ti.static(float(array[0])) * x[i]", x=x, y=y, array=array)
         scene.clear()
         scene.add(s, ti.Vector([0.0, 0.0]))
         {"number": by_number, "vector": by_vector, "array": by_array}[kind]()
@@ -284,10 +253,7 @@ class Scaled:
             self.y[i] += self.scaled(self.x[i])
 
 
-@ti.kernel
-def by_template(scaled: ti.template()):
-    for i in scaled.x:
-        scaled.y[i] += scaled.scale * scaled.x[i]
+by_template = kernel_of("for i in scaled.x: scaled.y[i] += scaled.scale * scaled.x[i]", "scaled: ti.template()")
 
 
 @pytest.mark.mostly_sweep(every=3)
@@ -330,12 +296,7 @@ def test_kernels_that_each_run_makes_are_like_those_of_the_run_before(scene):
     x, y = scene.x, scene.y
 
     def pipeline(s):
-        @ti.kernel
-        def add(a: ti.f64, b: ti.types.ndarray(ti.f64, 1)):
-            for i in x:
-                b[i] += a
-                y[i] += a * x[i] + b[i]
-
+        add = kernel_of("for i in x: b[i] += a; y[i] += a * x[i] + b[i]", "a: ti.f64, b: A1", x=x, y=y)
         scene.clear()
         array = np.ones(3)
         add(2.0, array)
@@ -352,12 +313,7 @@ def test_a_constant_that_is_compiled_into_a_new_kernel_is_one(scene):
 
     def pipeline(s):
         scale = 2.0
-
-        @ti.kernel
-        def by_closure():
-            for i in x:
-                y[i] += scale * x[i]
-
+        by_closure = kernel_of("by_closure: for i in x: y[i] += scale * x[i]", x=x, y=y, scale=scale)
         scene.clear()
         scene.add(s, ti.Vector([0.0, 0.0]))
         assert float(2.0 * s) > 0
@@ -397,26 +353,13 @@ def test_the_type_of_a_number_converts_as_float_does(scene):
 
 def test_an_array_is_filled_with_a_number(scene):
     array, y = ti.ndarray(ti.f64, 3), scene.y
-
-    @ti.kernel
-    def squares(a: ti.types.ndarray()):
-        for i in y:
-            y[i] = (i + 1) * a[i] ** 2
-
-    def pipeline(s):
-        array.fill(3.0 * s)
-        squares(array)
-
+    squares = kernel_of("for i in y: y[i] = (i + 1) * a[i] ** 2", "a: A", y=y)
+    pipeline = lambda s: (array.fill(3.0 * s), squares(array))
     by_number = 2 * 9.0 * 0.7 * np.arange(1.0, 4.0)
     assert_allclose(jacobian(pipeline, "s", y, args=(0.7,)), by_number)
     weights = np.stack([np.ones(3), X])
     assert_allclose(vjp(pipeline, "s", y, weights, args=(0.7,)), weights @ by_number)
-
-    def energy():
-        array.fill(scene.x[0] * scene.x[1])
-        squares(array)
-        scene.energy()
-
+    energy = lambda: (array.fill(scene.x[0] * scene.x[1]), squares(array), scene.energy())
     # 6 (x0 x1)^2, as y = (1, 2, 3) (x0 x1)^2
     assert_allclose(hvp(energy, scene.x, np.array([1.0, 0.0, 0.0]), scene.total), [12 * 4.0, 24 * 2.0, 0.0])
 
@@ -494,9 +437,7 @@ def fills(scene):
 def test_fields_are_filled_with_numbers(scene, name):
     run, by_name = fills(scene)
     y, total, fill = scene.y, scene.total, by_name[name]
-
-    def pipeline(s):
-        run(lambda: fill(s))
+    pipeline = lambda s: run(lambda: fill(s))
 
     def value(s):
         pipeline(s)
@@ -507,11 +448,7 @@ def test_fields_are_filled_with_numbers(scene, name):
     assert_allclose(jacobian(pipeline, "s", y, args=(0.7,)), J, rtol=1e-8, atol=1e-8)
     weights = np.array([0.3, 1.0, -2.0])
     assert_allclose(vjp(pipeline, "s", y, weights, args=(0.7,)), weights @ J, rtol=1e-8, atol=1e-8)
-
-    def energy():
-        run(lambda: fill(scene.x[0] * scene.x[1]))
-        scene.energy()
-
+    energy = lambda: (run(lambda: fill(scene.x[0] * scene.x[1])), scene.energy())
     scene.x.from_numpy(np.array([0.7, 1.0, 0.0]))
     H = 6 * (value(0.7 + 1e-4) - 2 * value(0.7) + value(0.7 - 1e-4))[0] / 1e-8  # y = (1, 2, 3) f(x0 x1)
     assert_allclose(
@@ -541,11 +478,7 @@ def squared_once(s):
 )
 def test_a_number_that_is_looked_up_warns(scene, function, message):
     function(0.7)
-
-    def pipeline(s):
-        scene.clear()
-        scene.add(s, ti.Vector([0.0, function(s)]))
-
+    pipeline = lambda s: (scene.clear(), scene.add(s, ti.Vector([0.0, function(s)])))
     with pytest.warns(DerivativeWarning, match=message):
         found = jacobian(pipeline, "s", scene.y, args=(0.7,))
     assert_allclose(found, X**2)
@@ -590,14 +523,8 @@ def test_what_outlives_the_run_is_a_plain_number(scene):
 
 def test_a_template_is_compiled_in():
     y = outputs(1)
-
-    @ti.kernel
-    def k(s: ti.template()):
-        y[0] = s
-
-    def pipeline(s):
-        k(s)
-
+    k = kernel_of("k(s: ti.template()): y[0] = s", y=y)
+    pipeline = lambda s: k(s)
     with pytest.raises(UnsupportedError, match="passed to .*k as the template 's'"):
         jacobian(pipeline, "s", y, args=(0.7,))
 
@@ -612,34 +539,18 @@ def test_a_template_is_compiled_in():
 )
 def test_numbers_that_kernels_cannot_take_with_their_tangent(scene, s, use, message):
     x, y = scene.x, scene.y
-
-    @ti.kernel
-    def repeat(s: ti.f64, n: ti.i32):
-        for i in x:
-            y[i] += n * s
-
-    @ti.kernel
-    def weighted(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in x:
-            y[i] += a[i] * x[i]
-
+    repeat = kernel_of("repeat(s: ti.f64, n: ti.i32): for i in x: y[i] += n * s", x=x, y=y)
+    weighted = kernel_of("for i in x: y[i] += a[i] * x[i]", "a: A1", x=x, y=y)
     scene.repeat, scene.weighted = repeat, weighted
-
-    def pipeline(s):
-        scene.add(s, ti.Vector([0.0, 0.0]))
-        use(scene, s)
-
+    pipeline = lambda s: (scene.add(s, ti.Vector([0.0, 0.0])), use(scene, s))
     with pytest.raises((UnsupportedError, InvalidArgumentError), match=message):
         jacobian(pipeline, "s", y, args=(s,))
 
 
 @pytest.mark.parametrize("kind", ["keyword", "default", "several"])
 def test_arguments_without_a_value_in_args(scene, kind):
-    def by_keyword(a, *rest, s=0.7):
-        scene.add(s, ti.Vector([0.0, a]))
-
-    def by_default(a, s=0.7):
-        scene.add(s, ti.Vector([0.0, a]))
+    by_keyword = lambda a, *rest, s=0.7: scene.add(s, ti.Vector([0.0, a]))
+    by_default = lambda a, s=0.7: scene.add(s, ti.Vector([0.0, a]))
 
     def several(a, *s):
         scene.add(s[1], ti.Vector([0.0, a]))
@@ -663,9 +574,7 @@ def test_arguments_without_a_value_in_args(scene, kind):
     ],
 )
 def test_arguments_that_cannot_be_parameters(scene, name, args, message):
-    def pipeline(s):
-        scene.add(1.0, ti.Vector([0.0, 0.0]))
-
+    pipeline = lambda s: scene.add(1.0, ti.Vector([0.0, 0.0]))
     with pytest.raises(InvalidArgumentError) as error:
         jacobian(pipeline, name, scene.y, args=args)
     assert message in str(error.value)
@@ -689,10 +598,7 @@ def test_a_name_that_a_pipeline_does_not_read_lists_those_that_it_does():
                 y[i] += self.gain * dt * x[i]
 
     simulation = Simulation()
-
-    def pipeline():
-        simulation.run()
-
+    pipeline = lambda: simulation.run()
     with pytest.raises(InvalidArgumentError, match=r"Numbers that it may read: 'simulation\.dt', 'simulation\.gain'"):
         jacobian(pipeline, "self.dt", y)
     with pytest.raises(
@@ -715,20 +621,11 @@ def test_a_later_call_without_the_value(scene):
 @pytest.mark.parametrize("call", ["jacobian", "columns", "vjp"])
 def test_an_entry_of_a_vector_field_is_passed_with_its_tangents(call):
     x, v, s = vectors([[1.0, 2.0], [3.0, 4.0]]), vectors([[0.0, 0.0]] * 2), outputs(1)
-
-    @ti.kernel
-    def square():
-        for i in x:
-            v[i] = x[i] * x[i]
-
-    @ti.kernel
-    def add(a: ti.types.vector(2, ti.f64), b: ti.types.vector(2, ti.f64)):
-        s[0] = 3.0 * a[0] + a[1] * b[0]
-
-    def run():
-        square()
-        add(v[0], b=v[1])
-
+    square = kernel_of("for i in x: v[i] = x[i] * x[i]", x=x, v=v)
+    add = kernel_of(
+        "s[0] = 3.0 * a[0] + a[1] * b[0]", "a: ti.types.vector(2, ti.f64), b: ti.types.vector(2, ti.f64)", s=s
+    )
+    run = lambda: (square(), add(v[0], b=v[1]))
     with no_warnings():
         if call == "vjp":
             J = vjp(run, x, s, np.ones(1))
@@ -742,13 +639,7 @@ def test_an_entry_of_a_vector_field_is_passed_with_its_tangents(call):
 def test_entries_outside_of_a_field_or_array_raise_where_python_accesses_them(mode, is_stored):
     x, y, total = (ti.field(ti.f64, shape=n) for n in (2, 5, ()))
     array = ti.ndarray(ti.f64, shape=5)
-
-    @ti.kernel
-    def fill(array: ti.types.ndarray()):
-        for i in y:
-            y[i] = x[0] * i
-            array[i] = x[1] * i
-
+    fill = kernel_of("for i in y: y[i] = x[0] * i; array[i] = x[1] * i", "array: A", y=y, x=x)
     for owner, index in ((y, -1), (y, 5), (array, -1), (array, 5), (array, 2**30)):  # the last ends the process
 
         def pipeline(owner=owner, index=index):
@@ -766,11 +657,7 @@ def test_entries_outside_of_a_field_or_array_raise_where_python_accesses_them(mo
 def test_a_loop_that_reads_entries_makes_few_calls_more_than_outside(mode):
     x, y = ti.field(ti.f64, shape=1), ti.field(ti.f64, shape=10)
     calls = []
-
-    @ti.kernel
-    def fill():
-        for i in y:
-            y[i] = x[0] * i
+    fill = kernel_of("for i in y: y[i] = x[0] * i", y=y, x=x)
 
     def pipeline():
         fill()
@@ -811,11 +698,7 @@ def test_every_function_of_a_number_keeps_its_derivative_or_warns():
     texts = list(calls_of_functions())
     assert len(texts) > 150
     x, y, results = outputs(1), outputs(1), outputs(len(texts))
-
-    @ti.kernel
-    def copy_number():
-        y[0] = x[0]
-
+    copy_number = kernel_of("copy_number: y[0] = x[0]", y=y, x=x)
     lines = [f"    results[{n}] = {text}" for n, text in enumerate(texts)]
     source = "\n".join(["def pipeline():", "    copy_number()", "    s = y[0]", *lines])
     scope = {"math": math, "np": np, "copy_number": copy_number, "y": y, "results": results}

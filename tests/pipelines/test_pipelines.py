@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 import taichi_ext as te
@@ -15,30 +16,13 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 X = [0.3, -0.8, 1.1]
 
+square_of = kernel_of("for i in a: b[i] = a[i] ** 2", "a: A, b: A")
 
-@ti.kernel
-def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
-    for i in a:
-        b[i] = a[i] ** 2
+add_to = kernel_of("for i in a: b[i] += a[i]", "a: A, b: A")
 
+square = kernel_of("for i in a: b[i] = a[i] ** 2", "a: ti.template(), b: ti.template()")
 
-@ti.kernel
-def add_to(a: ti.types.ndarray(), b: ti.types.ndarray()):
-    for i in a:
-        b[i] += a[i]
-
-
-@ti.kernel
-def square(a: ti.template(), b: ti.template()):
-    for i in a:
-        b[i] = a[i] ** 2
-
-
-@ti.kernel
-def add(a: ti.template(), b: ti.template(), scale: ti.f64):
-    for i in a:
-        b[i] += scale * a[i]
-
+add = kernel_of("for i in a: b[i] += scale * a[i]", "a: ti.template(), b: ti.template(), scale: ti.f64")
 
 # --- stores of the host between kernels
 
@@ -127,17 +111,8 @@ class Careful:
     def __init__(self):
         self.x, self.y, self.whole = scalars(X), outputs(3), ti.field(ti.i32, 3)
         y = self.y
-
-        @ti.kernel
-        def scale(factor: ti.f64):
-            for i in y:
-                y[i] = factor * y[i]
-
-        @ti.kernel
-        def of_bits():
-            for i in y:
-                y[i] *= ti.bit_cast(ti.bit_cast(y[i], ti.i64), ti.f64)
-
+        scale = kernel_of("for i in y: y[i] = factor * y[i]", "factor: ti.f64", y=y)
+        of_bits = kernel_of("for i in y: y[i] *= ti.bit_cast(ti.bit_cast(y[i], ti.i64), ti.f64)", y=y)
         self.scale, self.of_bits = scale, of_bits
 
     def run(self, step):
@@ -222,17 +197,8 @@ def test_attributes_that_are_swapped_while_a_pipeline_runs():
 def test_an_atomic_statement_in_a_kernel_that_is_launched_again():
     """Whether a sum is atomic by ``+=`` or by a call, it does not count as reading the field."""
     x, total = scalars([0.3, 0.8, 0.5]), outputs()
-
-    @ti.kernel
-    def k():
-        for i in x:
-            x[i] -= 0.7 * x[i]
-            ti.atomic_sub(total[None], x[i])
-
-    def run():
-        k()
-        k()
-
+    k = kernel_of("for i in x: x[i] -= 0.7 * x[i]; ti.atomic_sub(total[None], x[i])", x=x, total=total)
+    run = lambda: (k(), k())
     assert_allclose(jacobian(run, x, total), [-0.3 - 0.09] * 3, rtol=1e-12)
 
 
@@ -241,16 +207,8 @@ def test_an_atomic_statement_in_a_kernel_that_is_launched_again():
 def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):
     """A parameter that is no output has seeds at the first launch, and other tangents once it is stored to."""
     x, v, y = scalars([0.3, 0.8]), scalars([0.5, 0.1]), outputs(2)
-
-    @ti.kernel
-    def step():
-        for i in x:
-            v[i] = ti.sin(v[i]) + x[i] * x[1]
-            y[i] += v[i] * v[i]
-
-    @ti.kernel
-    def change():
-        v[0] += 2 * x[1]
+    step = kernel_of("step: for i in x: v[i] = ti.sin(v[i]) + x[i] * x[1]; y[i] += v[i] * v[i]", x=x, v=v, y=y)
+    change = kernel_of("change: v[0] += 2 * x[1]", v=v, x=x)
 
     def run():
         if order:

@@ -11,7 +11,7 @@ import pytest
 import taichi as ti
 from captured_warnings import all_warnings, no_warnings
 from differences import outputs, scalars
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, jacobian, jvp, vjp
@@ -25,17 +25,11 @@ VALUES = ([0.0, 0.0, 0.0, 0.0], [0.5, -1.0, 2.0, 3.0])  # 0 is what the stores b
 
 FUNCTIONS = kernels_of(
     """
-zero_first:
-    t[0] = 0.0
-zero_by_number:
-    for i in range(2):
-        t[i] *= 0.0
-swapped:
-    t[0], t[1] = t[1], t[0]
-to_itself:
-    t[:] = t
-added:
-    t += 0.0
+zero_first: t[0] = 0.0
+zero_by_number: for i in range(2): t[i] *= 0.0
+swapped: t[0], t[1] = t[1], t[0]
+to_itself: t[:] = t
+added: t += 0.0
 """,
     decorator="",
     arguments="(t)",
@@ -66,25 +60,12 @@ class Scene:
         self.x, self.y = scalars([0.0] * N), outputs(N)
         self.t = make(N)
         x, y = self.x, self.y
-
-        @ti.kernel
-        def load(t: ARRAY):
-            for i in t:
-                t[i] = 2.0 * x[i]
-
-        @ti.kernel
-        def read(t: ARRAY):
-            for i in t:
-                y[i] = 3.0 * t[i]
-
+        load = kernel_of("for i in t: t[i] = 2.0 * x[i]", "t: A1", x=x)
+        read = kernel_of("for i in t: y[i] = 3.0 * t[i]", "t: A1", y=y)
         self.load, self.read = load, read
 
     def check(self, store, cleared):
-        def pipeline(t):
-            self.load(t)
-            store(t)
-            self.read(t)
-
+        pipeline = lambda t: (self.load(t), store(t), self.read(t))
         for values in VALUES:
             self.x.from_numpy(np.array(values))
             pipeline(self.t)
@@ -140,11 +121,7 @@ def test_functions_of_torch_that_store():
 def test_a_parameter_that_is_stored_to():
     """The numbers that the parameter held are no longer read: its columns there are zero."""
     y = outputs(N)
-
-    @ti.kernel
-    def read(t: ARRAY):
-        for i in t:
-            y[i] = 3.0 * t[i]
+    read = kernel_of("read(t: A1): for i in t: y[i] = 3.0 * t[i]", y=y)
 
     def pipeline(t):
         t[1:3] = 0.0
@@ -158,11 +135,7 @@ def test_a_parameter_that_is_stored_to():
 
 def test_a_store_after_the_last_kernel():
     x, t = scalars([0.0] * N), np.zeros(N)
-
-    @ti.kernel
-    def load(t: ARRAY):
-        for i in t:
-            t[i] = 2.0 * x[i]
+    load = kernel_of("for i in t: t[i] = 2.0 * x[i]", "t: A1", x=x)
 
     def pipeline(t):
         load(t)
@@ -173,16 +146,9 @@ def test_a_store_after_the_last_kernel():
     assert_allclose(J, np.diag([0.0, 2.0, 2.0, 2.0]))
 
 
-@ti.kernel
-def add_force(u: ARRAY, k: ARRAY, f: ARRAY):
-    for i in f:
-        f[i] += k[i] * u[i]
+add_force = kernel_of("for i in f: f[i] += k[i] * u[i]", "u: A1, k: A1, f: A1")
 
-
-@ti.kernel
-def move(f: ARRAY, u: ARRAY):
-    for i in u:
-        u[i] += 0.1 * f[i]
+move = kernel_of("for i in u: u[i] += 0.1 * f[i]", "f: A1, u: A1")
 
 
 class TestKernelsThatAddOrWriteAPart:
@@ -223,20 +189,9 @@ class TestKernelsThatAddOrWriteAPart:
     @pytest.mark.parametrize("value", [0.0, 2.0])
     def test_a_part(self, value):
         x, y = scalars([value] * N), outputs(N)
-
-        @ti.kernel
-        def load(t: ARRAY):
-            for i in t:
-                t[i] = x[i]
-
-        @ti.kernel
-        def write_first(t: ARRAY):
-            t[0] = 2.0 * x[0]
-
-        @ti.kernel
-        def read(t: ARRAY):
-            for i in t:
-                y[i] = 3.0 * t[i]
+        load = kernel_of("for i in t: t[i] = x[i]", "t: A1", x=x)
+        write_first = kernel_of("t[0] = 2.0 * x[0]", "t: A1", x=x)
+        read = kernel_of("for i in t: y[i] = 3.0 * t[i]", "t: A1", y=y)
 
         def pipeline(t):
             load(t)
@@ -303,10 +258,7 @@ class TestViews:
     def test_numbers_of_kernels_are_not_those_of_python(self, view, mode):
         """A kernel stores the zeros that were there."""
         x, source, buffer = np.array([0.0, 0.4, 0.0]), np.array([1.0, 2.0, 3.0]), np.zeros(6)
-
-        def pipeline(x, source, buffer):
-            scale_into(x, source, self.VIEWS[view](buffer))
-
+        pipeline = lambda x, source, buffer: scale_into(x, source, self.VIEWS[view](buffer))
         with no_warnings():
             J = jacobian(pipeline, x, buffer, args=(x, source, buffer), mode=mode)
         places = np.asarray(self.VIEWS[view](np.arange(6.0))).astype(int)

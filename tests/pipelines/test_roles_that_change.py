@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian
@@ -52,16 +53,8 @@ def test_a_kernel_is_built_again_where_containers_have_got_tangents():
 
 def test_a_container_that_gets_tangents_in_some_calls():
     x, t, y = scalars([0.3, 0.8]), scalars([1.0, 2.0]), outputs(2)
-
-    @ti.kernel
-    def add():
-        for i in x:
-            y[i] += x[i] * t[i]
-
-    @ti.kernel
-    def replace():
-        for i in x:
-            t[i] = x[i]
+    add = kernel_of("for i in x: y[i] += x[i] * t[i]", x=x, y=y, t=t)
+    replace = kernel_of("for i in x: t[i] = x[i]", x=x, t=t)
 
     def run(n):
         for k in range(3):
@@ -76,17 +69,8 @@ def test_a_container_that_gets_tangents_in_some_calls():
 def test_a_field_that_is_made_after_the_first_launch():
     x, y = scalars([0.3, 0.8]), outputs(2)
     holder = types.SimpleNamespace(made=None)
-
-    @ti.kernel
-    def first():
-        for i in x:
-            y[i] += x[i]
-
-    @ti.kernel
-    def second():
-        for i in x:
-            holder.made[i] = y[i]
-            y[i] += holder.made[i] * x[i]
+    first = kernel_of("for i in x: y[i] += x[i]", x=x, y=y)
+    second = kernel_of("for i in x: holder.made[i] = y[i]; y[i] += holder.made[i] * x[i]", x=x, holder=holder, y=y)
 
     def run():
         for k in range(2):

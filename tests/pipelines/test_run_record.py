@@ -8,7 +8,7 @@ import pytest
 import taichi as ti
 from captured_warnings import no_warnings
 from differences import outputs, scalars
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, jacobian
@@ -19,39 +19,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning"),
 ]
 
-ARRAY = ti.types.ndarray(ti.f64, ndim=1)
 PAIR = ti.types.vector(2, ti.f64)
 STATE = ti.types.struct(a=ti.f64, n=ti.i32)
 
 
 KERNELS = """
-    number(s: ti.f64):
-        for i in x:
-            y[i] = s * x[i]
-    vector(v: PAIR):
-        for i in x:
-            y[i] = v[1] * x[i]
-    struct(s: STATE):
-        for i in x:
-            y[i] = s.a * s.n * x[i]
-    field:
-        for i in x:
-            y[i] = c[i] * x[i]
-    fields(a: ti.template(), b: ti.template()):
-        for i in x:
-            y[i] = (a[i] + 2 * b[i]) * x[i]
-    of_array(a: ARRAY):
-        for i in x:
-            y[i] = a[i] * x[i]
-    load(a: ARRAY):
-        for i in x:
-            a[i] = 2.0 * x[i]
-    template(f: ti.template()):
-        for i in x:
-            y[i] = f[i] * x[i]
-    other(s: ti.f64):
-        for i in x:
-            y[i] = 2.0 * s * x[i]
+    number(s: ti.f64): for i in x: y[i] = s * x[i]
+    vector(v: PAIR): for i in x: y[i] = v[1] * x[i]
+    struct(s: STATE): for i in x: y[i] = s.a * s.n * x[i]
+    field: for i in x: y[i] = c[i] * x[i]
+    fields(a: ti.template(), b: ti.template()): for i in x: y[i] = (a[i] + 2 * b[i]) * x[i]
+    of_array(a: A1): for i in x: y[i] = a[i] * x[i]
+    load(a: A1): for i in x: a[i] = 2.0 * x[i]
+    template(f: ti.template()): for i in x: y[i] = f[i] * x[i]
+    other(s: ti.f64): for i in x: y[i] = 2.0 * s * x[i]
 """
 
 
@@ -94,12 +75,7 @@ class Model:
 
 def made_of_a_number(s):
     factor = s.next()
-
-    @ti.kernel
-    def own():
-        for i in s.x:
-            s.y[i] = factor * s.x[i]
-
+    own = kernel_of("for i in s.x: s.y[i] = factor * s.x[i]", s=s, factor=factor)
     own()
 
 
@@ -153,12 +129,7 @@ def made_in_the_run(s):
     t, u = ti.field(ti.f64, 3), np.empty(3)
     t.fill(2.0)
     t[1] = 3.0
-
-    @ti.kernel
-    def own():
-        for i in s.x:
-            s.y[i] = t[i] * s.x[i]
-
+    own = kernel_of("for i in s.x: s.y[i] = t[i] * s.x[i]", s=s, t=t)
     own()
     s.load(u)
     s.of_array(u)
@@ -183,10 +154,7 @@ ALIKE = {
 @pytest.mark.parametrize("name", ALIKE)
 def test_runs_that_do_the_same_do_not_raise(name, chunk_size):
     scene = Scene()
-
-    def pipeline():
-        ALIKE[name](scene)
-
+    pipeline = lambda: ALIKE[name](scene)
     whole = jacobian(pipeline, scene.x, scene.y)
     assert_array_equal(jacobian(pipeline, scene.x, scene.y, chunk_size=chunk_size), whole)
     assert whole.any()
@@ -195,16 +163,8 @@ def test_runs_that_do_the_same_do_not_raise(name, chunk_size):
 def test_runs_for_a_limit_on_memory_are_compared():
     scene = Scene()
     z = outputs(3)
-
-    @ti.kernel
-    def last():
-        for i in z:
-            z[i] = scene.y[i]
-
-    def pipeline():
-        scene.number(scene.next())
-        last()
-
+    last = kernel_of("for i in z: z[i] = scene.y[i]", z=z, scene=scene)
+    pipeline = lambda: (scene.number(scene.next()), last())
     with pytest.raises(InvalidArgumentError, match="Python's state differs between them"):
         jacobian(pipeline, scene.x, z, max_memory=48)
 
@@ -215,17 +175,8 @@ class TestTheUsersOwnObjects:
     @pytest.fixture
     def kernels(self):
         y = outputs(3)
-
-        @ti.kernel
-        def square(s: ARRAY):
-            for i in s:
-                y[i] = s[i] ** 2
-
-        @ti.kernel
-        def scale(s: ARRAY, by: ti.f64):
-            for i in s:
-                y[i] = s[i] * by
-
+        square = kernel_of("for i in s: y[i] = s[i] ** 2", "s: A1", y=y)
+        scale = kernel_of("for i in s: y[i] = s[i] * by", "s: A1, by: ti.f64", y=y)
         return y, square, scale
 
     @pytest.mark.parametrize("kind", ["numpy", "torch"])

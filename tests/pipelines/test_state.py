@@ -11,6 +11,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import Snapshot, outputs, scalars, vectors
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
 
@@ -89,22 +90,9 @@ def test_state_is_that_of_one_plain_run(max_memory):
 
 def test_arrays_that_share_memory_are_put_back_before_each_block():
     x, y, a = scalars([0.3, 0.5]), outputs(6), np.linspace(1.0, 2.0, 6)
-
-    @ti.kernel
-    def scale(v: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in v:
-            v[i] *= x[0] + x[1]
-
-    @ti.kernel
-    def add(v: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in y:
-            y[i] += v[i]
-
-    def run():
-        scale(a)
-        scale(a[2:5])
-        add(a)
-
+    scale = kernel_of("for i in v: v[i] *= x[0] + x[1]", "v: A1", x=x)
+    add = kernel_of("for i in y: y[i] += v[i]", "v: A1", y=y)
+    run = lambda: (scale(a), scale(a[2:5]), add(a))
     start, times = a.copy(), np.array([1, 1, 2, 2, 2, 1])
     J = jacobian(run, x, y, chunk_size=1)
     assert_allclose(J, (start * times * 0.8 ** (times - 1))[:, None] * np.ones(2), rtol=1e-13)
@@ -195,21 +183,9 @@ def test_shadows_are_freed_after_the_call():
 
     n = 5000
     x, t, y = scalars(np.ones(20)), outputs(n), outputs()
-
-    @ti.kernel
-    def first():
-        for i in t:
-            t[i] = x[i % 20] * x[(i + 1) % 20]
-
-    @ti.kernel
-    def second():
-        for i in t:
-            y[None] += t[i]
-
-    def run():
-        first()
-        second()
-
+    first = kernel_of("for i in t: t[i] = x[i % 20] * x[(i + 1) % 20]", t=t, x=x)
+    second = kernel_of("for i in t: y[None] += t[i]", t=t, y=y)
+    run = lambda: (first(), second())
     plan = Jacobian(run, x, y)
     plan()
     gc.collect()
@@ -230,27 +206,15 @@ def test_program_ends_with_init_although_jacobians_are_kept():
     x, y = scalars(X), outputs(4)
     a, b = ti.ndarray(ti.f64, 4), ti.ndarray(ti.f64, 4)
     a.fill(1.0)
-
-    @ti.kernel
-    def double():
-        for i in x:
-            y[i] = 2 * x[i]
-
-    @ti.kernel
-    def halve():
-        for i in x:
-            x[i] = 0.5 * x[i]
+    double = kernel_of("for i in x: y[i] = 2 * x[i]", x=x, y=y)
+    halve = kernel_of("for i in x: x[i] = 0.5 * x[i]", x=x)
 
     def run():
         for _ in range(3):
             halve()
         double()
 
-    @ti.kernel
-    def square(source: ti.types.ndarray(dtype=ti.f64, ndim=1), result: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in source:
-            result[i] = source[i] ** 2
-
+    square = kernel_of("for i in source: result[i] = source[i] ** 2", "source: A1, result: A1")
     plans = [
         Jacobian(double, x, y),
         Jacobian(run, x, y),
@@ -281,11 +245,7 @@ def test_program_ends_with_init_although_jacobians_are_kept():
 
 @pytest.mark.sweep
 def test_arrays_are_not_kept_for_the_next_call():
-    @ti.kernel
-    def square(source: ti.types.ndarray(), result: ti.types.ndarray()):
-        for i in source:
-            result[i] = source[i] ** 2
-
+    square = kernel_of("for i in source: result[i] = source[i] ** 2", "source: A, result: A")
     a, b = np.ones(4), np.ones(4)
     gc.collect()
     before = sys.getrefcount(a), sys.getrefcount(b)
@@ -300,11 +260,7 @@ def test_a_sparse_layout_in_a_pipeline_that_begins_again():
     s = ti.field(ti.f64)
     ti.root.pointer(ti.i, 4).dense(ti.i, 4).place(s)
     x, y = scalars([0.6, 0.8]), outputs(4)
-
-    @ti.kernel
-    def store():
-        for i in range(4):
-            s[i] = x[0] * i
+    store = kernel_of("for i in range(4): s[i] = x[0] * i", s=s, x=x)
 
     @ti.kernel
     def chain():
@@ -312,10 +268,7 @@ def test_a_sparse_layout_in_a_pipeline_that_begins_again():
         for i in range(3):
             y[i + 1] = ti.sin(y[i]) * x[1] + s[i]  # reads what another iteration has stored
 
-    def run():
-        store()
-        chain()
-
+    run = lambda: (store(), chain())
     J = jacobian(run, x, y, format="csr").toarray()
     expected, a, b, last = [np.zeros(2)], 0.6, 0.8, 0.0
     for i in range(3):
@@ -381,13 +334,9 @@ def test_a_tree_in_the_place_of_another_is_put_back():
         builder, count = ti.FieldsBuilder(), ti.field(ti.f64)
         builder.dense(ti.i, size).place(count)
         tree = builder.finalize()
-
-        @ti.kernel
-        def add(count: ti.template()):
-            for i in range(3):
-                count[i] += 1.0
-                y[i] = x[i] ** 2 * count[i]
-
+        add = kernel_of(
+            "for i in range(3): count[i] += 1.0; y[i] = x[i] ** 2 * count[i]", "count: ti.template()", y=y, x=x
+        )
         J = jacobian(add, x, y, args=(count,), chunk_size=1)
         assert_allclose(J, np.diag(2 * np.array([0.5, -1.5, 2.0])))
         assert [count[0], count[2]] == [1, 1]
@@ -417,11 +366,7 @@ def test_arrays_in_slots_classes_and_objects_of_c_are_those_of_one_run(mode):
     arrays = [kept.work, Kept.shared, IN_MODULE, held, queue[0]]
     for array in arrays:
         array[:] = 0.0
-
-    @ti.kernel
-    def scale(a: ti.f64):
-        for i in x:
-            y[i] = a * x[i]
+    scale = kernel_of("for i in x: y[i] = a * x[i]", "a: ti.f64", x=x, y=y)
 
     def run():
         kept.work[0] += 1

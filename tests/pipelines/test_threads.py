@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernel_of, squares
 from many_threads import in_threads
 from numpy.testing import assert_allclose, assert_array_equal
-from small_kernels import squares
 from taichi.lang import impl
 from taichi_program import end_program, initialise
 
@@ -35,7 +35,6 @@ from taichi_ext import (
 )
 from taichi_ext.cached import cached_property
 
-A1 = ti.types.ndarray(ti.f64, ndim=1)
 # The number that a function gives in a pool of the standard library, of concurrent.futures or multiprocessing.
 POOL_CALLS = {
     "submit": (0, lambda pool, work: pool.submit(work, 1).result(60)),
@@ -70,10 +69,7 @@ def frequent_switches():
 
 @pytest.fixture
 def area():
-    @ti.kernel
-    def area(width: ti.f64, height: ti.f64) -> ti.f64:
-        return width * width * height
-
+    area = kernel_of("area(width: ti.f64, height: ti.f64) -> ti.f64: return width * width * height")
     return area
 
 
@@ -126,15 +122,8 @@ class TestCalls:
         in_threads(work, 4)
 
     def test_pipelines(self):
-        @ti.kernel
-        def square(a: A1, b: A1):
-            for i in a:
-                b[i] = a[i] * a[i]
-
-        @ti.kernel
-        def scaled(b: A1, factor: ti.f64, c: A1):
-            for i in b:
-                c[i] = factor * b[i] * b[i]
+        square = kernel_of("for i in a: b[i] = a[i] * a[i]", "a: A1, b: A1")
+        scaled = kernel_of("for i in b: c[i] = factor * b[i] * b[i]", "b: A1, factor: ti.f64, c: A1")
 
         def pipeline(a, factor, c):
             b = np.zeros_like(a)
@@ -156,11 +145,7 @@ class TestCalls:
         x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
         found = []
         first = squares(x, y)
-
-        @ti.kernel
-        def other():
-            for i in x:
-                z[i] = 3 * x[i]
+        other = kernel_of("for i in x: z[i] = 3 * x[i]", x=x, z=z)
 
         def inner():
             if float(x[1]) > 0:
@@ -184,11 +169,7 @@ class TestCalls:
     def test_threads_of_a_pipeline_lose_no_derivative_in_silence(self, how):
         x, y = scalars([1.0, 2.0]), outputs(2)
         square = squares(x, y)
-
-        @ti.kernel
-        def add():
-            for i in x:
-                y[i] += 5 * x[i]
+        add = kernel_of("for i in x: y[i] += 5 * x[i]", x=x, y=y)
 
         def store():
             y[0] = 3.0
@@ -225,10 +206,7 @@ class TestCalls:
     def test_pools_that_were_started_before_may_read(self, how):
         x, y, z = scalars([1.0, 2.0]), outputs(2), outputs()
         square = squares(x, y)
-
-        @ti.kernel
-        def add(number: ti.f64):
-            z[None] = y[0] * number
+        add = kernel_of("z[None] = y[0] * number", "number: ti.f64", z=z, y=y)
 
         def pipeline():
             square()
@@ -345,10 +323,7 @@ def test_only_the_thread_that_traces_is_inside_a_kernel():
         in_threads(lambda _: seen.append(impl.inside_kernel()), 1)
         seen.append(impl.inside_kernel())
 
-    @ti.kernel
-    def k():
-        ti.static(note())
-
+    k = kernel_of("ti.static(note())", note=note)
     k()
     assert set(zip(seen[::2], seen[1::2], strict=True)) == {(False, True)}  # Quadrants traces it twice
 
@@ -369,11 +344,7 @@ class TestFirstCalls:
         ti.sync()
 
         def kernel(x, y, factor):
-            @ti.kernel
-            def k():
-                for i in x:
-                    y[i] = factor * x[i] ** 2
-
+            k = kernel_of("for i in x: y[i] = factor * x[i] ** 2", x=x, y=y, factor=factor)
             return k
 
         def work(number):

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from numpy.testing import assert_array_equal
 from reverse_calls import Prepared
 from taichi_program import share_program
@@ -24,21 +25,11 @@ def chain():
     u, v, c = (ti.field(ti.f64, shape=N) for _ in range(3))
     loss = ti.field(ti.f64, shape=())
     c.from_numpy(np.linspace(0.5, 1.5, N))
-
-    @ti.kernel
-    def push():
-        for i in u:
-            v[i] += 0.1 * (u[(i + 1) % N] + u[(i - 1) % N] - (2 + c[i]) * u[i])
-
-    @ti.kernel
-    def move():
-        for i in u:
-            u[i] += 0.1 * v[i]
-
-    @ti.kernel
-    def measure():
-        for i in u:
-            loss[None] += u[i] ** 2
+    push = kernel_of(
+        "for i in u: v[i] += 0.1 * (u[(i + 1) % N] + u[(i - 1) % N] - (2 + c[i]) * u[i])", u=u, v=v, N=N, c=c
+    )
+    move = kernel_of("for i in u: u[i] += 0.1 * v[i]", u=u, v=v)
+    measure = kernel_of("for i in u: loss[None] += u[i] ** 2", u=u, loss=loss)
 
     def run(steps):
         measure()

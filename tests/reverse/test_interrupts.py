@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from many_threads import in_threads
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared
@@ -31,10 +32,7 @@ def simulation():
         for _ in range(10):
             step()
 
-    def reset():
-        x.from_numpy(np.linspace(0.2, 0.9, N))
-        y.fill(0.1)
-
+    reset = lambda: (x.from_numpy(np.linspace(0.2, 0.9, N)), y.fill(0.1))
     return x, y, run, reset
 
 
@@ -74,24 +72,10 @@ def test_an_interrupt_leaves_the_state_and_the_next_call(simulated, monkeypatch,
 
 def test_a_pipeline_that_cannot_be_followed_leaves_everything_as_it_was(simulated):
     x, y, run, reset = simulated
-
-    @ti.kernel
-    def halves(a: ti.types.ndarray(dtype=ti.f32, ndim=1)):
-        for i in a:
-            a[i] *= 0.5
-
-    @ti.kernel
-    def doubles(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in a:
-            a[i] *= 0.5
-
+    halves = kernel_of("for i in a: a[i] *= 0.5", "a: ti.types.ndarray(dtype=ti.f32, ndim=1)")
+    doubles = kernel_of("for i in a: a[i] *= 0.5", "a: A1")
     memory = np.ones(4)
-
-    def mixed():
-        run()
-        doubles(memory)
-        halves(memory.view(np.float32))
-
+    mixed = lambda: (run(), doubles(memory), halves(memory.view(np.float32)))
     reset()
     with pytest.raises(UnsupportedError, match="types"):
         Prepared(mixed, [x], [x])()
@@ -103,16 +87,8 @@ def test_a_pipeline_that_cannot_be_followed_leaves_everything_as_it_was(simulate
 def test_threads_share_a_prepared_form(simulated):
     x, y, run, reset = simulated
     args = [(np.linspace(0.1, 0.5, N) * (k + 1), np.zeros(N)) for k in range(4)]
-
-    @ti.kernel
-    def square(a: ti.types.ndarray(dtype=ti.f64, ndim=1), b: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in a:
-            b[i] += a[i] ** 2
-
-    def twice(a, b):
-        square(a, b)
-        square(b, b)
-
+    square = kernel_of("for i in a: b[i] += a[i] ** 2", "a: A1, b: A1")
+    twice = lambda a, b: (square(a, b), square(b, b))
     prepared = Prepared(twice, ["a"], ["b"], args[0])
     found = {}
 

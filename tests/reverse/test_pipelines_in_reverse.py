@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from captured_warnings import all_warnings
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
 
@@ -43,11 +44,7 @@ def require_same(function, params, outputs, reset, args=(), width=2, **options):
     return found
 
 
-@ti.kernel
-def mix(a: ti.types.ndarray(dtype=ti.f64, ndim=1), b: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-    for i in a:
-        b[i] = ti.sin(b[i]) * a[i] + b[i]
-
+mix = kernel_of("for i in a: b[i] = ti.sin(b[i]) * a[i] + b[i]", "a: A1, b: A1")
 
 # --- memory that is shared --------------------------------------------------------------------------------------------
 
@@ -92,11 +89,7 @@ def test_sparse_fields_whose_cells_become_active(layout):
     x, y = ti.field(ti.f64), ti.field(ti.f64, shape=8)
     node = ti.root.dynamic(ti.i, 8) if layout == "dynamic" else getattr(ti.root, layout)(ti.i, 4).dense(ti.i, 2)
     node.place(x)
-
-    @ti.kernel
-    def add(scale: ti.f64):
-        for i in x:
-            y[i] += scale * x[i]
+    add = kernel_of("for i in x: y[i] += scale * x[i]", "scale: ti.f64", x=x, y=y)
 
     @ti.kernel
     def grow(first: int, last: int):
@@ -110,10 +103,7 @@ def test_sparse_fields_whose_cells_become_active(layout):
         grow(2, 6)
         add(0.7)
 
-    def reset():
-        ti.deactivate_all_snodes()
-        y.from_numpy(drawn(8))
-
+    reset = lambda: (ti.deactivate_all_snodes(), y.from_numpy(drawn(8)))
     require_same(run, [y], [y], reset)
 
 
@@ -121,16 +111,8 @@ def test_a_trajectory_in_one_field_is_not_copied():
     """Each launch writes one row of it, and reads another: nothing has to be kept."""
     steps = 50
     x, loss = ti.field(ti.f64, shape=(steps + 1, N)), ti.field(ti.f64, shape=())
-
-    @ti.kernel
-    def step(t: int):
-        for i in range(N):
-            x[t + 1, i] = ti.sin(x[t, i]) + x[t, i]
-
-    @ti.kernel
-    def end():
-        for i in range(N):
-            loss[None] += x[steps, i] ** 2
+    step = kernel_of("for i in range(N): x[t + 1, i] = ti.sin(x[t, i]) + x[t, i]", "t: int", N=N, x=x)
+    end = kernel_of("for i in range(N): loss[None] += x[steps, i] ** 2", N=N, loss=loss, x=x, steps=steps)
 
     def run():
         for t in range(steps):
@@ -177,11 +159,7 @@ def test_one_warning_where_columns_take_over(call):
     x, loss = ti.field(ti.f64, 4), ti.field(ti.f64, ())
     x.from_numpy(drawn(4))
     a = np.zeros(4)
-
-    @ti.kernel
-    def cube(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in x:
-            a[i] = x[i] ** 3
+    cube = kernel_of("for i in x: a[i] = x[i] ** 3", "a: A1", x=x)
 
     @ti.kernel
     def total(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
@@ -261,17 +239,8 @@ def test_arguments_of_a_kernel():
 def test_numbers_that_python_computes_and_stores(max_memory):
     x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
     q, a = ti.Vector.field(2, ti.f64, shape=2), ti.ndarray(ti.f64, shape=4)
-
-    @ti.kernel
-    def square(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in x:
-            a[i] = x[i] * x[i]
-            y[i] = y[i] * a[i]
-
-    @ti.kernel
-    def add():
-        for i in q:
-            y[i] += q[i][0] * q[i][1]
+    square = kernel_of("for i in x: a[i] = x[i] * x[i]; y[i] = y[i] * a[i]", "a: A1", x=x, y=y)
+    add = kernel_of("for i in q: y[i] += q[i][0] * q[i][1]", q=q, y=y)
 
     def run(a):
         square(a)
@@ -342,11 +311,7 @@ def test_stores_are_made_again_with_the_numbers_and_indices_of_then():
 
 def test_stores_to_an_array_copy_none_of_it():
     x, y, a = ti.field(ti.f64, shape=1), ti.field(ti.f64, shape=()), ti.ndarray(ti.f64, shape=1 << 16)
-
-    @ti.kernel
-    def add(a: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in range(1 << 16):
-            y[None] += a[i] * x[0]
+    add = kernel_of("for i in range(1 << 16): y[None] += a[i] * x[0]", "a: A1", y=y, x=x)
 
     def run(a):
         for i in range(50):
@@ -404,11 +369,9 @@ PAIR = ti.types.struct(a=ti.f64, v=VECTOR)
 @pytest.mark.parametrize("make", [lambda: [2.0, 1.0], lambda: ti.Vector([2.0, 1.0]), lambda: np.array([2.0, 1.0])])
 def test_a_vector_that_changes_after_it_was_passed(make):
     x, y, z = (ti.field(ti.f64, shape=N) for _ in range(3))
-
-    @ti.kernel
-    def scaled(a: ti.template(), v: VECTOR, b: ti.template()):
-        for i in a:
-            b[i] = v[0] * ti.sin(a[i])
+    scaled = kernel_of(
+        "for i in a: b[i] = v[0] * ti.sin(a[i])", "a: ti.template(), v: VECTOR, b: ti.template()", VECTOR=VECTOR
+    )
 
     def run():
         v = make()
@@ -421,11 +384,9 @@ def test_a_vector_that_changes_after_it_was_passed(make):
 
 def test_a_struct_that_changes_after_it_was_passed():
     x, y, z = (ti.field(ti.f64, shape=N) for _ in range(3))
-
-    @ti.kernel
-    def scaled(a: ti.template(), p: PAIR, b: ti.template()):
-        for i in a:
-            b[i] = p.a * p.v[1] * ti.sin(a[i])
+    scaled = kernel_of(
+        "for i in a: b[i] = p.a * p.v[1] * ti.sin(a[i])", "a: ti.template(), p: PAIR, b: ti.template()", PAIR=PAIR
+    )
 
     def run():
         p = PAIR(a=2.0, v=ti.Vector([1.0, 0.5]))
@@ -481,10 +442,7 @@ def test_matrices_by_value():
         for i in x:
             y[i] = m[i % 2, i % 3] * x[i] ** n[1, 0] + m[0, 1]
 
-    @ti.kernel
-    def boxed(box: BOX):
-        for i in y:
-            y[i] *= box.a * box.m[1, 2] + x[0] * box.n[1, 1]
+    boxed = kernel_of("for i in y: y[i] *= box.a * box.m[1, 2] + x[0] * box.n[1, 1]", "box: BOX", BOX=BOX, y=y, x=x)
 
     def run():
         m = ti.Matrix([[1.0, 2.0, 0.5], [0.7, 0.3, 1.5]])
@@ -502,12 +460,7 @@ def test_arrays_that_no_kernel_uses_change_once(call):
     """The first call runs the pipeline again, to see which numbers depend on the params."""
     x, y = ti.field(ti.f64, shape=N), ti.field(ti.f64, shape=N)
     gain, runs, parts = np.ones(N), np.zeros(3), {"history": np.zeros((2, N))}
-
-    @ti.kernel
-    def squares(a: ti.types.ndarray()):
-        for i in x:
-            y[i] = x[i] * x[i] * a[i]
-            a[i] = x[i]
+    squares = kernel_of("for i in x: y[i] = x[i] * x[i] * a[i]; a[i] = x[i]", "a: A", x=x, y=y)
 
     def run():
         squares(gain)

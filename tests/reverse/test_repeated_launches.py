@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from reverse_calls import Prepared, expected
 
 from taichi_ext import boundary_gradient, registry, value_and_gradient
@@ -22,16 +23,9 @@ def _field(values):
     return made
 
 
-@ti.kernel
-def add_square(x: ti.template(), y: ti.template(), scale: ti.f32):
-    for i in x:
-        y[i] += scale * x[i] ** 2
+add_square = kernel_of("for i in x: y[i] += scale * x[i] ** 2", "x: ti.template(), y: ti.template(), scale: ti.f32")
 
-
-@ti.kernel
-def add_up(x: ti.template(), loss: ti.template()):
-    for i in x:
-        loss[None] += x[i]
+add_up = kernel_of("for i in x: loss[None] += x[i]", "x: ti.template(), loss: ti.template()")
 
 
 @pytest.mark.mostly_sweep("11")
@@ -115,22 +109,11 @@ def test_repeated_launch_takes_fields_and_numbers_of_each_call():
 def test_repeated_launch_keeps_parts_by_the_integers_of_each_call():
     x, loss = ti.field(ti.f32, (4, 3)), ti.field(ti.f32, ())
     start = _field(A)
-
-    @ti.kernel
-    def begin():
-        for i in start:
-            x[0, i] = start[i]
-
-    @ti.kernel
-    def step(s: ti.i32, t: ti.i32):
-        for i in start:
-            x[t, i] = x[s, i] * x[t, i] + x[s, i] ** 2
-
-    @ti.kernel
-    def end(t: ti.i32):
-        for i in start:
-            loss[None] += x[t, i]
-
+    begin = kernel_of("for i in start: x[0, i] = start[i]", start=start, x=x)
+    step = kernel_of(
+        "for i in start: x[t, i] = x[s, i] * x[t, i] + x[s, i] ** 2", "s: ti.i32, t: ti.i32", start=start, x=x
+    )
+    end = kernel_of("for i in start: loss[None] += x[t, i]", "t: ti.i32", start=start, loss=loss, x=x)
     steps = [(0, 1), (1, 2), (0, 1), (2, 0), (0, 1), (1, 1), (0, 1)]
 
     def run():
@@ -173,10 +156,7 @@ def square(a):
     return a * a
 
 
-@ti.kernel
-def add_squares(x: ti.template(), y: ti.template()):
-    for i in x:
-        y[i] += square(x[i])
+add_squares = kernel_of("for i in x: y[i] += square(x[i])", "x: ti.template(), y: ti.template()", square=square)
 
 
 def test_repeated_launch_sees_the_rules_of_its_moment():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 from taichi_program import share_program
 
@@ -67,12 +68,9 @@ def water():
     height, speed, after, start = (scalar(n, n) for _ in range(4))
     colour, image, target = (ti.Vector.field(3, ti.f64, (n, n)) for _ in range(3))
     loss = scalar()
-
-    @ti.kernel
-    def begin():
-        for i, j in height:
-            height[i, j] = start[i, j]
-            speed[i, j] = 0
+    begin = kernel_of(
+        "for i, j in height: height[i, j] = start[i, j]; speed[i, j] = 0", height=height, start=start, speed=speed
+    )
 
     @ti.func
     def slope(i, j):
@@ -147,9 +145,7 @@ def billiards():
             v[i] += push[i]
             x[i] += dt * v[i]
 
-    @ti.kernel
-    def end():
-        loss[None] = (x[count - 1] - target[None]).norm_sqr()
+    end = kernel_of("loss[None] = (x[count - 1] - target[None]).norm_sqr()", loss=loss, x=x, count=count, target=target)
 
     def run():
         begin()
@@ -287,9 +283,7 @@ def rigid():
             x[i] += dt * v[i]
             angle[i] += dt * spin[i]
 
-    @ti.kernel
-    def end():
-        loss[None] = (x[1] - ti.Vector([target[0], target[1]])).norm_sqr()
+    end = kernel_of("loss[None] = (x[1] - ti.Vector([target[0], target[1]])).norm_sqr()", loss=loss, x=x, target=target)
 
     def run():
         begin()

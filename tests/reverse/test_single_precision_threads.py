@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 from taichi_program import initialise
 
@@ -44,12 +45,7 @@ def in_lanes(real):
 def thread_sums(real):
     """Many additions to few entries."""
     w, x, loss = field(real, 7), field(real, 300000), field(real)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            loss[None] += 1e-4 * w[i % 7] * ti.sin(x[i]) * w[(i // 3) % 7]
-
+    run = kernel_of("for i in x: loss[None] += 1e-4 * w[i % 7] * ti.sin(x[i]) * w[(i // 3) % 7]", x=x, loss=loss, w=w)
     return run, [w, x], loss
 
 

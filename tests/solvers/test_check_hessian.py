@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from differences import read, scalars, vectors
 from energies import energy_of_every_kind_of_parameter
+from kernel_texts import kernel_of
 from numpy.testing import assert_array_equal
 
 from taichi_ext import CheckError, InvalidArgumentError, check_hessian
@@ -67,12 +68,7 @@ def wrong(blocks):
 @pytest.mark.sweep
 def test_not_finite_and_bad_input():
     x, energy = scalars([0.0, 1.0]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in x:
-            energy[None] += ti.sqrt(x[i] ** 3)
-
+    run = kernel_of("for i in x: energy[None] += ti.sqrt(x[i] ** 3)", x=x, energy=energy)
     report = check_hessian(run, x, energy)
     assert not report and "at [0], [0]" in str(report)
     with pytest.raises(InvalidArgumentError, match="step is -1"):

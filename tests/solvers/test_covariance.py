@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
@@ -94,11 +95,7 @@ def test_bad_input(parabola):
 @pytest.mark.sweep
 def test_too_few_residuals(ti64):
     p, r = scalars([1.0, 2.0]), outputs(1)
-
-    @ti.kernel
-    def one():
-        r[0] = p[0] + p[1] - 1
-
+    one = kernel_of("r[0] = p[0] + p[1] - 1", r=r, p=p)
     result = least_squares(one, p, r)
     with pytest.raises(InvalidArgumentError, match="variance is missing: 1 residuals of 2"):
         result.covariance()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars, vectors
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
@@ -219,12 +220,7 @@ def test_a_pattern_that_changes(small):
 def test_parts_that_are_not_block_diagonal(scene):
     """The message names the param, two entries, and the residual that depends on both."""
     chain, r = vectors(np.zeros((6, 2))), outputs(5)
-
-    @ti.kernel
-    def differences():
-        for i in r:
-            r[i] = chain[i][0] - chain[i + 1][1] - 1.0
-
+    differences = kernel_of("for i in r: r[i] = chain[i][0] - chain[i + 1][1] - 1.0", r=r, chain=chain)
     with pytest.raises(InvalidArgumentError) as told:
         least_squares(differences, chain, r, eliminate=chain)
     for words in ["not block diagonal", "entry [0, 0]", "entry [1, 1]", "depends on both", "Leave it out"]:

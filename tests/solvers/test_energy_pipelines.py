@@ -16,23 +16,12 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 
 CHAIN = """
-    springs:
-        for i in range(3):
-            energy[None] += a[0] * ((x[i + 1] - x[i]).norm() - 0.3) ** 2
-    weight:
-        for i in x:
-            energy[None] += a[1] * x[i][1] * ti.exp(x[i][0])
-    middle:
-        for i in x:
-            u[i] = ti.sin(x[i]) * a[2]
-    penalty:
-        for i in u:
-            energy[None] += u[i].dot(u[i]) ** 2
-    square:
-        energy[None] = energy[None] * energy[None]
-    advance:
-        for i in x:
-            x[i] += 0.1 * u[i] * a[1]
+    springs: for i in range(3): energy[None] += a[0] * ((x[i + 1] - x[i]).norm() - 0.3) ** 2
+    weight: for i in x: energy[None] += a[1] * x[i][1] * ti.exp(x[i][0])
+    middle: for i in x: u[i] = ti.sin(x[i]) * a[2]
+    penalty: for i in u: energy[None] += u[i].dot(u[i]) ** 2
+    square: energy[None] = energy[None] * energy[None]
+    advance: for i in x: x[i] += 0.1 * u[i] * a[1]
 """
 
 
@@ -124,17 +113,13 @@ def parts(a, u, e):
 
 
 READ = """
-    middle:
-        for i in x:
-            y[i] = x[i] ** 2 * w[0][i % 2] + ti.sin(x[(i + 1) % 4])
+    middle: for i in x: y[i] = x[i] ** 2 * w[0][i % 2] + ti.sin(x[(i + 1) % 4])
     mean() -> ti.f64:
         total = 0.0
         for i in y:
             total += y[i] ** 2 / 4
         return total
-    weighted(weight: ti.f64):
-        for i in x:
-            energy[None] += weight * x[i] ** 3 * y[i]
+    weighted(weight: ti.f64): for i in x: energy[None] += weight * x[i] ** 3 * y[i]
 """
 
 
@@ -191,27 +176,16 @@ def test_numbers_in_python_without_an_adjoint():
 
 
 CLEARED = """
-    middle:
-        for i in x:
-            u[i] = x[i] ** 2 * x[(i + 1) % 4]
-    sines:
-        for i in x:
-            v[i] = ti.sin(x[i])
-    clear:
-        energy[None] = 0.0
-    direct:
-        for i in x:
-            energy[None] += x[i] ** 2 * x[(i + 1) % 4]
-    of_u:
-        for i in u:
-            energy[None] += u[i] ** 2
+    middle: for i in x: u[i] = x[i] ** 2 * x[(i + 1) % 4]
+    sines: for i in x: v[i] = ti.sin(x[i])
+    clear: energy[None] = 0.0
+    direct: for i in x: energy[None] += x[i] ** 2 * x[(i + 1) % 4]
+    of_u: for i in u: energy[None] += u[i] ** 2
     of_u_alone:
         energy[None] = 0.0
         for i in u:
             energy[None] += u[i] ** 2
-    of_v:
-        for i in v:
-            energy[None] += v[i] ** 3
+    of_v: for i in v: energy[None] += v[i] ** 3
     both:
         for i in x:
             energy[None] += x[i] ** 3

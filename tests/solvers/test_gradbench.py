@@ -118,10 +118,7 @@ def test_hand_tracking(answers, hands, which):
     """The places' own columns, if there are some, then the pose."""
     hand, data = load("hand_tracking"), hands[which][0]
     errors, J = (np.array(answers[7 + 2 * which + k]["output"]) for k in range(2))
-
-    def function(x):
-        return hand.residuals(data, x[14:], x[:14].reshape(7, 2)).reshape(-1)
-
+    function = lambda x: hand.residuals(data, x[14:], x[:14].reshape(7, 2)).reshape(-1)
     x = np.concatenate([data["u"].reshape(-1), data["theta"]])
     assert_allclose(errors, function(x), atol=1e-12)
     wanted = by_complex_steps(function, x)

@@ -7,6 +7,7 @@ import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
 from energies import as_matrix, require_right, sparse_matrix
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 import taichi_ext as te
@@ -144,11 +145,7 @@ def test_powers_of_roots_whose_radicands_change_before_the_use():
 
 def test_prepared_form():
     x, energy = scalars([1.0, 2.0]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        energy[None] = x[0] ** 2 * x[1]
-
+    run = kernel_of("run: energy[None] = x[0] ** 2 * x[1]", energy=energy, x=x)
     plan = te.Hessian(run, x, energy)
     assert_allclose(plan(), [[4.0, 2.0], [2.0, 0.0]])
     write(x, [2.0, 3.0])
@@ -163,17 +160,8 @@ def test_prepared_form():
 
 def test_energies_without_second_derivatives():
     x, energy = scalars([1.0, 2.0]), scalars(0.0)
-
-    @ti.kernel
-    def linear():
-        for i in x:
-            energy[None] += 3.0 * x[i]
-
-    @ti.kernel
-    def constant():
-        energy[None] = 3.0
-        x[0] = x[0]
-
+    linear = kernel_of("for i in x: energy[None] += 3.0 * x[i]", x=x, energy=energy)
+    constant = kernel_of("energy[None] = 3.0; x[0] = x[0]", energy=energy, x=x)
     assert_array_equal(hessian(linear, x, energy), np.zeros((2, 2)))
     with pytest.warns(te.DerivativeWarning, match="its Hessian is zero"):
         assert_array_equal(hessian(constant, x, energy), np.zeros((2, 2)))
@@ -214,24 +202,16 @@ def test_energies_that_are_none(program):
 
 def test_rules_and_edges_have_no_second_derivative(program):
     x, energy = program.x, program.energy
-
-    @ti.func
-    def bump(a):
-        return ti.sin(a)
+    bump = func_of("bump(a): return ti.sin(a)")
 
     @te.boundary_gradient(bump, name="bump of energies")
     def _(a, d_a):
         return ti.cos(a) * d_a
 
-    @ti.kernel
-    def with_rule():
-        energy[None] = bump(x[0])
-
-    @ti.kernel
-    def with_edge():
-        for i, j in ti.ndrange(2, 2):
-            energy[None] += edge(i + j - x[0], 1.0, 0.0)
-
+    with_rule = kernel_of("energy[None] = bump(x[0])", energy=energy, bump=bump, x=x)
+    with_edge = kernel_of(
+        "for i, j in ti.ndrange(2, 2): energy[None] += edge(i + j - x[0], 1.0, 0.0)", energy=energy, edge=edge, x=x
+    )
     for kernel, name in ((with_rule, "a function with a rule"), (with_edge, "edge")):
         with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
             hessian(kernel, x, energy)
@@ -244,11 +224,7 @@ def test_rules_and_edges_have_no_second_derivative(program):
 @pytest.mark.parametrize("format", [None, "csr"])
 def test_entries_of_params_that_python_stores(format):
     x, energy = scalars([0.3, 0.5, 0.8, 1.0]), outputs()
-
-    @ti.kernel
-    def add():
-        for i in x:
-            energy[None] += x[i] ** 3 * x[(i + 1) % 4]
+    add = kernel_of("for i in x: energy[None] += x[i] ** 3 * x[(i + 1) % 4]", x=x, energy=energy)
 
     def run():
         x[1] = 2.0  # a constant from here on
@@ -268,17 +244,8 @@ def test_entries_of_arrays_that_python_stores():
     """One of two arrays that the energy is computed from."""
     energy, x, u, w = outputs(), np.array([0.3, 0.5, 0.8]), np.zeros(3), np.zeros(3)
     array = ti.types.ndarray(ti.f64, ndim=1)
-
-    @ti.kernel
-    def powers(x: array, u: array, w: array):
-        for i in x:
-            u[i] = x[i] ** 2
-            w[i] = x[i] ** 3
-
-    @ti.kernel
-    def add(u: array, w: array):
-        for i in u:
-            energy[None] += u[i] * w[i]
+    powers = kernel_of("for i in x: u[i] = x[i] ** 2; w[i] = x[i] ** 3", "x: array, u: array, w: array", array=array)
+    add = kernel_of("for i in u: energy[None] += u[i] * w[i]", "u: array, w: array", array=array, energy=energy)
 
     def run(x):
         powers(x, u, w)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose
 
 import taichi_ext as te
@@ -71,9 +72,7 @@ def test_entries_whose_indices_may_be_out_of_range(monkeypatch):
             base = int(x[p])
             energy[None] += (grid[base] ** 3 + grid[base + 1]) * x[p]
 
-    def run():
-        scatter()
-        gather()
+    run = lambda: (scatter(), gather())
 
     def gradient(x):
         base, w = x.astype(int), x % 1
@@ -138,10 +137,7 @@ def test_pipelines_in_place(max_memory):
         for i in q:
             q[i] += 0.1 * ti.sin(v[i]) * q[i]
 
-    @ti.kernel
-    def finish():
-        for i in q:
-            energy[None] += q[i] ** 3 + v[i] * x[i]
+    finish = kernel_of("for i in q: energy[None] += q[i] ** 3 + v[i] * x[i]", q=q, energy=energy, v=v, x=x)
 
     def simulate():
         start()
@@ -155,12 +151,9 @@ def test_pipelines_in_place(max_memory):
 def test_arrays_that_share_memory():
     rng = np.random.default_rng(5)
     x, energy = rng.uniform(0.3, 1, (3, 8)), scalars(0.0)
-
-    @ti.kernel
-    def product(a: ti.types.ndarray(), b: ti.types.ndarray()):
-        for i in a:
-            a[i] = a[i] * ti.sin(b[i])
-            energy[None] += a[i] ** 2
+    product = kernel_of(
+        "for i in a: a[i] = a[i] * ti.sin(b[i]); energy[None] += a[i] ** 2", "a: A, b: A", energy=energy
+    )
 
     def run():
         energy[None] = 0.0
@@ -182,16 +175,8 @@ def test_arrays_that_share_memory():
 def test_views_before_a_larger_part_of_their_memory(first):
     """Tangents of a view move where a kernel takes a larger part of the array, also within repeated launches."""
     x, energy, a = scalars([0.3, -0.7, 1.1, 0.6]), scalars(0.0), np.zeros(8)
-
-    @ti.kernel
-    def put(part: ti.types.ndarray()):
-        for i in x:
-            part[i] += x[i] ** 2
-
-    @ti.kernel
-    def total(whole: ti.types.ndarray()):
-        for i in whole:
-            energy[None] += whole[i] ** 2 * (i + 1)
+    put = kernel_of("for i in x: part[i] += x[i] ** 2", "part: A", x=x)
+    total = kernel_of("for i in whole: energy[None] += whole[i] ** 2 * (i + 1)", "whole: A", energy=energy)
 
     def run():
         a[:] = 0.0
@@ -228,16 +213,8 @@ def test_kernels_whose_terms_depend_on_many_parameters():
 def test_where_partials_are_infinite():
     """A root of 0 whose adjoint is 0 there, and moves."""
     x, y, energy = scalars([0.0, 0.7, 0.0, 0.4]), outputs(4), scalars(0.0)
-
-    @ti.kernel
-    def roots():
-        for i in x:
-            y[i] = ti.sqrt(x[i]) * x[(i + 1) % 4]
-
-    @ti.kernel
-    def total():
-        for i in y:
-            energy[None] += y[i] * x[(i + 3) % 4] * 0.0 + x[i] ** 2
+    roots = kernel_of("for i in x: y[i] = ti.sqrt(x[i]) * x[(i + 1) % 4]", x=x, y=y)
+    total = kernel_of("for i in y: energy[None] += y[i] * x[(i + 3) % 4] * 0.0 + x[i] ** 2", y=y, energy=energy, x=x)
 
     def run():
         energy[None] = 0.0
@@ -250,45 +227,19 @@ def test_where_partials_are_infinite():
 
 def test_second_derivatives_that_are_not_known():
     x, y, r, energy = scalars([0.4, 0.7]), outputs(2), outputs(2), scalars(0.0)
-
-    @ti.func
-    def square(a):
-        return a * a
+    square = func_of("square(a): return a * a")
 
     @te.boundary_gradient(square, name="half")
     def _(d_a):
         return 0.5 * d_a
 
-    @ti.kernel
-    def solve():
-        for i in x:
-            y[i] = ti.sqrt(x[i])
-
-    @ti.kernel
-    def residual():
-        for i in x:
-            r[i] = y[i] ** 2 - x[i]
-
-    @ti.kernel
-    def ruled():
-        for i in x:
-            energy[None] += square(y[i])
-
-    @ti.kernel
-    def plain():
-        for i in x:
-            energy[None] += y[i] ** 2
-
+    solve = kernel_of("for i in x: y[i] = ti.sqrt(x[i])", x=x, y=y)
+    residual = kernel_of("for i in x: r[i] = y[i] ** 2 - x[i]", x=x, r=r, y=y)
+    ruled = kernel_of("for i in x: energy[None] += square(y[i])", x=x, energy=energy, square=square, y=y)
+    plain = kernel_of("for i in x: energy[None] += y[i] ** 2", x=x, energy=energy, y=y)
     root = te.custom_root(lambda: solve(), lambda: residual(), y, r)
-
-    def with_a_rule():
-        solve()
-        ruled()
-
-    def implicit():
-        root()
-        plain()
-
+    with_a_rule = lambda: (solve(), ruled())
+    implicit = lambda: (root(), plain())
     for run, match in ((with_a_rule, "a function with a rule"), (implicit, "<lambda>, the root of an equation")):
         with pytest.raises(te.UnsupportedError, match=rf"(?is)second derivative.*{match}"):
             hvp(run, x, np.ones(2), energy)
@@ -298,13 +249,7 @@ def test_second_derivatives_that_are_not_known():
 @pytest.mark.sweep
 def test_bad_input():
     x, y, energy = scalars([0.4, 0.7]), outputs(2), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(2):
-            energy[None] += x[i] ** 2
-            y[i] = x[i]
-
+    run = kernel_of("for i in range(2): energy[None] += x[i] ** 2; y[i] = x[i]", energy=energy, x=x, y=y)
     with pytest.raises(InvalidArgumentError, match=r"vectors has shape \(3,\); expected \(2,\), or \(n, 2\)"):
         hvp(run, x, np.ones(3), energy)
     with pytest.raises(InvalidArgumentError, match="vectors has another structure than params"):

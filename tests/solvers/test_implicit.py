@@ -9,6 +9,7 @@ import shard_factories
 import taichi as ti
 from captured_warnings import no_warnings
 from differences import central_differences, read, write
+from kernel_texts import kernel_of
 
 import taichi_ext as te
 from taichi_ext import DerivativeWarning, InvalidArgumentError, custom_root, jacobian, value_and_gradient, vjp
@@ -33,17 +34,8 @@ def test_residuals_are_put_back_each_time(mode):
     a, x, r = fields((2,), (2,), (2,))
     a.fill(0.5)
     r.fill(7.0)
-
-    @ti.kernel
-    def solve():
-        for i in x:
-            x[i] = 2.0 * a[i] + 1e-6
-
-    @ti.kernel
-    def residual():
-        for i in x:
-            r[i] = x[i] - 2.0 * a[i]
-
+    solve = kernel_of("for i in x: x[i] = 2.0 * a[i] + 1e-6", x=x, a=a)
+    residual = kernel_of("residual: for i in x: r[i] = x[i] - 2.0 * a[i]", x=x, r=r, a=a)
     root = custom_root(solve, residual, x, r)
     for _ in range(3):
         np.testing.assert_allclose(jacobian(lambda: root(), a, x, mode=mode), 2.0 * np.eye(2))
@@ -80,11 +72,7 @@ def test_methods_for_many_unknowns(linear, skew, monkeypatch):
             y[None] += x[i] ** 2
 
     root = custom_root(solve, residual, x, r, linear=linear)
-
-    def run():
-        root()
-        energy()
-
+    run = lambda: (root(), energy())
     write(p, np.array([1.5, 0.3]))
     np.testing.assert_allclose(jacobian(run, p, y), differences(run, p, y), rtol=1e-6)
     _, gradient = value_and_gradient(run, p, y)
@@ -106,25 +94,16 @@ def test_several_unknowns_arrays_and_arguments():
             r[i] = x[i] - p[i] + s * lam[0] * (i + 1)
         g[0] = x[0] + 2 * x[1] + 3 * x[2] - p[0] * p[1]
 
-    def equation(s):
-        residual(x, lam, r, g, s)
+    equation = lambda s: residual(x, lam, r, g, s)
 
     def solve(s):
         q, a = p.to_numpy(), np.array([1.0, 2.0, 3.0])
         lam[0] = (a @ q - q[0] * q[1]) / (s * a @ a)
         x[:] = q - s * lam[0] * a
 
-    @ti.kernel
-    def after(x: ti.types.ndarray(), lam: ti.types.ndarray()):
-        for i in range(3):
-            y[i] = x[i] * lam[0]
-
+    after = kernel_of("for i in range(3): y[i] = x[i] * lam[0]", "x: A, lam: A", y=y)
     root = custom_root(solve, equation, [x, lam], (r, g))
-
-    def run(s):
-        root(s)
-        after(x, lam)
-
+    run = lambda s: (root(s), after(x, lam))
     J = jacobian(run, p, y, args=(0.7,))
     np.testing.assert_allclose(J, differences(lambda: run(0.7), p, y), rtol=1e-6, atol=1e-9)
     run(0.7)
@@ -150,10 +129,7 @@ def random_system():
             for j in range(3):
                 r[i] -= B[i, j] * p[j] * (1 + 0.1 * x[i])
 
-    @ti.kernel
-    def keep():
-        for i in x:
-            old[i] = x[i] * p[0]
+    keep = kernel_of("for i in x: old[i] = x[i] * p[0]", x=x, old=old, p=p)
 
     def solve():
         a, f, q, v = A.to_numpy(), c.to_numpy(), d.to_numpy(), np.zeros(n)
@@ -228,15 +204,8 @@ def test_solves_and_runs_of_the_residual(monkeypatch):
 
         return columns
 
-    @ti.kernel
-    def equation():
-        for i in u:
-            r[i] = k[i] * u[i] + u[i] ** 3 - v[i]
-
-    @ti.kernel
-    def keep():
-        for i in u:
-            v[i] = u[i] + 1.0
+    equation = kernel_of("for i in u: r[i] = k[i] * u[i] + u[i] ** 3 - v[i]", u=u, r=r, k=k, v=v)
+    keep = kernel_of("for i in u: v[i] = u[i] + 1.0", u=u, v=v)
 
     def residual():
         counts["residuals"] += 1
@@ -283,10 +252,7 @@ def test_memory_does_not_depend_on_the_number_of_iterations(monkeypatch):
     def neighbours(i):
         return (u[i - 1] if i > 0 else 0.0) + (u[i + 1] if i < n - 1 else 0.0)
 
-    @ti.kernel
-    def start():
-        for i in u:
-            b[i] = force[i] + 0.5 * u[i]
+    start = kernel_of("for i in u: b[i] = force[i] + 0.5 * u[i]", u=u, b=b, force=force)
 
     @ti.kernel
     def iterate():
@@ -295,10 +261,9 @@ def test_memory_does_not_depend_on_the_number_of_iterations(monkeypatch):
         for i in u:
             u[i] = r[i]
 
-    @ti.kernel
-    def residual():
-        for i in res:
-            res[i] = 3 * u[i] - neighbours(i) - b[i]
+    residual = kernel_of(
+        "residual: for i in res: res[i] = 3 * u[i] - neighbours(i) - b[i]", res=res, u=u, neighbours=neighbours, b=b
+    )
 
     def solver(iterations):
         def solve():
@@ -356,10 +321,7 @@ def cube_root(iterations=60):
             x[None] -= (x[None] ** 3 - p[None]) / (3 * x[None] ** 2)
         other[None] = 2 * p[None]
 
-    @ti.kernel
-    def residual():
-        r[None] = x[None] ** 3 - p[None]
-
+    residual = kernel_of("residual: r[None] = x[None] ** 3 - p[None]", r=r, x=x, p=p)
     p[None] = 8.0
     return p, x, r, other, y, solve, residual
 
@@ -368,10 +330,7 @@ def cube_root(iterations=60):
 def test_a_solver_that_has_not_converged_gives_a_warning():
     p, x, r, _, _, solve, residual = cube_root(iterations=4)
     root = custom_root(solve, residual, x, r)
-
-    def run():
-        root()
-
+    run = lambda: root()
     with pytest.warns(DerivativeWarning, match=r"solve has not solved its equation.*off by about"):
         jacobian(run, p, x)
 
@@ -379,16 +338,9 @@ def test_a_solver_that_has_not_converged_gives_a_warning():
 @pytest.mark.sweep
 def test_a_singular_equation_is_an_error():
     p, x, r, _, _, solve, _ = cube_root()
-
-    @ti.kernel
-    def flat():
-        r[None] = 0.0 * x[None] - p[None]
-
+    flat = kernel_of("r[None] = 0.0 * x[None] - p[None]", r=r, x=x, p=p)
     root = custom_root(solve, flat, x, r)
-
-    def run():
-        root()
-
+    run = lambda: root()
     with pytest.raises(InvalidArgumentError, match="singular"):
         jacobian(run, p, x)
     with pytest.raises(InvalidArgumentError, match="singular"):
@@ -401,14 +353,8 @@ def test_a_singular_equation_is_an_error():
 def test_what_else_a_solver_changes_and_the_residual_reads(kind, call):
     p, x, r, other, _, solve, _ = cube_root()
     array = np.zeros(1) if kind == "array" else ti.ndarray(ti.f64, 1)
-
-    @ti.kernel
-    def of_fields():
-        r[None] = x[None] ** 3 - other[None] / 2 + 0.0 * p[None]
-
-    @ti.kernel
-    def of_arrays(a: ti.types.ndarray()):
-        r[None] = x[None] ** 3 - a[0] / 2 + 0.0 * p[None]
+    of_fields = kernel_of("r[None] = x[None] ** 3 - other[None] / 2 + 0.0 * p[None]", r=r, x=x, other=other, p=p)
+    of_arrays = kernel_of("r[None] = x[None] ** 3 - a[0] / 2 + 0.0 * p[None]", "a: A", r=r, x=x, p=p)
 
     def by_python():
         x[None] = p[None] ** (1 / 3)
@@ -420,10 +366,7 @@ def test_what_else_a_solver_changes_and_the_residual_reads(kind, call):
     is_field = kind in ("kernel", "entry")
     equation = of_fields if is_field else lambda: of_arrays(array)
     root = custom_root(solve if kind == "kernel" else by_python, equation, x, r)
-
-    def run():
-        root()
-
+    run = lambda: root()
     name = r"the field other of shape \(\)" if is_field else "an array"
     with pytest.raises(InvalidArgumentError, match=f"reads {name}, which the solver changes"):
         call(run, p, x, *([1.0] if call is vjp else []))
@@ -434,15 +377,8 @@ def test_what_else_a_solver_changes_and_the_residual_reads(kind, call):
 @pytest.mark.parametrize("kind", ["kernel", "entry", "output"])
 def test_what_else_a_solver_changes_is_a_constant(kind, call):
     p, x, r, other, y, solve, residual = cube_root()
-
-    @ti.kernel
-    def before():
-        other[None] = 5 * p[None]
-
-    @ti.kernel
-    def after():
-        y[None] = x[None] + other[None]
-
+    before = kernel_of("other[None] = 5 * p[None]", other=other, p=p)
+    after = kernel_of("y[None] = x[None] + other[None]", y=y, x=x, other=other)
     root = custom_root(solve, residual, x, r)
 
     def run():
@@ -461,11 +397,7 @@ def test_what_else_a_solver_changes_is_a_constant(kind, call):
 
 def test_what_a_solver_changes_and_python_stores_afterwards_is_known():
     p, x, r, other, y, solve, residual = cube_root()
-
-    @ti.kernel
-    def after():
-        y[None] = x[None] * other[None]
-
+    after = kernel_of("y[None] = x[None] * other[None]", y=y, x=x, other=other)
     root = custom_root(solve, residual, x, r)
 
     def run():
@@ -486,15 +418,9 @@ def test_numbers_that_a_solver_returns_are_constants(call):
         solve()
         return 3 * p[None]
 
-    @ti.kernel
-    def after(factor: ti.f64):
-        y[None] = x[None] * factor
-
+    after = kernel_of("y[None] = x[None] * factor", "factor: ti.f64", y=y, x=x)
     root = custom_root(returns, residual, x, r)
-
-    def run():
-        after(root())
-
+    run = lambda: after(root())
     with pytest.warns(DerivativeWarning, match="A number passed to .* has computed it without its derivative"):
         found = call(run, p, y, *([1.0] if call is vjp else []))
     np.testing.assert_allclose(found, 24 / 12, rtol=1e-6)
@@ -520,14 +446,8 @@ def test_wrong_arguments():
 @pytest.mark.parametrize("call", [jacobian, vjp], ids=["forward", "reverse"])
 def test_residuals_that_are_no_equations_of_the_unknowns(call):
     p, x, r, other, _, solve, residual = cube_root()
-
-    @ti.kernel
-    def constant():
-        r[None] = p[None] - 8.0
-
-    @ti.kernel
-    def elsewhere():
-        other[None] = x[None] - p[None]
+    constant = kernel_of("constant: r[None] = p[None] - 8.0", r=r, p=p)
+    elsewhere = kernel_of("other[None] = x[None] - p[None]", other=other, x=x, p=p)
 
     def lost():
         x[None] = float("nan")
@@ -560,9 +480,7 @@ def test_unknowns_that_are_free_and_systems_that_are_not_symmetric(linear, call)
             for i in ti.static(range(2)):
                 r[i] = matrix[i][0] * x[0] + matrix[i][1] * x[1] - (1 + i) * p[None]
 
-        def solve():
-            x.from_numpy(np.linalg.lstsq(np.array(matrix), p[None] * np.array([1.0, 2.0]), rcond=None)[0])
-
+        solve = lambda: x.from_numpy(np.linalg.lstsq(np.array(matrix), p[None] * np.array([1.0, 2.0]), rcond=None)[0])
         root = custom_root(solve, residual, x, r, linear=linear)
         return lambda: root()
 
@@ -582,15 +500,8 @@ def test_unknowns_that_are_free_and_systems_that_are_not_symmetric(linear, call)
 def test_second_derivatives_are_refused():
     p, x, r, _, y, solve, residual = cube_root()
     root = custom_root(solve, residual, x, r)
-
-    @ti.kernel
-    def energy():
-        y[None] = x[None] ** 2
-
-    def run():
-        root()
-        energy()
-
+    energy = kernel_of("y[None] = x[None] ** 2", y=y, x=x)
+    run = lambda: (root(), energy())
     with pytest.raises(te.UnsupportedError, match="Second derivatives of"):
         te.hessian(run, p, y)
 
@@ -619,21 +530,9 @@ def chain_equation(n=5):
 @pytest.mark.parametrize("is_python", [False, True])
 def test_what_the_residual_overwrites_has_its_derivatives_afterwards(is_python):
     f, x, _, r, w, z, solved, rest = chain_equation()
-
-    @ti.kernel
-    def before():
-        for i in w:
-            w[i], r[i] = f[i] ** 2, 3 * f[i]
-
-    @ti.kernel
-    def scratch():
-        for i in w:
-            w[i] = 2.5 * x[i]
-
-    @ti.kernel
-    def equation():
-        for i in x:
-            r[i] = w[i] + rest(i)
+    before = kernel_of("for i in w: w[i], r[i] = f[i] ** 2, 3 * f[i]", w=w, r=r, f=f)
+    scratch = kernel_of("for i in w: w[i] = 2.5 * x[i]", w=w, x=x)
+    equation = kernel_of("for i in x: r[i] = w[i] + rest(i)", x=x, r=r, w=w, rest=rest)
 
     def residual():
         if is_python:
@@ -643,18 +542,9 @@ def test_what_the_residual_overwrites_has_its_derivatives_afterwards(is_python):
             scratch()
         equation()
 
-    @ti.kernel
-    def after():
-        for i in z:
-            z[i] = w[i] * x[i] + r[i]
-
+    after = kernel_of("for i in z: z[i] = w[i] * x[i] + r[i]", z=z, w=w, x=x, r=r)
     root = custom_root(lambda: x.from_numpy(solved()), residual, x, r)
-
-    def run():
-        before()
-        root()
-        after()
-
+    run = lambda: (before(), root(), after())
     expected = differences(run, f, z)
     np.testing.assert_allclose(jacobian(run, f, z), expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(vjp(run, f, z, np.eye(5)), expected, rtol=1e-6, atol=1e-8)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import read, vectors, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Manifold, least_squares, manifolds
@@ -124,11 +125,7 @@ class Wahba:
                 t = 2 * u.cross(a[k])
                 errors[k] = a[k] + q[0][0] * t + u.cross(t) - b[k]
 
-        @ti.kernel
-        def by_matrix():
-            for k in errors:
-                errors[k] = R[None] @ a[k] - b[k]
-
+        by_matrix = kernel_of("for k in errors: errors[k] = R[None] @ a[k] - b[k]", errors=errors, R=R, a=a, b=b)
         self.by_quaternion, self.by_matrix = by_quaternion, by_matrix
 
 

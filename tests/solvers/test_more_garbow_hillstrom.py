@@ -82,10 +82,7 @@ def is_minimum(problem, start):
     """The gradient is 0, and the second derivative, from differences of gradients, is positive definite."""
     x = solved(problem, start).point.x
     norms, steps = np.linalg.norm(problem.jac(x), axis=0), 1e-5 * np.maximum(np.abs(x), 1e-3)
-
-    def slope(x):
-        return problem.jac(x).T @ problem.fun(x) / norms
-
+    slope = lambda x: problem.jac(x).T @ problem.fun(x) / norms
     H = [(slope(x + e) - slope(x - e)) / (2 * h * norms) for h, e in zip(steps, np.diag(steps), strict=True)]
     scaled = np.array(H) * (norms / norms[:, None])
     is_flat = np.abs(slope(x)).max() <= 1e-4 * np.linalg.norm(problem.fun(x))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, hessian, newton, value_and_gradient
@@ -61,12 +62,9 @@ def test_what_is_not_installed(monkeypatch):
 
 def test_rosenbrock_and_several_params():
     x, y, energy = scalars([-1.2]), scalars([1.0]), outputs(1)
-
-    @ti.kernel
-    def run():
-        for _ in range(1):
-            energy[0] += (1 - x[0]) ** 2 + 100 * (y[0] - x[0] ** 2) ** 2
-
+    run = kernel_of(
+        "for _ in range(1): energy[0] += (1 - x[0]) ** 2 + 100 * (y[0] - x[0] ** 2) ** 2", energy=energy, x=x, y=y
+    )
     result = newton(run, {"x": x, "y": y}, energy)
     assert_allclose(result.x, [1, 1], rtol=1e-9)
     assert len(result.history) < 30
@@ -95,12 +93,9 @@ def test_returned_energies_and_arrays():
 def test_callbacks_keep_steps_where_they_are_valid():
     """A barrier is only known where x is positive; max_step ends a step before it, is_valid takes it back."""
     x, energy = scalars([1e-3]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for _ in range(1):
-            energy[None] += 100 * (x[0] + 1) ** 2 - 1e-4 * ti.log(x[0])
-
+    run = kernel_of(
+        "for _ in range(1): energy[None] += 100 * (x[0] + 1) ** 2 - 1e-4 * ti.log(x[0])", energy=energy, x=x
+    )
     seen, steps = [], []
 
     def is_valid(point):
@@ -170,16 +165,8 @@ def test_conjugate_gradients_go_downhill_where_the_energy_is_stiff_and_indefinit
 def test_saddles_and_maxima_are_left(method):
     """Starts where the gradient vanishes, or does on the way, and none of the iterations sees the way down."""
     x, energy = scalars([0.0, 0.0]), scalars(0.0)
-
-    @ti.kernel
-    def valleys():
-        for _ in range(1):
-            energy[None] += x[0] ** 2 + (x[1] ** 2 - 1) ** 2
-
-    @ti.kernel
-    def waves():
-        for i in range(2):
-            energy[None] += ti.cos(x[i])
+    valleys = kernel_of("for _ in range(1): energy[None] += x[0] ** 2 + (x[1] ** 2 - 1) ** 2", energy=energy, x=x)
+    waves = kernel_of("for i in range(2): energy[None] += ti.cos(x[i])", energy=energy, x=x)
 
     @ti.kernel
     def bent():
@@ -202,12 +189,7 @@ def test_saddles_and_maxima_are_left(method):
 
 def test_a_singular_minimum_is_one():
     x, energy = scalars([0.0, 0.0]), scalars(0.0)
-
-    @ti.kernel
-    def quartic():
-        for i in range(2):
-            energy[None] += x[i] ** 4
-
+    quartic = kernel_of("for i in range(2): energy[None] += x[i] ** 4", energy=energy, x=x)
     for start in ([0.0, 0.0], [1.0, 1.0]):
         write(x, np.array(start))
         assert newton(quartic, x, energy).success
@@ -225,12 +207,7 @@ def test_pressed_springs_buckle(bend):
 
 def test_ends():
     x, energy = scalars([3.0]), scalars(0.0)
-
-    @ti.kernel
-    def quartic():
-        for _ in range(1):
-            energy[None] += x[0] ** 4
-
+    quartic = kernel_of("for _ in range(1): energy[None] += x[0] ** 4", energy=energy, x=x)
     result = newton(quartic, x, energy, max_iterations=2)
     assert not result.success and result.status == 0 and len(result.history) == 3
     write(x, [3.0])
@@ -308,20 +285,10 @@ def test_bad_input():
         newton(run, x, energy, method=np.zeros(3))
     with pytest.raises(InvalidArgumentError, match="one number"):
         newton(run, x, x)
-
-    @ti.kernel
-    def not_finite():
-        for i in range(5):
-            energy[None] += ti.log(-1.0 - x[i].norm())
-
+    not_finite = kernel_of("for i in range(5): energy[None] += ti.log(-1.0 - x[i].norm())", energy=energy, x=x)
     with pytest.raises(InvalidArgumentError, match="not finite at the start"):
         newton(not_finite, x, energy)
-
-    @ti.kernel
-    def random():
-        for i in range(5):
-            energy[None] += x[i].norm_sqr() * ti.random(ti.f64)
-
+    random = kernel_of("for i in range(5): energy[None] += x[i].norm_sqr() * ti.random(ti.f64)", energy=energy, x=x)
     with pytest.raises((InvalidArgumentError, UnsupportedError)):
         newton(random, x, energy)
     assert_array_equal(read(x), before)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import integers, outputs, read, scalars, vectors, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, value_gradient_and_hessian
@@ -124,18 +125,8 @@ def test_factors_tell_definite_matrices():
 def test_computed_indices():
     rng = np.random.default_rng(3)
     x, energy = vectors(rng.normal(size=(4, 2))), scalars(0.0)
-
-    @ti.kernel
-    def computed():
-        for i in range(4):
-            energy[None] += x[i].dot(x[(i + 1) % 4])
-
-    @ti.kernel
-    def named():
-        for i in range(4):
-            j = (i + 1) % 4
-            energy[None] += x[i].dot(x[j])
-
+    computed = kernel_of("for i in range(4): energy[None] += x[i].dot(x[(i + 1) % 4])", energy=energy, x=x)
+    named = kernel_of("for i in range(4): j = (i + 1) % 4; energy[None] += x[i].dot(x[j])", energy=energy, x=x)
     ring = np.eye(4) + 0.5 * (np.roll(np.eye(4), 1, 0) + np.roll(np.eye(4), -1, 0))  # [[0, 1], [1, 0]] becomes halves
     for kernel in (computed, named):
         H = hessian(kernel, x, energy, format="csr", project="clamp").toarray()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, least_squares, linear_operator, normal_equations
@@ -113,12 +114,7 @@ class TestNormalEquations:
 
     def test_single_precision(self):
         p, r = scalars([1.0, 2.0], dtype=ti.f32), outputs(3, dtype=ti.f32)
-
-        @ti.kernel
-        def k():
-            for i in r:
-                r[i] = p[0] * (i + 1) + p[1]
-
+        k = kernel_of("for i in r: r[i] = p[0] * (i + 1) + p[1]", r=r, p=p)
         for format in (None, "csr"):
             for weights in (None, np.ones(3)):
                 found = normal_equations(k, p, r, weights, format=format)
@@ -131,12 +127,7 @@ class TestNormalEquations:
     def test_what_is_not_finite(self, format):
         """A residual, also one of weight 0, or an entry of J where the residual is finite: sqrt at 0."""
         p, r = scalars([1.0, 4.0]), outputs(2)
-
-        @ti.kernel
-        def k():
-            for i in r:
-                r[i] = ti.sqrt(p[i])
-
+        k = kernel_of("for i in r: r[i] = ti.sqrt(p[i])", r=r, p=p)
         for value, message in (
             (-1.0, r"entry \[1\] of outputs .field r .* is nan"),
             (0.0, r"entry \[1\] of .*J\^T J, of params .field p .* is inf"),
@@ -151,12 +142,7 @@ class TestNormalEquations:
         """What kernels compute in float32 is exact here; its squares are not, in float32."""
         size = 3000
         p, r = scalars([1.0, 1.0], dtype=ti.f32), outputs(size, dtype=ti.f32)
-
-        @ti.kernel
-        def k():
-            for i in r:
-                r[i] = p[0] * (4097.0 + i) + p[1]
-
+        k = kernel_of("for i in r: r[i] = p[0] * (4097.0 + i) + p[1]", r=r, p=p)
         J = np.stack([4097.0 + np.arange(size), np.ones(size)], axis=1)
         found = normal_equations(k, p, r, dtype=np.float64, format=format)
         assert_array_equal(found.JtJ.toarray() if format else found.JtJ, J.T @ J)
@@ -210,12 +196,7 @@ class TestLeastSquares:
 
     def test_start_on_a_bound_that_is_rounded(self):
         x, r = ti.field(ti.f32, shape=2), ti.field(ti.f32, shape=3)
-
-        @ti.kernel
-        def k():
-            for i in r:
-                r[i] = x[0] * (i + 1.0) + x[1] - 5.0
-
+        k = kernel_of("for i in r: r[i] = x[0] * (i + 1.0) + x[1] - 5.0", r=r, x=x)
         x.from_numpy(np.array([0.1, 0.05], np.float32))
         assert float(x[0]) > 0.1
         for _ in range(2):  # the solution is at both bounds, from which the second call starts
@@ -352,9 +333,7 @@ class TestLeastSquares:
         def cost(x):
             return 0.5 * (s**2 * rho[loss](w * fit.residuals(x) ** 2 / s**2)).sum()
 
-        def own(z):
-            return np.stack([z + 0.5 * z**2, 1 + z, np.ones_like(z)])
-
+        own = lambda z: np.stack([z + 0.5 * z**2, 1 + z, np.ones_like(z)])
         for p, values in zip(fit.params, [[2.4, 1.2], [0.02]]):
             p.from_numpy(np.array(values))
         given = [own] if loss == "mixed" else [loss]
@@ -374,12 +353,7 @@ class TestLeastSquares:
         found = []
         for given in (points, turned):
             data, x, r = vectors(given), scalars([1.0, 1.0]), vectors(np.zeros((5, 2)))
-
-            @ti.kernel
-            def k():
-                for i in r:
-                    r[i] = ti.Vector([x[0], x[1]]) - data[i]
-
+            k = kernel_of("for i in r: r[i] = ti.Vector([x[0], x[1]]) - data[i]", r=r, x=x, data=data)
             options = {"loss": "cauchy", "f_scale": 0.2, "ftol": 1e-15}
             found.append(least_squares(k, x, r, loss_over="last axis", **options))
             z = (found[-1].fun.reshape(5, 2) ** 2).sum(axis=1) / 0.04
@@ -388,12 +362,7 @@ class TestLeastSquares:
 
     def test_arrays(self):
         x, r = devices.real([0.5, 0.2]), devices.real(np.zeros(2))
-
-        @ti.kernel
-        def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
-            for i in b:
-                b[i] = a[i] ** 2 - 4.0 - 5.0 * i
-
+        k = kernel_of("for i in b: b[i] = a[i] ** 2 - 4.0 - 5.0 * i", "a: A1, b: A1")
         least_squares(k, x, r, args=(x, r))
         assert_allclose(x, [2.0, 3.0], rtol=1e-6)
 
@@ -449,19 +418,10 @@ class TestLeastSquares:
                 least_squares(fit.kernel, fit.params, fit.r, **kwargs)
 
         assert float(fit.runs[None]) == 0.0
-
-        @ti.kernel
-        def k(a: ti.f64) -> ti.f64:
-            return a * a
-
+        k = kernel_of("k(a: ti.f64) -> ti.f64: return a * a")
         with pytest.raises(InvalidArgumentError, match=r"argument 'a'\) is a number .*put it in a field"):
             least_squares(k, "a", args=(1.0,))
-
-        @ti.kernel
-        def square(x: ti.types.ndarray(), r: ti.types.ndarray()):
-            for i in r:
-                r[i] = x[i] * x[i] - 2
-
+        square = kernel_of("for i in r: r[i] = x[i] * x[i] - 2", "x: A, r: A")
         x = np.ones(2)
         x.flags.writeable = False
         with pytest.raises(InvalidArgumentError, match=r"argument 'x'\) is read-only, .*; pass a copy"):
@@ -472,12 +432,7 @@ class TestLeastSquares:
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_numbers_that_are_not_finite(self, format, method):
         x, r = scalars([4.0, 0.0]), outputs(2, 3)
-
-        @ti.kernel
-        def k():
-            for i, j in r:
-                r[i, j] = ti.sqrt(x[i]) * (j + 1) + ti.sqrt(x[0])
-
+        k = kernel_of("for i, j in r: r[i, j] = ti.sqrt(x[i]) * (j + 1) + ti.sqrt(x[0])", r=r, x=x)
         with pytest.raises(InvalidArgumentError, match=r"J of entry \[1, 0\] of .* has the entry inf; check_jacobian"):
             least_squares(k, x, r, format=format, method=method)
         assert_array_equal(read(r), np.zeros((2, 3)))
@@ -496,12 +451,7 @@ class TestLeastSquares:
 
     def test_kernels_that_cannot_run_again(self, fit):
         x, r = scalars([1.0, 2.0]), outputs(2)
-
-        @ti.kernel
-        def draw():
-            for i in r:
-                r[i] = x[i] * ti.random()
-
+        draw = kernel_of("for i in r: r[i] = x[i] * ti.random()", r=r, x=x)
         words = "draws random numbers .* into a field"
         with pytest.raises(InvalidArgumentError, match=f"^least_squares runs the kernels once for each.*{words}"):
             least_squares(draw, x, r)

@@ -25,10 +25,7 @@ def test_elimination_is_the_product_of_all_paths(seed):
     to_columns, of_rows = rng.integers(-2, 3, (pivots, columns)), rng.integers(-2, 3, (rows, pivots + columns))
     names = [Pivot(Local(f"v{n}", F64)) for n in range(pivots)]
     seeds = [Seed(Affine((), n)) for n in range(columns)]
-
-    def form(numbers, leaves):
-        return {leaf: int(c) for leaf, c in zip(leaves, numbers, strict=True) if c}
-
+    form = lambda numbers, leaves: {leaf: int(c) for leaf, c in zip(leaves, numbers, strict=True) if c}
     known = {p: form([*between[n], *to_columns[n]], [*names, *seeds]) for n, p in enumerate(names)}
     forms = [form(numbers, [*names, *seeds]) for numbers in of_rows]
     builder = Builder()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import central_differences, outputs, read, scalars, write
+from kernel_texts import func_of, kernel_of
 from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi_program import initialise
@@ -148,16 +149,8 @@ def test_out_and_a_watched_call_do_not_change_it(chain):
 
 def test_a_rule_that_is_given_later():
     x, y = scalars([1.0, 2.0]), outputs(2)
-
-    @ti.func
-    def doubled(v):
-        return 2 * v
-
-    @ti.kernel
-    def run():
-        for i in x:
-            y[i] = doubled(x[i])
-
+    doubled = func_of("doubled(v): return 2 * v")
+    run = kernel_of("for i in x: y[i] = doubled(x[i])", x=x, y=y, doubled=doubled)
     plan = Jacobian(run, x, y, format="csr")
     for _ in range(2):
         assert_allclose(plan().toarray(), 2 * np.eye(2))
@@ -210,12 +203,7 @@ def test_threads_share_it(chain):
 
 def test_a_kernel_that_counts_its_entries_is_not_repeated_this_way():
     count, x, y = ti.field(ti.i32, ()), scalars([1.0, 2.0, 3.0]), outputs(3)
-
-    @ti.kernel
-    def run():
-        for i in range(count[None]):
-            y[i] = x[i] * x[i]
-
+    run = kernel_of("for i in range(count[None]): y[i] = x[i] * x[i]", count=count, y=y, x=x)
     plan = Jacobian(run, x, y, format="csr")
     for number in (1, 3, 2):
         count[None] = number
@@ -334,12 +322,7 @@ def test_hessians_of_linear_energies(kind):
     """No kernel has tangents of the gradient."""
     pairs = Pairs()
     x, energy = pairs.x, pairs.energy
-
-    @ti.kernel
-    def run():
-        for i in x:
-            energy[None] += 3 * x[i]
-
+    run = kernel_of("for i in x: energy[None] += 3 * x[i]", x=x, energy=energy)
     plan = Hessian(run, x, energy, format=kind)
     for _ in range(3):
         value, gradient, H = pairs.call(plan)

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 import taichi as ti
 from differences import central_differences, integers, outputs, read, scalars, vector_outputs, vectors, write
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
@@ -72,12 +73,7 @@ def network():
 
 def test_two_entries_whose_order_is_not_that_of_the_rows():
     x, y = scalars([0.5, 2.0]), outputs(2)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[1 - i] = x[i] ** 2
-
+    k = kernel_of("for i in x: y[1 - i] = x[i] ** 2", x=x, y=y)
     assert_allclose(jacobian(k, x, y, format="csr").toarray(), [[0, 4], [1, 0]])
 
 
@@ -110,12 +106,7 @@ def test_results_are_freed_with_their_last_name(network):
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # says torch
 def test_torch_formats():
     torch = pytest.importorskip("torch")
-
-    @ti.kernel
-    def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in b:
-            b[i] = a[i] * a[i + 1]
-
+    k = kernel_of("for i in b: b[i] = a[i] * a[i + 1]", "a: A1, b: A1")
     a, b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     for format in ("torch_csr", "torch_coo"):
         values, found = value_and_jacobian(k, "a", "b", args=(a, b), format=format)
@@ -128,12 +119,7 @@ def test_torch_formats():
 @pytest.mark.sweep
 def test_out_that_cannot_be_filled():
     x, z, y = scalars(random(4)), scalars(random(4)), outputs(4)
-
-    @ti.kernel
-    def run():
-        for i in y:
-            y[i] = x[i] * z[i]
-
+    run = kernel_of("for i in y: y[i] = x[i] * z[i]", y=y, x=x, z=z)
     first, second = jacobian(run, [x, z], y, format="csr")
     assert_array_equal(first.diagonal(), read(z))
     y.fill(7.0)
@@ -150,12 +136,7 @@ def test_float16_becomes_float32():
     """SciPy has no float16."""
     x, y = (ti.field(ti.f16, shape=3) for _ in range(2))
     write(x, np.array([1.5, 2.5, 3.5], np.float16))
-
-    @ti.kernel
-    def square():
-        for i in x:
-            y[i] = x[i] * x[i]
-
+    square = kernel_of("for i in x: y[i] = x[i] * x[i]", x=x, y=y)
     for kind in ("csr", "csc", "coo", "bsr"):
         found = jacobian(square, x, y, format=kind)
         assert found.format == kind
@@ -197,16 +178,8 @@ def test_steps_in_place_and_intermediates():
             v[i] += 0.1 * aux[i]
             x[i] += 0.1 * v[i]
 
-    @ti.kernel
-    def measure():
-        for i in x:
-            y[i] = x[i] * aux[(i + 2) % 5] + v[i]
-
-    def run():
-        step()
-        step()
-        measure()
-
+    measure = kernel_of("for i in x: y[i] = x[i] * aux[(i + 2) % 5] + v[i]", x=x, y=y, aux=aux, v=v)
+    run = lambda: (step(), step(), measure())
     plan = Jacobian(run, [x, v], [y, x], format="csr")
     held = read(x), read(v)
     found = plan()
@@ -219,17 +192,8 @@ def test_steps_in_place_and_intermediates():
 @pytest.mark.sweep
 def test_stores_of_constants_clear_rows():
     x, y = scalars(random(3)), outputs(3)
-
-    @ti.kernel
-    def square():
-        for i in x:
-            y[i] = x[i] ** 2
-            x[i] *= 2
-
-    @ti.kernel
-    def clear():
-        for i in range(2):
-            y[i] = 1
+    square = kernel_of("for i in x: y[i] = x[i] ** 2; x[i] *= 2", x=x, y=y)
+    clear = kernel_of("for i in range(2): y[i] = 1", y=y)
 
     def run():
         square()
@@ -244,22 +208,9 @@ def test_stores_of_constants_clear_rows():
 @pytest.mark.sweep
 def test_an_intermediate_that_is_cleared_again_in_each_step():
     x, y, aux = scalars(random(3)), outputs(3), outputs(3)
-
-    @ti.kernel
-    def clear():
-        for i in aux:
-            aux[i] = 0
-
-    @ti.kernel
-    def gather():
-        for i in x:
-            aux[2 - i] += x[i] ** 2
-
-    @ti.kernel
-    def step():
-        for i in x:
-            x[i] += 0.1 * aux[i]
-            y[i] += x[i] * aux[i]
+    clear = kernel_of("for i in aux: aux[i] = 0", aux=aux)
+    gather = kernel_of("for i in x: aux[2 - i] += x[i] ** 2", x=x, aux=aux)
+    step = kernel_of("for i in x: x[i] += 0.1 * aux[i]; y[i] += x[i] * aux[i]", x=x, aux=aux, y=y)
 
     def run():
         for _ in range(3):
@@ -277,16 +228,8 @@ def test_an_intermediate_that_is_cleared_again_in_each_step():
 def test_parameter_that_python_stores_to_between_kernels():
     x, y, z = scalars(random(3)), outputs(3), outputs(3)
     start = read(x)
-
-    @ti.kernel
-    def before():
-        for i in y:
-            y[i] = x[i] ** 2
-
-    @ti.kernel
-    def after():
-        for i in z:
-            z[i] = x[i] ** 3
+    before = kernel_of("for i in y: y[i] = x[i] ** 2", y=y, x=x)
+    after = kernel_of("for i in z: z[i] = x[i] ** 3", z=z, x=x)
 
     def run():
         before()

@@ -122,10 +122,7 @@ def test_ends_of_an_ndrange_that_change_in_the_loop():
         for k in range(3):
             y[k] += s[None] * x[k]
 
-    def start():
-        write(s, 0.3)
-        write(y, 0.0)
-
+    start = lambda: (write(s, 0.3), write(y, 0.0))
     start()
     dense = Jacobian(run, [x], [y])()[0][0]
     plan = Jacobian(run, [x], [y], format="csr")

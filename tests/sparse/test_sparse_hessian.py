@@ -8,6 +8,7 @@ import scipy.sparse
 import taichi as ti
 from differences import as_list, outputs, read, scalars, vector_outputs, vectors, write
 from energies import energy_of_every_kind_of_parameter
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from program_rows import rows_of
 
@@ -149,12 +150,7 @@ def test_every_kind_of_parameter():
 
 def test_energies_in_arrays_and_by_name():
     x, energy = np.array([0.4, 0.7, 1.1]), np.zeros(1)
-
-    @ti.kernel
-    def run(x: ti.types.ndarray(ti.f64, ndim=1), e: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in range(3):
-            e[0] += ti.sin(x[i]) * x[(i + 1) % 3]
-
+    run = kernel_of("for i in range(3): e[0] += ti.sin(x[i]) * x[(i + 1) % 3]", "x: A1, e: A1")
     dense = hessian(run, x, energy, args=(x, energy))
     assert_allclose(hessian(run, "x", "e", args=(x, energy), format="csr").toarray(), dense, rtol=1e-14)
 
@@ -341,10 +337,7 @@ def kernels_that_read_what_they_stored(x, z, y, energy):
             z[i] += x[0] * x[i + 3]
             y[i] += z[i] * x[i]
 
-    @ti.kernel
-    def of_sums():
-        for i in range(3):
-            energy[None] += y[i] ** 2 * x[i]
+    of_sums = kernel_of("for i in range(3): energy[None] += y[i] ** 2 * x[i]", energy=energy, y=y, x=x)
 
     def in_two_kernels():
         sums()
@@ -367,12 +360,7 @@ def test_formats_and_out():
     rng = np.random.default_rng(11)
     torch = pytest.importorskip("torch")
     x, energy = vectors(rng.normal(size=(4, 3))), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(3):
-            energy[None] += (x[i] - x[i + 1]).norm()
-
+    run = kernel_of("for i in range(3): energy[None] += (x[i] - x[i + 1]).norm()", energy=energy, x=x)
     H = hessian(run, x, energy, format="csr")
     for kind in ("coo", "bsr"):
         found = hessian(run, x, energy, format=kind)
@@ -387,12 +375,7 @@ def test_formats_and_out():
         hessian(run, x, energy, format="csr", out=scipy.sparse.csr_array((3, 3)))
     with pytest.raises(InvalidArgumentError, match="field x .* is not a torch tensor"):
         hessian(run, x, energy, format="torch_csr")
-
-    @ti.kernel
-    def of_tensors(p: ti.types.ndarray(ti.f64, ndim=1), e: ti.types.ndarray(ti.f64, ndim=1)):
-        for i in range(3):
-            e[0] += p[i] ** 2 * p[i + 1]
-
+    of_tensors = kernel_of("for i in range(3): e[0] += p[i] ** 2 * p[i + 1]", "p: A1, e: A1")
     p, e = torch.arange(1.0, 5.0, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     dense = hessian(of_tensors, p, e, args=(p, e))
     for kind in ("torch_csr", "torch_coo"):
@@ -402,12 +385,7 @@ def test_formats_and_out():
 
 def test_bad_input():
     x, y = scalars([0.4, 0.7]), outputs(2)
-
-    @ti.kernel
-    def run():
-        for i in range(2):
-            y[i] += x[i] ** 2
-
+    run = kernel_of("for i in range(2): y[i] += x[i] ** 2", y=y, x=x)
     before = read(y)
     with pytest.raises(InvalidArgumentError, match="one number"):
         hessian(run, x, y, format="csr")

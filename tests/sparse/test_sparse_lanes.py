@@ -5,6 +5,7 @@ import pytest
 import taichi as ti
 from differences import central_differences, integers, outputs, scalars
 from forced_lanes import force_lanes
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian
@@ -65,11 +66,6 @@ def test_slots_that_are_counted_are_not_in_lanes(lanes):
 def test_entries_of_another_iteration_are_not_in_lanes(lanes):
     """Neighbours would add to the same entry at the same time."""
     x, y = scalars(random(9)), outputs(9)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[(i * 3) % 9 // 2] += x[i] * x[i]
-
+    k = kernel_of("for i in x: y[(i * 3) % 9 // 2] += x[i] * x[i]", x=x, y=y)
     require_equal(k, [x], [y])
     assert lanes[-1] is None

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
@@ -108,11 +109,7 @@ def test_a_bit_that_was_not_set_reads_zero_again():
     """Taichi reads the memory of a bitmasked cell whether it is active or not."""
     t = ti.field(ti.f64)
     ti.root.bitmasked(ti.i, 8).place(t)
-
-    @ti.kernel
-    def read(i: int) -> ti.f64:
-        return t[i]
-
+    read = kernel_of("read(i: int) -> ti.f64: return t[i]", t=t)
     t[2] = 1.0
     copy = storage_parts(t)[0].copy()
     t[3] = 5.0
@@ -124,31 +121,22 @@ def test_a_bit_that_was_not_set_reads_zero_again():
 # --- blocks of columns ------------------------------------------------------------------------------------------------
 
 
+LAYOUTS = {
+    "blocks": "pointer 4, dense 3",
+    "bitmasked": "bitmasked 12",
+    "bits of blocks": "pointer 3, bitmasked 4",
+    "blocks of blocks": "pointer 3, pointer 2, dense 2",
+    "dynamic": "dynamic 12",
+}
+
+
 def nodes(how):
     """A field of 12 numbers, and the node that is activated first, in some layout."""
-    t = ti.field(ti.f64)
-    if how == "pointer":
-        node = ti.root.pointer(ti.i, 12)
-        node.place(t)
-    elif how == "blocks":
-        node = ti.root.pointer(ti.i, 4)
-        node.dense(ti.i, 3).place(t)
-    elif how == "bitmasked":
-        node = ti.root.bitmasked(ti.i, 12)
-        node.place(t)
-    elif how == "bits of blocks":
-        node = ti.root.pointer(ti.i, 3)
-        node.bitmasked(ti.i, 4).place(t)
-    elif how == "blocks of blocks":
-        node = ti.root.pointer(ti.i, 3)
-        node.pointer(ti.i, 2).dense(ti.i, 2).place(t)
-    else:
-        node = ti.root.dynamic(ti.i, 12)
-        node.place(t)
-    return t, node
-
-
-LAYOUTS = ("blocks", "bitmasked", "bits of blocks", "blocks of blocks", "dynamic")
+    t, made = ti.field(ti.f64), [ti.root]
+    for kind, size in map(str.split, LAYOUTS.get(how, "pointer 12").split(", ")):
+        made.append(getattr(made[-1], kind)(ti.i, int(size)))
+    made[-1].place(t)
+    return t, made[1]
 
 
 @pytest.mark.sweep
@@ -175,11 +163,7 @@ def test_cells_that_a_run_makes_active_are_not_there_in_the_next(how, options):
             y[i] = t[i] * x[2]
         y[3] = t[6]
 
-    def run():
-        gather()
-        scatter()
-        gather()
-
+    run = lambda: (gather(), scatter(), gather())
     run()
     after, values = active(t), y.to_numpy()
     start(t)
@@ -213,12 +197,7 @@ def before_of(how):
 
 def scaling(x, t, y):
     """A kernel: ``y = x * t``, of three numbers each."""
-
-    @ti.kernel
-    def scale():
-        for i in range(3):
-            y[i] = x[i] * t[i]
-
+    scale = kernel_of("for i in range(3): y[i] = x[i] * t[i]", y=y, x=x, t=t)
     return scale
 
 
@@ -230,11 +209,7 @@ def test_what_is_deactivated_from_python_is_there_in_the_next_run(how):
     for i in range(3):
         t[i] = i + 1.0
     scale = scaling(x, t, y)
-
-    def run():
-        scale()
-        node.deactivate_all()
-
+    run = lambda: (scale(), node.deactivate_all())
     assert_array_equal(jacobian(run, x, y, chunk_size=1), np.diag([1.0, 2, 3]))
     assert active(t) == []
 
@@ -250,21 +225,9 @@ def test_fields_that_share_cells_keep_what_they_hold():
         t[i], other[i] = 1.0, i + 5.0
 
     store = scaling(x, t, y)
-
-    @ti.kernel
-    def read():
-        for i in range(3):
-            y[i] += x[i] * other[i]
-
-    def without_other():
-        store()
-        node.deactivate_all()
-
-    def run():
-        store()
-        read()
-        node.deactivate_all()
-
+    read = kernel_of("read: for i in range(3): y[i] += x[i] * other[i]", y=y, x=x, other=other)
+    without_other = lambda: (store(), node.deactivate_all())
+    run = lambda: (store(), read(), node.deactivate_all())
     assert_array_equal(linear_operator(without_other, x, y) @ np.ones(3), np.ones(3))
     assert active(other) == [(0, 5), (1, 6), (2, 7)]
     assert_array_equal(jacobian(run, x, y, chunk_size=1), np.diag([6.0, 7, 8]))
@@ -277,11 +240,7 @@ def test_cells_that_a_kernel_activates_and_deactivates_by_name():
     node = ti.root.pointer(ti.i, 8)
     node.place(t)
     t[5] = 3.0
-
-    @ti.kernel
-    def count(n: int):
-        for i in node:
-            y[n] += x[0] * x[1]
+    count = kernel_of("for i in node: y[n] += x[0] * x[1]", "n: int", node=node, y=y, x=x)
 
     @ti.kernel
     def change():
@@ -289,11 +248,7 @@ def test_cells_that_a_kernel_activates_and_deactivates_by_name():
         ti.deactivate(node, [5])
         ti.activate(node, [3])
 
-    def run():
-        count(0)
-        change()
-        count(1)
-
+    run = lambda: (count(0), change(), count(1))
     J = jacobian(run, x, y, chunk_size=1)
     assert_allclose(J, [[-1.5, 0.5, 0], [-3, 1, 0]], rtol=1e-14)
     assert [i for i, _ in active(t)] == [2, 3]

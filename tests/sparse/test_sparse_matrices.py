@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 import taichi as ti
 from differences import integers, outputs, scalars
+from kernel_texts import kernel_of
 from taichi_program import initialise
 from test_sparse import random, require_equal
 
@@ -150,27 +151,14 @@ def test_intermediate_fields_whose_integers_change():
         integers(np.zeros((30, 3))),
         integers([0] * 12),
     )
-
-    @ti.kernel
-    def inner():
-        for i in h:
-            h[i] = x[first[i, 0]] * ti.max(x[first[i, 1]], 0.5) + x[first[i, 2]]
-
-    @ti.kernel
-    def outer():
-        for i in y:
-            y[i] = h[second[i]] * h[(second[i] + 1) % 30] - h[second[i]] ** 2
-
-    def run():
-        inner()
-        outer()
-        outer_again()
-
-    @ti.kernel
-    def outer_again():
-        for i in range(6):
-            y[2 * i] += h[i] * x[i]
-
+    inner = kernel_of(
+        "for i in h: h[i] = x[first[i, 0]] * ti.max(x[first[i, 1]], 0.5) + x[first[i, 2]]", h=h, x=x, first=first
+    )
+    outer = kernel_of(
+        "for i in y: y[i] = h[second[i]] * h[(second[i] + 1) % 30] - h[second[i]] ** 2", y=y, h=h, second=second
+    )
+    run = lambda: (inner(), outer(), outer_again())
+    outer_again = kernel_of("for i in range(6): y[2 * i] += h[i] * x[i]", y=y, h=h, x=x)
     plan = Jacobian(run, [x], [y, h], format="csr")
     rng = np.random.default_rng(0)
     for change in ((first, second), (), (first,), (second,), (), (second,)):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import integers, outputs, scalars
+from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 from test_sparse import random, require_equal
 
@@ -183,15 +184,8 @@ def test_a_later_launch_keeps_the_columns_in_rows_that_an_earlier_one_does():
                 s = ti.sin(s + x[j] * (i + 1)) * s + x[j]
             t[i] = s
 
-    @ti.kernel
-    def square():
-        for i in t:
-            t[i] = t[i] * t[i] + x[i]
-
-    def run():
-        recur()
-        square()
-
+    square = kernel_of("for i in t: t[i] = t[i] * t[i] + x[i]", t=t, x=x)
+    run = lambda: (recur(), square())
     plan = Jacobian(run, x, t, format="csr")
     J = plan()
     assert "an earlier launch has all columns of the field x" in plan.explain()
