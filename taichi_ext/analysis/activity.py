@@ -65,10 +65,8 @@ def find_activity(
     edges = [(source, to) for to, values in given if to.dtype.is_real for source in _sources(values)]
     names = reached((*containers, *locals_), edges).keys()
     names |= reached((*names, *own), [(a, b) for a, b in edges if isinstance(b, ir.Local) or b in names]).keys()
-    return Activity(
-        frozenset(m for m in names if isinstance(m, ir.Local)),
-        frozenset(m for m in names if isinstance(m, ir.Container)),
-    )
+    locals_ = frozenset(m for m in names if isinstance(m, ir.Local))
+    return Activity(locals_, frozenset(m for m in names if isinstance(m, ir.Container)))
 
 
 def useful_activity(program: ir.Program, found: Activity) -> Activity:

@@ -37,10 +37,8 @@ def varying_locals(loop: ir.For | ir.While) -> set[ir.Local]:
         deciding, changed = (s, *around), written_locals(s)
         if isinstance(s, ir.Jump):
             deciding = tuple(itertools.takewhile(lambda a: isinstance(a, ir.If), reversed(around)))
-            left = around[: len(around) - len(deciding)]
-            changed = (
-                () if not left else assigned_locals(left[-1:]) - {x for y in left[-1].within for x in ir.declared(y)}
-            )
+            left = around[: len(around) - len(deciding)][-1:]
+            changed = tuple(assigned_locals(left) - {x for y in left for z in y.within for x in ir.declared(z)})
         parts = joined_contents(v for a in deciding for v in ir.values_of(a))
         is_same = parts.is_pure and not isinstance(s, ir.Atomic)
         sources = (*parts.locals, *parts.containers, *(() if is_same else (None,)))

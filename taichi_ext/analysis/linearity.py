@@ -194,9 +194,8 @@ _REMEDY = "Return a sum of the d_... and auto, each times values that do not dep
 
 
 def _refusal(rule: ir.Boundary, what: str, place: ir.Place | None) -> UnsupportedError:
-    return UnsupportedError(
-        f"{ir.cited(place)}The rule {_named(rule)} must be linear in its tangents; {what} {_REMEDY}."
-    )
+    start = f"{ir.cited(place)}The rule {_named(rule)} must be linear in its tangents"
+    return UnsupportedError(f"{start}; {what} {_REMEDY}.")
 
 
 def _named(rule: ir.Boundary) -> str:

@@ -81,10 +81,9 @@ class Origins:
         stored = position
         if with_origins:
             reads = self._reads([node for entry in position for node in self._defining(entry)])
-            entries = [(local, n) for local, n in _entries(reads) if local.dtype.is_real]
-            stored |= {
-                (local, m) for local, n in entries for m in (range(math.prod(local.shape)) if n is None else (n,))
-            }
+            for local, n in _entries(reads):
+                if local.dtype.is_real:
+                    stored |= {(local, m) for m in (range(math.prod(local.shape)) if n is None else (n,))}
         unnamed = {(local, None) for local, _ in position}
         number = self._numbers[s]
         for node in self._reads([_Node(value, number) for value in values], position, stored):
@@ -218,11 +217,9 @@ def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
     """The operands whose small changes change a value."""
     if isinstance(value, ir.FoldedConst):
         return (value.source,)
-    if (
-        not isinstance(value, ir.Op)
-        or value.name in CONSTANT
-        or not (value.dtype.is_real or (value.dtype.is_integer and value.name in _WHOLE))
-    ):
+    if not isinstance(value, ir.Op) or value.name in CONSTANT:
+        return ()
+    if not (value.dtype.is_real or (value.dtype.is_integer and value.name in _WHOLE)):
         return ()
     if value.name == "cast" and value.dtype.is_integer and value.args[0].dtype.is_real:  # it rounds
         return ()

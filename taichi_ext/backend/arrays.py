@@ -436,9 +436,8 @@ def as_they_are(kernel: Kernel, args: tuple[Any, ...], values: Sequence[Any], la
         is_matrix = isinstance(leaf.annotation, host.MatrixType)
         part = leaf.annotation, np.array(as_numpy(value)).tolist() if is_matrix else value
         parts.setdefault(leaf.position, []).append(part)
-    return tuple(
-        _as_it_is(a.annotation, parts.get(n, []), last, (kernel, n)) for n, a in enumerate(host.arguments(kernel))
-    )
+    kinds = enumerate(a.annotation for a in host.arguments(kernel))
+    return tuple(_as_it_is(kind, parts.get(n, []), last, (kernel, n)) for n, kind in kinds)
 
 
 def _as_it_is(
@@ -470,9 +469,8 @@ def compound_problem(annotation: Any, value: object) -> str:
     kind = "struct" if isinstance(annotation, host.StructType) else "argument pack"
     found = type(value).__name__
     if isinstance(value, (ti.Struct, host.ArgPack)):
-        found = (
-            f"{'struct' if isinstance(value, ti.Struct) else 'argument pack'} with the members {', '.join(value.keys)}"
-        )
+        given = "struct" if isinstance(value, ti.Struct) else "argument pack"
+        found = f"{given} with the members {', '.join(value.keys)}"
     article = "an" if found[0] in "aeiou" else "a"
     return f"is {article} {found}; expected the annotated {kind}, with the members {', '.join(annotation.members)}"
 

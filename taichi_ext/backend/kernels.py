@@ -34,13 +34,7 @@ from taichi_ext.host import (
 )
 
 SECTIONS = ("graph_do_while", "graph_parallel", "graph_parallel_context", "stream_parallel", "checkpoint")
-STATIC_CALLS = (
-    ti.static,
-    ti.static_assert,
-    ti.grouped,
-    ti.ndrange,
-    *(getattr(ti, n) for n in SECTIONS if hasattr(ti, n)),
-)
+STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ti.ndrange, *(vars(ti)[n] for n in SECTIONS if n in vars(ti)))
 
 
 def resolves_to_static_call(node: ast.AST, scope: Mapping[str, object]) -> str:

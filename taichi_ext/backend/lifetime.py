@@ -142,9 +142,8 @@ class Uses:
 
     def __init__(self, kernel: str = "", fields: Mapping[str, ti.Field] | None = None) -> None:
         self._kernel = kernel
-        self._trees = {
-            tree_serial(component.ptr.snode()): name for name, f in (fields or {}).items() for component in f.vars
-        }
+        given = (fields or {}).items()
+        self._trees = {tree_serial(component.ptr.snode()): name for name, f in given for component in f.vars}
         self._version = layout_version()
 
     def check_not_ended(self) -> None:

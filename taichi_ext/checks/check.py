@@ -77,10 +77,9 @@ class Watch:
 
     def outside(self) -> list[str]:
         """The places where an index is outside, and how often."""
-        return [
-            f"an index is outside ({count} {'time' if count == 1 else 'times'}) in\n{indent(place, _MARGIN)}"
-            for place, count in self._counted(is_index=True).items()
-        ]
+        counts = {1: "1 time"}
+        found = self._counted(is_index=True).items()
+        return [f"an index is outside ({counts.get(n, f'{n} times')}) in\n{indent(p, _MARGIN)}" for p, n in found]
 
     def _counted(self, *, is_index: bool) -> dict[str, int]:
         """The places where something was counted, and how often."""
@@ -352,11 +351,8 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
 def _not_finite(run: CheckedRun, J: Sequence[Sequence[object]], centre: list[np.ndarray], of: str) -> list[str]:
     run.state.restore()
     result = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
-    result += [
-        f"{name} is {text} after a plain run."
-        for name, values in zip(run.names, centre, strict=True)
-        for text in _first(values)
-    ]
+    for name, y in zip(run.names, centre, strict=True):
+        result += [f"{name} is {text} after a plain run." for text in _first(y)]
     for name, row, y in zip(run.names, J, centre, strict=True):
         for param, block in zip(run.params, row, strict=True):
             shape = (y.shape, run.values(param).shape)

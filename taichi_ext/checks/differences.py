@@ -27,6 +27,7 @@ _NOISE = 1e-2  # of an output: larger errors are not rounding, but an output tha
 _ALLOWED = 0.5  # how much rounding agrees, relative to an entry of J or the largest difference in its column
 _WIDER, _MANY = 4, 1e4  # power of a step within which outputs change by at most so many last places, if by rounding
 _SAFETY = 4.0  # how much larger an error may be than its estimate
+_TITLES = ("output", "parameter", "compared", "failed", "undecided", "largest error", "worst entry")
 
 
 @dataclass(frozen=True)
@@ -331,9 +332,7 @@ class JacobianReport:
         verdict = {"agrees": "agrees with", "disagrees": "DISAGREES with", "cannot tell": "CANNOT BE TOLD from"}
         start = f"{self.of} of {self.name} {verdict[self.verdict]} central differences"
         lines = [f"{start} (relative tolerance {self.rtol:.0e})"]
-        rows: list[tuple[str, ...]] = [
-            ("output", "parameter", "compared", "failed", "undecided", "largest error", "worst entry")
-        ]
+        rows: list[tuple[str, ...]] = [_TITLES]
         for b in self.blocks:
             worst = ("", "") if b.worst is None else (f"{b.worst.error:.2g}", b.worst.text(self.of))
             rows.append((b.output, b.param, f"{b.compared} of {b.total}", str(b.failed), str(b.undecided), *worst))

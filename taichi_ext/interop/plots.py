@@ -98,16 +98,15 @@ def plot_jacobian(
                 axes = figure.add_subplot(grid[at, k if len(row) > 1 else slice(None) if not is_image else 0])
                 # images as Taichi shows them: the first index to the right, the second one up
                 layout = {"origin": "lower", "aspect": "equal"} if is_image else {"aspect": "auto"}
-                shown_image = axes.imshow(
-                    picture.T if is_image else picture, **layout, **colours, interpolation="nearest"
-                )
+                shown = picture.T if is_image else picture
+                image = axes.imshow(shown, **layout, **colours, interpolation="nearest")
                 axes.set_title(title, fontsize=TEXT)
                 if is_image:
                     axes.set_axis_off()
                 else:
                     _label(axes, block)
                 if k == len(row) - 1:
-                    bar = figure.colorbar(shown_image, cax=axes.inset_axes((1.04, 0.0, 0.05, 1.0)))
+                    bar = figure.colorbar(image, cax=axes.inset_axes((1.04, 0.0, 0.05, 1.0)))
                     bar.set_label(unit, fontsize=TEXT)
                     bar.ax.tick_params(labelsize=TEXT)
             at += 1
@@ -453,9 +452,8 @@ def _unnamed(path: str, values: Any, output_axes: int | None) -> BlockPicture:
         return BlockPicture(path, values, None, None)
     if output_axes > len(shape):
         raise InvalidArgumentError(f"output_axes is {output_axes}, and J{path} has shape {shape}.")
-    return BlockPicture(
-        path, values, Side(f"output{path}", shape[:output_axes]), Side("parameter", shape[output_axes:])
-    )
+    output, param = Side(f"output{path}", shape[:output_axes]), Side("parameter", shape[output_axes:])
+    return BlockPicture(path, values, output, param)
 
 
 def _named(path: str, values: Any, output: Side, param: Side) -> BlockPicture:

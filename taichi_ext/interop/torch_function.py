@@ -211,9 +211,8 @@ class TorchFunction:
                 raise_problem(what, backend.array_problem(value))
             if not value.is_floating_point():
                 raise InvalidArgumentError(f"{what} has type {value.dtype}; only real numbers have a derivative.")
-            shape = (
-                backend.full_field_shape(item) if isinstance(item, backend.Field) else self.signature.value_shape(item)
-            )
+            is_field = isinstance(item, backend.Field)
+            shape = backend.full_field_shape(item) if is_field else self.signature.value_shape(item)
             if shape is not None and tuple(value.shape) != shape:
                 raise InvalidArgumentError(f"{what} has shape {tuple(value.shape)}; expected {shape}.")
         return inputs, dict(zip(self._constants, given[len(inputs) :], strict=True))
@@ -262,10 +261,8 @@ class TorchFunction:
         if self._is_checked:
             yield
             return
-        inputs = [
-            n for n in self.inputs if isinstance(n, str) and n not in self._outputs and not self.signature.is_value(n)
-        ]
-        before = {name: arguments[name].clone() for name in inputs}
+        inputs = [n for n in self.inputs if isinstance(n, str) and n not in self._outputs]
+        before = {name: arguments[name].clone() for name in inputs if not self.signature.is_value(name)}
         yield
         for name, value in before.items():
             if not require_torch().equal(arguments[name].nan_to_num(), value.nan_to_num()):

@@ -189,11 +189,9 @@ def _product(name: str, call: TorchCall, *tensors: Any) -> tuple[Any, ...]:
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     parts = [torch._remove_batch_dim(t, level, 1, 0) if b else t for t, b in zip(tensors, is_batched, strict=True)]
-    count = next(len(t) for t, b in zip(parts, is_batched, strict=True) if b)
-    given = [
-        t if b else t.expand(count, *t.shape)
-        for t, b in zip(parts[call.count :], is_batched[call.count :], strict=True)
-    ]
+    pairs = list(zip(parts, is_batched, strict=True))
+    count = next(len(t) for t, b in pairs if b)
+    given = [t if b else t.expand(count, *t.shape) for t, b in pairs[call.count :]]
     outputs = compute(replace(call, batch=count), parts[: call.count], given)
     return tuple(torch._add_batch_dim(f, 0, level) for f in outputs)
 
@@ -331,10 +329,8 @@ def _batched(kind: str, info: Any, in_dims: tuple[Any, ...], call: TorchCall, *t
     is_same = all(d is None for d in dims[: call.count]) and call.batch is None
     if not is_same or (info.batch_size > 0 and any(map(wants_derivative, tensors))):
         return _one_by_one(kind, info, in_dims, call, *tensors)
-    given = [
-        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-        for t, d in zip(tensors[call.count :], dims[call.count :], strict=True)
-    ]
+    pairs = list(zip(tensors, dims, strict=True))[call.count :]
+    given = [t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in pairs]
     results = _function(kind).apply(replace(call, batch=info.batch_size), *tensors[: call.count], *given)
     return results, (0,) * len(results)
 

@@ -128,10 +128,8 @@ class Runs:
         products = [products] if outputs is None else products
         lead = () if call.batch is None else (call.batch,)
         device = tensors[0].device
-        return tuple(
-            as_tensor(f, device).to(**options).reshape((*lead, *shape))
-            for f, (shape, options) in zip(products, call.results, strict=True)
-        )
+        pairs = zip(products, call.results, strict=True)
+        return tuple(as_tensor(p, device).to(**options).reshape((*lead, *shape)) for p, (shape, options) in pairs)
 
     def jacobian(self, call: TorchCall, tensors: Tensors) -> list[list[Any]]:
         """J as a matrix for each pair of real output and wanted input."""
@@ -147,9 +145,8 @@ class Runs:
         torch, count = require_torch(), len(call.results)
         cotangents, directions = others[:count], others[count:]
         with self._again(call, tensors) as (wanted, outputs, options):
-            if outputs is None or any(
-                isinstance(o, backend.Field) and not isinstance(o, backend.ScalarField) for o in outputs
-            ):
+            fields = [o for o in outputs or () if isinstance(o, backend.Field)]
+            if outputs is None or not all(isinstance(f, backend.ScalarField) for f in fields):
                 raise UnsupportedError(
                     f"A second derivative of {self.name} was requested. torch_function gives those of arrays and "
                     "scalar fields that a kernel writes, not of returned values and fields of vectors."

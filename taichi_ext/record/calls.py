@@ -379,13 +379,13 @@ def call(
 
 def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, object], is_statement: bool) -> object:
     """A callable of Python or Taichi without a handler."""
+    name = getattr(function, "__qualname__", None) or repr(function)
     if backend.is_library(function):
         return effects.opaque(r, function, args, keywords, is_statement)
     if not has_values(args) and not has_values(keywords):
         with backend.sealed(), r.constants.watching() as watched:
             result = function(*args, **keywords)
         if watched.may_read:
-            name = getattr(function, "__qualname__", None) or repr(function)
             raise UnsupportedError(READS_PARAMETER.format(repr(name)))
         return result
     operation = _OF_PYTHON_NUMBERS.get((function, len(args)))
@@ -395,7 +395,6 @@ def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, 
     if structured is NotImplemented and isinstance(function, np.ufunc):
         raise UnsupportedError(f"NumPy's {function.__name__} is called on a value of the kernel; use Taichi's.")
     if structured is NotImplemented:
-        name = getattr(function, "__qualname__", None) or repr(function)
         raise UnsupportedError(f"{name!r} is called on a value of the kernel. Write it as a @ti.func.")
     return structured
 
@@ -537,17 +536,10 @@ def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords
     bound.apply_defaults()
     given: dict[str, Any] = {k: value_of(v) for k, v in bound.arguments.items()}
 
-    def call(func: Any, *args: object) -> Any:
-        if isinstance(func, Callback):
-            func, args = func.function, (*args, *func.args)
-        method = backend.bound(func)
-        if method is not None:
-            func, args = method[0], (method[1], *args)
-        known = backend.taichi_func(func)
-        assert known is not None
-        return inline_call(r, known, list(args), {})
+    def inner(func: object, *args: object) -> Any:
+        return call(r, func, list(args), {})
 
-    return _HANDLERS.get(kind, edges.edge)(r, call, function, given)
+    return _HANDLERS.get(kind, edges.edge)(r, inner, function, given)
 
 
 _HANDLERS = {

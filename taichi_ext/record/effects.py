@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import string
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from taichi_ext import backend
@@ -159,9 +159,7 @@ def stop_grad(r: Recording, field: object) -> None:
     r.add(Effect("stop_grad", (r.container(field),), place=r.place()))
 
 
-def opaque(
-    r: Recording, function: Any, args: Sequence[Any], keywords: Mapping[str, object], is_statement: bool
-) -> object:
+def opaque(r: Recording, function: Any, args: Sequence[Any], keywords: dict[str, object], is_statement: bool) -> object:
     """A function of Taichi that stays a call; the type of its result is found by a call on dummies."""
     if function is ti.global_thread_idx:
         raise UnsupportedError("The number of the thread differs from run to run; use a variable of the loop.")
@@ -170,9 +168,8 @@ def opaque(
     is_known = is_writing or (isinstance(function, Hashable) and function in WITHOUT_TANGENTS)
     try:
         with contextlib.nullcontext() if is_known else backend.sealed():
-            result = backend.native_call(
-                r.context, function, [native(a) for a in values], {k: native(v) for k, v in named.items()}
-            )
+            native_values = [native(a) for a in values]
+            result = backend.native_call(r.context, function, native_values, {k: native(v) for k, v in named.items()})
     except backend.SealedError:
         raise UnsupportedError(
             f"{function.__name__!r} adds statements to the kernel, and their derivatives are not known. Write them as "

@@ -119,11 +119,7 @@ class Lanes:
 def find_lanes(
     loop: ir.For, domain: tuple[int, ...], shadows: Mapping[ir.Container, ir.Container | None], machine: Machine
 ) -> Lanes:
-    """How to run a loop in lanes.
-
-    Raises:
-        CannotError: that is not possible, or does not pay.
-    """
+    """How to run a loop in lanes; raises ``CannotError`` where that is not possible, or does not pay."""
     if machine.is_checked:
         raise CannotError("its iterations are watched or checked")
     if _most_work(loop.body, is_fast=machine.is_fast) * math.prod(domain) < LEAST_TOTAL:
@@ -184,21 +180,20 @@ def _check_float64(parts: tuple[Part, ...], body: ir.Body, totals: _Totals) -> N
         raise CannotError("it reads float64 for each lane where it computes, without a loop in between")
 
 
+@dataclass
 class Survey:
     """The operations in the body of a parallel loop, and whether lanes can go through it together."""
 
-    def __init__(
-        self,
-        loop: ir.For,
-        domain: tuple[int, ...],
-        shadows: Mapping[ir.Container, ir.Container | None],
-        machine: Machine,
-        varying: frozenset[ir.Local],
-    ) -> None:
-        self.loop, self.domain, self.shadows, self.machine, self.varying = loop, domain, shadows, machine, varying
-        self.indices = Indices((loop,))
-        self.written = written_containers(loop.body)
-        self.unchanged = {v for s in loop.within for v in ir.declared(s)} - varying - assigned_locals(loop.body)
+    loop: ir.For
+    domain: tuple[int, ...]
+    shadows: Mapping[ir.Container, ir.Container | None]
+    machine: Machine
+    varying: frozenset[ir.Local]
+
+    def __post_init__(self) -> None:
+        self.indices, body = Indices((self.loop,)), self.loop.body
+        self.written = written_containers(body)
+        self.unchanged = {v for s in self.loop.within for v in ir.declared(s)} - self.varying - assigned_locals(body)
         self.own = [c for c in self.written if self._has_own_entries(c)]
         self.totals = _Totals()
         self.places: dict[ir.Statement, Affine] = {}

@@ -60,7 +60,7 @@ def with_masks(
         work_of: the operations in a block.
         by_keys: whether lanes with one range of an inner loop go through it by themselves.
     """
-    masker = _Masker(body, varying, written, work_of, by_keys=by_keys)
+    masker = _Masker(set(varying), written, work_of, by_keys, _occurrences(body), assigned_locals(body))
     if not masker.has_jumps(body):
         return masker.block(body, _Lanes()), masker.varying
     on = masker.mask("on")
@@ -81,21 +81,16 @@ class _Lanes:
     is_some: bool = True
 
 
+@dataclass(frozen=True)
 class _Masker:
     """Writes blocks for the lanes of a mask."""
 
-    def __init__(
-        self,
-        body: ir.Body,
-        varying: Set[ir.Local],
-        written: Set[ir.Container],
-        work_of: Callable[[ir.Body], int],
-        *,
-        by_keys: bool,
-    ) -> None:
-        self.by_keys = by_keys
-        self.varying, self.written, self.work_of = set(varying), written, work_of
-        self.total, self.assigned = _occurrences(body), assigned_locals(body)
+    varying: set[ir.Local]
+    written: Set[ir.Container]
+    work_of: Callable[[ir.Body], int]
+    by_keys: bool
+    total: Counter[ir.Local]
+    assigned: set[ir.Local]
 
     def is_shared(self, x: ir.Statement | ir.Value) -> bool:
         """Whether a value, or the condition or bounds of a statement, are the same for all lanes."""

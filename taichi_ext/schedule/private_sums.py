@@ -209,18 +209,16 @@ class _Additions:
         return math.prod(end - first for first, end in bounds)
 
 
-def _with_own_sums(
-    loop: ir.For, array: ir.Container, memory: ir.Container, start: int, span: tuple[int, int]
-) -> ir.For:
-    """The loop, which adds to the thread's own numbers."""
+def _with_own_sums(s: ir.For, array: ir.Container, memory: ir.Container, start: int, span: tuple[int, int]) -> ir.For:
+    """A loop that adds to the thread's own numbers."""
     own = ir.Local("own_sums", ir.I32, (), "temporary")
     place = add(multiply(ir.Op("global_thread_idx", (), ir.I32), _width(*span)), start - span[0])
 
-    def change(s: ir.Statement) -> ir.Statement:
-        return _added(s, {array}, lambda entry: element(memory, add(ir.Read(own), entry.indices[0])))
+    def change(x: ir.Statement) -> ir.Statement:
+        return _added(x, {array}, lambda entry: element(memory, add(ir.Read(own), entry.indices[0])))
 
     assert isinstance(place, ir.Value)
-    return replace(loop, body=(ir.Declare(own, (place,), place=loop.place), *ir.mapped(loop.body, change)))
+    return replace(s, body=(ir.Declare(own, (place,), place=s.place), *ir.mapped(s.body, change)))
 
 
 def _added(s: ir.Statement, arrays: Set[ir.Container], entry: Callable[[ir.Load], ir.Load]) -> ir.Statement:

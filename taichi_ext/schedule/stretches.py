@@ -38,12 +38,7 @@ class Stretch:
 
 
 class Copies:
-    """Stores of lanes to memory: those of a run, or in all iterations of a loop around it.
-
-    Args:
-        stretch: of the lanes.
-        loop: around them.
-    """
+    """Stores of lanes to memory: those of a run, or in all iterations of a loop around it."""
 
     def __init__(self, stretch: Stretch, loop: ir.For | None = None) -> None:
         self.stretch, self.loop = stretch, loop
@@ -246,21 +241,18 @@ class _RunWriter:
         head: list[ir.Statement] = []
         if any(self.stretch.lanes.last in s.contents.locals for s in everything):
             head.append(ir.Declare(self.number, (cast(add(self.stretch.first, ir.Read(self.lane)), ir.I32),)))
+        tail: list[ir.Statement] = []
         for x, scalar in self.scalars.items():
+            entry = self._entry(x)
             if x not in own:
-                entry = self._entry(x)
                 head.append(ir.Declare(scalar, (operation("ne", entry, 0) if x.dtype == ir.U1 else entry,)))
-        tail = [self._kept(x, ir.Read(scalar)) for x, scalar in self.scalars.items() if x in changed]
+            if x in changed:
+                tail.append(ir.Assign(entry, cast(ir.Read(scalar), entry.dtype)))
         made = [*self.before]
         if inner:
             body = (*head, *inner, *tail)
             made.append(ir.For("range", (self.lane,), (self.stretch.width,), body, place=body[-1].place))
         return [*made, *self.copies.written()]
-
-    def _kept(self, x: ir.Local, value: ir.Value) -> ir.Assign:
-        """The store of a number of a lane to its array."""
-        entry = self._entry(x)
-        return ir.Assign(entry, cast(value, entry.dtype))
 
     def _entry(self, x: ir.Local, index: ir.Value | None = None) -> ir.Read:
         start = 0 if index is None else multiply(index, self.stretch.lanes.count)

@@ -106,9 +106,7 @@ def check_rows_finite(J: Any, parts: list[Part], advice: str) -> None:
     if is_wrong.any():
         n = int(np.argmax(is_wrong))
         row = np.searchsorted(J.indptr, n, "right") - 1 if hasattr(J, "indptr") else n // J.shape[1]
-        raise InvalidArgumentError(
-            f"J of {entry_name(int(row), parts)} has the entry {values.reshape(-1)[n]:g}{advice}"
-        )
+        raise InvalidArgumentError(f"J of {entry_name(int(row), parts)} has the entry {values.flat[n]:g}{advice}")
 
 
 def rounded(values: np.ndarray, parts: list[Part]) -> np.ndarray:

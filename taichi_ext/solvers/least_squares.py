@@ -255,9 +255,8 @@ def _ended(
             lambda x: charts.of_points(x, 1.0),
         )
         first = np.clip(rounded(charts.projected(first), problem.parts), low, high)
-        return minimize(
-            points.point, first, space, StoppingCriteria(**limits, max_iterations=most, noise=problem.noise), history
-        )
+        criteria = StoppingCriteria(**limits, max_iterations=most, noise=problem.noise)
+        return minimize(points.point, first, space, criteria, history)
     if "x_scale" in options:
         options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
     limits["max_nfev"] = most + 1  # of which one is the start

@@ -194,10 +194,8 @@ class _Minimisation:
             is_moved = is_moved or here is not before
             change = trial.change if trial.better else min(trial.change, 0.0)
             ratio = trial.change / step.predicted if step.predicted else 0.0
-            is_over = self.history.add(
-                here.point.x, here.point.cost, change, here.slope, _length(step.vector), ratio, radius
-            )
-            if not is_over:
+            point, moved = here.point, _length(step.vector)
+            if not self.history.add(point.x, point.cost, change, here.slope, moved, ratio, radius):
                 is_known = is_moved or (is_first and not step.damping)
                 reason = self._small(before, step, trial, norms, radius, is_moved=is_known)
                 if reason is not None:
@@ -301,11 +299,9 @@ class _Minimisation:
         steepest = _length((here.system.gradient / D)[here.free])
         rounding = self.least * np.where(here.norms > 0, here.norms, D) ** 2
         least = float((rounding / D**2).min(initial=1.0))
-        bounds = [
-            (least, np.nan),
-            (max(steepest / max(radius, _TINY), least), np.nan),
-        ]  # and the lengths of their steps
-        damping = min(max(damping, least), bounds[1][0])
+        most = max(steepest / max(radius, _TINY), least)
+        bounds = [(least, np.nan), (most, np.nan)]  # and the lengths of their steps
+        damping = min(max(damping, least), most)
         vector, length, is_least, width = None, np.inf, False, here.system.width
         for n in range(_MOST_SOLVES):
             vector = self._damped(here, np.maximum(damping * D**2, rounding))

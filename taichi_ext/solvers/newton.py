@@ -405,12 +405,9 @@ def newton(
     require_scipy("sparse.linalg", "newton")
     for name, value, meaning in (("gtol", gtol, "over the gradient at the start"), ("xtol", xtol, "over the params")):
         check_number(name, value, meaning, least=0, is_optional=False)
-    for name, value, meaning in (
-        ("is_valid", is_valid, "the params"),
-        ("max_step", max_step, "a direction"),
-        ("callback", callback, "a NewtonIteration"),
-    ):
-        check_function(name, value, meaning)
+    check_function("is_valid", is_valid, "the params")
+    check_function("max_step", max_step, "a direction")
+    check_function("callback", callback, "a NewtonIteration")
     check_count("max_iterations", max_iterations)
     check_flag("progress", progress)
     checked_choice("method", method, get_args(Method))

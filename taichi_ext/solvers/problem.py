@@ -153,9 +153,7 @@ def _for_each(given: object, residuals: object, what: str) -> list[Any]:
         return [given] * len(outputs)
     items, places = flatten(given, what)[0], [path for path, _ in outputs]
     if [path for path, _ in items] != places:
-        wanted = (
-            ", ".join(f"{what}{path}" for path in places) if any(places) else "a single one, for the only residuals"
-        )
+        wanted = ", ".join(f"{what}{path}" for path in places if path) or "a single one, for the only residuals"
         raise InvalidArgumentError(
             f"{what} is {shown(given)}, with another structure than residuals; expected {wanted}, or one for all."
         )
@@ -183,9 +181,8 @@ class Charts:
         if given is not None:
             self._manifolds = [leaf for _, leaf in flatten(given, "retract")[0]]
         if len(self._manifolds) != len(parts) or not all(isinstance(m, Manifold | None) for m in self._manifolds):
-            raise unexpected(
-                "retract", given, f"a Manifold or None for each of the {len(parts)} params, structured like them"
-            )
+            wanted = f"a Manifold or None for each of the {len(parts)} params, structured like them"
+            raise unexpected("retract", given, wanted)
         for manifold, part in zip(self._manifolds, parts, strict=True):
             if manifold is not None and part.shape[-len(manifold.shape) :] != manifold.shape:
                 raise InvalidArgumentError(

@@ -118,12 +118,10 @@ class LeastSquaresResult:
             InvalidArgumentError: the residuals do not determine all parameters; the message names those concerned.
         """
         places = slices_of(self._problem.parts)
-        inverse = (
-            [place_of(leaf, self._problem.params, "params") for _, leaf in flatten(params)[0]]
-            if params is not None
-            else range(len(self._problem.parts))
-        )
-        entries = np.concatenate([np.r_[places[n]] for n in inverse])
+        asked: Any = range(len(places))
+        if params is not None:
+            asked = [place_of(leaf, self._problem.params, "params") for _, leaf in flatten(params)[0]]
+        entries = np.concatenate([np.r_[places[n]] for n in asked])
         if variance is None:
             count = self._problem.residuals
             if count <= len(self.grad):
@@ -194,11 +192,7 @@ TITLE = f"{'iter':>4}  {'cost':>14}" + "".join(f"  {c:>10}" for c in _COLUMNS)
 
 
 class History:
-    """The lines of the report, each passed on as it is added.
-
-    Args:
-        tell: called with each line; True ends the iteration.
-    """
+    """The lines of the report, each given to ``tell`` as it is added; if that returns True, the iteration ends."""
 
     def __init__(self, tell: Callable[[LeastSquaresIteration], object]) -> None:
         self.lines: list[LeastSquaresIteration] = []
@@ -211,11 +205,10 @@ class History:
         """Add a line; whether the callback ends the iteration."""
         now = time.perf_counter()
         times = (now - self._last, now - self._began)
-        self.lines.append(
-            LeastSquaresIteration(len(self.lines), cost, change, gradient, step, ratio, radius, *times, x)
-        )
+        line = LeastSquaresIteration(len(self.lines), cost, change, gradient, step, ratio, radius, *times, x)
+        self.lines.append(line)
         self._last = now
-        return self._tell(self.lines[-1]) is True
+        return self._tell(line) is True
 
 
 def print_line(line: LeastSquaresIteration) -> None:

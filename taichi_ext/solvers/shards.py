@@ -66,9 +66,6 @@ class Shards:
         check_finite(self.x, self.parts, "; give finite numbers.")
         self.split: Callable[[np.ndarray], object] = lambda x: rebuild(pieces_of(x, self._shapes))
 
-    def __len__(self) -> int:
-        return len(self._shards)
-
     def tasks(self, x: np.ndarray, loss: Any = None, *, is_finite: bool = False) -> Iterator[Task]:
         """A task for each shard: J, or its normal equations with a loss."""
         for n, shard in enumerate(self._shards):
@@ -76,14 +73,16 @@ class Shards:
             program = self._factory, arguments, self.options, self._places, self._shapes, self._format
             yield Task(n, *program, x, loss, is_finite)
 
+    def answers(self, workers: Workers, progress: bool | None, loss: Any = None) -> Iterator[Any]:
+        """What workers answer at the given values, in the order of the shards: J, or its normal equations."""
+        with workers, progress_bar(progress, "shards", len(self._shards)) as advance:
+            for answer in workers.answers(self.tasks(self.x, loss, is_finite=loss is not None)):
+                advance(1)
+                yield answer
+
     def total(self, executor: AnyExecutor, loss: Any, progress: bool | None) -> Sums:
         """The sum over all shards at the given values, added in their order."""
-        with Workers(executor) as workers, progress_bar(progress, "shards", len(self)) as advance:
-            total: Any = None
-            for part in workers.answers(self.tasks(self.x, loss, is_finite=True)):
-                total = part if total is None else total.plus(part)
-                advance(1)
-            return total
+        return functools.reduce(Sums.plus, self.answers(Workers(executor), progress, loss))
 
 
 class ShardedProblem:
@@ -203,16 +202,7 @@ def map_jacobian(
         ...     return [abs(J).max() for J in map_jacobian("views:view", shards, at=camera, executor=executor)]
     """
     check_progress(progress)
-    sums = Shards(factory, shards, at, "at", init, format)
-    workers = Workers(executor)
-
-    def jacobians() -> Iterator[object]:
-        with workers, progress_bar(progress, "shards", len(shards)) as advance:
-            for J in workers.answers(sums.tasks(sums.x)):
-                advance(1)
-                yield J
-
-    return jacobians()
+    return Shards(factory, shards, at, "at", init, format).answers(Workers(executor), progress)
 
 
 def check_shard_options(shards: object, of_kernels: dict[str, object], of_shards: dict[str, object]) -> None:

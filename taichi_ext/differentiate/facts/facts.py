@@ -101,6 +101,9 @@ def first_column_argument(local: ir.Local) -> ir.Argument:
     return ir.Argument(local.name, "ti.i32", ir.Read(local))
 
 
+Part = tuple[int, Coefficient]  # the number of parts of some memory, and the number of the one to use
+
+
 class Arguments:
     """The arguments of one walk: the purpose of each, and the array."""
 
@@ -108,7 +111,7 @@ class Arguments:
         self.given: list[tuple[Purpose, ir.Container]] = []
         self.scratch_sizes: dict[Scratch, int] = {}
         self.first_column: ir.Local | None = None
-        self._scratch: dict[Scratch, ir.Container] = {}
+
         self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
 
     def add(self, what: Purpose, name: str, dtype: ir.Type) -> ir.Container:
@@ -135,9 +138,7 @@ class Arguments:
         known = next((argument for key, argument in self.given if key == what), None)
         return self.add(what, name, dtype) if known is None else known
 
-    def reserve_scratch(
-        self, size: int, dtype: ir.Type, part: tuple[int, Coefficient]
-    ) -> tuple[ir.Container, Coefficient]:
+    def reserve_scratch(self, size: int, dtype: ir.Type, part: Part) -> tuple[ir.Container, Coefficient]:
         """Memory for a row: the array, and the start of the row in it.
 
         Args:
@@ -145,12 +146,10 @@ class Arguments:
             part: the number of parts of the memory, and the number of the one to use.
         """
         key = Scratch(dtype.name)
-        if key not in self._scratch:
-            self._scratch[key] = self.add(key, f"scratch_{dtype.name}", dtype)
         parts, own = part
         start = self.scratch_sizes.get(key, 0)
         self.scratch_sizes[key] = start + size * parts
-        return self._scratch[key], add(multiply(own, size), start)
+        return self.find(key, f"scratch_{dtype.name}", dtype), add(multiply(own, size), start)
 
 
 @dataclass(frozen=True)
@@ -164,15 +163,11 @@ class ShadowMatrix:
     rows: int
     columns: int
     by_column: bool  # columns are contiguous in memory
+    version: int = 0  # of tangents of numbers that do not change
 
     @classmethod
     def of(cls, facts: Facts, array: ir.Container, rows: int) -> ShadowMatrix:
         return cls(array, rows, facts.columns, facts.seeds.device.by_column)
-
-    @property
-    def version(self) -> int:
-        """The number of its changes, as the tangents of numbers that do not change."""
-        return 0
 
     def entry(self, row: Coefficient, column: Coefficient) -> ir.Load:
         outer, length, inner = row, self.columns, column

@@ -88,12 +88,7 @@ class Registers(Generic[S]):
 
 
 class LocalSlots:
-    """The slots of one local.
-
-    Args:
-        count: the number of slots.
-        no_column: the number in a slot without a column.
-    """
+    """The slots of one local, ``count`` of them; ``no_column`` is the number in one without a column."""
 
     def __init__(self, walk: PassState, local: Local, count: int, no_column: int) -> None:
         self._walk = walk
@@ -134,7 +129,7 @@ class LocalSlots:
 # entry of a sparse Jacobian. There are few of them, so each has a register, however the columns are stored.
 
 
-class OwnRegisters:
+class OwnRegisters(Registers[linear.Unnumbered]):
     """The registers of one local.
 
     Args:
@@ -146,18 +141,14 @@ class OwnRegisters:
     def __init__(
         self, walk: PassState, declared: Declaration, facts: StorageFacts, before: OwnRegisters | None = None
     ) -> None:
-        self._walk = walk
+        super().__init__(walk.builder, walk.cursor, declared.local)
         self._declared = declared
         self._facts = facts
-        self._registers: Registers[linear.Unnumbered] = Registers(walk.builder, walk.cursor, declared.local)
         for seed in facts.own:
-            if before is not None and seed in before._registers:
-                self._registers.take_over(seed, before._registers)
+            if before is not None and seed in before:
+                self.take_over(seed, before)
             else:
-                self._registers.declare(seed, f"by_{_name(seed)}")
-
-    def __len__(self) -> int:
-        return len(self._registers)
+                self.declare(seed, f"by_{_name(seed)}")
 
     def note(self, seeds: Iterable[linear.Unnumbered]) -> None:
         """Note that seeds reach the local and need registers."""
@@ -170,36 +161,32 @@ class OwnRegisters:
 
     def forget(self, seeds: Iterable[linear.LocalSeed]) -> None:
         """Drop the tangents with respect to these seeds, which a loop declares again in each iteration."""
-        cursor, declared = self._walk.cursor, self._declared
+        cursor, declared = self._cursor, self._declared
         if declared.loops == cursor.loops or not cursor.block.is_within(declared.block):
             return
         zero = literal(0, declared.local.dtype)
         for seed in seeds:
-            if seed in self._registers:
-                for index in range(self._registers.size):
-                    self._walk.builder.assign(self._registers.read(seed, index), zero)
+            if seed in self:
+                for index in range(self.size):
+                    self._builder.assign(self.read(seed, index), zero)
 
-    def form(self, index: Index = 0) -> linear.Form:
-        """The current tangent of one element."""
-        return {**self._registers.form(index)}
-
-    def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
+    def write_own(self, forms: list[linear.Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements; the coefficients are evaluated."""
         for form, index in zip(forms, indices, strict=True):
             own = linear.unnumbered(form)
             self.note(own)
-            self._registers.write(own, index)
+            self.write(own, index)
 
-    def add(self, form: linear.Form, index: Index = 0) -> None:
+    def add_own(self, form: linear.Form, index: Index = 0) -> None:
         """Add to the tangent of one element; the coefficients are evaluated."""
         own = linear.unnumbered(form)
         self.note(own)
-        self._registers.add(own, index)
+        self.add(own, index)
 
     def begin(self, seed: linear.Carried) -> None:
         """Make the local carried by a loop: its derivative with respect to its own seed is 1; others continue."""
-        self._walk.builder.assign(self._registers.read(seed), 1)
-        self._registers.note_used(seed)
+        self._builder.assign(self.read(seed), 1)
+        self.note_used(seed)
 
 
 def _name(seed: linear.Unnumbered) -> str:

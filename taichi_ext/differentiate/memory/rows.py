@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.facts.facts import Arguments, Declaration, Facts, PassState, ShadowMatrix
+from taichi_ext.differentiate.facts.facts import Arguments, Declaration, Facts, Part, PassState, ShadowMatrix
 from taichi_ext.differentiate.forms.forms import Form, Seed, Weight, assign_column, coefficient, has_row, row_sum
 from taichi_ext.differentiate.plan.row_terms import STORED, Terms, only_row
 from taichi_ext.program import I32, For, Load, Local, Op, Read, Type, Value
@@ -23,13 +23,9 @@ MOST_NUMBERS = 2**31 - 1  # in scratch memory: indices are of 32 bits
 
 @dataclass(frozen=True)
 class RowMemory:
-    """Memory for the rows of one local.
+    """Memory for the rows of one local."""
 
-    Attributes:
-        entry: gives one number.
-    """
-
-    entry: Callable[[Coefficient], Read | Load]
+    entry: Callable[[Coefficient], Read | Load]  # gives one number
     is_local: bool = False
 
 
@@ -40,7 +36,7 @@ def local_row(builder: Builder, name: str, size: int, dtype: Type, *, is_filled:
 
 
 def scratch_row(
-    builder: Builder, arguments: Arguments, size: int, dtype: Type, part: tuple[int, Coefficient], *, is_filled: bool
+    builder: Builder, arguments: Arguments, size: int, dtype: Type, part: Part, *, is_filled: bool
 ) -> RowMemory:
     """A row in an extra argument of the kernel; ``part`` is the result of ``scratch_part``."""
     array, start = arguments.reserve_scratch(size, dtype, part)
@@ -62,7 +58,7 @@ def _cleared(builder: Builder, size: int, dtype: Type, memory: RowMemory, *, is_
     return memory
 
 
-def scratch_part(walk: PassState, size: int, dtype: Type) -> tuple[int, Coefficient]:
+def scratch_part(walk: PassState, size: int, dtype: Type) -> Part:
     """The number of parts of scratch memory, and the number of this iteration's part, for rows of a size.
 
     There is a part for each thread, or for each iteration if those are fewer or threads cannot be numbered.
@@ -85,7 +81,7 @@ def scratch_part(walk: PassState, size: int, dtype: Type) -> tuple[int, Coeffici
     return parts, number
 
 
-def _numbered_iterations(loop: Loop, facts: Facts) -> tuple[int, Coefficient] | None:
+def _numbered_iterations(loop: Loop, facts: Facts) -> Part | None:
     """How many iterations a loop has at most, and the number of this one."""
     if loop.reach is None or any(isinstance(a, Local) and a in facts.changed for a in loop.atoms):
         return None

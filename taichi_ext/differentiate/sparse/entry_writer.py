@@ -130,10 +130,7 @@ class RowWriter:
         entry = ShadowMatrix.of(self.walk.facts, shadow, count).entry
         for n, form in enumerate(forms):
             if linear.has_row(form):
-                builder.loop(
-                    columns,
-                    lambda k, n=n, form=form: builder.assign(entry(n, k), linear.row_value(form, k, dtype)),
-                )
+                builder.loop(columns, lambda k, n=n, f=form: builder.assign(entry(n, k), linear.row_value(f, k, dtype)))
             for seed, c in linear.columns_of(form).items():
                 target = entry(n, self.walk.naming.column(seed))
                 builder.assign(target, add(target, linear.coefficient(c, dtype)))
@@ -436,17 +433,15 @@ class EntryWriter(RowWriter):
             elif seed.column in places:
                 self.walk.builder.assign(element(array, add(start, places[seed.column])), value)
 
-    def _write_row(
-        self, array: Container, start: Coefficient, form: linear.Form, places: list[tuple[int, int]]
-    ) -> None:
+    def _write_row(self, array: Container, start: Coefficient, form: linear.Form, to: list[tuple[int, int]]) -> None:
         """Write the rows of a form, column by column, to consecutive places."""
-        first, place = places[0]
+        first, place = to[0]
         base = self.walk.builder.keep(add(start, place), "start")
 
         def body(k: Value) -> None:
             self.walk.builder.assign(element(array, add(base, k)), linear.row_value(form, add(k, first), array.dtype))
 
-        self.walk.builder.loop(len(places), body)
+        self.walk.builder.loop(len(to), body)
 
     def _add_to_row(
         self, array: Container, start: Coefficient, seed: linear.Seed, places: dict[Affine, int], value: Value

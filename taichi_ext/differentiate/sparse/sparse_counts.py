@@ -119,9 +119,7 @@ class Counts:
         number = self._next()
         array = self._array(number, "lengths")
         firsts = [self.builder.keep(first, "first") for first, _ in bounds]
-        lengths = [
-            operation("max", 0, operation("sub", b, first)) for (_, b), first in zip(bounds, firsts, strict=True)
-        ]
+        lengths = [operation("max", 0, operation("sub", b, a)) for (_, b), a in zip(bounds, firsts, strict=True)]
         others = [self.builder.keep(length, "length") for length in lengths[1:]]
         self._open[s] = _Open(number, self.builder.keep(element(array, 0), "room"), firsts, others)
         self.builder.assign(element(array, 1), functools.reduce(multiply, others, lengths[0]))

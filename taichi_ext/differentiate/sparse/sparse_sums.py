@@ -116,7 +116,7 @@ class LocalSum:
     def write(self, forms: list[Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements at once."""
         forms = [materialize(self.walk.builder, form) for form in forms]
-        self.own.write(forms, indices)
+        self.own.write_own(forms, indices)
         forms = [numbered(form) for form in forms]
         rests = [self._without_own(f, i) for f, i in zip(forms, indices, strict=True)]
         if len(rests) == 1 and rests[0] is not None:  # s = s + t
@@ -134,7 +134,7 @@ class LocalSum:
 
     def add(self, form: Form, index: Index = 0) -> None:
         form = materialize(self.walk.builder, form)
-        self.own.add(form, index)
+        self.own.add_own(form, index)
         self._add_terms(numbered(form), index)
 
     def _add_terms(self, form: Form, index: Index) -> None:

@@ -48,7 +48,7 @@ class Factors:
 
     def add(self, form: linear.Form, index: Index = 0) -> None:
         mine: linear.Form = {x: c for x, c in form.items() if isinstance(x, linear.Input) and x.local in self.inputs}
-        self.factors.add(mine)
+        self.factors.add_own(mine)
         self.storage.add({x: c for x, c in form.items() if x not in mine}, index)
 
 
@@ -90,7 +90,7 @@ class LoopInputs:
         for local, factors in inside.sums.items():
             self.storages.by_local[local] = factors.storage
             total: linear.Form = {}
-            for seed, factor in linear.unnumbered(factors.factors.form()).items():
+            for seed, factor in factors.factors.form().items():
                 assert isinstance(factor, ir.Read)
                 linear.accumulate(total, linear.where_nonzero(factor, inside.inputs[seed.local]))
             if total:

@@ -11,6 +11,7 @@ separate columns, implement ``LocalStorage``, too.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from taichi_ext.differentiate.facts.facts import Declaration, PassState
@@ -46,6 +47,7 @@ class LocalStorage(Protocol):
         """Add to the tangent of one element."""
 
 
+@dataclass(eq=False)
 class Storage:
     """The tangent of a local, or of each entry of a local array, in registers, slots or rows.
 
@@ -57,24 +59,17 @@ class Storage:
         writer: the writer of what is stored besides rows.
     """
 
-    def __init__(
-        self,
-        walk: PassState,
-        declared: Declaration,
-        facts: StorageFacts,
-        rows: LocalRows | None,
-        own: OwnRegisters,
-        writer: RowWriter,
-    ) -> None:
-        self.walk = walk
-        self.declared = declared
-        self.facts = facts
-        self.rows = rows
-        self.own = own
-        self.writer = writer
-        self._is_zero = True
-        self._changed: set[int | None] = set()  # numbers of elements; None for one only known at run time
-        local = declared.local
+    walk: PassState
+    declared: Declaration
+    facts: StorageFacts
+    rows: LocalRows | None
+    own: OwnRegisters
+    writer: RowWriter
+    _is_zero: bool = True
+    _changed: set[int | None] = field(default_factory=set)  # numbers of elements; None for one only known at run time
+
+    def __post_init__(self) -> None:
+        walk, facts, rows, declared, local = self.walk, self.facts, self.rows, self.declared, self.declared.local
         # registers would be in memory, too
         has_all = bool(local.shape) and rows is not None and bool(walk.numbering.all_in_rows)
         is_full = has_all or facts.is_full(walk.facts.seeds.limits.of(local))
@@ -91,7 +86,7 @@ class Storage:
     def form(self, index: Index = 0) -> linear.Form:
         """The current tangent of one element; registers whose seeds only become visible later are still zero."""
         walk, writer, local = self.walk, self.writer, self.declared.local
-        form: linear.Form = self.own.form(index)
+        form: linear.Form = {**self.own.form(index)}
         for seed, register in self.registers.form(index).items():
             if walk.naming.is_visible(seed, walk.cursor.block) and not writer.is_later(seed.column):
                 form[seed] = register
@@ -153,7 +148,7 @@ class Storage:
             for form, index in zip(forms, indices, strict=True):
                 self.rows.write_terms(self._in_rows(form), index, replaces=replaces)
         self._changed.update(map(_number, indices))
-        self.own.write(forms, indices)
+        self.own.write_own(forms, indices)
         for form, index in zip(forms, indices, strict=True):
             self.registers.write(linear.columns_of(form), index)
             if self.slots:
@@ -193,7 +188,7 @@ class Storage:
             return
         form = linear.materialize(self.walk.builder, form)
         columns = linear.columns_of(form)
-        self.own.add(form, index)
+        self.own.add_own(form, index)
         self._changed.add(_number(index))
         self.registers.add(columns, index)
         if self.rows is not None:

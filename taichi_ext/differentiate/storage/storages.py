@@ -176,18 +176,16 @@ class GradientTerms:
 
     def add(self, form: linear.Form) -> None:
         """``gradient += form``, atomically."""
-        walk, entry = self.walk, self.matrix.entry
-        form = linear.materialize(walk.builder, linear.columns_only(form, walk.numbering.is_column))
+        walk, entry, dtype = self.walk, self.matrix.entry, self.matrix.array.dtype
+        builder = walk.builder
+        form = linear.materialize(builder, linear.columns_only(form, walk.numbering.is_column))
         if linear.has_row(form):
-            walk.builder.loop(
-                walk.facts.columns,
-                lambda k: walk.builder.update(entry(0, k), linear.row_value(form, k, self.matrix.array.dtype)),
-            )
+            builder.loop(walk.facts.columns, lambda k: builder.update(entry(0, k), linear.row_value(form, k, dtype)))
         terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in linear.columns_of(form).items()]
-        values = [walk.builder.keep(cast(linear.coefficient(c, to.dtype), to.dtype), "w") for to, c in terms]
+        values = [builder.keep(cast(linear.coefficient(c, dtype), dtype), "w") for _, c in terms]
         group = object()
         for (target, _), value in zip(terms, values, strict=True):
-            walk.builder.emit(Update(target, "add", value, group, place=walk.builder.place))
+            builder.emit(Update(target, "add", value, group, place=builder.place))
 
     def clear(self) -> None:
         """``gradient = 0``."""

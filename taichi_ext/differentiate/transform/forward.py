@@ -41,7 +41,7 @@ from taichi_ext.differentiate.rules.decompositions import with_equations
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
-from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer
+from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer, raise_unknown
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.statements.loop_inputs import LoopInputs
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
@@ -223,11 +223,7 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
 
 
 def _result(transform: Transform, body: Body, accesses: tuple[UncertainAccess, ...], passes: int) -> Differentiated:
-    """The result of the last pass.
-
-    Raises:
-        UnsupportedError: a derivative is not known.
-    """
+    """The result of the last pass; raises UnsupportedError where a derivative is not known."""
     walk, writer, coverage = transform.context.walk, transform.writer, transform.stores.coverage
     plan = walk.plan
     for message in walk.problems:
@@ -435,7 +431,7 @@ class Transform:
                 walk.builder.emit(s)
             return
         if name not in KEPT and any(map(walk.facts.is_active, ir.values_of(s))):
-            special.raise_effect(s)
+            raise_unknown(name or repr(s.function), s.place)
         walk.builder.emit(s)
 
     def _loop(self, s: ir.For | ir.While) -> None:

@@ -90,12 +90,6 @@ def call(ctx: RuleContext, s: ir.Call) -> None:
     ctx.walk.builder.emit(ir.with_values(s, ctx.primal))
 
 
-def raise_effect(s: ir.Effect) -> None:
-    """Raise: a call without a derivative takes a value with a tangent."""
-    name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
-    raise_unknown(name, s.place)
-
-
 def check_bits(body: ir.Body, activity: Activity) -> None:
     """Raise if the bits of a number with a tangent become a number again."""
     back = returning_bits(body, activity)
