@@ -8,7 +8,6 @@ of ``e``, which has as many columns as all elements together, is not needed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import taichi_ext.program as ir
 
@@ -34,8 +33,15 @@ class _Occurrence:
 
 @dataclass
 class _Uses:
-    """Where the locals and the energy are declared, written and read, and where blocks are left."""
+    """Where the locals and the energy are declared, written and read, and where blocks are left.
 
+    Attributes:
+        energy: see ``EnergySums``.
+        weights: the factors of locals in the energy; None for those that it is no sum of.
+    """
+
+    energy: ir.Container | None
+    weights: dict[ir.Local, float | None] = field(default_factory=dict)
     declared: dict[ir.Local, _Occurrence] = field(default_factory=dict)
     writes: dict[object, list[_Occurrence]] = field(default_factory=dict)
     reads: dict[object, list[_Occurrence]] = field(default_factory=dict)
@@ -56,75 +62,56 @@ class _Uses:
             if isinstance(s, ir.Return):
                 self.returns.append(place)
 
+    def consider(self, value: ir.Value, weight: float, place: _Occurrence) -> None:
+        """Find the locals that a value, which is added to the energy at a place, is a weighted sum of."""
+        terms = weighted_terms(value, weight)
+        locals_ = [node.local for _, node in terms if isinstance(node, ir.Read)]
+        others = {local for _, v in terms if not isinstance(v, ir.Read) for local in v.contents.locals}
+        for factor, node in terms:
+            if not isinstance(node, ir.Read) or node.local not in self.declared or node.local not in self.writes:
+                continue
+            local = node.local
+            is_sum = local not in self.weights and local not in others and locals_.count(local) == 1
+            if not is_sum or not self._is_added_up(local, place):
+                self.weights[local] = None
+                continue
+            self.weights[local] = factor
+            for write in self.writes[local]:
+                assert isinstance(write.statement, ir.Update)
+                self.consider(write.statement.value, factor * SIGNS[write.statement.op], write)
+
+    def _is_added_up(self, local: ir.Local, place: _Occurrence) -> bool:
+        """Whether a local is only added to between its declaration and the place, which is reached in any case."""
+        start = self.declared[local]
+        between = range(start.number + 1, place.number)
+        is_read_here = [p.statement for p in self.reads[local]] == [place.statement]
+        is_summed = all(_sign(w.statement) is not None and w.number in between for w in self.writes[local])
+        jumps = [j.path[len(start.path) :] for j in self.jumps if j.number in between]  # with what is around them
+        is_left = not all(any(isinstance(s, (ir.For, ir.While)) for s in path) for path in jumps)
+        others = [w for w in self.writes.get(self.energy, []) if w.number in between]
+        is_kept = not any(_sign(w.statement) is None for w in others)
+        return start.path == place.path and is_read_here and is_summed and not is_left and is_kept
+
 
 def energy_sums(program: ir.Program, energy: ir.Container | None) -> EnergySums:
     """The locals that an energy is a weighted sum of, wherever terms are added to them."""
-    uses = _Uses()
+    uses = _Uses(energy)
     uses.collect(program.body)
     if energy is None:
         (value,) = (e for place in uses.returns for group in place.statement.values for e in ir.entries(group))  # type: ignore[attr-defined]
-        sums: dict[ir.Local, float | None] = {}
-        _consider(value, 1, uses.returns[0], None, uses, sums)
-        return EnergySums(None, value.dtype, _settled(sums))
-    sums = {}
-    for place in uses.writes.get(energy, []) if energy not in uses.reads else []:
-        sign = _sign(place, energy, uses)
+        uses.consider(value, 1, uses.returns[0])
+    for place in () if energy is None or energy in uses.reads else uses.writes.get(energy, []):
+        is_first = isinstance(place.statement, ir.Assign) and not place.path and uses.writes[energy][0] is place
+        sign = 1 if is_first else _sign(place.statement)
         if sign is not None:
-            _consider(place.statement.value, sign, place, energy, uses, sums)  # type: ignore[attr-defined]
-    return EnergySums(energy, energy.dtype, _settled(sums))
+            uses.consider(place.statement.value, sign, place)  # type: ignore[attr-defined]
+    weights = {local: weight for local, weight in uses.weights.items() if weight is not None}
+    return EnergySums(energy, value.dtype if energy is None else energy.dtype, weights)
 
 
-def _settled(found: dict[ir.Local, float | None]) -> dict[ir.Local, float]:
-    return {local: weight for local, weight in found.items() if weight is not None}
-
-
-def _sign(place: _Occurrence, energy: ir.Container, uses: _Uses) -> int | None:
-    """The sign of the term that a statement adds to the energy; None if it does something else."""
-    if isinstance(place.statement, ir.Assign):
-        return 1 if not place.path and uses.writes[energy][0] is place else None
-    return _sign_of_sum(place.statement)
-
-
-def _sign_of_sum(s: ir.Statement) -> int | None:
+def _sign(s: ir.Statement) -> int | None:
+    """The sign of the term that a statement adds; None if it does something else."""
     return SIGNS.get(s.op) if isinstance(s, ir.Update) else None
-
-
-def _consider(
-    value: ir.Value, weight: float, place: _Occurrence, energy: ir.Container | None, uses: _Uses, found: dict[Any, Any]
-) -> None:
-    """Find the locals that a value, which is added to the energy at a place, is a weighted sum of."""
-    terms = weighted_terms(value, weight)
-    locals_ = [node.local for _, node in terms if isinstance(node, ir.Read)]
-    others = {local for _, v in terms if not isinstance(v, ir.Read) for local in v.contents.locals}
-    for factor, node in terms:
-        if not isinstance(node, ir.Read) or node.local not in uses.declared or node.local not in uses.writes:
-            continue
-        local = node.local
-        is_sum = local not in found and local not in others and locals_.count(local) == 1
-        if not is_sum or not _is_added_up(local, place, energy, uses):
-            found[local] = None
-            continue
-        found[local] = factor
-        for write in uses.writes[local]:
-            assert isinstance(write.statement, ir.Update)
-            _consider(write.statement.value, factor * SIGNS[write.statement.op], write, energy, uses, found)
-
-
-def _is_added_up(local: ir.Local, place: _Occurrence, energy: ir.Container | None, uses: _Uses) -> bool:
-    """Whether a local is only added to between its declaration and the place, which is reached in any case."""
-    start = uses.declared[local]
-    between = range(start.number + 1, place.number)
-    is_read_here = [p.statement for p in uses.reads[local]] == [place.statement]
-    is_summed = all(_sign_of_sum(w.statement) is not None and w.number in between for w in uses.writes[local])
-    is_left = any(j.number in between and not _is_inner(j.path[len(start.path) :]) for j in uses.jumps)
-    others = [w for w in uses.writes.get(energy, []) if w.number in between]
-    is_kept = not any(_sign_of_sum(w.statement) is None for w in others)
-    return start.path == place.path and is_read_here and is_summed and not is_left and is_kept
-
-
-def _is_inner(path: Path) -> bool:
-    """Whether a jump in these blocks leaves a loop among them."""
-    return any(isinstance(s, (ir.For, ir.While)) for s in path)
 
 
 def weighted_terms(value: ir.Value, weight: float = 1.0) -> list[tuple[float, ir.Value]]:

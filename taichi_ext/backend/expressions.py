@@ -19,11 +19,6 @@ def builder() -> Any:
     return host.compiling().ast_builder()
 
 
-def debug_info() -> object:
-    stack = RUNTIME.state().src_info_stack
-    return core.DebugInfo(stack[-1] if stack else "")
-
-
 def source_location() -> str:
     """File, line and source text of the user's statement being traced."""
     stack = RUNTIME.state().src_info_stack
@@ -88,7 +83,7 @@ def for_range(n: int) -> Iterator[host.Expr]:
     b = builder()
     k = host.Expr(b.make_id_expr(""))
     first, end = constant(0, ti.i32), constant(n, ti.i32)
-    b.begin_frontend_range_for(k.ptr, first.ptr, end.ptr, debug_info())
+    b.begin_frontend_range_for(k.ptr, first.ptr, end.ptr, core.DebugInfo(source_location()))
     try:
         yield k
     finally:

@@ -405,12 +405,9 @@ _FOLLOWED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "matrix": (ti.Matrix, "__init__", _matrix_made),
     "matrix to_numpy": (ti.Matrix, "to_numpy", _matrix_read),
 }
-_POOLS: list[tuple[type, tuple[str, ...]]] = [
-    (ThreadPoolExecutor, ("submit",)),
-    (ThreadPool, ("apply_async", "_map_async", "imap", "imap_unordered")),
-]
-for _pool, _methods in _POOLS:
-    _FOLLOWED |= {f"pool {_name}": (_pool, _name, _giving(f"pool {_name}")) for _name in _methods}
+_POOLS: dict[str, type] = dict.fromkeys(("apply_async", "_map_async", "imap", "imap_unordered"), ThreadPool)
+_POOLS["submit"] = ThreadPoolExecutor
+_FOLLOWED |= {f"pool {_name}": (_pool, _name, _giving(f"pool {_name}")) for _name, _pool in _POOLS.items()}
 _NDARRAYS = (ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray)
 _ITEMS = ("__getitem__", "__setitem__")
 _ACCESSES: list[tuple[type | types.ModuleType, str, str, Callable[..., Place | None]]] = [

@@ -316,9 +316,8 @@ def deactivated_node(kernel: Kernel, args: tuple[Any, ...]) -> ti.SNode | None:
 
 def numpy_dtype_of_annotation(annotation: object) -> np.dtype:
     """The NumPy type of a scalar, vector or matrix argument."""
-    return np.dtype(
-        host.to_numpy_type(host.cook_dtype(annotation.dtype if isinstance(annotation, host.MatrixType) else annotation))
-    )
+    dtype = annotation.dtype if isinstance(annotation, host.MatrixType) else annotation
+    return np.dtype(host.to_numpy_type(host.cook_dtype(dtype)))
 
 
 def known_in_kernels(function: Any) -> Any:

@@ -125,10 +125,8 @@ def put_attributes(kernel: Any, primal: Any) -> None:
     """Give a kernel that is traced from a tree the attributes that Taichi needs."""
     vars(kernel).update(vars(primal))  # not __init__, which would register it in the runtime for ever
     kernel.arguments = list(primal.arguments)
-    kernel.kernel_cpp = None
     kernel.compiled_kernels = {}
-    kernel.grad = None
-    kernel.has_print = False
+    kernel.kernel_cpp, kernel.grad, kernel.has_print = None, None, False
 
 
 def compile_kernel(prog: Any, traced: object) -> Any:
@@ -171,11 +169,7 @@ def process_args(kernel: object, args: tuple[object, ...], kwargs: Mapping[str, 
 
 
 # the code of the functions that @ti.kernel returns
-_DECORATED = tuple(
-    code
-    for code in kernel_impl._kernel_impl.__code__.co_consts
-    if isinstance(code, types.CodeType) and code.co_name == "wrapped"
-)
+_DECORATED = tuple(c for c in kernel_impl._kernel_impl.__code__.co_consts if getattr(c, "co_name", "") == "wrapped")
 
 
 def primal_kernel(obj: Any) -> tuple[Kernel, tuple[object, ...]] | None:
@@ -187,9 +181,7 @@ def primal_kernel(obj: Any) -> tuple[Kernel, tuple[object, ...]] | None:
         return obj._primal, () if obj._is_staticmethod else (obj._kernel_owner,)
     if getattr(obj, "__code__", None) in _DECORATED and hasattr(obj, "_primal"):
         return obj._primal, ()
-    if isinstance(obj, Kernel):
-        return obj, ()
-    return None
+    return (obj, ()) if isinstance(obj, Kernel) else None
 
 
 def func_of(function: Any) -> Func | None:

@@ -153,9 +153,8 @@ def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywor
     except backend.SyntaxFault as error:  # Taichi's message shows the values of the recorded kernel
         names = ", ".join(a.name for a in backend.arguments(func))
         passed = ", ".join([str(len(args)), *(f"{k}=" for k in keywords)])
-        raise UnsupportedError(
-            f"{func.func.__name__} takes the arguments ({names}); the call passes {passed}."
-        ) from error
+        text = f"{func.func.__name__} takes the arguments ({names}); the call passes {passed}."
+        raise UnsupportedError(text) from error
     bound = [_bind(r, func, a, v) for a, v in zip(backend.arguments(func), given, strict=True)]
     rule = find_rule(r, func)
     if rule is not None:

@@ -232,10 +232,8 @@ def bind_arguments(r: Recording) -> None:
     made = []
     for argument in backend.arguments(r.kernel):
         name, annotation = argument.name, argument.annotation
-        if backend.is_template(annotation):
-            made.append(ir.Argument(name, annotation))
-            continue
-        place = _parameter(r, name, r.context.value_named(name), annotation)
+        is_kept = backend.is_template(annotation)
+        place = None if is_kept else _parameter(r, name, r.context.value_named(name), annotation)
         if place is None or isinstance(place, backend.Field):
             made.append(ir.Argument(name, annotation))
             continue

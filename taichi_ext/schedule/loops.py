@@ -115,7 +115,8 @@ def schedule(
         if not isinstance(s, ir.For):
             body.append(s)
             continue
-        domain, number = _domain(s, machine), numbers.get(s.variables[0], 0)
+        is_whole = leaves(s.body, ("break",)) or (is_over_columns(s) and is_serial(s))
+        domain, number = None if is_whole else machine.domain(s), numbers.get(s.variables[0], 0)
         if domain is None:
             body.append(s)
             if number and not is_serialized(s):
@@ -145,11 +146,6 @@ def schedule(
             body.append(by_rows(s, tuple((0, n) for n in domain), pieces) if is_long else s)
     made = with_counted_columns(tuple(body))
     return Scheduled(replace(program, body=made), tuple(choices))
-
-
-def _domain(s: ir.For, machine: Machine) -> tuple[int, ...] | None:
-    is_kept = leaves(s.body, ("break",)) or (is_over_columns(s) and is_serial(s))
-    return None if is_kept else machine.domain(s)
 
 
 def from_below_zero(program: ir.Program, extents: Extents, *, is_host: bool) -> ir.Program:

@@ -198,7 +198,9 @@ class _Writer:
             for local in _touched(run, is_direct=stretch.lanes.is_direct):
                 users[local].add(run)
         self.shared = {x for x, runs in users.items() if x in self.lanes.varying and (x.shape or len(runs) > 1)}
-        self.shared |= {x for run in _runs(self.lanes.parts) for x in _conditions_of_stores(run)}
+        branches = (s for run in _runs(self.lanes.parts) for s in run.statements if isinstance(s, ir.If))
+        storing = (s.condition for s in branches if any(map(is_to_memory, s.within)))
+        self.shared |= {mask.local for mask in storing if isinstance(mask, ir.Read)}
         self.shared.discard(self.lanes.last)
 
     def block(self, parts: tuple[Part, ...], copies: Copies | None = None) -> ir.Body:
@@ -319,13 +321,6 @@ def _runs(parts: tuple[Part, ...]) -> Iterator[LaneRun]:
         elif isinstance(part, SharedBlock):
             for block in part.blocks:
                 yield from _runs(block)
-
-
-def _conditions_of_stores(run: LaneRun) -> Iterator[ir.Local]:
-    """The masks of lanes that store to memory."""
-    for s in run.statements:
-        if isinstance(s, ir.If) and isinstance(s.condition, ir.Read) and any(map(is_to_memory, s.within)):
-            yield s.condition.local
 
 
 def _touched(run: LaneRun, *, is_direct: bool) -> list[ir.Local]:

@@ -72,17 +72,11 @@ class Naming:
         return kept
 
     def column(self, seed: Seed) -> Value:
-        """The number of a seed's column, kept in range even for a condition that does not hold.
-
-        Raises:
-            TypeError: the seed has no column.
-        """
+        """The number of a seed's column, kept in range even for a condition that does not hold."""
         return self.column_within(seed, 0, self.numbering.width)
 
     def column_within(self, seed: Seed, first: int, size: int) -> Value:
         """A seed's column, counted from ``first`` and kept within the ``size`` columns from there."""
-        if not isinstance(seed, Seed):
-            raise TypeError(f"{seed} is no column")
         number = value_of(seed.column + Affine((), -first))
         if seed not in self.conditional or not self.numbering.is_in_rows(seed.column):
             return number

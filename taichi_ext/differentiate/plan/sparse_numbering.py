@@ -197,10 +197,6 @@ class Numbering(RowNumbering):
             return column.constant < FIRST_SPARSE
         return self.owner(column) in self.columns.in_rows
 
-    def is_in_window(self, column: Affine) -> bool:
-        """Whether a column is, by its number, one of those that rows hold."""
-        return column.is_constant and column.constant < self.width
-
     def note_form(self, facts: StorageFacts, form: Form, registers: abc.Container[Seed]) -> None:
         indexed = [seed for seed in columns_of(form) if not seed.is_constant]
         facts.register_owners.update({seed: self.owners(seed.column) for seed in indexed if seed in facts.seeds})

@@ -422,8 +422,9 @@ class EntryWriter(RowWriter):
                 self._write_part(array, start, form, own)
 
     def _write_part(self, array: Container, start: Coefficient, form: linear.Form, places: dict[Affine, int]) -> None:
-        has_rows = linear.has_row(form)
-        in_rows = sorted((c.constant, n) for c, n in places.items() if has_rows and self.numbering.is_in_window(c))
+        has_rows, width = linear.has_row(form), self.numbering.width
+        numbered = ((c.constant, n) for c, n in places.items() if has_rows and c.is_constant)
+        in_rows = sorted((number, n) for number, n in numbered if number < width)
         if in_rows:
             self._write_row(array, start, form, in_rows)
         for seed, c in linear.columns_of(form).items():

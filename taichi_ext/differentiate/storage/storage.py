@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from taichi_ext.differentiate.facts.facts import Declaration, PassState
@@ -94,16 +95,13 @@ class Storage:
             self.rows.terms.note_read()
             key = index if isinstance(index, int) else walk.facts.indices.site(index)
             form[linear.Row(local, key, self.rows, index, self.rows.version, walk.cursor.loops)] = 1
-        for column, value in self.slots.held(self._written_later()):
+        loop = self._outer_loop()
+        later = 0 if loop is None else self.facts.in_loops.get(loop, 0)  # slots that it writes
+        for column, value in self.slots.held(later):
             named = walk.naming.named(walk.builder.keep(column, "column"), self.facts)
             walk.numbering.note_owners(named, self.facts.owners)
             form[linear.Seed(named)] = value
         return form
-
-    def _written_later(self) -> int:
-        """The number of slots that the outermost loop here writes, if it starts after the local."""
-        loop = self._outer_loop()
-        return 0 if loop is None else self.facts.in_loops.get(loop, 0)
 
     def _outer_loop(self) -> Statement | None:
         """The outermost loop here that starts after the local."""
@@ -114,7 +112,8 @@ class Storage:
 
     def _note(self, form: linear.Form, *, grows: bool) -> None:
         facts, limits = self.facts, self.walk.facts.seeds.limits.of(self.declared.local)
-        facts.note_form(form, self._is_visible, limits, loop=self._outer_loop(), grows=grows)
+        is_visible = partial(self.walk.naming.is_visible, block=self.declared.block)
+        facts.note_form(form, is_visible, limits, loop=self._outer_loop(), grows=grows)
         facts.own.update(dict.fromkeys(linear.unnumbered(form)))
         self.walk.numbering.note_form(facts, form, self.registers)
         columns = self.walk.numbering.all_in_rows
@@ -131,9 +130,6 @@ class Storage:
 
     def _beyond_registers(self, form: linear.Form) -> list[tuple[linear.Seed, linear.Weight]]:
         return [(s, c) for s, c in linear.columns_of(form).items() if s not in self.registers]
-
-    def _is_visible(self, seed: linear.Seed) -> bool:
-        return self.walk.naming.is_visible(seed, self.declared.block)
 
     def write(self, forms: list[linear.Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements at once, all read before any is written."""

@@ -9,7 +9,7 @@ terminates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -322,7 +322,14 @@ class Transform:
         facts = replace(facts, columns=numbering.width)
         in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
         roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
-        walk = _new_walk(facts, plan, blocks, roles, numbering, Builder())
+        builder = Builder()
+        given = [a.value for a in facts.program.arguments if a.value is not None]
+        reads = (v for x in given if not isinstance(x, ir.Container) for v in ir.entries(x) if isinstance(v, ir.Read))
+        builder.frozen.update(v.local for v in reads if not v.index)
+        expressions, arguments = Expressions(builder, is_again=facts.seeds.use.is_again), Arguments(facts.program)
+        parameters = dict(named for c, role in roles.items() for named in named_columns(c, role, facts.seeds).items())
+        naming = Naming(builder, facts.indices, expressions.keep, parameters, numbering)
+        walk = PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, numbering, arguments)
         stored = [c for c in in_order if _has_shadow(c, facts, numbering)]
         arrays = {c: walk.arguments.add(c, f"d_{c.name}", c.dtype) for c in stored}
         matrices = {c: ShadowMatrix.of(facts, array, size_of(c, facts.seeds)) for c, array in arrays.items()}
@@ -455,25 +462,6 @@ class Transform:
         walk.builder.emit(new)
         self.inputs.end(inside)
         self.writer.after(s)
-
-
-def _new_walk(
-    facts: Facts,
-    plan: StoragePlan,
-    blocks: Blocks,
-    roles: Mapping[ir.Container, Role],
-    numbering: RowNumbering,
-    builder: Builder,
-) -> PassState:
-    """The state that the parts share, at the start of the program."""
-    for argument in facts.program.arguments:
-        if argument.value is not None and not isinstance(argument.value, ir.Container):
-            reads = (v for v in ir.entries(argument.value) if isinstance(v, ir.Read))
-            builder.frozen.update(v.local for v in reads if not v.index)
-    expressions = Expressions(builder, is_again=facts.seeds.use.is_again)
-    parameters = dict(named for c, role in roles.items() for named in named_columns(c, role, facts.seeds).items())
-    naming = Naming(builder, facts.indices, expressions.keep, parameters, numbering)
-    return PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, numbering, Arguments(facts.program))
 
 
 def _has_shadow(container: ir.Container, facts: Facts, numbering: RowNumbering) -> bool:
