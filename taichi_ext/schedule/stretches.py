@@ -78,8 +78,8 @@ class Copies:
     def _again(self, v: ir.Value) -> ir.Value:
         return ir.read_from(v, self.renamed)
 
-    def keep(self, s: ir.Assign | ir.Update, value: ir.Value, lane: ir.Local) -> Iterator[ir.Assign]:
-        """A store as one to an array; as none where an array holds the numbers already."""
+    def keep(self, s: ir.Assign | ir.Update, value: ir.Value, lane: ir.Local) -> ir.Assign:
+        """A store as one to an array."""
         target, lanes = s.target, self.stretch.lanes
         assert isinstance(target, ir.Load)
 
@@ -94,24 +94,12 @@ class Copies:
         else:
             own = cast(add(self.stretch.first, ir.Read(self.lane)), ir.I32)
             to = ir.Load(target.container, (*target.indices[:-1], own), target.component)
-        if self._is_kept(s.value):
-            self.renamed[lane] = self.lane
-            self.stores.append(replace(s, target=to, value=ir.rebuilt(value, self._again)))
-            return
         name = f"{target.container.name}_of"
         array = self.stretch.array(ir.Local(name, target.dtype, (_iterations(self.loop),), "temporary"))
         number = None if self.loop is None else self.again
         self.stores.append(replace(s, target=to, value=entry(self.lane, number)))
         here = None if self.loop is None else self.loop.variables[0]
-        yield ir.Assign(entry(lane, here), cast(value, array.dtype), place=s.place)
-
-    def _is_kept(self, value: ir.Value) -> bool:
-        """Whether a value is the entry of a local array at the loop's variable, and does not change in the loop."""
-        if self.loop is None or not isinstance(value, ir.Read) or len(value.index) != 1:
-            return False
-        (index,) = value.index
-        is_along = isinstance(index, ir.Read) and index.local is self.loop.variables[0]
-        return is_along and value.local not in assigned_locals(self.loop.body)
+        return ir.Assign(entry(lane, here), cast(value, array.dtype), place=s.place)
 
     def _start(self, place: Affine) -> ir.Read:
         """Where the first lane stores, without the constant."""
@@ -287,7 +275,7 @@ class _RunWriter:
                 assert isinstance(s, (ir.Assign, ir.Update))
                 behind = self.behind if s in self.stretch.lanes.places else None
                 copies = self.copies if behind is None else behind
-                yield from copies.keep(s, new.value, self.lane)
+                yield copies.keep(s, new.value, self.lane)
             case ir.Assign() | ir.Update():
                 yield replace(new, target=self._changed(new.target))
             case ir.If():
